@@ -1,0 +1,36 @@
+# make demo    the main job on rendered landmarks, from nothing to a report
+# make test    the tests          make check   lint, types and tests: what CI runs
+# EXTRA=gpu make setup            on a machine with a CUDA GPU
+PYTHON ?= python3
+EXTRA ?= cpu
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup demo test lint types check clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "error: Python 3.11 or newer is needed; name one with PYTHON=python3.12 make $(MAKECMDGOALS)"; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRA),dev]'
+	@touch $(READY)
+
+demo: setup
+	$(BIN)/python jobs/simulate_gldv2.py --out runs/demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+check: lint types test
+
+clean:
+	rm -rf .venv runs build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,113 @@
+"""Retrieval metrics from the ranks of positives, and what a curve of them says. No I/O, no distances.
+
+A rank is the 1-based place of a positive among all items that are not ignored.
+Shapes: P positives, T points, Q queries.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.errors import InputError
+
+FloatQT = NDArray[np.float64]
+BoolQT = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A parsed metric name: "mAP" (whole ranking), "mAP@100" or "CMC@1" (cut at k)."""
+
+    name: str
+    kind: Literal["mAP", "CMC"]
+    k: int | None
+
+
+def parse_metric(name: str) -> Metric:
+    """Read "mAP", "mAP@k" or "CMC@k" (k >= 1).
+
+    Raises:
+        InputError: any other name; the message lists the forms.
+    """
+    match = re.fullmatch(r"(mAP|CMC)(?:@([1-9]\d*))?", name)
+    if match is None or (match[1] == "CMC" and match[2] is None):
+        raise InputError(f"unknown metric {name!r}; known: mAP, mAP@k and CMC@k, e.g. mAP@100, CMC@1")
+    return Metric(name, "mAP" if match[1] == "mAP" else "CMC", int(match[2]) if match[2] else None)
+
+
+def metric_values(metric: Metric, ranks_PT: NDArray[np.int64]) -> NDArray[np.float64]:
+    """One query's value at each of T points from its positives' ranks, each column ascending.
+
+    mAP: average precision, mean over all P positives of (place among positives / rank).
+    mAP@k: sum of precisions at the positives within the first k, divided by min(P, k) (the GLDv2 definition).
+    CMC@k: 1.0 if any positive stands within the first k, else 0.0.
+    Returns: (T,) float64 in [0, 1].
+    """
+    n_positives = len(ranks_PT)
+    if metric.kind == "CMC":
+        return (ranks_PT[0] <= metric.k).astype(np.float64)
+    precision_PT = np.arange(1, n_positives + 1)[:, None] / ranks_PT
+    if metric.k is None:
+        return precision_PT.mean(axis=0)
+    kept: NDArray[np.float64] = np.where(ranks_PT <= metric.k, precision_PT, 0.0).sum(axis=0)
+    return kept / min(n_positives, metric.k)
+
+
+def auc(t: NDArray[np.float64], values: NDArray[np.float64]) -> float:
+    """Area under the curve over t in [0, 1] by the trapezoid rule. Source: rank merge, section 3.2."""
+    return float(np.trapezoid(values, t))
+
+
+def auc_mean(values: NDArray[np.float64]) -> float:
+    """Plain mean over the points: the area as FastFill's public code takes it."""
+    return float(np.mean(values))
+
+
+def gain(auc_method: float, auc_old: float, auc_new: float) -> float:
+    """Share of the upgrade's improvement that a method gives during the backfill; 1.0 = 100 %, can exceed it.
+
+    Source: rank merge, table 1. NaN where old and new are equal: there is nothing to gain.
+    """
+    return (auc_method - auc_old) / (auc_new - auc_old) if auc_new != auc_old else float("nan")
+
+
+def largest_fall(values: NDArray[np.float64]) -> float:
+    """The largest drop between neighbouring points, >= 0. Zero means that the curve never decreases."""
+    return float(max(0.0, -np.diff(values).min(initial=0.0)))
+
+
+def is_monotone(values: NDArray[np.float64]) -> bool:
+    """Never decreases (rank merge, eq. 8), up to the rounding of a mean of Q float64 values (1e-12)."""
+    return largest_fall(values) <= 1e-12
+
+
+def negative_flips(before_QT: BoolQT, correct_QT: BoolQT) -> NDArray[np.float64]:
+    """(T,) share of queries whose top-1 was right before and is wrong at t. Source: FastFill, appendix D."""
+    share: NDArray[np.float64] = (before_QT & ~correct_QT).mean(axis=0)
+    return share
+
+
+def positive_flips(before_QT: BoolQT, correct_QT: BoolQT) -> NDArray[np.float64]:
+    """(T,) share of queries whose top-1 was wrong before and is right at t. Source: FastFill, appendix D."""
+    return negative_flips(correct_QT, before_QT)
+
+
+def bootstrap_interval(
+    values_QT: FloatQT, *, level: float = 0.95, samples: int = 1000, seed: int = 0
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Percentile bootstrap over queries of the mean at each point.
+
+    values_QT: (Q, T). Returns: low and high, (T,) each. The same queries are drawn for all points.
+    Cost: O(samples * Q * T).
+    """
+    n_queries = len(values_QT)
+    rng = np.random.default_rng(seed)
+    means = np.empty((samples, values_QT.shape[1]))
+    for i in range(samples):
+        counts = np.bincount(rng.integers(n_queries, size=n_queries), minlength=n_queries)
+        means[i] = counts @ values_QT / n_queries
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return low, high

@@ -1,0 +1,101 @@
+"""Backfill orders: which gallery item is re-embedded first.
+
+An order is a permutation of gallery positions, first = backfilled first. Each is the stable ascending argsort of a
+score, so ties break by gallery position. To add an order, write its score function and name it in ``ORDERS``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.distances import normalise
+from ray_backfill.errors import InputError
+from ray_backfill.systems import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class GalleryColumns:
+    """What an order may look at; N rows each. A column that the gallery lacks is None.
+
+    old: (N, d) old embeddings. label: (N,) classes. old_score: (N,) the old classifier's top probability.
+    order_score: (N,) the user's own column, low first.
+    """
+
+    old: FloatArray
+    label: NDArray[np.integer] | None = None
+    old_score: NDArray[np.floating] | None = None
+    order_score: NDArray[np.floating] | None = None
+
+
+def _random(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]:
+    """Every permutation is equally likely; the same seed gives the same one."""
+    return np.random.default_rng(seed).permutation(len(gallery.old)).astype(np.float64)
+
+
+def _classifier_score(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]:
+    """Top probability of the old classifier, low first. Source: rank merge, appendix A."""
+    return _column(gallery.old_score, "classifier_score", "old_score")
+
+
+def _centroid_cosine(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]:
+    """Cosine of the old embedding to its class centroid, low first. Source: rank merge, appendix A."""
+    label = _column(gallery.label, "centroid_cosine", "label")
+    _, class_of_item = np.unique(label, return_inverse=True)
+    unit = normalise(gallery.old)
+    centroids = np.zeros((class_of_item.max() + 1, unit.shape[1]))
+    np.add.at(centroids, class_of_item, gallery.old.astype(np.float64))
+    lengths = np.linalg.norm(centroids, axis=1, keepdims=True)
+    centroids /= np.where(lengths == 0, 1, lengths)
+    cosine: NDArray[np.float64] = (unit * centroids[class_of_item]).sum(axis=1)
+    return cosine
+
+
+def _given(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]:
+    """The user's column ``order_score``, low first."""
+    return _column(gallery.order_score, "given", "order_score")
+
+
+ORDERS: dict[str, Callable[[GalleryColumns, int], NDArray[np.floating]]] = {
+    "random": _random,
+    "classifier_score": _classifier_score,
+    "centroid_cosine": _centroid_cosine,
+    "given": _given,
+}
+
+
+def make_order(name: str, gallery: GalleryColumns, seed: int = 0) -> IntArray:
+    """The order ``name`` of this gallery: (N,) int64 permutation, first = backfilled first.
+
+    Raises:
+        InputError: unknown name (the message lists the known ones), a column that the gallery lacks, NaN scores.
+    """
+    if name not in ORDERS:
+        raise InputError(f"unknown order {name!r}; known: {', '.join(ORDERS)}")
+    scores = ORDERS[name](gallery, seed)
+    if np.isnan(scores).any():
+        raise InputError(f"order {name!r}: the score of gallery row {int(np.argmax(np.isnan(scores)))} is NaN")
+    return np.argsort(scores, kind="stable")
+
+
+def check_order(order: IntArray, n_gallery: int) -> None:
+    """Raises InputError unless ``order`` is a permutation of 0..n_gallery-1."""
+    order = np.asarray(order)
+    if order.ndim != 1 or order.dtype.kind not in "iu" or len(order) != n_gallery:
+        raise InputError(
+            f"an order must be a 1-d integer array with one entry for each of the {n_gallery} gallery items, "
+            f"got {order.dtype} of shape {order.shape}"
+        )
+    seen = np.zeros(n_gallery, bool)
+    seen[order[(order >= 0) & (order < n_gallery)]] = True
+    if not seen.all():
+        raise InputError(f"an order must be a permutation of the gallery; item {int(np.argmin(seen))} is missing")
+
+
+def _column(column: NDArray[np.generic] | None, order: str, name: str) -> NDArray[np.floating]:
+    if column is None:
+        raise InputError(
+            f"order {order!r} needs the gallery column {name!r}, which is not there; add it or drop the order"
+        )
+    return column  # type: ignore[return-value]

@@ -1,0 +1,205 @@
+"""The replay engine against brute force, scikit-learn, pytorch-metric-learning and faiss."""
+
+import importlib
+
+import faiss
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from sklearn.metrics import average_precision_score
+
+import ray_backfill as rb
+from ray_backfill.distances import distance_tile
+from tests import reference
+
+METRICS = ("mAP", "mAP@3", "mAP@100", "CMC@1", "CMC@2")
+
+
+def random_pair(rng: np.random.Generator, n_queries: int, n_gallery: int, tied: bool) -> rb.UpgradePair:
+    """Embeddings of 3 and 4 dimensions; tied: small integers, so that many distances are exactly equal."""
+
+    def draw(rows: int, columns: int) -> np.ndarray:
+        if tied:
+            return rng.integers(1, 3, (rows, columns)).astype(np.float32)
+        return rng.normal(size=(rows, columns)).astype(np.float32)
+
+    return rb.UpgradePair(
+        backward=rb.RetrievalSystem(draw(n_queries, 3), draw(n_gallery, 3)),
+        forward=rb.RetrievalSystem(draw(n_queries, 4), draw(n_gallery, 4)),
+    )
+
+
+def brute_force(
+    pair: rb.UpgradePair, truth: rb.GroundTruth, order: np.ndarray, points: int, metric: str, distance: str
+) -> list[float]:
+    return reference.curve(
+        reference.distances(pair.forward.query, pair.forward.gallery, distance),
+        reference.distances(pair.backward.query, pair.backward.gallery, distance),
+        [set(truth.positives_of(q).tolist()) for q in range(truth.n_queries)],
+        [set(truth.ignored_of(q).tolist()) for q in range(truth.n_queries)],
+        order,
+        points,
+        metric,
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n_queries=st.integers(1, 6),
+    n_gallery=st.integers(1, 25),
+    points=st.integers(2, 7),
+    tied=st.booleans(),
+    distance=st.sampled_from(["cosine", "l2", "inner_product"]),
+)
+def test_equals_brute_force(seed: int, n_queries: int, n_gallery: int, points: int, tied: bool, distance: str) -> None:
+    rng = np.random.default_rng(seed)
+    pair = random_pair(rng, n_queries, n_gallery, tied)
+    kind = rng.integers(0, 4, (n_queries, n_gallery))  # 0: positive, 1: ignored, else neither
+    kind[0, 0] = 0  # one query has a positive, the others may have none
+    truth = rb.GroundTruth.from_positives(
+        [np.flatnonzero(row == 0) for row in kind], [np.flatnonzero(row == 1) for row in kind], n_gallery=n_gallery
+    )
+    orders = {"a": rng.permutation(n_gallery), "b": rng.permutation(n_gallery)}
+    curves = rb.replay(pair, truth, orders, points=points, metrics=METRICS, distance=distance)
+    for name, order in orders.items():
+        for metric in METRICS:
+            expected = brute_force(pair, truth, order, points, metric, distance)
+            np.testing.assert_allclose(curves[name].values(metric), expected, rtol=0, atol=1e-9)
+
+
+def test_ties_go_to_the_earlier_gallery_position() -> None:
+    same = np.ones((3, 2), np.float32)
+    system = rb.RetrievalSystem(same[:1], same)
+    for positive, expected in [(0, 1.0), (1, 1 / 2), (2, 1 / 3)]:
+        truth = rb.GroundTruth.from_positives([[positive]], n_gallery=3)
+        curve = rb.replay(rb.UpgradePair(system, system), truth, np.arange(3), points=2)
+        assert curve.values("mAP").tolist() == pytest.approx([expected, expected])
+
+
+def test_blocks_of_queries_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    pair = random_pair(rng, 40, 60, tied=True)
+    labels = rng.integers(0, 6, 60)
+    truth = rb.GroundTruth.from_labels(rng.integers(0, 6, 40), labels)
+    order = rng.permutation(60)
+    whole = rb.replay(pair, truth, order, metrics=METRICS)
+    monkeypatch.setattr(importlib.import_module("ray_backfill.replay.engine"), "_BLOCK_DISTANCES", 7 * 2 * 60)
+    for metric in METRICS:
+        np.testing.assert_array_equal(
+            rb.replay(pair, truth, order, metrics=METRICS).per_query[metric], whole.per_query[metric]
+        )
+
+
+def test_mean_average_precision_equals_scikit_learn() -> None:
+    rng = np.random.default_rng(1)
+    pair = random_pair(rng, 30, 200, tied=False)
+    gallery_labels, query_labels = rng.integers(0, 5, 200), rng.integers(0, 5, 30)
+    truth = rb.GroundTruth.from_labels(query_labels, gallery_labels)
+    curve = rb.replay(pair, truth, np.arange(200), points=2)
+    for point, system in [(0, pair.backward), (1, pair.forward)]:
+        dist_QN = distance_tile(system.query, system.gallery, "cosine")
+        expected = [
+            average_precision_score(gallery_labels == y, -d) for y, d in zip(query_labels, dist_QN, strict=True)
+        ]
+        assert curve.values("mAP")[point] == pytest.approx(np.mean(expected), abs=1e-9)
+
+
+def test_precision_at_1_and_map_at_r_equal_pytorch_metric_learning() -> None:
+    rng = np.random.default_rng(2)
+    vectors = rng.normal(size=(120, 8)).astype(np.float32)
+    labels = np.repeat(np.arange(12), 10)  # every query has R = 9 positives beside itself
+    system = rb.RetrievalSystem(vectors, vectors)
+    truth = rb.GroundTruth.from_labels(labels, labels, exclude_self=True)
+    curve = rb.replay(rb.UpgradePair(system, system), truth, np.arange(120), 2, ("CMC@1", "mAP@9", "mAP"), "l2")
+    calculator = AccuracyCalculator(
+        include=("precision_at_1", "mean_average_precision_at_r", "mean_average_precision"), k=119
+    )
+    theirs = calculator.get_accuracy(torch.from_numpy(vectors), torch.from_numpy(labels))
+    assert curve.values("CMC@1")[0] == pytest.approx(theirs["precision_at_1"], abs=1e-9)
+    assert curve.values("mAP@9")[0] == pytest.approx(theirs["mean_average_precision_at_r"], abs=1e-7)
+    assert curve.values("mAP")[0] == pytest.approx(theirs["mean_average_precision"], abs=1e-7)
+
+
+def test_merged_partitions_equal_two_faiss_indexes() -> None:
+    """The law on a real index: search both partitions, merge by distance, and get the replay's top 1."""
+    rng = np.random.default_rng(3)
+    pair = random_pair(rng, 50, 300, tied=False)
+    labels = rng.integers(0, 30, 300)
+    query_labels = rng.integers(0, 30, 50)
+    order = rng.permutation(300)
+    truth = rb.GroundTruth.from_labels(query_labels, labels)
+    curve = rb.replay(pair, truth, order, points=4, metrics=("CMC@1",), distance="l2")
+    for point in range(4):
+        done = order[: point * 100]
+        best = []
+        for system, rows in ((pair.forward, done), (pair.backward, np.setdiff1d(order, done))):
+            if len(rows):
+                index = faiss.IndexFlatL2(system.gallery.shape[1])
+                index.add(np.ascontiguousarray(system.gallery[rows]))
+                squared, found = index.search(system.query.astype(np.float32), 1)
+                best.append((np.sqrt(squared[:, 0]), rows[found[:, 0]]))
+        nearest = np.argmin([d for d, _ in best], axis=0)
+        top1 = np.choose(nearest, [ids for _, ids in best])
+        assert curve.values("CMC@1")[point] == (labels[top1] == query_labels)[curve.scored].mean()
+
+
+def test_offline_stays_old_until_the_end() -> None:
+    rng = np.random.default_rng(4)
+    pair = random_pair(rng, 10, 50, tied=False)
+    truth = rb.GroundTruth.from_labels(np.arange(10) % 3, np.arange(50) % 3)
+    offline = rb.UpgradePair(pair.backward, pair.forward, switch="at_end")
+    merged = rb.replay(pair, truth, np.arange(50), points=5).values("mAP")
+    expected = [merged[0]] * 4 + [merged[-1]]
+    assert rb.replay(offline, truth, np.arange(50), points=5).values("mAP").tolist() == expected
+
+
+def test_flips_and_summary_figures_by_hand() -> None:
+    """Two queries, two items, one positive each: query 0 turns right, query 1 turns wrong at t = 1."""
+    near, far = [1.0, 0.0], [0.0, 1.0]
+    backward = rb.RetrievalSystem(np.array([near, near], np.float32), np.array([near, far], np.float32))
+    forward = rb.RetrievalSystem(np.array([near, near], np.float32), np.array([far, near], np.float32))
+    truth = rb.GroundTruth.from_positives([[1], [0]], n_gallery=2)
+    curve = rb.replay(rb.UpgradePair(backward, forward), truth, np.array([0, 1]), points=2)
+    assert curve.top1_correct.tolist() == [[False, True], [True, False]]
+    assert curve.negative_flips().tolist() == [0.0, 0.5]
+    assert curve.positive_flips().tolist() == [0.0, 0.5]
+    assert curve.values("mAP").tolist() == [0.75, 0.75]
+    assert curve.auc("mAP") == curve.auc_mean("mAP") == 0.75
+    assert curve.frame.columns.tolist() == ["metric", "t", "value"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"points": 1}, "at least 2 points"),
+        ({"order": np.array([0, 0, 2])}, "item 1 is missing"),
+        ({"order": np.array([0, 1])}, "one entry for each of the 3"),
+        ({"order": {}}, "no order"),
+        ({"metrics": ("recall",)}, "known: mAP"),
+        ({"metrics": ("CMC",)}, "known: mAP"),
+        ({"distance": "manhattan"}, "known: cosine, l2"),
+        ({"truth": rb.GroundTruth.from_positives([[]], n_gallery=3)}, "no query has a positive"),
+        ({"truth": rb.GroundTruth.from_positives([[0]], n_gallery=4)}, "4 gallery items"),
+    ],
+)
+def test_bad_input_is_named(change: dict[str, object], message: str) -> None:
+    system = rb.RetrievalSystem(np.ones((1, 2), np.float32), np.ones((3, 2), np.float32))
+    given_: dict[str, object] = {
+        "pair": rb.UpgradePair(system, system),
+        "truth": rb.GroundTruth.from_positives([[0]], n_gallery=3),
+        "order": np.arange(3),
+    }
+    with pytest.raises(rb.InputError, match=message):
+        rb.replay(**(given_ | change))  # type: ignore[call-overload]
+
+
+def test_a_zero_vector_is_refused_under_cosine_only() -> None:
+    system = rb.RetrievalSystem(np.ones((1, 2), np.float32), np.array([[1, 1], [0, 0]], np.float32))
+    truth = rb.GroundTruth.from_positives([[0]], n_gallery=2)
+    with pytest.raises(rb.InputError, match="gallery row 1 is a zero vector"):
+        rb.replay(rb.UpgradePair(system, system), truth, np.arange(2))
+    assert rb.replay(rb.UpgradePair(system, system), truth, np.arange(2), distance="l2").auc("mAP") == 1.0

@@ -1,0 +1,58 @@
+"""Orders: hand-made scores, stability, and the contract that every order in the table meets."""
+
+import numpy as np
+import pytest
+
+from ray_backfill.errors import InputError
+from ray_backfill.orders import ORDERS, GalleryColumns, check_order, make_order
+
+GALLERY = GalleryColumns(
+    old=np.array([[1, 0], [0, 2], [3, 0.1], [1, 1]], np.float32),
+    label=np.array([0, 1, 0, 1]),
+    old_score=np.array([0.9, 0.2, 0.2, 0.5]),
+    order_score=np.array([3.0, 1.0, 2.0, 0.0]),
+)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_every_order_is_a_seeded_permutation(name: str) -> None:
+    order = make_order(name, GALLERY, seed=3)
+    check_order(order, 4)
+    np.testing.assert_array_equal(order, make_order(name, GALLERY, seed=3))
+
+
+def test_low_scores_come_first_and_ties_keep_the_gallery_order() -> None:
+    assert make_order("classifier_score", GALLERY).tolist() == [1, 2, 3, 0]
+    assert make_order("given", GALLERY).tolist() == [3, 1, 2, 0]
+
+
+def test_centroid_cosine_by_hand() -> None:
+    """Class 0 points along (4, 0.1): item 2 is nearer to it than item 0. Class 1 along (1, 3): item 1, then item 3."""
+    cosines = {
+        0: 4 / np.hypot(4, 0.1),
+        1: 3 / np.hypot(1, 3),
+        2: (3 * 4 + 0.1 * 0.1) / (np.hypot(3, 0.1) * np.hypot(4, 0.1)),
+        3: 4 / (np.hypot(1, 1) * np.hypot(1, 3)),
+    }
+    assert make_order("centroid_cosine", GALLERY).tolist() == sorted(cosines, key=lambda i: cosines[i])
+
+
+def test_random_depends_on_the_seed() -> None:
+    many = GalleryColumns(old=np.ones((50, 2), np.float32))
+    assert make_order("random", many, 0).tolist() != make_order("random", many, 1).tolist()
+
+
+def test_missing_columns_unknown_names_and_nan_are_named() -> None:
+    bare = GalleryColumns(old=GALLERY.old)
+    with pytest.raises(InputError, match="needs the gallery column 'old_score'"):
+        make_order("classifier_score", bare)
+    with pytest.raises(InputError, match="unknown order 'alphabetical'; known: random"):
+        make_order("alphabetical", bare)
+    with pytest.raises(InputError, match="row 2 is NaN"):
+        make_order("given", GalleryColumns(old=GALLERY.old, order_score=np.array([1, 2, np.nan, 3])))
+
+
+@pytest.mark.parametrize("order", [[0, 1, 1], [0, 1], [1, 2, 3], [0, -1, 2]])
+def test_what_is_no_permutation_is_refused(order: list[int]) -> None:
+    with pytest.raises(InputError):
+        check_order(np.array(order), 3)
