@@ -110,12 +110,19 @@ class GroundTruth:
 
     @classmethod
     def from_labels(
-        cls, query_labels: NDArray[np.integer], gallery_labels: NDArray[np.integer], exclude_self: bool = False
+        cls,
+        query_labels: NDArray[np.integer],
+        gallery_labels: NDArray[np.integer],
+        exclude_self: bool = False,
+        *,
+        query_cameras: NDArray[np.integer] | None = None,
+        gallery_cameras: NDArray[np.integer] | None = None,
     ) -> "GroundTruth":
         """A gallery item is right for a query of the same label.
 
         query_labels: (Q,), gallery_labels: (N,) integers. exclude_self: query i IS gallery item i and is ignored for
-        itself (needs Q == N).
+        itself (needs the same labels on both sides). Cameras, if given on both sides: items of the same label AND the
+        same camera are ignored (the Market-1501 protocol).
         Cost: O(N log N + number of positives).
         """
         query_labels, gallery_labels = np.asarray(query_labels), np.asarray(gallery_labels)
@@ -125,24 +132,26 @@ class GroundTruth:
                     f"{name} labels must be a 1-d integer array, got {labels.dtype} of shape {labels.shape}"
                 )
         n_queries, n_gallery = len(query_labels), len(gallery_labels)
-        if exclude_self and n_queries != n_gallery:
-            raise InputError(
-                f"exclude_self needs the gallery as queries, got {n_queries} queries and {n_gallery} items"
-            )
         if exclude_self and not np.array_equal(query_labels, gallery_labels):
-            raise InputError("exclude_self needs the same labels on both sides: query i is gallery item i")
+            raise InputError(
+                f"exclude_self needs the gallery as queries, with the same labels; got {n_queries} queries and "
+                f"{n_gallery} items, or other labels"
+            )
         by_label = np.argsort(gallery_labels, kind="stable")
         first = np.searchsorted(gallery_labels, query_labels, side="left", sorter=by_label)
         last = np.searchsorted(gallery_labels, query_labels, side="right", sorter=by_label)
-        starts = np.concatenate([[0], np.cumsum(last - first)]).astype(np.int64)
-        # Position j of the flat list is item (j - starts[q]) of query q's run in by_label.
-        offsets = np.arange(starts[-1]) - np.repeat(starts[:-1] - first, last - first)
-        positives = by_label[offsets].astype(np.int64)
-        if not exclude_self:
-            return cls(n_gallery, positives, starts, np.empty(0, np.int64), np.zeros(n_queries + 1, np.int64))
-        not_self = positives != np.repeat(np.arange(n_queries), last - first)
-        starts = starts - np.arange(n_queries + 1)  # each query loses exactly one positive: itself
-        return cls(n_gallery, positives[not_self], starts, np.arange(n_queries), np.arange(n_queries + 1))
+        starts = np.concatenate([[0], np.cumsum(last - first)])
+        # Entry j of the flat list is item (j - starts[q]) of query q's run in by_label.
+        item = by_label[np.arange(starts[-1]) - np.repeat(starts[:-1] - first, last - first)].astype(np.int64)
+        query = np.repeat(np.arange(n_queries), last - first)
+        skip = (item == query) if exclude_self else np.zeros(len(item), bool)
+        if query_cameras is not None and gallery_cameras is not None:
+            skip |= np.asarray(query_cameras)[query] == np.asarray(gallery_cameras)[item]
+
+        def row_starts(of: IntArray) -> IntArray:
+            return np.concatenate([[0], np.cumsum(np.bincount(of, minlength=n_queries))])
+
+        return cls(n_gallery, item[~skip], row_starts(query[~skip]), item[skip], row_starts(query[skip]))
 
     @classmethod
     def from_positives(

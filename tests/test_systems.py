@@ -20,6 +20,15 @@ def test_exclude_self_drops_and_ignores_the_query_itself() -> None:
     assert [truth.ignored_of(q).tolist() for q in range(4)] == [[0], [1], [2], [3]]
 
 
+def test_items_of_the_same_camera_are_ignored() -> None:
+    """Market-1501: a match from the query's own camera proves nothing."""
+    truth = rb.GroundTruth.from_labels(
+        np.array([4]), np.array([4, 4, 9, 4]), query_cameras=np.array([1]), gallery_cameras=np.array([1, 2, 1, 3])
+    )
+    assert truth.positives_of(0).tolist() == [1, 3]
+    assert truth.ignored_of(0).tolist() == [0]
+
+
 def test_an_item_in_both_lists_counts_as_ignored() -> None:
     truth = rb.GroundTruth.from_positives([[3, 1, 1], []], [[1], [0]], n_gallery=4)
     assert truth.positives_of(0).tolist() == [3]
@@ -34,7 +43,7 @@ def test_positions_outside_the_gallery_are_refused(positives: list[list[int]]) -
 
 
 def test_exclude_self_needs_the_same_items() -> None:
-    with pytest.raises(rb.InputError, match="2 queries and 3 items"):
+    with pytest.raises(rb.InputError, match="got 2 queries and 3 items"):
         rb.GroundTruth.from_labels(np.zeros(2, int), np.zeros(3, int), exclude_self=True)
     with pytest.raises(rb.InputError, match="same labels"):
         rb.GroundTruth.from_labels(np.array([0, 1]), np.array([1, 0]), exclude_self=True)

@@ -1,1 +1,62 @@
+"""Complete runs as plain settings; one recipe a file, found by module name.
 
+A recipe module defines ``recipe(data_root, seed) -> Recipe``. data_root is None for data that need no files.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from ray_backfill.cluster.embed import EmbedSettings
+from ray_backfill.errors import InputError
+from ray_backfill.models.backbones import BackboneSettings
+from ray_backfill.plugins import load_plugin, plugin_names
+from ray_backfill.protocols import Protocol
+from ray_backfill.simulation import Evaluation
+from ray_backfill.training.backbone_loop import BackboneTraining
+from ray_backfill.training.head_loop import HeadTraining
+
+ImagesT = TypeVar("ImagesT")
+
+
+@dataclass(frozen=True)
+class ModelRecipe:
+    """One backbone and how it is trained."""
+
+    backbone: BackboneSettings
+    training: BackboneTraining
+
+
+@dataclass(frozen=True)
+class Recipe(Generic[ImagesT]):
+    """A whole upgrade: images, who learns which classes, the two models, their embeddings, heads and evaluation.
+
+    images: the ``Settings`` of one of the data sets.
+    """
+
+    images: ImagesT
+    protocol: Protocol
+    old: ModelRecipe
+    new: ModelRecipe
+    embed: EmbedSettings = field(default_factory=EmbedSettings)
+    heads: HeadTraining = field(default_factory=HeadTraining)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+
+
+def recipe_names() -> list[str]:
+    """The known recipes."""
+    return plugin_names(sys.modules[__name__])
+
+
+def load_recipe(name: str, data_root: Path | None = None, seed: int = 0) -> Recipe[Any]:
+    """The recipe ``name``. Raises InputError for an unknown name, or if it needs a data_root that is not given."""
+    loaded: Recipe[Any] = load_plugin(sys.modules[__name__], name).recipe(data_root, seed)
+    return loaded
+
+
+def needs_root(data_root: Path | None, what: str) -> str:
+    """The data root as a setting. Raises InputError if it is missing."""
+    if data_root is None:
+        raise InputError(f"this recipe needs --data-root: {what}")
+    return str(data_root.absolute())

@@ -1,0 +1,21 @@
+"""Stream all images of a recipe through both backbones by Ray Data into Parquet; trains the backbones if need be.
+
+python jobs/embed_gallery.py --recipe omniglot --data-root PATH --out runs/omniglot
+"""
+
+from ray_backfill.cli import checked_out, parse_recipe_job, run_job, shown
+from ray_backfill.pipeline import embed_recipe
+from ray_backfill.stages import read_json
+
+
+def main() -> None:
+    job = parse_recipe_job(__doc__ or "")
+    folder = embed_recipe(job.settings, checked_out(job.out), job.workers, job.actors)
+    facts = read_json(folder / "manifest.json")
+    print(f"embeddings: {shown(folder)}, {facts['images']:,} images")
+    if facts["broken_images"]:
+        print(f"{facts['broken_images']:,} broken images were left out; see {shown(folder / 'broken.parquet')}")
+
+
+if __name__ == "__main__":
+    run_job(main)

@@ -1,0 +1,10 @@
+"""Simulate the online backfill of a gallery: the whole chain of a recipe, or a folder of embeddings.
+
+python jobs/simulate.py --recipe omniglot --data-root PATH --out runs/omniglot
+python jobs/simulate.py --data DIR --out runs/mine --metrics mAP@100 CMC@1 --orders random
+"""
+
+from ray_backfill.cli import run_job, simulate_job
+
+if __name__ == "__main__":
+    run_job(lambda: simulate_job(__doc__ or ""))

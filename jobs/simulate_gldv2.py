@@ -1,0 +1,10 @@
+"""Simulate the online backfill of a landmark gallery in the protocol of Google Landmarks v2 (open class, mAP@100).
+
+python jobs/simulate_gldv2.py     (rendered landmarks at demo size; needs no data)
+ray job submit --working-dir . -- python jobs/simulate_gldv2.py --out /shared/runs/demo
+"""
+
+from ray_backfill.cli import run_job, simulate_job
+
+if __name__ == "__main__":
+    run_job(lambda: simulate_job(__doc__ or "", "landmarks"))

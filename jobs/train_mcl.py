@@ -1,0 +1,35 @@
+"""Train heads (RQT, CL-S, CL-M, MCL, with and without rho) by Ray Train on stored embeddings.
+
+python jobs/train_mcl.py --recipe omniglot --data-root PATH --out runs/omniglot --methods mcl rm
+python jobs/train_mcl.py --data DIR --out runs/mine --methods rm
+"""
+
+from ray_backfill.cli import checked_out, is_data_job, parse_data_job, parse_recipe_job, run_job, shown
+from ray_backfill.errors import InputError
+from ray_backfill.pipeline import embed_recipe, train_folder_heads
+from ray_backfill.store import read_folder
+
+
+def main() -> None:
+    if is_data_job():
+        data = parse_data_job(__doc__ or "")
+        out, folder, workers = checked_out(data.out), data.data, data.workers
+        evaluation, training = data.evaluation, data.heads
+    else:
+        job = parse_recipe_job(__doc__ or "")
+        out, workers, evaluation, training = (
+            checked_out(job.out),
+            job.workers,
+            job.settings.evaluation,
+            job.settings.heads,
+        )
+        folder = embed_recipe(job.settings, out, workers, job.actors)
+    methods = [method for method in evaluation.checked_methods() if method.head]
+    if not methods:
+        raise InputError("none of these methods has heads to train; give e.g. --methods rqt cl_s cl_m mcl rm")
+    for name, path in train_folder_heads(read_folder(folder), out, methods, training, workers).items():
+        print(f"{name}: {shown(path)}")
+
+
+if __name__ == "__main__":
+    run_job(main)

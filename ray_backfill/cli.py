@@ -1,0 +1,162 @@
+"""What all jobs share: arguments that start from a recipe, and errors as one line with exit code 2."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import tyro
+
+from ray_backfill.cluster.embed import EmbedActors
+from ray_backfill.cluster.train import Workers
+from ray_backfill.errors import InputError
+from ray_backfill.pipeline import evaluate_folder, run_recipe
+from ray_backfill.recipes import Recipe, load_recipe, recipe_names
+from ray_backfill.report import print_table
+from ray_backfill.simulation import Evaluation
+from ray_backfill.training.head_loop import HeadTraining
+
+ImagesT = TypeVar("ImagesT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeJob(Generic[ImagesT]):
+    """A run of a recipe. Everything of the recipe can be changed; what is shown as default is the recipe's.
+
+    recipe: which settings to start from. data_root: where the images are, for recipes that need files. seed: of
+    everything random. out: the run's folder; the same folder continues or reuses what is there.
+    """
+
+    recipe: str
+    data_root: Path | None
+    seed: int
+    out: Path
+    settings: Annotated[Recipe[ImagesT], tyro.conf.arg(name="")]
+    workers: Workers
+    actors: EmbedActors
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneJob(RecipeJob[ImagesT]):
+    """model: which of the recipe's two backbones to train."""
+
+    model: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataJob:
+    """A run on a folder of embeddings (gallery.parquet, perhaps queries.parquet and train.parquet).
+
+    data: that folder. out: the run's folder; the same folder continues or reuses what is there.
+    """
+
+    data: Path
+    out: Path
+    # The old classifier's score is seldom at hand here, so the default order is the one that always is.
+    evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(
+        default_factory=lambda: Evaluation(orders=("random",))
+    )
+    heads: HeadTraining = field(default_factory=HeadTraining)
+    workers: Workers = field(default_factory=Workers)
+
+
+def parse_recipe_job(
+    description: str,
+    default_recipe: str = "landmarks",
+    arguments: Sequence[str] | None = None,
+    kind: type = RecipeJob,
+    **more: Any,
+) -> Any:
+    """Read the command line over the defaults of the recipe that it names.
+
+    kind: RecipeJob or a subclass; more: defaults of the subclass's own fields.
+    Returns: an instance of ``kind``.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--recipe", default=default_recipe)
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    first, _ = parser.parse_known_args(arguments)
+    # --help of a recipe should not ask for its data first.
+    root = first.data_root or (Path("DATA_ROOT") if {"-h", "--help"} & set(arguments) else None)
+    recipe = load_recipe(first.recipe, root, first.seed)
+    default = kind(
+        recipe=first.recipe,
+        data_root=first.data_root,
+        seed=first.seed,
+        out=Path("runs") / first.recipe,
+        settings=recipe,
+        workers=Workers(),
+        actors=EmbedActors(),
+        **more,
+    )
+    return tyro.cli(
+        kind[type(recipe.images)],  # type: ignore[index]
+        default=default,
+        description=f"{description}\n\nRecipes: {', '.join(recipe_names())}.",
+        args=list(arguments),
+    )
+
+
+def parse_data_job(description: str, arguments: Sequence[str] | None = None) -> DataJob:
+    """Read the command line of a run on a folder of embeddings."""
+    return tyro.cli(DataJob, description=description, args=arguments)
+
+
+def is_data_job() -> bool:
+    """Whether the command line names a folder of embeddings instead of a recipe."""
+    return any(argument.split("=")[0] == "--data" for argument in sys.argv)
+
+
+def simulate_job(description: str, default_recipe: str = "landmarks") -> None:
+    """The body of jobs/simulate*.py: run, print the table, say where the report is."""
+    if is_data_job():
+        data = parse_data_job(description)
+        results = evaluate_folder(
+            data.data, checked_out(data.out), data.evaluation, data.heads, data.workers, command_line()
+        )
+    else:
+        job = parse_recipe_job(description, default_recipe)
+        results = run_recipe(job.settings, checked_out(job.out), job.workers, job.actors, command_line())
+    print_table(results)
+    print(f"\nreport: {shown(results / 'report.html')}")
+
+
+def run_job(main: Callable[[], None]) -> None:
+    """Run a job's main: an InputError is one line and exit code 2, Ctrl-C exit code 130."""
+    try:
+        main()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("\nstopped; the same command continues where it was", file=sys.stderr)
+        sys.exit(130)
+
+
+def checked_out(out: Path) -> Path:
+    """The run's folder as an absolute path.
+
+    Raises:
+        InputError: a relative path inside a submitted job, whose working directory is a copy that Ray deletes; or a
+            path that is a file.
+    """
+    if not out.is_absolute() and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        raise InputError(f"--out {out} is relative; a submitted job needs an absolute path on storage all nodes share")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file; give a folder")
+    return out.absolute()
+
+
+def command_line() -> str:
+    """The command as it was typed, for the manifest."""
+    return " ".join(["python", *sys.argv])
+
+
+def shown(path: Path) -> Path:
+    """Relative to here where that is shorter to read."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

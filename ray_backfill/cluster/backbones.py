@@ -1,0 +1,96 @@
+"""Trains a backbone by Ray Train: DDP, a checkpoint every epoch, continued after any stop."""
+
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+import ray.train.torch
+
+from ray_backfill.cluster.progress import progress_bar
+from ray_backfill.cluster.train import Workers, run_ddp
+from ray_backfill.datasets import ImageSource, open_source
+from ray_backfill.models.backbones import BackboneSettings
+from ray_backfill.models.checkpoints import BackboneInfo, save_backbone
+from ray_backfill.models.gather import rank_and_size
+from ray_backfill.stages import begin_stage, finish_stage
+from ray_backfill.training.backbone_loop import BackboneTraining, Epoch, train_backbone, training_rows
+
+
+def train_backbone_stage(
+    folder: Path,
+    title: str,
+    data: Any,
+    classes: list[int],
+    backbone: BackboneSettings,
+    training: BackboneTraining,
+    workers: Workers,
+) -> Path:
+    """Train a backbone on the given classes of a data set and leave it in ``folder``; does nothing if it is there.
+
+    data: the ``Settings`` of a source. folder: on storage that all nodes share.
+    Returns: the folder, as ``load_backbone`` reads it.
+
+    Raises:
+        InputError: the folder belongs to other settings, or the data cannot be trained on.
+    """
+    source = open_source(data)
+    settings = {
+        "data": source.fingerprint(),
+        "classes": classes,
+        "backbone": asdict(backbone),
+        "training": asdict(training),
+    }
+    if begin_stage(folder, "backbone", settings):
+        return folder
+    check_trainable(source, classes)
+    info = BackboneInfo(backbone, source.channels, source.image_size, classes)
+    with progress_bar(f"train {title}", training.epochs, "epochs") as progress:
+        config = {"data": data, "info": info, "training": training, "folder": str(folder), "progress": progress}
+        facts = run_ddp(_worker, config, workers, "ray", folder)
+    finish_stage(folder, facts | {"workers": workers.number})
+    shutil.rmtree(folder / "ray", ignore_errors=True)  # checkpoints to continue from: the work is done
+    return folder
+
+
+def check_trainable(source: ImageSource, classes: list[int]) -> None:
+    """Fail in the driver, before any worker starts, where workers would fail with a long trace."""
+    from ray_backfill.errors import InputError
+
+    if len(classes) < 2:
+        raise InputError(f"training a backbone needs at least 2 classes, got {len(classes)}")
+    if len(training_rows(source.items("train").labels_N, classes)) < 2 * len(classes):
+        raise InputError("training a backbone needs at least 2 images a class")
+
+
+def _worker(config: dict[str, Any]) -> dict[str, Any]:
+    """Runs on every DDP worker; rank 0 reports checkpoints and writes the finished network."""
+    source, info, training = open_source(config["data"]), config["info"], config["training"]
+    rows = training_rows(source.items("train").labels_N, info.classes)
+    history: list[dict[str, float]] = []
+
+    def on_epoch(epoch: Epoch) -> None:
+        metrics = {"epoch": epoch.epoch, "loss": epoch.loss, "accuracy": epoch.accuracy}
+        history.append(metrics)
+        if rank_and_size()[0] != 0:
+            ray.train.report(metrics)
+            return
+        with tempfile.TemporaryDirectory() as temporary:
+            epoch.save(Path(temporary))
+            ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(temporary))
+        text = f"loss {epoch.loss:.2f}, accuracy {100 * epoch.accuracy:.0f} %"
+        config["progress"].set.remote(epoch.epoch, text)
+
+    device = ray.train.torch.get_device()
+    checkpoint = ray.train.get_checkpoint()
+    if checkpoint is None:
+        network, broken = train_backbone(source, rows, info, training, device, on_epoch=on_epoch)
+    else:
+        with checkpoint.as_directory() as resume_from:
+            network, broken = train_backbone(source, rows, info, training, device, Path(resume_from), on_epoch)
+    if rank_and_size()[0] == 0:
+        save_backbone(Path(config["folder"]), network, info)
+    return {"images": len(rows), "broken_images": len(broken), "history": history}

@@ -1,0 +1,56 @@
+"""Connects to Ray: to the cluster of the job that we run in, else to a Ray started here."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+
+# A local Ray counts at least this many logical CPUs. On fewer, Ray Data's reads starve beside the embedding actors.
+_LOCAL_CPUS = 4
+_OBJECT_STORE_BYTES = 500 << 20
+
+# Ray Train checks its workers every second and watches for cloud preemptions; here both only lengthen the start.
+_LOCAL_ENVIRONMENT = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+@contextmanager
+def session() -> Iterator[None]:
+    """A connection to Ray for the length of the block.
+
+    With RAY_ADDRESS set (as ``ray job submit`` does) it connects there and leaves the cluster running; otherwise it
+    starts a Ray of its own on this machine, without dashboard, and stops it at the end. A running connection is used.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    for logger in ("ray.train", "ray.data", "ray.tune"):
+        logging.getLogger(logger).setLevel(logging.WARNING)
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(log_to_driver=False, logging_level=logging.WARNING)
+    else:
+        for name, value in _LOCAL_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        ray.init(
+            num_cpus=max(_LOCAL_CPUS, os.cpu_count() or 1),
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def gpu_count() -> int:
+    """GPUs of the connected cluster."""
+    return int(ray.cluster_resources().get("GPU", 0))

@@ -1,0 +1,48 @@
+"""Runs a training function on DDP workers by Ray Train."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+
+from ray_backfill.cluster.session import gpu_count
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where training runs. number: DDP workers; each gets a GPU where the cluster has that many, else cpus CPUs."""
+
+    number: int = 2
+    cpus: float = 1.0
+    max_failures: int = 3
+
+
+def run_ddp(
+    function: Callable[[dict[str, Any]], Any], config: Mapping[str, Any], workers: Workers, name: str, storage: Path
+) -> Any:
+    """Run ``function(config)`` on every DDP worker; returns what it returns on rank 0.
+
+    name: of the run; the same name and storage continue from the last reported checkpoint. storage: a folder that all
+    nodes share. A worker that dies is replaced, and all continue from the last checkpoint, ``max_failures`` times.
+    """
+    use_gpu = gpu_count() >= workers.number
+    trainer = TorchTrainer(
+        function,
+        train_loop_config=dict(config),
+        torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=workers.number,
+            use_gpu=use_gpu,
+            resources_per_worker={"CPU": workers.cpus} | ({"GPU": 1} if use_gpu else {}),
+        ),
+        run_config=RunConfig(
+            name=name,
+            storage_path=str(storage.absolute()),
+            failure_config=FailureConfig(max_failures=workers.max_failures),
+            worker_runtime_env={"env_vars": {"OMP_NUM_THREADS": str(max(1, int(workers.cpus)))}},
+        ),
+    )
+    return trainer.fit().return_value

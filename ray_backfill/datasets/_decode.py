@@ -1,0 +1,57 @@
+"""From the bytes of an image file to a small square of uint8. S: pixels a side; C: channels."""
+
+import io
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+_EXIF_ORIENTATION = 0x0112
+# What undoes each EXIF orientation; 1 is upright.
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def decode(
+    data: bytes, size: int, channels: int, resample: Image.Resampling = Image.Resampling.LANCZOS
+) -> NDArray[np.uint8]:
+    """(S, S, C) uint8: the whole image, upright, squeezed to a square; C is 1 (grey) or 3 (RGB).
+
+    Transparent parts become white. Raises whatever Pillow raises for data that is no whole image.
+    """
+    with Image.open(io.BytesIO(data)) as file:
+        # JPEG alone knows drafts: it is decoded at 1/2, 1/4 or 1/8 of its size, no smaller than twice what we need.
+        file.draft("RGB" if channels == 3 else "L", (2 * size, 2 * size))
+        file.load()
+        image = _plain(file, "RGB" if channels == 3 else "L")
+        # Turning the small square is cheaper than turning the photograph, and gives the same.
+        image = image.resize((size, size), resample, reducing_gap=3.0)
+        turn = _UPRIGHT.get(_orientation(file))
+    if turn is not None:
+        image = image.transpose(turn)
+    return np.asarray(image, np.uint8).reshape(size, size, channels)
+
+
+def _plain(image: Image.Image, mode: str) -> Image.Image:
+    """Convert to ``mode``, without Pillow's silent black for transparent and white for any 16-bit grey above 255."""
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.clip(np.asarray(image, np.int64), 0, 0xFFFF) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image)
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(_EXIF_ORIENTATION, 1))
+    except Exception:  # a picture with damaged EXIF data is still a picture
+        return 1

@@ -1,0 +1,36 @@
+"""Random numbers that depend on (seed, stream, id) alone: the same whatever is drawn before, after or beside them.
+
+Shapes: N ids; K numbers an id.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MASK = (1 << 64) - 1
+
+
+def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014): a bijection of uint64 that looks random."""
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def hash_ids(seed: int, stream: int, ids_N: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """(N,) uint64. Different ``stream`` numbers give independent hashes of the same ids."""
+    base = _mix(np.array([seed & _MASK], np.uint64) + _GOLDEN)
+    base = _mix(base + _GOLDEN * np.array([stream & _MASK], np.uint64))
+    return _mix(ids_N.astype(np.uint64) + base)
+
+
+def hash_grid(seed: int, stream: int, ids_N: NDArray[np.int64], count: int) -> NDArray[np.uint64]:
+    """(N, count) uint64: ``count`` hashes for every id."""
+    steps_K = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+    return _mix(hash_ids(seed, stream, ids_N)[:, None] + steps_K)
+
+
+def uniform(seed: int, stream: int, ids_N: NDArray[np.int64], count: int) -> NDArray[np.float32]:
+    """(N, count) float32 in [0, 1), multiples of 2**-24."""
+    grid_NK = hash_grid(seed, stream, ids_N, count)
+    return (grid_NK >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)

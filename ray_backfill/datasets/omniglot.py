@@ -1,0 +1,84 @@
+"""Handwritten characters of many alphabets, twenty drawers each: bright strokes on black, one channel.
+
+Source: Lake, Salakhutdinov, Tenenbaum, Human-level concept learning through probabilistic program induction, Science
+2015, https://github.com/brendenlake/omniglot (MIT licence), the two small background sets: 242 characters in all,
+alphabets in both files counted once. The first drawers train, the others are the gallery, which queries itself.
+"""
+
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from ray_backfill.datasets import ImageSource, Items
+from ray_backfill.datasets._file_source import FileSource, facts_of, number_classes
+from ray_backfill.datasets._files import Listing, list_zips
+from ray_backfill.errors import InputError
+
+FILES = ("omniglot_small1.zip", "omniglot_small2.zip")
+# The names of the same files where the authors offer them.
+_ORIGINAL_FILES = ("images_background_small1.zip", "images_background_small2.zip")
+_DRAWERS = 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``root``: folder of the two zip files. Drawers 1..train_drawers train, the rest of the 20 are the gallery."""
+
+    root: str
+    image_size: int = 28
+    train_drawers: int = 12
+
+
+def open_source(settings: Settings) -> ImageSource:
+    """List the drawings. Labels number the sorted (alphabet, character) pairs.
+
+    Raises:
+        InputError: settings out of range; the zip files are missing, unreadable, or hold something else.
+    """
+    if settings.image_size < 1:
+        raise InputError(f"omniglot: image_size must be at least 1, not {settings.image_size}")
+    if not 1 <= settings.train_drawers < _DRAWERS:
+        raise InputError(f"omniglot: train_drawers must be 1 to {_DRAWERS - 1}, not {settings.train_drawers}")
+    listing = list_zips(_find_files(settings.root))
+    _, labels_N = number_classes([tuple(file.folder.split("/")) for file in listing.files])
+    drawers_N = np.array([_drawer(listing, row) for row in range(len(listing.files))])
+    ids_N = np.arange(len(labels_N), dtype=np.int64)
+    train_N = drawers_N <= settings.train_drawers
+    return FileSource(
+        name="omniglot",
+        listing=listing,
+        splits_items={
+            "train": Items(ids_N[train_N], labels_N[train_N]),
+            "gallery": Items(ids_N[~train_N], labels_N[~train_N]),
+        },
+        image_size=settings.image_size,
+        channels=1,
+        facts=facts_of(asdict(settings)),
+        resample=Image.Resampling.BOX,
+        inverted=True,
+    )
+
+
+def _find_files(root: str) -> list[Path]:
+    folder = Path(root).expanduser()
+    for names in (FILES, _ORIGINAL_FILES):
+        if root and all((folder / name).is_file() for name in names):
+            return [folder / name for name in names]
+    raise InputError(
+        f"omniglot: expected {' and '.join(FILES)} in {root!r}; get them as {' and '.join(_ORIGINAL_FILES)} "
+        "from github.com/brendenlake/omniglot (python folder)"
+    )
+
+
+def _drawer(listing: Listing, row: int) -> int:
+    """The last two digits of the file's name: 0394_07.png was drawn by drawer 7."""
+    file = listing.files[row]
+    match = re.fullmatch(r".*_(\d\d)\.png", file.name)
+    if match is None or file.folder.count("/") != 1:
+        raise InputError(
+            f"omniglot: {listing.where(row)} is not alphabet/character/NNNN_DD.png; use the original files"
+        )
+    return int(match[1])

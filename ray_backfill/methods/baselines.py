@@ -1,0 +1,35 @@
+"""No upgrade, a finished upgrade, and an upgrade that switches only when the backfill is done."""
+
+from typing import Any
+
+from ray_backfill.methods import Embeddings, Method
+from ray_backfill.systems import RetrievalSystem, UpgradePair
+
+
+def old_system(e: Embeddings) -> RetrievalSystem:
+    """{old, old}: the service before the upgrade."""
+    return RetrievalSystem(e.old_query, e.old_gallery)
+
+
+def new_system(e: Embeddings) -> RetrievalSystem:
+    """{new, new}: the service after a finished offline backfill."""
+    return RetrievalSystem(e.new_query, e.new_gallery)
+
+
+def _old(e: Embeddings, heads: Any) -> UpgradePair:
+    return UpgradePair(old_system(e), old_system(e))
+
+
+def _new(e: Embeddings, heads: Any) -> UpgradePair:
+    return UpgradePair(new_system(e), new_system(e))
+
+
+def _offline(e: Embeddings, heads: Any) -> UpgradePair:
+    return UpgradePair(old_system(e), new_system(e), switch="at_end")
+
+
+METHODS = (
+    Method("old", "old", "no upgrade: {old, old} throughout", _old),
+    Method("new", "new", "finished upgrade: {new, new} throughout", _new),
+    Method("offline", "offline", "{old, old} until t = 1, then {new, new}", _offline),
+)

@@ -1,0 +1,72 @@
+"""Networks on disk: weights as safetensors, what they are as JSON. Nothing is unpickled."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from ray_backfill.errors import InputError
+from ray_backfill.models.backbones import Backbone, BackboneSettings
+from ray_backfill.models.heads import Heads, HeadShape
+from ray_backfill.stages import read_json, write_json
+
+
+@dataclass(frozen=True)
+class BackboneInfo:
+    """All that is needed to build a backbone again. classes: the labels that its classifier knows, ascending."""
+
+    backbone: BackboneSettings
+    channels: int
+    image_size: int
+    classes: list[int]
+
+    def build(self) -> Backbone:
+        """The untrained network."""
+        return Backbone(self.backbone, self.channels, self.image_size, len(self.classes))
+
+
+def save_backbone(folder: Path, model: Backbone, info: BackboneInfo) -> None:
+    """Write ``model.safetensors`` and ``backbone.json``."""
+    _save(folder, model, "backbone.json", asdict(info))
+
+
+def load_backbone(folder: Path) -> tuple[Backbone, BackboneInfo]:
+    """The trained network in eval mode. Raises InputError if the files are missing or do not fit."""
+    value = read_json(folder / "backbone.json")
+    info = BackboneInfo(**value | {"backbone": BackboneSettings(**value["backbone"])})
+    model = info.build()
+    _load(folder, model)
+    return model, info
+
+
+def save_heads(folder: Path, model: Heads, shape: HeadShape) -> None:
+    """Write ``model.safetensors`` and ``heads.json``."""
+    _save(folder, model, "heads.json", asdict(shape))
+
+
+def load_heads(folder: Path) -> Heads:
+    """The trained heads in eval mode. Raises InputError if the files are missing or do not fit."""
+    model = Heads(HeadShape(**read_json(folder / "heads.json")))
+    _load(folder, model)
+    return model
+
+
+def _save(folder: Path, model: torch.nn.Module, json_name: str, info: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    temporary = folder / ".model.safetensors.tmp"
+    safetensors.torch.save_file(weights, temporary)
+    write_json(folder / json_name, info)
+    temporary.replace(folder / "model.safetensors")
+
+
+def _load(folder: Path, model: torch.nn.Module) -> None:
+    path = folder / "model.safetensors"
+    try:
+        model.load_state_dict(safetensors.torch.load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise InputError(f"{path} cannot be loaded: {str(error).splitlines()[0]}; train it again") from error
+    model.eval()

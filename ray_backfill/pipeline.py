@@ -1,0 +1,144 @@
+"""The whole chain: backbones, embeddings, heads, replay, report. Each stage is done once, kept and reused.
+
+A run's folder: backbones/old, backbones/new, embeddings (the data contract), heads/<method>, results.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from ray_backfill.cluster.backbones import train_backbone_stage
+from ray_backfill.cluster.embed import EmbedActors, embed_stage
+from ray_backfill.cluster.heads import train_heads_stage
+from ray_backfill.cluster.session import session
+from ray_backfill.cluster.train import Workers
+from ray_backfill.datasets import open_source
+from ray_backfill.methods import Method
+from ray_backfill.protocols import split_classes
+from ray_backfill.recipes import Recipe
+from ray_backfill.simulation import Evaluation, ground_truth, make_orders, simulate
+from ray_backfill.stages import is_finished, note_facts, read_json
+from ray_backfill.store import EmbeddingFolder, read_folder
+from ray_backfill.training.head_loop import HeadTraining
+
+Role = Literal["old", "new"]
+
+
+def run_recipe(recipe: Recipe[Any], out: Path, workers: Workers, actors: EmbedActors, command: str) -> Path:
+    """Everything from images to the report; returns the folder of results.
+
+    Raises:
+        InputError: anything wrong in the settings, the data or ``out``; before anything is computed where possible.
+    """
+    methods = recipe.evaluation.checked_methods()
+    stages = [out / "backbones" / "old", out / "backbones" / "new", out / "embeddings"]
+    stages += [out / "heads" / method.name for method in methods if method.head]
+    # One Ray for the chain: starting it takes seconds. None at all if everything is there already.
+    with nullcontext() if all(is_finished(stage) for stage in stages) else session():
+        embeddings = embed_recipe(recipe, out, workers, actors)
+        return evaluate_folder(
+            embeddings, out, recipe.evaluation, recipe.heads, workers, command, recipe=asdict(recipe)
+        )
+
+
+def train_recipe_backbone(recipe: Recipe[Any], role: Role, out: Path, workers: Workers) -> Path:
+    """The recipe's old or new backbone, trained into ``out/backbones/<role>``."""
+    old_classes, new_classes = recipe_classes(recipe)
+    model, classes = (recipe.old, old_classes) if role == "old" else (recipe.new, new_classes)
+    folder = out / "backbones" / role
+    return _timed(
+        folder,
+        lambda: train_backbone_stage(
+            folder, f"{role} backbone", recipe.images, classes, model.backbone, model.training, workers
+        ),
+    )
+
+
+def embed_recipe(recipe: Recipe[Any], out: Path, workers: Workers, actors: EmbedActors) -> Path:
+    """All splits embedded by both backbones into ``out/embeddings``; trains the backbones if they are not there."""
+    old, new = (train_recipe_backbone(recipe, role, out, workers) for role in ("old", "new"))
+    _, new_classes = recipe_classes(recipe)
+    folder = out / "embeddings"
+    return _timed(folder, lambda: embed_stage(folder, recipe.images, old, new, new_classes, recipe.embed, actors))
+
+
+def recipe_classes(recipe: Recipe[Any]) -> tuple[list[int], list[int]]:
+    """The classes of the old and of the new model."""
+    return split_classes(open_source(recipe.images).items("train").labels_N, recipe.protocol)
+
+
+def evaluate_folder(
+    data: Path,
+    out: Path,
+    evaluation: Evaluation,
+    training: HeadTraining,
+    workers: Workers,
+    command: str,
+    recipe: Mapping[str, Any] | None = None,
+) -> Path:
+    """Train what the methods need on a folder of the data contract, replay them and report into ``out/results``.
+
+    Methods whose heads cannot be trained here (no train split, no labels) are left out, and the report says so.
+    """
+    methods = evaluation.checked_methods()
+    folder = read_folder(data)
+    make_orders(folder.gallery, evaluation), ground_truth(folder)  # what is wrong should show before heads are trained
+    left_out = _untrainable(folder, methods)
+    kept = [method for method in methods if method.name not in left_out]
+    started = time.perf_counter()
+    heads = train_folder_heads(folder, out, kept, training, workers)
+    timings = {
+        name: read_json(out / name / "manifest.json").get("seconds", 0.0) for name in _STAGES if (out / name).is_dir()
+    }
+    timings["heads"] = round(time.perf_counter() - started, 2)
+    facts = {
+        "settings": {"head_training": asdict(training)},
+        "recipe": recipe or {},
+        "command": command,
+        "timings_s": timings,
+        "data": _embedding_facts(data),
+    }
+    return simulate(folder, out / "results", evaluation, heads, left_out, facts)
+
+
+def train_folder_heads(
+    folder: EmbeddingFolder, out: Path, methods: list[Method], training: HeadTraining, workers: Workers
+) -> dict[str, Path]:
+    """The heads of those methods that have any, trained on the folder's train split into ``out/heads``."""
+    if not any(method.head for method in methods):
+        return {}
+    train = folder.path / "train.parquet"
+    return train_heads_stage(out / "heads", train, folder.fingerprint(), methods, training, workers)
+
+
+_STAGES = ("backbones/old", "backbones/new", "embeddings")
+
+
+def _untrainable(folder: EmbeddingFolder, methods: list[Method]) -> dict[str, str]:
+    """Method -> why its heads cannot be trained on this folder."""
+    if folder.train is None:
+        return {method.name: "needs train.parquet to train its heads" for method in methods if method.head}
+    if folder.train.label is None:
+        reason = "needs a column 'label' in train.parquet to train its heads"
+        return {method.name: reason for method in methods if method.head and method.head.needs_labels}
+    return {}
+
+
+def _embedding_facts(data: Path) -> dict[str, Any]:
+    """What the embedding stage knows about its folder; nothing for a folder of the user's."""
+    manifest = data / "manifest.json"
+    broken = read_json(manifest).get("broken_images", 0) if manifest.exists() else 0
+    return {"broken_images": broken, "path": str(data)}
+
+
+def _timed(folder: Path, stage: Callable[[], Path]) -> Path:
+    """Run a stage and note its seconds, unless it was finished before."""
+    if is_finished(folder):
+        return stage()
+    started = time.perf_counter()
+    stage()
+    note_facts(folder, {"seconds": round(time.perf_counter() - started, 2)})
+    return folder

@@ -1,0 +1,46 @@
+"""From a results folder to what people read: curves.png, report.html, a table in the terminal. Recomputes nothing."""
+
+import os
+from pathlib import Path
+
+from rich.console import Console
+
+from ray_backfill.report import figures, html, terminal
+from ray_backfill.report.results import Results, read_results
+from ray_backfill.report.terminal import overview
+from ray_backfill.report.wording import verdict
+
+__all__ = ["Results", "overview", "print_table", "read_results", "verdict", "write_report"]
+
+
+def write_report(folder: Path) -> None:
+    """Write ``curves.png`` and a self-contained ``report.html`` next to the tables in ``folder``.
+
+    Each file appears whole or not at all; an older one is replaced.
+
+    Raises:
+        InputError: the folder, a file or a column is missing.
+    """
+    results = read_results(folder)
+    curves = figures.to_png(figures.curves_figure(results))
+    page = html.render(results, curves)
+    _write_atomically(folder / "curves.png", curves)
+    _write_atomically(folder / "report.html", page.encode("utf-8"))
+
+
+def print_table(folder: Path, console: Console | None = None) -> None:
+    """Print one row per method with AUC, gain, start, end and falls, and below it what they mean.
+
+    Raises:
+        InputError: the folder, a file or a column is missing.
+    """
+    terminal.draw_table(read_results(folder), console)
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")  # same folder: a rename across disks is not atomic
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)  # noqa: PTH105 - the name says what matters here
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,265 @@
+"""Curves, flips and gains as matplotlib figures, drawn with the object-oriented API: no global state, no window."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from ray_backfill.report.results import FLIP_METRICS, ORDER_FREE, Results, Row, Variant
+from ray_backfill.report.wording import percent, percent_sign
+
+DPI = 150
+WIDTH_IN = 9.0  # scaled to a page of 900 px, a 10 point letter is 14 px high
+INK, FAINT, GRID = "#1f2430", "#636a79", "#e4e6eb"
+# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that vanishes on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#882255")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
+DASHES = ("-", "--", "-.", ":")
+MAX_MARKERS = 11
+ENTRY_IN = 0.235  # height of a line in a legend
+MAX_VARIANTS = 4  # panels beyond this many are a wall, not a figure
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one line looks everywhere: colour, dashes and marker each tell methods apart."""
+
+    colour: str
+    dashes: str
+    marker: str
+    width: float
+    layer: int
+
+
+def curves_figure(results: Results) -> Figure:
+    """The figure to look at first: a panel per metric, or per order and merge where there are several of those."""
+    if len(results.variants) > 1:
+        return panels_figure(results, [(results.primary, v) for v in drawn_variants(results)])
+    return panels_figure(results, [(m, results.variants[0]) for m in results.metrics])
+
+
+def drawn_variants(results: Results) -> list[Variant]:
+    """The orders and merges that get panels of their own: all, or the few with the highest AUC if there are many."""
+    ranked = sorted(
+        (r for r in results.rows if r.metric == results.primary and r.variant in results.variants and r.auc == r.auc),
+        key=lambda r: r.auc if r.method not in ORDER_FREE else -np.inf,
+        reverse=True,
+    )
+    kept = list(dict.fromkeys(r.variant for r in ranked))[:MAX_VARIANTS]
+    return [v for v in results.variants if v in kept] or list(results.variants[:1])
+
+
+def panels_figure(results: Results, panels: Sequence[tuple[str, Variant]]) -> Figure:
+    """Panels of M_t over progress, one below the other, each with its own legend sorted by AUC."""
+    rows = [results.panel(metric, variant) for metric, variant in panels]
+    height = max(3.2, ENTRY_IN * (max(len(r) for r in rows) + 2.5))
+    figure = _figure(height * len(panels))
+    grid = figure.add_gridspec(len(panels), 2, width_ratios=(2.55, 1))
+    plots: list[Axes] = []
+    for index, (metric, variant) in enumerate(panels):
+        same = next((p for p, (m, _) in zip(plots, panels, strict=False) if m == metric), None)
+        plot = figure.add_subplot(grid[index, 0], sharey=same)
+        plots.append(plot)
+        best = results.best(metric)
+        styles = method_styles(results, best.method if best else None)
+        for row in rows[index]:
+            _draw(plot, results, row, metric, styles[row.method])
+        several = f", {results.label(variant)}" if len(results.variants) > 1 else ""
+        _dress(plot, f"{metric} during the backfill{several}", f"{metric} (%)")
+        by_auc = sorted(rows[index], key=lambda r: np.nan_to_num(r.auc, nan=-np.inf), reverse=True)
+        entries = [(r.title, percent(r.auc), styles[r.method]) for r in by_auc]
+        _legend(figure.add_subplot(grid[index, 1]), height, "AUC", entries)
+    return figure
+
+
+def orders_figure(results: Results) -> Figure | None:
+    """The best method once per order and merge, to compare those; None where there is only one."""
+    best = results.best()
+    if best is None or len(results.variants) == 1:
+        return None
+    rows = [r for r in results.rows if r.metric == best.metric and r.method == best.method]
+    rows.sort(key=lambda r: np.nan_to_num(r.auc, nan=-np.inf), reverse=True)
+    height = max(3.2, ENTRY_IN * (len(rows) + 2.5))
+    figure = _figure(height)
+    plot, side = figure.subplots(1, 2, width_ratios=(2.55, 1))
+    entries = []
+    for row in rows:
+        index = results.variants.index(row.variant) if row.variant in results.variants else 0
+        style = _style(index, width=2.6 if row is best else 1.5)
+        _draw(plot, results, row, row.metric, style)
+        entries.append((results.label(row.variant), percent(row.auc), style))
+    _dress(plot, f"{best.title}: which order?", f"{best.metric} (%)")
+    _legend(side, height, "AUC", entries)
+    return figure
+
+
+def flips_figure(results: Results, variant: Variant | None = None) -> Figure | None:
+    """Negative and positive flips over progress; None where the folder has no flip curves.
+
+    ``variant`` is the best method's by default.
+    """
+    best = results.best()
+    variant = variant or (best.variant if best else results.variants[0])
+    rows = results.panel(results.primary, variant)
+    present = [m for m in FLIP_METRICS if any(results.line(r, m) for r in rows)]
+    if not present:
+        return None
+    height = max(2.75 * ((len(present) + 1) // 2), ENTRY_IN * (len(rows) + 2.5))
+    figure = _figure(height)
+    grid = figure.add_gridspec((len(present) + 1) // 2, 3, width_ratios=(1.45, 1.45, 1))
+    styles = method_styles(results, best.method if best else None)
+    for index, metric in enumerate(present):
+        plot = figure.add_subplot(grid[index // 2, index % 2])
+        for row in rows:
+            _draw(plot, results, row, metric, styles[row.method])
+        _dress(plot, FLIP_METRICS[metric].replace(" against", "\nagainst"), "queries (%)")
+        plot.set_ylim(bottom=0)
+    entries = [(r.title, percent(r.negative_flips_max), styles[r.method]) for r in rows]
+    _legend(figure.add_subplot(grid[:, 2]), height, "neg. max", entries)
+    return figure
+
+
+def gain_figure(results: Results) -> Figure:
+    """Bars of the gain in the primary metric, in the table's order; 0 % is old and 100 % is new."""
+    rows = [r for r in results.table(results.primary) if not r.is_reference and np.isfinite(r.gain)]
+    figure = _figure(max(1.6, 0.32 * len(rows) + 1.1))
+    plot = figure.add_subplot()
+    styles = method_styles(results, None)
+    several = len(results.variants) > 1
+    names = [
+        r.title + (f", {results.label(r.variant)}" if several and r.method not in ORDER_FREE else "") for r in rows
+    ]
+    widths = [100 * r.gain for r in rows]
+    bars = plot.barh(range(len(rows)), widths, height=0.62, color=[styles[r.method].colour for r in rows])
+    for bar, row in zip(bars, rows, strict=True):
+        end = max(bar.get_width(), 0.0)
+        y = bar.get_y() + bar.get_height() / 2
+        label = plot.annotate(
+            percent_sign(row.gain),
+            (end, y),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            color=INK,
+            fontsize=9,
+        )
+        label.set_in_layout(True)
+    _dress(plot, "Gain: share of the upgrade's benefit during the backfill", "")
+    for x in (0, 100):
+        plot.axvline(x, color=FAINT, linewidth=1, linestyle="-" if x == 0 else "--", zorder=0)
+    plot.set_yticks(range(len(rows)), [_shorten(n, 34) for n in names], parse_math=False)
+    plot.invert_yaxis()
+    plot.grid(False)
+    plot.set_xlim(min(0.0, *widths, 0.0) * 1.1, max(100.0, *widths, 100.0) * 1.12)
+    plot.set_xlabel("gain in " + results.primary + " AUC (%)", color=FAINT, parse_math=False)
+    return figure
+
+
+def has_intervals(results: Results) -> bool:
+    """Whether any quality curve carries bootstrap intervals."""
+    return any(bool(np.isfinite(line.low).any()) for key, line in results.lines.items() if key[2] not in FLIP_METRICS)
+
+
+def to_png(figure: Figure) -> bytes:
+    """Render a figure; the same figure gives the same bytes."""
+    FigureCanvasAgg(figure)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def method_styles(results: Results, best: str | None) -> dict[str, Style]:
+    """A style per method, the same in every figure; the baselines are grey, the best is thicker and on top."""
+    styles = {
+        "old": Style(FAINT, ":", "", 1.8, 1),
+        "new": Style(FAINT, "--", "", 1.8, 1),
+        "offline": Style(INK, "-", "", 1.1, 1),
+    }
+    for index, method in enumerate(m for m in results.methods if m not in styles):
+        styles[method] = _style(index, width=2.7 if method == best else 1.5)
+    return styles
+
+
+def _style(index: int, width: float) -> Style:
+    dashes = DASHES[index // len(COLOURS) % len(DASHES)]
+    return Style(COLOURS[index % len(COLOURS)], dashes, MARKERS[index % len(MARKERS)], width, 3 if width > 2 else 2)
+
+
+def _figure(height_in: float) -> Figure:
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.1, hspace=0.04)
+    return Figure(figsize=(WIDTH_IN, height_in), dpi=DPI, facecolor="white", layout=layout)
+
+
+def _draw(plot: Axes, results: Results, row: Row, metric: str, style: Style) -> None:
+    line = results.line(row, metric)
+    if line is None:
+        return
+    if np.isfinite(line.low).any() and row.method not in ORDER_FREE:
+        t, low, high = 100 * line.t, 100 * line.low, 100 * line.high
+        plot.fill_between(t, low, high, color=style.colour, alpha=0.11, linewidth=0, zorder=style.layer - 1)
+    plot.plot(
+        100 * line.t,
+        100 * line.value,
+        color=style.colour,
+        linestyle=style.dashes,
+        linewidth=style.width,
+        marker=style.marker,
+        markersize=5,
+        markeredgecolor="white",
+        markeredgewidth=0.6,
+        markevery=max(1, (len(line.t) - 1) // (MAX_MARKERS - 1)),
+        zorder=style.layer,
+        clip_on=False,
+    )
+
+
+def _dress(plot: Axes, title: str, unit: str) -> None:
+    # Names come from the user: parse_math=False keeps a dollar sign a dollar sign.
+    plot.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=INK, pad=9, parse_math=False)
+    plot.set_ylabel(unit, color=FAINT, fontsize=9, parse_math=False)
+    plot.set_xlabel("share of the gallery backfilled (%)", color=FAINT, fontsize=9)
+    plot.set_xlim(0, 100)
+    plot.grid(True, axis="y", color=GRID, linewidth=0.8)
+    plot.set_axisbelow(True)
+    plot.tick_params(colors=FAINT, labelcolor=INK, labelsize=9, length=3)
+    for side in ("top", "right"):
+        plot.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        plot.spines[side].set_color(FAINT)
+
+
+def _legend(side: Axes, height_in: float, header: str, entries: Sequence[tuple[str, str, Style]]) -> None:
+    """A small table instead of a legend box: line, name and number in columns, so that numbers align."""
+    side.set_axis_off()
+    side.set_xlim(0, 1)
+    side.set_ylim(0, 1)
+    step = min(1 / (len(entries) + 1), ENTRY_IN / height_in)
+    side.text(1, 1, header, ha="right", va="center", fontsize=8, color=FAINT)
+    for index, (name, number, style) in enumerate(entries):
+        y = 1 - (index + 1) * step
+        side.plot(
+            (0, 0.06, 0.12),
+            (y, y, y),
+            color=style.colour,
+            linestyle=style.dashes,
+            linewidth=style.width,
+            marker=style.marker,
+            markevery=(1, 5),
+            markersize=5,
+            markeredgecolor="white",
+            markeredgewidth=0.6,
+        )
+        weight = "bold" if style.width > 2 else "normal"
+        text: dict[str, Any] = {"va": "center", "fontsize": 9, "color": INK, "fontweight": weight, "parse_math": False}
+        side.text(0.16, y, _shorten(name, 22), **text)
+        side.text(1, y, number, ha="right", **text)
+
+
+def _shorten(name: str, length: int) -> str:
+    return name if len(name) <= length else name[: length - 1] + "\u2026"

@@ -1,0 +1,244 @@
+"""Reads and checks a results folder: three files in, one typed, frozen ``Results`` out. Computes nothing."""
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from ray_backfill.errors import InputError
+
+T = TypeVar("T")
+
+CURVE_COLUMNS = ("method", "order", "merge", "metric", "t", "value", "low", "high")
+SUMMARY_COLUMNS = (
+    *("method", "title", "order", "merge", "metric", "auc", "auc_mean", "gain", "start", "end", "monotone"),
+    *("largest_fall", "starts_at_old", "ends_at_new", "negative_flips_max"),
+)
+FLIP_METRICS = {
+    "negative_flips": "Negative flips against the method's own start",
+    "negative_flips_vs_old": "Negative flips against the old service",
+    "positive_flips": "Positive flips against the method's own start",
+    "positive_flips_vs_old": "Positive flips against the old service",
+}
+REFERENCES = ("old", "new")
+ORDER_FREE = (*REFERENCES, "offline")  # by definition these do not depend on the order or the merge: shown once
+
+
+class Variant(NamedTuple):
+    """In which order items are backfilled and how distances of the two systems are made comparable."""
+
+    order: str
+    merge: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of summary.parquet. Metrics are shares (0.6 = 60 %); None stands for a flag that was not computed."""
+
+    method: str
+    title: str
+    variant: Variant
+    metric: str
+    auc: float
+    auc_mean: float
+    gain: float
+    start: float
+    end: float
+    monotone: bool | None
+    largest_fall: float
+    starts_at_old: bool | None
+    ends_at_new: bool | None
+    negative_flips_max: float
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether this is old or new: what the others are measured against."""
+        return self.method in REFERENCES
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the order peeks at the answer (an oracle order): an upper bound that nobody can deploy."""
+        return self.variant.order.startswith("oracle")
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether all three conditions hold: starts at old, ends at new, never falls."""
+        return bool(self.monotone and self.starts_at_old and self.ends_at_new)
+
+
+class Line(NamedTuple):
+    """One curve: arrays of one length, sorted by t; low and high are NaN where there is no interval."""
+
+    t: npt.NDArray[np.float64]
+    value: npt.NDArray[np.float64]
+    low: npt.NDArray[np.float64]
+    high: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Results:
+    """A results folder in memory."""
+
+    rows: tuple[Row, ...]
+    lines: dict[tuple[str, Variant, str], Line]
+    manifest: dict[str, Any]
+
+    @property
+    def primary(self) -> str:
+        """The metric by which methods are judged."""
+        return str(self.manifest["primary_metric"])
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Quality metrics without the flip curves, the primary one first."""
+        return _unique((self.primary, *(r.metric for r in self.rows if r.metric not in FLIP_METRICS)))
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Plugin names in the order in which they should be listed."""
+        return _unique(r.method for r in self.rows)
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """Display name per method."""
+        return {r.method: r.title for r in self.rows}
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """Order and merge combinations that some method other than old, new and offline was run with."""
+        own = _unique(r.variant for r in self.rows if r.method not in ORDER_FREE)
+        return own or _unique(r.variant for r in self.rows)[:1]
+
+    def label(self, variant: Variant) -> str:
+        """Names a variant by what distinguishes it; the order where there is only one variant."""
+        parts = [f"{variant.order} order"] if len({v.order for v in self.variants}) > 1 else []
+        parts += [f"{variant.merge} merge"] if len({v.merge for v in self.variants}) > 1 else []
+        return ", ".join(parts) or f"{variant.order} order"
+
+    def group(self, row: Row) -> Variant | None:
+        """The group of rows that a table sets apart; None for old, new and offline, and if there is one variant."""
+        return None if len(self.variants) == 1 or row.method in ORDER_FREE else row.variant
+
+    def table(self, metric: str) -> list[Row]:
+        """All rows of a metric: first old, new and offline, once each, then one group per variant."""
+        rows = [r for r in self.rows if r.metric == metric]
+        if len(self.variants) == 1:
+            return self.panel(metric, self.variants[0])
+        free = {r.method: r for r in reversed(rows) if r.method in ORDER_FREE}
+        once = [free[m] for m in self.methods if m in free]
+        return once + [r for v in self.variants for r in rows if r.variant == v and r.method not in ORDER_FREE]
+
+    def panel(self, metric: str, variant: Variant) -> list[Row]:
+        """The rows to compare within one variant: its own, and old, new and offline wherever they were stored."""
+        found: dict[str, Row] = {}
+        for row in (r for r in self.rows if r.metric == metric):
+            if row.variant == variant or (row.method in ORDER_FREE and row.method not in found):
+                found[row.method] = row
+        return [found[m] for m in self.methods if m in found]
+
+    def line(self, row: Row, metric: str | None = None) -> Line | None:
+        """The curve that belongs to a summary row, or that row's curve of another metric; None if there is none."""
+        return self.lines.get((row.method, row.variant, metric or row.metric))
+
+    def best(self, metric: str | None = None) -> Row | None:
+        """The row with the highest AUC (primary metric by default) that one could deploy during a backfill."""
+        rows = [
+            r
+            for r in self.rows
+            if r.metric == (metric or self.primary) and not (r.is_reference or r.is_bound or math.isnan(r.auc))
+        ]
+        return max(rows, key=lambda r: r.auc, default=None)
+
+
+def read_results(folder: Path) -> Results:
+    """Read curves.parquet, summary.parquet and manifest.json of a finished simulation.
+
+    Raises:
+        InputError: the folder, a file, a column or a key is missing, or the files contradict each other.
+    """
+    if not folder.is_dir():
+        raise InputError(f"no results folder at {folder}: give the folder that simulate wrote with --out")
+    curves = _read_table(folder / "curves.parquet", CURVE_COLUMNS)
+    summary = _read_table(folder / "summary.parquet", SUMMARY_COLUMNS)
+    manifest = _read_manifest(folder / "manifest.json")
+    results = Results(tuple(_row(record) for record in summary.to_dict("records")), _lines(curves), manifest)
+    if not any(r.metric == results.primary for r in results.rows):
+        raise InputError(
+            f"{folder / 'summary.parquet'} has no rows for the primary metric {results.primary!r}: run simulate again"
+        )
+    for row in results.rows:
+        if row.metric not in FLIP_METRICS and results.line(row) is None:
+            raise InputError(
+                f"{folder / 'curves.parquet'} has no curve for {row.method}, {row.variant.order} order, "
+                f"{row.variant.merge} merge, {row.metric}, which summary.parquet lists: run simulate again"
+            )
+    return results
+
+
+def _read_table(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
+    if not path.is_file():
+        raise InputError(f"{path} is missing: run simulate again, or give the folder that it wrote")
+    try:
+        frame = pd.read_parquet(path)
+    except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
+        raise InputError(
+            f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}): run simulate again"
+        ) from error
+    missing = [c for c in columns if c not in frame.columns]
+    if missing:
+        raise InputError(f"{path} lacks the column {', '.join(missing)}: run simulate again with this version")
+    if frame.empty:
+        raise InputError(f"{path} has no rows: run simulate again with at least one method")
+    return frame
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InputError(f"{path} is missing: run simulate again, or give the folder that it wrote")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON ({error}): run simulate again") from error
+    if not isinstance(manifest, dict) or "primary_metric" not in manifest:
+        raise InputError(f"{path} lacks the key primary_metric: run simulate again with this version")
+    return manifest
+
+
+def _row(record: dict[Any, Any]) -> Row:
+    numbers = {k: float(record[k]) for k in ("auc", "auc_mean", "gain", "start", "end", "largest_fall")}
+    return Row(
+        method=str(record["method"]),
+        title=str(record["title"]),
+        variant=Variant(str(record["order"]), str(record["merge"])),
+        metric=str(record["metric"]),
+        monotone=_flag(record["monotone"]),
+        starts_at_old=_flag(record["starts_at_old"]),
+        ends_at_new=_flag(record["ends_at_new"]),
+        negative_flips_max=float(record["negative_flips_max"]),
+        **numbers,
+    )
+
+
+def _flag(value: Any) -> bool | None:
+    # bool(NaN) is True: a flag that was never computed must not read as a condition that holds.
+    return None if pd.isna(value) else bool(value)
+
+
+def _lines(curves: pd.DataFrame) -> dict[tuple[str, Variant, str], Line]:
+    lines = {}
+    for key, part in curves.groupby(["method", "order", "merge", "metric"], sort=False):
+        method, order, merge, metric = (str(k) for k in key)
+        ordered = part.sort_values("t")
+        arrays = (ordered[c].to_numpy(dtype=np.float64) for c in ("t", "value", "low", "high"))
+        lines[method, Variant(order, merge), metric] = Line(*arrays)
+    return lines
+
+
+def _unique(items: Iterable[T]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys(items))

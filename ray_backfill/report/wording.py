@@ -1,0 +1,147 @@
+"""Numbers and judgements in plain words, for the terminal and the HTML alike."""
+
+import math
+
+from ray_backfill.report.results import ORDER_FREE, Results, Row
+
+MINUS = "\u2212"
+NOTHING = "\u2013"
+
+GAIN_IN_WORDS = (
+    "AUC is the average quality over the whole backfill. Gain says how much of the finished upgrade's benefit users "
+    "get on average while it still runs: 0 % = as good as the old service all along, 100 % = as good as if the new "
+    "model served from the first moment."
+)
+COLUMNS_IN_WORDS = (
+    "gain: the share of the upgrade's benefit that users get on average while the backfill runs (0 % = the old "
+    "service throughout, 100 % = the new model from the start). \u2713 M_0: starts no worse than old. "
+    "\u2713 M_1: ends no worse than new. falls: the largest drop between two moments. "
+    "neg. flips: queries right at the start and wrong later, at worst."
+)
+
+GLOSSARY = {
+    "Backfill": "Re-embedding every gallery item with the new model. Progress t is the share that is done.",
+    "{query, gallery}": "A retrieval system: the model that embeds the query, and the one that embedded the gallery. "
+    "{old, old} is the service before the upgrade, {new, new} the finished one.",
+    "M_t": "The metric of the mixed ranking at progress t: backfilled items are ranked by the forward system, "
+    "the others by the backward system, and both lists are merged by distance. "
+    "M_0 is before the first item, M_1 after the last.",
+    "AUC": "The area under M_t for t from 0 to 1, by the trapezoid rule: the average quality during the backfill. "
+    "AUC (mean) is the plain mean of the points, which some papers print instead.",
+    "Gain": "(AUC of the method \u2212 AUC of old) / (AUC of new \u2212 AUC of old). It can exceed 100 %.",
+    "Order": "The sequence in which gallery items are backfilled. An oracle order uses knowledge that nobody has "
+    "in advance: an upper bound, never a recommendation.",
+    "Merge": "How distances of the two systems are made comparable before both lists are merged; raw = not at all.",
+    "Negative flip": "A query whose first result was right before and is wrong at progress t: the errors that users "
+    "notice. A positive flip is the reverse. Before = the same method at t = 0, or {old, old}.",
+    "mAP": "Mean average precision: the share of right items among the results, averaged over the ranks "
+    "of all right ones. "
+    "mAP@k looks at the first k results only.",
+    "CMC@k": "The share of queries with at least one right item among the first k results.",
+}
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share as per cent without the sign, 0.605 -> "60.5"; an en dash where it is undefined."""
+    if not math.isfinite(share):
+        return NOTHING
+    text = f"{100 * share:.{digits}f}"
+    if float(text) == 0:
+        return text.removeprefix("-")
+    return text.replace("-", MINUS)
+
+
+def percent_sign(share: float, digits: int = 1) -> str:
+    """Like percent, with the sign where there is a number: "60.5 %"."""
+    return f"{percent(share, digits)} %" if math.isfinite(share) else NOTHING
+
+
+def tick(flag: bool | None) -> str:
+    """A tick, a cross, or an en dash where the condition was not checked."""
+    return NOTHING if flag is None else "\u2713" if flag else "\u2717"
+
+
+def falls(row: Row) -> str:
+    """Whether the curve ever falls, and by how much: "never" or "by 1.2"."""
+    if row.monotone is None:
+        return NOTHING
+    if row.monotone:
+        return "never"
+    size = percent(row.largest_fall)
+    return f"by {'<0.1' if size == '0.0' else size}"
+
+
+def verdict(results: Results) -> str:
+    """One sentence: the method with the best AUC of the primary metric, and how good the backfill is with it."""
+    best = results.best()
+    if best is None:
+        return "No method was compared but old and new, so there is nothing to recommend."
+    metric = results.primary
+    reference = {r.method: r for r in results.panel(metric, best.variant) if r.is_reference}
+    old, new = reference.get("old"), reference.get("new")
+    name = best.title + (f" ({results.label(best.variant)})" if len(results.variants) > 1 else "")
+    average = f"{percent_sign(best.auc)} {metric} on average"
+    if old and new and new.auc <= old.auc:
+        return (
+            f"The new model is no better than the old one ({percent_sign(new.auc)} {metric} against "
+            f"{percent_sign(old.auc)}), so there is no gain to win; {name} serves best during the backfill "
+            f"with {average}."
+        )
+    if old and best.auc <= old.auc:
+        return (
+            f"No method beats the old service while the backfill runs: the best, {name}, has {average} against "
+            f"{percent_sign(old.auc)}; finish the backfill before you switch over."
+        )
+    name = name[:1].upper() + name[1:]
+    if math.isfinite(best.gain):
+        reach = f"{name} reaches {percent_sign(best.gain, 0)} of the upgrade\u2019s gain during the backfill"
+    else:
+        reach = f"{name} serves best during the backfill with {average}"
+    starts, ends = _against(best.start, old, "old service"), _against(best.end, new, "finished upgrade")
+    return f"{reach} and {_steadiness(best)}; {metric} starts at {starts} and ends at {ends}."
+
+
+def runner_up(results: Results) -> str:
+    """A sentence that names the second-best method, or nothing if there is none."""
+    best = results.best()
+    others = [
+        r
+        for r in results.rows
+        if best is not None
+        and r.metric == results.primary
+        and r.method != best.method
+        and not (r.is_reference or r.is_bound or math.isnan(r.auc))
+    ]
+    if not others:
+        return ""
+    second = max(others, key=lambda r: r.auc)
+    gain = f", {percent_sign(second.gain, 0)} of the gain" if math.isfinite(second.gain) else ""
+    return f"Next best: {second.title}, AUC {percent_sign(second.auc)}{gain}."
+
+
+def safety(results: Results) -> str:
+    """A sentence that names the methods for which all three conditions hold in the primary metric."""
+    safe: dict[str, list[str]] = {}
+    for row in results.table(results.primary):
+        if row.is_safe and not (row.is_reference or row.is_bound):
+            plain = row.method in ORDER_FREE or len(results.variants) == 1
+            safe.setdefault("" if plain else results.label(row.variant), []).append(row.title)
+    if not safe:
+        return "No method meets all three safety conditions."
+    groups = [", ".join(titles) + (f" ({label})" if label else "") for label, titles in safe.items()]
+    return f"All three safety conditions hold for {'; '.join(groups)}."
+
+
+def _steadiness(row: Row) -> str:
+    if row.monotone is None:
+        return "was not checked for falls"
+    if row.monotone:
+        return "never falls"
+    size = percent(row.largest_fall)
+    return (
+        f"falls on the way, by {'less than 0.1' if size == '0.0' else size} points at most from one moment to the next"
+    )
+
+
+def _against(value: float, reference: Row | None, name: str) -> str:
+    return percent_sign(value) + (f" ({name}: {percent_sign(reference.auc)})" if reference else "")

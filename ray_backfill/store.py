@@ -1,0 +1,220 @@
+"""Embeddings in Parquet: reading, checking, writing. No computation.
+
+The data contract: a folder with ``gallery.parquet`` and, if there are any, ``queries.parquet`` and ``train.parquet``,
+each a file or a folder of parts that are read in the order of their names. Columns: ``id`` (int64 or string), ``old``
+and ``new`` (lists of float16 or float32, one length per column); optional ``label`` (integer or string), ``group``,
+``camera``, ``old_score`` (the old classifier's top probability), ``order_score`` (the user's own, low first);
+queries may carry ``positives`` and ``ignored`` (lists of gallery ids) instead of labels.
+Without a queries file the gallery queries itself, each item excluded from its own answer.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ray_backfill.errors import InputError
+from ray_backfill.systems import FloatArray
+
+_INTEGER_COLUMNS = ("group", "camera")
+_FLOAT_COLUMNS = ("old_score", "order_score")
+_ID_LIST_COLUMNS = ("positives", "ignored")
+
+
+@dataclass(frozen=True)
+class EmbeddingTable:
+    """One split in memory; N rows. Columns that the files lack are None. Lists of ids stay lists of ids."""
+
+    path: Path
+    id: NDArray[Any]
+    old: FloatArray
+    new: FloatArray
+    label: NDArray[Any] | None = None
+    group: NDArray[np.int64] | None = None
+    camera: NDArray[np.int64] | None = None
+    old_score: NDArray[np.float64] | None = None
+    order_score: NDArray[np.float64] | None = None
+    positives: list[NDArray[Any]] | None = None
+    ignored: list[NDArray[Any]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+
+@dataclass(frozen=True)
+class EmbeddingFolder:
+    """A folder of the data contract, read and checked. queries is None where the gallery queries itself."""
+
+    path: Path
+    gallery: EmbeddingTable
+    queries: EmbeddingTable | None
+    train: EmbeddingTable | None
+
+    def fingerprint(self) -> str:
+        """Changes with any id, vector or label of any split. Cost: one pass over the bytes."""
+        digest = hashlib.blake2b(digest_size=12)
+        for table in (self.gallery, self.queries, self.train):
+            for column in (table.id, table.old, table.new, table.label) if table is not None else ():
+                if column is not None:
+                    array = column.astype(str) if column.dtype.kind in "OUT" else column
+                    digest.update(f"{array.dtype}{array.shape}".encode())
+                    digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+
+def read_folder(path: Path) -> EmbeddingFolder:
+    """Read and check a folder of the data contract (see the module).
+
+    Raises:
+        InputError: missing file or column, missing or duplicate ids, NaN, ragged lists, unknown positives; the message
+            names file, column and first offending rows.
+    """
+    if not path.is_dir():
+        raise InputError(f"{path} is not a folder; give a folder that holds gallery.parquet")
+    gallery = read_table(path / "gallery.parquet")
+    queries, train = (
+        read_table(path / f"{name}.parquet") if (path / f"{name}.parquet").exists() else None
+        for name in ("queries", "train")
+    )
+    for other in (queries, train):
+        for column in ("old", "new"):
+            mine, theirs = getattr(gallery, column).shape[1], getattr(other or gallery, column).shape[1]
+            if other is not None and mine != theirs:
+                raise InputError(
+                    f"column {column!r} has {theirs} dimensions in {other.path} and {mine} in {gallery.path}"
+                )
+    return EmbeddingFolder(path, gallery, queries, train)
+
+
+def read_table(path: Path) -> EmbeddingTable:
+    """Read one split: a Parquet file, or a folder of part files in the order of their names."""
+    files = [path] if path.is_file() else sorted(path.glob("*.parquet"))
+    if not files:
+        raise InputError(f"{path} is missing; it must be a Parquet file or a folder of Parquet parts")
+    read = {file: _read_file(file) for file in files}
+    files = [file for file in files if len(read[file]["id"])]
+    if not files:
+        raise InputError(f"{path} has no rows")
+    parts = [read[file] for file in files]
+    for column, values in parts[0].items():
+        for file, part in zip(files, parts, strict=True):
+            if part.keys() != parts[0].keys():
+                raise InputError(f"{file} has columns {sorted(part)}, but {files[0]} has {sorted(parts[0])}")
+            if isinstance(values, np.ndarray) and part[column].shape[1:] != values.shape[1:]:
+                raise InputError(
+                    f"{file}, column {column!r}: {part[column].shape[1]} dimensions, but {values.shape[1]} in "
+                    f"{files[0]}"
+                )
+    columns: dict[str, Any] = {
+        name: np.concatenate([part[name] for part in parts])
+        if isinstance(parts[0][name], np.ndarray)
+        else [row for part in parts for row in part[name]]
+        for name in parts[0]
+    }
+    ids, counts = np.unique(columns["id"], return_counts=True)
+    if (counts > 1).any():
+        raise InputError(f"{path}, column 'id': duplicates, first {_some(ids[counts > 1])}; ids must be unique")
+    return EmbeddingTable(path, **columns)
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    """The known columns of one Parquet file as arrays (lists for lists of ids), checked."""
+    try:
+        table = pq.read_table(file, partitioning=None)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"{file} cannot be read as Parquet: {error}") from error
+    for column in ("id", "old", "new"):
+        if column not in table.column_names:
+            raise InputError(f"{file} has no column {column!r}; it has: {', '.join(table.column_names)}")
+    columns: dict[str, Any] = {"id": _ids(table["id"], file, "id")}
+    for name in ("old", "new"):
+        columns[name] = _vectors(table[name], file, name)
+    present = [name for name in table.column_names if name in EmbeddingTable.__dataclass_fields__]
+    for name in present:
+        if name == "label":
+            columns[name] = _ids(table[name], file, name)
+        elif name in _INTEGER_COLUMNS:
+            columns[name] = _numbers(table[name], file, name, np.int64)
+        elif name in _FLOAT_COLUMNS:
+            columns[name] = _numbers(table[name], file, name, np.float64)
+        elif name in _ID_LIST_COLUMNS:
+            columns[name] = [np.asarray(row if row is not None else []) for row in table[name].to_pylist()]
+    return columns
+
+
+def _ids(column: pa.ChunkedArray, file: Path, name: str) -> NDArray[Any]:
+    """Integers as int64, anything else as strings."""
+    _no_nulls(column, file, name)
+    if pa.types.is_integer(column.type):
+        return column.cast(pa.int64()).to_numpy()
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return np.asarray(column.to_pylist(), dtype=str)
+    raise InputError(f"{file}, column {name!r} must be integers or strings, not {column.type}")
+
+
+def _numbers(column: pa.ChunkedArray, file: Path, name: str, dtype: type) -> NDArray[Any]:
+    _no_nulls(column, file, name)
+    try:
+        values: NDArray[Any] = column.cast(pa.from_numpy_dtype(dtype)).to_numpy()
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{file}, column {name!r} must hold numbers ({np.dtype(dtype)}), not {column.type}") from error
+    return values
+
+
+def _vectors(column: pa.ChunkedArray, file: Path, name: str) -> FloatArray:
+    """A column of lists as (N, d) float16 or float32."""
+    kind = column.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if not is_list or not pa.types.is_floating(kind.value_type):
+        raise InputError(f"{file}, column {name!r} must hold lists of float16 or float32, not {kind}")
+    _no_nulls(column, file, name)
+    array = column.combine_chunks()
+    if not pa.types.is_fixed_size_list(kind):
+        lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+        ragged = np.flatnonzero(lengths != lengths[0]) if len(lengths) else np.empty(0, np.int64)
+        if len(ragged):
+            raise InputError(
+                f"{file}, column {name!r}: lists of different length, {lengths[0]} in row 0 but "
+                f"{lengths[ragged[0]]} in row {_some(ragged)}"
+            )
+    flat = array.flatten().to_numpy(zero_copy_only=False)
+    if len(array) and not len(flat):
+        raise InputError(f"{file}, column {name!r}: the lists are empty")
+    vectors: NDArray[Any] = flat.reshape(len(array), len(flat) // max(1, len(array)))
+    if vectors.dtype == np.float64:
+        vectors = vectors.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(bad):
+        raise InputError(f"{file}, column {name!r}: NaN or infinite values in row {_some(bad)}")
+    return vectors
+
+
+def _no_nulls(column: pa.ChunkedArray, file: Path, name: str) -> None:
+    if column.null_count:
+        rows = np.flatnonzero(column.is_null().to_numpy())
+        raise InputError(f"{file}, column {name!r}: missing value in row {_some(rows)}")
+
+
+def _some(rows: NDArray[Any]) -> str:
+    """The first three of the offending rows or ids, for a message."""
+    return ", ".join(str(row) for row in rows[:3]) + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")
+
+
+def vector_column(vectors_ND: FloatArray) -> pa.FixedSizeListArray:
+    """(N, d) float16 or float32 as an Arrow column that every Parquet reader understands."""
+    flat = np.ascontiguousarray(vectors_ND).ravel()
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat), vectors_ND.shape[1])
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """Write a Parquet file so that it is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    pq.write_table(table, temporary)
+    temporary.replace(path)

@@ -1,0 +1,40 @@
+"""Random views of a batch of images, on the device that trains."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Each image is turned by up to ``rotate_deg``, moved by up to ``shift`` of its side, zoomed by up to ``zoom``.
+
+    flip: mirror half of the images. Off where left and right mean something, as in handwriting.
+    """
+
+    rotate_deg: float = 10.0
+    shift: float = 0.1
+    zoom: float = 0.15
+    flip: bool = False
+
+
+def augment(pixels_BCSS: Tensor, settings: Augmentation) -> Tensor:
+    """One random view of each image by one bilinear resampling. Uses torch's global generator."""
+    n, device = len(pixels_BCSS), pixels_BCSS.device
+
+    def uniform(limit: float) -> Tensor:
+        return (torch.rand(n, device=device) * 2 - 1) * limit
+
+    angle = uniform(math.radians(settings.rotate_deg))
+    scale = 1 + uniform(settings.zoom)
+    mirror = torch.where(torch.rand(n, device=device) < 0.5, -1.0, 1.0) if settings.flip else torch.ones_like(scale)
+    cos, sin = scale * angle.cos(), scale * angle.sin()
+    rows = [
+        torch.stack([mirror * cos, -sin, uniform(2 * settings.shift)], dim=1),
+        torch.stack([mirror * sin, cos, uniform(2 * settings.shift)], dim=1),
+    ]
+    grid = F.affine_grid(torch.stack(rows, dim=1), list(pixels_BCSS.shape), align_corners=False)
+    return F.grid_sample(pixels_BCSS, grid, mode="bilinear", padding_mode="border", align_corners=False)

@@ -1,0 +1,141 @@
+"""Trains one backbone as a classifier of its classes, alone or under DDP.
+
+Source: FastFill, section 5.1 (SGD, warm-up, cosine, label smoothing). Shapes: N rows, W workers, B batch of a worker.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ray_backfill.datasets import ImageSource
+from ray_backfill.errors import InputError
+from ray_backfill.models.backbones import Backbone, pixels_to_float
+from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
+from ray_backfill.models.gather import gather, rank_and_size
+from ray_backfill.training.augment import Augmentation, augment
+from ray_backfill.training.pixels import PixelFeed
+from ray_backfill.training.schedule import warmup_cosine
+
+
+@dataclass(frozen=True)
+class BackboneTraining:
+    """How a backbone is trained. batch: images a step over all workers together. lr: peak, at that batch."""
+
+    epochs: int = 100
+    batch: int = 1024
+    lr: float = 1.024
+    momentum: float = 0.875
+    weight_decay: float = 2.0**-15
+    warmup_epochs: int = 5
+    label_smoothing: float = 0.1
+    seed: int = 0
+    augmentation: Augmentation = field(default_factory=Augmentation)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one epoch measured, over all workers. save: writes a checkpoint to continue from."""
+
+    epoch: int
+    loss: float
+    accuracy: float
+    save: Callable[[Path], None]
+
+
+def train_backbone(
+    source: ImageSource,
+    rows: NDArray[np.int64],
+    info: BackboneInfo,
+    settings: BackboneTraining,
+    device: torch.device | None = None,
+    resume_from: Path | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+) -> tuple[Backbone, dict[int, str]]:
+    """Train on the given rows of the train split; under DDP every worker calls this with the same arguments.
+
+    resume_from: a folder that ``Epoch.save`` wrote; training goes on after its epoch.
+    Returns: the network, and the broken images this worker met, row -> reason.
+
+    Raises:
+        InputError: fewer than 2 classes, or fewer images than one batch.
+    """
+    device = device or torch.device("cpu")
+    rank, size = rank_and_size()
+    if len(info.classes) < 2:
+        raise InputError(f"training a backbone needs at least 2 classes, got {len(info.classes)}")
+    batch = min(settings.batch, len(rows)) // size
+    if batch < 2:
+        raise InputError(f"{len(rows)} images are too few to train a backbone on {size} workers")
+    torch.manual_seed(settings.seed)
+    network = info.build().to(device)
+    optimizer = torch.optim.SGD(
+        network.parameters(), settings.lr, settings.momentum, weight_decay=settings.weight_decay, nesterov=True
+    )
+    done = _restore(resume_from, network, optimizer, device) if resume_from else 0
+    model: nn.Module = DistributedDataParallel(network) if size > 1 else network
+    steps = len(rows) // (batch * size)
+    labels = source.items("train").labels_N
+    # An image is decoded by the worker that meets it; over the epochs each worker meets all of them.
+    feed = PixelFeed(source, rows)
+
+    for epoch in range(done + 1, settings.epochs + 1):
+        torch.manual_seed(settings.seed * 1_000_003 + epoch * 1009 + rank)  # augmentation; the same after a resume
+        model.train()
+        mine = rows[_batches(len(rows), batch * size, settings.seed, epoch)[:, rank * batch : (rank + 1) * batch]]
+        sums = torch.zeros(3, device=device)  # loss, right answers, images
+        for step, (pixels, kept) in enumerate(feed.batches(mine)):
+            factor = warmup_cosine((epoch - 1) * steps + step, settings.epochs * steps, settings.warmup_epochs * steps)
+            for group in optimizer.param_groups:
+                group["lr"] = settings.lr * factor
+            target = torch.from_numpy(np.searchsorted(info.classes, labels[kept])).to(device)
+            _, logits = model(augment(pixels_to_float(pixels.to(device)), settings.augmentation))
+            loss = F.cross_entropy(logits, target, label_smoothing=settings.label_smoothing)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            right = (logits.argmax(1) == target).sum()
+            sums += torch.stack([loss.detach() * len(target), right, torch.tensor(len(target), device=device)])
+        if on_epoch is not None:
+            loss_sum, right_sum, seen = gather(sums[None]).sum(0).tolist()
+            on_epoch(Epoch(epoch, loss_sum / seen, right_sum / seen, _saver(network, info, optimizer, epoch)))
+    network.eval()
+    return network, feed.broken
+
+
+def _batches(n_rows: int, batch: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """(steps, batch) a fresh permutation of the rows cut into batches; the rest of an epoch is left out."""
+    order = np.random.default_rng([seed, epoch]).permutation(n_rows)
+    return order[: n_rows // batch * batch].reshape(-1, batch)
+
+
+def _saver(
+    network: Backbone, info: BackboneInfo, optimizer: torch.optim.Optimizer, epoch: int
+) -> Callable[[Path], None]:
+    def save(folder: Path) -> None:
+        save_backbone(folder, network, info)
+        torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+        (folder / "epoch.json").write_text(json.dumps({"epoch": epoch}))
+
+    return save
+
+
+def _restore(folder: Path, network: Backbone, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+    """Load a checkpoint into network and optimizer; returns its epoch."""
+    saved, _ = load_backbone(folder)
+    network.load_state_dict(saved.state_dict())
+    # weights_only: tensors and plain values, nothing that could run code.
+    optimizer.load_state_dict(torch.load(folder / "optimizer.pt", map_location=device, weights_only=True))
+    return int(json.loads((folder / "epoch.json").read_text())["epoch"])
+
+
+def training_rows(labels_N: NDArray[np.int64], classes: list[int]) -> NDArray[np.int64]:
+    """Rows of the train split whose label is among ``classes``, ascending."""
+    return np.flatnonzero(np.isin(labels_N, classes))

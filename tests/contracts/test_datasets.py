@@ -1,0 +1,130 @@
+"""What every source of images promises. A new source adds its smallest example to EXAMPLES."""
+
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ray_backfill.datasets import (
+    SPLITS,
+    ImageSource,
+    dataset_module,
+    dataset_name,
+    dataset_names,
+    image_folder,
+    landmarks,
+    omniglot,
+    open_source,
+)
+from ray_backfill.errors import InputError
+from tests.datasets._pictures import omniglot_zips, plain, write_tree
+
+
+def _image_folder(root: Path) -> Any:
+    pictures = {f"{name}/{i}.png": plain((40 * i, 9, 7)) for name in ("cat", "birds/owl") for i in range(5)}
+    return image_folder.Settings(root=str(write_tree(root, pictures)), image_size=9)
+
+
+# The settings of a small instance of each source, made in an empty folder.
+EXAMPLES: dict[str, Callable[[Path], Any]] = {
+    "image_folder": _image_folder,
+    "landmarks": lambda root: landmarks.Settings(landmarks=4, train_images=20, gallery_images=16, queries=5),
+    "omniglot": lambda root: omniglot.Settings(root=str(omniglot_zips(root))),
+}
+
+
+def test_every_source_has_an_example() -> None:
+    assert sorted(EXAMPLES) == dataset_names(), "give each source its smallest example here"
+
+
+@pytest.fixture(params=sorted(EXAMPLES))
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return EXAMPLES[request.param](tmp_path)
+
+
+@pytest.fixture
+def source(settings: Any) -> ImageSource:
+    return open_source(settings)
+
+
+def test_settings_are_frozen_json(settings: Any) -> None:
+    name = dataset_name(settings)
+    assert isinstance(settings, dataset_module(name).Settings)
+    assert type(settings)(**json.loads(json.dumps(asdict(settings)))) == settings
+    assert all(isinstance(getattr(settings, f.name), str | int | float) for f in fields(settings))
+    with pytest.raises(FrozenInstanceError):
+        settings.image_size = 1
+
+
+def test_splits(source: ImageSource) -> None:
+    assert source.splits == tuple(split for split in SPLITS if split in source.splits)
+    assert set(source.splits) >= {"train", "gallery"}
+
+
+def test_items(source: ImageSource) -> None:
+    for split in source.splits:
+        items = source.items(split)
+        count = len(items)
+        assert count > 0
+        for array in (items.ids_N, items.labels_N, items.groups_N):
+            if array is not None:
+                assert array.dtype == np.int64
+                assert array.shape == (count,)
+        assert len(np.unique(items.ids_N)) == count
+        assert items.labels_N.min() >= 0
+
+
+def test_a_gallery_that_queries_itself_has_answers(source: ImageSource) -> None:
+    sizes = np.bincount(source.items("gallery").labels_N)
+    if "queries" in source.splits:
+        assert (sizes[source.items("queries").labels_N] > 0).all()
+    else:
+        assert sizes.max() > 1
+
+
+def test_pixels(source: ImageSource) -> None:
+    for split in source.splits:
+        rows = np.arange(len(source.items(split)))
+        pixels = source.read(split, rows)
+        assert pixels.pixels_BSSC.shape == (len(rows), source.image_size, source.image_size, source.channels)
+        assert pixels.pixels_BSSC.dtype == np.uint8
+        assert pixels.broken == {}
+        assert pixels.pixels_BSSC.any(axis=(1, 2, 3)).all()
+        some = np.array([3, 0, 3, 2])
+        np.testing.assert_array_equal(source.read(split, some).pixels_BSSC, pixels.pixels_BSSC[some])
+    assert len(source.read("gallery", rows[:0]).pixels_BSSC) == 0
+
+
+def test_opening_again_and_pickling_change_nothing(settings: Any, source: ImageSource) -> None:
+    rows = np.array([1, 0])
+    before = source.read("gallery", rows).pixels_BSSC
+    for other in (open_source(settings), pickle.loads(pickle.dumps(source))):
+        assert other.splits == source.splits
+        for split in source.splits:
+            np.testing.assert_array_equal(other.items(split).ids_N, source.items(split).ids_N)
+            np.testing.assert_array_equal(other.items(split).labels_N, source.items(split).labels_N)
+        np.testing.assert_array_equal(other.read("gallery", rows).pixels_BSSC, before)
+        assert other.fingerprint() == source.fingerprint()
+
+
+def test_the_fingerprint_follows_every_setting(settings: Any, source: ImageSource) -> None:
+    seen = [json.dumps(source.fingerprint())]
+    for f in fields(settings):
+        value = getattr(settings, f.name)
+        if f.name == "root":  # the same images in another place are the same images
+            continue
+        changed = {"channels": 1}.get(f.name, value + 1 if isinstance(value, int) else value / 2)
+        seen.append(json.dumps(open_source(replace(settings, **{f.name: changed})).fingerprint()))
+    assert len(set(seen)) == len(seen)
+
+
+def test_an_unknown_split_is_refused(source: ImageSource) -> None:
+    with pytest.raises(InputError, match=r"'nowhere'.*gallery"):
+        source.items("nowhere")
+    with pytest.raises(InputError, match="'nowhere'"):
+        source.read("nowhere", np.array([0]))

@@ -1,0 +1,91 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ray_backfill.datasets import ImageSource
+from ray_backfill.datasets._file_source import FileSource
+from ray_backfill.datasets.omniglot import Settings, open_source
+from ray_backfill.errors import InputError
+from tests.datasets._pictures import drawing, omniglot_zips, plain, write_zip
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+needs_the_images = pytest.mark.skipif(not REAL.is_dir(), reason="the Omniglot images are not on this machine")
+
+
+def drawers(source: ImageSource, split: str) -> set[int]:
+    assert isinstance(source, FileSource)
+    return {int(source.listing.files[i].name[-6:-4]) for i in source.items(split).ids_N}
+
+
+def test_drawers_divide_the_images_and_shared_alphabets_count_once(tmp_path: Path) -> None:
+    source = open_source(Settings(str(omniglot_zips(tmp_path)), train_drawers=15))
+    assert source.splits == ("train", "gallery")
+    assert np.bincount(source.items("train").labels_N).tolist() == [15, 15, 15]
+    assert np.bincount(source.items("gallery").labels_N).tolist() == [5, 5, 5]
+    assert drawers(source, "train") == set(range(1, 16))
+    assert drawers(source, "gallery") == {16, 17, 18, 19, 20}
+
+
+def test_strokes_are_bright_on_dark_and_averaged(tmp_path: Path) -> None:
+    source = open_source(Settings(str(omniglot_zips(tmp_path)), image_size=7))
+    # Drawer 1's bar covers rows 4 to 18 of 105, and each of our 7 rows averages 15: 11/15 and 4/15 of full white.
+    pixels = source.read("train", np.array([0])).pixels_BSSC[0, :, :, 0]
+    assert pixels.dtype == np.uint8
+    np.testing.assert_array_equal(pixels, np.tile(np.array([[187, 68, 0, 0, 0, 0, 0]]).T, (1, 7)))
+
+
+def test_classes_are_sorted_by_alphabet_then_character(tmp_path: Path) -> None:
+    # As plain strings "Latin(old)/..." would stand before "Latin/...", since "(" sorts before "/".
+    names = ["top/Latin/character01/0001_01.png", "top/Latin(old)/character01/0002_01.png"]
+    for number in (1, 2):
+        write_zip(tmp_path / f"omniglot_small{number}.zip", dict.fromkeys(names, drawing(0)))
+    source = open_source(Settings(str(tmp_path)))
+    assert isinstance(source, FileSource)
+    by_label = {int(label): source.listing.files[i].folder for i, label in zip(*_rows(source), strict=True)}
+    assert by_label == {0: "Latin/character01", 1: "Latin(old)/character01"}
+
+
+def _rows(source: ImageSource) -> tuple[list[int], list[int]]:
+    items = source.items("train")
+    return items.ids_N.tolist(), items.labels_N.tolist()
+
+
+def test_the_authors_file_names_are_known(tmp_path: Path) -> None:
+    omniglot_zips(tmp_path)
+    for number in (1, 2):
+        (tmp_path / f"omniglot_small{number}.zip").rename(tmp_path / f"images_background_small{number}.zip")
+    assert len(open_source(Settings(str(tmp_path))).items("train")) == 3 * 12
+
+
+@pytest.mark.parametrize("root", ["", "nowhere", "."])
+def test_missing_files_are_named(tmp_path: Path, root: str) -> None:
+    with pytest.raises(InputError, match=r"expected omniglot_small1\.zip and omniglot_small2\.zip in"):
+        open_source(Settings(root and str(tmp_path / root)))
+
+
+def test_other_images_are_refused(tmp_path: Path) -> None:
+    for number in (1, 2):
+        write_zip(tmp_path / f"omniglot_small{number}.zip", {"top/cat/1.png": plain(), "top/dog/1.png": plain()})
+    with pytest.raises(InputError, match=r"1\.png is not alphabet/character/NNNN_DD\.png"):
+        open_source(Settings(str(tmp_path)))
+
+
+@pytest.mark.parametrize(("name", "value"), [("train_drawers", 0), ("train_drawers", 20), ("image_size", 0)])
+def test_settings_out_of_range(tmp_path: Path, name: str, value: int) -> None:
+    with pytest.raises(InputError, match=name):
+        open_source(Settings(str(tmp_path), **{name: value}))
+
+
+@needs_the_images
+def test_the_real_images() -> None:
+    source = open_source(Settings(str(REAL)))
+    assert np.bincount(source.items("train").labels_N).tolist() == [12] * 242
+    assert np.bincount(source.items("gallery").labels_N).tolist() == [8] * 242
+    assert drawers(source, "gallery") == set(range(13, 21))
+    pixels = source.read("gallery", np.arange(0, 1936, 20))
+    assert not pixels.broken
+    assert pixels.pixels_BSSC.shape == (97, 28, 28, 1)
+    # Thin bright strokes on black: every drawing has some of both.
+    assert (pixels.pixels_BSSC.reshape(97, -1).max(axis=1) > 150).all()
+    assert np.median(pixels.pixels_BSSC) == 0

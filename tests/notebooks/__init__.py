@@ -1,0 +1,1 @@
+"""Tests of the notebooks: each runs from start to end."""

@@ -1,0 +1,78 @@
+"""Figures: lines carry the stored values, methods look different, files are whole pictures."""
+
+import io
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from PIL import Image
+
+from ray_backfill.report import figures, read_results, write_report
+from tests.report.folder import METHODS, write_results
+
+
+def test_curves_png_is_a_picture_of_plausible_size(tmp_path: Path) -> None:
+    write_report(write_results(tmp_path))
+    with Image.open(tmp_path / "curves.png") as picture:
+        picture.verify()
+        assert picture.width == 1350
+        assert 700 < picture.height < 1200
+    assert sorted(p.name for p in tmp_path.iterdir()) == (
+        ["curves.parquet", "curves.png", "manifest.json", "report.html", "summary.parquet"]
+    )
+    with Image.open(tmp_path / "curves.png") as picture:
+        assert np.asarray(picture.convert("L")).std() > 10  # not a blank sheet
+
+
+def test_lines_carry_the_stored_values(tmp_path: Path) -> None:
+    figure = figures.curves_figure(read_results(write_results(tmp_path)))
+    plots = [axes for axes in figure.axes if axes.get_ylabel()]
+    assert [axes.get_ylabel() for axes in plots] == ["mAP (%)", "CMC@1 (%)"]
+    drawn = [np.round(np.asarray(line.get_ydata(), dtype=float), 6).tolist() for line in plots[0].lines]
+    assert drawn == [[round(100 * v, 6) for v in values[1]] for values in METHODS.values()]
+    assert len(plots[0].collections) == 3  # a band for each method, none for old and new
+
+
+def test_without_intervals_there_are_no_bands(tmp_path: Path) -> None:
+    results = read_results(write_results(tmp_path, intervals=False))
+    assert not figures.has_intervals(results)
+    assert not any(axes.collections for axes in figures.curves_figure(results).axes)
+
+
+def test_twenty_methods_look_different(tmp_path: Path) -> None:
+    many = METHODS | {f"m{i}": (f"method {i}", *METHODS["bct"][1:]) for i in range(20)}
+    styles = figures.method_styles(read_results(write_results(tmp_path, methods=many)), None)
+    looks = {(s.colour, s.dashes, s.marker) for s in (styles[m] for m in many)}
+    assert len(looks) == len(many)
+
+
+def test_many_orders_are_compared_but_not_all_drawn(tmp_path: Path) -> None:
+    results = read_results(write_results(tmp_path, orders=tuple("abcdef")))
+    assert [v.order for v in figures.drawn_variants(results)] == ["a", "b", "c", "d"]
+    orders = figures.orders_figure(results)
+    assert orders is not None
+    assert len(orders.axes[0].lines) == 6
+    assert figures.orders_figure(read_results(write_results(tmp_path))) is None
+
+
+def test_gain_bars(tmp_path: Path) -> None:
+    plot = figures.gain_figure(read_results(write_results(tmp_path))).axes[0]
+    assert [round(bar.get_width(), 6) for bar in plot.patches] == [20.0, 115.0, 25.0]  # type: ignore[attr-defined]
+    assert [text.get_text() for text in plot.texts] == ["20.0 %", "115.0 %", "25.0 %"]
+
+
+@pytest.mark.parametrize("flips", [True, False])
+def test_flips(tmp_path: Path, flips: bool) -> None:
+    figure = figures.flips_figure(read_results(write_results(tmp_path, flips=flips)))
+    assert (figure is not None) == flips
+    if figure is not None:
+        assert len([axes for axes in figure.axes if axes.get_ylabel() == "queries (%)"]) == 4
+
+
+def test_png_is_reproducible_and_leaves_no_global_figure(tmp_path: Path) -> None:
+    results = read_results(write_results(tmp_path))
+    first, second = (figures.to_png(figures.curves_figure(results)) for _ in range(2))
+    assert first == second
+    assert Image.open(io.BytesIO(first)).format == "PNG"
+    assert plt.get_fignums() == []

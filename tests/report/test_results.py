@@ -1,0 +1,110 @@
+"""What is missing or contradictory is named in one line; what is there is read as it is."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from ray_backfill.errors import InputError
+from ray_backfill.report import print_table, write_report
+from ray_backfill.report.results import CURVE_COLUMNS, SUMMARY_COLUMNS, Variant, read_results
+from tests.report.folder import METHODS, write_results
+
+
+def change(path: Path, edit: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
+    """Rewrite a table of a results folder."""
+    edit(pd.read_parquet(path)).to_parquet(path)
+
+
+def test_reads_rows_curves_and_manifest(tmp_path: Path) -> None:
+    results = read_results(write_results(tmp_path))
+    assert results.methods == tuple(METHODS)
+    assert results.metrics == ("mAP", "CMC@1")
+    row = results.panel("CMC@1", Variant("score", "raw"))[3]
+    assert (row.title, row.auc, row.start, row.monotone) == ("full RM", 0.73, 0.6000000000000001, True)
+    line = results.line(row, "mAP")
+    assert line is not None
+    assert line.value.tolist() == [0.40, 0.55, 0.62]
+    best = results.best()
+    assert best is not None
+    assert best.method == "rm"
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no results folder at .*nowhere"):
+        write_report(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["curves.parquet", "summary.parquet", "manifest.json"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    (write_results(tmp_path) / name).unlink()
+    with pytest.raises(InputError, match=f"{name} is missing: run simulate again"):
+        print_table(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [("curves.parquet", c) for c in CURVE_COLUMNS] + [("summary.parquet", c) for c in SUMMARY_COLUMNS],
+)
+def test_a_missing_column_is_named_in_one_line(tmp_path: Path, name: str, column: str) -> None:
+    write_results(tmp_path)
+    change(tmp_path / name, lambda frame: frame.drop(columns=column))
+    with pytest.raises(InputError, match=f"{name} lacks the column {column}: ") as caught:
+        write_report(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", ["curves.parquet", "summary.parquet"])
+def test_a_table_without_rows_or_of_another_kind_is_refused(tmp_path: Path, name: str) -> None:
+    write_results(tmp_path)
+    change(tmp_path / name, lambda frame: frame.iloc[:0])
+    with pytest.raises(InputError, match=f"{name} has no rows"):
+        read_results(tmp_path)
+    (tmp_path / name).write_text("method,order\n")
+    with pytest.raises(InputError, match=f"{name} cannot be read as Parquet"):
+        read_results(tmp_path)
+
+
+def test_a_broken_manifest_is_refused(tmp_path: Path) -> None:
+    write_results(tmp_path)
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(InputError, match=r"manifest\.json is not valid JSON"):
+        read_results(tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(InputError, match="lacks the key primary_metric"):
+        read_results(tmp_path)
+
+
+def test_tables_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    write_results(tmp_path, primary_metric="mAP@100")
+    with pytest.raises(InputError, match="no rows for the primary metric 'mAP@100'"):
+        read_results(tmp_path)
+    write_results(tmp_path)
+    change(tmp_path / "curves.parquet", lambda frame: frame[frame["method"] != "bct"])
+    with pytest.raises(InputError, match="no curve for bct, score order, raw merge, mAP"):
+        read_results(tmp_path)
+
+
+def test_a_flag_that_was_not_computed_is_not_a_condition_that_holds(tmp_path: Path) -> None:
+    write_results(tmp_path)
+    change(tmp_path / "summary.parquet", lambda frame: frame.assign(monotone=math.nan))
+    results = read_results(tmp_path)
+    assert all(row.monotone is None and not row.is_safe for row in results.rows)
+
+
+def test_with_several_orders_old_and_new_are_listed_once(tmp_path: Path) -> None:
+    results = read_results(write_results(tmp_path, orders=("score", "random")))
+    listed = [(row.method, row.variant.order) for row in results.table("mAP")]
+    own = ["rm_naive", "rm", "bct"]
+    assert listed == [("old", "score"), ("new", "score"), *((m, o) for o in ("score", "random") for m in own)]
+    assert [row.method for row in results.panel("mAP", Variant("random", "raw"))] == list(METHODS)
+
+
+def test_an_oracle_order_is_never_the_best(tmp_path: Path) -> None:
+    results = read_results(write_results(tmp_path, orders=("oracle_loss", "random")))
+    best = results.best()
+    assert best is not None
+    assert best.variant.order == "random"

@@ -1,0 +1,56 @@
+"""The table in the terminal shows the hand-made numbers."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ray_backfill.report import print_table, read_results
+from ray_backfill.report.terminal import overview
+from tests.report.folder import METHODS, write_results
+
+
+def printed(folder: Path, width: int = 160) -> str:
+    """What a wide, colourless terminal shows."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    print_table(folder, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_overview_in_per_cent(tmp_path: Path) -> None:
+    frame = overview(read_results(write_results(tmp_path)))
+    assert list(frame.columns) == (["method", "AUC mAP", "gain", "M_0", "M_1", "falls", "AUC CMC@1", "neg. flips max"])
+    assert frame.iloc[3].tolist() == ["full RM", "53.0", "115.0 %", "40.0 ✓", "62.0 ✓", "never", "73.0", "3.1"]
+    assert frame.iloc[2].tolist() == ["RM naive", "34.0", "20.0 %", "30.0 ✓", "50.0 ✓", "by 2.0", "54.0", "7.5"]
+    assert frame.iloc[4].tolist() == ["BCT", "35.0", "25.0 %", "25.0 ✗", "45.0 ✗", "never", "55.0", "–"]
+
+
+def test_the_terminal_prints_rows_verdict_and_explanation(tmp_path: Path) -> None:
+    text = printed(write_results(tmp_path))
+    row = next(line for line in text.splitlines() if "full RM" in line)
+    assert [cell.strip() for cell in row.strip("│ ").split("│")] == (
+        ["full RM", "53.0", "115.0 %", "40.0 ✓", "62.0 ✓", "never", "73.0", "3.1"]
+    )
+    assert "Full RM reaches 115 %" in text
+    assert "gain: the share of the upgrade's benefit" in text
+
+
+def test_several_orders_get_a_column(tmp_path: Path) -> None:
+    frame = overview(read_results(write_results(tmp_path, orders=("score", "random"))))
+    assert frame["order"].tolist() == ["–", "–", "score", "score", "score", "random", "random", "random"]
+    assert "random" in printed(tmp_path)
+
+
+def test_titles_are_not_read_as_markup(tmp_path: Path) -> None:
+    title = "[red]me[/red]"
+    write_results(tmp_path, methods=METHODS | {"rm": (title, *METHODS["rm"][1:])})
+    assert title in printed(tmp_path)
+
+
+def test_a_pipe_gets_whole_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_results(tmp_path)
+    print_table(tmp_path)
+    text = capsys.readouterr().out
+    assert any("full RM" in line and "115.0 %" in line and "3.1" in line for line in text.splitlines())

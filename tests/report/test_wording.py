@@ -1,0 +1,89 @@
+"""Numbers and sentences against cases made by hand."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_backfill.report.results import Results, read_results
+from ray_backfill.report.wording import percent, percent_sign, runner_up, safety, tick, verdict
+from tests.report.folder import METHODS, write_results
+
+
+def results_of(folder: Path, *names: str, **changed: tuple[Any, ...]) -> Results:
+    """The hand-made results with only some methods, or with others in their place."""
+    chosen = {n: v for n, v in (METHODS | changed).items() if not names or n in names or n in changed}
+    return read_results(write_results(folder, methods=chosen))
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.605, "60.5"),
+        (1.095, "109.5"),
+        (0.0, "0.0"),
+        (-0.0001, "0.0"),
+        (-0.021, "−2.1"),
+        (math.nan, "–"),
+        (math.inf, "–"),
+    ],
+)
+def test_percent(share: float, text: str) -> None:
+    assert percent(share) == text
+    assert percent_sign(share) == (text if text == "–" else f"{text} %")
+
+
+def test_tick() -> None:
+    assert [tick(flag) for flag in (True, False, None)] == ["✓", "✗", "–"]
+
+
+def test_verdict_names_the_best_method(tmp_path: Path) -> None:
+    assert verdict(results_of(tmp_path)) == (
+        "Full RM reaches 115 % of the upgrade’s gain during the backfill and never falls; "
+        "mAP starts at 40.0 % (old service: 30.0 %) and ends at 62.0 % (finished upgrade: 50.0 %)."
+    )
+
+
+def test_verdict_tells_of_falls(tmp_path: Path) -> None:
+    assert verdict(results_of(tmp_path, "old", "new", "rm_naive")) == (
+        "RM naive reaches 20 % of the upgrade’s gain during the backfill and falls on the way, by 2.0 points at most "
+        "from one moment to the next; mAP starts at 30.0 % (old service: 30.0 %) and ends at 50.0 % "
+        "(finished upgrade: 50.0 %)."
+    )
+
+
+def test_verdict_names_the_order_where_there_are_several(tmp_path: Path) -> None:
+    results = read_results(write_results(tmp_path, orders=("random", "score")))
+    assert verdict(results).startswith("Full RM (random order) reaches 115 % of")
+
+
+def test_verdict_when_nothing_beats_the_old_service(tmp_path: Path) -> None:
+    bad = ("bad", (0.1, 0.2, 0.5), 0.25, 0.27, -0.25, True, 0.0, False, True, 0.1)
+    assert verdict(results_of(tmp_path, "old", "new", bad=bad)) == (
+        "No method beats the old service while the backfill runs: the best, bad, has 25.0 % mAP on average against "
+        "30.0 %; finish the backfill before you switch over."
+    )
+
+
+def test_verdict_when_the_new_model_is_no_better(tmp_path: Path) -> None:
+    new = ("new", (0.3, 0.3, 0.3), 0.30, 0.30, math.nan, True, 0.0, True, True, math.nan)
+    naive = ("RM naive", (0.3, 0.3, 0.3), 0.30, 0.30, math.nan, True, 0.0, True, True, math.nan)
+    text = verdict(results_of(tmp_path, "old", new=new, rm_naive=naive))
+    assert text.startswith("The new model is no better than the old one (30.0 % mAP against 30.0 %)")
+
+
+def test_verdict_without_methods_or_references(tmp_path: Path) -> None:
+    assert verdict(results_of(tmp_path, "old", "new")).startswith("No method was compared but old and new")
+    alone = verdict(results_of(tmp_path, "rm"))
+    assert alone.endswith("mAP starts at 40.0 % and ends at 62.0 %.")
+
+
+def test_runner_up_and_safety(tmp_path: Path) -> None:
+    results = results_of(tmp_path)
+    assert runner_up(results) == "Next best: BCT, AUC 35.0 %, 25 % of the gain."
+    assert safety(results) == "All three safety conditions hold for full RM."
+    assert runner_up(results_of(tmp_path, "old", "new", "rm")) == ""
+    assert safety(results_of(tmp_path, "old", "bct")) == "No method meets all three safety conditions."
+    both = read_results(write_results(tmp_path, orders=("score", "random")))
+    assert safety(both) == "All three safety conditions hold for full RM (score order); full RM (random order)."
