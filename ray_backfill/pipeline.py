@@ -108,10 +108,9 @@ def train_folder_heads(
     folder: EmbeddingFolder, out: Path, methods: list[Method], training: HeadTraining, workers: Workers
 ) -> dict[str, Path]:
     """The heads of those methods that have any, trained on the folder's train split into ``out/heads``."""
-    if not any(method.head for method in methods):
+    if folder.train is None:
         return {}
-    train = folder.path / "train.parquet"
-    return train_heads_stage(out / "heads", train, folder.fingerprint(), methods, training, workers)
+    return train_heads_stage(out / "heads", folder.train, folder.fingerprint(), methods, training, workers)
 
 
 _STAGES = ("backbones/old", "backbones/new", "embeddings")

@@ -12,12 +12,18 @@ import ray.train.torch
 
 from ray_backfill.cluster.progress import progress_bar
 from ray_backfill.cluster.train import Workers, run_ddp
-from ray_backfill.datasets import ImageSource, open_source
+from ray_backfill.datasets import open_source
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo, save_backbone
 from ray_backfill.models.gather import rank_and_size
 from ray_backfill.stages import begin_stage, finish_stage
-from ray_backfill.training.backbone_loop import BackboneTraining, Epoch, train_backbone, training_rows
+from ray_backfill.training.backbone_loop import (
+    BackboneTraining,
+    Epoch,
+    images_per_worker,
+    train_backbone,
+    training_rows,
+)
 
 
 def train_backbone_stage(
@@ -44,9 +50,10 @@ def train_backbone_stage(
         "backbone": asdict(backbone),
         "training": asdict(training),
     }
+    rows = training_rows(source.items("train").labels_N, classes)
+    images_per_worker(len(rows), classes, training, workers.number)  # fails here, not in a worker with a long trace
     if begin_stage(folder, "backbone", settings):
         return folder
-    check_trainable(source, classes)
     info = BackboneInfo(backbone, source.channels, source.image_size, classes)
     with progress_bar(f"train {title}", training.epochs, "epochs") as progress:
         config = {"data": data, "info": info, "training": training, "folder": str(folder), "progress": progress}
@@ -54,16 +61,6 @@ def train_backbone_stage(
     finish_stage(folder, facts | {"workers": workers.number})
     shutil.rmtree(folder / "ray", ignore_errors=True)  # checkpoints to continue from: the work is done
     return folder
-
-
-def check_trainable(source: ImageSource, classes: list[int]) -> None:
-    """Fail in the driver, before any worker starts, where workers would fail with a long trace."""
-    from ray_backfill.errors import InputError
-
-    if len(classes) < 2:
-        raise InputError(f"training a backbone needs at least 2 classes, got {len(classes)}")
-    if len(training_rows(source.items("train").labels_N, classes)) < 2 * len(classes):
-        raise InputError("training a backbone needs at least 2 images a class")
 
 
 def _worker(config: dict[str, Any]) -> dict[str, Any]:

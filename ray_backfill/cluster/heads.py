@@ -1,5 +1,6 @@
 """Trains heads by Ray Train on stored embeddings. All methods share one start of the workers."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,12 +16,12 @@ from ray_backfill.models.checkpoints import save_heads
 from ray_backfill.models.gather import rank_and_size
 from ray_backfill.stages import begin_stage, finish_stage
 from ray_backfill.store import EmbeddingTable, read_table
-from ray_backfill.training.head_loop import HeadTraining, TrainSet, train_heads
+from ray_backfill.training.head_loop import HeadTraining, TrainSet, anchors_per_worker, train_heads
 
 
 def train_heads_stage(
     folder: Path,
-    train_path: Path,
+    train: EmbeddingTable,
     fingerprint: str,
     methods: Sequence[Method],
     training: HeadTraining,
@@ -28,13 +29,14 @@ def train_heads_stage(
 ) -> dict[str, Path]:
     """Train the heads of those methods that have any; each ends in ``folder/<method>`` and is trained once.
 
-    train_path: the train split as ``read_table`` takes it. fingerprint: of the data, for the manifests.
-    folder, train_path: on storage that all nodes share.
+    train: the train split, which every worker reads again. fingerprint: of the data, for the manifests.
+    folder: on storage that all nodes share, like the train split.
     Returns: method name -> folder, as ``load_heads`` reads it.
 
     Raises:
-        InputError: a folder of other settings.
+        InputError: a folder of other settings, or a split that cannot be trained on.
     """
+    data, in_batches = _train_set(train, training)
     wanted = [method for method in methods if method.head is not None]
     folders = {method.name: folder / method.name for method in wanted}
     missing = [
@@ -48,9 +50,10 @@ def train_heads_stage(
     ]
     if not missing:
         return folders
+    anchors_per_worker(data.label, in_batches, workers.number)  # fails here, not in a worker with a long trace
     with progress_bar("train heads", training.epochs * len(missing), "epochs") as progress:
         config = {
-            "train_path": str(train_path),
+            "train_path": str(train.path),
             "methods": [(method.name, method.title, method.head) for method in missing],
             "training": training,
             "folder": str(folder),
@@ -59,6 +62,7 @@ def train_heads_stage(
         losses = run_ddp(_worker, config, workers, "_ray", folder)
     for method in missing:
         finish_stage(folders[method.name], {"loss": losses[method.name], "workers": workers.number})
+    shutil.rmtree(folder / "_ray", ignore_errors=True)
     return folders
 
 

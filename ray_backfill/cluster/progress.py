@@ -4,6 +4,7 @@ Workers tell an actor, the driver asks it a few times a second. Ray's own log fo
 that the workers print, and is off in jobs.
 """
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ import ray
 from ray.actor import ActorHandle
 from tqdm import tqdm
 
-_POLL_S = 0.3
+# A log file does not need a line several times a second.
+_POLL_S = 0.3 if sys.stderr.isatty() else 10.0
 
 
 @ray.remote(num_cpus=0)
@@ -39,7 +41,7 @@ def progress_bar(title: str, total: int, unit: str) -> Iterator[ActorHandle]:
         def show() -> None:
             done, text = ray.get(actor.get.remote())
             bar.set_postfix_str(text, refresh=False)
-            bar.update(done - bar.n)
+            bar.n = done
             bar.refresh()
 
         def poll() -> None:

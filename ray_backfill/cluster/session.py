@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import ray
 
@@ -20,6 +21,12 @@ _LOCAL_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
+_LOG_LEVELS = {
+    "ray.train": logging.WARNING,
+    "ray.data": logging.WARNING,
+    "ray._private.authentication": logging.ERROR,  # says at every start that the cluster is protected by a token
+}
+
 
 @contextmanager
 def session() -> Iterator[None]:
@@ -31,8 +38,8 @@ def session() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    for logger in ("ray.train", "ray.data", "ray.tune"):
-        logging.getLogger(logger).setLevel(logging.WARNING)
+    for name, level in _LOG_LEVELS.items():
+        logging.getLogger(name).setLevel(level)
     if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False, logging_level=logging.WARNING)
     else:
@@ -45,10 +52,18 @@ def session() -> Iterator[None]:
             log_to_driver=False,
             logging_level=logging.WARNING,
         )
+        _protect_token()
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _protect_token() -> None:
+    """Ray writes the token that lets anyone run code here readable by all users of the machine."""
+    token = Path.home() / ".ray" / "auth_token"
+    if token.exists():
+        token.chmod(0o600)
 
 
 def gpu_count() -> int:

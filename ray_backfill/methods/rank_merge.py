@@ -107,8 +107,11 @@ def _log_sums(d_bB: Tensor, positive_bB: Tensor, negative_bB: Tensor, settings: 
 def _harder_half(d_bB: Tensor, mask_bB: Tensor, *, farthest: bool) -> Tensor:
     """Of each anchor's masked items keep the half (rounded up) that is farthest or closest. Source: footnote 2."""
     hardness = (d_bB if farthest else -d_bB).detach().masked_fill(~mask_bB, -torch.inf)
-    place = hardness.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    return mask_bB & (place < (mask_bB.sum(1, keepdim=True) + 1) // 2)
+    kept_b1 = (mask_bB.sum(1, keepdim=True) + 1) // 2
+    most = int(kept_b1.max())
+    hardest = hardness.topk(most, dim=1).indices
+    in_order = torch.arange(most, device=d_bB.device) < kept_b1
+    return torch.zeros_like(mask_bB).scatter(1, hardest, in_order)
 
 
 def _pull(log_positive: Tensor, log_negatives: list[Tensor]) -> Tensor:

@@ -1,11 +1,10 @@
 """Batches of all DDP workers as one, with gradient."""
 
-from typing import cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed._functional_collectives import all_gather_single_autograd
 
 
 def rank_and_size() -> tuple[int, int]:
@@ -21,11 +20,21 @@ def gather(local_Bd: Tensor) -> Tensor:
     The gradient of each row goes back to the worker that owns it, summed over all workers' losses; DDP's mean over
     workers then makes W workers of batch B equal to one worker of batch W * B. B must be the same everywhere.
     """
-    _, size = rank_and_size()
-    if size == 1:
-        return local_Bd
-    if not local_Bd.is_floating_point():
+    return local_Bd if rank_and_size()[1] == 1 else _Gather.apply(local_Bd)  # type: ignore[no-untyped-call]
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local_Bd: Tensor) -> Tensor:
+        rank, size = rank_and_size()
+        ctx.own = slice(rank * len(local_Bd), (rank + 1) * len(local_Bd))
         parts = [torch.empty_like(local_Bd) for _ in range(size)]
         dist.all_gather(parts, local_Bd.contiguous())
         return torch.cat(parts)
-    return all_gather_single_autograd(local_Bd.contiguous(), 0, cast(dist.ProcessGroup, dist.group.WORLD))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        # A sum over workers of which each keeps its rows: for batches of heads, one reduction is cheap enough.
+        total = gradients[0].contiguous().clone()
+        dist.all_reduce(total)
+        return total[ctx.own]

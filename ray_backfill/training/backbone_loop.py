@@ -50,6 +50,20 @@ class Epoch:
     save: Callable[[Path], None]
 
 
+def images_per_worker(n_rows: int, classes: list[int], settings: BackboneTraining, workers: int) -> int:
+    """Each worker's share of a batch.
+
+    Raises:
+        InputError: fewer than 2 classes, or too few images for a batch.
+    """
+    if len(classes) < 2:
+        raise InputError(f"training a backbone needs at least 2 classes, got {len(classes)}")
+    share = min(settings.batch, n_rows) // workers
+    if share < 2:
+        raise InputError(f"{n_rows} images (batch {settings.batch}) are too few for {workers} workers")
+    return share
+
+
 def train_backbone(
     source: ImageSource,
     rows: NDArray[np.int64],
@@ -65,15 +79,11 @@ def train_backbone(
     Returns: the network, and the broken images this worker met, row -> reason.
 
     Raises:
-        InputError: fewer than 2 classes, or fewer images than one batch.
+        InputError: see ``images_per_worker``.
     """
     device = device or torch.device("cpu")
     rank, size = rank_and_size()
-    if len(info.classes) < 2:
-        raise InputError(f"training a backbone needs at least 2 classes, got {len(info.classes)}")
-    batch = min(settings.batch, len(rows)) // size
-    if batch < 2:
-        raise InputError(f"{len(rows)} images are too few to train a backbone on {size} workers")
+    batch = images_per_worker(len(rows), info.classes, settings, size)
     torch.manual_seed(settings.seed)
     network = info.build().to(device)
     optimizer = torch.optim.SGD(

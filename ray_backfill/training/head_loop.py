@@ -45,6 +45,24 @@ class TrainSet:
     label: NDArray[np.integer]
 
 
+def anchors_per_worker(label_N: NDArray[np.integer], settings: HeadTraining, workers: int) -> int:
+    """Each worker's share of a batch.
+
+    Raises:
+        InputError: fewer than 2 classes, or a batch that the workers cannot share.
+    """
+    classes = min(settings.classes, len(np.unique(label_N)))
+    if classes < 2:
+        raise InputError("training heads needs items of at least 2 classes in the train split")
+    share, rest = divmod(classes * settings.items, workers)
+    if rest or share < 2:
+        raise InputError(
+            f"a batch of {classes} classes x {settings.items} items cannot be shared by {workers} workers; "
+            "change --heads.items or --workers.number"
+        )
+    return share
+
+
 def balanced_batches(
     label_N: NDArray[np.integer], classes: int, items: int, rng: np.random.Generator
 ) -> Iterator[NDArray[np.int64]]:
@@ -78,15 +96,11 @@ def train_heads(
     on_epoch: called with the epoch (from 1) and its mean loss over all workers.
 
     Raises:
-        InputError: fewer than 2 classes, or a batch that cannot be shared by the workers.
+        InputError: see ``anchors_per_worker``.
     """
     device = device or torch.device("cpu")
     rank, size = rank_and_size()
-    per_batch = min(settings.classes, len(np.unique(data.label)))
-    if per_batch < 2:
-        raise InputError("training heads needs at least 2 classes in the train split")
-    if per_batch * settings.items % size:
-        raise InputError(f"a batch of {per_batch} classes x {settings.items} items cannot be shared by {size} workers")
+    share = anchors_per_worker(data.label, settings, size)
     torch.manual_seed(settings.seed)
     shape = HeadShape(data.old.shape[1], data.new.shape[1], method.learn_new, settings.blocks)
     heads = Heads(shape).to(device)
@@ -96,7 +110,6 @@ def train_heads(
     new = torch.from_numpy(np.asarray(data.new, np.float32)).to(device)
     label = torch.from_numpy(np.asarray(data.label, np.int64)).to(device)
     rng = np.random.default_rng(settings.seed)
-    share = per_batch * settings.items // size
 
     for epoch in range(1, settings.epochs + 1):
         factor = warmup_cosine(epoch - 1, settings.epochs, 0)

@@ -1,0 +1,105 @@
+"""Class-balanced batches, and two DDP workers against one with the doubled batch."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+from ray_backfill.errors import InputError
+from ray_backfill.methods import HeadLoss
+from ray_backfill.methods.rank_merge import LOSSES, LossBatch, LossSettings, head_loss
+from ray_backfill.models.gather import gather, rank_and_size
+from ray_backfill.models.heads import Heads, HeadShape
+from ray_backfill.training.head_loop import HeadTraining, TrainSet, anchors_per_worker, balanced_batches, train_heads
+
+
+def test_batches_hold_so_many_items_of_so_many_classes() -> None:
+    label = np.repeat([3, 5, 9, 11], [10, 2, 6, 30])
+    batches = list(balanced_batches(label, classes=2, items=4, rng=np.random.default_rng(0)))
+    assert len(batches) == 48 // 8
+    seen = []
+    for rows in batches:
+        names, counts = np.unique(label[rows], return_counts=True)
+        assert len(names) == 2
+        assert counts.tolist() == [4, 4]
+        seen.append(set(names.tolist()))
+        for name in names:
+            if (label == name).sum() >= 4:
+                assert len(set(rows[label[rows] == name])) == 4  # no repeats where there are enough
+    for first, second in zip(seen[::2], seen[1::2], strict=True):
+        assert first | second == {3, 5, 9, 11}  # every class once before any comes again
+
+
+def test_what_cannot_be_shared_is_refused() -> None:
+    with pytest.raises(InputError, match="at least 2 classes"):
+        anchors_per_worker(np.zeros(9, int), HeadTraining(), 1)
+    with pytest.raises(InputError, match="3 classes x 5 items cannot be shared by 2 workers"):
+        anchors_per_worker(np.arange(3), HeadTraining(items=5), 2)
+
+
+def test_the_same_seed_trains_the_same_heads() -> None:
+    data, training = _data(), HeadTraining(epochs=2, classes=4, items=4)
+    first, second = (train_heads(data, HeadLoss("mcl", True), training)[0].state_dict() for _ in range(2))
+    other = train_heads(data, HeadLoss("mcl", True), HeadTraining(epochs=2, classes=4, items=4, seed=1))[0]
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["psi.0.weight"], other.state_dict()["psi.0.weight"])
+
+
+def _data() -> TrainSet:
+    rng = np.random.default_rng(1)
+    label = np.arange(48) % 6
+    return TrainSet(rng.normal(size=(48, 4)) + label[:, None], rng.normal(size=(48, 5)) + label[:, None], label)
+
+
+def _one_step(name: str, learn_new: bool, rows: slice) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and mean gradients of the heads on these rows of the batch, gathered over whoever takes part."""
+    data = _data()
+    torch.manual_seed(0)
+    heads = Heads(HeadShape(4, 5, learn_new)).double()
+    rank, size = rank_and_size()
+    mine = torch.from_numpy(data.new[rows])
+    reverse, forward = heads(mine)
+    old, label = torch.from_numpy(data.old[:16]), torch.from_numpy(data.label[:16])
+    batch = LossBatch(reverse, forward, old, gather(forward), label, first=rank * len(mine))
+    loss = head_loss(name, batch, LossSettings())
+    loss.backward()
+    gradients = {n: p.grad.clone() for n, p in heads.named_parameters() if p.grad is not None}
+    for gradient in gradients.values():
+        if size > 1:
+            dist.all_reduce(gradient)
+        gradient /= size  # what DDP does
+    value = loss.detach().clone()
+    if size > 1:
+        dist.all_reduce(value)
+    return float(value / size), gradients
+
+
+def _two_workers(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    results = {}
+    for name in LOSSES:
+        for learn_new in (False, True):
+            results[name, learn_new] = _one_step(name, learn_new, slice(rank * 8, rank * 8 + 8))
+    trained = train_heads(_data(), HeadLoss("mcl", True), HeadTraining(epochs=2, classes=4, items=4))[0]
+    if rank == 0:
+        torch.save((results, trained.state_dict()), Path(folder) / "results.pt")
+    dist.destroy_process_group()
+
+
+def test_two_workers_give_loss_and_gradient_of_one_with_the_doubled_batch(tmp_path: Path) -> None:
+    spawn(_two_workers, (str(tmp_path),), nprocs=2)
+    results, trained = torch.load(tmp_path / "results.pt", weights_only=True)
+    for (name, learn_new), (loss, gradients) in results.items():
+        expected_loss, expected = _one_step(name, learn_new, slice(0, 16))
+        assert loss == pytest.approx(expected_loss, rel=1e-12)
+        assert gradients.keys() == expected.keys()
+        for parameter, gradient in gradients.items():
+            torch.testing.assert_close(gradient, expected[parameter], rtol=1e-9, atol=1e-12)
+    alone = train_heads(_data(), HeadLoss("mcl", True), HeadTraining(epochs=2, classes=4, items=4))[0]
+    for name, value in alone.state_dict().items():
+        if name.endswith(("0.bias", "running_mean")):
+            continue  # a bias before BatchNorm has no gradient but rounding noise, which Adam scales to full steps
+        torch.testing.assert_close(trained[name], value, rtol=1e-4, atol=1e-5)
