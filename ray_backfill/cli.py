@@ -24,15 +24,15 @@ ImagesT = TypeVar("ImagesT")
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeJob(Generic[ImagesT]):
-    """A run of a recipe. Everything of the recipe can be changed; what is shown as default is the recipe's.
+    """A run of a recipe. Everything of the recipe can be changed; what is shown as default is the recipe's."""
 
-    recipe: which settings to start from. data_root: where the images are, for recipes that need files. seed: of
-    everything random. out: the run's folder; the same folder continues or reuses what is there.
-    """
-
+    # The settings to start from.
     recipe: str
+    # Where the images are, for recipes that need files.
     data_root: Path | None
+    # Of everything random: it sets the seeds of the recipe.
     seed: int
+    # Folder of the run. The same folder again continues or reuses what is there.
     out: Path
     settings: Annotated[Recipe[ImagesT], tyro.conf.arg(name="")]
     workers: Workers
@@ -41,21 +41,20 @@ class RecipeJob(Generic[ImagesT]):
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneJob(RecipeJob[ImagesT]):
-    """model: which of the recipe's two backbones to train."""
+    """A run that trains one backbone of a recipe."""
 
+    # Which of the two: old or new.
     model: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataJob:
-    """A run on a folder of embeddings (gallery.parquet, perhaps queries.parquet and train.parquet).
+    """A run on a folder of embeddings. The default order is random: the old classifier's scores are seldom at hand."""
 
-    data: that folder. out: the run's folder; the same folder continues or reuses what is there.
-    """
-
+    # Folder with gallery.parquet and perhaps queries.parquet and train.parquet.
     data: Path
+    # Folder of the run. The same folder again continues or reuses what is there.
     out: Path
-    # The old classifier's score is seldom at hand here, so the default order is the one that always is.
     evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(
         default_factory=lambda: Evaluation(orders=("random",))
     )

@@ -11,14 +11,14 @@ from ray_backfill.errors import InputError
 
 @dataclass(frozen=True)
 class Protocol:
-    """Source: rank merge, section 5.1 (extended) and 5.3 (open).
+    """Source: rank merge, section 5.1 (extended) and 5.3 (open)."""
 
-    kind: "extended": the old model knows the first ``old_share`` of the classes, the new one all. "open": the old model
-    knows a seeded random ``old_share``, the new one the OTHER classes. "same": both know all.
-    """
-
+    # extended: the old model knows the first old_share of the classes, the new one all. open: the old model knows a
+    # random old_share, the new one the OTHER classes. same: both know all.
     kind: Literal["extended", "open", "same"] = "extended"
+    # Share of the classes that the old model knows.
     old_share: float = 0.5
+    # Of the random draw of classes.
     seed: int = 0
 
 

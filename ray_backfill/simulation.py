@@ -33,13 +33,19 @@ _MERGE = "raw"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is compared and how. The first metric leads the report; old and new are always replayed, for the gain."""
+    """What is compared and how."""
 
+    # Upgrade methods; old and new always take part, as the ends of the gain.
     methods: tuple[str, ...] = METHODS
+    # Backfill orders: random, classifier_score, centroid_cosine, given.
     orders: tuple[str, ...] = ("classifier_score",)
+    # mAP, mAP@k, CMC@k; the first one leads the report.
     metrics: tuple[str, ...] = ("mAP", "CMC@1")
+    # Moments of the backfill, t = 0 and t = 1 included.
     points: int = 11
+    # cosine, l2 or inner_product.
     distance: str = "cosine"
+    # Of the random order.
     order_seed: int = 0
 
     def checked_methods(self) -> list[Method]:

@@ -2,11 +2,11 @@
 
 import shutil
 import tempfile
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import ray
 import ray.train
 import ray.train.torch
 
@@ -16,7 +16,7 @@ from ray_backfill.datasets import open_source
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo, save_backbone
 from ray_backfill.models.gather import rank_and_size
-from ray_backfill.stages import begin_stage, finish_stage
+from ray_backfill.stages import begin_stage, finish_stage, read_json, write_json
 from ray_backfill.training.backbone_loop import (
     BackboneTraining,
     Epoch,
@@ -67,27 +67,28 @@ def _worker(config: dict[str, Any]) -> dict[str, Any]:
     """Runs on every DDP worker; rank 0 reports checkpoints and writes the finished network."""
     source, info, training = open_source(config["data"]), config["info"], config["training"]
     rows = training_rows(source.items("train").labels_N, info.classes)
+    is_first = rank_and_size()[0] == 0
     history: list[dict[str, float]] = []
 
     def on_epoch(epoch: Epoch) -> None:
         metrics = {"epoch": epoch.epoch, "loss": epoch.loss, "accuracy": epoch.accuracy}
         history.append(metrics)
-        if rank_and_size()[0] != 0:
+        if not is_first:
             ray.train.report(metrics)
             return
         with tempfile.TemporaryDirectory() as temporary:
             epoch.save(Path(temporary))
+            write_json(Path(temporary) / "history.json", {"epochs": history})
             ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(temporary))
-        text = f"loss {epoch.loss:.2f}, accuracy {100 * epoch.accuracy:.0f} %"
-        config["progress"].set.remote(epoch.epoch, text)
+        config["progress"].set.remote(epoch.epoch, f"loss {epoch.loss:.2f}, accuracy {100 * epoch.accuracy:.0f} %")
 
-    device = ray.train.torch.get_device()
     checkpoint = ray.train.get_checkpoint()
-    if checkpoint is None:
-        network, broken = train_backbone(source, rows, info, training, device, on_epoch=on_epoch)
-    else:
-        with checkpoint.as_directory() as resume_from:
-            network, broken = train_backbone(source, rows, info, training, device, Path(resume_from), on_epoch)
-    if rank_and_size()[0] == 0:
+    with checkpoint.as_directory() if checkpoint else nullcontext() as folder:
+        resume_from = Path(folder) if folder else None
+        if resume_from:
+            history += read_json(resume_from / "history.json")["epochs"]
+        device = ray.train.torch.get_device()
+        network, broken = train_backbone(source, rows, info, training, device, resume_from, on_epoch)
+    if is_first:
         save_backbone(Path(config["folder"]), network, info)
     return {"images": len(rows), "broken_images": len(broken), "history": history}

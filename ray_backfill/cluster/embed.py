@@ -33,17 +33,21 @@ _BROKEN = b"broken_images"  # metadata of a part: JSON list of [id, reason]
 
 @dataclass(frozen=True)
 class EmbedSettings:
-    """How a gallery is embedded. part_rows: images a part file. batch: images a forward pass."""
+    """How a gallery is embedded."""
 
+    # Images a part file: what is lost, at most, for each actor when a run is stopped.
     part_rows: int = 8192
+    # Images a forward pass.
     batch: int = 256
 
 
 @dataclass(frozen=True)
 class EmbedActors:
-    """Where it runs. number: actors; each gets cpus CPUs (as decoding threads) and, where there are enough, a GPU."""
+    """Where embedding runs. Each actor gets a GPU where the cluster has enough of them."""
 
+    # Embedding actors.
     number: int = 2
+    # CPUs an actor; as many threads decode images.
     cpus: float = 1.0
 
 

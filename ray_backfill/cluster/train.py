@@ -13,10 +13,13 @@ from ray_backfill.cluster.session import gpu_count
 
 @dataclass(frozen=True)
 class Workers:
-    """Where training runs. number: DDP workers; each gets a GPU where the cluster has that many, else cpus CPUs."""
+    """Where training runs. Each worker gets a GPU where the cluster has enough of them."""
 
+    # DDP workers.
     number: int = 2
+    # CPUs a worker.
     cpus: float = 1.0
+    # So many times the loss of a worker is mended from the last checkpoint.
     max_failures: int = 3
 
 

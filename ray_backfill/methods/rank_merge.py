@@ -26,10 +26,13 @@ LOSSES = ("rqt", "cl_s", "cl_m", "mcl")
 
 @dataclass(frozen=True)
 class LossSettings:
-    """distance: "cosine" or "l2". tau: temperature. hard_mining: keep the harder half of positives and negatives."""
+    """What is settable in the losses."""
 
+    # cosine or l2.
     distance: str = "cosine"
+    # Temperature of exp(-distance / tau).
     tau: float = 0.1
+    # Keep the harder half of each anchor's positives and negatives.
     hard_mining: bool = True
 
 

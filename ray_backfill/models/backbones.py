@@ -20,11 +20,15 @@ _RGB_MEAN, _RGB_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class BackboneSettings:
-    """What a backbone is. dim: size of the embedding. width: channels of the convnet's first block."""
+    """What a backbone is."""
 
+    # convnet, resnet18, resnet50, vit_b_32, or hf:NAME_OR_FOLDER for any Hugging Face vision model.
     arch: str = "convnet"
+    # Size of the embedding.
     dim: int = 128
+    # Channels of the first block of a convnet.
     width: int = 32
+    # Start from the weights of the Hugging Face model.
     pretrained: bool = False
 
 

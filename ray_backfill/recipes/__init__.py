@@ -6,7 +6,9 @@ A recipe module defines ``recipe(data_root, seed) -> Recipe``. data_root is None
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
+
+import tyro
 
 from ray_backfill.cluster.embed import EmbedSettings
 from ray_backfill.errors import InputError
@@ -41,7 +43,8 @@ class Recipe(Generic[ImagesT]):
     new: ModelRecipe
     embed: EmbedSettings = field(default_factory=EmbedSettings)
     heads: HeadTraining = field(default_factory=HeadTraining)
-    evaluation: Evaluation = field(default_factory=Evaluation)
+    # Typed without a prefix: --methods, --orders, --metrics, --points.
+    evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(default_factory=Evaluation)
 
 
 def recipe_names() -> list[str]:

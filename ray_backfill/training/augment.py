@@ -10,14 +10,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Each image is turned by up to ``rotate_deg``, moved by up to ``shift`` of its side, zoomed by up to ``zoom``.
+    """How far a view of a training image may differ from it."""
 
-    flip: mirror half of the images. Off where left and right mean something, as in handwriting.
-    """
-
+    # Turned by up to so many degrees.
     rotate_deg: float = 10.0
+    # Moved by up to this share of its side.
     shift: float = 0.1
+    # Zoomed in or out by up to this share.
     zoom: float = 0.15
+    # Mirror half of the images; not where left and right mean something, as in handwriting.
     flip: bool = False
 
 

@@ -27,10 +27,12 @@ from ray_backfill.training.schedule import warmup_cosine
 
 @dataclass(frozen=True)
 class BackboneTraining:
-    """How a backbone is trained. batch: images a step over all workers together. lr: peak, at that batch."""
+    """How a backbone is trained."""
 
     epochs: int = 100
+    # Images a step, over all workers together.
     batch: int = 1024
+    # Peak learning rate, at that batch.
     lr: float = 1.024
     momentum: float = 0.875
     weight_decay: float = 2.0**-15

@@ -22,15 +22,15 @@ from ray_backfill.training.schedule import warmup_cosine
 
 @dataclass(frozen=True)
 class HeadTraining:
-    """How heads are trained. A batch holds ``classes`` x ``items`` embeddings over all workers together.
-
-    Deviates: the paper has lr 1e-4 and tau 1; lr 1e-3 and tau 0.1 are clearly better here (docs/results/omniglot.md).
-    """
+    """How heads are trained. Deviates: the paper has lr 1e-4 and tau 1 (see docs/results/omniglot.md)."""
 
     epochs: int = 50
+    # Classes in a batch, over all workers together.
     classes: int = 64
+    # Items of each class in a batch.
     items: int = 8
     lr: float = 1e-3
+    # Linear-BatchNorm-ReLU blocks of psi and of rho; the last one is Linear only.
     blocks: int = 2
     seed: int = 0
     loss: LossSettings = field(default_factory=LossSettings)

@@ -1,0 +1,13 @@
+"""One Ray for all tests of this folder."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ray_backfill.cluster.session import session
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    with session():
+        yield

@@ -1,0 +1,100 @@
+"""Embedding on real Ray actors: the right vectors, broken images left out, finished parts never touched again."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from ray_backfill.cluster import embed
+from ray_backfill.cluster.embed import EmbedActors, EmbedSettings, embed_stage, split_rows
+from ray_backfill.datasets import image_folder, landmarks, open_source
+from ray_backfill.errors import InputError
+from ray_backfill.models.backbones import BackboneSettings, pixels_to_float
+from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
+from ray_backfill.stages import begin_stage, finish_stage, is_finished, read_json, write_json
+from ray_backfill.store import read_folder
+
+IMAGES = landmarks.Settings(image_size=16, landmarks=4, train_images=40, gallery_images=25, queries=8)
+SETTINGS = EmbedSettings(part_rows=10, batch=4)
+
+
+def backbone(folder: Path, seed: int, dim: int, image_size: int = 16) -> Path:
+    """An untrained network, saved as a finished stage."""
+    torch.manual_seed(seed)
+    info = BackboneInfo(BackboneSettings(dim=dim, width=4), 3, image_size, classes=[0, 1])
+    begin_stage(folder, "backbone", {"seed": seed})
+    save_backbone(folder, info.build().eval(), info)
+    finish_stage(folder)
+    return folder
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_vectors_scores_and_labels_are_those_of_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = backbone(tmp_path / "old", 0, 6), backbone(tmp_path / "new", 1, 8)
+    out = embed_stage(tmp_path / "e", IMAGES, old, new, [0, 2], SETTINGS, EmbedActors(number=2))
+    folder, source = read_folder(out), open_source(IMAGES)
+    assert folder.queries is not None
+    assert folder.train is not None
+    for split, table in (("gallery", folder.gallery), ("queries", folder.queries), ("train", folder.train)):
+        rows = split_rows(source, split, [0, 2])
+        np.testing.assert_array_equal(table.id, source.items(split).ids_N[rows])
+        np.testing.assert_array_equal(table.label, source.items(split).labels_N[rows])
+        pixels = pixels_to_float(torch.from_numpy(source.read(split, rows).pixels_BSSC))
+        with torch.no_grad():
+            embedding, logits = load_backbone(old)[0](pixels)
+            np.testing.assert_allclose(table.old, embedding.numpy(), atol=1e-5)
+            np.testing.assert_allclose(table.new, load_backbone(new)[0].embed(pixels).numpy(), atol=1e-5)
+            assert table.old_score is not None
+            np.testing.assert_allclose(table.old_score, logits.softmax(1).amax(1).numpy(), atol=1e-5)
+    assert set(folder.train.label.tolist() if folder.train.label is not None else []) == {0, 2}
+    assert len(list((out / "gallery.parquet").glob("part-*.parquet"))) == 3
+
+    _resume_without_one_part(out, old, new, monkeypatch)
+
+
+def _resume_without_one_part(out: Path, old: Path, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the run had been stopped before one part was written: that part is made again, and no other."""
+    before = read_folder(out).fingerprint()
+    write_json(out / "manifest.json", read_json(out / "manifest.json") | {"finished": False})
+    lost = out / "gallery.parquet" / "part-000001.parquet"
+    lost.unlink()
+    (out / "gallery.parquet" / f".{lost.name}.12.tmp").write_bytes(b"half a part")
+    times = {path: path.stat().st_mtime_ns for path in out.glob("*/part-*.parquet")}
+    embed_stage(out, IMAGES, old, new, [0, 2], SETTINGS, EmbedActors(number=2))
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    assert lost.exists()
+    assert not list(out.glob("*/.*.tmp"))
+    assert read_folder(out).fingerprint() == before
+
+    monkeypatch.setattr(embed, "_run", None)  # a finished stage starts nothing
+    embed_stage(out, IMAGES, old, new, [0, 2], SETTINGS, EmbedActors(number=2))
+    with pytest.raises(InputError, match=r"embed\.batch: 4 there, 5 asked"):
+        embed_stage(out, IMAGES, old, new, [0, 2], EmbedSettings(10, 5), EmbedActors(number=2))
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_broken_image_is_listed_and_costs_no_other_row(tmp_path: Path) -> None:
+    for name in ("cats", "dogs"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(10):
+            picture = Image.fromarray(np.random.default_rng(i).integers(0, 255, (20, 20, 3), dtype=np.uint8))
+            stream = io.BytesIO()
+            picture.save(stream, "JPEG")
+            truncated = (name, i) == ("dogs", 3)
+            (tmp_path / "images" / name / f"{i}.jpg").write_bytes(stream.getvalue()[: 300 if truncated else None])
+    images = image_folder.Settings(root=str(tmp_path / "images"), image_size=16)
+    old, new = backbone(tmp_path / "old", 0, 6), backbone(tmp_path / "new", 1, 8)
+    out = embed_stage(tmp_path / "e", images, old, new, [0, 1], SETTINGS, EmbedActors(number=1))
+    broken = pq.read_table(out / "broken.parquet").to_pylist()
+    assert len(broken) == 1
+    folder = read_folder(out)
+    assert folder.train is not None
+    assert len(folder.gallery) + len(folder.train) == 19
+    assert broken[0]["id"] not in np.concatenate([folder.gallery.id, folder.train.id])
+    assert broken[0]["reason"]
+    assert read_json(out / "manifest.json")["broken_images"] == 1
+    assert is_finished(out)

@@ -1,0 +1,96 @@
+"""Backbones and heads: shapes, the paper's parameter count, and files that hold what was saved."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from ray_backfill.errors import InputError
+from ray_backfill.models.backbones import Backbone, BackboneSettings, pixels_to_float
+from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, load_heads, save_backbone, save_heads
+from ray_backfill.models.heads import Heads, HeadShape
+
+
+@pytest.mark.parametrize(
+    ("arch", "channels", "size"), [("convnet", 1, 28), ("convnet", 3, 32), ("resnet18", 3, 64), ("vit_b_32", 3, 64)]
+)
+def test_backbones_embed_and_classify(arch: str, channels: int, size: int) -> None:
+    model = Backbone(BackboneSettings(arch, dim=16, width=4), channels, size, n_classes=7)
+    embedding, logits = model(torch.rand(2, channels, size, size))
+    assert embedding.shape == (2, 16)
+    assert logits.shape == (2, 7)
+
+
+def test_resnets_have_the_published_size() -> None:
+    """torchvision's ResNet-18 and -50 without their classifiers: 11,176,512 and 23,508,032 parameters."""
+    for arch, parameters in [("resnet18", 11_176_512), ("resnet50", 23_508_032)]:
+        trunk = Backbone(BackboneSettings(arch), 3, 224, 2).trunk
+        assert sum(p.numel() for p in trunk.parameters()) == parameters
+
+
+def test_any_hugging_face_folder_is_a_backbone(tmp_path: Path) -> None:
+    """Weights are loaded when asked for; the pooled output is the trunk's."""
+    config = transformers.ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=8
+    )
+    original = transformers.ViTModel(config).eval()
+    original.save_pretrained(tmp_path)
+    settings = BackboneSettings(f"hf:{tmp_path}", dim=4, pretrained=True)
+    loaded = Backbone(settings, 3, 16, 2).eval()
+    pixels = torch.rand(2, 3, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.trunk(pixels), original(pixel_values=pixels).pooler_output)
+        fresh = Backbone(BackboneSettings(f"hf:{tmp_path}", dim=4), 3, 16, 2).eval()
+        assert not torch.equal(fresh.trunk(pixels), loaded.trunk(pixels))
+
+
+def test_unknown_architectures_and_missing_models_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="unknown architecture 'resnet19'; known: convnet"):
+        Backbone(BackboneSettings("resnet19"), 3, 32, 2)
+    with pytest.raises(InputError, match="cannot be loaded"):
+        Backbone(BackboneSettings(f"hf:{tmp_path}/nothing"), 3, 32, 2)
+
+
+def test_pixels_become_channels_first_in_0_to_1() -> None:
+    pixels = torch.tensor([[[[0, 51], [255, 102]]]], dtype=torch.uint8).permute(0, 2, 1, 3)
+    assert pixels_to_float(pixels).shape == (1, 2, 2, 1)
+    assert pixels_to_float(pixels)[0, :, 0, 0].tolist() == pytest.approx([0.0, 0.2])
+
+
+def test_two_heads_of_128_dimensions_have_132_864_parameters() -> None:
+    """The paper's "132.8K" (B.3)."""
+    heads = Heads(HeadShape(128, 128, learn_new=True))
+    assert sum(p.numel() for p in heads.parameters()) == 132_864
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_heads_have_so_many_blocks(blocks: int) -> None:
+    heads = Heads(HeadShape(3, 5, learn_new=True, blocks=blocks))
+    assert sum(isinstance(m, torch.nn.Linear) for m in heads.psi.modules()) == blocks
+    reverse, forward = heads(torch.rand(4, 5))
+    assert (reverse.shape, forward.shape) == ((4, 3), (4, 5))
+
+
+def test_files_hold_what_was_saved(tmp_path: Path) -> None:
+    info = BackboneInfo(BackboneSettings(dim=8, width=4), channels=1, image_size=8, classes=[2, 5])
+    backbone = info.build().eval()
+    save_backbone(tmp_path / "b", backbone, info)
+    loaded, loaded_info = load_backbone(tmp_path / "b")
+    assert loaded_info == info
+    pixels = torch.rand(3, 1, 8, 8)
+    torch.testing.assert_close(loaded.embed(pixels), backbone.embed(pixels), rtol=0, atol=0)
+
+    heads = Heads(HeadShape(3, 4, learn_new=True)).eval()
+    save_heads(tmp_path / "h", heads, HeadShape(3, 4, learn_new=True))
+    torch.testing.assert_close(load_heads(tmp_path / "h")(torch.ones(2, 4)), heads(torch.ones(2, 4)), rtol=0, atol=0)
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"backbone\.json cannot be read"):
+        load_backbone(tmp_path)
+    save_heads(tmp_path, Heads(HeadShape(3, 4)), HeadShape(3, 4))
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(InputError, match=r"model\.safetensors cannot be loaded.*train it again"):
+        load_heads(tmp_path)

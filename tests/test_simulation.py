@@ -1,0 +1,153 @@
+"""From a folder of embeddings to tables: truth, orders, what is left out, what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import ray_backfill as rb
+from ray_backfill.errors import InputError
+from ray_backfill.simulation import Evaluation, ground_truth, make_orders, simulate
+from ray_backfill.stages import read_json
+from ray_backfill.store import read_folder, vector_column, write_parquet
+
+FACTS: dict[str, Any] = {"settings": {}, "recipe": {}, "command": "test", "timings_s": {}, "data": {}}
+CLASSES = 6
+
+
+def vectors(labels: np.ndarray, d: int, noise: float, seed: int) -> np.ndarray:
+    centres = np.random.default_rng(9).normal(size=(CLASSES, 8))[:, :d]
+    return (centres[labels] + noise * np.random.default_rng(seed).normal(size=(len(labels), d))).astype(np.float32)
+
+
+def write_split(path: Path, rows: int, first_id: int, **more: Any) -> None:
+    labels = np.arange(rows) % CLASSES
+    columns = {
+        "id": np.arange(first_id, first_id + rows),
+        "old": vector_column(vectors(labels, 4, 1.0, first_id)),
+        "new": vector_column(vectors(labels, 8, 0.6, first_id + 1)),
+        "label": labels,
+    } | more
+    write_parquet(path, pa.table({k: v for k, v in columns.items() if v is not None}))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_split(tmp_path / "data" / "gallery.parquet", 60, 0, old_score=np.linspace(1, 0, 60))
+    write_split(tmp_path / "data" / "queries.parquet", 12, 1000)
+    return tmp_path / "data"
+
+
+EVALUATION = Evaluation(methods=("rm_naive", "offline"), orders=("random", "classifier_score"), points=5)
+
+
+def test_tables_hold_what_the_curves_say(folder: Path, tmp_path: Path) -> None:
+    out = simulate(read_folder(folder), tmp_path / "out", EVALUATION, {}, {"rm": "no train split"}, FACTS)
+    curves, summary = pd.read_parquet(out / "curves.parquet"), pd.read_parquet(out / "summary.parquet")
+    assert summary.method.drop_duplicates().tolist() == ["old", "new", "rm_naive", "offline"]
+    data = read_folder(folder)
+    assert data.queries is not None
+    pair = rb.UpgradePair(
+        rb.RetrievalSystem(data.queries.old, data.gallery.old), rb.RetrievalSystem(data.queries.new, data.gallery.new)
+    )
+    truth = rb.GroundTruth.from_labels(np.arange(12) % CLASSES, np.arange(60) % CLASSES)
+    order = np.arange(60)[::-1]  # old_score falls along the gallery
+    curve = rb.replay(pair, truth, order, points=5)
+    key = (curves.method == "rm_naive") & (curves.order == "classifier_score")
+    np.testing.assert_allclose(curves[key & (curves.metric == "mAP")].value, curve.values("mAP"), rtol=1e-12)
+    flips = curves[key & (curves.metric == "negative_flips")].value
+    np.testing.assert_allclose(flips, curve.negative_flips())
+    row = summary[(summary.method == "rm_naive") & (summary.order == "classifier_score") & (summary.metric == "mAP")]
+    old, new = curve.values("mAP")[[0, -1]]
+    assert row.auc.item() == pytest.approx(curve.auc("mAP"))
+    assert row.gain.item() == pytest.approx((curve.auc("mAP") - old) / (new - old))
+    assert row.starts_at_old.item()
+    assert row.ends_at_new.item()
+    both_ends = summary[(summary.method.isin(["old", "new"])) & (summary.metric == "mAP")]
+    assert set(both_ends.gain.round(9)) == {0.0, 1.0}
+    manifest = read_json(out / "manifest.json")
+    assert manifest["left_out"] == {"rm": "no train split"}
+    assert manifest["finished"]
+    assert {p.name for p in out.iterdir()} == {
+        "curves.parquet", "summary.parquet", "curves.png", "report.html", "manifest.json"
+    }  # fmt: skip
+
+
+def test_the_same_run_is_reused_and_another_refused(folder: Path, tmp_path: Path) -> None:
+    out = simulate(read_folder(folder), tmp_path / "out", EVALUATION, {}, {}, FACTS)
+    before = (out / "curves.parquet").stat().st_mtime_ns
+    simulate(read_folder(folder), out, EVALUATION, {}, {}, FACTS)
+    assert (out / "curves.parquet").stat().st_mtime_ns == before
+    with pytest.raises(InputError, match=r"evaluation.points: 5 there, 6 asked"):
+        simulate(read_folder(folder), out, Evaluation(EVALUATION.methods, EVALUATION.orders, points=6), {}, {}, FACTS)
+    write_split(folder / "queries.parquet", 12, 2000)
+    with pytest.raises(InputError, match=r"another run \(data: "):
+        simulate(read_folder(folder), out, EVALUATION, {}, {}, FACTS)
+
+
+def test_a_half_written_result_is_made_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ray_backfill.simulation.write_report", stop)
+        with pytest.raises(KeyboardInterrupt):
+            simulate(read_folder(folder), tmp_path / "out", EVALUATION, {}, {}, FACTS)
+    assert not read_json(tmp_path / "out" / "manifest.json")["finished"]
+    out = simulate(read_folder(folder), tmp_path / "out", EVALUATION, {}, {}, FACTS)
+    assert (out / "report.html").exists()
+
+
+def test_without_queries_the_gallery_queries_itself(folder: Path) -> None:
+    (folder / "queries.parquet").unlink()
+    truth = ground_truth(read_folder(folder))
+    assert truth.n_queries == 60
+    assert truth.ignored_of(7).tolist() == [7]
+    assert truth.positives_of(7).tolist() == [i for i in range(60) if i % CLASSES == 1 and i != 7]
+
+
+def test_positives_and_ignored_items_by_id(folder: Path) -> None:
+    positives = [[3, 5]] * 11 + [[59]]
+    write_split(folder / "queries.parquet", 12, 1000, label=None, positives=positives, ignored=[[0]] + [[]] * 11)
+    truth = ground_truth(read_folder(folder))
+    assert truth.positives_of(0).tolist() == [3, 5]
+    assert truth.ignored_of(0).tolist() == [0]
+    assert truth.positives_of(11).tolist() == [59]
+    write_split(folder / "queries.parquet", 12, 1000, label=None, positives=[[3]] * 11 + [[77]])
+    with pytest.raises(InputError, match=r"queries\.parquet, column 'positives', row 11: the gallery has no id 77"):
+        ground_truth(read_folder(folder))
+
+
+def test_cameras_and_names_as_labels(folder: Path) -> None:
+    names = np.array(["a", "b", "c", "d", "e", "f"])
+    cameras = {"camera": np.arange(60) % 2, "label": names[np.arange(60) % CLASSES]}
+    write_split(folder / "gallery.parquet", 60, 0, **cameras)
+    write_split(folder / "queries.parquet", 12, 1000, camera=np.zeros(12, int), label=names[np.arange(12) % CLASSES])
+    truth = ground_truth(read_folder(folder))
+    assert truth.ignored_of(0).tolist() == list(range(0, 60, 6))  # all of class a stand before camera 0
+    assert truth.positives_of(1).tolist() == list(range(1, 60, 6))
+
+
+def test_what_does_not_fit_is_named(folder: Path) -> None:
+    write_split(folder / "queries.parquet", 12, 1000, label=np.array([0, 1, 2, 99] * 3))
+    with pytest.raises(InputError, match=r"3 queries have a label that .* lacks, first 99 in row 3"):
+        ground_truth(read_folder(folder))
+    write_split(folder / "queries.parquet", 12, 1000, label=["x"] * 12)
+    with pytest.raises(InputError, match="labels are int64 in"):
+        ground_truth(read_folder(folder))
+    write_split(folder / "queries.parquet", 12, 1000, label=None)
+    with pytest.raises(InputError, match=r"queries\.parquet has no column 'label'; add it, or give"):
+        ground_truth(read_folder(folder))
+    with pytest.raises(InputError, match="needs the gallery column 'order_score'"):
+        make_orders(read_folder(folder).gallery, Evaluation(orders=("given",)))
+    for bad in (
+        Evaluation(methods=("rn",)),
+        Evaluation(metrics=("acc",)),
+        Evaluation(metrics=()),
+        Evaluation(orders=()),
+    ):
+        with pytest.raises(InputError):
+            bad.checked_methods()

@@ -1,0 +1,122 @@
+"""The data contract: what is read, and what is refused with which words."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ray_backfill.errors import InputError
+from ray_backfill.store import read_folder, read_table, vector_column, write_parquet
+
+
+def columns(rows: int = 4, first_id: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng(first_id)
+    return {
+        "id": np.arange(first_id, first_id + rows),
+        "old": vector_column(rng.normal(size=(rows, 3)).astype(np.float32)),
+        "new": vector_column(rng.normal(size=(rows, 2)).astype(np.float16)),
+        "label": np.arange(rows) % 2,
+    }
+
+
+def write(path: Path, **changes: Any) -> Path:
+    write_parquet(path, pa.table({k: v for k, v in (columns() | changes).items() if v is not None}))
+    return path
+
+
+def test_vectors_come_back_as_they_were_written(tmp_path: Path) -> None:
+    path = write(tmp_path / "gallery.parquet")
+    table = read_table(path)
+    rng = np.random.default_rng(0)
+    np.testing.assert_array_equal(table.old, rng.normal(size=(4, 3)).astype(np.float32))
+    assert table.new.dtype == np.float16
+    assert table.id.tolist() == [0, 1, 2, 3]
+    assert table.camera is None
+
+
+def test_parts_are_read_in_the_order_of_their_names_and_empty_ones_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "gallery.parquet"
+    write_parquet(folder / "part-1.parquet", pa.table(columns(2, first_id=10)))
+    write_parquet(folder / "part-0.parquet", pa.table(columns(3, first_id=20)))
+    write_parquet(folder / "part-2.parquet", pa.table(columns(1, first_id=30)).slice(0, 0))
+    (folder / ".part-3.parquet.99.tmp").write_bytes(b"half a file")
+    assert read_table(folder).id.tolist() == [20, 21, 22, 10, 11]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.large_list(pa.float64()), pa.list_(pa.float16(), 3)])
+def test_any_list_of_floats_is_a_vector(tmp_path: Path, kind: pa.DataType) -> None:
+    rows = np.arange(12, dtype=np.float16).reshape(4, 3)
+    path = write(tmp_path / "g.parquet", old=pa.array(list(rows), pa.list_(pa.float16())).cast(kind))
+    np.testing.assert_array_equal(read_table(path).old, rows)
+
+
+def test_strings_serve_as_ids_and_labels(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path / "g.parquet", id=["a", "b", "c", "d"], label=["x", "y", "x", "y"]))
+    assert table.id.tolist() == ["a", "b", "c", "d"]
+    assert table.label is not None
+    assert table.label.tolist() == ["x", "y", "x", "y"]
+
+
+NAN_ROW = np.array([[1, 2], [3, np.nan], [4, 5], [np.inf, 1]], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"old": None}, r"g\.parquet has no column 'old'; it has: id, new, label"),
+        ({"id": [1, 2, 2, 1]}, r"column 'id': duplicates, first 1, 2; ids must be unique"),
+        ({"id": pa.array([1, None, 2, 3])}, r"column 'id': missing value in row 1"),
+        ({"id": [0.5, 1.5, 2.5, 3.5]}, r"column 'id' must be integers or strings, not double"),
+        ({"new": vector_column(NAN_ROW)}, r"column 'new': NaN or infinite values in row 1, 3"),
+        ({"new": pa.array([[1.0, 2.0], [1.0], [1.0, 2.0], []])}, r"different length, 2 in row 0 but 1 in row 1, 3"),
+        ({"new": pa.array([[1.0], None, [1.0], [1.0]])}, r"column 'new': missing value in row 1"),
+        ({"new": pa.array([[1, 2]] * 4)}, r"must hold lists of float16 or float32"),
+        ({"new": pa.array(["a"] * 4)}, r"must hold lists of float16 or float32, not string"),
+        ({"group": ["f", "m", "f", "m"]}, r"column 'group' must hold numbers \(int64\), not string"),
+        ({"label": pa.array([1, 2, None, 3])}, r"column 'label': missing value in row 2"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = write(tmp_path / "g.parquet", **changes)
+    with pytest.raises(InputError, match=message) as caught:
+        read_table(path)
+    assert "g.parquet" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_missing_damaged_or_do_not_fit_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a folder"):
+        read_folder(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"gallery\.parquet is missing"):
+        read_folder(tmp_path)
+    path = write(tmp_path / "gallery.parquet")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match="cannot be read as Parquet"):
+        read_folder(tmp_path)
+    path.write_bytes(whole)
+    write(tmp_path / "queries.parquet", old=vector_column(np.ones((4, 5), np.float32)))
+    with pytest.raises(InputError, match=r"'old' has 5 dimensions in .*queries\.parquet and 3 in .*gallery\.parquet"):
+        read_folder(tmp_path)
+
+
+def test_the_fingerprint_follows_every_value(tmp_path: Path) -> None:
+    write(tmp_path / "gallery.parquet")
+    first = read_folder(tmp_path).fingerprint()
+    assert read_folder(tmp_path).fingerprint() == first
+    write(tmp_path / "gallery.parquet", label=np.array([0, 1, 0, 0]))
+    assert read_folder(tmp_path).fingerprint() != first
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(table: pa.Table, where: Path) -> None:
+        where.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(pq, "write_table", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write(tmp_path / "gallery.parquet")
+    assert not list(tmp_path.glob("*.parquet"))
