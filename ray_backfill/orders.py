@@ -71,12 +71,17 @@ def make_order(name: str, gallery: GalleryColumns, seed: int = 0) -> IntArray:
     Raises:
         InputError: unknown name (the message lists the known ones), a column that the gallery lacks, NaN scores.
     """
-    if name not in ORDERS:
-        raise InputError(f"unknown order {name!r}; known: {', '.join(ORDERS)}")
+    check_order_name(name)
     scores = ORDERS[name](gallery, seed)
     if np.isnan(scores).any():
         raise InputError(f"order {name!r}: the score of gallery row {int(np.argmax(np.isnan(scores)))} is NaN")
     return np.argsort(scores, kind="stable")
+
+
+def check_order_name(name: str) -> None:
+    """Raises InputError for an unknown name; the message lists the known ones."""
+    if name not in ORDERS:
+        raise InputError(f"unknown order {name!r}; known: {', '.join(ORDERS)}")
 
 
 def check_order(order: IntArray, n_gallery: int) -> None:

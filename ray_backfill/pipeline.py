@@ -17,11 +17,13 @@ from ray_backfill.cluster.session import session
 from ray_backfill.cluster.train import Workers
 from ray_backfill.datasets import open_source
 from ray_backfill.methods import Method
+from ray_backfill.models.backbones import check_arch
 from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import Recipe
-from ray_backfill.simulation import Evaluation, ground_truth, make_orders, simulate
+from ray_backfill.simulation import Evaluation, check_vectors, ground_truth, make_orders, simulate
 from ray_backfill.stages import is_finished, note_facts, read_json
 from ray_backfill.store import EmbeddingFolder, read_folder
+from ray_backfill.training.backbone_loop import images_per_worker, training_rows
 from ray_backfill.training.head_loop import HeadTraining
 
 Role = Literal["old", "new"]
@@ -34,6 +36,7 @@ def run_recipe(recipe: Recipe[Any], out: Path, workers: Workers, actors: EmbedAc
         InputError: anything wrong in the settings, the data or ``out``; before anything is computed where possible.
     """
     methods = recipe.evaluation.checked_methods()
+    check_recipe(recipe, workers)
     stages = [out / "backbones" / "old", out / "backbones" / "new", out / "embeddings"]
     stages += [out / "heads" / method.name for method in methods if method.head]
     # One Ray for the chain: starting it takes seconds. None at all if everything is there already.
@@ -44,8 +47,17 @@ def run_recipe(recipe: Recipe[Any], out: Path, workers: Workers, actors: EmbedAc
         )
 
 
+def check_recipe(recipe: Recipe[Any], workers: Workers) -> None:
+    """Raises InputError for what would fail later, after work was done for nothing."""
+    labels = open_source(recipe.images).items("train").labels_N
+    for model, classes in zip((recipe.old, recipe.new), split_classes(labels, recipe.protocol), strict=True):
+        check_arch(model.backbone)
+        images_per_worker(len(training_rows(labels, classes)), classes, model.training, workers.number)
+
+
 def train_recipe_backbone(recipe: Recipe[Any], role: Role, out: Path, workers: Workers) -> Path:
     """The recipe's old or new backbone, trained into ``out/backbones/<role>``."""
+    check_recipe(recipe, workers)
     old_classes, new_classes = recipe_classes(recipe)
     model, classes = (recipe.old, old_classes) if role == "old" else (recipe.new, new_classes)
     folder = out / "backbones" / role
@@ -85,7 +97,10 @@ def evaluate_folder(
     """
     methods = evaluation.checked_methods()
     folder = read_folder(data)
-    make_orders(folder.gallery, evaluation), ground_truth(folder)  # what is wrong should show before heads are trained
+    # What is wrong should show before heads are trained.
+    check_vectors(folder, evaluation.distance)
+    make_orders(folder.gallery, evaluation)
+    ground_truth(folder)
     left_out = _untrainable(folder, methods)
     kept = [method for method in methods if method.name not in left_out]
     started = time.perf_counter()

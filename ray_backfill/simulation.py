@@ -14,11 +14,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from ray_backfill import __version__
+from ray_backfill.distances import check_distance
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, Method, find_methods
 from ray_backfill.metrics import largest_fall, parse_metric
 from ray_backfill.models.checkpoints import load_heads
-from ray_backfill.orders import GalleryColumns, make_order
+from ray_backfill.orders import GalleryColumns, check_order_name, make_order
 from ray_backfill.replay import Curve, replay
 from ray_backfill.report import write_report
 from ray_backfill.stages import begin_stage, finish_stage, note_facts
@@ -50,10 +52,15 @@ class Evaluation:
 
     def checked_methods(self) -> list[Method]:
         """The methods with old and new in front. Raises InputError for any unknown name or setting."""
-        for name in self.metrics:
-            parse_metric(name)
+        for metric in self.metrics:
+            parse_metric(metric)
+        for order in self.orders:
+            check_order_name(order)
+        check_distance(self.distance)
         if not self.metrics or not self.orders:
             raise InputError("give at least one metric and one order")
+        if self.points < 2:
+            raise InputError(f"a curve needs at least 2 points, got {self.points}")
         return find_methods(("old", "new", *(name for name in self.methods if name not in ("old", "new"))))
 
 
@@ -90,6 +97,18 @@ def simulate(
     write_report(out)
     finish_stage(out)
     return out
+
+
+def check_vectors(folder: EmbeddingFolder, distance: str) -> None:
+    """Raises InputError for zero vectors under cosine; the message names file, column and row."""
+    for table in (folder.gallery, folder.queries or folder.gallery):
+        for column in ("old", "new"):
+            zero = np.flatnonzero(~getattr(table, column).any(axis=1))
+            if distance == "cosine" and len(zero):
+                raise InputError(
+                    f"{table.path}, column {column!r}: zero vector in row {zero[0]} ({len(zero)} in all), which has no "
+                    "cosine distance; remove such rows or use --distance l2"
+                )
 
 
 def make_orders(gallery: EmbeddingTable, evaluation: Evaluation) -> dict[str, IntArray]:
@@ -235,13 +254,13 @@ def _facts(
     seconds: Mapping[str, float],
 ) -> dict[str, Any]:
     """What the manifest says beside the settings."""
-    packages = ("ray-backfill", "ray", "torch", "numpy", "pyarrow")
+    packages = ("ray", "torch", "numpy", "pyarrow")
     return {
         "kind": "simulation",
         "command": facts["command"],
         "recipe": dict(facts["recipe"]),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {name: version(name) for name in packages},
+        "versions": {"ray_backfill": __version__} | {name: version(name) for name in packages},
         "seed": evaluation.order_seed,
         "primary_metric": evaluation.metrics[0],
         "left_out": dict(left_out),

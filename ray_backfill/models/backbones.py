@@ -32,6 +32,14 @@ class BackboneSettings:
     pretrained: bool = False
 
 
+def check_arch(settings: BackboneSettings) -> None:
+    """Raises InputError for an architecture that cannot be built, without building it."""
+    if settings.arch.startswith("hf:"):
+        _hugging_face_config(settings.arch.removeprefix("hf:"))
+    elif settings.arch not in ARCHITECTURES:
+        raise InputError(f"unknown architecture {settings.arch!r}; known: {', '.join(ARCHITECTURES)}")
+
+
 class Backbone(nn.Module):
     """A trunk with a linear layer to the embedding and a linear classifier on top of it."""
 
@@ -100,14 +108,15 @@ def _trunk(settings: BackboneSettings, channels: int, image_size: int) -> tuple[
         return _HuggingFaceTrunk(hf.ViTModel(config)), 768
     if settings.arch.startswith("hf:"):
         return _hugging_face(settings.arch.removeprefix("hf:"), settings.pretrained)
-    raise InputError(f"unknown architecture {settings.arch!r}; known: {', '.join(ARCHITECTURES)}")
+    check_arch(settings)
+    raise AssertionError(settings.arch)
 
 
 def _hugging_face(name: str, pretrained: bool) -> tuple[nn.Module, int]:
     import transformers as hf
 
+    config = _hugging_face_config(name)
     try:
-        config = hf.AutoConfig.from_pretrained(name)
         model = hf.AutoModel.from_pretrained(name) if pretrained else hf.AutoModel.from_config(config)
     except (OSError, ValueError) as error:
         raise InputError(f"the Hugging Face model {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
@@ -115,6 +124,15 @@ def _hugging_face(name: str, pretrained: bool) -> tuple[nn.Module, int]:
     config = getattr(config, "vision_config", config)
     hidden = config.hidden_sizes[-1] if getattr(config, "hidden_sizes", None) else config.hidden_size
     return _HuggingFaceTrunk(model), int(hidden)
+
+
+def _hugging_face_config(name: str) -> Any:
+    import transformers as hf
+
+    try:
+        return hf.AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise InputError(f"the Hugging Face model {name!r} cannot be found: {str(error).splitlines()[0]}") from error
 
 
 def _convnet(channels: int, width: int) -> nn.Module:

@@ -46,6 +46,16 @@ def draw_table(results: Results, console: Console | None = None) -> None:
     console.print(table)
     console.print(Padding(Text(verdict(results), style="bold"), (0, 1)))
     console.print(Padding(Text(COLUMNS_IN_WORDS, style="dim"), (0, 1)))
+    for reason, methods in _left_out(results).items():
+        console.print(Padding(Text(f"left out: {', '.join(methods)} ({reason})"), (0, 1)))
+
+
+def _left_out(results: Results) -> dict[str, list[str]]:
+    """Reason -> the methods that could not take part for it."""
+    by_reason: dict[str, list[str]] = {}
+    for method, reason in results.manifest.get("left_out", {}).items():
+        by_reason.setdefault(reason, []).append(method)
+    return by_reason
 
 
 def _cells(results: Results, row: Row) -> dict[str, str]:

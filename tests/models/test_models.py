@@ -48,7 +48,7 @@ def test_any_hugging_face_folder_is_a_backbone(tmp_path: Path) -> None:
 def test_unknown_architectures_and_missing_models_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unknown architecture 'resnet19'; known: convnet"):
         Backbone(BackboneSettings("resnet19"), 3, 32, 2)
-    with pytest.raises(InputError, match="cannot be loaded"):
+    with pytest.raises(InputError, match="cannot be found"):
         Backbone(BackboneSettings(f"hf:{tmp_path}/nothing"), 3, 32, 2)
 
 

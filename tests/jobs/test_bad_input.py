@@ -1,0 +1,107 @@
+"""Whatever is wrong: one line that says what and what to do, exit code 2, and nothing half-written."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ray_backfill.cli import run_job, simulate_job
+from ray_backfill.store import vector_column, write_parquet
+
+
+def write_folder(path: Path, old: np.ndarray | None = None, **more: object) -> Path:
+    rng = np.random.default_rng(0)
+    columns = {
+        "id": np.arange(20),
+        "old": vector_column(rng.normal(size=(20, 4)).astype(np.float32) if old is None else old),
+        "new": vector_column(rng.normal(size=(20, 6)).astype(np.float32)),
+        "label": np.arange(20) % 4,
+    } | more
+    write_parquet(path / "gallery.parquet", pa.table(columns))
+    return path
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run simulate with these arguments and return its one line of error."""
+    monkeypatch.setattr("sys.argv", ["jobs/simulate.py", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        run_job(lambda: simulate_job("test"))
+    assert stopped.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--recipe", "imagenet22k"), "unknown recipe 'imagenet22k'; known: landmarks, omniglot"),
+        (("--recipe", "omniglot"), "this recipe needs --data-root: the folder with omniglot_small1.zip"),
+        (("--recipe", "omniglot", "--data-root", "/nowhere"), "omniglot_small1.zip"),
+        (("--methods", "old", "magic"), "unknown method 'magic'; known: old, new"),
+        (("--metrics", "accuracy"), "unknown metric 'accuracy'; known: mAP"),
+        (("--old.backbone.arch", "vgg"), "unknown architecture 'vgg'; known: convnet"),
+        (("--protocol.old-share", "0"), "leave 0 to the old model"),
+        (("--orders", "alphabetical"), "unknown order 'alphabetical'; known: random"),
+        (("--distance", "hamming"), "unknown distance 'hamming'; known: cosine"),
+        (("--points", "1"), "at least 2 points"),
+    ],
+)
+def test_wrong_names_and_settings_fail_before_anything_is_computed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    arguments: tuple[str, ...], message: str,
+) -> None:  # fmt: skip
+    assert message in fail(monkeypatch, capsys, "--out", str(tmp_path / "out"), *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_wrong_folders_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+
+    def error(data: Path, *arguments: str) -> str:
+        line = fail(monkeypatch, capsys, "--data", str(data), "--out", str(out), *arguments)
+        assert not out.exists()
+        return line
+
+    data = write_folder(tmp_path / "data")
+    assert "/nowhere is not a folder" in error(Path("/nowhere"))
+    assert "'given' needs the gallery column 'order_score'" in error(data, "--orders", "given")
+    assert "unknown distance 'hamming'" in error(data, "--distance", "hamming")
+    zero = np.ones((20, 4), np.float32)
+    zero[7] = 0
+    assert "gallery.parquet, column 'old': zero vector in row 7" in error(
+        write_folder(tmp_path / "zero", zero), "--methods", "rm_naive"
+    )
+    zero[7] = np.nan
+    assert "NaN or infinite values in row 7" in error(write_folder(tmp_path / "nan", zero))
+    (tmp_path / "file").write_text("not a folder")
+    assert "is a file; give a folder" in fail(monkeypatch, capsys, "--data", str(data), "--out", str(tmp_path / "file"))
+
+
+def test_methods_that_cannot_be_trained_are_left_out_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = write_folder(tmp_path / "data")
+    monkeypatch.setattr("sys.argv", ["jobs/simulate.py", "--data", str(data), "--out", str(tmp_path / "out")])
+    run_job(lambda: simulate_job("test"))
+    printed = capsys.readouterr().out
+    assert "RM naive" in printed
+    assert "full RM" not in printed
+    assert "left out: rqt, cl_s, cl_m, mcl, rm (needs train.parquet to train its heads)" in " ".join(printed.split())
+
+
+def test_another_runs_folder_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = write_folder(tmp_path / "data")
+    arguments = ["--data", str(data), "--out", str(tmp_path / "out"), "--methods", "rm_naive"]
+    monkeypatch.setattr("sys.argv", ["jobs/simulate.py", *arguments])
+    run_job(lambda: simulate_job("test"))
+    capsys.readouterr()
+    before = (tmp_path / "out" / "results" / "report.html").read_bytes()
+    assert "points: 11 there, 5 asked" in fail(monkeypatch, capsys, *arguments, "--points", "5")
+    assert (tmp_path / "out" / "results" / "report.html").read_bytes() == before
