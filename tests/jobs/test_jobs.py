@@ -1,42 +1,11 @@
 """The jobs as a user types them: local, submitted to a cluster, run again, and run wrongly."""
 
-import os
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
-import pytest
 
 from ray_backfill.stages import read_json
-
-ROOT = Path(__file__).parents[2]
-TINY = shlex.split("""
-    --images.image-size 16 --images.landmarks 8 --images.train-images 200 --images.gallery-images 60
-    --images.queries 16 --old.training.epochs 1 --new.training.epochs 1 --old.training.batch 32
-    --new.training.batch 32 --heads.epochs 2 --heads.items 4 --methods rm_naive rqt rm --points 3
-""")
-
-
-def run(job: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a job in a process of its own."""
-    command = [sys.executable, str(ROOT / "jobs" / job), *arguments]
-    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | environment
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=240, check=False)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny run of the main job."""
-    out = tmp_path_factory.mktemp("run") / "demo"
-    result = run("simulate_gldv2.py", "--out", str(out), *TINY)
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert "full RM" in result.stdout
-    assert "report.html" in result.stdout.splitlines()[-1]
-    for title in ("train old backbone", "train new backbone", "embed", "train heads", "replay"):
-        assert title in result.stderr, "no progress was shown for this stage"
-    return out
+from tests.jobs.conftest import TINY, run
 
 
 def test_the_main_job_leaves_the_promised_files(finished: Path) -> None:

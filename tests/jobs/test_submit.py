@@ -12,9 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.jobs.test_jobs import ROOT, TINY, finished
-
-__all__ = ["finished"]  # a fixture
+from tests.jobs.conftest import ROOT, TINY
 
 BIN = Path(sys.executable).parent
 
@@ -39,7 +37,7 @@ def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
     command += [f"--port={free_port()}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"]
     command += ["--node-ip-address=127.0.0.1", f"--temp-dir=/tmp/rb{os.getpid()}"]
     with (tmp_path / "head.log").open("wb") as log:
-        head = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        head = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
@@ -49,8 +47,12 @@ def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
             time.sleep(0.2)
         yield environment | {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}"}
     finally:
-        head.send_signal(signal.SIGTERM)
-        head.wait(30)
+        head.terminate()
+        try:
+            head.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(head.pid, signal.SIGKILL)
+            head.wait(10)
 
 
 def submit(environment: dict[str, str], *entrypoint: str) -> subprocess.CompletedProcess[str]:
