@@ -20,7 +20,8 @@ from ray_backfill.methods import Method
 from ray_backfill.models.backbones import check_arch
 from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import Recipe
-from ray_backfill.simulation import Evaluation, check_vectors, ground_truth, make_orders, simulate
+from ray_backfill.simulation import Evaluation, simulate
+from ray_backfill.simulation.folder import check_vectors, ground_truth, make_orders
 from ray_backfill.stages import is_finished, note_facts, read_json
 from ray_backfill.store import EmbeddingFolder, read_folder
 from ray_backfill.training.backbone_loop import images_per_worker, training_rows
@@ -99,7 +100,7 @@ def evaluate_folder(
     folder = read_folder(data)
     # What is wrong should show before heads are trained.
     check_vectors(folder, evaluation.distance)
-    make_orders(folder.gallery, evaluation)
+    make_orders(folder.gallery, evaluation.orders, evaluation.order_seed)
     ground_truth(folder)
     left_out = _untrainable(folder, methods)
     kept = [method for method in methods if method.name not in left_out]

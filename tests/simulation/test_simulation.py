@@ -10,7 +10,8 @@ import pytest
 
 import ray_backfill as rb
 from ray_backfill.errors import InputError
-from ray_backfill.simulation import Evaluation, ground_truth, make_orders, simulate
+from ray_backfill.simulation import Evaluation, simulate
+from ray_backfill.simulation.folder import ground_truth, make_orders
 from ray_backfill.stages import read_json
 from ray_backfill.store import read_folder, vector_column, write_parquet
 
@@ -142,7 +143,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
     with pytest.raises(InputError, match=r"queries\.parquet has no column 'label'; add it, or give"):
         ground_truth(read_folder(folder))
     with pytest.raises(InputError, match="needs the gallery column 'order_score'"):
-        make_orders(read_folder(folder).gallery, Evaluation(orders=("given",)))
+        make_orders(read_folder(folder).gallery, ("given",), seed=0)
     for bad in (
         Evaluation(methods=("rn",)),
         Evaluation(metrics=("acc",)),

@@ -1,0 +1,149 @@
+"""From a folder of embeddings to a folder of results: every method and order replayed, tables written, reported."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from tqdm import tqdm
+
+from ray_backfill import __version__
+from ray_backfill.distances import check_distance
+from ray_backfill.errors import InputError
+from ray_backfill.methods import Embeddings, Method, find_methods
+from ray_backfill.metrics import parse_metric
+from ray_backfill.models.checkpoints import load_heads
+from ray_backfill.orders import check_order_name
+from ray_backfill.replay import Curve, replay
+from ray_backfill.report import write_report
+from ray_backfill.simulation.folder import ground_truth, make_orders
+from ray_backfill.simulation.tables import tabulate
+from ray_backfill.stages import begin_stage, finish_stage, note_facts
+from ray_backfill.store import EmbeddingFolder, write_parquet
+from ray_backfill.systems import GroundTruth, IntArray
+
+METHODS = ("old", "new", "offline", "rm_naive", "rqt", "cl_s", "cl_m", "mcl", "rm")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is compared and how."""
+
+    # Upgrade methods; old and new always take part, as the ends of the gain.
+    methods: tuple[str, ...] = METHODS
+    # Backfill orders: random, classifier_score, centroid_cosine, given.
+    orders: tuple[str, ...] = ("classifier_score",)
+    # mAP, mAP@k, CMC@k; the first one leads the report.
+    metrics: tuple[str, ...] = ("mAP", "CMC@1")
+    # Moments of the backfill, t = 0 and t = 1 included.
+    points: int = 11
+    # cosine, l2 or inner_product.
+    distance: str = "cosine"
+    # Of the random order.
+    order_seed: int = 0
+
+    def checked_methods(self) -> list[Method]:
+        """The methods with old and new in front. Raises InputError for any unknown name or setting."""
+        for metric in self.metrics:
+            parse_metric(metric)
+        for order in self.orders:
+            check_order_name(order)
+        check_distance(self.distance)
+        if not self.metrics or not self.orders:
+            raise InputError("give at least one metric and one order")
+        if self.points < 2:
+            raise InputError(f"a curve needs at least 2 points, got {self.points}")
+        return find_methods(tuple(dict.fromkeys(("old", "new", *self.methods))))
+
+
+def simulate(
+    folder: EmbeddingFolder,
+    out: Path,
+    evaluation: Evaluation,
+    heads: Mapping[str, Path],
+    left_out: Mapping[str, str],
+    facts: Mapping[str, Any],
+) -> Path:
+    """Replay and report; does nothing if ``out`` holds these very results already.
+
+    heads: method -> folder of its trained heads. left_out: methods that cannot run here, with the reason.
+    facts, for the manifest: "settings" (what besides the data and the evaluation decides the results), "recipe",
+    "command", "timings_s", "data".
+
+    Raises:
+        InputError: unknown names, columns that an order needs, labels or positives that do not fit, another run's out.
+    """
+    methods = [method for method in evaluation.checked_methods() if method.name not in left_out]
+    orders = make_orders(folder.gallery, evaluation.orders, evaluation.order_seed)
+    truth = ground_truth(folder)
+    wanted = {"data": folder.fingerprint(), "evaluation": asdict(evaluation)} | dict(facts["settings"])
+    if begin_stage(out, "simulation", wanted):
+        return out
+    started = time.perf_counter()
+    curves = replay_methods(folder, truth, methods, orders, evaluation, heads)
+    curve_table, summary = tabulate(methods, curves, evaluation.metrics)
+    write_parquet(out / "curves.parquet", pa.Table.from_pandas(curve_table, preserve_index=False))
+    write_parquet(out / "summary.parquet", pa.Table.from_pandas(summary, preserve_index=False))
+    seconds = {"replay": round(time.perf_counter() - started, 2)}
+    note_facts(out, _facts(folder, truth, evaluation, left_out, facts, seconds))
+    write_report(out)
+    finish_stage(out)
+    return out
+
+
+def replay_methods(
+    folder: EmbeddingFolder,
+    truth: GroundTruth,
+    methods: Sequence[Method],
+    orders: Mapping[str, IntArray],
+    evaluation: Evaluation,
+    heads: Mapping[str, Path],
+) -> dict[tuple[str, str], Curve]:
+    """The curve of each (method, order)."""
+    queries = folder.queries or folder.gallery
+    embeddings = Embeddings(queries.old, queries.new, folder.gallery.old, folder.gallery.new)
+    curves = {}
+    for method in (bar := tqdm(methods, desc="replay", unit=" methods", dynamic_ncols=True)):
+        bar.set_postfix_str(method.title)
+        pair = method.pair(embeddings, load_heads(heads[method.name]) if method.head else None)
+        of_orders = replay(
+            pair, truth, orders, evaluation.points, evaluation.metrics, evaluation.distance, progress=True
+        )
+        curves.update({(method.name, order): curve for order, curve in of_orders.items()})
+    return curves
+
+
+def _facts(
+    folder: EmbeddingFolder,
+    truth: GroundTruth,
+    evaluation: Evaluation,
+    left_out: Mapping[str, str],
+    facts: Mapping[str, Any],
+    seconds: Mapping[str, float],
+) -> dict[str, Any]:
+    """What the manifest says beside the settings."""
+    packages = ("ray", "torch", "numpy", "pyarrow")
+    return {
+        "kind": "simulation",
+        "command": facts["command"],
+        "recipe": dict(facts["recipe"]),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"ray_backfill": __version__} | {name: version(name) for name in packages},
+        "seed": evaluation.order_seed,
+        "primary_metric": evaluation.metrics[0],
+        "left_out": dict(left_out),
+        "timings_s": dict(facts["timings_s"]) | dict(seconds),
+        "data": {
+            "fingerprint": folder.fingerprint(),
+            "gallery_items": len(folder.gallery),
+            "queries": truth.n_queries,
+            "queries_skipped": len(truth.skipped),
+            "old_dim": folder.gallery.old.shape[1],
+            "new_dim": folder.gallery.new.shape[1],
+        }
+        | dict(facts["data"]),
+    }

@@ -1,0 +1,84 @@
+"""What a simulation takes from a folder of embeddings: the truth and the orders; and what makes it refuse one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ray_backfill.errors import InputError
+from ray_backfill.orders import GalleryColumns, make_order
+from ray_backfill.store import EmbeddingFolder, EmbeddingTable
+from ray_backfill.systems import GroundTruth, IntArray
+
+
+def check_vectors(folder: EmbeddingFolder, distance: str) -> None:
+    """Raises InputError for zero vectors under cosine; the message names file, column and row."""
+    for table in (folder.gallery, folder.queries or folder.gallery):
+        for column in ("old", "new"):
+            zero = np.flatnonzero(~getattr(table, column).any(axis=1))
+            if distance == "cosine" and len(zero):
+                raise InputError(
+                    f"{table.path}, column {column!r}: zero vector in row {zero[0]} ({len(zero)} in all), which has no "
+                    "cosine distance; remove such rows or use --distance l2"
+                )
+
+
+def make_orders(gallery: EmbeddingTable, names: Sequence[str], seed: int) -> dict[str, IntArray]:
+    """Each of the named orders over this gallery. Raises InputError for a column that an order needs."""
+    label = None if gallery.label is None else np.unique(gallery.label, return_inverse=True)[1]
+    columns = GalleryColumns(gallery.old, label, gallery.old_score, gallery.order_score)
+    return {name: make_order(name, columns, seed) for name in names}
+
+
+def ground_truth(folder: EmbeddingFolder) -> GroundTruth:
+    """Who is right for whom: by the queries' positives if there are any, else by labels (and cameras where known).
+
+    Raises:
+        InputError: neither labels nor positives, an unknown id, or query labels that the gallery lacks.
+    """
+    gallery, queries = folder.gallery, folder.queries or folder.gallery
+    if queries.positives is not None:
+        return _truth_from_ids(gallery, queries)
+    for table in (gallery, queries):
+        if table.label is None:
+            raise InputError(f"{table.path} has no column 'label'; add it, or give the queries a column 'positives'")
+    assert gallery.label is not None
+    assert queries.label is not None
+    if gallery.label.dtype.kind != queries.label.dtype.kind:
+        raise InputError(
+            f"labels are {gallery.label.dtype} in {gallery.path} but {queries.label.dtype} in {queries.path}"
+        )
+    unknown = np.flatnonzero(~np.isin(queries.label, gallery.label))
+    if len(unknown):
+        raise InputError(
+            f"{queries.path}, column 'label': {len(unknown)} queries have a label that {gallery.path} lacks, first "
+            f"{queries.label[unknown[0]]!s} in row {unknown[0]}; remove these queries"
+        )
+    names, gallery_label = np.unique(gallery.label, return_inverse=True)
+    return GroundTruth.from_labels(
+        np.searchsorted(names, queries.label),
+        gallery_label,
+        exclude_self=folder.queries is None,
+        query_cameras=queries.camera,
+        gallery_cameras=gallery.camera,
+    )
+
+
+def _truth_from_ids(gallery: EmbeddingTable, queries: EmbeddingTable) -> GroundTruth:
+    index = pd.Index(gallery.id)
+
+    def positions(column: str, rows: Sequence[NDArray[Any]] | None) -> list[IntArray]:
+        found = []
+        for query, ids in enumerate(rows or [np.empty(0)] * len(queries)):
+            at = index.get_indexer(pd.Index(ids)) if len(ids) else np.empty(0, np.int64)
+            if (at < 0).any():
+                missing = ids[np.argmax(at < 0)]
+                raise InputError(f"{queries.path}, column {column!r}, row {query}: the gallery has no id {missing!s}")
+            found.append(at.astype(np.int64))
+        return found
+
+    return GroundTruth.from_positives(
+        positions("positives", queries.positives), positions("ignored", queries.ignored), n_gallery=len(gallery)
+    )
