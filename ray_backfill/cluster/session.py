@@ -13,7 +13,10 @@ _LOCAL_CPUS = 4
 _OBJECT_STORE_BYTES = 500 << 20
 
 # Ray Train checks its workers every second and watches for cloud preemptions; here both only lengthen the start.
+# Ray Data's actors log an alarming line at every start (ray-project/ray#53727), which only this level silences
+# (Ray then says once that it is set). Python errors and the logs of workers are not affected.
 _LOCAL_ENVIRONMENT = {
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_METRICS_ENABLED": "0",

@@ -8,27 +8,21 @@ from pathlib import Path
 
 from ray_backfill.cluster.embed import EmbedSettings
 from ray_backfill.datasets import landmarks
-from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.protocols import Protocol
-from ray_backfill.recipes import ModelRecipe, Recipe
+from ray_backfill.recipes import Recipe
+from ray_backfill.recipes._small import small_convnet
 from ray_backfill.simulation import Evaluation
-from ray_backfill.training.backbone_loop import BackboneTraining
 from ray_backfill.training.head_loop import HeadTraining
 
 
 def recipe(data_root: Path | None, seed: int) -> Recipe[landmarks.Settings]:
     """Demo size. The old model learns other landmarks than the new one, and fewer."""
 
-    def training(epochs: int, seed: int) -> BackboneTraining:
-        return BackboneTraining(
-            epochs=epochs, batch=128, lr=0.1, momentum=0.9, weight_decay=5e-4, warmup_epochs=1, seed=seed
-        )
-
     return Recipe(
         images=landmarks.Settings(seed=seed),
         protocol=Protocol("open", old_share=0.3, seed=seed),
-        old=ModelRecipe(BackboneSettings("convnet", dim=128, width=16), training(6, 2 * seed)),
-        new=ModelRecipe(BackboneSettings("convnet", dim=128, width=24), training(5, 2 * seed + 1)),
+        old=small_convnet(16, epochs=6, seed=2 * seed),
+        new=small_convnet(24, epochs=5, seed=2 * seed + 1),
         embed=EmbedSettings(part_rows=1024),
         heads=HeadTraining(epochs=20, seed=seed),
         evaluation=Evaluation(metrics=("mAP@100", "CMC@1")),

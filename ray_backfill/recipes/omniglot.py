@@ -8,10 +8,9 @@ Expected: docs/results/omniglot.md
 from pathlib import Path
 
 from ray_backfill.datasets import omniglot
-from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.protocols import Protocol
-from ray_backfill.recipes import ModelRecipe, Recipe, needs_root
-from ray_backfill.training.backbone_loop import BackboneTraining
+from ray_backfill.recipes import Recipe, needs_root
+from ray_backfill.recipes._small import small_convnet
 from ray_backfill.training.head_loop import HeadTraining
 
 
@@ -19,15 +18,10 @@ def recipe(data_root: Path | None, seed: int) -> Recipe[omniglot.Settings]:
     """Both models are trained alike; the new one is twice as wide and sees all characters."""
     root = needs_root(data_root, "the folder with omniglot_small1.zip and omniglot_small2.zip")
 
-    def training(epochs: int, seed: int) -> BackboneTraining:
-        return BackboneTraining(
-            epochs=epochs, batch=128, lr=0.1, momentum=0.9, weight_decay=5e-4, warmup_epochs=2, seed=seed
-        )
-
     return Recipe(
         images=omniglot.Settings(root=root),
         protocol=Protocol("extended", old_share=0.5),
-        old=ModelRecipe(BackboneSettings("convnet", dim=128, width=16), training(12, 2 * seed)),
-        new=ModelRecipe(BackboneSettings("convnet", dim=128, width=32), training(12, 2 * seed + 1)),
+        old=small_convnet(16, epochs=12, seed=2 * seed),
+        new=small_convnet(32, epochs=12, seed=2 * seed + 1),
         heads=HeadTraining(seed=seed),
     )

@@ -1,0 +1,21 @@
+"""Training of small networks on CPUs."""
+
+from ray_backfill.models.backbones import BackboneSettings
+from ray_backfill.recipes import ModelRecipe
+from ray_backfill.training.backbone_loop import BackboneTraining
+
+
+def small_convnet(width: int, epochs: int, seed: int) -> ModelRecipe:
+    """A convnet with 128 dimensions, batches of 128 and a high learning rate: it learns in a few epochs."""
+    return ModelRecipe(
+        BackboneSettings("convnet", dim=128, width=width),
+        BackboneTraining(
+            epochs=epochs,
+            batch=128,
+            lr=0.1,
+            momentum=0.9,
+            weight_decay=5e-4,
+            warmup_epochs=max(1, epochs // 6),
+            seed=seed,
+        ),
+    )

@@ -1,0 +1,25 @@
+"""Your own images, a folder per class (or zip files of that), extended class, a convnet for CPUs.
+
+Run:    python jobs/simulate.py --recipe image_folder --data-root PATH
+On GPUs: --images.image-size 224 --old.backbone.arch resnet18 --new.backbone.arch resnet50 --workers.number 4
+"""
+
+from pathlib import Path
+
+from ray_backfill.datasets import image_folder
+from ray_backfill.protocols import Protocol
+from ray_backfill.recipes import Recipe, needs_root
+from ray_backfill.recipes._small import small_convnet
+from ray_backfill.training.head_loop import HeadTraining
+
+
+def recipe(data_root: Path | None, seed: int) -> Recipe[image_folder.Settings]:
+    """The old model learns the first half of the classes, the new one all of them and is twice as wide."""
+
+    return Recipe(
+        images=image_folder.Settings(root=needs_root(data_root, "a folder of class folders, or zip files of them")),
+        protocol=Protocol("extended", old_share=0.5),
+        old=small_convnet(16, epochs=20, seed=2 * seed),
+        new=small_convnet(32, epochs=20, seed=2 * seed + 1),
+        heads=HeadTraining(seed=seed),
+    )
