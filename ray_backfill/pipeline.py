@@ -40,7 +40,7 @@ def run_recipe(recipe: Recipe[Any], out: Path, workers: Workers, actors: EmbedAc
     check_recipe(recipe, workers)
     stages = [out / "backbones" / "old", out / "backbones" / "new", out / "embeddings"]
     stages += [out / "heads" / method.name for method in methods if method.head]
-    # One Ray for the chain: starting it takes seconds. None at all if everything is there already.
+    # One Ray for the chain instead of one a stage: starting it takes seconds. None if everything is there already.
     with nullcontext() if all(is_finished(stage) for stage in stages) else session():
         embeddings = embed_recipe(recipe, out, workers, actors)
         return evaluate_folder(

@@ -11,6 +11,7 @@ import ray.train
 import ray.train.torch
 
 from ray_backfill.cluster.progress import progress_bar
+from ray_backfill.cluster.session import session
 from ray_backfill.cluster.train import Workers, run_ddp
 from ray_backfill.datasets import open_source
 from ray_backfill.models.backbones import BackboneSettings
@@ -55,7 +56,7 @@ def train_backbone_stage(
     if begin_stage(folder, "backbone", settings):
         return folder
     info = BackboneInfo(backbone, source.channels, source.image_size, classes)
-    with progress_bar(f"train {title}", training.epochs, "epochs") as progress:
+    with session(), progress_bar(f"train {title}", training.epochs, "epochs") as progress:
         config = {"data": data, "info": info, "training": training, "folder": str(folder), "progress": progress}
         facts = run_ddp(_worker, config, workers, "ray", folder)
     finish_stage(folder, facts | {"workers": workers.number})

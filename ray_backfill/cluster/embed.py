@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from ray_backfill.cluster.session import gpu_count
+from ray_backfill.cluster.session import gpu_count, session
 from ray_backfill.datasets import ImageSource, open_source
 from ray_backfill.datasets._ahead import read_ahead
 from ray_backfill.models.backbones import pixels_to_float
@@ -78,6 +78,7 @@ class _Job:
     train_classes: list[int]
     settings: EmbedSettings
     threads: int
+    on_gpu: bool
 
 
 def embed_stage(
@@ -111,10 +112,15 @@ def embed_stage(
     parts = list(_parts(source, train_classes, settings.part_rows))
     missing = [part for part in parts if not part.path(folder).exists()]
     total, todo = (sum(len(part) for part in some) for some in (parts, missing))
-    job = _Job(data, str(old), str(new), str(folder), train_classes, settings, max(1, int(actors.cpus)))
-    with tqdm(total=total, initial=total - todo, desc="embed", unit=" images", dynamic_ncols=True) as bar:
-        for done in _run(missing, job, actors) if missing else ():
-            bar.update(done)
+    if missing:
+        with (
+            session(),
+            tqdm(total=total, initial=total - todo, desc="embed", unit=" images", dynamic_ncols=True) as bar,
+        ):
+            on_gpu, threads = gpu_count() >= actors.number, max(1, int(actors.cpus))
+            job = _Job(data, str(old), str(new), str(folder), train_classes, settings, threads, on_gpu)
+            for done in _run(missing, job, actors):
+                bar.update(done)
     broken = _collect_broken(folder, parts)
     write_parquet(folder / "broken.parquet", broken)
     for leftover in folder.glob("*/.*.tmp"):
@@ -125,14 +131,13 @@ def embed_stage(
 
 def _run(parts: list[_Part], job: _Job, actors: EmbedActors) -> Iterator[int]:
     """Embed the parts; yields the number of images of each finished one."""
-    on_gpu = gpu_count() >= actors.number
     finished = ray.data.from_items([asdict(part) for part in parts], override_num_blocks=len(parts)).map_batches(
         _Embedder,
         fn_constructor_kwargs={"job": job},
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=min(actors.number, len(parts))),
         num_cpus=actors.cpus,
-        num_gpus=1 if on_gpu else 0,
+        num_gpus=1 if job.on_gpu else 0,
     )
     for row in finished.iter_rows():
         yield int(row["images"])
@@ -143,7 +148,7 @@ class _Embedder:
 
     def __init__(self, job: _Job) -> None:
         self._job, self._source = job, open_source(job.data)
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = torch.device("cuda" if job.on_gpu else "cpu")
         torch.set_num_threads(job.threads)
         self._old = load_backbone(Path(job.old))[0].to(self._device)
         self._new = load_backbone(Path(job.new))[0].to(self._device)

@@ -10,6 +10,7 @@ import numpy as np
 import ray.train.torch
 
 from ray_backfill.cluster.progress import progress_bar
+from ray_backfill.cluster.session import session
 from ray_backfill.cluster.train import Workers, run_ddp
 from ray_backfill.methods import Method
 from ray_backfill.models.checkpoints import save_heads
@@ -51,7 +52,7 @@ def train_heads_stage(
     if not missing:
         return folders
     anchors_per_worker(data.label, in_batches, workers.number)  # fails here, not in a worker with a long trace
-    with progress_bar("train heads", training.epochs * len(missing), "epochs") as progress:
+    with session(), progress_bar("train heads", training.epochs * len(missing), "epochs") as progress:
         config = {
             "train_path": str(train.path),
             "methods": [(method.name, method.title, method.head) for method in missing],

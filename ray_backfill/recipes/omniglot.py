@@ -23,5 +23,5 @@ def recipe(data_root: Path | None, seed: int) -> Recipe[omniglot.Settings]:
         protocol=Protocol("extended", old_share=0.5),
         old=small_convnet(16, epochs=12, seed=2 * seed),
         new=small_convnet(32, epochs=12, seed=2 * seed + 1),
-        heads=HeadTraining(seed=seed),
+        heads=HeadTraining(epochs=100, seed=seed),
     )

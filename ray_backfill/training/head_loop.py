@@ -28,7 +28,7 @@ class HeadTraining:
     # Classes in a batch, over all workers together.
     classes: int = 64
     # Items of each class in a batch.
-    items: int = 8
+    items: int = 4
     lr: float = 1e-3
     # Linear-BatchNorm-ReLU blocks of psi and of rho; the last one is Linear only.
     blocks: int = 2

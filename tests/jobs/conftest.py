@@ -25,12 +25,21 @@ def run(job: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> subp
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny run of the main job."""
+    """A tiny run of the main job, stage by stage, each by its own job. (The submitted job runs the chain at once.)"""
     out = tmp_path_factory.mktemp("run") / "demo"
-    result = run("simulate_gldv2.py", "--out", str(out), *TINY)
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert "full RM" in result.stdout
-    assert "report.html" in result.stdout.splitlines()[-1]
-    for title in ("train old backbone", "train new backbone", "embed", "train heads", "replay"):
-        assert title in result.stderr, "no progress was shown for this stage"
+    for job, more, said, progress in [
+        ("train_backbone.py", ["--model", "old"], "backbones/old", ["train old backbone"]),
+        ("embed_gallery.py", [], " images", ["train new backbone", "embed"]),
+        ("train_mcl.py", [], "heads/rm", ["train heads"]),
+        ("simulate_gldv2.py", [], "full RM", ["replay"]),
+    ]:
+        result = run(job, *more, "--out", str(out), *TINY)
+        assert result.returncode == 0, result.stderr[-3000:]
+        assert said in result.stdout
+        shown = [
+            title
+            for title in ("train old backbone", "train new backbone", "embed", "train heads", "replay")
+            if f"{title}:" in result.stderr
+        ]
+        assert shown == progress, "each stage shows its progress, and only once"
     return out

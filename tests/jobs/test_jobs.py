@@ -44,16 +44,3 @@ def test_the_embeddings_are_a_folder_that_anyone_could_bring(finished: Path, tmp
     pd.testing.assert_frame_equal(
         chain[chain.method == "rm_naive"].reset_index(drop=True), mine[mine.method == "rm_naive"].reset_index(drop=True)
     )
-
-
-def test_each_stage_has_its_job(finished: Path) -> None:
-    common = ("--out", str(finished), *TINY)
-    for job, more, shown in [
-        ("train_backbone.py", ("--model", "old"), "backbones/old"),
-        ("embed_gallery.py", (), " images"),
-        ("train_mcl.py", (), "heads/rm"),
-    ]:
-        result = run(job, *more, *common)
-        assert result.returncode == 0, result.stderr
-        assert "train" not in result.stderr
-        assert shown in result.stdout
