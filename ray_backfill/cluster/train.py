@@ -1,6 +1,8 @@
 """Runs a training function on DDP workers by Ray Train."""
 
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,4 +50,24 @@ def run_ddp(
             worker_runtime_env={"env_vars": {"OMP_NUM_THREADS": str(max(1, int(workers.cpus)))}},
         ),
     )
-    return trainer.fit().return_value
+    return _fit_beside_main_thread(trainer).return_value
+
+
+def _fit_beside_main_thread(trainer: TorchTrainer) -> Any:
+    """``trainer.fit()`` in a thread of its own, so that Ctrl-C stays what it is everywhere else.
+
+    In the main thread Ray Train 2.60 takes over SIGINT for good, and its handler can wait for a controller that never
+    answers. Here KeyboardInterrupt leaves at once, and the end of the session ends the workers.
+    """
+    outcome: Future[Any] = Future()
+
+    def fit() -> None:
+        try:
+            outcome.set_result(trainer.fit())
+        except BaseException as error:  # handed over to the main thread whole
+            outcome.set_exception(error)
+
+    threading.Thread(target=fit, daemon=True).start()
+    while not wait([outcome], timeout=0.5).done:
+        pass  # a wait without timeout could not be interrupted on every platform
+    return outcome.result()
