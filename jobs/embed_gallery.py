@@ -4,8 +4,8 @@ python jobs/embed_gallery.py --recipe omniglot --data-root PATH --out runs/omnig
 """
 
 from ray_backfill.cli import checked_out, parse_recipe_job, run_job, shown
+from ray_backfill.files import read_json
 from ray_backfill.pipeline import embed_recipe
-from ray_backfill.stages import read_json
 
 
 def main() -> None:

@@ -80,6 +80,8 @@ def parse_recipe_job(
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     first, _ = parser.parse_known_args(arguments)
+    if first.seed < 0:
+        raise InputError(f"--seed must not be negative, got {first.seed}")
     # --help of a recipe should not ask for its data first.
     root = first.data_root or (Path("DATA_ROOT") if {"-h", "--help"} & set(arguments) else None)
     recipe = load_recipe(first.recipe, root, first.seed)
@@ -116,7 +118,7 @@ def simulate_job(description: str, default_recipe: str = "landmarks") -> None:
     if is_data_job():
         data = parse_data_job(description)
         results = evaluate_folder(
-            data.data, checked_out(data.out), data.evaluation, data.heads, data.workers, command_line()
+            given_folder(data.data), checked_out(data.out), data.evaluation, data.heads, data.workers, command_line()
         )
     else:
         job = parse_recipe_job(description, default_recipe)
@@ -144,11 +146,23 @@ def checked_out(out: Path) -> Path:
         InputError: a relative path inside a submitted job, whose working directory is a copy that Ray deletes; or a
             path that is a file.
     """
-    if not out.is_absolute() and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
-        raise InputError(f"--out {out} is relative; a submitted job needs an absolute path on storage all nodes share")
+    _refuse_relative("--out", out)
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out} is a file; give a folder")
     return out.absolute()
+
+
+def given_folder(data: Path) -> Path:
+    """The folder of embeddings as an absolute path. Raises InputError for a relative path inside a submitted job."""
+    _refuse_relative("--data", data)
+    return data.absolute()
+
+
+def _refuse_relative(option: str, path: Path) -> None:
+    if not path.is_absolute() and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        raise InputError(
+            f"{option} {path} is relative; a submitted job needs an absolute path on storage that all nodes share"
+        )
 
 
 def command_line() -> str:

@@ -36,13 +36,14 @@ def _random(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]:
 
 def _classifier_score(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]:
     """Top probability of the old classifier, low first. Source: rank merge, appendix A."""
-    return _column(gallery.old_score, "classifier_score", "old_score")
+    assert gallery.old_score is not None
+    return gallery.old_score
 
 
 def _centroid_cosine(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]:
     """Cosine of the old embedding to its class centroid, low first. Source: rank merge, appendix A."""
-    label = _column(gallery.label, "centroid_cosine", "label")
-    _, class_of_item = np.unique(label, return_inverse=True)
+    assert gallery.label is not None
+    _, class_of_item = np.unique(gallery.label, return_inverse=True)
     unit = normalise(gallery.old)
     centroids = np.zeros((class_of_item.max() + 1, unit.shape[1]))
     np.add.at(centroids, class_of_item, gallery.old.astype(np.float64))
@@ -54,14 +55,23 @@ def _centroid_cosine(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]
 
 def _given(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]:
     """The user's column ``order_score``, low first."""
-    return _column(gallery.order_score, "given", "order_score")
+    assert gallery.order_score is not None
+    return gallery.order_score
 
 
-ORDERS: dict[str, Callable[[GalleryColumns, int], NDArray[np.floating]]] = {
-    "random": _random,
-    "classifier_score": _classifier_score,
-    "centroid_cosine": _centroid_cosine,
-    "given": _given,
+@dataclass(frozen=True)
+class Order:
+    """score: columns and seed -> (N,) low first. needs: the optional column it reads, if any."""
+
+    score: Callable[[GalleryColumns, int], NDArray[np.floating]]
+    needs: str | None = None
+
+
+ORDERS = {
+    "random": Order(_random),
+    "classifier_score": Order(_classifier_score, needs="old_score"),
+    "centroid_cosine": Order(_centroid_cosine, needs="label"),
+    "given": Order(_given, needs="order_score"),
 }
 
 
@@ -72,7 +82,12 @@ def make_order(name: str, gallery: GalleryColumns, seed: int = 0) -> IntArray:
         InputError: unknown name (the message lists the known ones), a column that the gallery lacks, NaN scores.
     """
     check_order_name(name)
-    scores = ORDERS[name](gallery, seed)
+    needs = ORDERS[name].needs
+    if needs is not None and getattr(gallery, needs) is None:
+        raise InputError(
+            f"order {name!r} needs the gallery column {needs!r}, which is not there; add it or drop the order"
+        )
+    scores = ORDERS[name].score(gallery, seed)
     if np.isnan(scores).any():
         raise InputError(f"order {name!r}: the score of gallery row {int(np.argmax(np.isnan(scores)))} is NaN")
     return np.argsort(scores, kind="stable")
@@ -96,11 +111,3 @@ def check_order(order: IntArray, n_gallery: int) -> None:
     seen[order[(order >= 0) & (order < n_gallery)]] = True
     if not seen.all():
         raise InputError(f"an order must be a permutation of the gallery; item {int(np.argmin(seen))} is missing")
-
-
-def _column(column: NDArray[np.generic] | None, order: str, name: str) -> NDArray[np.floating]:
-    if column is None:
-        raise InputError(
-            f"order {order!r} needs the gallery column {name!r}, which is not there; add it or drop the order"
-        )
-    return column  # type: ignore[return-value]

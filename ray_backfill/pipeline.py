@@ -10,22 +10,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from ray_backfill.cluster.backbones import train_backbone_stage
 from ray_backfill.cluster.embed import EmbedActors, embed_stage
 from ray_backfill.cluster.heads import train_heads_stage
 from ray_backfill.cluster.session import session
 from ray_backfill.cluster.train import Workers
 from ray_backfill.datasets import open_source
+from ray_backfill.errors import InputError
+from ray_backfill.files import read_json
 from ray_backfill.methods import Method
 from ray_backfill.models.backbones import check_arch
+from ray_backfill.orders import ORDERS
 from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import Recipe
-from ray_backfill.simulation import Evaluation, simulate
+from ray_backfill.simulation import Evaluation, Run, simulate
 from ray_backfill.simulation.folder import check_vectors, ground_truth, make_orders
-from ray_backfill.stages import is_finished, note_facts, read_json
+from ray_backfill.stages import is_finished, note_facts
 from ray_backfill.store import EmbeddingFolder, read_folder
 from ray_backfill.training.backbone_loop import images_per_worker, training_rows
-from ray_backfill.training.head_loop import HeadTraining
+from ray_backfill.training.head_loop import HeadTraining, anchors_per_worker
 
 Role = Literal["old", "new"]
 
@@ -36,10 +41,10 @@ def run_recipe(recipe: Recipe[Any], out: Path, workers: Workers, actors: EmbedAc
     Raises:
         InputError: anything wrong in the settings, the data or ``out``; before anything is computed where possible.
     """
-    methods = recipe.evaluation.checked_methods()
     check_recipe(recipe, workers)
+    check_evaluation(recipe, workers)
     stages = [out / "backbones" / "old", out / "backbones" / "new", out / "embeddings"]
-    stages += [out / "heads" / method.name for method in methods if method.head]
+    stages += [out / "heads" / method.name for method in recipe.evaluation.find_methods() if method.head]
     # One Ray for the chain instead of one a stage: starting it takes seconds. None if everything is there already.
     with nullcontext() if all(is_finished(stage) for stage in stages) else session():
         embeddings = embed_recipe(recipe, out, workers, actors)
@@ -50,10 +55,30 @@ def run_recipe(recipe: Recipe[Any], out: Path, workers: Workers, actors: EmbedAc
 
 def check_recipe(recipe: Recipe[Any], workers: Workers) -> None:
     """Raises InputError for what would fail later, after work was done for nothing."""
-    labels = open_source(recipe.images).items("train").labels_N
+    source = open_source(recipe.images)
+    labels = source.items("train").labels_N
     for model, classes in zip((recipe.old, recipe.new), split_classes(labels, recipe.protocol), strict=True):
-        check_arch(model.backbone)
+        check_arch(model.backbone, source.channels, source.image_size)
         images_per_worker(len(training_rows(labels, classes)), classes, model.training, workers.number)
+
+
+def check_evaluation(recipe: Recipe[Any], workers: Workers) -> None:
+    """Raises InputError for what would fail only after backbones and embeddings are made."""
+    recipe.evaluation.check()
+    for order in recipe.evaluation.orders:
+        if ORDERS[order].needs not in (None, "label", "old_score"):
+            raise InputError(f"order {order!r} needs a column {ORDERS[order].needs!r}, which images do not have")
+    methods = recipe.evaluation.find_methods()
+    check_distances_agree(methods, recipe.evaluation, recipe.heads)
+    source = open_source(recipe.images)
+    train, gallery = source.items("train").labels_N, source.items("gallery").labels_N
+    if any(method.head for method in methods):
+        _, new_classes = split_classes(train, recipe.protocol)
+        anchors_per_worker(train[training_rows(train, new_classes)], recipe.heads, workers.number)
+    if "queries" in source.splits:
+        unknown = np.setdiff1d(source.items("queries").labels_N, gallery)
+        if len(unknown):
+            raise InputError(f"the queries show {len(unknown)} classes that the gallery lacks; remove these queries")
 
 
 def train_recipe_backbone(recipe: Recipe[Any], role: Role, out: Path, workers: Workers) -> Path:
@@ -96,43 +121,59 @@ def evaluate_folder(
 
     Methods whose heads cannot be trained here (no train split, no labels) are left out, and the report says so.
     """
-    methods = evaluation.checked_methods()
+    evaluation.check()
     folder = read_folder(data)
+    fingerprint = folder.fingerprint()
     # What is wrong should show before heads are trained.
     check_vectors(folder, evaluation.distance)
     make_orders(folder.gallery, evaluation.orders, evaluation.order_seed)
     ground_truth(folder)
-    left_out = _untrainable(folder, methods)
-    kept = [method for method in methods if method.name not in left_out]
+    left_out = untrainable(folder, evaluation.find_methods())
+    methods = [method for method in evaluation.find_methods() if method.name not in left_out]
+    check_distances_agree(methods, evaluation, training)
     started = time.perf_counter()
-    heads = train_folder_heads(folder, out, kept, training, workers)
-    timings = {
+    heads = train_folder_heads(folder, fingerprint, out, methods, training, workers)
+    timings_s = {
         name: read_json(out / name / "manifest.json").get("seconds", 0.0) for name in _STAGES if (out / name).is_dir()
     }
-    timings["heads"] = round(time.perf_counter() - started, 2)
-    facts = {
-        "settings": {"head_training": asdict(training)},
-        "recipe": recipe or {},
-        "command": command,
-        "timings_s": timings,
-        "data": _embedding_facts(data),
-    }
-    return simulate(folder, out / "results", evaluation, heads, left_out, facts)
+    run = Run(
+        command=command,
+        settings={"head_training": asdict(training)},
+        recipe=dict(recipe or {}),
+        embeddings=_embedding_facts(data),
+        timings_s=timings_s | {"heads": round(time.perf_counter() - started, 2)},
+        left_out=left_out,
+    )
+    return simulate(folder, fingerprint, out / "results", evaluation, heads, run)
 
 
 def train_folder_heads(
-    folder: EmbeddingFolder, out: Path, methods: list[Method], training: HeadTraining, workers: Workers
+    folder: EmbeddingFolder,
+    fingerprint: str,
+    out: Path,
+    methods: list[Method],
+    training: HeadTraining,
+    workers: Workers,
 ) -> dict[str, Path]:
     """The heads of those methods that have any, trained on the folder's train split into ``out/heads``."""
-    if folder.train is None:
+    if folder.train is None or not any(method.head for method in methods):
         return {}
-    return train_heads_stage(out / "heads", folder.train, folder.fingerprint(), methods, training, workers)
+    return train_heads_stage(out / "heads", folder.train, fingerprint, methods, training, workers)
+
+
+def check_distances_agree(methods: list[Method], evaluation: Evaluation, training: HeadTraining) -> None:
+    """Raises InputError where heads would be trained under another distance than they are compared by."""
+    if any(method.head for method in methods) and training.loss.distance != evaluation.distance:
+        raise InputError(
+            f"heads would train under the {training.loss.distance} distance but be compared by {evaluation.distance}; "
+            "give both --distance and --heads.loss.distance"
+        )
 
 
 _STAGES = ("backbones/old", "backbones/new", "embeddings")
 
 
-def _untrainable(folder: EmbeddingFolder, methods: list[Method]) -> dict[str, str]:
+def untrainable(folder: EmbeddingFolder, methods: list[Method]) -> dict[str, str]:
     """Method -> why its heads cannot be trained on this folder."""
     if folder.train is None:
         return {method.name: "needs train.parquet to train its heads" for method in methods if method.head}

@@ -5,31 +5,12 @@ that a half-done folder is known for what it is, and marked as finished after th
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ray_backfill.errors import InputError
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file so that it is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Raises InputError if the file is missing or no JSON object."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path} must hold a JSON object")
-    return value
+from ray_backfill.files import read_json, write_json
 
 
 def begin_stage(folder: Path, stage: str, settings: Mapping[str, Any]) -> bool:
@@ -45,7 +26,7 @@ def begin_stage(folder: Path, stage: str, settings: Mapping[str, Any]) -> bool:
         difference = _first_difference({k: found.get(k) for k in wanted}, wanted)
         if difference:
             raise InputError(
-                f"{folder} was made by another run ({difference}); choose another --out, or delete that folder"
+                f"{folder} was made by another run ({difference}); delete that folder, or choose another --out"
             )
         return bool(found.get("finished"))
     if folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):

@@ -9,8 +9,7 @@ Without a queries file the gallery queries itself, each item excluded from its o
 """
 
 import hashlib
-import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
+from ray_backfill.files import write_whole
 from ray_backfill.systems import FloatArray
 
 _INTEGER_COLUMNS = ("group", "camera")
@@ -57,14 +57,16 @@ class EmbeddingFolder:
     train: EmbeddingTable | None
 
     def fingerprint(self) -> str:
-        """Changes with any id, vector or label of any split. Cost: one pass over the bytes."""
+        """Changes with any value of any column of any split. Cost: one pass over the bytes."""
         digest = hashlib.blake2b(digest_size=12)
         for table in (self.gallery, self.queries, self.train):
-            for column in (table.id, table.old, table.new, table.label) if table is not None else ():
-                if column is not None:
-                    array = column.astype(str) if column.dtype.kind in "OUT" else column
-                    digest.update(f"{array.dtype}{array.shape}".encode())
-                    digest.update(np.ascontiguousarray(array).data)
+            for column in fields(EmbeddingTable):
+                values = getattr(table, column.name, None)
+                if column.name == "path" or values is None:
+                    continue
+                for array in [values] if isinstance(values, np.ndarray) else values:
+                    digest.update(f"{column.name}{array.dtype}{array.shape}".encode())
+                    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
 
 
@@ -214,7 +216,4 @@ def vector_column(vectors_ND: FloatArray) -> pa.FixedSizeListArray:
 
 def write_parquet(path: Path, table: pa.Table) -> None:
     """Write a Parquet file so that it is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    pq.write_table(table, temporary)
-    temporary.replace(path)
+    write_whole(path, lambda temporary: pq.write_table(table, temporary))

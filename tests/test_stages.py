@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from ray_backfill.errors import InputError
-from ray_backfill.stages import begin_stage, finish_stage, is_finished, read_json
+from ray_backfill.files import read_json
+from ray_backfill.stages import begin_stage, finish_stage, is_finished
 
 
 def test_a_stage_is_begun_continued_and_then_reused(tmp_path: Path) -> None:
@@ -21,7 +22,7 @@ def test_a_stage_is_begun_continued_and_then_reused(tmp_path: Path) -> None:
 
 def test_other_settings_are_refused_and_the_difference_named(tmp_path: Path) -> None:
     begin_stage(tmp_path, "backbone", {"training": {"epochs": 3, "lr": 0.1}})
-    with pytest.raises(InputError, match=r"another run \(training.epochs: 3 there, 4 asked\); choose another --out"):
+    with pytest.raises(InputError, match=r"another run \(training.epochs: 3 there, 4 asked\); delete that folder, or"):
         begin_stage(tmp_path, "backbone", {"training": {"epochs": 4, "lr": 0.1}})
     with pytest.raises(InputError, match="stage: 'backbone' there, 'heads' asked"):
         begin_stage(tmp_path, "heads", {"training": {"epochs": 3, "lr": 0.1}})

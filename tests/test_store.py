@@ -103,11 +103,25 @@ def test_files_that_are_missing_damaged_or_do_not_fit_are_named(tmp_path: Path) 
         read_folder(tmp_path)
 
 
-def test_the_fingerprint_follows_every_value(tmp_path: Path) -> None:
-    write(tmp_path / "gallery.parquet")
+FULL = columns() | {
+    "label": ["a", "b", "a", "c"],
+    "group": [0, 1, 0, 1],
+    "camera": [1, 1, 2, 2],
+    "old_score": [0.1, 0.2, 0.3, 0.4],
+    "order_score": [4.0, 3.0, 2.0, 1.0],
+    "positives": [[1], [2, 3], [], [0]],
+    "ignored": [[], [0], [], []],
+}
+
+
+@pytest.mark.parametrize("column", FULL)
+def test_the_fingerprint_follows_every_column(tmp_path: Path, column: str) -> None:
+    write_parquet(tmp_path / "gallery.parquet", pa.table(FULL))
     first = read_folder(tmp_path).fingerprint()
     assert read_folder(tmp_path).fingerprint() == first
-    write(tmp_path / "gallery.parquet", label=np.array([0, 1, 0, 0]))
+    values = FULL[column].to_pylist() if isinstance(FULL[column], pa.Array) else list(FULL[column])
+    changed = pa.array(values[::-1], FULL[column].type) if isinstance(FULL[column], pa.Array) else values[::-1]
+    write_parquet(tmp_path / "gallery.parquet", pa.table(FULL | {column: changed}))
     assert read_folder(tmp_path).fingerprint() != first
 
 

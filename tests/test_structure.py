@@ -13,7 +13,8 @@ PACKAGE = ROOT / "ray_backfill"
 # Rooms from the ground up. A room may import those on lower lines, and its own modules; never one beside or above it.
 FLOORS = [
     {"errors"},
-    {"plugins", "stages"},
+    {"plugins", "files"},
+    {"stages"},
     {"systems"},
     {"distances", "metrics", "store", "protocols"},
     {"orders"},

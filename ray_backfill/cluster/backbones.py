@@ -1,5 +1,6 @@
 """Trains a backbone by Ray Train: DDP, a checkpoint every epoch, continued after any stop."""
 
+import math
 import shutil
 import tempfile
 from contextlib import nullcontext
@@ -14,10 +15,12 @@ from ray_backfill.cluster.progress import progress_bar
 from ray_backfill.cluster.session import session
 from ray_backfill.cluster.train import Workers, run_ddp
 from ray_backfill.datasets import open_source
+from ray_backfill.errors import InputError
+from ray_backfill.files import read_json, write_json
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo, save_backbone
 from ray_backfill.models.gather import rank_and_size
-from ray_backfill.stages import begin_stage, finish_stage, read_json, write_json
+from ray_backfill.stages import begin_stage, finish_stage
 from ray_backfill.training.backbone_loop import (
     BackboneTraining,
     Epoch,
@@ -59,6 +62,8 @@ def train_backbone_stage(
     with session(), progress_bar(f"train {title}", training.epochs, "epochs") as progress:
         config = {"data": data, "info": info, "training": training, "folder": str(folder), "progress": progress}
         facts = run_ddp(_worker, config, workers, "ray", folder)
+    if not math.isfinite(facts["history"][-1]["loss"]):
+        raise InputError(f"training the {title} diverged (its loss is not finite); delete {folder} and lower its lr")
     finish_stage(folder, facts | {"workers": workers.number})
     shutil.rmtree(folder / "ray", ignore_errors=True)  # checkpoints to continue from: the work is done
     return folder

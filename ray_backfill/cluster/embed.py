@@ -5,6 +5,7 @@ itself, whole or not at all; so a finished part is never embedded twice, whateve
 numbers travel through Ray.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
@@ -19,12 +20,14 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from ray_backfill.cluster.session import gpu_count, session
+from ray_backfill.cluster.session import placed, session
 from ray_backfill.datasets import ImageSource, open_source
 from ray_backfill.datasets._ahead import read_ahead
+from ray_backfill.errors import require_positive
+from ray_backfill.files import read_json
 from ray_backfill.models.backbones import pixels_to_float
 from ray_backfill.models.checkpoints import load_backbone
-from ray_backfill.stages import begin_stage, finish_stage, read_json
+from ray_backfill.stages import begin_stage, finish_stage
 from ray_backfill.store import vector_column, write_parquet
 from ray_backfill.training.backbone_loop import training_rows
 
@@ -40,6 +43,9 @@ class EmbedSettings:
     # Images a forward pass.
     batch: int = 256
 
+    def __post_init__(self) -> None:
+        require_positive(self, "part_rows", "batch")
+
 
 @dataclass(frozen=True)
 class EmbedActors:
@@ -49,6 +55,9 @@ class EmbedActors:
     number: int = 2
     # CPUs an actor; as many threads decode images.
     cpus: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive(self, "number", "cpus")
 
 
 @dataclass(frozen=True)
@@ -97,14 +106,14 @@ def embed_stage(
     nodes share. Broken images are left out and listed in ``broken.parquet``.
 
     Raises:
-        InputError: the folder belongs to other settings, or a backbone cannot be loaded.
+        InputError: the folder belongs to other settings or weights, or the cluster is too small.
     """
     source = open_source(data)
     wanted = {
         "data": source.fingerprint(),
         "train_classes": train_classes,
-        "old": read_json(old / "manifest.json")["settings"],
-        "new": read_json(new / "manifest.json")["settings"],
+        "old": _identity(old),
+        "new": _identity(new),
         "embed": asdict(settings),
     }
     if begin_stage(folder, "embeddings", wanted):
@@ -117,9 +126,10 @@ def embed_stage(
             session(),
             tqdm(total=total, initial=total - todo, desc="embed", unit=" images", dynamic_ncols=True) as bar,
         ):
-            on_gpu, threads = gpu_count() >= actors.number, max(1, int(actors.cpus))
+            number, on_gpu = placed(actors.number, actors.cpus, "--actors", spare_cpus=1)
+            threads = max(1, int(actors.cpus))
             job = _Job(data, str(old), str(new), str(folder), train_classes, settings, threads, on_gpu)
-            for done in _run(missing, job, actors):
+            for done in _run(missing, job, min(number, len(missing)), actors.cpus):
                 bar.update(done)
     broken = _collect_broken(folder, parts)
     write_parquet(folder / "broken.parquet", broken)
@@ -129,14 +139,20 @@ def embed_stage(
     return folder
 
 
-def _run(parts: list[_Part], job: _Job, actors: EmbedActors) -> Iterator[int]:
+def _identity(backbone: Path) -> dict[str, Any]:
+    """What a backbone is: the settings it was trained by, and the weights that came out."""
+    weights = hashlib.blake2b((backbone / "model.safetensors").read_bytes(), digest_size=12).hexdigest()
+    return read_json(backbone / "manifest.json")["settings"] | {"weights": weights}
+
+
+def _run(parts: list[_Part], job: _Job, actors: int, cpus: float) -> Iterator[int]:
     """Embed the parts; yields the number of images of each finished one."""
     finished = ray.data.from_items([asdict(part) for part in parts], override_num_blocks=len(parts)).map_batches(
         _Embedder,
         fn_constructor_kwargs={"job": job},
         batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=min(actors.number, len(parts))),
-        num_cpus=actors.cpus,
+        compute=ray.data.ActorPoolStrategy(size=actors),
+        num_cpus=cpus,
         num_gpus=1 if job.on_gpu else 0,
     )
     for row in finished.iter_rows():

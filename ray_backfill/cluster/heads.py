@@ -1,5 +1,6 @@
 """Trains heads by Ray Train on stored embeddings. All methods share one start of the workers."""
 
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -12,10 +13,11 @@ import ray.train.torch
 from ray_backfill.cluster.progress import progress_bar
 from ray_backfill.cluster.session import session
 from ray_backfill.cluster.train import Workers, run_ddp
+from ray_backfill.errors import InputError
 from ray_backfill.methods import Method
 from ray_backfill.models.checkpoints import save_heads
 from ray_backfill.models.gather import rank_and_size
-from ray_backfill.stages import begin_stage, finish_stage
+from ray_backfill.stages import begin_stage, finish_stage, is_finished
 from ray_backfill.store import EmbeddingTable, read_table
 from ray_backfill.training.head_loop import HeadTraining, TrainSet, anchors_per_worker, train_heads
 
@@ -38,6 +40,7 @@ def train_heads_stage(
         InputError: a folder of other settings, or a split that cannot be trained on.
     """
     data, in_batches = _train_set(train, training)
+    anchors_per_worker(data.label, in_batches, workers.number)  # fails here, not in a worker with a long trace
     wanted = [method for method in methods if method.head is not None]
     folders = {method.name: folder / method.name for method in wanted}
     missing = [
@@ -51,7 +54,6 @@ def train_heads_stage(
     ]
     if not missing:
         return folders
-    anchors_per_worker(data.label, in_batches, workers.number)  # fails here, not in a worker with a long trace
     with session(), progress_bar("train heads", training.epochs * len(missing), "epochs") as progress:
         config = {
             "train_path": str(train.path),
@@ -60,9 +62,13 @@ def train_heads_stage(
             "folder": str(folder),
             "progress": progress,
         }
-        losses = run_ddp(_worker, config, workers, "_ray", folder)
+        run_ddp(_worker, config, workers, "_ray", folder)
     for method in missing:
-        finish_stage(folders[method.name], {"loss": losses[method.name], "workers": workers.number})
+        if not is_finished(folders[method.name]):
+            raise InputError(
+                f"training {method.name} diverged (its loss is not finite); delete {folders[method.name]} and lower "
+                "--heads.lr"
+            )
     shutil.rmtree(folder / "_ray", ignore_errors=True)
     return folders
 
@@ -75,10 +81,10 @@ def _train_set(table: EmbeddingTable, training: HeadTraining) -> tuple[TrainSet,
     return TrainSet(table.old, table.new, np.unique(table.label, return_inverse=True)[1]), training
 
 
-def _worker(config: dict[str, Any]) -> dict[str, float]:
-    """Runs on every DDP worker: one method after the other; rank 0 writes each as soon as it is trained."""
+def _worker(config: dict[str, Any]) -> None:
+    """Runs on every DDP worker: one method after the other; rank 0 keeps each as soon as it is trained."""
     data, training = _train_set(read_table(Path(config["train_path"])), config["training"])
-    last_loss = {}
+    last_loss: dict[str, float] = {}
     for i, (name, title, head) in enumerate(config["methods"]):
 
         def on_epoch(epoch: int, loss: float, i: int = i, name: str = name, title: str = title) -> None:
@@ -87,6 +93,6 @@ def _worker(config: dict[str, Any]) -> dict[str, float]:
                 config["progress"].set.remote(i * training.epochs + epoch, f"{title}, loss {loss:.3f}")
 
         heads, shape = train_heads(data, head, training, ray.train.torch.get_device(), on_epoch)
-        if rank_and_size()[0] == 0:
+        if rank_and_size()[0] == 0 and math.isfinite(last_loss[name]):
             save_heads(Path(config["folder"]) / name, heads, shape)
-    return last_loss
+            finish_stage(Path(config["folder"]) / name, {"loss": last_loss[name], "workers": rank_and_size()[1]})

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import ray
 
+from ray_backfill.errors import InputError
+
 # A local Ray counts at least this many logical CPUs. On fewer, Ray Data's reads starve beside the embedding actors.
 _LOCAL_CPUS = 4
 _OBJECT_STORE_BYTES = 500 << 20
@@ -49,6 +51,7 @@ def session() -> Iterator[None]:
         for name, value in _LOCAL_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         ray.init(
+            address="local",  # also where a head is running on this machine
             num_cpus=max(_LOCAL_CPUS, os.cpu_count() or 1),
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
@@ -69,6 +72,20 @@ def _protect_token() -> None:
         token.chmod(0o600)
 
 
-def gpu_count() -> int:
-    """GPUs of the connected cluster."""
-    return int(ray.cluster_resources().get("GPU", 0))
+def placed(number: int, cpus: float, option: str, spare_cpus: int = 0) -> tuple[int, bool]:
+    """How many workers or actors to start on the connected cluster, and whether each gets a GPU.
+
+    Where there are GPUs, each gets one, and there are no more of them than GPUs. spare_cpus: left to Ray's own tasks.
+
+    Raises:
+        InputError: the cluster has too few CPUs: Ray would wait for them for ever.
+    """
+    resources = ray.cluster_resources()
+    gpus, available = int(resources.get("GPU", 0)), resources.get("CPU", 0)
+    number = min(number, gpus) if gpus else number
+    if number * cpus + spare_cpus > available:
+        raise InputError(
+            f"{number} x {cpus:g} CPUs ({option}) and {spare_cpus} for Ray's own tasks were asked for, but the Ray "
+            f"cluster has {available:g}; lower {option}.number or {option}.cpus"
+        )
+    return number, gpus > 0

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from ray_backfill.cluster.session import gpu_count
+from ray_backfill.cluster.session import placed
+from ray_backfill.errors import require_positive
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,9 @@ class Workers:
     # So many times the loss of a worker is mended from the last checkpoint.
     max_failures: int = 3
 
+    def __post_init__(self) -> None:
+        require_positive(self, "number", "cpus")
+
 
 def run_ddp(
     function: Callable[[dict[str, Any]], Any], config: Mapping[str, Any], workers: Workers, name: str, storage: Path
@@ -33,19 +37,20 @@ def run_ddp(
     name: of the run; the same name and storage continue from the last reported checkpoint. storage: a folder that all
     nodes share. A worker that dies is replaced, and all continue from the last checkpoint, ``max_failures`` times.
     """
-    use_gpu = gpu_count() >= workers.number
+    number, use_gpu = placed(workers.number, workers.cpus, "--workers")
     trainer = TorchTrainer(
         function,
         train_loop_config=dict(config),
         torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
         scaling_config=ScalingConfig(
-            num_workers=workers.number,
+            num_workers=number,
             use_gpu=use_gpu,
             resources_per_worker={"CPU": workers.cpus} | ({"GPU": 1} if use_gpu else {}),
         ),
         run_config=RunConfig(
             name=name,
             storage_path=str(storage.absolute()),
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
             failure_config=FailureConfig(max_failures=workers.max_failures),
             worker_runtime_env={"env_vars": {"OMP_NUM_THREADS": str(max(1, int(workers.cpus)))}},
         ),

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, require_positive
 from ray_backfill.methods import Embeddings, HeadLoss, Method
 from ray_backfill.methods.baselines import new_system, old_system
 from ray_backfill.systems import FloatArray, RetrievalSystem, UpgradePair
@@ -34,6 +34,11 @@ class LossSettings:
     tau: float = 0.1
     # Keep the harder half of each anchor's positives and negatives.
     hard_mining: bool = True
+
+    def __post_init__(self) -> None:
+        require_positive(self, "tau")
+        if self.distance not in ("cosine", "l2"):
+            raise InputError(f"heads train under the cosine or the l2 distance, not {self.distance!r}")
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ def head_loss(name: str, batch: LossBatch, settings: LossSettings) -> Tensor:
     """Mean loss over the anchors. Source: eq. 9 (rqt), 10 (cl_s), 14 (cl_m), 11 (mcl).
 
     Raises:
-        InputError: unknown loss or distance.
+        InputError: unknown loss.
     Cost: O(b B d).
     """
     own = slice(batch.first, batch.first + len(batch.reverse_bd))
@@ -82,17 +87,13 @@ def head_loss(name: str, batch: LossBatch, settings: LossSettings) -> Tensor:
 def _distances(a_bd: Tensor, b_Bd: Tensor, distance: str) -> Tensor:
     if distance == "cosine":
         return 1 - F.normalize(a_bd, dim=1) @ F.normalize(b_Bd, dim=1).T
-    if distance == "l2":
-        return torch.cdist(a_bd, b_Bd)
-    raise InputError(f"heads train under the cosine or the l2 distance, not {distance!r}")
+    return torch.cdist(a_bd, b_Bd)
 
 
 def _paired_distances(a_bd: Tensor, b_bd: Tensor, distance: str) -> Tensor:
     if distance == "cosine":
         return 1 - F.cosine_similarity(a_bd, b_bd)
-    if distance == "l2":
-        return (a_bd - b_bd).norm(dim=1)
-    raise InputError(f"heads train under the cosine or the l2 distance, not {distance!r}")
+    return (a_bd - b_bd).norm(dim=1)
 
 
 def _log_sums(d_bB: Tensor, positive_bB: Tensor, negative_bB: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:

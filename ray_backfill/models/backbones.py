@@ -5,12 +5,13 @@
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, require_positive
 
 ARCHITECTURES = ("convnet", "resnet18", "resnet50", "vit_b_32", "hf:NAME_OR_FOLDER")
 
@@ -31,13 +32,8 @@ class BackboneSettings:
     # Start from the weights of the Hugging Face model.
     pretrained: bool = False
 
-
-def check_arch(settings: BackboneSettings) -> None:
-    """Raises InputError for an architecture that cannot be built, without building it."""
-    if settings.arch.startswith("hf:"):
-        _hugging_face_config(settings.arch.removeprefix("hf:"))
-    elif settings.arch not in ARCHITECTURES:
-        raise InputError(f"unknown architecture {settings.arch!r}; known: {', '.join(ARCHITECTURES)}")
+    def __post_init__(self) -> None:
+        require_positive(self, "dim", "width")
 
 
 class Backbone(nn.Module):
@@ -46,14 +42,26 @@ class Backbone(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, settings: BackboneSettings, channels: int, image_size: int, n_classes: int) -> None:
+    def __init__(
+        self,
+        settings: BackboneSettings,
+        channels: int,
+        image_size: int,
+        n_classes: int,
+        trunk_config: dict[str, Any] | None = None,
+    ) -> None:
+        """trunk_config: of a saved "hf:" trunk, which is then built from it alone, for weights that are loaded next.
+
+        Raises:
+            InputError: unknown architecture, a model that cannot be loaded, or does not take such images.
+        """
         super().__init__()
-        self.trunk, trunk_dim = _trunk(settings, channels, image_size)
-        self.project = nn.Linear(trunk_dim, settings.dim)
+        self.trunk = _trunk(settings, channels, image_size, trunk_config)
+        self.project = nn.Linear(_trunk_dim(self.trunk, settings.arch, channels, image_size), settings.dim)
         self.classifier = nn.Linear(settings.dim, n_classes)
-        mean, std = (_RGB_MEAN, _RGB_STD) if channels == 3 else ((0.5,) * channels, (0.5,) * channels)
-        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
+        mean, std = _statistics(settings, channels) if trunk_config is None else ((0.5,) * channels, (0.5,) * channels)
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))  # saved with the weights
+        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
 
     def embed(self, pixels_BCSS: Tensor) -> Tensor:
         """(B, C, S, S) float in [0, 1] -> (B, dim) embeddings, not normalised."""
@@ -64,6 +72,20 @@ class Backbone(nn.Module):
         embedding = self.embed(pixels_BCSS)
         return embedding, self.classifier(embedding)
 
+    @property
+    def trunk_config(self) -> dict[str, Any] | None:
+        """What builds the trunk of an "hf:" backbone again without its files; None for the others."""
+        if not isinstance(self.trunk, _HuggingFaceTrunk) or not self.trunk.by_name:
+            return None
+        model: Any = self.trunk.model
+        return dict(model.config.to_dict())
+
+
+@lru_cache
+def check_arch(settings: BackboneSettings, channels: int, image_size: int) -> None:
+    """Raises InputError for an architecture that cannot be built for such images. Builds it once to see."""
+    Backbone(settings, channels, image_size, 2)
+
 
 def pixels_to_float(pixels_BSSC: Tensor) -> Tensor:
     """(B, S, S, C) uint8 -> (B, C, S, S) float32 in [0, 1]."""
@@ -73,66 +95,81 @@ def pixels_to_float(pixels_BSSC: Tensor) -> Tensor:
 class _HuggingFaceTrunk(nn.Module):
     """A transformers vision model, reduced to one vector an image."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, by_name: bool = False) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.by_name = model, by_name
 
     def forward(self, pixels: Tensor) -> Tensor:
         output: Any = self.model(pixel_values=pixels)
         pooled = getattr(output, "pooler_output", None)
         if pooled is None:
-            pooled = (
-                output.last_hidden_state.flatten(2).mean(2)
-                if output.last_hidden_state.ndim == 4
-                else (output.last_hidden_state.mean(1))
-            )
+            hidden = output.last_hidden_state
+            pooled = hidden.flatten(2).mean(2) if hidden.ndim == 4 else hidden.mean(1)
         return pooled.flatten(1)
 
 
-def _trunk(settings: BackboneSettings, channels: int, image_size: int) -> tuple[nn.Module, int]:
-    """The network below the embedding and the size of what it returns."""
+def _trunk_dim(trunk: nn.Module, arch: str, channels: int, image_size: int) -> int:
+    """Size of what the trunk returns, seen by running it once."""
+    training = trunk.training
+    try:
+        with torch.no_grad():
+            return int(trunk.eval()(torch.zeros(1, channels, image_size, image_size)).shape[1])
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{arch} does not take images of {image_size} x {image_size} x {channels}: {str(error).splitlines()[0]}"
+        ) from error
+    finally:
+        trunk.train(training)
+
+
+def _trunk(settings: BackboneSettings, channels: int, image_size: int, config: dict[str, Any] | None) -> nn.Module:
+    """The network below the embedding."""
     if settings.arch == "convnet":
-        return _convnet(channels, settings.width), 4 * settings.width
+        return _convnet(channels, settings.width)
     # transformers takes seconds to import: only those who need it pay.
     import transformers as hf
 
     if settings.arch == "resnet18":
-        config = hf.ResNetConfig(
+        resnet18 = hf.ResNetConfig(
             num_channels=channels, depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], layer_type="basic"
         )
-        return _HuggingFaceTrunk(hf.ResNetModel(config)), 512
+        return _HuggingFaceTrunk(hf.ResNetModel(resnet18))
     if settings.arch == "resnet50":
-        return _HuggingFaceTrunk(hf.ResNetModel(hf.ResNetConfig(num_channels=channels))), 2048
+        return _HuggingFaceTrunk(hf.ResNetModel(hf.ResNetConfig(num_channels=channels)))
     if settings.arch == "vit_b_32":
-        config = hf.ViTConfig(image_size=image_size, patch_size=32, num_channels=channels)
-        return _HuggingFaceTrunk(hf.ViTModel(config)), 768
-    if settings.arch.startswith("hf:"):
-        return _hugging_face(settings.arch.removeprefix("hf:"), settings.pretrained)
-    check_arch(settings)
-    raise AssertionError(settings.arch)
-
-
-def _hugging_face(name: str, pretrained: bool) -> tuple[nn.Module, int]:
-    import transformers as hf
-
-    config = _hugging_face_config(name)
+        vit = hf.ViTConfig(image_size=image_size, patch_size=32, num_channels=channels)
+        return _HuggingFaceTrunk(hf.ViTModel(vit))
+    if not settings.arch.startswith("hf:"):
+        raise InputError(f"unknown architecture {settings.arch!r}; known: {', '.join(ARCHITECTURES)}")
+    if config is not None:
+        kind = config["model_type"]
+        known = hf.AutoConfig.for_model(kind, **{k: v for k, v in config.items() if k != "model_type"})
+        return _HuggingFaceTrunk(hf.AutoModel.from_config(known), by_name=True)
+    name = settings.arch.removeprefix("hf:")
     try:
-        model = hf.AutoModel.from_pretrained(name) if pretrained else hf.AutoModel.from_config(config)
+        model = (
+            hf.AutoModel.from_pretrained(name)
+            if settings.pretrained
+            else hf.AutoModel.from_config(hf.AutoConfig.from_pretrained(name))
+        )
     except (OSError, ValueError) as error:
         raise InputError(f"the Hugging Face model {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
-    model = getattr(model, "vision_model", model)  # the image half of a two-tower model such as CLIP
-    config = getattr(config, "vision_config", config)
-    hidden = config.hidden_sizes[-1] if getattr(config, "hidden_sizes", None) else config.hidden_size
-    return _HuggingFaceTrunk(model), int(hidden)
+    # The image half of a two-tower model such as CLIP.
+    return _HuggingFaceTrunk(getattr(model, "vision_model", model), by_name=True)
 
 
-def _hugging_face_config(name: str) -> Any:
-    import transformers as hf
+def _statistics(settings: BackboneSettings, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of pixels that the network expects: a pretrained model's own where it says so."""
+    mean, std = (_RGB_MEAN, _RGB_STD) if channels == 3 else ((0.5,) * channels, (0.5,) * channels)
+    if settings.pretrained and settings.arch.startswith("hf:"):
+        from transformers.image_processing_utils import BaseImageProcessor
 
-    try:
-        return hf.AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise InputError(f"the Hugging Face model {name!r} cannot be found: {str(error).splitlines()[0]}") from error
+        try:
+            own, _ = BaseImageProcessor.get_image_processor_dict(settings.arch.removeprefix("hf:"))
+        except OSError:
+            own = {}
+        mean, std = tuple(own.get("image_mean") or mean), tuple(own.get("image_std") or std)
+    return mean, std
 
 
 def _convnet(channels: int, width: int) -> nn.Module:

@@ -9,28 +9,32 @@ import torch
 from safetensors import SafetensorError
 
 from ray_backfill.errors import InputError
+from ray_backfill.files import read_json, write_json, write_whole
 from ray_backfill.models.backbones import Backbone, BackboneSettings
 from ray_backfill.models.heads import Heads, HeadShape
-from ray_backfill.stages import read_json, write_json
 
 
 @dataclass(frozen=True)
 class BackboneInfo:
-    """All that is needed to build a backbone again. classes: the labels that its classifier knows, ascending."""
+    """All that is needed to build a backbone again.
+
+    classes: the labels that its classifier knows, ascending. trunk_config: see ``Backbone.trunk_config``.
+    """
 
     backbone: BackboneSettings
     channels: int
     image_size: int
     classes: list[int]
+    trunk_config: dict[str, Any] | None = None
 
     def build(self) -> Backbone:
         """The untrained network."""
-        return Backbone(self.backbone, self.channels, self.image_size, len(self.classes))
+        return Backbone(self.backbone, self.channels, self.image_size, len(self.classes), self.trunk_config)
 
 
 def save_backbone(folder: Path, model: Backbone, info: BackboneInfo) -> None:
     """Write ``model.safetensors`` and ``backbone.json``."""
-    _save(folder, model, "backbone.json", asdict(info))
+    _save(folder, model, "backbone.json", asdict(info) | {"trunk_config": model.trunk_config})
 
 
 def load_backbone(folder: Path) -> tuple[Backbone, BackboneInfo]:
@@ -55,12 +59,9 @@ def load_heads(folder: Path) -> Heads:
 
 
 def _save(folder: Path, model: torch.nn.Module, json_name: str, info: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    temporary = folder / ".model.safetensors.tmp"
-    safetensors.torch.save_file(weights, temporary)
     write_json(folder / json_name, info)
-    temporary.replace(folder / "model.safetensors")
+    write_whole(folder / "model.safetensors", lambda temporary: safetensors.torch.save_file(weights, temporary))
 
 
 def _load(folder: Path, model: torch.nn.Module) -> None:

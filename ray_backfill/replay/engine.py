@@ -9,7 +9,8 @@ where(backfilled, d_forward, d_backward) gives; ties go by distance, then galler
 Shapes: Q queries, N gallery items, P positives of a query, T points, S = T - 1 slices, K = 2 P thresholds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
@@ -21,10 +22,11 @@ from ray_backfill.errors import InputError
 from ray_backfill.metrics import Metric, metric_values, parse_metric
 from ray_backfill.orders import check_order
 from ray_backfill.replay.curve import Curve
-from ray_backfill.systems import GroundTruth, IntArray, UpgradePair
+from ray_backfill.systems import GroundTruth, IntArray, RetrievalSystem, UpgradePair
 
-# Distances held at a time, over both systems: bounds memory at about 200 MB whatever N is.
-_BLOCK_DISTANCES = 4_000_000
+# Queries and gallery items whose distances are held at a time: 2 systems x 128 x 16,384 of 20 bytes, about 80 MB.
+_BLOCK_QUERIES = 128
+_TILE_ITEMS = 16_384
 
 
 @overload
@@ -66,6 +68,7 @@ def replay(
         InputError: sizes that do not match, no scored query, an order that is no permutation, unknown names, a zero
             vector under cosine.
     Cost: O(Q N d) for the distances, O(Q N log P) to place them, O(Q N) more for each order; independent of points.
+    Memory beside the inputs: about 100 MB, O(points * positives) for each query of a block, and the result.
     """
     parsed = [parse_metric(name) for name in metrics]
     orders = dict(order) if isinstance(order, Mapping) else {"": order}
@@ -75,25 +78,21 @@ def replay(
     per_query = {name: {x.name: np.empty((len(scored), points)) for x in parsed} for name in orders}
     top1 = {name: np.empty((len(scored), points), bool) for name in orders}
 
-    block = max(1, _BLOCK_DISTANCES // (2 * pair.n_gallery))
     with tqdm(total=len(scored), desc="replay", unit=" queries", disable=not progress, delay=2, leave=False) as bar:
-        for start in range(0, len(scored), block):
-            rows = scored[start : start + block]
-            keys_f = sort_keys(distance_tile(pair.forward.query[rows], pair.forward.gallery, distance))
-            keys_b = sort_keys(distance_tile(pair.backward.query[rows], pair.backward.gallery, distance))
-            for i, query in enumerate(rows):
-                positives, ignored = truth.positives_of(query), truth.ignored_of(query)
-                ranks = _ranks(keys_f[i], keys_b[i], positives, ignored, slices, points)
+        for start in range(0, len(scored), _BLOCK_QUERIES):
+            queries = scored[start : start + _BLOCK_QUERIES]
+            block = [_Query(truth.positives_of(q), truth.ignored_of(q)) for q in queries]
+            for i, ranks in enumerate(_ranks_of_block(pair, queries, block, slices, points, distance)):
                 for name, ranks_PT in ranks.items():
                     _record(parsed, ranks_PT, per_query[name], top1[name], start + i)
-            bar.update(len(rows))
+            bar.update(len(queries))
 
     t = np.linspace(0.0, 1.0, points)
     curves = {name: Curve(t, per_query[name], top1[name], scored, len(truth.skipped)) for name in orders}
     return curves if isinstance(order, Mapping) else curves[""]
 
 
-def sort_keys(dist_QN: NDArray[np.float32]) -> NDArray[np.uint64]:
+def sort_keys(dist_QN: NDArray[np.float32], positions_N: IntArray) -> NDArray[np.uint64]:
     """Distances as (Q, N) uint64 that order by distance first and gallery position second.
 
     The upper half is the float32 with its bits arranged so that they order as unsigned integers; the lower half is the
@@ -101,7 +100,7 @@ def sort_keys(dist_QN: NDArray[np.float32]) -> NDArray[np.uint64]:
     """
     bits = (dist_QN + np.float32(0)).view(np.uint32)  # + 0 turns -0.0 into 0.0
     ordered = np.where(bits >> np.uint32(31), ~bits, bits | np.uint32(1 << 31))
-    return (ordered.astype(np.uint64) << np.uint64(32)) | np.arange(dist_QN.shape[1], dtype=np.uint64)
+    return (ordered.astype(np.uint64) << np.uint64(32)) | positions_N.astype(np.uint64)
 
 
 def _slice_of_item(pair: UpgradePair, order: IntArray, points: int) -> IntArray:
@@ -115,52 +114,113 @@ def _slice_of_item(pair: UpgradePair, order: IntArray, points: int) -> IntArray:
     return slice_of_item
 
 
-def _ranks(
-    keys_f: NDArray[np.uint64],
-    keys_b: NDArray[np.uint64],
-    positives: IntArray,
-    ignored: IntArray,
+@dataclass(frozen=True)
+class _Query:
+    """One query's gallery positions that are right and that do not count, both ascending."""
+
+    positives: IntArray
+    ignored: IntArray
+
+
+@dataclass(frozen=True)
+class _Thresholds:
+    """One query's K = 2P keys of its positives, forward ones first: ascending, and the place of each among them."""
+
+    ascending: NDArray[np.uint64]
+    place: IntArray
+
+
+def _ranks_of_block(
+    pair: UpgradePair,
+    queries: IntArray,
+    block: Sequence[_Query],
     slices: Mapping[str, IntArray],
     points: int,
-) -> dict[str, IntArray]:
-    """One query's (P, T) ranks of its positives for each order, every column ascending."""
-    n_positives = len(positives)
-    both = np.concatenate([keys_f[positives], keys_b[positives]])
-    sorted_by = np.argsort(both)
-    place = np.empty_like(sorted_by)  # of each positive's forward (first P) and backward (last P) threshold
-    place[sorted_by] = np.arange(len(both))
-    under_f = _first_threshold_above(keys_f, both[sorted_by], positives, ignored)
-    under_b = _first_threshold_above(keys_b, both[sorted_by], positives, ignored)
+    distance: str,
+) -> Iterator[dict[str, IntArray]]:
+    """For each query of the block, its (P, T) ranks for each order. Goes over the gallery tile by tile."""
+    systems = (pair.forward, pair.backward)
+    thresholds = _thresholds(systems, queries, block, distance)
+    # histogram[order][system][query]: (S * (K + 1)) counts of items by slice and first threshold above them.
+    histogram = {
+        name: [[np.zeros((points - 1) * (len(t.ascending) + 1), np.int64) for t in thresholds] for _ in systems]
+        for name in slices
+    }
+    for first in range(0, pair.n_gallery, _TILE_ITEMS):
+        tile = np.arange(first, min(first + _TILE_ITEMS, pair.n_gallery))
+        for s, system in enumerate(systems):
+            keys_QN = sort_keys(distance_tile(system.query[queries], system.gallery[tile], distance), tile)
+            for q, query in enumerate(block):
+                above = _first_threshold_above(keys_QN[q], thresholds[q].ascending, query, first)
+                width = len(thresholds[q].ascending) + 1
+                for name, slice_of_item in slices.items():
+                    counts = np.bincount(slice_of_item[tile] * width + above)
+                    histogram[name][s][q][: len(counts)] += counts
+    for q, query in enumerate(block):
+        yield {
+            name: _ranks(histogram[name][0][q], histogram[name][1][q], thresholds[q], query, slice_of_item, points)
+            for name, slice_of_item in slices.items()
+        }
 
-    ranks = {}
-    for name, slice_of_item in slices.items():
-        counts_f = _counts(slice_of_item, under_f, len(both), points)
-        counts_b = _counts(slice_of_item, under_b, len(both), points)
-        closer_TK = counts_f[:points] + (counts_b[-1] - counts_b)
-        is_forward_PT = slice_of_item[positives][:, None] < np.arange(points)
-        place_PT = np.where(is_forward_PT, place[:n_positives, None], place[n_positives:, None])
-        others_PT = np.sort(closer_TK[np.arange(points), place_PT], axis=0)
-        # A farther positive never has fewer other items before it, so after sorting, row j is the j-th positive.
-        ranks[name] = others_PT + np.arange(1, n_positives + 1)[:, None]
-    return ranks
+
+def _thresholds(
+    systems: Sequence[RetrievalSystem], queries: IntArray, block: Sequence[_Query], distance: str
+) -> list[_Thresholds]:
+    """The keys of each query's positives in both systems."""
+    union = np.unique(np.concatenate([query.positives for query in block]))
+    keys: list[list[NDArray[np.uint64]]] = [[] for _ in block]
+    for system in systems:
+        for first in range(0, len(union), _TILE_ITEMS):
+            tile = union[first : first + _TILE_ITEMS]
+            keys_QU = sort_keys(distance_tile(system.query[queries], system.gallery[tile], distance), tile)
+            for q, query in enumerate(block):
+                own = query.positives[np.isin(query.positives, tile, assume_unique=True)]
+                keys[q].append(keys_QU[q, np.searchsorted(tile, own)])
+    thresholds = []
+    for of_query in keys:
+        both = np.concatenate(of_query)
+        sorted_by = np.argsort(both)
+        place = np.empty_like(sorted_by)
+        place[sorted_by] = np.arange(len(both))
+        thresholds.append(_Thresholds(both[sorted_by], place))
+    return thresholds
 
 
 def _first_threshold_above(
-    keys: NDArray[np.uint64], thresholds: NDArray[np.uint64], positives: IntArray, ignored: IntArray
+    keys_N: NDArray[np.uint64], thresholds_K: NDArray[np.uint64], query: _Query, first: int
 ) -> IntArray:
-    """(N,) for each item the first of the K sorted thresholds that it is closer than; K for none, or if not counted."""
-    first = np.searchsorted(thresholds, keys, side="right")
-    first[positives] = len(thresholds)
-    first[ignored] = len(thresholds)
-    return first
+    """(N,) for each item of a tile the first threshold that it is closer than; K for none, or if it does not count."""
+    above = np.searchsorted(thresholds_K, keys_N, side="right")
+    for positions in (query.positives, query.ignored):
+        inside = np.searchsorted(positions, (first, first + len(keys_N)))
+        above[positions[inside[0] : inside[1]] - first] = len(thresholds_K)
+    return above
 
 
-def _counts(slice_of_item: IntArray, first_above: IntArray, n_thresholds: int, points: int) -> IntArray:
+def _ranks(
+    histogram_f: IntArray,
+    histogram_b: IntArray,
+    thresholds: _Thresholds,
+    query: _Query,
+    slice_of_item: IntArray,
+    points: int,
+) -> IntArray:
+    """One query's (P, T) ranks of its positives, every column ascending."""
+    n_positives = len(query.positives)
+    counts_f, counts_b = (_counts(h, len(thresholds.ascending), points) for h in (histogram_f, histogram_b))
+    closer_TK = counts_f + (counts_b[-1] - counts_b)
+    is_forward_PT = slice_of_item[query.positives][:, None] < np.arange(points)
+    place_PT = np.where(is_forward_PT, thresholds.place[:n_positives, None], thresholds.place[n_positives:, None])
+    others_PT = np.sort(closer_TK[np.arange(points), place_PT], axis=0)
+    # A farther positive never has fewer other items before it, so after sorting, row j is the j-th positive.
+    return others_PT + np.arange(1, n_positives + 1)[:, None]
+
+
+def _counts(histogram: IntArray, n_thresholds: int, points: int) -> IntArray:
     """(T, K) entry [i, k] = how many counted items of the slices < i are closer than threshold k."""
-    width = n_thresholds + 1
-    histogram = np.bincount(slice_of_item * width + first_above, minlength=(points - 1) * width)
     counts = np.zeros((points, n_thresholds), np.int64)
-    counts[1:] = histogram.reshape(points - 1, width)[:, :-1].cumsum(axis=1).cumsum(axis=0)
+    by_slice = histogram.reshape(points - 1, n_thresholds + 1)[:, :-1]
+    counts[1:] = by_slice.cumsum(axis=1).cumsum(axis=0)
     return counts
 
 

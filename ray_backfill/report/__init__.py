@@ -1,10 +1,10 @@
 """From a results folder to what people read: curves.png, report.html, a table in the terminal. Recomputes nothing."""
 
-import os
 from pathlib import Path
 
 from rich.console import Console
 
+from ray_backfill.files import write_whole
 from ray_backfill.report import figures, html, terminal
 from ray_backfill.report.results import Results, read_results
 from ray_backfill.report.terminal import overview
@@ -24,8 +24,8 @@ def write_report(folder: Path) -> None:
     results = read_results(folder)
     curves = figures.to_png(figures.curves_figure(results))
     page = html.render(results, curves)
-    _write_atomically(folder / "curves.png", curves)
-    _write_atomically(folder / "report.html", page.encode("utf-8"))
+    write_whole(folder / "curves.png", lambda temporary: temporary.write_bytes(curves))
+    write_whole(folder / "report.html", lambda temporary: temporary.write_text(page, encoding="utf-8"))
 
 
 def print_table(folder: Path, console: Console | None = None) -> None:
@@ -35,12 +35,3 @@ def print_table(folder: Path, console: Console | None = None) -> None:
         InputError: the folder, a file or a column is missing.
     """
     terminal.draw_table(read_results(folder), console)
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")  # same folder: a rename across disks is not atomic
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)  # noqa: PTH105 - the name says what matters here
-    finally:
-        temporary.unlink(missing_ok=True)

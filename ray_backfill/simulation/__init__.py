@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -46,8 +46,13 @@ class Evaluation:
     # Of the random order.
     order_seed: int = 0
 
-    def checked_methods(self) -> list[Method]:
-        """The methods with old and new in front. Raises InputError for any unknown name or setting."""
+    def find_methods(self) -> list[Method]:
+        """The methods, old and new in front. Raises InputError for an unknown name."""
+        return find_methods(tuple(dict.fromkeys(("old", "new", *self.methods))))
+
+    def check(self) -> None:
+        """Raises InputError for any unknown name or impossible setting."""
+        self.find_methods()
         for metric in self.metrics:
             parse_metric(metric)
         for order in self.orders:
@@ -57,30 +62,39 @@ class Evaluation:
             raise InputError("give at least one metric and one order")
         if self.points < 2:
             raise InputError(f"a curve needs at least 2 points, got {self.points}")
-        return find_methods(tuple(dict.fromkeys(("old", "new", *self.methods))))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the manifest tells of a run beside its results.
+
+    settings: what decides the results besides the data and the evaluation. recipe: all of it, {} for a user's folder.
+    embeddings: facts about how the embeddings were made. left_out: method -> why it cannot take part.
+    """
+
+    command: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    recipe: dict[str, Any] = field(default_factory=dict)
+    embeddings: dict[str, Any] = field(default_factory=dict)
+    timings_s: dict[str, float] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 def simulate(
-    folder: EmbeddingFolder,
-    out: Path,
-    evaluation: Evaluation,
-    heads: Mapping[str, Path],
-    left_out: Mapping[str, str],
-    facts: Mapping[str, Any],
+    folder: EmbeddingFolder, fingerprint: str, out: Path, evaluation: Evaluation, heads: Mapping[str, Path], run: Run
 ) -> Path:
     """Replay and report; does nothing if ``out`` holds these very results already.
 
-    heads: method -> folder of its trained heads. left_out: methods that cannot run here, with the reason.
-    facts, for the manifest: "settings" (what besides the data and the evaluation decides the results), "recipe",
-    "command", "timings_s", "data".
+    fingerprint: of the folder. heads: method -> folder of its trained heads.
 
     Raises:
         InputError: unknown names, columns that an order needs, labels or positives that do not fit, another run's out.
     """
-    methods = [method for method in evaluation.checked_methods() if method.name not in left_out]
+    evaluation.check()
+    wanted = {"data": fingerprint, "evaluation": asdict(evaluation)} | run.settings
+    methods = [method for method in evaluation.find_methods() if method.name not in run.left_out]
     orders = make_orders(folder.gallery, evaluation.orders, evaluation.order_seed)
     truth = ground_truth(folder)
-    wanted = {"data": folder.fingerprint(), "evaluation": asdict(evaluation)} | dict(facts["settings"])
     if begin_stage(out, "simulation", wanted):
         return out
     started = time.perf_counter()
@@ -88,8 +102,8 @@ def simulate(
     curve_table, summary = tabulate(methods, curves, evaluation.metrics)
     write_parquet(out / "curves.parquet", pa.Table.from_pandas(curve_table, preserve_index=False))
     write_parquet(out / "summary.parquet", pa.Table.from_pandas(summary, preserve_index=False))
-    seconds = {"replay": round(time.perf_counter() - started, 2)}
-    note_facts(out, _facts(folder, truth, evaluation, left_out, facts, seconds))
+    replay_s = round(time.perf_counter() - started, 2)
+    note_facts(out, _facts(folder, fingerprint, truth, evaluation, run, replay_s))
     write_report(out)
     finish_stage(out)
     return out
@@ -118,32 +132,27 @@ def replay_methods(
 
 
 def _facts(
-    folder: EmbeddingFolder,
-    truth: GroundTruth,
-    evaluation: Evaluation,
-    left_out: Mapping[str, str],
-    facts: Mapping[str, Any],
-    seconds: Mapping[str, float],
+    folder: EmbeddingFolder, fingerprint: str, truth: GroundTruth, evaluation: Evaluation, run: Run, replay_s: float
 ) -> dict[str, Any]:
     """What the manifest says beside the settings."""
     packages = ("ray", "torch", "numpy", "pyarrow")
     return {
         "kind": "simulation",
-        "command": facts["command"],
-        "recipe": dict(facts["recipe"]),
+        "command": run.command,
+        "recipe": run.recipe,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"ray_backfill": __version__} | {name: version(name) for name in packages},
         "seed": evaluation.order_seed,
         "primary_metric": evaluation.metrics[0],
-        "left_out": dict(left_out),
-        "timings_s": dict(facts["timings_s"]) | dict(seconds),
+        "left_out": run.left_out,
+        "timings_s": run.timings_s | {"replay": replay_s},
         "data": {
-            "fingerprint": folder.fingerprint(),
+            "fingerprint": fingerprint,
             "gallery_items": len(folder.gallery),
             "queries": truth.n_queries,
             "queries_skipped": len(truth.skipped),
             "old_dim": folder.gallery.old.shape[1],
             "new_dim": folder.gallery.new.shape[1],
         }
-        | dict(facts["data"]),
+        | run.embeddings,
     }

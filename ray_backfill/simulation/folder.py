@@ -40,7 +40,9 @@ def ground_truth(folder: EmbeddingFolder) -> GroundTruth:
     """
     gallery, queries = folder.gallery, folder.queries or folder.gallery
     if queries.positives is not None:
-        return _truth_from_ids(gallery, queries)
+        return _truth_from_ids(gallery, queries, exclude_self=folder.queries is None)
+    if (gallery.camera is None) != (queries.camera is None):
+        raise InputError(f"column 'camera' is in only one of {gallery.path} and {queries.path}; give both, or neither")
     for table in (gallery, queries):
         if table.label is None:
             raise InputError(f"{table.path} has no column 'label'; add it, or give the queries a column 'positives'")
@@ -66,7 +68,7 @@ def ground_truth(folder: EmbeddingFolder) -> GroundTruth:
     )
 
 
-def _truth_from_ids(gallery: EmbeddingTable, queries: EmbeddingTable) -> GroundTruth:
+def _truth_from_ids(gallery: EmbeddingTable, queries: EmbeddingTable, exclude_self: bool) -> GroundTruth:
     index = pd.Index(gallery.id)
 
     def positions(column: str, rows: Sequence[NDArray[Any]] | None) -> list[IntArray]:
@@ -79,6 +81,7 @@ def _truth_from_ids(gallery: EmbeddingTable, queries: EmbeddingTable) -> GroundT
             found.append(at.astype(np.int64))
         return found
 
-    return GroundTruth.from_positives(
-        positions("positives", queries.positives), positions("ignored", queries.ignored), n_gallery=len(gallery)
-    )
+    ignored = positions("ignored", queries.ignored)
+    if exclude_self:
+        ignored = [np.append(row, query) for query, row in enumerate(ignored)]
+    return GroundTruth.from_positives(positions("positives", queries.positives), ignored, n_gallery=len(gallery))

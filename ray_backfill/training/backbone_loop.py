@@ -16,10 +16,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_backfill.datasets import ImageSource
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, require_positive
 from ray_backfill.models.backbones import Backbone, pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
 from ray_backfill.models.gather import gather, rank_and_size
+from ray_backfill.training import pixels as pixel_feed
 from ray_backfill.training.augment import Augmentation, augment
 from ray_backfill.training.pixels import PixelFeed
 from ray_backfill.training.schedule import warmup_cosine
@@ -40,6 +41,9 @@ class BackboneTraining:
     label_smoothing: float = 0.1
     seed: int = 0
     augmentation: Augmentation = field(default_factory=Augmentation)
+
+    def __post_init__(self) -> None:
+        require_positive(self, "epochs", "batch", "lr")
 
 
 @dataclass(frozen=True)
@@ -92,31 +96,36 @@ def train_backbone(
         network.parameters(), settings.lr, settings.momentum, weight_decay=settings.weight_decay, nesterov=True
     )
     done = _restore(resume_from, network, optimizer, device) if resume_from else 0
-    model: nn.Module = DistributedDataParallel(network) if size > 1 else network
+    # Some Hugging Face models have parameters that a plain forward pass does not use (DINOv2's mask token).
+    unused = info.backbone.arch.startswith("hf:")
+    model: nn.Module = DistributedDataParallel(network, find_unused_parameters=unused) if size > 1 else network
     steps = len(rows) // (batch * size)
     labels = source.items("train").labels_N
-    # An image is decoded by the worker that meets it; over the epochs each worker meets all of them.
-    feed = PixelFeed(source, rows)
+    feed = PixelFeed(source, rows, cache_bytes=pixel_feed.CACHE_BYTES // size)
 
     for epoch in range(done + 1, settings.epochs + 1):
         torch.manual_seed(settings.seed * 1_000_003 + epoch * 1009 + rank)  # augmentation; the same after a resume
         model.train()
         mine = rows[_batches(len(rows), batch * size, settings.seed, epoch)[:, rank * batch : (rank + 1) * batch]]
         sums = torch.zeros(3, device=device)  # loss, right answers, images
-        for step, (pixels, kept) in enumerate(feed.batches(mine)):
+        for step, (step_rows, (pixels, readable)) in enumerate(zip(mine, feed.batches(mine), strict=True)):
             factor = warmup_cosine((epoch - 1) * steps + step, settings.epochs * steps, settings.warmup_epochs * steps)
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * factor
-            target = torch.from_numpy(np.searchsorted(info.classes, labels[kept])).to(device)
+            target = torch.from_numpy(np.searchsorted(info.classes, labels[step_rows])).to(device)
+            weight = torch.from_numpy(readable).to(device)
             _, logits = model(augment(pixels_to_float(pixels.to(device)), settings.augmentation))
-            loss = F.cross_entropy(logits, target, label_smoothing=settings.label_smoothing)
+            losses = F.cross_entropy(logits, target, label_smoothing=settings.label_smoothing, reduction="none")
+            # Divided by the size of the batch: each readable image weighs the same, a broken one nothing.
+            loss = (losses * weight).sum() / batch
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            right = (logits.argmax(1) == target).sum()
-            sums += torch.stack([loss.detach() * len(target), right, torch.tensor(len(target), device=device)])
+            right = ((logits.argmax(1) == target) & weight).sum()
+            sums += torch.stack([loss.detach() * batch, right, weight.sum()])
         if on_epoch is not None:
             loss_sum, right_sum, seen = gather(sums[None]).sum(0).tolist()
+            seen = max(1, seen)
             on_epoch(Epoch(epoch, loss_sum / seen, right_sum / seen, _saver(network, info, optimizer, epoch)))
     network.eval()
     return network, feed.broken

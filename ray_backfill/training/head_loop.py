@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, require_positive
 from ray_backfill.methods import HeadLoss
 from ray_backfill.methods.rank_merge import LossBatch, LossSettings, head_loss
 from ray_backfill.models.gather import gather, rank_and_size
@@ -34,6 +34,9 @@ class HeadTraining:
     blocks: int = 2
     seed: int = 0
     loss: LossSettings = field(default_factory=LossSettings)
+
+    def __post_init__(self) -> None:
+        require_positive(self, "epochs", "classes", "items", "lr", "blocks")
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,8 @@ def balanced_batches(
     queue: list[int] = []
     for _ in range(max(1, len(label_N) // (per_batch * items))):
         if len(queue) < per_batch:
-            queue = [*queue, *(c for c in rng.permutation(len(names)).tolist() if c not in queue)]
+            waiting = set(queue)
+            queue += [c for c in rng.permutation(len(names)).tolist() if c not in waiting]
         drawn, queue = queue[:per_batch], queue[per_batch:]
         yield np.concatenate([rng.choice(rows_of[c], items, replace=len(rows_of[c]) < items) for c in drawn])
 

@@ -10,15 +10,12 @@ from torch import Tensor
 from ray_backfill.datasets import ImageSource
 from ray_backfill.datasets._ahead import read_ahead
 
-# Decoded images up to this size are decoded once and kept.
+# Decoded images up to this size are decoded once and kept, by all workers of a machine together.
 CACHE_BYTES = 1 << 30
 
 
 class PixelFeed:
-    """Batches of pixels for row numbers of the train split.
-
-    Broken images are left out of a batch; ``broken`` collects them with their reasons, by row.
-    """
+    """Batches of pixels for row numbers of the train split. ``broken``: row -> reason, of the images met so far."""
 
     def __init__(
         self, source: ImageSource, rows: NDArray[np.int64], threads: int = 2, cache_bytes: int = CACHE_BYTES
@@ -29,23 +26,21 @@ class PixelFeed:
         self._cache: NDArray[np.uint8] | None = None
         if len(rows) * source.image_size**2 * source.channels <= cache_bytes:
             chunks = [rows[i : i + 1024] for i in range(0, len(rows), 1024)]
-            self._cache = np.concatenate([pixels for _, pixels in self._decoded(chunks)])
-            self._place = np.full(int(rows.max()) + 1, -1)
-            readable = rows[~np.isin(rows, list(self.broken))]
-            self._place[readable] = np.arange(len(readable))
+            self._cache = np.concatenate([pixels for pixels, _ in self._decoded(chunks)])
+            self._place = np.zeros(int(rows.max()) + 1, np.int64)
+            self._place[rows] = np.arange(len(rows))
 
-    def batches(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
-        """For each array of rows: (B, S, S, C) uint8 of the readable ones, and which rows those are."""
+    def batches(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[tuple[Tensor, NDArray[np.bool_]]]:
+        """For each array of B rows: (B, S, S, C) uint8, and (B,) which of them could be read; the others are zero."""
         if self._cache is None:
-            for kept, pixels in self._decoded(batches):
-                yield torch.from_numpy(pixels), kept
+            for pixels, readable in self._decoded(batches):
+                yield torch.from_numpy(pixels), readable
             return
+        broken = list(self.broken)
         for rows in batches:
-            place = self._place[rows]
-            yield torch.from_numpy(self._cache[place[place >= 0]]), rows[place >= 0]
+            yield torch.from_numpy(self._cache[self._place[rows]]), ~np.isin(rows, broken)
 
-    def _decoded(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
+    def _decoded(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.bool_]]]:
         for rows, pixels in read_ahead(self._source, "train", batches, self._threads):
             self.broken.update({int(rows[i]): reason for i, reason in pixels.broken.items()})
-            kept = np.setdiff1d(np.arange(len(rows)), list(pixels.broken))
-            yield rows[kept], pixels.pixels_BSSC[kept]
+            yield pixels.pixels_BSSC, ~np.isin(np.arange(len(rows)), list(pixels.broken))

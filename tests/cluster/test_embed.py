@@ -13,9 +13,10 @@ from ray_backfill.cluster import embed
 from ray_backfill.cluster.embed import EmbedActors, EmbedSettings, embed_stage, split_rows
 from ray_backfill.datasets import image_folder, landmarks, open_source
 from ray_backfill.errors import InputError
+from ray_backfill.files import read_json, write_json
 from ray_backfill.models.backbones import BackboneSettings, pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
-from ray_backfill.stages import begin_stage, finish_stage, is_finished, read_json, write_json
+from ray_backfill.stages import begin_stage, finish_stage, is_finished
 from ray_backfill.store import read_folder
 
 IMAGES = landmarks.Settings(image_size=16, landmarks=4, train_images=40, gallery_images=25, queries=8)

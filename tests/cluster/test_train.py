@@ -16,10 +16,10 @@ from ray_backfill.cluster.heads import train_heads_stage
 from ray_backfill.cluster.train import Workers, run_ddp
 from ray_backfill.datasets import landmarks
 from ray_backfill.errors import InputError
+from ray_backfill.files import read_json
 from ray_backfill.methods import HeadLoss, find_methods
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import load_backbone, load_heads
-from ray_backfill.stages import read_json
 from ray_backfill.store import read_table, vector_column, write_parquet
 from ray_backfill.training.backbone_loop import BackboneTraining
 from ray_backfill.training.head_loop import HeadTraining, TrainSet, train_heads

@@ -37,7 +37,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--recipe", "imagenet22k"), "unknown recipe 'imagenet22k'; known: landmarks, omniglot"),
+        (("--recipe", "imagenet22k"), "unknown recipe 'imagenet22k'; known: image_folder, landmarks, omniglot"),
         (("--recipe", "omniglot"), "this recipe needs --data-root: the folder with omniglot_small1.zip"),
         (("--recipe", "omniglot", "--data-root", "/nowhere"), "omniglot_small1.zip"),
         (("--methods", "old", "magic"), "unknown method 'magic'; known: old, new"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ray_backfill.stages import read_json
+from ray_backfill.files import read_json
 from tests.jobs.conftest import TINY, run
 
 

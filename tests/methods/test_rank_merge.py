@@ -97,7 +97,9 @@ def test_unknown_losses_distances_and_methods_list_the_known_ones() -> None:
     with pytest.raises(InputError, match="unknown loss 'triplet'; known: rqt, cl_s"):
         head_loss("triplet", random_batch(), LossSettings())
     with pytest.raises(InputError, match="cosine or the l2 distance"):
-        head_loss("rqt", random_batch(), LossSettings(distance="inner_product"))
+        LossSettings(distance="inner_product")
+    with pytest.raises(InputError, match=r"LossSettings\.tau must be greater than 0, got 0"):
+        LossSettings(tau=0)
     with pytest.raises(InputError, match=r"unknown method 'bct2'; known: old, new, offline, rm_naive"):
         find_methods(("bct2",))
 

@@ -1,5 +1,6 @@
 """Backbones and heads: shapes, the paper's parameter count, and files that hold what was saved."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import transformers
 
 from ray_backfill.errors import InputError
-from ray_backfill.models.backbones import Backbone, BackboneSettings, pixels_to_float
+from ray_backfill.models.backbones import Backbone, BackboneSettings, check_arch, pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, load_heads, save_backbone, save_heads
 from ray_backfill.models.heads import Heads, HeadShape
 
@@ -45,10 +46,51 @@ def test_any_hugging_face_folder_is_a_backbone(tmp_path: Path) -> None:
         assert not torch.equal(fresh.trunk(pixels), loaded.trunk(pixels))
 
 
+def test_a_saved_hugging_face_backbone_needs_its_original_no_more(tmp_path: Path) -> None:
+    config = transformers.ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=8
+    )
+    original = tmp_path / "original"
+    transformers.ViTModel(config).save_pretrained(original)
+    (original / "preprocessor_config.json").write_text(
+        '{"image_processor_type": "ViTImageProcessor", "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}'
+    )
+    info = BackboneInfo(BackboneSettings(f"hf:{original}", dim=4, pretrained=True), 3, 16, classes=[0, 1])
+    backbone = info.build().eval()
+    assert backbone.mean.flatten().tolist() == pytest.approx([0.1, 0.2, 0.3])
+    save_backbone(tmp_path / "b", backbone, info)
+    shutil.rmtree(original)
+    loaded, _ = load_backbone(tmp_path / "b")
+    pixels = torch.rand(2, 3, 16, 16)
+    torch.testing.assert_close(loaded.embed(pixels), backbone.embed(pixels), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.MobileNetV2Config(image_size=32, depth_multiplier=0.35),
+        transformers.ConvNextConfig(hidden_sizes=[4, 8, 8, 8], depths=[1, 1, 1, 1]),
+        transformers.Dinov2Config(
+            hidden_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=16
+        ),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_other_kinds_of_models_serve_as_well(config: transformers.PretrainedConfig, tmp_path: Path) -> None:
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
+    embedding, _ = Backbone(BackboneSettings(f"hf:{tmp_path}", dim=4), 3, 32, 2)(torch.rand(2, 3, 32, 32))
+    assert embedding.shape == (2, 4)
+
+
+def test_images_that_do_not_fit_are_named() -> None:
+    with pytest.raises(InputError, match="vit_b_32 does not take images of 28 x 28 x 1"):
+        check_arch(BackboneSettings("vit_b_32"), 1, 28)
+
+
 def test_unknown_architectures_and_missing_models_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unknown architecture 'resnet19'; known: convnet"):
         Backbone(BackboneSettings("resnet19"), 3, 32, 2)
-    with pytest.raises(InputError, match="cannot be found"):
+    with pytest.raises(InputError, match="cannot be loaded"):
         Backbone(BackboneSettings(f"hf:{tmp_path}/nothing"), 3, 32, 2)
 
 

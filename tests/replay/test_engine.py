@@ -80,14 +80,16 @@ def test_ties_go_to_the_earlier_gallery_position() -> None:
         assert curve.values("mAP").tolist() == pytest.approx([expected, expected])
 
 
-def test_blocks_of_queries_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_and_tiles_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(5)
     pair = random_pair(rng, 40, 60, tied=True)
     labels = rng.integers(0, 6, 60)
     truth = rb.GroundTruth.from_labels(rng.integers(0, 6, 40), labels)
     order = rng.permutation(60)
     whole = rb.replay(pair, truth, order, metrics=METRICS)
-    monkeypatch.setattr(importlib.import_module("ray_backfill.replay.engine"), "_BLOCK_DISTANCES", 7 * 2 * 60)
+    engine = importlib.import_module("ray_backfill.replay.engine")
+    monkeypatch.setattr(engine, "_BLOCK_QUERIES", 7)
+    monkeypatch.setattr(engine, "_TILE_ITEMS", 11)
     for metric in METRICS:
         np.testing.assert_array_equal(
             rb.replay(pair, truth, order, metrics=METRICS).per_query[metric], whole.per_query[metric]

@@ -10,12 +10,12 @@ import pytest
 
 import ray_backfill as rb
 from ray_backfill.errors import InputError
-from ray_backfill.simulation import Evaluation, simulate
+from ray_backfill.files import read_json
+from ray_backfill.simulation import Evaluation, Run, simulate
 from ray_backfill.simulation.folder import ground_truth, make_orders
-from ray_backfill.stages import read_json
 from ray_backfill.store import read_folder, vector_column, write_parquet
 
-FACTS: dict[str, Any] = {"settings": {}, "recipe": {}, "command": "test", "timings_s": {}, "data": {}}
+RUN = Run(command="test")
 CLASSES = 6
 
 
@@ -45,8 +45,13 @@ def folder(tmp_path: Path) -> Path:
 EVALUATION = Evaluation(methods=("rm_naive", "offline"), orders=("random", "classifier_score"), points=5)
 
 
+def run_on(folder: Path, out: Path, evaluation: Evaluation = EVALUATION, run: Run = RUN) -> Path:
+    data = read_folder(folder)
+    return simulate(data, data.fingerprint(), out, evaluation, {}, run)
+
+
 def test_tables_hold_what_the_curves_say(folder: Path, tmp_path: Path) -> None:
-    out = simulate(read_folder(folder), tmp_path / "out", EVALUATION, {}, {"rm": "no train split"}, FACTS)
+    out = run_on(folder, tmp_path / "out", run=Run("test", left_out={"rm": "no train split"}))
     curves, summary = pd.read_parquet(out / "curves.parquet"), pd.read_parquet(out / "summary.parquet")
     assert summary.method.drop_duplicates().tolist() == ["old", "new", "rm_naive", "offline"]
     data = read_folder(folder)
@@ -78,15 +83,15 @@ def test_tables_hold_what_the_curves_say(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_same_run_is_reused_and_another_refused(folder: Path, tmp_path: Path) -> None:
-    out = simulate(read_folder(folder), tmp_path / "out", EVALUATION, {}, {}, FACTS)
+    out = run_on(folder, tmp_path / "out")
     before = (out / "curves.parquet").stat().st_mtime_ns
-    simulate(read_folder(folder), out, EVALUATION, {}, {}, FACTS)
+    run_on(folder, out)
     assert (out / "curves.parquet").stat().st_mtime_ns == before
     with pytest.raises(InputError, match=r"evaluation.points: 5 there, 6 asked"):
-        simulate(read_folder(folder), out, Evaluation(EVALUATION.methods, EVALUATION.orders, points=6), {}, {}, FACTS)
+        run_on(folder, out, Evaluation(EVALUATION.methods, EVALUATION.orders, points=6))
     write_split(folder / "queries.parquet", 12, 2000)
     with pytest.raises(InputError, match=r"another run \(data: "):
-        simulate(read_folder(folder), out, EVALUATION, {}, {}, FACTS)
+        run_on(folder, out)
 
 
 def test_a_half_written_result_is_made_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,9 +101,9 @@ def test_a_half_written_result_is_made_again(folder: Path, tmp_path: Path, monke
     with monkeypatch.context() as patch:
         patch.setattr("ray_backfill.simulation.write_report", stop)
         with pytest.raises(KeyboardInterrupt):
-            simulate(read_folder(folder), tmp_path / "out", EVALUATION, {}, {}, FACTS)
+            run_on(folder, tmp_path / "out")
     assert not read_json(tmp_path / "out" / "manifest.json")["finished"]
-    out = simulate(read_folder(folder), tmp_path / "out", EVALUATION, {}, {}, FACTS)
+    out = run_on(folder, tmp_path / "out")
     assert (out / "report.html").exists()
 
 
@@ -151,4 +156,4 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
         Evaluation(orders=()),
     ):
         with pytest.raises(InputError):
-            bad.checked_methods()
+            bad.check()

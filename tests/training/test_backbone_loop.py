@@ -6,12 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.multiprocessing.spawn import spawn
 
 from ray_backfill.datasets import ImageSource, Pixels, landmarks, open_source
 from ray_backfill.errors import InputError
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo
+from ray_backfill.training import backbone_loop
+from ray_backfill.training import pixels as pixel_feed
 from ray_backfill.training.augment import Augmentation, augment
 from ray_backfill.training.backbone_loop import (
     BackboneTraining,
@@ -76,12 +80,64 @@ def test_broken_images_cost_no_other_row(cache_bytes: int) -> None:
     source: ImageSource = BrokenImages()
     feed = PixelFeed(source, ROWS, cache_bytes=cache_bytes)
     batches = [ROWS[:20], ROWS[20:33], ROWS[33:]]
-    for asked, (pixels, kept) in zip(batches, feed.batches(batches), strict=True):
-        np.testing.assert_array_equal(kept, asked[asked % 5 != 0])
-        np.testing.assert_array_equal(pixels.numpy(), SOURCE.read("train", kept).pixels_BSSC)
+    for asked, (pixels, readable) in zip(batches, feed.batches(batches), strict=True):
+        np.testing.assert_array_equal(readable, asked % 5 != 0)
+        np.testing.assert_array_equal(pixels[readable].numpy(), SOURCE.read("train", asked[readable]).pixels_BSSC)
+        assert not pixels[~readable].any()
     assert set(feed.broken) == {int(row) for row in ROWS if row % 5 == 0}
-    _, broken = train_backbone(source, ROWS, INFO, replace(TRAINING, epochs=1))
-    assert set(broken.values()) == {"truncated"}
+    for batch in (16, 2):  # with 2 images a batch some batches are broken as a whole
+        network, broken = train_backbone(source, ROWS, INFO, replace(TRAINING, epochs=1, batch=batch))
+        assert set(broken.values()) == {"truncated"}
+        assert all(value.isfinite().all() for value in network.state_dict().values())
+
+
+class Recorder:
+    """A source that notes which rows were read after the first full read (that of the cache)."""
+
+    splits, image_size, channels = SOURCE.splits, SOURCE.image_size, SOURCE.channels
+    items = staticmethod(SOURCE.items)
+    fingerprint = staticmethod(SOURCE.fingerprint)
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def read(self, split: str, rows: NDArray[np.int64]) -> Pixels:
+        self.rows += rows.tolist()
+        return SOURCE.read(split, rows)
+
+
+def _train_on_two(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    pixel_feed.CACHE_BYTES = 0  # decode what is used, when it is used
+    source = Recorder()
+    epochs: list[Epoch] = []
+    network, _ = train_backbone(source, ROWS, INFO, replace(TRAINING, epochs=1), on_epoch=epochs.append)
+    torch.save((network.state_dict(), source.rows, epochs[0].loss), Path(folder) / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_two_workers_share_the_images_and_keep_one_network(tmp_path: Path) -> None:
+    spawn(_train_on_two, (str(tmp_path),), nprocs=2)
+    (first, first_rows, first_loss), (second, second_rows, second_loss) = (
+        torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)
+    )
+    for name, value in first.items():
+        if "running" not in name:  # statistics of BatchNorm stay each worker's own
+            torch.testing.assert_close(second[name], value, rtol=0, atol=0)
+    assert first_loss == second_loss
+    assert not set(first_rows) & set(second_rows)
+    steps = len(ROWS) // TRAINING.batch
+    assert len(first_rows) == len(second_rows) == steps * TRAINING.batch // 2
+
+
+def test_training_follows_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a factor of 0 nothing is learned."""
+    monkeypatch.setattr(backbone_loop, "warmup_cosine", lambda step, steps, warmup: 0.0)
+    torch.manual_seed(TRAINING.seed)
+    start = INFO.build().state_dict()["classifier.weight"].clone()
+    network, _ = train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=1))
+    torch.testing.assert_close(network.state_dict()["classifier.weight"], start, rtol=0, atol=0)
 
 
 def test_what_cannot_be_trained_is_refused() -> None:

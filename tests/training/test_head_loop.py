@@ -13,6 +13,7 @@ from ray_backfill.methods import HeadLoss
 from ray_backfill.methods.rank_merge import LOSSES, LossBatch, LossSettings, head_loss
 from ray_backfill.models.gather import gather, rank_and_size
 from ray_backfill.models.heads import Heads, HeadShape
+from ray_backfill.training import head_loop
 from ray_backfill.training.head_loop import HeadTraining, TrainSet, anchors_per_worker, balanced_batches, train_heads
 
 
@@ -46,6 +47,15 @@ def test_the_same_seed_trains_the_same_heads() -> None:
     other = train_heads(data, HeadLoss("mcl", True), HeadTraining(epochs=2, classes=4, items=4, seed=1))[0]
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(first["psi.0.weight"], other.state_dict()["psi.0.weight"])
+
+
+def test_training_follows_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a factor of 0 nothing is learned."""
+    monkeypatch.setattr(head_loop, "warmup_cosine", lambda step, steps, warmup: 0.0)
+    torch.manual_seed(0)
+    start = Heads(HeadShape(4, 5, learn_new=True)).state_dict()["rho.0.weight"].clone()
+    heads, _ = train_heads(_data(), HeadLoss("mcl", True), HeadTraining(epochs=1, classes=4, items=4))
+    torch.testing.assert_close(heads.state_dict()["rho.0.weight"], start, rtol=0, atol=0)
 
 
 def _data() -> TrainSet:
@@ -86,6 +96,7 @@ def _two_workers(rank: int, folder: str) -> None:
     trained = train_heads(_data(), HeadLoss("mcl", True), HeadTraining(epochs=2, classes=4, items=4))[0]
     if rank == 0:
         torch.save((results, trained.state_dict()), Path(folder) / "results.pt")
+    dist.barrier()
     dist.destroy_process_group()
 
 
