@@ -4,7 +4,7 @@
 PYTHON ?= python3
 EXTRA ?= cpu
 BIN := .venv/bin
-READY := .venv/.ready
+READY := .venv/.ready-$(EXTRA)
 
 .PHONY: setup demo test lint types check clean
 
@@ -14,6 +14,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "error: Python 3.11 or newer is needed; name one with PYTHON=python3.12 make $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv .venv
+	@rm -f .venv/.ready-*
+	$(BIN)/python -m pip uninstall --quiet --yes faiss-cpu faiss-gpu 2>/dev/null
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRA),dev]'
 	@touch $(READY)
 

@@ -34,6 +34,7 @@ def test_area_gain_and_falls_by_hand() -> None:
     assert m.largest_fall(values) == pytest.approx(0.1)
     assert not m.is_monotone(values)
     assert m.is_monotone(np.array([0.1, 0.1, 0.3]))
+    assert not m.is_monotone(np.array([0.1, 0.1 - 1e-9, 0.3]))
     assert m.gain(0.6, 0.2, 0.5) == pytest.approx(4 / 3)
     assert np.isnan(m.gain(0.6, 0.5, 0.5))
 

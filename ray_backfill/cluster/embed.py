@@ -49,7 +49,7 @@ class EmbedSettings:
 
 @dataclass(frozen=True)
 class EmbedActors:
-    """Where embedding runs. Each actor gets a GPU where the cluster has enough of them."""
+    """Where embedding runs. If the cluster has GPUs, each actor gets one, and there are no more actors than GPUs."""
 
     # Embedding actors.
     number: int = 2

@@ -16,7 +16,7 @@ from ray_backfill.errors import require_positive
 
 @dataclass(frozen=True)
 class Workers:
-    """Where training runs. Each worker gets a GPU where the cluster has enough of them."""
+    """Where training runs. If the cluster has GPUs, each worker gets one, and there are no more workers than GPUs."""
 
     # DDP workers.
     number: int = 2

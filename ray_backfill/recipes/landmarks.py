@@ -1,7 +1,7 @@
 """Rendered landmarks in the protocol of Google Landmarks v2: open class (30 % / 70 %), separate queries, mAP@100.
 
 Run:  python jobs/simulate_gldv2.py
-Time: about two and a half minutes on two CPU cores.
+Time: two minutes on two CPU cores.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Handwritten characters (real images), extended class: the old model knows half of the 242 characters.
 
 Run:      python jobs/simulate.py --recipe omniglot --data-root PATH
-Time:     about a minute and a half on two CPU cores.
+Time:     two minutes on two CPU cores.
 Expected: docs/results/omniglot.md
 """
 

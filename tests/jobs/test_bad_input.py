@@ -1,5 +1,6 @@
 """Whatever is wrong: one line that says what and what to do, exit code 2, and nothing half-written."""
 
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from ray_backfill.cli import run_job, simulate_job
 from ray_backfill.store import vector_column, write_parquet
+from tests.jobs.conftest import ROOT
 
 
 def write_folder(path: Path, old: np.ndarray | None = None, **more: object) -> Path:
@@ -47,6 +49,11 @@ def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
         (("--orders", "alphabetical"), "unknown order 'alphabetical'; known: random"),
         (("--distance", "hamming"), "unknown distance 'hamming'; known: cosine"),
         (("--points", "1"), "at least 2 points"),
+        (("--seed", "-1"), "--seed must not be negative"),
+        (("--heads.items", "3", "--workers.number", "7"), "cannot be shared by 7 workers"),
+        (("--distance", "l2"), "under the cosine distance but be compared by l2; give both"),
+        (("--orders", "given"), "needs a column 'order_score', which images do not have"),
+        (("--old.backbone.arch", "vit_b_32", "--images.image-size", "16"), "vit_b_32 does not take images of 16 x 16"),
     ],
 )
 def test_wrong_names_and_settings_fail_before_anything_is_computed(
@@ -54,7 +61,40 @@ def test_wrong_names_and_settings_fail_before_anything_is_computed(
     arguments: tuple[str, ...], message: str,
 ) -> None:  # fmt: skip
     assert message in fail(monkeypatch, capsys, "--out", str(tmp_path / "out"), *arguments)
-    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--workers.number", "0"), "Workers.number must be greater than 0, got 0"),
+        (("--heads.loss.tau", "0"), "LossSettings.tau must be greater than 0, got 0"),
+        (("--heads.loss.distance", "hamming"), "heads train under the cosine or the l2 distance, not 'hamming'"),
+        (("--poinst", "5"), "--points"),
+        (("--points", "many"), "many"),
+    ],
+)
+def test_the_command_line_itself_explains_wrong_values(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["jobs/simulate.py", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        run_job(lambda: simulate_job("test"))
+    assert stopped.value.code == 2
+    shown = capsys.readouterr()
+    assert message in " ".join((shown.err + shown.out).replace("│", " ").split())
+
+
+def test_more_workers_than_cpus_are_refused_instead_of_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["--out", str(tmp_path), "--workers.number", "6", "--workers.cpus", "200", "--heads.items", "6"]
+    monkeypatch.setattr("sys.argv", ["jobs/simulate.py", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        run_job(lambda: simulate_job("test"))
+    assert stopped.value.code == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("error: 6 x 200 CPUs (--workers) and 0 for Ray's own tasks were asked for, but the Ray")
 
 
 def test_wrong_folders_are_named(
@@ -92,6 +132,18 @@ def test_methods_that_cannot_be_trained_are_left_out_with_the_reason(
     assert "RM naive" in printed
     assert "full RM" not in printed
     assert "left out: rqt, cl_s, cl_m, mcl, rm (needs train.parquet to train its heads)" in " ".join(printed.split())
+
+
+def test_heads_need_a_train_split(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = write_folder(tmp_path / "data")
+    arguments = ["--data", str(data), "--out", str(tmp_path / "out"), "--methods", "rm"]
+    monkeypatch.setattr("sys.argv", ["jobs/train_mcl.py", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(ROOT / "jobs" / "train_mcl.py"), run_name="__main__")
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.strip() == "error: rm needs train.parquet to train its heads"
 
 
 def test_another_runs_folder_is_refused(

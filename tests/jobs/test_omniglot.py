@@ -12,11 +12,12 @@ DATA = ROOT.parent / "shared" / "data"
 
 @pytest.mark.skipif(not (DATA / "omniglot_small1.zip").exists(), reason="the Omniglot files are not here")
 def test_full_rm_on_real_images(tmp_path: Path) -> None:
-    result = run("simulate.py", "--recipe", "omniglot", "--data-root", str(DATA), "--out", str(tmp_path / "run"))
+    methods = ("--methods", "rm_naive", "rm")  # the others take another minute
+    images = ("--recipe", "omniglot", "--data-root", str(DATA))
+    result = run("simulate.py", *images, *methods, "--out", str(tmp_path / "run"))
     assert result.returncode == 0, result.stderr[-3000:]
     summary = pd.read_parquet(tmp_path / "run" / "results" / "summary.parquet")
     rows = summary[summary.metric == "mAP"].set_index("method")
-    assert rows.index.tolist() == ["old", "new", "offline", "rm_naive", "rqt", "cl_s", "cl_m", "mcl", "rm"]
     assert rows.gain["rm"] > 0.9
     assert rows.monotone["rm"]
     assert rows.ends_at_new["rm"]

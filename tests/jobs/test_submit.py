@@ -57,7 +57,15 @@ def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 def submit(environment: dict[str, str], *entrypoint: str) -> subprocess.CompletedProcess[str]:
     command = [str(BIN / "ray"), "job", "submit", "--working-dir", str(ROOT), "--", *entrypoint]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=280, check=False)
+    deadline = time.monotonic() + 60
+    while True:
+        result = subprocess.run(
+            command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=280, check=False
+        )
+        # The dashboard answers some seconds before the agent that starts jobs is there.
+        if "No available agent to submit job" not in result.stderr or time.monotonic() > deadline:
+            return result
+        time.sleep(1)
 
 
 def test_a_submitted_job_gives_the_same_result(finished: Path, cluster: dict[str, str], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """From a folder of embeddings to tables: truth, orders, what is left out, what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 import ray_backfill as rb
 from ray_backfill.errors import InputError
 from ray_backfill.files import read_json
-from ray_backfill.simulation import Evaluation, Run, simulate
+from ray_backfill.methods import find_methods
+from ray_backfill.replay import Curve
+from ray_backfill.simulation import Evaluation, Run, replay_methods, simulate
 from ray_backfill.simulation.folder import ground_truth, make_orders
+from ray_backfill.simulation.tables import tabulate
 from ray_backfill.store import read_folder, vector_column, write_parquet
 
 RUN = Run(command="test")
@@ -82,6 +86,37 @@ def test_tables_hold_what_the_curves_say(folder: Path, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_flags_and_flips_tell_a_bad_upgrade_from_a_good_one(folder: Path, tmp_path: Path) -> None:
+    """The new model is the worse one here: a finished backfill ends below {old, old} and above nothing."""
+    data = read_folder(folder)
+    assert data.queries is not None
+    swapped = replace(
+        data,
+        gallery=replace(data.gallery, old=data.gallery.new, new=data.gallery.old),
+        queries=replace(data.queries, old=data.queries.new, new=data.queries.old),
+    )
+    methods = find_methods(("old", "new", "rm_naive"))
+    truth, order = ground_truth(swapped), {"o": np.arange(60)}
+    curves = replay_methods(swapped, truth, methods, order, EVALUATION, {})
+    half = Curve(
+        curves["rm_naive", "o"].t,
+        {"mAP": curves["rm_naive", "o"].per_query["mAP"] / 2},
+        np.zeros_like(curves["rm_naive", "o"].top1_correct),
+        truth.skipped,
+        0,
+    )
+    table, summary = tabulate(methods, curves | {("rm_naive", "o"): half}, ["mAP"])
+    row = summary.set_index("method").loc["rm_naive"]
+    assert not row.starts_at_old
+    assert not row.ends_at_new
+    assert not row.monotone
+    assert row.largest_fall > 0
+    lost = table[(table.method == "rm_naive") & (table.metric == "negative_flips_vs_old")].value
+    np.testing.assert_allclose(lost, curves["old", "o"].top1_correct[:, 0].mean())  # every right answer is lost
+    own = table[(table.method == "rm_naive") & (table.metric == "negative_flips")].value
+    assert not own.any()  # it had none to lose
+
+
 def test_the_same_run_is_reused_and_another_refused(folder: Path, tmp_path: Path) -> None:
     out = run_on(folder, tmp_path / "out")
     before = (out / "curves.parquet").stat().st_mtime_ns
@@ -124,6 +159,20 @@ def test_positives_and_ignored_items_by_id(folder: Path) -> None:
     assert truth.positives_of(11).tolist() == [59]
     write_split(folder / "queries.parquet", 12, 1000, label=None, positives=[[3]] * 11 + [[77]])
     with pytest.raises(InputError, match=r"queries\.parquet, column 'positives', row 11: the gallery has no id 77"):
+        ground_truth(read_folder(folder))
+
+
+def test_an_item_that_queries_itself_is_never_its_own_answer(folder: Path) -> None:
+    (folder / "queries.parquet").unlink()
+    write_split(folder / "gallery.parquet", 60, 0, label=None, positives=[[(i + 6) % 60] for i in range(60)])
+    truth = ground_truth(read_folder(folder))
+    assert truth.ignored_of(9).tolist() == [9]
+    assert truth.positives_of(9).tolist() == [15]
+
+
+def test_a_camera_on_one_side_only_is_refused(folder: Path) -> None:
+    write_split(folder / "gallery.parquet", 60, 0, camera=np.zeros(60, int))
+    with pytest.raises(InputError, match="column 'camera' is in only one of"):
         ground_truth(read_folder(folder))
 
 
