@@ -6,7 +6,8 @@ python jobs/train_mcl.py --data DIR --out runs/mine --methods rm
 
 from ray_backfill.cli import checked_out, given_folder, is_data_job, parse_data_job, parse_recipe_job, run_job, shown
 from ray_backfill.errors import InputError
-from ray_backfill.pipeline import check_evaluation, embed_recipe, train_folder_heads, untrainable
+from ray_backfill.pipeline import embed_recipe, train_folder_heads
+from ray_backfill.preflight import check_evaluation, untrainable
 from ray_backfill.store import read_folder
 
 
@@ -17,13 +18,9 @@ def main() -> None:
         evaluation, training = data.evaluation, data.heads
     else:
         job = parse_recipe_job(__doc__ or "")
-        out, workers, evaluation, training = (
-            checked_out(job.out),
-            job.workers,
-            job.settings.evaluation,
-            job.settings.heads,
-        )
-        check_evaluation(job.settings, workers)
+        out, workers = checked_out(job.out), job.workers
+        evaluation, training = job.settings.evaluation, job.settings.heads
+        check_evaluation(job.settings, workers.number)
         folder = embed_recipe(job.settings, out, workers, job.actors)
     methods = [method for method in evaluation.find_methods() if method.head]
     if not methods:

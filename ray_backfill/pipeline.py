@@ -10,27 +10,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from ray_backfill.cluster.backbones import train_backbone_stage
 from ray_backfill.cluster.embed import EmbedActors, embed_stage
 from ray_backfill.cluster.heads import train_heads_stage
 from ray_backfill.cluster.session import session
 from ray_backfill.cluster.train import Workers
 from ray_backfill.datasets import open_source
-from ray_backfill.errors import InputError
 from ray_backfill.files import read_json
 from ray_backfill.methods import Method
-from ray_backfill.models.backbones import check_arch
-from ray_backfill.orders import ORDERS
+from ray_backfill.preflight import check_distances_agree, check_evaluation, check_recipe, untrainable
 from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import Recipe
 from ray_backfill.simulation import Evaluation, Run, simulate
 from ray_backfill.simulation.folder import check_vectors, ground_truth, make_orders
 from ray_backfill.stages import is_finished, note_facts
 from ray_backfill.store import EmbeddingFolder, read_folder
-from ray_backfill.training.backbone_loop import images_per_worker, training_rows
-from ray_backfill.training.head_loop import HeadTraining, anchors_per_worker
+from ray_backfill.training.head_loop import HeadTraining
 
 Role = Literal["old", "new"]
 
@@ -41,8 +36,8 @@ def run_recipe(recipe: Recipe[Any], out: Path, workers: Workers, actors: EmbedAc
     Raises:
         InputError: anything wrong in the settings, the data or ``out``; before anything is computed where possible.
     """
-    check_recipe(recipe, workers)
-    check_evaluation(recipe, workers)
+    check_recipe(recipe, workers.number)
+    check_evaluation(recipe, workers.number)
     stages = [out / "backbones" / "old", out / "backbones" / "new", out / "embeddings"]
     stages += [out / "heads" / method.name for method in recipe.evaluation.find_methods() if method.head]
     # One Ray for the chain instead of one a stage: starting it takes seconds. None if everything is there already.
@@ -53,37 +48,9 @@ def run_recipe(recipe: Recipe[Any], out: Path, workers: Workers, actors: EmbedAc
         )
 
 
-def check_recipe(recipe: Recipe[Any], workers: Workers) -> None:
-    """Raises InputError for what would fail later, after work was done for nothing."""
-    source = open_source(recipe.images)
-    labels = source.items("train").labels_N
-    for model, classes in zip((recipe.old, recipe.new), split_classes(labels, recipe.protocol), strict=True):
-        check_arch(model.backbone, source.channels, source.image_size)
-        images_per_worker(len(training_rows(labels, classes)), classes, model.training, workers.number)
-
-
-def check_evaluation(recipe: Recipe[Any], workers: Workers) -> None:
-    """Raises InputError for what would fail only after backbones and embeddings are made."""
-    recipe.evaluation.check()
-    for order in recipe.evaluation.orders:
-        if ORDERS[order].needs not in (None, "label", "old_score"):
-            raise InputError(f"order {order!r} needs a column {ORDERS[order].needs!r}, which images do not have")
-    methods = recipe.evaluation.find_methods()
-    check_distances_agree(methods, recipe.evaluation, recipe.heads)
-    source = open_source(recipe.images)
-    train, gallery = source.items("train").labels_N, source.items("gallery").labels_N
-    if any(method.head for method in methods):
-        _, new_classes = split_classes(train, recipe.protocol)
-        anchors_per_worker(train[training_rows(train, new_classes)], recipe.heads, workers.number)
-    if "queries" in source.splits:
-        unknown = np.setdiff1d(source.items("queries").labels_N, gallery)
-        if len(unknown):
-            raise InputError(f"the queries show {len(unknown)} classes that the gallery lacks; remove these queries")
-
-
 def train_recipe_backbone(recipe: Recipe[Any], role: Role, out: Path, workers: Workers) -> Path:
     """The recipe's old or new backbone, trained into ``out/backbones/<role>``."""
-    check_recipe(recipe, workers)
+    check_recipe(recipe, workers.number)
     old_classes, new_classes = recipe_classes(recipe)
     model, classes = (recipe.old, old_classes) if role == "old" else (recipe.new, new_classes)
     folder = out / "backbones" / role
@@ -161,26 +128,7 @@ def train_folder_heads(
     return train_heads_stage(out / "heads", folder.train, fingerprint, methods, training, workers)
 
 
-def check_distances_agree(methods: list[Method], evaluation: Evaluation, training: HeadTraining) -> None:
-    """Raises InputError where heads would be trained under another distance than they are compared by."""
-    if any(method.head for method in methods) and training.loss.distance != evaluation.distance:
-        raise InputError(
-            f"heads would train under the {training.loss.distance} distance but be compared by {evaluation.distance}; "
-            "give both --distance and --heads.loss.distance"
-        )
-
-
 _STAGES = ("backbones/old", "backbones/new", "embeddings")
-
-
-def untrainable(folder: EmbeddingFolder, methods: list[Method]) -> dict[str, str]:
-    """Method -> why its heads cannot be trained on this folder."""
-    if folder.train is None:
-        return {method.name: "needs train.parquet to train its heads" for method in methods if method.head}
-    if folder.train.label is None:
-        reason = "needs a column 'label' in train.parquet to train its heads"
-        return {method.name: reason for method in methods if method.head and method.head.needs_labels}
-    return {}
 
 
 def _embedding_facts(data: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ FLOORS = [
     {"training"},
     {"simulation", "cluster"},
     {"recipes"},
+    {"preflight"},
     {"pipeline"},
     {"cli"},
 ]

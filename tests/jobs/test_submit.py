@@ -35,6 +35,8 @@ def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
     dashboard = free_port()
     command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=4", "--disable-usage-stats"]
     command += [f"--port={free_port()}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"]
+    # The agent that starts jobs has a fixed port, which the Ray of other tests holds.
+    command += [f"--dashboard-agent-listen-port={free_port()}"]
     command += ["--node-ip-address=127.0.0.1", f"--temp-dir=/tmp/rb{os.getpid()}"]
     with (tmp_path / "head.log").open("wb") as log:
         head = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
