@@ -144,7 +144,7 @@ def _trunk(settings: BackboneSettings, channels: int, image_size: int, config: d
     if config is not None:
         kind = config["model_type"]
         known = hf.AutoConfig.for_model(kind, **{k: v for k, v in config.items() if k != "model_type"})
-        return _HuggingFaceTrunk(hf.AutoModel.from_config(known), by_name=True)
+        return _HuggingFaceTrunk(_image_half(hf.AutoModel.from_config(known)), by_name=True)
     name = settings.arch.removeprefix("hf:")
     try:
         model = (
@@ -154,8 +154,13 @@ def _trunk(settings: BackboneSettings, channels: int, image_size: int, config: d
         )
     except (OSError, ValueError) as error:
         raise InputError(f"the Hugging Face model {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
-    # The image half of a two-tower model such as CLIP.
-    return _HuggingFaceTrunk(getattr(model, "vision_model", model), by_name=True)
+    return _HuggingFaceTrunk(_image_half(model), by_name=True)
+
+
+def _image_half(model: nn.Module) -> nn.Module:
+    """Of a two-tower model such as CLIP the half that sees; any other model whole."""
+    half: nn.Module = getattr(model, "vision_model", model)
+    return half
 
 
 def _statistics(settings: BackboneSettings, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -46,12 +46,24 @@ def test_any_hugging_face_folder_is_a_backbone(tmp_path: Path) -> None:
         assert not torch.equal(fresh.trunk(pixels), loaded.trunk(pixels))
 
 
-def test_a_saved_hugging_face_backbone_needs_its_original_no_more(tmp_path: Path) -> None:
-    config = transformers.ViTConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=8
-    )
+TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.ViTConfig(**TINY, image_size=16, patch_size=8),
+        transformers.CLIPConfig(
+            vision_config={**TINY, "image_size": 16, "patch_size": 8}, text_config={**TINY, "vocab_size": 99}
+        ),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_saved_hugging_face_backbone_needs_its_original_no_more(
+    config: transformers.PretrainedConfig, tmp_path: Path
+) -> None:
     original = tmp_path / "original"
-    transformers.ViTModel(config).save_pretrained(original)
+    transformers.AutoModel.from_config(config).save_pretrained(original)
     (original / "preprocessor_config.json").write_text(
         '{"image_processor_type": "ViTImageProcessor", "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}'
     )
