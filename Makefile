@@ -2,7 +2,7 @@
 # make test    the tests          make check   lint, types and tests: what CI runs
 # EXTRA=gpu make setup            on a machine with a CUDA GPU
 PYTHON ?= python3
-EXTRA ?= cpu
+EXTRA ?= $(if $(wildcard .venv/.ready-gpu),gpu,cpu)
 BIN := .venv/bin
 READY := .venv/.ready-$(EXTRA)
 

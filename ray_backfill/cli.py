@@ -82,6 +82,8 @@ def parse_recipe_job(
     first, _ = parser.parse_known_args(arguments)
     if first.seed < 0:
         raise InputError(f"--seed must not be negative, got {first.seed}")
+    if first.data_root is not None:
+        _refuse_relative("--data-root", first.data_root)
     # --help of a recipe should not ask for its data first.
     root = first.data_root or (Path("DATA_ROOT") if {"-h", "--help"} & set(arguments) else None)
     recipe = load_recipe(first.recipe, root, first.seed)
@@ -147,9 +149,13 @@ def checked_out(out: Path) -> Path:
             path that is a file.
     """
     _refuse_relative("--out", out)
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file; give a folder")
-    return out.absolute()
+    out = out.absolute()
+    there = next(path for path in (out, *out.parents) if path.exists())
+    if not there.is_dir():
+        raise InputError(f"--out {out} cannot be made: {there} is a file; give a folder")
+    if not os.access(there, os.W_OK):
+        raise InputError(f"--out {out} cannot be made: {there} is not writable; give another folder")
+    return out
 
 
 def given_folder(data: Path) -> Path:

@@ -13,8 +13,10 @@ from ray_backfill.systems import FloatArray, RetrievalSystem
 
 DISTANCES = ("cosine", "l2", "inner_product")
 
-# Below this share of |q|^2 + |g|^2 a squared l2 distance is rounding noise of equal vectors.
-_L2_NOISE = 1e-13
+# Below this share of |q|^2 + |g|^2 a squared l2 distance has lost six of its fifteen digits to cancellation.
+_CANCELLED = 1e-6
+# Such pairs that are mended at a time: 65,536 pairs of 128 dimensions are 64 MB.
+_PAIRS = 65_536
 
 
 def check_distance(distance: str) -> None:
@@ -60,6 +62,10 @@ def distance_tile(query: FloatArray, gallery: FloatArray, distance: str) -> NDAr
         return -product.astype(np.float32)
     lengths = (q * q).sum(axis=1)[:, None] + (g * g).sum(axis=1)[None, :]
     squared = lengths - 2 * product
-    squared[squared < _L2_NOISE * lengths] = 0
+    # Where the difference is small, the lengths cancel and leave rounding noise: take it coordinate by coordinate.
+    near_q, near_g = np.nonzero(squared < _CANCELLED * lengths)
+    for i in range(0, len(near_q), _PAIRS):
+        rows, columns = near_q[i : i + _PAIRS], near_g[i : i + _PAIRS]
+        squared[rows, columns] = ((q[rows] - g[columns]) ** 2).sum(axis=1)
     root: NDArray[np.float32] = np.sqrt(squared).astype(np.float32)
     return root

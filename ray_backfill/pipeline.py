@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ray_backfill.cluster.backbones import train_backbone_stage
 from ray_backfill.cluster.embed import EmbedActors, embed_stage
 from ray_backfill.cluster.heads import train_heads_stage
-from ray_backfill.cluster.session import session
+from ray_backfill.cluster.session import placed, session
 from ray_backfill.cluster.train import Workers
 from ray_backfill.datasets import open_source
 from ray_backfill.files import read_json
@@ -28,6 +28,7 @@ from ray_backfill.store import EmbeddingFolder, read_folder
 from ray_backfill.training.head_loop import HeadTraining
 
 Role = Literal["old", "new"]
+ROLES: tuple[Role, Role] = ("old", "new")
 
 
 def run_recipe(recipe: Recipe[Any], out: Path, workers: Workers, actors: EmbedActors, command: str) -> Path:
@@ -36,12 +37,19 @@ def run_recipe(recipe: Recipe[Any], out: Path, workers: Workers, actors: EmbedAc
     Raises:
         InputError: anything wrong in the settings, the data or ``out``; before anything is computed where possible.
     """
-    check_recipe(recipe, workers.number)
-    check_evaluation(recipe, workers.number)
+    finished = [role for role in ROLES if is_finished(out / "backbones" / role)]
+    check_recipe(recipe, 1, but=finished)
+    check_evaluation(recipe, 1)
     stages = [out / "backbones" / "old", out / "backbones" / "new", out / "embeddings"]
     stages += [out / "heads" / method.name for method in recipe.evaluation.find_methods() if method.head]
     # One Ray for the chain instead of one a stage: starting it takes seconds. None if everything is there already.
-    with nullcontext() if all(is_finished(stage) for stage in stages) else session():
+    is_complete = all(is_finished(stage) for stage in stages)
+    with nullcontext() if is_complete else session():
+        if not is_complete:
+            number, _ = placed(workers.number, workers.cpus, "--workers")
+            placed(actors.number, actors.cpus, "--actors", spare_cpus=1)
+            check_recipe(recipe, number, but=finished)
+            check_evaluation(recipe, number)
         embeddings = embed_recipe(recipe, out, workers, actors)
         return evaluate_folder(
             embeddings, out, recipe.evaluation, recipe.heads, workers, command, recipe=asdict(recipe)
@@ -50,10 +58,11 @@ def run_recipe(recipe: Recipe[Any], out: Path, workers: Workers, actors: EmbedAc
 
 def train_recipe_backbone(recipe: Recipe[Any], role: Role, out: Path, workers: Workers) -> Path:
     """The recipe's old or new backbone, trained into ``out/backbones/<role>``."""
-    check_recipe(recipe, workers.number)
+    folder = out / "backbones" / role
+    if not is_finished(folder):
+        check_recipe(recipe, 1)
     old_classes, new_classes = recipe_classes(recipe)
     model, classes = (recipe.old, old_classes) if role == "old" else (recipe.new, new_classes)
-    folder = out / "backbones" / role
     return _timed(
         folder,
         lambda: train_backbone_stage(
@@ -64,7 +73,7 @@ def train_recipe_backbone(recipe: Recipe[Any], role: Role, out: Path, workers: W
 
 def embed_recipe(recipe: Recipe[Any], out: Path, workers: Workers, actors: EmbedActors) -> Path:
     """All splits embedded by both backbones into ``out/embeddings``; trains the backbones if they are not there."""
-    old, new = (train_recipe_backbone(recipe, role, out, workers) for role in ("old", "new"))
+    old, new = (train_recipe_backbone(recipe, role, out, workers) for role in ROLES)
     _, new_classes = recipe_classes(recipe)
     folder = out / "embeddings"
     return _timed(folder, lambda: embed_stage(folder, recipe.images, old, new, new_classes, recipe.embed, actors))
@@ -94,7 +103,8 @@ def evaluate_folder(
     # What is wrong should show before heads are trained.
     check_vectors(folder, evaluation.distance)
     make_orders(folder.gallery, evaluation.orders, evaluation.order_seed)
-    ground_truth(folder)
+    # A recipe's images were checked; a query that lost its class to broken images is skipped, like any without answer.
+    ground_truth(folder, refuse_unknown_labels=recipe is None)
     left_out = untrainable(folder, evaluation.find_methods())
     methods = [method for method in evaluation.find_methods() if method.name not in left_out]
     check_distances_agree(methods, evaluation, training)

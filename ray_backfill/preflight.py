@@ -1,5 +1,6 @@
 """What would fail late, after hours of work, is said before the work starts."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,17 @@ from ray_backfill.training.backbone_loop import images_per_worker, training_rows
 from ray_backfill.training.head_loop import HeadTraining, anchors_per_worker
 
 
-def check_recipe(recipe: Recipe[Any], workers: int) -> None:
-    """Raises InputError for backbones that cannot be built for these images, or not be trained on them."""
+def check_recipe(recipe: Recipe[Any], workers: int, but: Sequence[str] = ()) -> None:
+    """Raises InputError for backbones that cannot be built for these images, or not be trained on them.
+
+    but: of "old" and "new", those that are trained already.
+    """
     source = open_source(recipe.images)
     labels = source.items("train").labels_N
-    for model, classes in zip((recipe.old, recipe.new), split_classes(labels, recipe.protocol), strict=True):
+    models = zip(("old", "new"), (recipe.old, recipe.new), split_classes(labels, recipe.protocol), strict=True)
+    for role, model, classes in models:
+        if role in but:
+            continue
         check_arch(model.backbone, source.channels, source.image_size)
         images_per_worker(len(training_rows(labels, classes)), classes, model.training, workers)
 
@@ -50,7 +57,7 @@ def check_distances_agree(methods: list[Method], evaluation: Evaluation, trainin
     if any(method.head for method in methods) and training.loss.distance != evaluation.distance:
         raise InputError(
             f"heads would train under the {training.loss.distance} distance but be compared by {evaluation.distance}; "
-            "give both --distance and --heads.loss.distance"
+            "give both --distance and --heads.loss.distance (cosine or l2), or only --methods without heads"
         )
 
 

@@ -28,6 +28,8 @@ def split_classes(labels_N: NDArray[np.int64], protocol: Protocol) -> tuple[list
     Raises:
         InputError: unknown kind, or a model would get fewer than 2 classes.
     """
+    if not 0 < protocol.old_share <= 1:
+        raise InputError(f"old_share must be above 0 and at most 1, got {protocol.old_share}")
     classes = np.unique(labels_N)
     n_old = round(protocol.old_share * len(classes))
     if protocol.kind == "extended":

@@ -146,8 +146,19 @@ def _read_file(file: Path) -> dict[str, Any]:
         elif name in _FLOAT_COLUMNS:
             columns[name] = _numbers(table[name], file, name, np.float64)
         elif name in _ID_LIST_COLUMNS:
-            columns[name] = [np.asarray(row if row is not None else []) for row in table[name].to_pylist()]
+            columns[name] = _id_lists(table[name], file, name)
     return columns
+
+
+def _id_lists(column: pa.ChunkedArray, file: Path, name: str) -> list[NDArray[Any]]:
+    """A column of lists of ids, one array a row; a missing list is an empty one."""
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        raise InputError(f"{file}, column {name!r} must hold lists of ids, not {column.type}")
+    rows = [row or [] for row in column.to_pylist()]
+    holes = np.flatnonzero([None in row for row in rows])
+    if len(holes):
+        raise InputError(f"{file}, column {name!r}: missing id in row {_some(holes)}")
+    return [np.asarray(row, dtype=None if row else np.int64) for row in rows]
 
 
 def _ids(column: pa.ChunkedArray, file: Path, name: str) -> NDArray[Any]:

@@ -64,7 +64,7 @@ def train_backbone_stage(
         facts = run_ddp(_worker, config, workers, "ray", folder)
     if not math.isfinite(facts["history"][-1]["loss"]):
         raise InputError(f"training the {title} diverged (its loss is not finite); delete {folder} and lower its lr")
-    finish_stage(folder, facts | {"workers": workers.number})
+    finish_stage(folder, facts)
     shutil.rmtree(folder / "ray", ignore_errors=True)  # checkpoints to continue from: the work is done
     return folder
 
@@ -97,4 +97,4 @@ def _worker(config: dict[str, Any]) -> dict[str, Any]:
         network, broken = train_backbone(source, rows, info, training, device, resume_from, on_epoch)
     if is_first:
         save_backbone(Path(config["folder"]), network, info)
-    return {"images": len(rows), "broken_images": len(broken), "history": history}
+    return {"images": len(rows), "broken_images": len(broken), "history": history, "workers": rank_and_size()[1]}

@@ -11,7 +11,7 @@ import numpy as np
 import ray.train.torch
 
 from ray_backfill.cluster.progress import progress_bar
-from ray_backfill.cluster.session import session
+from ray_backfill.cluster.session import placed, session
 from ray_backfill.cluster.train import Workers, run_ddp
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Method
@@ -40,7 +40,7 @@ def train_heads_stage(
         InputError: a folder of other settings, or a split that cannot be trained on.
     """
     data, in_batches = _train_set(train, training)
-    anchors_per_worker(data.label, in_batches, workers.number)  # fails here, not in a worker with a long trace
+    anchors_per_worker(data.label, in_batches, 1)  # fails here, not in a worker with a long trace
     wanted = [method for method in methods if method.head is not None]
     folders = {method.name: folder / method.name for method in wanted}
     missing = [
@@ -55,6 +55,7 @@ def train_heads_stage(
     if not missing:
         return folders
     with session(), progress_bar("train heads", training.epochs * len(missing), "epochs") as progress:
+        anchors_per_worker(data.label, in_batches, placed(workers.number, workers.cpus, "--workers")[0])
         config = {
             "train_path": str(train.path),
             "methods": [(method.name, method.title, method.head) for method in missing],
@@ -66,8 +67,7 @@ def train_heads_stage(
     for method in missing:
         if not is_finished(folders[method.name]):
             raise InputError(
-                f"training {method.name} diverged (its loss is not finite); delete {folders[method.name]} and lower "
-                "--heads.lr"
+                f"training {method.name} diverged (its loss is not finite); delete {folder} and lower --heads.lr"
             )
     shutil.rmtree(folder / "_ray", ignore_errors=True)
     return folders

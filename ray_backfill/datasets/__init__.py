@@ -6,6 +6,7 @@ A source module defines ``Settings`` (a frozen dataclass, all a worker needs to 
 
 import sys
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -76,7 +77,8 @@ def dataset_name(settings: Any) -> str:
     return type(settings).__module__.rsplit(".", 1)[-1]
 
 
+@lru_cache(maxsize=4)
 def open_source(settings: Any) -> ImageSource:
-    """Open the source that ``settings`` (a ``Settings`` of one of the modules here) describes."""
+    """Open the source that ``settings`` (a ``Settings`` of one of the modules here) describes; once in a process."""
     source: ImageSource = dataset_module(dataset_name(settings)).open_source(settings)
     return source

@@ -4,6 +4,7 @@
 "hf:NAME_OR_FOLDER" is any Hugging Face vision model, whose weights are loaded if ``pretrained`` is set.
 """
 
+import importlib
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -78,13 +79,24 @@ class Backbone(nn.Module):
         if not isinstance(self.trunk, _HuggingFaceTrunk) or not self.trunk.by_name:
             return None
         model: Any = self.trunk.model
-        return dict(model.config.to_dict())
+        kinds = {"model": type(model), "config_class": type(model.config)}
+        return {name: f"{kind.__module__}:{kind.__name__}" for name, kind in kinds.items()} | {
+            "config": model.config.to_dict()
+        }
 
 
 @lru_cache
 def check_arch(settings: BackboneSettings, channels: int, image_size: int) -> None:
-    """Raises InputError for an architecture that cannot be built for such images. Builds it once to see."""
-    Backbone(settings, channels, image_size, 2)
+    """Raises InputError for an architecture that does not serve for such images. Builds it once to see."""
+    model = Backbone(settings, channels, image_size, 2).eval()
+    image = torch.rand(1, channels, image_size, image_size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        if not torch.equal(model.embed(image), model.embed(image)):
+            raise InputError(f"{settings.arch} gives another embedding each time and cannot serve retrieval")
+    if model.trunk_config is not None:
+        again = Backbone(settings, channels, image_size, 2, model.trunk_config)
+        if again.state_dict().keys() != model.state_dict().keys():
+            raise InputError(f"{settings.arch} cannot be built again from its config, so it could not be saved")
 
 
 def pixels_to_float(pixels_BSSC: Tensor) -> Tensor:
@@ -142,9 +154,8 @@ def _trunk(settings: BackboneSettings, channels: int, image_size: int, config: d
     if not settings.arch.startswith("hf:"):
         raise InputError(f"unknown architecture {settings.arch!r}; known: {', '.join(ARCHITECTURES)}")
     if config is not None:
-        kind = config["model_type"]
-        known = hf.AutoConfig.for_model(kind, **{k: v for k, v in config.items() if k != "model_type"})
-        return _HuggingFaceTrunk(_image_half(hf.AutoModel.from_config(known)), by_name=True)
+        kinds = {name: _transformers_class(config[name]) for name in ("model", "config_class")}
+        return _HuggingFaceTrunk(kinds["model"](kinds["config_class"].from_dict(config["config"])), by_name=True)
     name = settings.arch.removeprefix("hf:")
     try:
         model = (
@@ -155,6 +166,14 @@ def _trunk(settings: BackboneSettings, channels: int, image_size: int, config: d
     except (OSError, ValueError) as error:
         raise InputError(f"the Hugging Face model {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
     return _HuggingFaceTrunk(_image_half(model), by_name=True)
+
+
+def _transformers_class(name: str) -> Any:
+    """The class that "module:name" names, of transformers only: a checkpoint must not import what it likes."""
+    module, _, kind = name.partition(":")
+    if not module.startswith("transformers.models."):
+        raise InputError(f"the checkpoint names {name!r}, which is no model of transformers")
+    return getattr(importlib.import_module(module), kind)
 
 
 def _image_half(model: nn.Module) -> nn.Module:

@@ -4,7 +4,7 @@ A recipe module defines ``recipe(data_root, seed) -> Recipe``. data_root is None
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -55,7 +55,7 @@ def recipe_names() -> list[str]:
 def load_recipe(name: str, data_root: Path | None = None, seed: int = 0) -> Recipe[Any]:
     """The recipe ``name``. Raises InputError for an unknown name, or if it needs a data_root that is not given."""
     loaded: Recipe[Any] = load_plugin(sys.modules[__name__], name).recipe(data_root, seed)
-    return loaded
+    return replace(loaded, evaluation=replace(loaded.evaluation, order_seed=seed))
 
 
 def needs_root(data_root: Path | None, what: str) -> str:

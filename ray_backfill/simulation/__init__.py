@@ -60,6 +60,8 @@ class Evaluation:
         check_distance(self.distance)
         if not self.metrics or not self.orders:
             raise InputError("give at least one metric and one order")
+        if self.order_seed < 0:
+            raise InputError(f"the seed of an order must not be negative, got {self.order_seed}")
         if self.points < 2:
             raise InputError(f"a curve needs at least 2 points, got {self.points}")
 
@@ -94,7 +96,7 @@ def simulate(
     wanted = {"data": fingerprint, "evaluation": asdict(evaluation)} | run.settings
     methods = [method for method in evaluation.find_methods() if method.name not in run.left_out]
     orders = make_orders(folder.gallery, evaluation.orders, evaluation.order_seed)
-    truth = ground_truth(folder)
+    truth = ground_truth(folder, refuse_unknown_labels=not run.recipe)
     if begin_stage(out, "simulation", wanted):
         return out
     started = time.perf_counter()

@@ -32,12 +32,22 @@ def make_orders(gallery: EmbeddingTable, names: Sequence[str], seed: int) -> dic
     return {name: make_order(name, columns, seed) for name in names}
 
 
-def ground_truth(folder: EmbeddingFolder) -> GroundTruth:
+def ground_truth(folder: EmbeddingFolder, refuse_unknown_labels: bool = True) -> GroundTruth:
     """Who is right for whom: by the queries' positives if there are any, else by labels (and cameras where known).
 
+    refuse_unknown_labels: otherwise a query whose label the gallery lacks is one without positives.
+
     Raises:
-        InputError: neither labels nor positives, an unknown id, or query labels that the gallery lacks.
+        InputError: neither labels nor positives, an unknown id, query labels that the gallery lacks, or no query that
+            has a positive.
     """
+    truth = _truth(folder, refuse_unknown_labels)
+    if len(truth.skipped) == truth.n_queries:
+        raise InputError(f"no query of {folder.path} has a right answer in the gallery: there is nothing to measure")
+    return truth
+
+
+def _truth(folder: EmbeddingFolder, refuse_unknown_labels: bool) -> GroundTruth:
     gallery, queries = folder.gallery, folder.queries or folder.gallery
     if queries.positives is not None:
         return _truth_from_ids(gallery, queries, exclude_self=folder.queries is None)
@@ -53,15 +63,15 @@ def ground_truth(folder: EmbeddingFolder) -> GroundTruth:
             f"labels are {gallery.label.dtype} in {gallery.path} but {queries.label.dtype} in {queries.path}"
         )
     unknown = np.flatnonzero(~np.isin(queries.label, gallery.label))
-    if len(unknown):
+    if len(unknown) and refuse_unknown_labels:
         raise InputError(
             f"{queries.path}, column 'label': {len(unknown)} queries have a label that {gallery.path} lacks, first "
             f"{queries.label[unknown[0]]!s} in row {unknown[0]}; remove these queries"
         )
-    names, gallery_label = np.unique(gallery.label, return_inverse=True)
+    names = np.unique(np.concatenate([gallery.label, queries.label]))
     return GroundTruth.from_labels(
         np.searchsorted(names, queries.label),
-        gallery_label,
+        np.searchsorted(names, gallery.label),
         exclude_self=folder.queries is None,
         query_cameras=queries.camera,
         gallery_cameras=gallery.camera,

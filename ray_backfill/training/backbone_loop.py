@@ -116,7 +116,8 @@ def train_backbone(
             weight = torch.from_numpy(readable).to(device)
             _, logits = model(augment(pixels_to_float(pixels.to(device)), settings.augmentation))
             losses = F.cross_entropy(logits, target, label_smoothing=settings.label_smoothing, reduction="none")
-            # Divided by the size of the batch: each readable image weighs the same, a broken one nothing.
+            # Divided by the size of the batch: each readable image weighs the same, a broken one nothing. (As a black
+            # image it does enter the statistics of BatchNorm, so that all workers keep batches of one size.)
             loss = (losses * weight).sum() / batch
             optimizer.zero_grad()
             loss.backward()

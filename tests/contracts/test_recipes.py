@@ -21,6 +21,7 @@ def test_every_recipe_is_sound(name: str, tmp_path: Path) -> None:
     assert recipe.old.training.seed != recipe.new.training.seed, "the same start would make the models alike"
     recipe.evaluation.check()
     assert json.loads(json.dumps(asdict(recipe)))["heads"]["seed"] == 3
+    assert recipe.evaluation.order_seed == 3
 
 
 def test_recipes_say_what_they_need() -> None:

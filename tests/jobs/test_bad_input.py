@@ -45,12 +45,17 @@ def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
         (("--methods", "old", "magic"), "unknown method 'magic'; known: old, new"),
         (("--metrics", "accuracy"), "unknown metric 'accuracy'; known: mAP"),
         (("--old.backbone.arch", "vgg"), "unknown architecture 'vgg'; known: convnet"),
-        (("--protocol.old-share", "0"), "leave 0 to the old model"),
+        (("--protocol.old-share", "0"), "old_share must be above 0 and at most 1"),
+        (("--protocol.old-share", "0.001"), "leave 0 to the old model"),
+        (("--order-seed", "-1"), "must not be negative"),
+        (("--distance", "inner_product"), "or only --methods without heads"),
         (("--orders", "alphabetical"), "unknown order 'alphabetical'; known: random"),
         (("--distance", "hamming"), "unknown distance 'hamming'; known: cosine"),
         (("--points", "1"), "at least 2 points"),
         (("--seed", "-1"), "--seed must not be negative"),
-        (("--heads.items", "3", "--workers.number", "7"), "cannot be shared by 7 workers"),
+        (("--workers.number", "3"), "a batch of 64 classes x 4 items cannot be shared by 3 workers"),
+        (("--workers.number", "6"), "6 x 1 CPUs (--workers) and 0 for Ray's own tasks were asked for, but the Ray"),
+        (("--actors.cpus", "2"), "2 x 2 CPUs (--actors) and 1 for Ray's own tasks were asked for, but the Ray"),
         (("--distance", "l2"), "under the cosine distance but be compared by l2; give both"),
         (("--orders", "given"), "needs a column 'order_score', which images do not have"),
         (("--old.backbone.arch", "vit_b_32", "--images.image-size", "16"), "vit_b_32 does not take images of 16 x 16"),
@@ -83,18 +88,6 @@ def test_the_command_line_itself_explains_wrong_values(
     assert stopped.value.code == 2
     shown = capsys.readouterr()
     assert message in " ".join((shown.err + shown.out).replace("│", " ").split())
-
-
-def test_more_workers_than_cpus_are_refused_instead_of_waited_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    arguments = ["--out", str(tmp_path), "--workers.number", "6", "--workers.cpus", "200", "--heads.items", "6"]
-    monkeypatch.setattr("sys.argv", ["jobs/simulate.py", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        run_job(lambda: simulate_job("test"))
-    assert stopped.value.code == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("error: 6 x 200 CPUs (--workers) and 0 for Ray's own tasks were asked for, but the Ray")
 
 
 def test_wrong_folders_are_named(

@@ -56,6 +56,9 @@ TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "int
         transformers.CLIPConfig(
             vision_config={**TINY, "image_size": 16, "patch_size": 8}, text_config={**TINY, "vocab_size": 99}
         ),
+        transformers.BlipConfig(
+            vision_config={**TINY, "image_size": 16, "patch_size": 8}, text_config={**TINY, "vocab_size": 99}
+        ),
     ],
     ids=lambda config: config.model_type,
 )
@@ -92,6 +95,19 @@ def test_other_kinds_of_models_serve_as_well(config: transformers.PretrainedConf
     transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
     embedding, _ = Backbone(BackboneSettings(f"hf:{tmp_path}", dim=4), 3, 32, 2)(torch.rand(2, 3, 32, 32))
     assert embedding.shape == (2, 4)
+
+
+def test_a_model_that_draws_lots_is_refused(tmp_path: Path) -> None:
+    config = transformers.ViTMAEConfig(**TINY, image_size=32, patch_size=8)
+    transformers.ViTMAEModel(config).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="another embedding each time"):
+        check_arch(BackboneSettings(f"hf:{tmp_path}"), 3, 32)
+
+
+def test_a_checkpoint_imports_models_of_transformers_only(tmp_path: Path) -> None:
+    config = {"model": "subprocess:Popen", "config_class": "subprocess:Popen", "config": {}}
+    with pytest.raises(InputError, match="'subprocess:Popen', which is no model of transformers"):
+        Backbone(BackboneSettings("hf:x"), 3, 32, 2, config)
 
 
 def test_images_that_do_not_fit_are_named() -> None:
