@@ -1,42 +1,35 @@
-"""Tiles of distances; smaller is closer. The only place that knows what cosine, l2 and inner product are.
+"""Distances; smaller is closer. The only place that knows what cosine, l2 and inner product are.
 
-A distance is accumulated in float64 and rounded to float32, so that two equal gallery vectors have equal distances
-whatever the shape of the tile they stand in: a sum in float32 depends on how a BLAS blocks it, and would break such
-ties at random.
+Each distance has two faces. ``exact`` computes one pair at a time, accumulated in float64 in a fixed order and rounded
+to float32: the same bits on every machine, alone or in any batch, so that equal vectors tie. ``ProductForm`` turns a
+system into float32 matrix products v, whose error has a proven bound; where the bound does not decide a comparison, the
+exact distance does. The pattern is that of adaptive geometric predicates (Shewchuk 1997): a filter, then the truth.
+
+Shapes: Q queries, N gallery items, d dimensions, D columns of the product (d, or d + 1 under l2), n items of a tile.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
-from ray_backfill.systems import FloatArray, RetrievalSystem
+from ray_backfill.kernels import Array, kernel
+from ray_backfill.systems import FloatArray, IntArray, RetrievalSystem
 
 DISTANCES = ("cosine", "l2", "inner_product")
 
-# Below this share of |q|^2 + |g|^2 a squared l2 distance has lost six of its fifteen digits to cancellation.
-_CANCELLED = 1e-6
-# Such pairs that are mended at a time: 65,536 pairs of 128 dimensions are 64 MB.
-_PAIRS = 65_536
+# Relative rounding error of one float32 operation.
+_U = 2.0**-24
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+# Rows that are read at a time where a whole gallery is gone through: 64 MB as float32 of 256 dimensions.
+_ROWS = 65_536
 
 
 def check_distance(distance: str) -> None:
     """Raises InputError for an unknown name; the message lists the known ones."""
     if distance not in DISTANCES:
         raise InputError(f"unknown distance {distance!r}; known: {', '.join(DISTANCES)}")
-
-
-def check_system(system: RetrievalSystem, distance: str) -> None:
-    """Raises InputError where ``distance`` is undefined for ``system``: a zero vector has no angle."""
-    check_distance(distance)
-    if distance != "cosine":
-        return
-    for side, array in (("query", system.query), ("gallery", system.gallery)):
-        nonzero_rows = array.any(axis=1)
-        if not nonzero_rows.all():
-            raise InputError(
-                f"{side} row {int(np.argmin(nonzero_rows))} is a zero vector, which has no cosine distance; "
-                "drop such rows or use the l2 distance"
-            )
 
 
 def normalise(vectors: FloatArray) -> NDArray[np.float64]:
@@ -46,26 +39,227 @@ def normalise(vectors: FloatArray) -> NDArray[np.float64]:
     return unit
 
 
-def distance_tile(query: FloatArray, gallery: FloatArray, distance: str) -> NDArray[np.float32]:
-    """(Q, N) float32 distances of (Q, d) queries to (N, d) gallery vectors.
+def exact_distances(query: FloatArray, gallery: FloatArray, distance: str) -> NDArray[np.float32]:
+    """(Q, N) float32 exact distances of (Q, d) queries to (N, d) gallery vectors, pair by pair.
 
     cosine: 1 - cos, in [0, 2]. l2: Euclidean, not squared. inner_product: minus the inner product.
-    Cost: 2 Q N d operations in float64, 8 (Q + N) d bytes of copies and 12 Q N bytes of results.
+    Cost: Q N d operations in float64, about 20 times a matrix product: for small cases and as an oracle.
     """
-    check_distance(distance)
-    if distance == "cosine":
-        similarity = (normalise(query) @ normalise(gallery).T).astype(np.float32)
-        return np.clip(np.float32(1) - similarity, np.float32(0), np.float32(2))
-    q, g = query.astype(np.float64), gallery.astype(np.float64)
-    product = q @ g.T
-    if distance == "inner_product":
-        return -product.astype(np.float32)
-    lengths = (q * q).sum(axis=1)[:, None] + (g * g).sum(axis=1)[None, :]
-    squared = lengths - 2 * product
-    # Where the difference is small, the lengths cancel and leave rounding noise: take it coordinate by coordinate.
-    near_q, near_g = np.nonzero(squared < _CANCELLED * lengths)
-    for i in range(0, len(near_q), _PAIRS):
-        rows, columns = near_q[i : i + _PAIRS], near_g[i : i + _PAIRS]
-        squared[rows, columns] = ((q[rows] - g[columns]) ** 2).sum(axis=1)
-    root: NDArray[np.float32] = np.sqrt(squared).astype(np.float32)
-    return root
+    form = ProductForm.of(RetrievalSystem(query, gallery), distance)
+    of_query, of_item = np.divmod(np.arange(len(query) * len(gallery)), len(gallery))
+    return form.exact(of_query, of_item).reshape(len(query), len(gallery))
+
+
+@dataclass(frozen=True)
+class ProductForm:
+    """A system as matrix products: v = products_QD @ tile(first, last).T rises with the distance.
+
+    Embeddings count as float32; float64 ones are rounded. cosine: v = -cos. inner_product: v = -<q, g> / |q| * scale.
+    l2: v = (|g|^2 - 2 <q, g>) * scale^2, by one column more. error: |v - its exact value| plus all rounding on the way
+    from an exact distance to ``bounds`` is below it. length_Q, length_N: Euclidean norms, float64. scale: the power of
+    two that brings the longest vector's norm into (0.5, 1], so that no product overflows; 1.0 under cosine.
+    """
+
+    distance: str
+    query: NDArray[np.float32]
+    gallery: FloatArray
+    products_QD: NDArray[np.float32]
+    length_Q: NDArray[np.float64]
+    length_N: NDArray[np.float64]
+    scale: float
+    error: float
+
+    @classmethod
+    def of(cls, system: RetrievalSystem, distance: str) -> "ProductForm":
+        """Cost: one pass over the gallery.
+
+        Raises:
+            InputError: unknown distance, a zero vector under cosine, distances that overflow float32.
+        """
+        check_distance(distance)
+        query = _as_float32(system.query)
+        length_Q, length_N = _lengths(query), _lengths(system.gallery)
+        d = query.shape[1]
+        if distance == "cosine":
+            _refuse_zero_vectors(length_Q, length_N)
+        elif (
+            length_Q.max() * length_N.max() if distance == "inner_product" else length_Q.max() + length_N.max()
+        ) > 3e38:
+            raise InputError(f"{distance} distances of vectors this long overflow float32; scale the embeddings down")
+        # A product of D columns errs by at most D u |q| |g| in any order of summation, with or without fused
+        # multiply-add; the constants hold the rounding of the operands, of the exact distance, and of ``bounds``.
+        if distance == "l2":
+            scale = _power_of_two(float(max(length_Q.max(), length_N.max())))
+            products = np.hstack([-2 * scale * query.astype(np.float64), np.ones((len(query), 1))])
+            error = (3 * d + 50) * _U
+        else:
+            scale = 1.0 if distance == "cosine" else _power_of_two(float(length_N.max()))
+            products = -query / np.where(length_Q == 0, 1, length_Q)[:, None]
+            error = (d + 10) * _U
+        return cls(distance, query, system.gallery, products.astype(np.float32), length_Q, length_N, scale, error)
+
+    def tile(self, first: int, last: int) -> NDArray[np.float32]:
+        """(n, D) right-hand side of the product for the gallery items first .. last - 1. Cost: n d."""
+        rows = _as_float32(self.gallery[first:last])
+        length = self.length_N[first:last]
+        n, d = rows.shape
+        out = np.empty((n, d + 1 if self.distance == "l2" else d), np.float32)
+        _scale_rows(rows, 1 / length if self.distance == "cosine" else np.full(n, self.scale), out)
+        if self.distance == "l2":
+            out[:, d] = (length * self.scale) ** 2
+        return out
+
+    def exact(self, of_query: IntArray, of_item: IntArray) -> NDArray[np.float32]:
+        """Exact distances of the pairs (of_query[i], of_item[i]). Cost: d operations in float64 for each."""
+        out = np.empty(len(of_query), np.float32)
+        kind, lengths = DISTANCES.index(self.distance), (self.length_Q, self.length_N)
+        if self.gallery.dtype == np.float32 and self.gallery.flags.c_contiguous:
+            _exact_pairs(self.query, self.gallery, of_query, of_item, of_item, *lengths, kind, out)
+            return out
+        # The kernel knows no float16: bring the rows in as float32, a bounded number at a time.
+        for i in range(0, len(out), _ROWS):
+            part = slice(i, i + _ROWS)
+            rows = _as_float32(self.gallery[of_item[part]])
+            _exact_pairs(
+                self.query, rows, of_query[part], np.arange(len(rows)), of_item[part], *lengths, kind, out[part]
+            )
+        return out
+
+    def bounds(
+        self, of_query: IntArray, distances: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """For distances t of the queries of_query: (low, high), such that an item is
+
+        surely closer than t if its v < low, and surely farther if its v > high. Both rise with t.
+        """
+        t = distances.astype(np.float64)
+        error: float | NDArray[np.float64] = self.error
+        if self.distance == "cosine":
+            v = t - 1
+        elif self.distance == "inner_product":
+            to_product = self.scale / np.where(self.length_Q == 0, 1, self.length_Q)[of_query]
+            v = t * to_product
+            error = self.error + _SMALLEST * to_product  # products that float32 cannot tell from zero tie
+        else:
+            v = (t * self.scale) ** 2 - (self.length_Q[of_query] * self.scale) ** 2
+        with np.errstate(over="ignore"):
+            low = np.nextafter((v - error).astype(np.float32), np.float32(-np.inf))
+            high = np.nextafter((v + error).astype(np.float32), np.float32(np.inf))
+        return low, high
+
+
+def _refuse_zero_vectors(length_Q: NDArray[np.float64], length_N: NDArray[np.float64]) -> None:
+    for side, length in (("query", length_Q), ("gallery", length_N)):
+        if not length.all():
+            raise InputError(
+                f"{side} row {int(np.argmin(length))} is a zero vector, which has no cosine distance; "
+                "drop such rows or use the l2 distance"
+            )
+
+
+def _power_of_two(longest: float) -> float:
+    """The scale that brings ``longest`` into (0.5, 1] without any rounding."""
+    return float(2.0 ** -np.ceil(np.log2(max(longest, 1e-300))))
+
+
+def _as_float32(vectors: FloatArray) -> NDArray[np.float32]:
+    return np.ascontiguousarray(vectors, dtype=np.float32)
+
+
+def _lengths(vectors: FloatArray) -> NDArray[np.float64]:
+    """(N,) Euclidean norms, read in bounded pieces."""
+    lengths = np.empty(len(vectors))
+    for i in range(0, len(vectors), _ROWS):
+        _norms(_as_float32(vectors[i : i + _ROWS]), lengths[i : i + _ROWS])
+    return lengths
+
+
+@kernel
+def _norms(rows: Array, out: Array) -> None:
+    room = np.empty(rows.shape[1] // 4)
+    for i in range(len(rows)):
+        out[i] = np.sqrt(_dot(rows[i], rows[i], room))
+
+
+@kernel
+def _scale_rows(rows: Array, factor: Array, out: Array) -> None:
+    for i in range(len(rows)):
+        for j in range(rows.shape[1]):
+            out[i, j] = np.float32(np.float64(rows[i, j]) * factor[i])
+
+
+@kernel
+def _exact_pairs(
+    query: Array,
+    gallery: Array,
+    of_query: Array,
+    of_row: Array,
+    of_item: Array,
+    length_Q: Array,
+    length_N: Array,
+    kind: int,
+    out: Array,
+) -> None:
+    """kind: place in DISTANCES. of_row: the rows of ``gallery``; of_item: the same items' places in length_N."""
+    room = np.empty(query.shape[1] // 4)
+    for i in range(len(out)):
+        q, g = query[of_query[i]], gallery[of_row[i]]
+        if kind == 0:
+            cosine = np.float32(_dot(q, g, room) / (length_Q[of_query[i]] * length_N[of_item[i]]))
+            out[i] = min(max(np.float32(1) - cosine, np.float32(0)), np.float32(2))
+        elif kind == 1:
+            out[i] = np.float32(np.sqrt(_squared_difference(q, g, room)))
+        else:
+            out[i] = np.float32(0) - np.float32(_dot(q, g, room))
+
+
+# Sums in float64 in a fixed order that fills vector registers: four terms, a quarter of the vector apart, at a time.
+# ``room``: float64, a quarter of the vector long.
+
+
+@kernel
+def _dot(a: Array, b: Array, room: Array) -> float:
+    h = len(room)
+    for i in range(h):
+        x = np.float64(a[i]) * np.float64(b[i]) + np.float64(a[h + i]) * np.float64(b[h + i])
+        y = np.float64(a[2 * h + i]) * np.float64(b[2 * h + i]) + np.float64(a[3 * h + i]) * np.float64(b[3 * h + i])
+        room[i] = x + y
+    rest = 0.0
+    for i in range(4 * h, len(a)):
+        rest += np.float64(a[i]) * np.float64(b[i])
+    return rest + _sum(room)
+
+
+@kernel
+def _squared_difference(a: Array, b: Array, room: Array) -> float:
+    h = len(room)
+    for i in range(h):
+        w = np.float64(a[i]) - np.float64(b[i])
+        x = np.float64(a[h + i]) - np.float64(b[h + i])
+        y = np.float64(a[2 * h + i]) - np.float64(b[2 * h + i])
+        z = np.float64(a[3 * h + i]) - np.float64(b[3 * h + i])
+        room[i] = (w * w + x * x) + (y * y + z * z)
+    rest = 0.0
+    for i in range(4 * h, len(a)):
+        w = np.float64(a[i]) - np.float64(b[i])
+        rest += w * w
+    return rest + _sum(room)
+
+
+@kernel
+def _sum(terms: Array) -> float:
+    """Eight running sums, so that an addition need not wait for the one before it."""
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
+    whole = len(terms) - len(terms) % 8
+    for i in range(0, whole, 8):
+        s0 += terms[i]
+        s1 += terms[i + 1]
+        s2 += terms[i + 2]
+        s3 += terms[i + 3]
+        s4 += terms[i + 4]
+        s5 += terms[i + 5]
+        s6 += terms[i + 6]
+        s7 += terms[i + 7]
+    for i in range(whole, len(terms)):
+        s0 += terms[i]
+    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))

@@ -5,6 +5,7 @@ Shapes: P positives, T points, Q queries.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
+from ray_backfill.kernels import Array, kernel
 
 FloatQT = NDArray[np.float64]
 BoolQT = NDArray[np.bool_]
@@ -38,22 +40,30 @@ def parse_metric(name: str) -> Metric:
     return Metric(name, "mAP" if match[1] == "mAP" else "CMC", int(match[2]) if match[2] else None)
 
 
-def metric_values(metric: Metric, ranks_PT: NDArray[np.int64]) -> NDArray[np.float64]:
-    """One query's value at each of T points from its positives' ranks, each column ascending.
+def metric_codes(metrics: Sequence[Metric]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """What ``measure`` takes: which metrics are average precisions, and where each is cut."""
+    whole = np.iinfo(np.int64).max
+    return np.array([x.kind == "mAP" for x in metrics]), np.array([x.k or whole for x in metrics], np.int64)
 
-    mAP: average precision, mean over all P positives of (place among positives / rank).
-    mAP@k: sum of precisions at the positives within the first k, divided by min(P, k) (the GLDv2 definition).
+
+@kernel
+def measure(ranks: Array, n_positives: int, is_map: Array, cuts: Array, values: Array) -> None:
+    """One ranking's metrics, from the ascending ranks of its positives, into ``values`` (float64, one a metric).
+
+    Ranks above all cuts may be left out. mAP: average precision, mean over all positives of (place among positives /
+    rank). mAP@k: sum of precisions at the positives within the first k, divided by min(P, k) (the GLDv2 definition).
     CMC@k: 1.0 if any positive stands within the first k, else 0.0.
-    Returns: (T,) float64 in [0, 1].
     """
-    n_positives = len(ranks_PT)
-    if metric.kind == "CMC":
-        return (ranks_PT[0] <= metric.k).astype(np.float64)
-    precision_PT = np.arange(1, n_positives + 1)[:, None] / ranks_PT
-    if metric.k is None:
-        return precision_PT.mean(axis=0)
-    kept: NDArray[np.float64] = np.where(ranks_PT <= metric.k, precision_PT, 0.0).sum(axis=0)
-    return kept / min(n_positives, metric.k)
+    for m in range(len(cuts)):
+        total = 0.0
+        for j in range(len(ranks)):
+            if ranks[j] > cuts[m]:
+                break
+            if not is_map[m]:
+                total = 1.0
+                break
+            total += (j + 1) / ranks[j]
+        values[m] = total / min(n_positives, cuts[m]) if is_map[m] else total
 
 
 def auc(t: NDArray[np.float64], values: NDArray[np.float64]) -> float:

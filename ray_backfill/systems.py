@@ -14,6 +14,7 @@ from ray_backfill.errors import InputError
 
 FloatArray = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.float64]
 IntArray = NDArray[np.int64]
+Switch = Literal["progressively", "at_end"]
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,20 @@ class UpgradePair:
 
     backward: RetrievalSystem
     forward: RetrievalSystem
-    switch: Literal["progressively", "at_end"] = "progressively"
+    switch: Switch = "progressively"
 
     def __post_init__(self) -> None:
         for side in ("query", "gallery"):
             a, b = len(getattr(self.backward, side)), len(getattr(self.forward, side))
             if a != b:
                 raise InputError(f"the backward system has {a} {side} rows, the forward system {b}")
+
+    def items(self, first: int, last: int) -> "UpgradePair":
+        """The same queries over the gallery items first .. last - 1."""
+        backward, forward = (
+            RetrievalSystem(system.query, system.gallery[first:last]) for system in (self.backward, self.forward)
+        )
+        return UpgradePair(backward, backward if self.backward is self.forward else forward, self.switch)
 
     @property
     def n_queries(self) -> int:

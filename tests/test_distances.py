@@ -1,36 +1,106 @@
-"""Distances by plain loops, and ties that stay ties whatever tile they stand in."""
+"""Distances by plain loops, ties that stay ties, and the error bound of the float32 products."""
 
 import numpy as np
 import pytest
 
-from ray_backfill.distances import DISTANCES, distance_tile
+from ray_backfill.distances import DISTANCES, ProductForm, exact_distances
+from ray_backfill.errors import InputError
+from ray_backfill.systems import RetrievalSystem
 from tests import reference
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
-def test_tiles_equal_plain_loops(distance: str) -> None:
+@pytest.mark.parametrize("d", [1, 3, 24, 37])
+def test_exact_distances_equal_plain_loops(distance: str, d: int) -> None:
     rng = np.random.default_rng(0)
-    query, gallery = rng.normal(size=(7, 24)).astype(np.float32), rng.normal(size=(40, 24)).astype(np.float32)
+    query, gallery = rng.normal(size=(7, d)).astype(np.float32), rng.normal(size=(40, d)).astype(np.float32)
     gallery[3] = query[2]
     expected = reference.distances(query, gallery, distance)
-    np.testing.assert_allclose(distance_tile(query, gallery, distance), expected, rtol=2e-7, atol=2e-7)
+    np.testing.assert_allclose(exact_distances(query, gallery, distance), expected, rtol=2e-7, atol=2e-7)
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("step", [0.0, 1e-6, 1e-4, 1e-2, 1.0])
-def test_equal_vectors_tie_in_tiles_of_any_shape(distance: str, step: float) -> None:
-    """512 copies of one vector, near to the queries or far, alone and among others."""
+def test_equal_vectors_tie(distance: str, step: float) -> None:
+    """512 copies of one vector, near to the queries or far, among others."""
     rng = np.random.default_rng(1)
     query = rng.normal(size=(20, 128)).astype(np.float32)
     twin = (query[0] + step * rng.normal(size=128)).astype(np.float32)
     gallery = rng.normal(size=(1024, 128)).astype(np.float32)
     gallery[::2] = twin
-    seen = [distance_tile(query, gallery, distance)[:, ::2]]
-    seen += [
-        distance_tile(query, gallery[i : i + width], distance)[:, ::2] for i, width in [(0, 1), (2, 7), (512, 300)]
-    ]
-    seen += [distance_tile(query[:1], gallery, distance)[:, ::2]]
-    values = np.concatenate([tile[0] for tile in seen])
+    values = exact_distances(query, gallery, distance)[0, ::2]
     assert (values == values[0]).all()
     if distance == "l2" and step == 0:
         assert values[0] == 0
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_float16_counts_as_the_same_numbers_in_float32(distance: str) -> None:
+    rng = np.random.default_rng(2)
+    query, gallery = (rng.normal(size=(rows, 20)).astype(np.float16) for rows in (5, 300))
+    np.testing.assert_array_equal(
+        exact_distances(query, gallery, distance),
+        exact_distances(query.astype(np.float32), gallery.astype(np.float32), distance),
+    )
+
+
+def _systems() -> dict[str, RetrievalSystem]:
+    """Vectors that are kind to float32 and some that are not."""
+    rng = np.random.default_rng(3)
+
+    def draw(rows: int) -> np.ndarray:
+        return rng.normal(size=(rows, 96))
+
+    far = 50 + draw(1)
+    cases = {
+        "random": (draw(30), draw(400)),
+        "duplicates": (draw(30), np.repeat(draw(40), 10, axis=0)),
+        "near the queries": ((q := draw(20)), np.repeat(q, 20, axis=0) + 1e-6 * draw(400)),
+        "one long constant vector": (np.full((3, 96), 0.1), np.full((400, 96), 0.3) + 1e-7 * draw(400)),
+        "far from the origin": (far + 1e-2 * draw(30), far + 1e-2 * draw(400)),
+        "tiny": (1e-30 * draw(30), 1e-30 * draw(400)),
+        "huge": (1e17 * draw(30), 1e17 * draw(400)),
+        "of all lengths": (draw(30) * np.logspace(-6, 6, 30)[:, None], draw(400) * np.logspace(-6, 6, 400)[:, None]),
+    }
+    return {name: RetrievalSystem(q.astype(np.float32), g.astype(np.float32)) for name, (q, g) in cases.items()}
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("name", _systems())
+def test_bounds_never_contradict_the_exact_distance(name: str, distance: str) -> None:
+    system = _systems()[name]
+    n_queries, n_gallery = len(system.query), len(system.gallery)
+    exact = exact_distances(system.query, system.gallery, distance)
+    form = ProductForm.of(system, distance)
+    for width in (1, 7, 400):  # a BLAS rounds differently in tiles of other shapes
+        v = np.hstack(
+            [form.products_QD @ form.tile(i, min(i + width, n_gallery)).T for i in range(0, n_gallery, width)]
+        )
+        for j in range(0, n_gallery, 9):  # the exact distance of item j as a threshold for all others
+            low, high = form.bounds(np.arange(n_queries), exact[:, j])
+            assert not ((v < low[:, None]) & (exact >= exact[:, j, None])).any()
+            assert not ((v > high[:, None]) & (exact <= exact[:, j, None])).any()
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_bounds_decide_nearly_always_on_random_vectors(distance: str) -> None:
+    system = _systems()["random"]
+    form = ProductForm.of(system, distance)
+    v = form.products_QD @ form.tile(0, 400).T
+    low, high = form.bounds(np.arange(30), exact_distances(system.query, system.gallery, distance)[:, 0])
+    undecided = (v >= low[:, None]) & (v <= high[:, None])
+    assert 1 / 400 <= undecided.mean() < 1.5 / 400  # the item itself, and hardly another
+
+
+def test_a_zero_vector_is_refused_under_cosine_only() -> None:
+    system = RetrievalSystem(np.ones((1, 2), np.float32), np.array([[1, 1], [0, 0]], np.float32))
+    with pytest.raises(InputError, match="gallery row 1 is a zero vector"):
+        ProductForm.of(system, "cosine")
+    assert exact_distances(system.query, system.gallery, "l2")[0].tolist() == [0.0, np.float32(np.sqrt(2))]
+
+
+@pytest.mark.parametrize(("distance", "size"), [("inner_product", 1e20), ("l2", 3e38)])
+def test_distances_that_overflow_are_refused(distance: str, size: float) -> None:
+    system = RetrievalSystem(np.full((1, 2), size, np.float32), np.full((1, 2), -size, np.float32))
+    with pytest.raises(InputError, match="scale the embeddings down"):
+        ProductForm.of(system, distance)

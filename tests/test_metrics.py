@@ -8,6 +8,12 @@ from ray_backfill import metrics as m
 from ray_backfill.errors import InputError
 
 
+def values(ranks: list[int], name: str) -> float:
+    out = np.empty(1)
+    m.measure(np.array(ranks, np.int64), 3, *m.metric_codes([m.parse_metric(name)]), out)
+    return float(out[0])
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -18,13 +24,13 @@ from ray_backfill.errors import InputError
     ],
 )
 def test_values_by_hand(name: str, expected: float) -> None:
-    ranks_PT = np.array([[1], [3], [10]])
-    assert m.metric_values(m.parse_metric(name), ranks_PT)[0] == pytest.approx(expected)
+    assert values([1, 3, 10], name) == pytest.approx(expected)
 
 
 def test_cmc_needs_the_first_positive_within_k() -> None:
-    ranks_PT = np.array([[3, 1], [4, 9]])
-    assert m.metric_values(m.parse_metric("CMC@2"), ranks_PT).tolist() == [0.0, 1.0]
+    assert values([3, 4], "CMC@2") == 0
+    assert values([1, 9], "CMC@2") == 1
+    assert values([], "CMC@2") == 0
 
 
 def test_area_gain_and_falls_by_hand() -> None:

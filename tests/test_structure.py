@@ -13,7 +13,7 @@ PACKAGE = ROOT / "ray_backfill"
 # Rooms from the ground up. A room may import those on lower lines, and its own modules; never one beside or above it.
 FLOORS = [
     {"errors"},
-    {"plugins", "files"},
+    {"plugins", "files", "kernels"},
     {"stages"},
     {"systems"},
     {"distances", "metrics", "store", "protocols"},
@@ -34,6 +34,8 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONLY_IN = {
     "ray": {"cluster"},
     "faiss": {"index"},
+    "numba": {"kernels"},
+    "threadpoolctl": {"replay"},
     "torch": {"models", "methods", "training", "cluster"},
     "transformers": {"models"},
     "tyro": {"cli", "recipes"},

@@ -1,6 +1,8 @@
 """The replay engine against brute force, scikit-learn, pytorch-metric-learning and faiss."""
 
 import importlib
+from itertools import pairwise
+from unittest.mock import patch
 
 import faiss
 import numpy as np
@@ -12,19 +14,28 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from sklearn.metrics import average_precision_score
 
 import ray_backfill as rb
-from ray_backfill.distances import distance_tile
+from ray_backfill.distances import exact_distances
+from ray_backfill.replay.engine import measure_plan
+from ray_backfill.replay.plan import plan_replay
+from ray_backfill.replay.shard import GalleryShard, LocalShards
 from tests import reference
 
 METRICS = ("mAP", "mAP@3", "mAP@100", "CMC@1", "CMC@2")
+CUT_METRICS = ("CMC@1", "mAP@3", "CMC@2")
+plan_module = importlib.import_module("ray_backfill.replay.plan")
+nearest_module = importlib.import_module("ray_backfill.replay.nearest")
+shard_module = importlib.import_module("ray_backfill.replay.shard")
 
 
-def random_pair(rng: np.random.Generator, n_queries: int, n_gallery: int, tied: bool) -> rb.UpgradePair:
+def random_pair(
+    rng: np.random.Generator, n_queries: int, n_gallery: int, tied: bool, dtype: type = np.float32
+) -> rb.UpgradePair:
     """Embeddings of 3 and 4 dimensions; tied: small integers, so that many distances are exactly equal."""
 
     def draw(rows: int, columns: int) -> np.ndarray:
         if tied:
-            return rng.integers(1, 3, (rows, columns)).astype(np.float32)
-        return rng.normal(size=(rows, columns)).astype(np.float32)
+            return rng.integers(1, 3, (rows, columns)).astype(dtype)
+        return rng.normal(size=(rows, columns)).astype(dtype)
 
     return rb.UpgradePair(
         backward=rb.RetrievalSystem(draw(n_queries, 3), draw(n_gallery, 3)),
@@ -46,29 +57,81 @@ def brute_force(
     )
 
 
+def sharded(
+    pair: rb.UpgradePair, truth: rb.GroundTruth, orders: dict[str, np.ndarray], points: int, metrics: tuple[str, ...],
+    distance: str, cuts: list[int],
+) -> dict[str, rb.Curve]:  # fmt: skip
+    """Like ``rb.replay``, over shards of the gallery cut at the given positions."""
+    plan = plan_replay(truth, orders, points, metrics, pair.switch)
+    edges = [0, *cuts, pair.n_gallery]
+    shards = [
+        GalleryShard(pair.items(first, last), first, plan.slices_ON[:, first:last], points, distance)
+        for first, last in pairwise(edges)
+    ]
+    return measure_plan(plan, truth, LocalShards(shards), threads=2)
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     n_queries=st.integers(1, 6),
-    n_gallery=st.integers(1, 25),
+    n_gallery=st.integers(1, 40),
     points=st.integers(2, 7),
     tied=st.booleans(),
+    dtype=st.sampled_from([np.float16, np.float32]),
     distance=st.sampled_from(["cosine", "l2", "inner_product"]),
+    metrics=st.sampled_from([METRICS, CUT_METRICS]),
+    n_shards=st.integers(1, 4),
+    least_room=st.sampled_from([2, 1024]),
 )
-def test_equals_brute_force(seed: int, n_queries: int, n_gallery: int, points: int, tied: bool, distance: str) -> None:
+def test_equals_brute_force(
+    seed: int, n_queries: int, n_gallery: int, points: int, tied: bool, dtype: type, distance: str,
+    metrics: tuple[str, ...], n_shards: int, least_room: int,
+) -> None:  # fmt: skip
+    """Both families of metrics, any shards, any ties, whatever counts; with room for hardly any candidate, too."""
     rng = np.random.default_rng(seed)
-    pair = random_pair(rng, n_queries, n_gallery, tied)
+    pair = random_pair(rng, n_queries, n_gallery, tied, dtype)
     kind = rng.integers(0, 4, (n_queries, n_gallery))  # 0: positive, 1: ignored, else neither
     kind[0, 0] = 0  # one query has a positive, the others may have none
     truth = rb.GroundTruth.from_positives(
         [np.flatnonzero(row == 0) for row in kind], [np.flatnonzero(row == 1) for row in kind], n_gallery=n_gallery
     )
     orders = {"a": rng.permutation(n_gallery), "b": rng.permutation(n_gallery)}
-    curves = rb.replay(pair, truth, orders, points=points, metrics=METRICS, distance=distance)
+    n_shards = min(n_shards, n_gallery)
+    cuts = sorted(rng.choice(np.arange(1, n_gallery), n_shards - 1, replace=False).tolist()) if n_shards > 1 else []
+    with patch.object(plan_module, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", least_room):
+        results = [
+            rb.replay(pair, truth, orders, points=points, metrics=metrics, distance=distance),
+            sharded(pair, truth, orders, points, metrics, distance, cuts),
+        ]
     for name, order in orders.items():
-        for metric in METRICS:
+        for metric in metrics:
             expected = brute_force(pair, truth, order, points, metric, distance)
-            np.testing.assert_allclose(curves[name].values(metric), expected, rtol=0, atol=1e-9)
+            for curves in results:
+                np.testing.assert_allclose(curves[name].values(metric), expected, rtol=0, atol=1e-9)
+
+
+def test_top_1_and_cut_metrics_are_the_same_by_counts_and_by_candidates() -> None:
+    rng = np.random.default_rng(8)
+    pair = random_pair(rng, 30, 500, tied=True)
+    truth = rb.GroundTruth.from_labels(rng.integers(0, 9, 30), rng.integers(0, 9, 500))
+    order = rng.permutation(500)
+    whole = rb.replay(pair, truth, order, metrics=METRICS)
+    near = rb.replay(pair, truth, order, metrics=CUT_METRICS[:1])
+    deeper = rb.replay(pair, truth, order, metrics=CUT_METRICS)
+    np.testing.assert_array_equal(near.top1_correct, whole.top1_correct)
+    for metric in CUT_METRICS:
+        np.testing.assert_array_equal(deeper.per_query[metric], whole.per_query[metric])
+
+
+def test_a_gallery_of_one_vector_overflows_no_list() -> None:
+    """Every item ties with every other: nothing can be dropped by its product, and positions decide."""
+    rng = np.random.default_rng(9)
+    system = rb.RetrievalSystem(np.ones((2, 8), np.float32), np.ones((9000, 8), np.float32))
+    truth = rb.GroundTruth.from_positives([[0, 5, 8999], [3]], [[1, 2], []], n_gallery=9000)
+    curve = rb.replay(rb.UpgradePair(system, system), truth, rng.permutation(9000), points=11, metrics=("mAP@10",))
+    expected = [(1 / 1 + 2 / 4) / 3, 1 / 4]  # ranks 1 and 4 (two of five before it are ignored), and 4
+    np.testing.assert_allclose(curve.per_query["mAP@10"], np.tile(np.array(expected)[:, None], 11))
 
 
 def test_ties_go_to_the_earlier_gallery_position() -> None:
@@ -80,20 +143,22 @@ def test_ties_go_to_the_earlier_gallery_position() -> None:
         assert curve.values("mAP").tolist() == pytest.approx([expected, expected])
 
 
-def test_blocks_and_tiles_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_and_tiles_do_not_change_the_result() -> None:
     rng = np.random.default_rng(5)
     pair = random_pair(rng, 40, 60, tied=True)
     labels = rng.integers(0, 6, 60)
     truth = rb.GroundTruth.from_labels(rng.integers(0, 6, 40), labels)
     order = rng.permutation(60)
-    whole = rb.replay(pair, truth, order, metrics=METRICS)
-    engine = importlib.import_module("ray_backfill.replay.engine")
-    monkeypatch.setattr(engine, "_BLOCK_QUERIES", 7)
-    monkeypatch.setattr(engine, "_TILE_ITEMS", 11)
-    for metric in METRICS:
-        np.testing.assert_array_equal(
-            rb.replay(pair, truth, order, metrics=METRICS).per_query[metric], whole.per_query[metric]
-        )
+    for metrics in (METRICS, CUT_METRICS):
+        whole = rb.replay(pair, truth, order, points=3, metrics=metrics)
+        with (
+            patch.object(plan_module, "_BLOCK_QUERIES", 7),
+            patch.object(plan_module, "_BLOCK_BYTES", 4000),
+            patch.object(shard_module, "TILE_ITEMS", 11),
+        ):
+            pieces = rb.replay(pair, truth, order, points=3, metrics=metrics, threads=3)
+        for metric in metrics:
+            np.testing.assert_array_equal(pieces.per_query[metric], whole.per_query[metric])
 
 
 def test_mean_average_precision_equals_scikit_learn() -> None:
@@ -103,7 +168,7 @@ def test_mean_average_precision_equals_scikit_learn() -> None:
     truth = rb.GroundTruth.from_labels(query_labels, gallery_labels)
     curve = rb.replay(pair, truth, np.arange(200), points=2)
     for point, system in [(0, pair.backward), (1, pair.forward)]:
-        dist_QN = distance_tile(system.query, system.gallery, "cosine")
+        dist_QN = exact_distances(system.query, system.gallery, "cosine")
         expected = [
             average_precision_score(gallery_labels == y, -d) for y, d in zip(query_labels, dist_QN, strict=True)
         ]
@@ -197,11 +262,3 @@ def test_bad_input_is_named(change: dict[str, object], message: str) -> None:
     }
     with pytest.raises(rb.InputError, match=message):
         rb.replay(**(given_ | change))  # type: ignore[call-overload]
-
-
-def test_a_zero_vector_is_refused_under_cosine_only() -> None:
-    system = rb.RetrievalSystem(np.ones((1, 2), np.float32), np.array([[1, 1], [0, 0]], np.float32))
-    truth = rb.GroundTruth.from_positives([[0]], n_gallery=2)
-    with pytest.raises(rb.InputError, match="gallery row 1 is a zero vector"):
-        rb.replay(rb.UpgradePair(system, system), truth, np.arange(2))
-    assert rb.replay(rb.UpgradePair(system, system), truth, np.arange(2), distance="l2").auc("mAP") == 1.0

@@ -1,0 +1,20 @@
+"""How inner loops are compiled: by numba, once, kept on disk, without the interpreter's lock.
+
+No fast-math: sums are taken in the order in which they are written, so that a result is the same on every machine.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def kernel(function: F) -> F:
+    """Compile ``function`` at its first call (seconds) and keep the code beside the source file for later processes."""
+    compiled: F = numba.njit(nogil=True, cache=True)(function)
+    return compiled

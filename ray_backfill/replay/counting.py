@@ -1,0 +1,231 @@
+"""Full rankings by counting: how many items stand before each positive, at every point, without sorting the gallery.
+
+Per query the keys of its positives in both systems are K thresholds. Each item falls into one of K + 1 places: the
+first threshold that it is closer than, or K for none. Counted by place and slice, in both systems, this gives every
+rank at every point. An item's place comes from the float32 product wherever its error bound decides it, from a table of
+bins over the range of the thresholds; the few undecided pairs are handed out, to be placed by their exact keys.
+
+Shapes: b queries, n items of a tile, K thresholds of a query (CSR), O orders, S slices, T = S + 1 points.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.distances import ProductForm
+from ray_backfill.kernels import Array, kernel
+from ray_backfill.metrics import measure
+from ray_backfill.replay.block import Block, Thresholds, distances_of
+from ray_backfill.systems import IntArray
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Where the thresholds lie in the product of one system.
+
+    low, high: CSR (``ProductForm.bounds``). Bin of v: (v - origin) * step + 1. table: (b, bins); an entry up to K is
+    the place of all items of that bin; one above is K + 1 + the first threshold to compare such an item with.
+    """
+
+    low: NDArray[np.float32]
+    high: NDArray[np.float32]
+    table: NDArray[np.uint16] | NDArray[np.uint32]
+    origin: NDArray[np.float32]
+    step: NDArray[np.float32]
+
+
+def n_bins(n_thresholds: int) -> int:
+    """Bins for so many thresholds: few should hold one, and the table of a query should stay in a core's cache."""
+    return 1 << int(np.clip(np.ceil(np.log2(32 * n_thresholds)), 10, 16))
+
+
+def make_bins(form: ProductForm, block: Block, thresholds: Thresholds) -> Bins:
+    """Cost: O(b (bins + K))."""
+    lengths = np.diff(thresholds.starts)
+    query = np.repeat(block.queries, lengths)
+    low, high = form.bounds(query, distances_of(thresholds.keys))
+    most = int(lengths.max())
+    table = np.empty((len(block), n_bins(most)), np.uint16 if 2 * most + 1 < 1 << 16 else np.uint32)
+    bins = Bins(low, high, table, np.empty(len(block), np.float32), np.empty(len(block), np.float32))
+    _fill_tables(low, high, thresholds.starts, bins.table, bins.origin, bins.step)
+    return bins
+
+
+@kernel
+def _fill_tables(low: Array, high: Array, starts: Array, table: Array, origin: Array, step: Array) -> None:
+    last_bin = table.shape[1] - 1
+    for q in range(len(starts) - 1):
+        first, last = starts[q], starts[q + 1]
+        origin[q] = low[first]
+        # The thresholds take bins 1 .. last_bin - 1: items before and behind all of them have a bin of their own.
+        step[q] = np.float32((last_bin - 2) / (np.float64(high[last - 1]) - np.float64(low[first])))
+        at = 0
+        for k in range(last - first):
+            begin = _bin(low[first + k], origin[q], step[q], last_bin)
+            end = _bin(high[first + k], origin[q], step[q], last_bin)
+            while at < begin:
+                table[q, at] = k
+                at += 1
+            while at <= end:
+                table[q, at] = last - first + 1 + k
+                at += 1
+        while at <= last_bin:
+            table[q, at] = last - first
+            at += 1
+
+
+@kernel
+def _bin(v: float, origin: float, step: float, last_bin: int) -> Any:
+    """Each operation is monotone in v also after rounding, so v < low or v > high carries over to the bins."""
+    x = (v - origin) * step + np.float32(1)
+    x = x if x > np.float32(0) else np.float32(0)
+    top = np.float32(last_bin)
+    x = x if x < top else top
+    return np.int32(x)
+
+
+@kernel
+def place_tile(
+    v_bn: Array,
+    low: Array,
+    high: Array,
+    starts: Array,
+    table: Array,
+    origin: Array,
+    step: Array,
+    slices_On: Array,
+    hist: Array,
+    hist_starts: Array,
+    undecided: Array,
+) -> int:
+    """Count the items of a tile into ``hist``; returns how many pairs (row, column) went into ``undecided`` instead.
+
+    v_bn: (b, n) product. slices_On: (O, n). hist: (O, CSR of (S, K + 1)) int32. undecided: (2, b * n) int32.
+    """
+    n = v_bn.shape[1]
+    last_bin = table.shape[1] - 1
+    bins = np.empty(n, np.int32)
+    places = np.empty(n, table.dtype)
+    found = 0
+    for q in range(len(v_bn)):
+        row, own_table = v_bn[q], table[q]
+        first = starts[q]
+        n_thresholds = starts[q + 1] - first
+        for j in range(n):
+            bins[j] = _bin(row[j], origin[q], step[q], last_bin)
+        for j in range(n):
+            place = np.int64(own_table[np.uint32(bins[j])])
+            if place > n_thresholds:
+                place -= n_thresholds + 1
+                while place < n_thresholds and high[first + place] < row[j]:
+                    place += 1
+                if place < n_thresholds and row[j] >= low[first + place]:
+                    undecided[0, found] = q
+                    undecided[1, found] = j
+                    found += 1
+                    place = n_thresholds  # stands for: before no positive, counts nowhere
+            places[j] = place
+        width = np.int32(n_thresholds + 1)
+        for o in range(len(slices_On)):
+            counts = hist[o, hist_starts[q] : hist_starts[q + 1]]
+            slices = slices_On[o]
+            for j in range(n):
+                bins[j] = slices[j] * width + places[j]
+            for j in range(n):
+                counts[np.uint32(bins[j])] += np.int32(1)
+    return found
+
+
+@kernel
+def count_exactly(
+    query: Array,
+    keys: Array,
+    slices_Om: Array,
+    sign: int,
+    threshold_keys: Array,
+    starts: Array,
+    hist: Array,
+    hist_starts: Array,
+) -> None:
+    """Add ``sign`` to ``hist`` for m pairs by their exact keys. query: (m,) rows of the block. slices_Om: (O, m)."""
+    for i in range(len(query)):
+        q = query[i]
+        own = threshold_keys[starts[q] : starts[q + 1]]
+        place = np.searchsorted(own, keys[i], side="right")
+        for o in range(len(slices_Om)):
+            hist[o, hist_starts[q] + slices_Om[o, i] * (len(own) + 1) + place] += sign
+
+
+def others_before(
+    forward: NDArray[np.int32], backward: NDArray[np.int32], thresholds: Thresholds, points: int
+) -> IntArray:
+    """(O, CSR of (T, P)): how many of the counted items stand before the j-th positive at each point.
+
+    forward, backward: (O, CSR of (S, K + 1)) counts. Counts of disjoint sets of items add up.
+    """
+    n_orders, n_positives = thresholds.slices.shape
+    others = np.empty((n_orders, points * n_positives + 1), np.int64)
+    for o in range(n_orders):
+        _others_before(
+            forward[o], backward[o], thresholds.starts, thresholds.owner, thresholds.slices[o], points, others[o]
+        )
+    return np.ascontiguousarray(others[:, :-1])
+
+
+@kernel
+def _others_before(
+    forward: Array, backward: Array, starts: Array, owner: Array, slices: Array, points: int, others: Array
+) -> None:
+    n_slices = points - 1
+    for q in range(len(starts) - 1):
+        first, n_thresholds = starts[q], starts[q + 1] - starts[q]
+        n_positives, width = n_thresholds // 2, n_thresholds + 1
+        base = n_slices * (first + q)
+        in_place = np.zeros(width, np.int32)
+        for s in range(n_slices):
+            for k in range(width):
+                in_place[k] += backward[base + s * width + k]
+        is_forward, slice_of = np.empty(n_thresholds, np.bool_), np.empty(n_thresholds, np.int64)
+        for k in range(n_thresholds):
+            is_forward[k] = owner[first + k] < n_positives
+            slice_of[k] = slices[first // 2 + owner[first + k] % n_positives]
+        at = points * (first // 2)
+        for i in range(points):
+            if i > 0:
+                row = base + (i - 1) * width
+                for k in range(width):
+                    in_place[k] += forward[row + k] - backward[row + k]
+            before = 0
+            for k in range(n_thresholds):
+                before += in_place[k]
+                # A positive ranks by one of its two thresholds; what is written for the other is written over.
+                others[at] = before
+                at += (slice_of[k] < i) == is_forward[k]
+
+
+@kernel
+def measure_counts(
+    others: Array, positive_starts: Array, is_map: Array, cuts: Array, values: Array, top1: Array
+) -> None:
+    """Metrics of a block from ``others_before``, summed over shards.
+
+    others: (O, CSR of (T, P)). values: (O, b, T, metrics) float64. top1: (O, b, T) bool.
+    """
+    n_orders, n_queries, points = top1.shape
+    for q in range(n_queries):
+        n_positives = positive_starts[q + 1] - positive_starts[q]
+        ranks = np.empty(n_positives, np.int64)
+        for o in range(n_orders):
+            for i in range(points):
+                first = points * positive_starts[q] + i * n_positives
+                for j in range(n_positives):
+                    ranks[j] = others[o, first + j] + j + 1
+                measure(ranks, n_positives, is_map, cuts, values[o, q, i])
+                top1[o, q, i] = ranks[0] == 1
+
+
+def hist_starts(thresholds: Thresholds, n_slices: int) -> IntArray:
+    """(b + 1,) where each query's (S, K + 1) counts begin."""
+    return n_slices * (thresholds.starts + np.arange(len(thresholds.starts)))

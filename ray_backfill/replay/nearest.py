@@ -1,0 +1,339 @@
+"""Rankings cut at k by candidates: the few items of each system that can be among the first k at some point.
+
+The forward system serves the slices before a point, the backward system those from it on. So an item can be among the
+first k only if it is among the k closest of the prefix (forward) or suffix (backward) of slices that ends with its own.
+One scan keeps these items and skips nearly all others by one comparison, whatever the number of points; several orders
+keep the union. Candidates are kept by their float32 products with a margin of twice the error bound; in the end, and
+where ties overflow a list, by their exact keys.
+
+Shapes: b queries, n items of a tile, C room for candidates, O orders, S slices.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.distances import ProductForm
+from ray_backfill.kernels import Array, kernel
+from ray_backfill.metrics import measure
+from ray_backfill.replay.block import KeyArray, positions_of, sort_keys
+from ray_backfill.systems import IntArray
+
+_INFINITY = np.float32(np.inf)
+# Candidates to make room for at least: sorting them should be rare.
+_LEAST_ROOM = 1024
+
+
+@dataclass
+class Candidates:
+    """What a scan of one system keeps for each query of a block.
+
+    keys: (b, C) uint64 of product and item; the first counts[q] of a row are in use, the first ordered[q] ascending.
+    needed: (b,) how many closest items must survive. limits: (b, O, S) an item of that slice can be dropped if its
+    product is above; gates: (b,) the largest of them. margin: twice the error bound. slices_ON: (O, N) the slice of
+    each item, counted from the slice that is served longest: forward as they are, backward from the end.
+    """
+
+    keys: KeyArray
+    counts: NDArray[np.int32]
+    ordered: NDArray[np.int32]
+    needed: IntArray
+    limits: NDArray[np.float32]
+    gates: NDArray[np.float32]
+    margin: np.float32
+    slices_ON: NDArray[np.uint16]
+    form: ProductForm
+    queries: IntArray
+
+    @classmethod
+    def empty(
+        cls, form: ProductForm, queries: IntArray, needed: IntArray, slices_ON: NDArray[np.uint16], n_slices: int
+    ) -> "Candidates":
+        b, n_orders = len(queries), len(slices_ON)
+        return cls(
+            keys=np.empty((b, room(int(needed.max()), n_slices, n_orders)), np.uint64),
+            counts=np.zeros(b, np.int32),
+            ordered=np.zeros(b, np.int32),
+            needed=needed,
+            limits=np.full((b, n_orders, n_slices), _INFINITY),
+            gates=np.full(b, _INFINITY),
+            margin=np.float32(2.0001 * form.error),
+            slices_ON=slices_ON,
+            form=form,
+            queries=queries,
+        )
+
+    def add_tile(self, v_bn: NDArray[np.float32], first: int) -> None:
+        """Take what can matter of the items first .. first + n - 1, given their products."""
+        begin = np.zeros(len(v_bn), np.int64)
+        while _keep_tile(
+            v_bn, first, begin, self.keys, self.counts, self.ordered, self.needed, self.limits, self.gates, self.margin,
+            self.slices_ON,
+        ):  # fmt: skip
+            # Rows that are full of items too close together for the error bound: their exact keys decide.
+            for q in np.flatnonzero(begin < v_bn.shape[1]):
+                self._drop_exactly(int(q))
+            if (2 * self.counts > self.keys.shape[1]).any():
+                self.keys = np.hstack([self.keys, np.empty_like(self.keys)])
+
+    def finish(self) -> tuple[IntArray, KeyArray]:
+        """(row of each candidate, its exact key)."""
+        _drop_all(
+            self.keys, self.counts, self.ordered, self.needed, self.limits, self.gates, self.margin, self.slices_ON
+        )
+        rows = np.repeat(np.arange(len(self.counts)), self.counts)
+        used = np.arange(self.keys.shape[1]) < self.counts[:, None]
+        return rows, self._exact_keys(rows, self.keys[used])
+
+    def _exact_keys(self, rows: IntArray, keys: KeyArray) -> KeyArray:
+        items = positions_of(keys)
+        return sort_keys(self.form.exact(self.queries[rows], items), items)
+
+    def _drop_exactly(self, q: int) -> None:
+        own = self.keys[q, : self.counts[q]]
+        exact = self._exact_keys(np.full(len(own), q), own)
+        by_key = np.argsort(exact)
+        kept = np.zeros(len(own), np.bool_)
+        _mark_nearest(exact[by_key], self.slices_ON, self.needed[q], self.limits.shape[2], kept)
+        survivors = np.sort(own[by_key[kept]])
+        self.keys[q, : len(survivors)] = survivors
+        self.counts[q] = self.ordered[q] = len(survivors)
+
+
+def room(needed: int, n_slices: int, n_orders: int) -> int:
+    """Candidates to make room for: twice what a random order keeps, needed / 1 + needed / 2 + ... + needed / S."""
+    expected = n_orders * needed * (1 + np.log(n_slices))
+    return 1 << int(np.ceil(np.log2(max(_LEAST_ROOM, 2 * expected))))
+
+
+@kernel
+def _keep_tile(
+    v_bn: Array,
+    first: int,
+    begin: Array,
+    keys: Array,
+    counts: Array,
+    ordered: Array,
+    needed: Array,
+    limits: Array,
+    gates: Array,
+    margin: Any,
+    slices_ON: Array,
+) -> int:
+    """Go on in each row at column begin; returns how many rows are stuck, with begin at the column where."""
+    n, capacity = v_bn.shape[1], keys.shape[1]
+    # One byte an item says whether it passes the gate; eight of them are looked at in one comparison.
+    passes = np.zeros((n + 7) // 8 * 8, np.uint8)
+    eight = passes.view(np.uint64)
+    columns = np.empty(n + 8, np.int64)
+    stuck = 0
+    for q in range(len(v_bn)):
+        row, gate, own_limits = v_bn[q], gates[q], limits[q]
+        for j in range(n):
+            passes[j] = row[j] <= gate
+        passes[: begin[q]] = 0
+        passing = 0
+        for word in range(len(eight)):
+            if eight[word] != 0:
+                for j in range(8 * word, 8 * word + 8):
+                    columns[passing] = j
+                    passing += passes[j]
+        near = 0
+        for j in columns[:passing]:
+            columns[near] = j
+            near += _is_within(row[j], first + j, own_limits, slices_ON)
+        begin[q] = n
+        for j in columns[:near]:
+            if counts[q] == capacity:
+                _drop(q, keys, counts, ordered, needed, limits, gates, margin, slices_ON)
+                if 2 * counts[q] > capacity:
+                    begin[q] = j
+                    stuck += 1
+                    break
+            keys[q, counts[q]] = _key(row[j], first + j)
+            counts[q] += 1
+    return stuck
+
+
+@kernel
+def _is_within(v: float, item: int, limits_OS: Array, slices_ON: Array) -> bool:
+    # numba compiles no generator expression
+    for o in range(len(slices_ON)):  # noqa: SIM110
+        if v <= limits_OS[o, slices_ON[o, item]]:
+            return True
+    return False
+
+
+@kernel
+def _drop_all(
+    keys: Array,
+    counts: Array,
+    ordered: Array,
+    needed: Array,
+    limits: Array,
+    gates: Array,
+    margin: Any,
+    slices_ON: Array,
+) -> None:
+    for q in range(len(counts)):
+        _drop(q, keys, counts, ordered, needed, limits, gates, margin, slices_ON)
+
+
+@kernel
+def _drop(
+    q: int,
+    keys: Array,
+    counts: Array,
+    ordered: Array,
+    needed: Array,
+    limits: Array,
+    gates: Array,
+    margin: Any,
+    slices_ON: Array,
+) -> None:
+    """Lower the limits of a query by what it has, and drop what is above them."""
+    n_slices = limits.shape[2]
+    own = keys[q, : counts[q]]
+    _sort_tail(own, ordered[q])
+    limits[q] = np.float32(np.inf)
+    saturating = np.empty(n_slices, np.int64)
+    gates[q] = -np.float32(np.inf)
+    for o in range(len(slices_ON)):
+        _find_saturating(own, slices_ON[o], needed[q], saturating)
+        for s in range(n_slices):
+            if saturating[s] >= 0:
+                limits[q, o, s] = _product(own[saturating[s]]) + margin
+        gates[q] = max(gates[q], limits[q, o].max())
+    kept = 0
+    for i in range(len(own)):
+        if _is_within(_product(own[i]), _item(own[i]), limits[q], slices_ON):
+            own[kept] = own[i]
+            kept += 1
+    counts[q] = ordered[q] = kept
+
+
+@kernel
+def _sort_tail(keys: Array, ordered: int) -> None:
+    """Sort ``keys``, of which the first ``ordered`` are ascending already."""
+    keys[ordered:].sort()
+    head = keys[:ordered].copy()
+    at, tail = 0, ordered
+    for i in range(len(keys)):
+        if at == len(head):
+            break  # the rest of the tail is in place
+        if tail == len(keys) or head[at] < keys[tail]:
+            keys[i] = head[at]
+            at += 1
+        else:
+            keys[i] = keys[tail]
+            tail += 1
+
+
+@kernel
+def _mark_nearest(keys: Array, slices_ON: Array, needed: int, n_slices: int, kept: Array) -> None:
+    """Mark those of ascending exact keys that are among the ``needed`` first of the slices up to their own."""
+    saturating = np.empty(n_slices, np.int64)
+    for o in range(len(slices_ON)):
+        _find_saturating(keys, slices_ON[o], needed, saturating)
+        for i in range(len(keys)):
+            at = saturating[slices_ON[o, _item(keys[i])]]
+            if at < 0 or i <= at:
+                kept[i] = True
+
+
+@kernel
+def _find_saturating(keys: Array, slice_of_item: Array, needed: int, saturating: Array) -> None:
+    """For each slice s the place in ascending ``keys`` with which the slices up to s have ``needed`` items; else -1."""
+    n_slices = len(saturating)
+    saturating[:] = -1
+    count = np.zeros(n_slices, np.int64)
+    full = n_slices  # all slices from here on have enough
+    for i in range(len(keys)):
+        for s in range(slice_of_item[_item(keys[i])], full):
+            count[s] += 1
+        while full > 0 and count[full - 1] >= needed:
+            full -= 1
+            saturating[full] = i
+        if full == 0:
+            break
+
+
+@kernel
+def _key(v: float, item: int) -> Any:
+    """``block.sort_keys`` for one product."""
+    bits = np.int64(np.float32(v + np.float32(0)).view(np.int32))
+    ordered = bits + 0x80000000 if bits >= 0 else -1 - bits
+    return (np.uint64(ordered) << np.uint64(32)) | np.uint64(item)
+
+
+@kernel
+def _product(key: int) -> Any:
+    ordered = np.int64(key >> np.uint64(32))
+    bits = ordered - 0x80000000 if ordered >= 0x80000000 else -1 - ordered
+    return np.int32(bits).view(np.float32)
+
+
+@kernel
+def _item(key: int) -> Any:
+    return np.int64(key & np.uint64(0xFFFFFFFF))
+
+
+@kernel
+def measure_nearest(
+    rows: Array,
+    keys: Array,
+    is_forward: Array,
+    positives: Array,
+    positive_starts: Array,
+    ignored: Array,
+    ignored_starts: Array,
+    slices_ON: Array,
+    is_map: Array,
+    cuts: Array,
+    values: Array,
+    top1: Array,
+) -> None:
+    """Metrics of a block from the candidates of all shards and both systems, in any order; exact keys.
+
+    rows: the query of each candidate. values: (O, b, T, metrics) float64. top1: (O, b, T) bool.
+    """
+    n_orders, n_queries, points = top1.shape
+    k = cuts.max()
+    starts = np.zeros(n_queries + 1, np.int64)
+    for row in rows:
+        starts[row + 1] += 1
+    starts = np.cumsum(starts)
+    of_row, filled = np.empty(len(rows), np.int64), starts.copy()
+    for i in range(len(rows)):
+        of_row[filled[rows[i]]] = i
+        filled[rows[i]] += 1
+    for q in range(n_queries):
+        own = of_row[starts[q] : starts[q + 1]]
+        own = own[np.argsort(keys[own])]
+        right = positives[positive_starts[q] : positive_starts[q + 1]]
+        left_out = ignored[ignored_starts[q] : ignored_starts[q + 1]]
+        counts = np.array([not _contains(left_out, _item(keys[c])) for c in own])
+        own = own[counts]
+        is_right = np.array([_contains(right, _item(keys[c])) for c in own])
+        ranks = np.empty(min(len(right), k), np.int64)
+        for o in range(n_orders):
+            for i in range(points):
+                rank, found = 0, 0
+                for c in range(len(own)):
+                    if (slices_ON[o, _item(keys[own[c]])] < i) == is_forward[own[c]]:
+                        rank += 1
+                        if is_right[c]:
+                            ranks[found] = rank
+                            found += 1
+                        if rank == k:
+                            break
+                measure(ranks[:found], len(right), is_map, cuts, values[o, q, i])
+                top1[o, q, i] = found > 0 and ranks[0] == 1
+
+
+@kernel
+def _contains(ascending: Array, value: int) -> Any:
+    at = np.searchsorted(ascending, value)
+    return at < len(ascending) and ascending[at] == value

@@ -1,0 +1,92 @@
+"""What a replay has to compute, checked, as plain data. Shapes: Q queries, N items, T points, S = T - 1 slices."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.errors import InputError
+from ray_backfill.metrics import Metric, parse_metric
+from ray_backfill.orders import check_order
+from ray_backfill.replay.counting import n_bins
+from ray_backfill.replay.nearest import room
+from ray_backfill.systems import GroundTruth, IntArray, Switch
+
+# Queries that go over the gallery together: enough that reading and scaling a tile costs little beside its products.
+_BLOCK_QUERIES = 256
+# Memory for the counts or candidates of a block.
+_BLOCK_BYTES = 128 << 20
+# With fewer items for each candidate that may be kept (k a slice), counting is cheaper than candidates.
+_ITEMS_PER_CANDIDATE = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """orders: their names. slices_ON: (O, N) uint16, the forward system serves items of slice s at the points i > s.
+
+    scored: queries with a positive. nearest: how deep rankings are looked at; None for the whole of them.
+    """
+
+    orders: tuple[str, ...]
+    metrics: tuple[Metric, ...]
+    points: int
+    slices_ON: NDArray[np.uint16]
+    scored: IntArray
+    n_skipped: int
+    nearest: int | None
+
+
+def plan_replay(
+    truth: GroundTruth, orders: Mapping[str, IntArray], points: int, metrics: Sequence[str], switch: Switch
+) -> Plan:
+    """Raises InputError: unknown metric, too few points, no order or one that is no permutation, no scored query."""
+    parsed = tuple(parse_metric(name) for name in metrics)
+    if not 2 <= points <= 1 << 16:
+        raise InputError(f"a curve needs at least 2 points and at most {1 << 16}, got {points}")
+    if not orders:
+        raise InputError("no order was given")
+    scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
+    if not len(scored):
+        raise InputError("no query has a positive in the gallery: there is nothing to measure")
+    for permutation in orders.values():
+        check_order(permutation, truth.n_gallery)
+    slices = np.stack([_slice_of_item(permutation, points, switch) for permutation in orders.values()])
+    cuts = [metric.k for metric in parsed]
+    nearest = None if None in cuts else max((k for k in cuts if k), default=1)
+    if nearest is not None and _ITEMS_PER_CANDIDATE * nearest * (points - 1) > truth.n_gallery:
+        nearest = None
+    return Plan(tuple(orders), parsed, points, slices, scored, len(truth.skipped), nearest)
+
+
+def split_queries(plan: Plan, truth: GroundTruth, workers: int) -> list[IntArray]:
+    """The scored queries in blocks of bounded memory, about equally many for each worker."""
+    n_slices, n_orders = plan.points - 1, len(plan.orders)
+    if plan.nearest is None:
+        n_positives = np.diff(truth.positive_starts)[plan.scored]
+        counts = 8 * n_orders * n_slices * (2 * n_positives + 1)
+        bytes_Q = counts + 8 * n_orders * plan.points * n_positives + 80 * n_positives + 4 * n_bins(n_positives.max())
+    else:
+        needed = plan.nearest + np.diff(truth.ignored_starts)[plan.scored]
+        bytes_Q = (
+            np.array([8 * room(x, n_slices, n_orders) for x in np.unique(needed)])[
+                np.searchsorted(np.unique(needed), needed)
+            ]
+            + 4 * n_orders * n_slices
+        )
+    n_blocks = int(max(np.ceil(bytes_Q.sum() / _BLOCK_BYTES), np.ceil(len(plan.scored) / _BLOCK_QUERIES)))
+    n_blocks = min(len(plan.scored), workers * -(-n_blocks // workers))
+    # Cut where the running sums of queries and of bytes cross multiples, whichever comes first.
+    share = np.cumsum(np.maximum(bytes_Q / bytes_Q.sum(), 1 / len(plan.scored)))
+    block_of_query = np.minimum((share * n_blocks * (1 - 1e-9)).astype(np.int64), len(plan.scored))
+    return np.split(plan.scored, np.flatnonzero(np.diff(block_of_query)) + 1)
+
+
+def _slice_of_item(order: IntArray, points: int, switch: Switch) -> NDArray[np.uint16]:
+    n_gallery, n_slices = len(order), points - 1
+    if switch == "at_end":
+        return np.full(n_gallery, n_slices - 1, np.uint16)
+    backfilled = np.arange(1, points) * n_gallery // n_slices  # items done at points 1 .. S, in exact arithmetic
+    slice_of_item = np.empty(n_gallery, np.uint16)
+    slice_of_item[order] = np.searchsorted(backfilled, np.arange(n_gallery), side="right")
+    return slice_of_item

@@ -1,0 +1,142 @@
+"""One contiguous part of a gallery, or all of it: answers what the engine asks, one block of queries at a time.
+
+Answers of disjoint shards add up (counts) or join (candidates), so that the engine cannot tell one from many.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.distances import ProductForm
+from ray_backfill.replay import counting
+from ray_backfill.replay.block import Block, KeyArray, Thresholds, sort_keys
+from ray_backfill.replay.nearest import Candidates
+from ray_backfill.systems import IntArray, UpgradePair
+
+# Items of a tile: its products with a block of queries should stay in the caches between product and counting.
+TILE_ITEMS = 2048
+
+# Row of each candidate, its exact key, and whether the forward system serves it.
+Found = tuple[IntArray, KeyArray, NDArray[np.bool_]]
+
+
+class Shards(Protocol):
+    """All shards of a gallery, in this process or elsewhere; each answer is a list with one entry a shard."""
+
+    def positive_keys(self, block: Block) -> list[KeyArray]: ...
+    def count(self, block: Block, thresholds: Thresholds) -> list[IntArray]: ...
+    def nearest(self, block: Block, k: int) -> list[Found]: ...
+
+
+class GalleryShard:
+    """Gallery positions first .. first + N - 1.
+
+    pair: all queries, and the N gallery items of this shard. slices_ON: (O, N) uint16 their slices in each order.
+    report: is told the number of (query, item, system) comparisons done, tile by tile.
+    """
+
+    def __init__(
+        self,
+        pair: UpgradePair,
+        first: int,
+        slices_ON: NDArray[np.uint16],
+        points: int,
+        distance: str,
+        report: Callable[[int], object] = lambda comparisons: None,
+    ) -> None:
+        self.first, self.last = first, first + pair.n_gallery
+        self.slices_ON, self.points, self.report = slices_ON, points, report
+        self.forward = ProductForm.of(pair.forward, distance)
+        self.backward = self.forward if pair.backward is pair.forward else ProductForm.of(pair.backward, distance)
+
+    def positive_keys(self, block: Block) -> KeyArray:
+        """(2, all positives) exact keys of ``block.positives``, forward and backward; 0 for those that are not here."""
+        own = self._own(block.positives)
+        keys = np.zeros((2, len(own)), np.uint64)
+        for s, form in enumerate((self.forward, self.backward)):
+            keys[s, own] = self._keys(form, block, block.query_of_positive[own], block.positives[own])
+        return keys
+
+    def count(self, block: Block, thresholds: Thresholds) -> IntArray:
+        """``others_before`` of the items here: see there."""
+        forward = self._count(self.forward, block, thresholds, thresholds.keys_2P[0])
+        backward = self._count(self.backward, block, thresholds, thresholds.keys_2P[1])
+        return counting.others_before(forward, backward, thresholds, self.points)
+
+    def nearest(self, block: Block, k: int) -> Found:
+        """All items here that can be among the first k at any point, and some more."""
+        needed = k + np.diff(block.ignored_starts)
+        found = []
+        for form, slices_ON in ((self.forward, self.slices_ON), (self.backward, self.points - 2 - self.slices_ON)):
+            candidates = Candidates.empty(form, block.queries, needed, slices_ON, self.points - 1)
+            for first, v_bn in self._products(form, block):
+                candidates.add_tile(v_bn, first)
+            found.append(candidates.finish())
+        (rows_f, keys_f), (rows_b, keys_b) = found
+        is_forward = np.arange(len(rows_f) + len(rows_b)) < len(rows_f)
+        return np.concatenate([rows_f, rows_b]), np.concatenate([keys_f, keys_b]) + np.uint64(self.first), is_forward
+
+    def _products(self, form: ProductForm, block: Block) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """(first item of the tile, its products with the block), tile by tile. The array is used again."""
+        queries = form.products_QD[block.queries]
+        out = np.empty((len(block), TILE_ITEMS), np.float32)
+        n_gallery = self.last - self.first
+        for first in range(0, n_gallery, TILE_ITEMS):
+            last = min(first + TILE_ITEMS, n_gallery)
+            v_bn = out if last - first == TILE_ITEMS else np.empty((len(block), last - first), np.float32)
+            yield first, np.matmul(queries, form.tile(first, last).T, out=v_bn)
+            self.report(len(block) * (last - first))
+
+    def _count(
+        self, form: ProductForm, block: Block, thresholds: Thresholds, positive_keys: KeyArray
+    ) -> NDArray[np.int32]:
+        """(O, CSR of (S, K + 1)) int32: how many of the items here that count stand in each place of each slice."""
+        bins = counting.make_bins(form, block, thresholds)
+        starts = counting.hist_starts(thresholds, self.points - 1)
+        hist = np.zeros((len(self.slices_ON), starts[-1]), np.int32)
+        undecided = np.empty((2, len(block) * TILE_ITEMS), np.int32)
+
+        def count_exactly(query: IntArray, positions: IntArray, keys: KeyArray, sign: int) -> None:
+            slices_Om = self.slices_ON[:, positions - self.first]
+            counting.count_exactly(query, keys, slices_Om, sign, thresholds.keys, thresholds.starts, hist, starts)
+
+        for first, v_bn in self._products(form, block):
+            slices_On = np.ascontiguousarray(self.slices_ON[:, first : first + v_bn.shape[1]])
+            n_undecided = counting.place_tile(
+                v_bn, bins.low, bins.high, thresholds.starts, bins.table, bins.origin, bins.step, slices_On, hist,
+                starts, undecided,
+            )  # fmt: skip
+            query, columns = undecided[:, :n_undecided].astype(np.int64)
+            positions = self.first + first + columns
+            count_exactly(query, positions, self._keys(form, block, query, positions), 1)
+        # What does not count was counted with the rest, in a place that its exact key tells.
+        own = self._own(block.positives)
+        count_exactly(block.query_of_positive[own], block.positives[own], positive_keys[own], -1)
+        own = self._own(block.ignored)
+        query, positions = block.query_of_ignored[own], block.ignored[own]
+        count_exactly(query, positions, self._keys(form, block, query, positions), -1)
+        return hist
+
+    def _own(self, positions: IntArray) -> NDArray[np.bool_]:
+        return (positions >= self.first) & (positions < self.last)
+
+    def _keys(self, form: ProductForm, block: Block, query: IntArray, positions: IntArray) -> KeyArray:
+        return sort_keys(form.exact(block.queries[query], positions - self.first), positions)
+
+
+class LocalShards:
+    """Shards in this process."""
+
+    def __init__(self, shards: list[GalleryShard]) -> None:
+        self.shards = shards
+
+    def positive_keys(self, block: Block) -> list[KeyArray]:
+        return [shard.positive_keys(block) for shard in self.shards]
+
+    def count(self, block: Block, thresholds: Thresholds) -> list[IntArray]:
+        return [shard.count(block, thresholds) for shard in self.shards]
+
+    def nearest(self, block: Block, k: int) -> list[Found]:
+        return [shard.nearest(block, k) for shard in self.shards]
