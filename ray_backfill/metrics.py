@@ -7,6 +7,7 @@ Shapes: P positives, T points, Q queries.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -71,6 +72,11 @@ def auc(t: NDArray[np.float64], values: NDArray[np.float64]) -> float:
     return float(np.trapezoid(values, t))
 
 
+def auc_draws(t: NDArray[np.float64], draws: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``auc`` of each of (DRAWS, T) curves."""
+    return np.asarray(np.trapezoid(draws, t, axis=1))
+
+
 def auc_mean(values: NDArray[np.float64]) -> float:
     """Plain mean over the points: the area as FastFill's public code takes it."""
     return float(np.mean(values))
@@ -82,6 +88,12 @@ def gain(auc_method: float, auc_old: float, auc_new: float) -> float:
     Source: rank merge, table 1. NaN where old and new are equal: there is nothing to gain.
     """
     return (auc_method - auc_old) / (auc_new - auc_old) if auc_new != auc_old else float("nan")
+
+
+def gain_draws(method: NDArray[np.float64], old: NDArray[np.float64], new: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``gain`` of each draw of (DRAWS,) areas; NaN throughout where old and new are equal in one."""
+    step = new - old
+    return (method - old) / step if step.all() else np.full(len(step), np.nan)
 
 
 def largest_fall(values: NDArray[np.float64]) -> float:
@@ -105,19 +117,37 @@ def positive_flips(before_QT: BoolQT, correct_QT: BoolQT) -> NDArray[np.float64]
     return negative_flips(correct_QT, before_QT)
 
 
-def bootstrap_interval(
-    values_QT: FloatQT, *, level: float = 0.95, samples: int = 1000, seed: int = 0
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Percentile bootstrap over queries of the mean at each point.
+# Draws of the bootstrap, and the share of them that an interval holds.
+DRAWS = 1000
+LEVEL = 0.95
+# Draws that are multiplied at a time, as float64.
+_DRAWS_AT_ONCE = 50
 
-    values_QT: (Q, T). Returns: low and high, (T,) each. The same queries are drawn for all points.
-    Cost: O(samples * Q * T).
+
+@lru_cache(maxsize=2)
+def resamples(n_queries: int, seed: int = 0) -> NDArray[np.uint16]:
+    """(DRAWS, Q) how often each query is in each draw of Q queries with replacement.
+
+    The same numbers for the same seed: statistics of two methods from the same draws are paired.
     """
-    n_queries = len(values_QT)
     rng = np.random.default_rng(seed)
-    means = np.empty((samples, values_QT.shape[1]))
-    for i in range(samples):
-        counts = np.bincount(rng.integers(n_queries, size=n_queries), minlength=n_queries)
-        means[i] = counts @ values_QT / n_queries
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    counts = np.empty((DRAWS, n_queries), np.uint16)
+    for draw in range(DRAWS):
+        counts[draw] = np.bincount(rng.integers(n_queries, size=n_queries), minlength=n_queries)
+    return counts
+
+
+def bootstrap_means(values_QT: FloatQT, seed: int = 0) -> NDArray[np.float64]:
+    """(DRAWS, T) means of each draw of queries. Cost: O(DRAWS Q T)."""
+    counts = resamples(len(values_QT), seed)
+    means = np.empty((DRAWS, values_QT.shape[1]))
+    for first in range(0, DRAWS, _DRAWS_AT_ONCE):
+        part = slice(first, first + _DRAWS_AT_ONCE)
+        means[part] = counts[part].astype(np.float64) @ values_QT / len(values_QT)
+    return means
+
+
+def interval(draws: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Low and high of the percentile interval that holds LEVEL of the draws (first axis)."""
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     return low, high

@@ -2,9 +2,9 @@
 
 The data contract: a folder with ``gallery.parquet`` and, if there are any, ``queries.parquet`` and ``train.parquet``,
 each a file or a folder of parts that are read in the order of their names. Columns: ``id`` (int64 or string), ``old``
-and ``new`` (lists of float16 or float32, one length per column); optional ``label`` (integer or string), ``group``,
-``camera``, ``old_score`` (the old classifier's top probability), ``order_score`` (the user's own, low first);
-queries may carry ``positives`` and ``ignored`` (lists of gallery ids) instead of labels.
+and ``new`` (lists of float16 or float32, one length per column); optional ``label`` and ``group`` (of queries, for
+subgroups; integers or strings), ``camera``, ``old_score`` (the old classifier's top probability), ``order_score`` (the
+user's own, low first); queries may carry ``positives`` and ``ignored`` (lists of gallery ids) instead of labels.
 Without a queries file the gallery queries itself, each item excluded from its own answer.
 """
 
@@ -22,7 +22,8 @@ from ray_backfill.errors import InputError
 from ray_backfill.files import write_whole
 from ray_backfill.systems import FloatArray
 
-_INTEGER_COLUMNS = ("group", "camera")
+_NAME_COLUMNS = ("label", "group")
+_INTEGER_COLUMNS = ("camera",)
 _FLOAT_COLUMNS = ("old_score", "order_score")
 _ID_LIST_COLUMNS = ("positives", "ignored")
 
@@ -36,7 +37,7 @@ class EmbeddingTable:
     old: FloatArray
     new: FloatArray
     label: NDArray[Any] | None = None
-    group: NDArray[np.int64] | None = None
+    group: NDArray[Any] | None = None
     camera: NDArray[np.int64] | None = None
     old_score: NDArray[np.float64] | None = None
     order_score: NDArray[np.float64] | None = None
@@ -139,7 +140,7 @@ def _read_file(file: Path) -> dict[str, Any]:
         columns[name] = _vectors(table[name], file, name)
     present = [name for name in table.column_names if name in EmbeddingTable.__dataclass_fields__]
     for name in present:
-        if name == "label":
+        if name in _NAME_COLUMNS:
             columns[name] = _ids(table[name], file, name)
         elif name in _INTEGER_COLUMNS:
             columns[name] = _numbers(table[name], file, name, np.int64)

@@ -6,6 +6,7 @@ import scipy.stats
 
 from ray_backfill import metrics as m
 from ray_backfill.errors import InputError
+from ray_backfill.replay import Curve
 
 
 def values(ranks: list[int], name: str) -> float:
@@ -47,10 +48,41 @@ def test_area_gain_and_falls_by_hand() -> None:
 
 def test_interval_equals_scipy_up_to_its_randomness() -> None:
     values_QT = np.random.default_rng(0).normal(size=(400, 1)) + 5
-    low, high = m.bootstrap_interval(values_QT, samples=4000)
+    low, high = m.interval(m.bootstrap_means(values_QT))
     theirs = scipy.stats.bootstrap((values_QT[:, 0],), np.mean, method="percentile", n_resamples=4000, rng=1)
     assert low[0] == pytest.approx(theirs.confidence_interval.low, abs=0.01)
     assert high[0] == pytest.approx(theirs.confidence_interval.high, abs=0.01)
+
+
+def test_paired_difference_of_areas_equals_scipy_up_to_its_randomness() -> None:
+    rng = np.random.default_rng(2)
+    t = np.linspace(0, 1, 4)
+    hard = rng.normal(size=(300, 1))  # the same queries are hard for both: an unpaired interval would be far wider
+    wrong, scored = np.zeros((300, 4), bool), np.arange(300)
+    a, b = (Curve(t, {"mAP": hard + 0.1 * rng.normal(size=(300, 4)) + x}, wrong, scored, 0) for x in (0.02, 0.0))
+    found = a.difference(b, "mAP")
+    areas = [np.trapezoid(c.per_query["mAP"], t, axis=1) for c in (a, b)]
+    theirs = scipy.stats.bootstrap(
+        areas, lambda x, y, axis: (x - y).mean(axis=axis), paired=True, method="percentile", n_resamples=4000, rng=1
+    ).confidence_interval
+    assert found.value == pytest.approx(areas[0].mean() - areas[1].mean())
+    assert found.low == pytest.approx(theirs.low, abs=0.002)
+    assert found.high == pytest.approx(theirs.high, abs=0.002)
+    assert found.high - found.low < 0.05
+    assert a.auc_interval("mAP")[1] - a.auc_interval("mAP")[0] > 0.1
+
+
+def test_interval_of_the_gain_by_hand() -> None:
+    """Old and new differ by the same step in every query, so the gain of a draw is that of its mean."""
+    t, scored = np.linspace(0, 1, 2), np.arange(50)
+    values = np.random.default_rng(3).normal(size=(50, 1)).repeat(2, axis=1)
+    old, new, mine = (
+        Curve(t, {"mAP": v}, np.zeros((50, 2), bool), scored, 0) for v in (values, values + 2, values * 2)
+    )
+    low, high = mine.gain_interval("mAP", old, new)
+    expected = np.array(mine.auc_interval("mAP")) / 2 / 2
+    assert (low, high) == pytest.approx(expected)
+    assert np.isnan(mine.gain_interval("mAP", old, old)).all()
 
 
 @pytest.mark.parametrize("name", ["map", "CMC", "CMC@0", "mAP@", "mAP@-1", "CMC@1.5"])

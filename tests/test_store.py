@@ -75,7 +75,7 @@ NAN_ROW = np.array([[1, 2], [3, np.nan], [4, 5], [np.inf, 1]], np.float32)
         ({"new": pa.array([[1.0], None, [1.0], [1.0]])}, r"column 'new': missing value in row 1"),
         ({"new": pa.array([[1, 2]] * 4)}, r"must hold lists of float16 or float32"),
         ({"new": pa.array(["a"] * 4)}, r"must hold lists of float16 or float32, not string"),
-        ({"group": ["f", "m", "f", "m"]}, r"column 'group' must hold numbers \(int64\), not string"),
+        ({"camera": ["f", "m", "f", "m"]}, r"column 'camera' must hold numbers \(int64\), not string"),
         ({"positives": [[1], [2, None], [], [3]]}, r"column 'positives': missing id in row 1"),
         ({"ignored": [1, 2, 3, 4]}, r"column 'ignored' must hold lists of ids, not int64"),
         ({"label": pa.array([1, 2, None, 3])}, r"column 'label': missing value in row 2"),

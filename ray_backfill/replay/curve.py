@@ -1,6 +1,7 @@
 """The quality of a service at every moment of a backfill. Shapes: Q scored queries, T points."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -8,6 +9,14 @@ from numpy.typing import NDArray
 
 from ray_backfill import metrics as m
 from ray_backfill.errors import InputError
+
+
+class Difference(NamedTuple):
+    """A difference of two AUCs and its 95 % bootstrap interval; the two differ surely if 0 is outside of it."""
+
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,37 @@ class Curve:
 
     def interval(self, metric: str, *, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(T,) low and (T,) high of the 95 % bootstrap interval over queries."""
-        return m.bootstrap_interval(self._of(metric), seed=seed)
+        return m.interval(m.bootstrap_means(self._of(metric), seed))
+
+    def auc_interval(self, metric: str, *, seed: int = 0) -> tuple[float, float]:
+        """Low and high of the 95 % bootstrap interval of the AUC."""
+        low, high = m.interval(self._auc_draws(metric, seed))
+        return float(low), float(high)
+
+    def difference(self, other: "Curve", metric: str, *, seed: int = 0) -> Difference:
+        """How much higher this curve's AUC is than that of another one of the same queries; paired."""
+        self._same_queries(other)
+        low, high = m.interval(self._auc_draws(metric, seed) - other._auc_draws(metric, seed))
+        return Difference(self.auc(metric) - other.auc(metric), float(low), float(high))
+
+    def gain_interval(self, metric: str, old: "Curve", new: "Curve", *, seed: int = 0) -> tuple[float, float]:
+        """Low and high of the 95 % bootstrap interval of the gain; NaN where old and new are equal."""
+        mine, olds, news = (curve._auc_draws(metric, seed) for curve in (self, old, new))
+        low, high = m.interval(m.gain_draws(mine, olds, news))
+        return float(low), float(high)
+
+    def of_queries(self, mask: NDArray[np.bool_]) -> "Curve":
+        """The same curve over some of the queries. mask: (all queries,) bool; of them only the scored ones count.
+
+        Raises:
+            InputError: none of them is scored.
+        """
+        kept = mask[self.scored]
+        if not kept.any():
+            raise InputError("none of these queries has a positive in the gallery: there is nothing to measure")
+        skipped = int(np.count_nonzero(mask)) - int(np.count_nonzero(kept))
+        per_query = {name: values[kept] for name, values in self.per_query.items()}
+        return Curve(self.t, per_query, self.top1_correct[kept], self.scored[kept], skipped)
 
     def negative_flips(self, before: "Curve | None" = None) -> NDArray[np.float64]:
         """(T,) share of queries right before and wrong at t; before: this curve's t = 0, or that of another one."""
@@ -68,8 +107,14 @@ class Curve:
             raise InputError(f"this curve has no metric {metric!r}; it has: {', '.join(self.per_query)}")
         return self.per_query[metric]
 
+    def _auc_draws(self, metric: str, seed: int) -> NDArray[np.float64]:
+        return m.auc_draws(self.t, m.bootstrap_means(self._of(metric), seed))
+
+    def _same_queries(self, other: "Curve") -> None:
+        if not np.array_equal(other.scored, self.scored):
+            raise InputError("only curves of the same queries can be compared")
+
     def _top1_before(self, before: "Curve | None") -> NDArray[np.bool_]:
         other = self if before is None else before
-        if len(other.top1_correct) != len(self.top1_correct):
-            raise InputError("flips compare two curves of the same queries")
+        self._same_queries(other)
         return other.top1_correct[:, :1]

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from ray_backfill.report.results import FLIP_METRICS, ORDER_FREE, Results, Row, Variant
+from ray_backfill.report.results import FLIP_METRICS, GAP, ORDER_FREE, Line, Results, Row, Variant
 from ray_backfill.report.wording import percent, percent_sign
 
 DPI = 150
@@ -96,6 +96,27 @@ def orders_figure(results: Results) -> Figure | None:
         entries.append((results.label(row.variant), percent(row.auc), style))
     _dress(plot, f"{best.title}: which order?", f"{best.metric} (%)")
     _legend(side, height, "AUC", entries)
+    return figure
+
+
+def subgroups_figure(results: Results) -> Figure | None:
+    """The best method once per subgroup of queries, and the gap between them; None where there are no subgroups."""
+    best = results.best()
+    lines = results.groups.get((best.method, best.variant, best.metric), {}) if best else {}
+    if best is None or len(lines) < 2:
+        return None
+    height = max(3.2, ENTRY_IN * (len(lines) + 2.5))
+    figure = _figure(height)
+    plot, side = figure.subplots(1, 2, width_ratios=(2.55, 1))
+    entries = []
+    for index, (group, line) in enumerate(lines.items()):
+        style = Style(INK, ":", "", 1.8, 1) if group == GAP else _style(index, width=1.5)
+        _draw_line(plot, line, style, band=True)
+        name = "gap, best to worst" if group == GAP else group
+        entries.append((name, f"{percent(line.value[0])} \u2192 {percent(line.value[-1])}", style))
+    _dress(plot, f"{best.title}: {best.metric} by subgroup of queries", f"{best.metric} (%)")
+    plot.set_ylim(bottom=0)
+    _legend(side, height, "start \u2192 end", entries)
     return figure
 
 
@@ -198,9 +219,12 @@ def _figure(height_in: float) -> Figure:
 
 def _draw(plot: Axes, results: Results, row: Row, metric: str, style: Style) -> None:
     line = results.line(row, metric)
-    if line is None:
-        return
-    if np.isfinite(line.low).any() and row.method not in ORDER_FREE:
+    if line is not None:
+        _draw_line(plot, line, style, band=row.method not in ORDER_FREE)
+
+
+def _draw_line(plot: Axes, line: Line, style: Style, band: bool) -> None:
+    if band and np.isfinite(line.low).any():
         t, low, high = 100 * line.t, 100 * line.low, 100 * line.high
         plot.fill_between(t, low, high, color=style.colour, alpha=0.11, linewidth=0, zorder=style.layer - 1)
     plot.plot(

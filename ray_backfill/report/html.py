@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ray_backfill.report import figures, wording
-from ray_backfill.report.results import ORDER_FREE, Results, Row
+from ray_backfill.report.results import ORDER_FREE, Difference, Results, Row
 
 DATA_WORDS = {
     "gallery_items": "gallery items",
@@ -34,8 +34,13 @@ def render(results: Results, curves_png: bytes) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        percent=wording.percent, percent_sign=wording.percent_sign, tick=wording.tick, falls=wording.falls
+        percent=wording.percent,
+        percent_sign=wording.percent_sign,
+        tick=wording.tick,
+        falls=wording.falls,
+        surely=wording.surely,
     )
+    environment.globals.update(interval=wording.interval)
     template = environment.get_template("report.html.jinja")
     return template.render(
         results=results,
@@ -51,6 +56,7 @@ def render(results: Results, curves_png: bytes) -> str:
         has_bounds=any(r.is_bound and r.method not in ORDER_FREE for r in results.rows),
         has_intervals=figures.has_intervals(results),
         best={metric: results.best(metric) for metric in results.metrics},
+        rivals=_rivals(results),
         bar=_bar,
         starts_group=lambda before, row: before is not None and results.group(before) != results.group(row),
         curves=_data_uri(curves_png),
@@ -59,6 +65,16 @@ def render(results: Results, curves_png: bytes) -> str:
         settings=list(_flatten({k: v for k in ("settings", "recipe") for k, v in results.manifest.get(k, {}).items()})),
         **_more_pictures(results),
     )
+
+
+def _rivals(results: Results) -> list[tuple[Row, Difference]]:
+    """All rows that the best one was compared with, the closest first."""
+    best = results.best()
+    if best is None:
+        return []
+    others = [row for row in results.table(results.primary) if row != best and not row.is_bound]
+    compared = [(row, found) for row in others if (found := results.difference(best, row)) is not None]
+    return sorted(compared, key=lambda pair: pair[1].value)
 
 
 def _bind(sentence: str) -> str:
@@ -75,6 +91,7 @@ def _more_pictures(results: Results) -> dict[str, Any]:
     others = [v for v in drawn if v != best_variant]
     return {
         "orders": _picture(figures.orders_figure(results)),
+        "subgroups": _picture(figures.subgroups_figure(results)),
         "other_metrics": _picture(figures.panels_figure(results, rest)) if several and rest else None,
         "flips": _picture(figures.flips_figure(results, best_variant)),
         "drawn": drawn,

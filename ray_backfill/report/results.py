@@ -17,9 +17,14 @@ T = TypeVar("T")
 
 CURVE_COLUMNS = ("method", "order", "merge", "metric", "t", "value", "low", "high")
 SUMMARY_COLUMNS = (
-    *("method", "title", "order", "merge", "metric", "auc", "auc_mean", "gain", "start", "end", "monotone"),
-    *("largest_fall", "starts_at_old", "ends_at_new", "negative_flips_max"),
+    *("method", "title", "order", "merge", "metric", "auc", "auc_low", "auc_high", "auc_mean", "gain", "gain_low"),
+    *("gain_high", "start", "end", "monotone", "largest_fall", "starts_at_old", "ends_at_new", "negative_flips_max"),
 )
+DIFFERENCE_COLUMNS = (
+    *("method", "order", "other_method", "other_order", "merge", "metric", "difference", "low", "high"),
+)
+SUBGROUP_COLUMNS = (*CURVE_COLUMNS, "group", "queries")
+GAP = "(gap)"
 FLIP_METRICS = {
     "negative_flips": "Negative flips against the method's own start",
     "negative_flips_vs_old": "Negative flips against the old service",
@@ -46,8 +51,12 @@ class Row:
     variant: Variant
     metric: str
     auc: float
+    auc_low: float
+    auc_high: float
     auc_mean: float
     gain: float
+    gain_low: float
+    gain_high: float
     start: float
     end: float
     monotone: bool | None
@@ -81,12 +90,29 @@ class Line(NamedTuple):
     high: npt.NDArray[np.float64]
 
 
+class Difference(NamedTuple):
+    """AUC of one row minus that of another, with its paired 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+# Two summary rows of one metric, by (method, variant) each.
+Pair = tuple[tuple[str, Variant], tuple[str, Variant], str]
+
+
 @dataclass(frozen=True)
 class Results:
-    """A results folder in memory."""
+    """A results folder in memory.
+
+    groups: by (method, variant, metric) the curve of each subgroup of queries and of the gap; {} without subgroups.
+    """
 
     rows: tuple[Row, ...]
     lines: dict[tuple[str, Variant, str], Line]
+    differences: dict[Pair, Difference]
+    groups: dict[tuple[str, Variant, str], dict[str, Line]]
     manifest: dict[str, Any]
 
     @property
@@ -146,6 +172,11 @@ class Results:
         """The curve that belongs to a summary row, or that row's curve of another metric; None if there is none."""
         return self.lines.get((row.method, row.variant, metric or row.metric))
 
+    def difference(self, row: Row, other: Row) -> Difference | None:
+        """How far the AUC of ``row`` is above that of ``other``; None where they were not compared."""
+        variant = row.variant if other.method in ORDER_FREE else other.variant
+        return self.differences.get(((row.method, row.variant), (other.method, variant), row.metric))
+
     def best(self, metric: str | None = None) -> Row | None:
         """The row with the highest AUC (primary metric by default) that one could deploy during a backfill."""
         rows = [
@@ -157,7 +188,7 @@ class Results:
 
 
 def read_results(folder: Path) -> Results:
-    """Read curves.parquet, summary.parquet and manifest.json of a finished simulation.
+    """Read curves, summary, differences, subgroups (if there are any) and manifest.json of a finished simulation.
 
     Raises:
         InputError: the folder, a file, a column or a key is missing, or the files contradict each other.
@@ -166,8 +197,15 @@ def read_results(folder: Path) -> Results:
         raise InputError(f"no results folder at {folder}: give the folder that simulate wrote with --out")
     curves = _read_table(folder / "curves.parquet", CURVE_COLUMNS)
     summary = _read_table(folder / "summary.parquet", SUMMARY_COLUMNS)
-    manifest = _read_manifest(folder / "manifest.json")
-    results = Results(tuple(_row(record) for record in summary.to_dict("records")), _lines(curves), manifest)
+    differences = _read_table(folder / "differences.parquet", DIFFERENCE_COLUMNS)
+    subgroups = folder / "subgroups.parquet"
+    results = Results(
+        tuple(_row(record) for record in summary.to_dict("records")),
+        _lines(curves),
+        _differences(differences),
+        _groups(_read_table(subgroups, SUBGROUP_COLUMNS)) if subgroups.exists() else {},
+        _read_manifest(folder / "manifest.json"),
+    )
     if not any(r.metric == results.primary for r in results.rows):
         raise InputError(
             f"{folder / 'summary.parquet'} has no rows for the primary metric {results.primary!r}: run simulate again"
@@ -211,7 +249,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _row(record: dict[Any, Any]) -> Row:
-    numbers = {k: float(record[k]) for k in ("auc", "auc_mean", "gain", "start", "end", "largest_fall")}
+    names = ("auc", "auc_low", "auc_high", "auc_mean", "gain", "gain_low", "gain_high", "start", "end", "largest_fall")
+    numbers = {name: float(record[name]) for name in names}
     return Row(
         method=str(record["method"]),
         title=str(record["title"]),
@@ -238,6 +277,24 @@ def _lines(curves: pd.DataFrame) -> dict[tuple[str, Variant, str], Line]:
         arrays = (ordered[c].to_numpy(dtype=np.float64) for c in ("t", "value", "low", "high"))
         lines[method, Variant(order, merge), metric] = Line(*arrays)
     return lines
+
+
+def _differences(table: pd.DataFrame) -> dict[Pair, Difference]:
+    found = {}
+    for r in table.to_dict("records"):
+        row, other = (
+            (str(r[f"{which}method"]), Variant(str(r[f"{which}order"]), str(r["merge"]))) for which in ("", "other_")
+        )
+        found[row, other, str(r["metric"])] = Difference(*(float(r[k]) for k in ("difference", "low", "high")))
+    return found
+
+
+def _groups(table: pd.DataFrame) -> dict[tuple[str, Variant, str], dict[str, Line]]:
+    found: dict[tuple[str, Variant, str], dict[str, Line]] = {}
+    for group, part in table.groupby("group", sort=False):
+        for key, line in _lines(part).items():
+            found.setdefault(key, {})[str(group)] = line
+    return found
 
 
 def _unique(items: Iterable[T]) -> tuple[T, ...]:

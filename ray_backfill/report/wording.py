@@ -2,7 +2,7 @@
 
 import math
 
-from ray_backfill.report.results import ORDER_FREE, Results, Row
+from ray_backfill.report.results import ORDER_FREE, Difference, Results, Row
 
 MINUS = "\u2212"
 NOTHING = "\u2013"
@@ -116,7 +116,25 @@ def runner_up(results: Results) -> str:
         return ""
     second = max(others, key=lambda r: r.auc)
     gain = f", {percent_sign(second.gain, 0)} of the gain" if math.isfinite(second.gain) else ""
-    return f"Next best: {second.title}, AUC {percent_sign(second.auc)}{gain}."
+    return f"Next best: {second.title}, AUC {percent_sign(second.auc)}{gain}{_lead(results, best, second)}."
+
+
+def interval(low: float, high: float) -> str:
+    """An interval of shares in per cent: "44.1 to 46.6"; an en dash where it is undefined."""
+    return f"{percent(low)} to {percent(high)}" if math.isfinite(low) and math.isfinite(high) else NOTHING
+
+
+def surely(difference: Difference) -> str:
+    """What an interval says about the sign: "better", "worse", or "not told apart"."""
+    return "better" if difference.low > 0 else "worse" if difference.high < 0 else "not told apart"
+
+
+def _lead(results: Results, best: Row | None, second: Row) -> str:
+    difference = results.difference(best, second) if best else None
+    if difference is None:
+        return ""
+    points = f"{percent(difference.value)} points behind (95 % interval {interval(difference.low, difference.high)})"
+    return f"; {points}" + ("" if difference.low > 0 else ", so the two are not told apart by these queries")
 
 
 def safety(results: Results) -> str:

@@ -101,9 +101,10 @@ def simulate(
         return out
     started = time.perf_counter()
     curves = replay_methods(folder, truth, methods, orders, evaluation, heads)
-    curve_table, summary = tabulate(methods, curves, evaluation.metrics)
-    write_parquet(out / "curves.parquet", pa.Table.from_pandas(curve_table, preserve_index=False))
-    write_parquet(out / "summary.parquet", pa.Table.from_pandas(summary, preserve_index=False))
+    tables = tabulate(methods, curves, evaluation.metrics, (folder.queries or folder.gallery).group)
+    for name in ("curves", "summary", "differences", "subgroups"):
+        if (table := getattr(tables, name)) is not None:
+            write_parquet(out / f"{name}.parquet", pa.Table.from_pandas(table, preserve_index=False))
     replay_s = round(time.perf_counter() - started, 2)
     note_facts(out, _facts(folder, fingerprint, truth, evaluation, run, replay_s))
     write_report(out)

@@ -1,23 +1,47 @@
 """The tables of a simulation, from its curves. Columns: docs/results-format.md."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ray_backfill import metrics as m
 from ray_backfill.methods import Method
-from ray_backfill.metrics import largest_fall
 from ray_backfill.replay import Curve
+from ray_backfill.systems import IntArray
 
 # Distances are compared as they are; other merges will come as a dimension of their own.
 _MERGE = "raw"
+# In the column ``group``: best group minus worst group.
+GAP = "(gap)"
+
+# A curve by (method, order).
+Curves = Mapping[tuple[str, str], Curve]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """curves, summary, differences: docs/results-format.md. subgroups: None where queries have no group."""
+
+    curves: pd.DataFrame
+    summary: pd.DataFrame
+    differences: pd.DataFrame
+    subgroups: pd.DataFrame | None
 
 
 def tabulate(
-    methods: Sequence[Method], curves: Mapping[tuple[str, str], Curve], metrics: Sequence[str]
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The tables ``curves`` and ``summary`` of (method, order) -> curve; old and new must be among the methods."""
+    methods: Sequence[Method], curves: Curves, metrics: Sequence[str], group_of_query: NDArray[np.generic] | None = None
+) -> Tables:
+    """old and new must be among the methods. group_of_query: (all queries,), if they have any."""
+    # The same draws of queries for every curve: what is computed from them is paired.
+    draws = {
+        (*key, metric): m.bootstrap_means(curve.per_query[metric])
+        for key, curve in curves.items()
+        for metric in metrics
+    }
+    areas = {key: m.auc_draws(curves[key[:2]].t, means) for key, means in draws.items()}
     titles = {method.name: method.title for method in methods}
     curve_rows, summary_rows = [], []
     for (method, order), curve in curves.items():
@@ -30,21 +54,29 @@ def tabulate(
             "positive_flips_vs_old": curve.positive_flips(old),
         }
         for metric in metrics:
-            values, (low, high) = curve.values(metric), curve.interval(metric)
-            curve_rows.append(_rows(key, metric, curve.t, values, low, high))
+            values, (low, high) = curve.values(metric), m.interval(draws[method, order, metric])
+            curve_rows.append(_rows(key | {"metric": metric}, curve.t, values, low, high))
             start, end = values[0], values[-1]
+            auc_low, auc_high = m.interval(areas[method, order, metric])
+            gain_low, gain_high = m.interval(
+                m.gain_draws(areas[method, order, metric], areas["old", order, metric], areas["new", order, metric])
+            )
             summary_rows.append(
                 key
                 | {
                     "title": titles[method],
                     "metric": metric,
                     "auc": curve.auc(metric),
+                    "auc_low": auc_low,
+                    "auc_high": auc_high,
                     "auc_mean": curve.auc_mean(metric),
                     "gain": curve.gain(metric, old, new),
+                    "gain_low": gain_low,
+                    "gain_high": gain_high,
                     "start": start,
                     "end": end,
                     "monotone": curve.monotone(metric),
-                    "largest_fall": largest_fall(values),
+                    "largest_fall": m.largest_fall(values),
                     "starts_at_old": bool(start >= old.values(metric)[0] - 1e-12),
                     "ends_at_new": bool(end >= new.values(metric)[-1] - 1e-12),
                     "negative_flips_max": float(flips["negative_flips"].max()),
@@ -52,16 +84,64 @@ def tabulate(
             )
         for name, values in flips.items():
             nothing = np.full(len(values), np.nan)
-            curve_rows.append(_rows(key, name, curve.t, values, nothing, nothing))
-    return pd.concat(curve_rows, ignore_index=True), pd.DataFrame(summary_rows)
+            curve_rows.append(_rows(key | {"metric": name}, curve.t, values, nothing, nothing))
+    return Tables(
+        pd.concat(curve_rows, ignore_index=True),
+        pd.DataFrame(summary_rows),
+        _differences(curves, metrics, areas),
+        None if group_of_query is None else _subgroups(curves, metrics, group_of_query),
+    )
+
+
+def _differences(
+    curves: Curves, metrics: Sequence[str], areas: Mapping[tuple[str, str, str], NDArray[np.float64]]
+) -> pd.DataFrame:
+    """AUC of one curve minus that of another: all methods of one order, and all orders of one method."""
+    rows = []
+    for method, order in curves:
+        for other in curves:
+            if other == (method, order) or (other[0] != method and other[1] != order):
+                continue
+            for metric in metrics:
+                low, high = m.interval(areas[method, order, metric] - areas[*other, metric])
+                rows.append(
+                    {
+                        "method": method,
+                        "order": order,
+                        "other_method": other[0],
+                        "other_order": other[1],
+                        "merge": _MERGE,
+                        "metric": metric,
+                        "difference": curves[method, order].auc(metric) - curves[other].auc(metric),
+                        "low": low,
+                        "high": high,
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def _subgroups(curves: Curves, metrics: Sequence[str], group_of_query: NDArray[np.generic]) -> pd.DataFrame:
+    """Each curve over the queries of each group that has any scored one; and the gap between best and worst group."""
+    scored: IntArray = next(iter(curves.values())).scored
+    rows = []
+    for (method, order), curve in curves.items():
+        own = {str(g): curve.of_queries(group_of_query == g) for g in np.unique(group_of_query[scored])}
+        for metric in metrics:
+            key: dict[str, str | int] = {"method": method, "order": order, "merge": _MERGE, "metric": metric}
+            for group, part in own.items():
+                found: dict[str, str | int] = {"group": group, "queries": len(part.scored)}
+                rows.append(_rows(key | found, curve.t, part.values(metric), *part.interval(metric)))
+            values = np.array([part.values(metric) for part in own.values()])
+            gap, nothing = values.max(axis=0) - values.min(axis=0), np.full(len(curve.t), np.nan)
+            rows.append(_rows(key | {"group": GAP, "queries": len(scored)}, curve.t, gap, nothing, nothing))
+    return pd.concat(rows, ignore_index=True)
 
 
 def _rows(
-    key: Mapping[str, str],
-    metric: str,
+    key: Mapping[str, str | int],
     t: NDArray[np.float64],
     value: NDArray[np.float64],
     low: NDArray[np.float64],
     high: NDArray[np.float64],
 ) -> pd.DataFrame:
-    return pd.DataFrame({**key, "metric": metric, "t": t, "value": value, "low": low, "high": high})
+    return pd.DataFrame({**key, "t": t, "value": value, "low": low, "high": high})

@@ -34,6 +34,7 @@ def write_results(
     folder.mkdir(parents=True, exist_ok=True)
     curves: list[dict[str, Any]] = []
     summary: list[dict[str, Any]] = []
+    areas: dict[tuple[str, str, str], float] = {}
     for late, order in enumerate(orders):
         for name, (title, values, auc, mean, gain, monotone, fall, at_old, at_new, negative) in methods.items():
             key = {"method": name, "order": order, "merge": "raw"}
@@ -43,7 +44,11 @@ def write_results(
                 for t, value in zip(T, values, strict=True):
                     point = {"metric": metric, "t": t, "value": value + shift}
                     curves.append(key | point | {"low": value + shift - half, "high": value + shift + half})
-                numbers = {"auc": auc + shift - cost, "auc_mean": mean + shift - cost, "gain": gain - 5 * cost}
+                area = auc + shift - cost
+                numbers = {"auc": area, "auc_low": area - half, "auc_high": area + half}
+                numbers |= {"auc_mean": mean + shift - cost, "gain": gain - 5 * cost}
+                numbers |= {"gain_low": gain - 5 * cost - 0.1, "gain_high": gain - 5 * cost + 0.1}
+                areas[name, order, metric] = area
                 ends = {"start": values[0] + shift, "end": values[-1] + shift, "largest_fall": fall}
                 flags = {"monotone": monotone, "starts_at_old": at_old, "ends_at_new": at_new}
                 row = key | {"title": title, "metric": metric} | numbers | ends | flags
@@ -52,6 +57,15 @@ def write_results(
                 curves += [key | {"metric": metric, "t": t, "value": 0.1 * t, "low": NAN, "high": NAN} for t in T]
     pd.DataFrame(curves).to_parquet(folder / "curves.parquet")
     pd.DataFrame(summary).to_parquet(folder / "summary.parquet")
+    differences = [
+        {"method": a[0], "order": a[1], "other_method": b[0], "other_order": b[1], "merge": "raw", "metric": a[2]}
+        | {"difference": areas[a] - areas[b], "low": areas[a] - areas[b] - 0.02, "high": areas[a] - areas[b] + 0.02}
+        for a in areas
+        for b in areas
+        if a != b and a[2] == b[2] and (a[0] == b[0] or a[1] == b[1])
+    ]
+    nothing = [key | {"difference": NAN, "low": NAN, "high": NAN, "other_method": "", "other_order": "", "metric": ""}]
+    pd.DataFrame(differences or nothing).to_parquet(folder / "differences.parquet")
     (folder / "manifest.json").write_text(json.dumps(MANIFEST | manifest), encoding="utf-8")
     return folder
 

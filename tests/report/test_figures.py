@@ -5,6 +5,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -19,7 +20,7 @@ def test_curves_png_is_a_picture_of_plausible_size(tmp_path: Path) -> None:
         assert picture.width == 1350
         assert 700 < picture.height < 1200
     assert sorted(p.name for p in tmp_path.iterdir()) == (
-        ["curves.parquet", "curves.png", "manifest.json", "report.html", "summary.parquet"]
+        ["curves.parquet", "curves.png", "differences.parquet", "manifest.json", "report.html", "summary.parquet"]
     )
     with Image.open(tmp_path / "curves.png") as picture:
         assert np.asarray(picture.convert("L")).std() > 10  # not a blank sheet
@@ -76,3 +77,23 @@ def test_png_is_reproducible_and_leaves_no_global_figure(tmp_path: Path) -> None
     assert first == second
     assert Image.open(io.BytesIO(first)).format == "PNG"
     assert plt.get_fignums() == []
+
+
+def test_subgroups_have_a_figure_and_a_section(tmp_path: Path) -> None:
+    folder = write_results(tmp_path)
+    assert "Who benefits when" not in _page(folder)
+    curves = pd.read_parquet(folder / "curves.parquet").query("metric == 'mAP'")
+    parts = [
+        curves.assign(group=group, queries=10, value=curves.value + shift)
+        for group, shift in [("f", -0.05), ("m", 0.05), ("(gap)", -0.2)]
+    ]
+    pd.concat(parts).to_parquet(folder / "subgroups.parquet")
+    figure = figures.subgroups_figure(read_results(folder))
+    assert figure is not None
+    assert len(figure.axes[0].lines) == 3
+    assert "Who benefits when" in _page(folder)
+
+
+def _page(folder: Path) -> str:
+    write_report(folder)
+    return (folder / "report.html").read_text()

@@ -49,15 +49,16 @@ def page(folder: Path) -> tuple[str, Cells]:
 
 def test_numbers_of_both_metrics(tmp_path: Path) -> None:
     _, cells = page(write_results(tmp_path))
-    assert ["full RM", "53.0", "52.3", "115.0 %", "40.0", "62.0", "never", "3.1"] in cells.rows
-    assert ["RM naive", "34.0", "36.0", "20.0 %", "30.0", "50.0", "by 2.0", "7.5"] in cells.rows
-    assert ["full RM", "73.0", "72.3", "115.0 %", "60.0", "82.0", "never"] in cells.rows
-    assert ["old", "30.0", "30.0", "0.0 %", "30.0", "30.0", "never", "–"] in cells.rows
+    assert ["full RM", "53.0", "52.0 to 54.0", "52.3", "115.0 %", "40.0", "62.0", "never", "3.1"] in cells.rows
+    assert ["RM naive", "34.0", "33.0 to 35.0", "36.0", "20.0 %", "30.0", "50.0", "by 2.0", "7.5"] in cells.rows
+    assert ["full RM", "73.0", "72.0 to 74.0", "72.3", "115.0 %", "60.0", "82.0", "never"] in cells.rows
+    assert ["old", "30.0", "29.0 to 31.0", "30.0", "0.0 %", "30.0", "30.0", "never", "–"] in cells.rows
 
 
 def test_conditions_as_ticks(tmp_path: Path) -> None:
     _, cells = page(write_results(tmp_path))
     assert ["full RM", "✓holds", "✓holds", "✓holds", "0.0"] in cells.rows
+    assert ["BCT", "18.0", "16.0 to 20.0", "better"] in cells.rows
     assert ["RM naive", "✓holds", "✓holds", "✗does not hold", "2.0"] in cells.rows
     assert ["BCT", "✗does not hold", "✗does not hold", "✓holds", "0.0"] in cells.rows
 
@@ -111,7 +112,7 @@ def test_undefined_numbers_are_dashes(tmp_path: Path) -> None:
     undefined = summary.assign(gain=float("nan"), monotone=None, starts_at_old=None, largest_fall=float("nan"))
     undefined.to_parquet(tmp_path / "summary.parquet")
     text, cells = page(tmp_path)
-    assert ["full RM", "53.0", "52.3", "–", "40.0", "62.0", "–", "3.1"] in cells.rows
+    assert ["full RM", "53.0", "–", "52.3", "–", "40.0", "62.0", "–", "3.1"] in cells.rows
     assert ["full RM", "–not checked", "✓holds", "–not checked", "–"] in cells.rows
     assert not re.search(r"\bnan\b", re.sub(r"base64,[^\"]*", "", text), flags=re.IGNORECASE)
     assert "bootstrap" not in text
@@ -128,6 +129,17 @@ def test_a_bare_manifest_and_no_flips_still_make_a_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize("orders", [("score", "oracle_loss"), tuple("abcdef")])
 def test_several_orders(tmp_path: Path, orders: tuple[str, ...]) -> None:
     text, cells = page(write_results(tmp_path, orders=orders))
-    assert ["full RM", orders[0], "53.0", "52.3", "115.0 %", "40.0", "62.0", "never", "3.1"] in cells.rows
+    assert [
+        "full RM",
+        orders[0],
+        "53.0",
+        "52.0 to 54.0",
+        "52.3",
+        "115.0 %",
+        "40.0",
+        "62.0",
+        "never",
+        "3.1",
+    ] in cells.rows
     assert ("† An upper bound" in text) == ("oracle_loss" in orders)
     assert ("with the highest AUC are drawn" in text) == (len(orders) > 4)

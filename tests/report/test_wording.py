@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ray_backfill.report.results import Results, read_results
-from ray_backfill.report.wording import percent, percent_sign, runner_up, safety, tick, verdict
+from ray_backfill.report.results import Difference, Results, read_results
+from ray_backfill.report.wording import percent, percent_sign, runner_up, safety, surely, tick, verdict
 from tests.report.folder import METHODS, write_results
 
 
@@ -81,9 +81,20 @@ def test_verdict_without_methods_or_references(tmp_path: Path) -> None:
 
 def test_runner_up_and_safety(tmp_path: Path) -> None:
     results = results_of(tmp_path)
-    assert runner_up(results) == "Next best: BCT, AUC 35.0 %, 25 % of the gain."
+    lead = "; 18.0 points behind (95 % interval 16.0 to 20.0)"
+    assert runner_up(results) == f"Next best: BCT, AUC 35.0 %, 25 % of the gain{lead}."
     assert safety(results) == "All three safety conditions hold for full RM."
     assert runner_up(results_of(tmp_path, "old", "new", "rm")) == ""
     assert safety(results_of(tmp_path, "old", "bct")) == "No method meets all three safety conditions."
     both = read_results(write_results(tmp_path, orders=("score", "random")))
     assert safety(both) == "All three safety conditions hold for full RM (score order); full RM (random order)."
+
+
+def test_what_an_interval_says_about_the_better_one(tmp_path: Path) -> None:
+    assert surely(Difference(0.02, 0.01, 0.03)) == "better"
+    assert surely(Difference(-0.02, -0.03, -0.01)) == "worse"
+    assert surely(Difference(0.02, -0.01, 0.05)) == "not told apart"
+    close = dict(METHODS) | {"bct": (METHODS["bct"][0], METHODS["bct"][1], 0.52, *METHODS["bct"][3:])}
+    assert runner_up(read_results(write_results(tmp_path, close))).endswith(
+        "; 1.0 points behind (95 % interval \u22121.0 to 3.0), so the two are not told apart by these queries."
+    )

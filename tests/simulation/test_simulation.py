@@ -82,7 +82,7 @@ def test_tables_hold_what_the_curves_say(folder: Path, tmp_path: Path) -> None:
     assert manifest["left_out"] == {"rm": "no train split"}
     assert manifest["finished"]
     assert {p.name for p in out.iterdir()} == {
-        "curves.parquet", "summary.parquet", "curves.png", "report.html", "manifest.json"
+        "curves.parquet", "summary.parquet", "differences.parquet", "curves.png", "report.html", "manifest.json"
     }  # fmt: skip
 
 
@@ -102,11 +102,12 @@ def test_flags_and_flips_tell_a_bad_upgrade_from_a_good_one(folder: Path, tmp_pa
         curves["rm_naive", "o"].t,
         {"mAP": curves["rm_naive", "o"].per_query["mAP"] / 2},
         np.zeros_like(curves["rm_naive", "o"].top1_correct),
-        truth.skipped,
+        curves["rm_naive", "o"].scored,
         0,
     )
-    table, summary = tabulate(methods, curves | {("rm_naive", "o"): half}, ["mAP"])
-    row = summary.set_index("method").loc["rm_naive"]
+    tables = tabulate(methods, curves | {("rm_naive", "o"): half}, ["mAP"])
+    table = tables.curves
+    row = tables.summary.set_index("method").loc["rm_naive"]
     assert not row.starts_at_old
     assert not row.ends_at_new
     assert not row.monotone
@@ -115,6 +116,43 @@ def test_flags_and_flips_tell_a_bad_upgrade_from_a_good_one(folder: Path, tmp_pa
     np.testing.assert_allclose(lost, curves["old", "o"].top1_correct[:, 0].mean())  # every right answer is lost
     own = table[(table.method == "rm_naive") & (table.metric == "negative_flips")].value
     assert not own.any()  # it had none to lose
+
+
+def test_differences_and_intervals_come_from_the_same_draws(folder: Path, tmp_path: Path) -> None:
+    out = run_on(folder, tmp_path / "out")
+    summary, differences = pd.read_parquet(out / "summary.parquet"), pd.read_parquet(out / "differences.parquet")
+    data = read_folder(folder)
+    truth, methods = ground_truth(data), EVALUATION.find_methods()
+    orders = make_orders(data.gallery, EVALUATION.orders, 0)
+    curves = replay_methods(data, truth, methods, orders, EVALUATION, {})
+    mine, offline = curves["rm_naive", "random"], curves["offline", "random"]
+    row = differences.query(
+        "method == 'rm_naive' and order == 'random' and other_method == 'offline' and metric == 'mAP'"
+    )
+    assert len(row) == 1
+    assert tuple(row[["difference", "low", "high"]].iloc[0]) == pytest.approx(mine.difference(offline, "mAP"))
+    row = summary.query("method == 'rm_naive' and order == 'random' and metric == 'mAP'")
+    assert tuple(row[["auc_low", "auc_high"]].iloc[0]) == pytest.approx(mine.auc_interval("mAP"))
+    gain = mine.gain_interval("mAP", curves["old", "random"], curves["new", "random"])
+    assert tuple(row[["gain_low", "gain_high"]].iloc[0]) == pytest.approx(gain)
+    pairs = differences[["method", "order", "other_method", "other_order"]].drop_duplicates()
+    assert len(pairs) == 4 * 2 * (3 + 1)  # each of 4 methods in 2 orders: 3 others, and the other order
+    assert ((pairs.method == pairs.other_method) | (pairs.order == pairs.other_order)).all()
+
+
+def test_subgroups_are_the_curves_of_their_queries(folder: Path, tmp_path: Path) -> None:
+    group = np.array(["f", "m", "m", "f", "m", "m"] * 2)
+    write_split(folder / "queries.parquet", 12, 1000, group=group)
+    table = pd.read_parquet(run_on(folder, tmp_path / "out") / "subgroups.parquet")
+    data = read_folder(folder)
+    truth, orders = ground_truth(data), make_orders(data.gallery, ("random",), 0)
+    curve = replay_methods(data, truth, EVALUATION.find_methods(), orders, EVALUATION, {})["rm_naive", "random"]
+    own = table[(table.method == "rm_naive") & (table.order == "random") & (table.metric == "mAP")]
+    f, m, gap = (own[own.group == g].value.to_numpy() for g in ("f", "m", "(gap)"))
+    np.testing.assert_allclose(f, curve.per_query["mAP"][group == "f"].mean(axis=0))
+    np.testing.assert_allclose(m, curve.per_query["mAP"][group == "m"].mean(axis=0))
+    np.testing.assert_allclose(gap, np.abs(f - m))
+    assert own.groupby("group").queries.first().to_dict() == {"f": 4, "m": 8, "(gap)": 12}
 
 
 def test_the_same_run_is_reused_and_another_refused(folder: Path, tmp_path: Path) -> None:
