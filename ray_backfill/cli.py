@@ -11,6 +11,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from ray_backfill.cluster.embed import EmbedActors
+from ray_backfill.cluster.replay import ReplayShards
 from ray_backfill.cluster.train import Workers
 from ray_backfill.errors import InputError
 from ray_backfill.pipeline import evaluate_folder, run_recipe
@@ -37,6 +38,7 @@ class RecipeJob(Generic[ImagesT]):
     settings: Annotated[Recipe[ImagesT], tyro.conf.arg(name="")]
     workers: Workers
     actors: EmbedActors
+    shards: ReplayShards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,7 @@ class DataJob:
     )
     heads: HeadTraining = field(default_factory=HeadTraining)
     workers: Workers = field(default_factory=Workers)
+    shards: ReplayShards = field(default_factory=ReplayShards)
 
 
 def parse_recipe_job(
@@ -95,6 +98,7 @@ def parse_recipe_job(
         settings=recipe,
         workers=Workers(),
         actors=EmbedActors(),
+        shards=ReplayShards(),
         **more,
     )
     return tyro.cli(
@@ -120,11 +124,18 @@ def simulate_job(description: str, default_recipe: str = "landmarks") -> None:
     if is_data_job():
         data = parse_data_job(description)
         results = evaluate_folder(
-            given_folder(data.data), checked_out(data.out), data.evaluation, data.heads, data.workers, command_line()
+            given_folder(data.data),
+            checked_out(data.out),
+            data.evaluation,
+            data.heads,
+            data.workers,
+            data.shards,
+            command_line(),
         )
     else:
         job = parse_recipe_job(description, default_recipe)
-        results = run_recipe(job.settings, checked_out(job.out), job.workers, job.actors, command_line())
+        out = checked_out(job.out)
+        results = run_recipe(job.settings, out, job.workers, job.actors, job.shards, command_line())
     print_table(results)
     print(f"\nreport: {shown(results / 'report.html')}")
 

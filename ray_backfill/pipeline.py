@@ -13,6 +13,7 @@ from typing import Any, Literal
 from ray_backfill.cluster.backbones import train_backbone_stage
 from ray_backfill.cluster.embed import EmbedActors, embed_stage
 from ray_backfill.cluster.heads import train_heads_stage
+from ray_backfill.cluster.replay import ReplayShards, ShardedReplay, shards_for
 from ray_backfill.cluster.session import placed, session
 from ray_backfill.cluster.train import Workers
 from ray_backfill.datasets import open_source
@@ -31,7 +32,14 @@ Role = Literal["old", "new"]
 ROLES: tuple[Role, Role] = ("old", "new")
 
 
-def run_recipe(recipe: Recipe[Any], out: Path, workers: Workers, actors: EmbedActors, command: str) -> Path:
+def run_recipe(
+    recipe: Recipe[Any],
+    out: Path,
+    workers: Workers,
+    actors: EmbedActors,
+    shards: ReplayShards,
+    command: str,
+) -> Path:
     """Everything from images to the report; returns the folder of results.
 
     Raises:
@@ -52,7 +60,7 @@ def run_recipe(recipe: Recipe[Any], out: Path, workers: Workers, actors: EmbedAc
             check_evaluation(recipe, number)
         embeddings = embed_recipe(recipe, out, workers, actors)
         return evaluate_folder(
-            embeddings, out, recipe.evaluation, recipe.heads, workers, command, recipe=asdict(recipe)
+            embeddings, out, recipe.evaluation, recipe.heads, workers, shards, command, asdict(recipe)
         )
 
 
@@ -90,6 +98,7 @@ def evaluate_folder(
     evaluation: Evaluation,
     training: HeadTraining,
     workers: Workers,
+    shards: ReplayShards,
     command: str,
     recipe: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -121,7 +130,9 @@ def evaluate_folder(
         timings_s=timings_s | {"heads": round(time.perf_counter() - started, 2)},
         left_out=left_out,
     )
-    return simulate(folder, fingerprint, out / "results", evaluation, heads, run)
+    number = shards_for(folder.gallery.old.nbytes + folder.gallery.new.nbytes, shards)
+    replayer = ShardedReplay(number, shards.cpus) if number else None
+    return simulate(folder, fingerprint, out / "results", evaluation, heads, run, replayer)
 
 
 def train_folder_heads(

@@ -9,9 +9,11 @@ Without a queries file the gallery queries itself, each item excluded from its o
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile, gettempdir
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +24,9 @@ from ray_backfill.errors import InputError
 from ray_backfill.files import write_whole
 from ray_backfill.systems import FloatArray
 
+# Columns of vectors above this size are mapped from a temporary file.
+MAPPED_BYTES = 1 << 30
+_BATCH_ROWS = 65_536
 _NAME_COLUMNS = ("label", "group")
 _INTEGER_COLUMNS = ("camera",)
 _FLOAT_COLUMNS = ("old_score", "order_score")
@@ -30,7 +35,10 @@ _ID_LIST_COLUMNS = ("positives", "ignored")
 
 @dataclass(frozen=True)
 class EmbeddingTable:
-    """One split in memory; N rows. Columns that the files lack are None. Lists of ids stay lists of ids."""
+    """One split, read and checked; N rows. Columns that the files lack are None. Lists of ids stay lists of ids.
+
+    old, new: (N, d) float16 or float32, as stored; large ones are mapped from a temporary file.
+    """
 
     path: Path
     id: NDArray[Any]
@@ -96,24 +104,20 @@ def read_folder(path: Path) -> EmbeddingFolder:
 
 
 def read_table(path: Path) -> EmbeddingTable:
-    """Read one split: a Parquet file, or a folder of part files in the order of their names."""
-    files = [path] if path.is_file() else sorted(path.glob("*.parquet"))
-    if not files:
-        raise InputError(f"{path} is missing; it must be a Parquet file or a folder of Parquet parts")
-    read = {file: _read_file(file) for file in files}
+    """Read one split: a Parquet file, or a folder of part files in the order of their names.
+
+    Vectors are read piece by piece and keep their type; above MAPPED_BYTES a column goes to a temporary file (in
+    TMPDIR) that is mapped into memory and vanishes with the process.
+    """
+    files = _part_files(path)
+    read = {file: _read_columns(file) for file in files}
     files = [file for file in files if len(read[file]["id"])]
     if not files:
         raise InputError(f"{path} has no rows")
     parts = [read[file] for file in files]
-    for column, values in parts[0].items():
-        for file, part in zip(files, parts, strict=True):
-            if part.keys() != parts[0].keys():
-                raise InputError(f"{file} has columns {sorted(part)}, but {files[0]} has {sorted(parts[0])}")
-            if isinstance(values, np.ndarray) and part[column].shape[1:] != values.shape[1:]:
-                raise InputError(
-                    f"{file}, column {column!r}: {part[column].shape[1]} dimensions, but {values.shape[1]} in "
-                    f"{files[0]}"
-                )
+    for file, part in zip(files, parts, strict=True):
+        if part.keys() != parts[0].keys():
+            raise InputError(f"{file} has columns {sorted(part)}, but {files[0]} has {sorted(parts[0])}")
     columns: dict[str, Any] = {
         name: np.concatenate([part[name] for part in parts])
         if isinstance(parts[0][name], np.ndarray)
@@ -123,24 +127,43 @@ def read_table(path: Path) -> EmbeddingTable:
     ids, counts = np.unique(columns["id"], return_counts=True)
     if (counts > 1).any():
         raise InputError(f"{path}, column 'id': duplicates, first {_some(ids[counts > 1])}; ids must be unique")
-    return EmbeddingTable(path, **columns)
+    old, new = _read_vectors(files, 0, len(columns["id"]))
+    return EmbeddingTable(path, old=old, new=new, **columns)
 
 
-def _read_file(file: Path) -> dict[str, Any]:
-    """The known columns of one Parquet file as arrays (lists for lists of ids), checked."""
+def read_vectors(path: Path, first: int, last: int) -> tuple[FloatArray, FloatArray]:
+    """Columns ``old`` and ``new`` of the rows first .. last - 1 of a split, and no other rows."""
+    return _read_vectors(_part_files(path), first, last)
+
+
+def _part_files(path: Path) -> list[Path]:
+    files = [path] if path.is_file() else sorted(path.glob("*.parquet"))
+    if not files:
+        raise InputError(f"{path} is missing; it must be a Parquet file or a folder of Parquet parts")
+    return files
+
+
+def _open(file: Path) -> pq.ParquetFile:
     try:
-        table = pq.read_table(file, partitioning=None)
+        return pq.ParquetFile(file, memory_map=True)
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"{file} cannot be read as Parquet: {error}") from error
+
+
+def _read_columns(file: Path) -> dict[str, Any]:
+    """The known columns of one Parquet file but the vectors, as arrays (lists for lists of ids), checked."""
+    opened = _open(file)
+    there = opened.schema_arrow.names
     for column in ("id", "old", "new"):
-        if column not in table.column_names:
-            raise InputError(f"{file} has no column {column!r}; it has: {', '.join(table.column_names)}")
-    columns: dict[str, Any] = {"id": _ids(table["id"], file, "id")}
-    for name in ("old", "new"):
-        columns[name] = _vectors(table[name], file, name)
-    present = [name for name in table.column_names if name in EmbeddingTable.__dataclass_fields__]
+        if column not in there:
+            raise InputError(f"{file} has no column {column!r}; it has: {', '.join(there)}")
+    present = [
+        name for name in there if name in EmbeddingTable.__dataclass_fields__ and name not in ("old", "new", "path")
+    ]
+    table = opened.read(columns=present)
+    columns: dict[str, Any] = {}
     for name in present:
-        if name in _NAME_COLUMNS:
+        if name == "id" or name in _NAME_COLUMNS:
             columns[name] = _ids(table[name], file, name)
         elif name in _INTEGER_COLUMNS:
             columns[name] = _numbers(table[name], file, name, np.int64)
@@ -149,6 +172,84 @@ def _read_file(file: Path) -> dict[str, Any]:
         elif name in _ID_LIST_COLUMNS:
             columns[name] = _id_lists(table[name], file, name)
     return columns
+
+
+def _read_vectors(files: Sequence[Path], first: int, last: int) -> tuple[FloatArray, FloatArray]:
+    """Rows first .. last - 1 of all files one after the other, row group by row group."""
+    opened = [_open(file) for file in files]
+    columns = {name: _Vectors(name, last - first, _float_type(name, opened, files)) for name in ("old", "new")}
+    before = 0  # rows of the files and row groups so far
+    for file, parquet in zip(files, opened, strict=True):
+        start_of_file = before
+        for group in range(parquet.num_row_groups):
+            rows = parquet.metadata.row_group(group).num_rows
+            if before < last and before + rows > first:
+                at = before
+                for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=["old", "new"]):
+                    begin, end = max(first - at, 0), min(last - at, len(batch))
+                    if begin < end:
+                        for name, column in columns.items():
+                            column.add(batch.column(name).slice(begin, end - begin), file, at + begin - start_of_file)
+                    at += len(batch)
+            before += rows
+    return columns["old"].array(), columns["new"].array()
+
+
+def _float_type(name: str, opened: Sequence[pq.ParquetFile], files: Sequence[Path]) -> type[np.floating]:
+    """float16 if all files hold that, else float32."""
+    types = [parquet.schema_arrow.field(name).type for parquet in opened]
+    for file, kind in zip(files, types, strict=True):
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+        if not is_list or not pa.types.is_floating(kind.value_type):
+            raise InputError(f"{file}, column {name!r} must hold lists of float16 or float32, not {kind}")
+    return np.float16 if all(pa.types.is_float16(kind.value_type) for kind in types) else np.float32
+
+
+class _Vectors:
+    """One column of vectors, filled piece by piece: in memory, or in an unnamed temporary file if it is large."""
+
+    def __init__(self, name: str, rows: int, dtype: type[np.floating]) -> None:
+        self.name, self.rows, self.dtype, self.filled = name, rows, dtype, 0
+        self.width: int | None = None
+        self.first_file = Path()
+
+    def add(self, column: pa.Array, file: Path, first_row: int) -> None:
+        """The next rows, which are first_row and following of ``file``."""
+        vectors = _vectors(column, file, self.name, first_row).astype(self.dtype, copy=False)
+        if self.width is None:
+            self.width, self.first_file = vectors.shape[1], file
+            if self.rows * self.width * np.dtype(self.dtype).itemsize > MAPPED_BYTES:
+                # It lives as long as its map.
+                self.file: IO[bytes] | None = TemporaryFile()  # noqa: SIM115
+            else:
+                self.file, self.memory = None, np.empty((self.rows, self.width), self.dtype)
+        if vectors.shape[1] != self.width:
+            raise InputError(
+                f"{file}, column {self.name!r}: {vectors.shape[1]} dimensions in row {first_row}, but {self.width} in "
+                f"{self.first_file}"
+            )
+        if self.file is None:
+            self.memory[self.filled : self.filled + len(vectors)] = vectors
+        else:
+            _write_temporary(self.file, vectors)
+        self.filled += len(vectors)
+
+    def array(self) -> FloatArray:
+        assert self.width is not None
+        assert self.filled == self.rows
+        if self.file is None:
+            return self.memory
+        self.file.flush()
+        return np.memmap(self.file, self.dtype, mode="r", shape=(self.rows, self.width))
+
+
+def _write_temporary(file: IO[bytes], vectors: NDArray[np.floating]) -> None:
+    try:
+        file.write(np.ascontiguousarray(vectors).data)
+    except OSError as error:
+        raise InputError(
+            f"no room for large embeddings in {gettempdir()} ({error}); set TMPDIR to a larger disk"
+        ) from error
 
 
 def _id_lists(column: pa.ChunkedArray, file: Path, name: str) -> list[NDArray[Any]]:
@@ -181,38 +282,31 @@ def _numbers(column: pa.ChunkedArray, file: Path, name: str, dtype: type) -> NDA
     return values
 
 
-def _vectors(column: pa.ChunkedArray, file: Path, name: str) -> FloatArray:
-    """A column of lists as (N, d) float16 or float32."""
-    kind = column.type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    if not is_list or not pa.types.is_floating(kind.value_type):
-        raise InputError(f"{file}, column {name!r} must hold lists of float16 or float32, not {kind}")
-    _no_nulls(column, file, name)
-    array = column.combine_chunks()
-    if not pa.types.is_fixed_size_list(kind):
+def _vectors(array: pa.Array, file: Path, name: str, first_row: int) -> NDArray[Any]:
+    """Some rows of a column of lists as (n, d) float16, float32 or float64, checked."""
+    _no_nulls(array, file, name, first_row)
+    if not pa.types.is_fixed_size_list(array.type):
         lengths = array.value_lengths().to_numpy(zero_copy_only=False)
-        ragged = np.flatnonzero(lengths != lengths[0]) if len(lengths) else np.empty(0, np.int64)
+        ragged = np.flatnonzero(lengths != lengths[0])
         if len(ragged):
             raise InputError(
-                f"{file}, column {name!r}: lists of different length, {lengths[0]} in row 0 but "
-                f"{lengths[ragged[0]]} in row {_some(ragged)}"
+                f"{file}, column {name!r}: lists of different length, {lengths[0]} in row {first_row} but "
+                f"{lengths[ragged[0]]} in row {_some(first_row + ragged)}"
             )
-    flat = array.flatten().to_numpy(zero_copy_only=False)
-    if len(array) and not len(flat):
+    values = array.flatten()
+    if not len(values):
         raise InputError(f"{file}, column {name!r}: the lists are empty")
-    vectors: NDArray[Any] = flat.reshape(len(array), len(flat) // max(1, len(array)))
-    if vectors.dtype == np.float64:
-        vectors = vectors.astype(np.float32)
+    vectors: NDArray[Any] = values.to_numpy(zero_copy_only=False).reshape(len(array), -1)
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(bad):
-        raise InputError(f"{file}, column {name!r}: NaN or infinite values in row {_some(bad)}")
+        raise InputError(f"{file}, column {name!r}: NaN or infinite values in row {_some(first_row + bad)}")
     return vectors
 
 
-def _no_nulls(column: pa.ChunkedArray, file: Path, name: str) -> None:
+def _no_nulls(column: pa.ChunkedArray | pa.Array, file: Path, name: str, first_row: int = 0) -> None:
     if column.null_count:
-        rows = np.flatnonzero(column.is_null().to_numpy())
-        raise InputError(f"{file}, column {name!r}: missing value in row {_some(rows)}")
+        rows = np.flatnonzero(np.asarray(column.is_null()))
+        raise InputError(f"{file}, column {name!r}: missing value in row {_some(first_row + rows)}")
 
 
 def _some(rows: NDArray[Any]) -> str:

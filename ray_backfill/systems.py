@@ -14,6 +14,8 @@ from ray_backfill.errors import InputError
 
 FloatArray = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.float64]
 IntArray = NDArray[np.int64]
+# Rows that are checked at a time.
+_ROWS = 65_536
 Switch = Literal["progressively", "at_end"]
 
 
@@ -38,11 +40,13 @@ class RetrievalSystem:
                 )
             if array.size == 0:
                 raise InputError(f"{side} embeddings are empty: shape {array.shape}")
-            finite_rows = np.isfinite(array).all(axis=1)
-            if not finite_rows.all():
-                raise InputError(
-                    f"{side} embeddings have NaN or infinite values, first in row {int(np.argmin(finite_rows))}"
-                )
+            for first in range(0, len(array), _ROWS):  # a bool for every number of a large gallery would be large, too
+                finite_rows = np.isfinite(array[first : first + _ROWS]).all(axis=1)
+                if not finite_rows.all():
+                    raise InputError(
+                        f"{side} embeddings have NaN or infinite values, first in row "
+                        f"{first + int(np.argmin(finite_rows))}"
+                    )
         if self.query.shape[1] != self.gallery.shape[1]:
             raise InputError(
                 f"query embeddings have {self.query.shape[1]} dimensions, gallery embeddings {self.gallery.shape[1]}"

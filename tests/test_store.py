@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ray_backfill.errors import InputError
-from ray_backfill.store import read_folder, read_table, vector_column, write_parquet
+from ray_backfill.store import read_folder, read_table, read_vectors, vector_column, write_parquet
 
 
 def columns(rows: int = 4, first_id: int = 0) -> dict[str, Any]:
@@ -51,6 +51,46 @@ def test_any_list_of_floats_is_a_vector(tmp_path: Path, kind: pa.DataType) -> No
     rows = np.arange(12, dtype=np.float16).reshape(4, 3)
     path = write(tmp_path / "g.parquet", old=pa.array(list(rows), pa.list_(pa.float16())).cast(kind))
     np.testing.assert_array_equal(read_table(path).old, rows)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_large_columns_are_mapped_and_any_rows_can_be_read_alone(
+    tmp_path: Path, mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mapped:
+        monkeypatch.setattr("ray_backfill.store.MAPPED_BYTES", 0)
+    monkeypatch.setattr("ray_backfill.store._BATCH_ROWS", 4)
+    folder = tmp_path / "gallery.parquet"
+    parts = [columns(9, first_id=0), columns(1, first_id=9), columns(14, first_id=10)]
+    for i, part in enumerate(parts):
+        folder.mkdir(exist_ok=True)
+        pq.write_table(pa.table(part), folder / f"part-{i}.parquet", row_group_size=6)
+    table = read_table(folder)
+    assert isinstance(table.old, np.memmap) == isinstance(table.new, np.memmap) == mapped
+    old = np.concatenate([np.stack(part["old"].to_numpy(zero_copy_only=False)) for part in parts])
+    np.testing.assert_array_equal(table.old, old)
+    for first, last in [(0, 24), (0, 1), (8, 11), (15, 16), (23, 24), (5, 20)]:
+        some_old, some_new = read_vectors(folder, first, last)
+        np.testing.assert_array_equal(some_old, table.old[first:last])
+        np.testing.assert_array_equal(some_new, table.new[first:last])
+
+
+def test_a_bad_row_is_named_by_its_place_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray_backfill.store._BATCH_ROWS", 4)
+    vectors = np.ones((23, 3), np.float32)
+    vectors[17, 1] = np.nan
+    path = tmp_path / "g.parquet"
+    pq.write_table(pa.table(columns(23) | {"old": vector_column(vectors)}), path, row_group_size=6)
+    with pytest.raises(InputError, match=r"column 'old': NaN or infinite values in row 17$"):
+        read_table(path)
+
+
+def test_a_full_temporary_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray_backfill.store.MAPPED_BYTES", 0)
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr("ray_backfill.store.TemporaryFile", lambda: full)
+        with pytest.raises(InputError, match="set TMPDIR to a larger disk"):
+            read_table(write(tmp_path / "g.parquet"))
 
 
 def test_strings_serve_as_ids_and_labels(tmp_path: Path) -> None:

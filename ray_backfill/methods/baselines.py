@@ -17,11 +17,13 @@ def new_system(e: Embeddings) -> RetrievalSystem:
 
 
 def _old(e: Embeddings, heads: Any) -> UpgradePair:
-    return UpgradePair(old_system(e), old_system(e))
+    system = old_system(e)
+    return UpgradePair(system, system)
 
 
 def _new(e: Embeddings, heads: Any) -> UpgradePair:
-    return UpgradePair(new_system(e), new_system(e))
+    system = new_system(e)
+    return UpgradePair(system, system)
 
 
 def _offline(e: Embeddings, heads: Any) -> UpgradePair:

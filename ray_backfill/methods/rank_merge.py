@@ -8,6 +8,7 @@ CL-S trains. The two differ only with rho.
 Shapes: b anchors of this worker, B items of all workers, d dimensions.
 """
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from ray_backfill.methods import Embeddings, HeadLoss, Method
 from ray_backfill.methods.baselines import new_system, old_system
 from ray_backfill.systems import FloatArray, RetrievalSystem, UpgradePair
 
+# Vectors that a head takes at a time.
+_ROWS = 16_384
 LOSSES = ("rqt", "cl_s", "cl_m", "mcl")
 
 
@@ -126,11 +129,21 @@ def _pull(log_positive: Tensor, log_negatives: list[Tensor]) -> Tensor:
     return (everything - log_positive).sum() / len(has_positive)
 
 
-def apply_heads(heads: torch.nn.Module, new_Nd: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Stored new embeddings (N, d) through trained heads: psi(rho(new)) and rho(new), float32."""
+def transform(network: torch.nn.Module, vectors_Nd: FloatArray) -> FloatArray:
+    """Stored vectors (N, d) through a trained psi or rho: float32; unchanged where there is nothing to apply.
+
+    Computed in float64, so that a vector's result does not depend on what it stands among: shards of a gallery must
+    give what the whole gives.
+    """
+    if isinstance(network, torch.nn.Identity):
+        return vectors_Nd
+    wide = copy.deepcopy(network).double().eval()
+    parts = []
     with torch.inference_mode():
-        reverse, forward = heads(torch.from_numpy(np.asarray(new_Nd, np.float32)))
-    return reverse.numpy(), forward.numpy()
+        for first in range(0, len(vectors_Nd), _ROWS):
+            part = torch.from_numpy(vectors_Nd[first : first + _ROWS].astype(np.float64))
+            parts.append(wide(part).float().numpy())
+    return np.concatenate(parts)
 
 
 def _naive(e: Embeddings, heads: Any) -> UpgradePair:
@@ -140,11 +153,10 @@ def _naive(e: Embeddings, heads: Any) -> UpgradePair:
 
 def _with_heads(e: Embeddings, heads: Any) -> UpgradePair:
     """{psi(rho(new)), old} and {rho(new), rho(new)}; without rho, rho(new) is new. Source: section 4."""
-    reverse_query, forward_query = apply_heads(heads, e.new_query)
-    _, forward_gallery = apply_heads(heads, e.new_gallery)
+    forward_query = transform(heads.rho, e.new_query)
     return UpgradePair(
-        backward=RetrievalSystem(reverse_query, e.old_gallery),
-        forward=RetrievalSystem(forward_query, forward_gallery),
+        backward=RetrievalSystem(transform(heads.psi, forward_query), e.old_gallery),
+        forward=RetrievalSystem(forward_query, transform(heads.rho, e.new_gallery)),
     )
 
 

@@ -62,7 +62,11 @@ class GalleryShard:
     def count(self, block: Block, thresholds: Thresholds) -> IntArray:
         """``others_before`` of the items here: see there."""
         forward = self._count(self.forward, block, thresholds, thresholds.keys_2P[0])
-        backward = self._count(self.backward, block, thresholds, thresholds.keys_2P[1])
+        if self.backward is self.forward:
+            backward = forward
+            self.report(len(block) * (self.last - self.first))
+        else:
+            backward = self._count(self.backward, block, thresholds, thresholds.keys_2P[1])
         return counting.others_before(forward, backward, thresholds, self.points)
 
     def nearest(self, block: Block, k: int) -> Found:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 from tqdm import tqdm
@@ -82,12 +82,32 @@ class Run:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
+class Replayer(Protocol):
+    """What replays all methods: ``replay_methods``, or the same over a cluster."""
+
+    def __call__(
+        self,
+        folder: EmbeddingFolder,
+        truth: GroundTruth,
+        methods: Sequence[Method],
+        orders: Mapping[str, IntArray],
+        evaluation: Evaluation,
+        heads: Mapping[str, Path],
+    ) -> dict[tuple[str, str], Curve]: ...
+
+
 def simulate(
-    folder: EmbeddingFolder, fingerprint: str, out: Path, evaluation: Evaluation, heads: Mapping[str, Path], run: Run
+    folder: EmbeddingFolder,
+    fingerprint: str,
+    out: Path,
+    evaluation: Evaluation,
+    heads: Mapping[str, Path],
+    run: Run,
+    replayer: Replayer | None = None,
 ) -> Path:
     """Replay and report; does nothing if ``out`` holds these very results already.
 
-    fingerprint: of the folder. heads: method -> folder of its trained heads.
+    fingerprint: of the folder. heads: method -> folder of its trained heads. replayer: default this process.
 
     Raises:
         InputError: unknown names, columns that an order needs, labels or positives that do not fit, another run's out.
@@ -100,7 +120,7 @@ def simulate(
     if begin_stage(out, "simulation", wanted):
         return out
     started = time.perf_counter()
-    curves = replay_methods(folder, truth, methods, orders, evaluation, heads)
+    curves = (replayer or replay_methods)(folder, truth, methods, orders, evaluation, heads)
     tables = tabulate(methods, curves, evaluation.metrics, (folder.queries or folder.gallery).group)
     for name in ("curves", "summary", "differences", "subgroups"):
         if (table := getattr(tables, name)) is not None:

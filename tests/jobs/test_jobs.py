@@ -11,7 +11,8 @@ from tests.jobs.conftest import TINY, run
 def test_the_main_job_leaves_the_promised_files(finished: Path) -> None:
     results = finished / "results"
     names = {path.name for path in results.iterdir()}
-    assert names == {"curves.parquet", "summary.parquet", "curves.png", "report.html", "manifest.json"}
+    tables = {"curves.parquet", "summary.parquet", "differences.parquet"}
+    assert names == tables | {"curves.png", "report.html", "manifest.json"}
     manifest = read_json(results / "manifest.json")
     assert manifest["finished"]
     assert manifest["data"]["gallery_items"] == 60

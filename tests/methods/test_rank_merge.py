@@ -8,7 +8,7 @@ import torch
 
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, all_methods, find_methods
-from ray_backfill.methods.rank_merge import LOSSES, LossBatch, LossSettings, apply_heads, head_loss
+from ray_backfill.methods.rank_merge import LOSSES, LossBatch, LossSettings, head_loss, transform
 from ray_backfill.models.heads import Heads, HeadShape
 
 
@@ -123,4 +123,13 @@ def test_full_rm_serves_what_the_paper_says() -> None:
 
 def test_without_rho_the_new_embedding_stays_as_it_is() -> None:
     new = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
-    np.testing.assert_array_equal(apply_heads(Heads(HeadShape(4, 6)).eval(), new)[1], new)
+    e = Embeddings(new, new, new, new)
+    heads = Heads(HeadShape(6, 6)).eval()
+    assert all_methods()["mcl"].pair(e, heads).forward.gallery is new
+
+
+def test_a_transformed_vector_does_not_depend_on_what_it_stands_among() -> None:
+    new = np.random.default_rng(0).normal(size=(500, 24)).astype(np.float32)
+    rho = Heads(HeadShape(24, 24, learn_new=True)).eval().rho
+    alone = np.concatenate([transform(rho, new[i : i + 1]) for i in range(500)])
+    np.testing.assert_array_equal(transform(rho, new), alone)

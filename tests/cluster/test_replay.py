@@ -1,0 +1,70 @@
+"""The replay over Ray actors gives what one process gives."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from ray_backfill.cluster.replay import ReplayShards, ShardedReplay, shards_for
+from ray_backfill.errors import InputError
+from ray_backfill.methods import find_methods
+from ray_backfill.models.checkpoints import save_heads
+from ray_backfill.models.heads import Heads, HeadShape
+from ray_backfill.simulation import Evaluation, replay_methods
+from ray_backfill.simulation.folder import ground_truth, make_orders
+from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
+
+
+def embeddings(path: Path) -> EmbeddingFolder:
+    """400 items in 4 parts and row groups that no shard's edge meets, many equal to another one, and 20 queries."""
+    rng = np.random.default_rng(0)
+
+    def columns(rows: int, first: int) -> dict[str, Any]:
+        old, new = rng.normal(size=(rows, 4)).astype(np.float16), rng.normal(size=(rows, 6)).astype(np.float32)
+        old[1::3], new[1::3] = old[0], new[0]
+        label = rng.integers(0, 8, rows)
+        return {"id": first + np.arange(rows), "old": vector_column(old), "new": vector_column(new), "label": label}
+
+    for part in range(4):
+        write_parquet(path / "gallery.parquet" / f"part-{part}.parquet", pa.table(columns(100, 100 * part)))
+    write_parquet(path / "queries.parquet", pa.table(columns(20, 1000)))
+    return read_folder(path)
+
+
+@pytest.mark.parametrize("metrics", [("mAP", "mAP@5", "CMC@1"), ("mAP@5", "CMC@1")])
+def test_any_number_of_shards_gives_the_curves_of_one_process(
+    ray_session: None, tmp_path: Path, metrics: tuple[str, ...]
+) -> None:
+    folder = embeddings(tmp_path / "data")
+    torch.manual_seed(0)
+    shape = HeadShape(4, 6, learn_new=True)
+    save_heads(tmp_path / "rm", Heads(shape).eval(), shape)
+    evaluation = Evaluation(orders=("random", "centroid_cosine"), metrics=metrics)
+    methods, truth = find_methods(("old", "new", "offline", "rm_naive", "rm")), ground_truth(folder)
+    orders = make_orders(folder.gallery, evaluation.orders, 0)
+    arguments = (folder, truth, methods, orders, evaluation, {"rm": tmp_path / "rm"})
+    one = replay_methods(*arguments)
+    three = ShardedReplay(3, 0.5)(*arguments)
+    assert three.keys() == one.keys()
+    for key, curve in one.items():
+        np.testing.assert_array_equal(three[key].top1_correct, curve.top1_correct)
+        for metric in metrics:
+            np.testing.assert_array_equal(three[key].per_query[metric], curve.per_query[metric])
+
+
+def test_more_shards_than_cpus_are_refused(ray_session: None, tmp_path: Path) -> None:
+    folder = embeddings(tmp_path / "data")
+    truth, orders = ground_truth(folder), make_orders(folder.gallery, ("random",), 0)
+    with pytest.raises(InputError, match=r"lower --shards.number or --shards.cpus"):
+        ShardedReplay(500, 1.0)(folder, truth, find_methods(("old", "new")), orders, Evaluation(), {})
+
+
+def test_a_gallery_is_sharded_when_asked_or_when_it_does_not_fit() -> None:
+    assert shards_for(10 << 20, ReplayShards()) == 0
+    assert shards_for(10 << 20, ReplayShards(number=3)) == 3
+    assert shards_for(100 << 40, ReplayShards()) == (100 << 40) // (4 << 30)
+    with pytest.raises(InputError, match="must not be negative"):
+        ReplayShards(number=-1)
