@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from ray_backfill.cluster.embed import EmbedActors
-from ray_backfill.cluster.replay import ReplayShards
+from ray_backfill.cluster.replay import ReplayPlace
 from ray_backfill.cluster.train import Workers
 from ray_backfill.errors import InputError
 from ray_backfill.pipeline import evaluate_folder, run_recipe
@@ -38,7 +38,6 @@ class RecipeJob(Generic[ImagesT]):
     settings: Annotated[Recipe[ImagesT], tyro.conf.arg(name="")]
     workers: Workers
     actors: EmbedActors
-    shards: ReplayShards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +46,13 @@ class BackboneJob(RecipeJob[ImagesT]):
 
     # Which of the two: old or new.
     model: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateJob(RecipeJob[ImagesT]):
+    """A run of a whole recipe, from images to the report."""
+
+    place: Annotated[ReplayPlace, tyro.conf.arg(name="")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +68,7 @@ class DataJob:
     )
     heads: HeadTraining = field(default_factory=HeadTraining)
     workers: Workers = field(default_factory=Workers)
-    shards: ReplayShards = field(default_factory=ReplayShards)
+    place: Annotated[ReplayPlace, tyro.conf.arg(name="")] = field(default_factory=ReplayPlace)
 
 
 def parse_recipe_job(
@@ -98,7 +104,6 @@ def parse_recipe_job(
         settings=recipe,
         workers=Workers(),
         actors=EmbedActors(),
-        shards=ReplayShards(),
         **more,
     )
     return tyro.cli(
@@ -129,13 +134,13 @@ def simulate_job(description: str, default_recipe: str = "landmarks") -> None:
             data.evaluation,
             data.heads,
             data.workers,
-            data.shards,
+            data.place,
             command_line(),
         )
     else:
-        job = parse_recipe_job(description, default_recipe)
+        job = parse_recipe_job(description, default_recipe, kind=SimulateJob, place=ReplayPlace())
         out = checked_out(job.out)
-        results = run_recipe(job.settings, out, job.workers, job.actors, job.shards, command_line())
+        results = run_recipe(job.settings, out, job.workers, job.actors, job.place, command_line())
     print_table(results)
     print(f"\nreport: {shown(results / 'report.html')}")
 

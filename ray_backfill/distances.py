@@ -148,6 +148,21 @@ class ProductForm:
         return low, high
 
 
+class Products:
+    """The products of some queries with tile after tile, in one piece of memory. queries: rows of ``form.query``."""
+
+    def __init__(self, form: ProductForm, queries: IntArray) -> None:
+        self.form, self.queries = form, queries
+        self.left = form.products_QD[queries]
+        self.out = np.empty((len(queries), 0), np.float32)
+
+    def tile(self, first: int, last: int) -> NDArray[np.float32]:
+        """(b, n) v of the gallery items first .. last - 1; valid until the next call. Cost: 2 b n D."""
+        if self.out.shape[1] != last - first:
+            self.out = np.empty((len(self.queries), last - first), np.float32)
+        return np.matmul(self.left, self.form.tile(first, last).T, out=self.out)
+
+
 def _refuse_zero_vectors(length_Q: NDArray[np.float64], length_N: NDArray[np.float64]) -> None:
     for side, length in (("query", length_Q), ("gallery", length_N)):
         if not length.all():

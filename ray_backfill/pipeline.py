@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from ray_backfill.cluster.backbones import train_backbone_stage
 from ray_backfill.cluster.embed import EmbedActors, embed_stage
 from ray_backfill.cluster.heads import train_heads_stage
-from ray_backfill.cluster.replay import ReplayShards, ShardedReplay, shards_for
+from ray_backfill.cluster.replay import ReplayPlace, ShardedReplay
 from ray_backfill.cluster.session import placed, session
 from ray_backfill.cluster.train import Workers
 from ray_backfill.datasets import open_source
@@ -22,7 +23,8 @@ from ray_backfill.methods import Method
 from ray_backfill.preflight import check_distances_agree, check_evaluation, check_recipe, untrainable
 from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import Recipe
-from ray_backfill.simulation import Evaluation, Run, simulate
+from ray_backfill.replay import check_device
+from ray_backfill.simulation import Evaluation, Replayer, Run, replay_methods, simulate
 from ray_backfill.simulation.folder import check_vectors, ground_truth, make_orders
 from ray_backfill.stages import is_finished, note_facts
 from ray_backfill.store import EmbeddingFolder, read_folder
@@ -37,7 +39,7 @@ def run_recipe(
     out: Path,
     workers: Workers,
     actors: EmbedActors,
-    shards: ReplayShards,
+    place: ReplayPlace,
     command: str,
 ) -> Path:
     """Everything from images to the report; returns the folder of results.
@@ -60,7 +62,7 @@ def run_recipe(
             check_evaluation(recipe, number)
         embeddings = embed_recipe(recipe, out, workers, actors)
         return evaluate_folder(
-            embeddings, out, recipe.evaluation, recipe.heads, workers, shards, command, asdict(recipe)
+            embeddings, out, recipe.evaluation, recipe.heads, workers, place, command, asdict(recipe)
         )
 
 
@@ -98,7 +100,7 @@ def evaluate_folder(
     evaluation: Evaluation,
     training: HeadTraining,
     workers: Workers,
-    shards: ReplayShards,
+    place: ReplayPlace,
     command: str,
     recipe: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -117,6 +119,7 @@ def evaluate_folder(
     left_out = untrainable(folder, evaluation.find_methods())
     methods = [method for method in evaluation.find_methods() if method.name not in left_out]
     check_distances_agree(methods, evaluation, training)
+    replayer = _replayer(folder, place)
     started = time.perf_counter()
     heads = train_folder_heads(folder, fingerprint, out, methods, training, workers)
     timings_s = {
@@ -130,9 +133,15 @@ def evaluate_folder(
         timings_s=timings_s | {"heads": round(time.perf_counter() - started, 2)},
         left_out=left_out,
     )
-    number = shards_for(folder.gallery.old.nbytes + folder.gallery.new.nbytes, shards)
-    replayer = ShardedReplay(number, shards.cpus) if number else None
     return simulate(folder, fingerprint, out / "results", evaluation, heads, run, replayer)
+
+
+def _replayer(folder: EmbeddingFolder, place: ReplayPlace) -> Replayer:
+    shards = place.shards_for(folder.gallery.old.nbytes + folder.gallery.new.nbytes)
+    if shards:
+        return ShardedReplay(shards, place.device)
+    check_device(place.device)
+    return partial(replay_methods, device=place.device)
 
 
 def train_folder_heads(

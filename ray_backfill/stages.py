@@ -19,6 +19,14 @@ def begin_stage(folder: Path, stage: str, settings: Mapping[str, Any]) -> bool:
     Raises:
         InputError: the folder belongs to a stage with other settings.
     """
+    if look_at_stage(folder, stage, settings):
+        return True
+    write_json(folder / "manifest.json", {"stage": stage, "settings": dict(settings), "finished": False})
+    return False
+
+
+def look_at_stage(folder: Path, stage: str, settings: Mapping[str, Any]) -> bool:
+    """What ``begin_stage`` would say, without claiming anything."""
     wanted = json.loads(json.dumps({"stage": stage, "settings": settings}))
     path = folder / "manifest.json"
     if path.exists():
@@ -31,7 +39,6 @@ def begin_stage(folder: Path, stage: str, settings: Mapping[str, Any]) -> bool:
         return bool(found.get("finished"))
     if folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
         raise InputError(f"{folder} holds files of something else (no manifest.json); choose another --out")
-    write_json(path, wanted | {"finished": False})
     return False
 
 

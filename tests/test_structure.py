@@ -36,7 +36,7 @@ ONLY_IN = {
     "faiss": {"index"},
     "numba": {"kernels"},
     "threadpoolctl": {"replay"},
-    "torch": {"models", "methods", "training", "cluster"},
+    "torch": {"models", "methods", "training", "cluster", "replay"},
     "transformers": {"models"},
     "tyro": {"cli", "recipes"},
     "matplotlib": {"report"},

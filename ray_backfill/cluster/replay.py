@@ -16,8 +16,8 @@ import ray
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from ray_backfill.cluster.session import placed, session
-from ray_backfill.errors import InputError, require_positive
+from ray_backfill.cluster.session import session
+from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, Method, find_methods
 from ray_backfill.models.checkpoints import load_heads
 from ray_backfill.replay import Curve
@@ -38,26 +38,22 @@ _Question = Literal["positive_keys", "count", "nearest"]
 
 
 @dataclass(frozen=True)
-class ReplayShards:
-    """Where the replay runs."""
+class ReplayPlace:
+    """Where the replay runs; the results are the same everywhere."""
 
     # Gallery shards, each a Ray actor. 0: this process, unless the gallery takes more than half of its memory.
-    number: int = 0
-    # CPUs a shard; its threads.
-    cpus: float = 1.0
+    shards: int = 0
+    # cpu, or cuda for a GPU (each shard takes one).
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
-        require_positive(self, "cpus")
-        if self.number < 0:
-            raise InputError(f"the number of shards must not be negative, got {self.number}")
+        if self.shards < 0:
+            raise InputError(f"the number of shards must not be negative, got {self.shards}")
 
-
-def shards_for(gallery_bytes: int, shards: ReplayShards) -> int:
-    """How many shards to replay over; 0 for this process. gallery_bytes: of both columns of vectors."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if shards.number or gallery_bytes <= memory / 2:
-        return shards.number
-    return -(-gallery_bytes // _SHARD_BYTES)
+    def shards_for(self, gallery_bytes: int) -> int:
+        """How many shards to replay over; 0 for this process. gallery_bytes: of both columns of vectors."""
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return self.shards or (-(-gallery_bytes // _SHARD_BYTES) if gallery_bytes > memory / 2 else 0)
 
 
 class Measured(Protocol):
@@ -76,7 +72,7 @@ class ShardedReplay:
     """``simulation.replay_methods`` over shards: the same arguments and the same curves."""
 
     number: int
-    cpus: float
+    device: str = "cpu"
 
     def __call__(
         self,
@@ -98,8 +94,8 @@ class ShardedReplay:
         }
         curves = {}
         with session():
-            placed(self.number, self.cpus, "--shards")
-            shards = _RemoteShards(folder, self.number, self.cpus, plans, evaluation.distance)
+            self._check_cluster()
+            shards = _RemoteShards(folder, self.number, plans, evaluation.distance, self.device)
             for method in (bar := tqdm(methods, desc="replay", unit=" methods", dynamic_ncols=True)):
                 bar.set_postfix_str(method.title)
                 plan = plans[shards.serve(method, heads.get(method.name))]
@@ -109,24 +105,34 @@ class ShardedReplay:
                 curves.update({(method.name, order): curve for order, curve in found.items()})
         return curves
 
+    def _check_cluster(self) -> None:
+        """Ray would wait for ever for what the cluster does not have."""
+        for kind in ("CPU",) if self.device == "cpu" else ("CPU", "GPU"):
+            there = ray.cluster_resources().get(kind, 0)
+            if self.number > there:
+                raise InputError(
+                    f"{self.number} shards need {self.number} {kind}s, but the Ray cluster has {there:g}; "
+                    "lower --shards"
+                )
+
 
 class _RemoteShards:
     """``replay.shard.Shards`` in actors. What comes out of Ray's object store is read-only, hence the copies."""
 
     def __init__(
-        self, folder: EmbeddingFolder, number: int, cpus: float, plans: Mapping[str, Plan], distance: str
+        self, folder: EmbeddingFolder, number: int, plans: Mapping[str, Plan], distance: str, device: str
     ) -> None:
         n_gallery = len(folder.gallery)
         edges = np.linspace(0, n_gallery, min(number, n_gallery) + 1).astype(int).tolist()
         self.sizes = np.diff(edges)
         queries = folder.queries or folder.gallery
         shared = ray.put((queries.old, queries.new))
-        make = ray.remote(num_cpus=cpus)(_ShardActor)
+        make = ray.remote(num_cpus=1, num_gpus=0 if device == "cpu" else 1)(_ShardActor)
         self.actors = [
             make.remote(
                 folder.gallery.path, first, last, shared,
                 {switch: plan.slices_ON[:, first:last] for switch, plan in plans.items()},
-                plans["progressively"].points, distance,
+                plans["progressively"].points, distance, device,
             )
             for first, last in pairwise(edges)
         ]  # fmt: skip
@@ -154,7 +160,7 @@ class _RemoteShards:
             return ray.get(calls)
         except ray.exceptions.RayActorError as error:
             raise InputError(
-                f"a gallery shard died, perhaps for want of memory; run the same command with more --shards.number "
+                f"a gallery shard died, perhaps for want of memory; run the same command with more --shards "
                 f"({str(error).splitlines()[0]})"
             ) from error
 
@@ -175,8 +181,10 @@ class _ShardActor:
         slices_ON: Mapping[str, NDArray[np.uint16]],
         points: int,
         distance: str,
+        device: str,
     ) -> None:
         self.first, self.points, self.distance = first, points, distance
+        self.torch_device = None if device == "cpu" else device
         self.slices_ON = {switch: _writable(slices) for switch, slices in slices_ON.items()}
         (old_query, new_query), (old, new) = _writable(queries), read_vectors(gallery, first, last)
         self.embeddings = Embeddings(old_query, new_query, old, new)
@@ -185,7 +193,9 @@ class _ShardActor:
     def serve(self, method: str, heads: Path | None) -> str:
         pair = find_methods((method,))[0].pair(self.embeddings, load_heads(heads) if heads else None)
         slices_ON = self.slices_ON[pair.switch]
-        self.shard = GalleryShard(pair, self.first, slices_ON, self.points, self.distance)
+        self.shard = GalleryShard(
+            pair, self.first, slices_ON, self.points, self.distance, torch_device=self.torch_device
+        )
         return pair.switch
 
     def answer(self, question: _Question, arguments: tuple[Any, ...]) -> Any:

@@ -1,6 +1,6 @@
 """The exact engine: a pair, the truth and orders in, curves out."""
 
 from ray_backfill.replay.curve import Curve
-from ray_backfill.replay.engine import replay
+from ray_backfill.replay.engine import check_device, replay
 
-__all__ = ["Curve", "replay"]
+__all__ = ["Curve", "check_device", "replay"]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.distances import ProductForm
+from ray_backfill.distances import ProductForm, Products
 from ray_backfill.kernels import Array, kernel
 from ray_backfill.metrics import measure
 from ray_backfill.replay.block import Block, Thresholds, distances_of
@@ -51,6 +51,38 @@ def make_bins(form: ProductForm, block: Block, thresholds: Thresholds) -> Bins:
     bins = Bins(low, high, table, np.empty(len(block), np.float32), np.empty(len(block), np.float32))
     _fill_tables(low, high, thresholds.starts, bins.table, bins.origin, bins.step)
     return bins
+
+
+class Counter:
+    """Counts the items of tile after tile by slice and place. tile_items: the most items of a tile.
+
+    hist: (O, CSR of (S, K + 1)) int32, starts: (b + 1,) where the counts of each query begin.
+    """
+
+    def __init__(
+        self, products: Products, block: Block, thresholds: Thresholds, slices_ON: NDArray[np.uint16], n_slices: int,
+        tile_items: int,
+    ) -> None:  # fmt: skip
+        self.products, self.thresholds, self.slices_ON = products, thresholds, slices_ON
+        self.bins = make_bins(products.form, block, thresholds)
+        self.starts = hist_starts(thresholds, n_slices)
+        self.hist = np.zeros((len(slices_ON), self.starts[-1]), np.int32)
+        self._undecided = np.empty((2, len(block) * tile_items), np.int32)
+
+    def add(self, first: int, last: int) -> tuple[IntArray, IntArray]:
+        """Count the items first .. last - 1; returns (row, item) of the pairs left out, whose places are undecided."""
+        v_bn, bins = self.products.tile(first, last), self.bins
+        slices_On = np.ascontiguousarray(self.slices_ON[:, first:last])
+        found = place_tile(
+            v_bn, bins.low, bins.high, self.thresholds.starts, bins.table, bins.origin, bins.step, slices_On,
+            self.hist, self.starts, self._undecided,
+        )  # fmt: skip
+        rows, columns = self._undecided[:, :found].astype(np.int64)
+        return rows, first + columns
+
+    def finish(self) -> NDArray[np.int32]:
+        """All counts."""
+        return self.hist
 
 
 @kernel

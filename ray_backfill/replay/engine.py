@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import reduce
+from importlib import import_module
 from threading import Lock
 from typing import overload
 
@@ -43,6 +44,7 @@ def replay(
     distance: str = ...,
     progress: bool = ...,
     threads: int | None = ...,
+    device: str = ...,
 ) -> Curve: ...
 @overload
 def replay(
@@ -54,6 +56,7 @@ def replay(
     distance: str = ...,
     progress: bool = ...,
     threads: int | None = ...,
+    device: str = ...,
 ) -> dict[str, Curve]: ...
 def replay(
     pair: UpgradePair,
@@ -64,17 +67,18 @@ def replay(
     distance: str = "cosine",
     progress: bool = False,
     threads: int | None = None,
+    device: str = "cpu",
 ) -> Curve | dict[str, Curve]:
     """The exact curve M_t of a backfill at t = 0, 1/(points-1), ..., 1.
 
     Source: rank merge, eq. 5. At progress t the first floor(t * N) items of the order are served by the forward system.
     order: (N,) permutation, or a dict of them, which share one pass and give a dict of curves.
     metrics: see ``parse_metric``. distance: see ``distances.DISTANCES``. progress: show a bar if it takes long.
-    threads: default all cores that this process may use.
+    threads: default all cores that this process may use. device: "cpu", or "cuda" for torch on a GPU; same results.
 
     Raises:
         InputError: sizes that do not match, no scored query, an order that is no permutation, unknown names, a zero
-            vector under cosine.
+            vector under cosine, a device that is not there.
     Cost: two float32 matrix products of Q x N x d, and about half as much again; hardly more for more points.
     Memory beside the inputs: about 200 MB a thread, and the result.
     """
@@ -82,8 +86,11 @@ def replay(
     check_distance(distance)
     _check_sizes(pair, truth)
     plan = plan_replay(truth, orders, points, metrics, pair.switch)
+    check_device(device)
     with comparisons_bar(plan, progress) as report:
-        shard = GalleryShard(pair, 0, plan.slices_ON, points, distance, report)
+        shard = GalleryShard(
+            pair, 0, plan.slices_ON, points, distance, report, torch_device=None if device == "cpu" else device
+        )
         curves = measure_plan(plan, truth, LocalShards([shard]), threads or len(os.sched_getaffinity(0)))
     return curves if isinstance(order, Mapping) else curves[""]
 
@@ -145,6 +152,14 @@ def comparisons_bar(plan: Plan, show: bool) -> Iterator[Callable[[int], None]]:
                 bar.update(comparisons)
 
         yield report
+
+
+def check_device(device: str) -> None:
+    """Raises InputError for an unknown device, or one that is not here."""
+    if device.split(":")[0] not in ("cpu", "cuda"):
+        raise InputError(f"unknown device {device!r}; known: cpu, cuda, cuda:0, cuda:1 and so on")
+    if device != "cpu":
+        import_module("ray_backfill.replay.on_device").check_gpu(device)
 
 
 def _check_sizes(pair: UpgradePair, truth: GroundTruth) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.distances import ProductForm
+from ray_backfill.distances import ProductForm, Products
 from ray_backfill.kernels import Array, kernel
 from ray_backfill.metrics import measure
 from ray_backfill.replay.block import KeyArray, positions_of, sort_keys
@@ -24,6 +24,10 @@ from ray_backfill.systems import IntArray
 _INFINITY = np.float32(np.inf)
 # Candidates to make room for at least: sorting them should be rare.
 _LEAST_ROOM = 1024
+
+
+# (row in the block, item, product) of some pairs, in the order of their rows: int32, int32, float32.
+Passing = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
 
 
 @dataclass
@@ -65,18 +69,20 @@ class Candidates:
             queries=queries,
         )
 
-    def add_tile(self, v_bn: NDArray[np.float32], first: int) -> None:
-        """Take what can matter of the items first .. first + n - 1, given their products."""
-        begin = np.zeros(len(v_bn), np.int64)
-        while _keep_tile(
-            v_bn, first, begin, self.keys, self.counts, self.ordered, self.needed, self.limits, self.gates, self.margin,
-            self.slices_ON,
-        ):  # fmt: skip
-            # Rows that are full of items too close together for the error bound: their exact keys decide.
-            for q in np.flatnonzero(begin < v_bn.shape[1]):
-                self._drop_exactly(int(q))
-            if (2 * self.counts > self.keys.shape[1]).any():
-                self.keys = np.hstack([self.keys, np.empty_like(self.keys)])
+    def add(self, passing: Passing) -> None:
+        """Take what can matter of the items that passed the gates."""
+        rows, items, values = passing
+        at = 0
+        while at < len(rows):
+            at = _keep(
+                rows, items, values, at, self.keys, self.counts, self.ordered, self.needed, self.limits, self.gates,
+                self.margin, self.slices_ON,
+            )  # fmt: skip
+            if at < len(rows):
+                # This row is full of items too close together for the error bound: their exact keys decide.
+                self._drop_exactly(int(rows[at]))
+                if 2 * self.counts[rows[at]] > self.keys.shape[1]:
+                    self.keys = np.hstack([self.keys, np.empty_like(self.keys)])
 
     def finish(self) -> tuple[IntArray, KeyArray]:
         """(row of each candidate, its exact key)."""
@@ -108,53 +114,62 @@ def room(needed: int, n_slices: int, n_orders: int) -> int:
     return 1 << int(np.ceil(np.log2(max(_LEAST_ROOM, 2 * expected))))
 
 
+class Finder:
+    """Finds the few items of a tile that pass the gates. tile_items: the most items of a tile."""
+
+    def __init__(self, products: Products, tile_items: int) -> None:
+        self.products = products
+        room = len(products.queries) * tile_items
+        self.rows, self.items = np.empty(room, np.int32), np.empty(room, np.int32)
+        self.values = np.empty(room, np.float32)
+
+    def passing(self, first: int, last: int, gates: NDArray[np.float32]) -> Passing:
+        v_bn = self.products.tile(first, last)
+        found = _find_passing(v_bn, gates, first, self.rows, self.items, self.values)
+        return self.rows[:found], self.items[:found], self.values[:found]
+
+
 @kernel
-def _keep_tile(
-    v_bn: Array,
-    first: int,
-    begin: Array,
-    keys: Array,
-    counts: Array,
-    ordered: Array,
-    needed: Array,
-    limits: Array,
-    gates: Array,
-    margin: Any,
-    slices_ON: Array,
-) -> int:
-    """Go on in each row at column begin; returns how many rows are stuck, with begin at the column where."""
-    n, capacity = v_bn.shape[1], keys.shape[1]
+def _find_passing(v_bn: Array, gates: Array, first: int, rows: Array, items: Array, values: Array) -> int:
+    """Write the (row, item, product) of all products up to their row's gate; returns how many."""
+    n = v_bn.shape[1]
     # One byte an item says whether it passes the gate; eight of them are looked at in one comparison.
     passes = np.zeros((n + 7) // 8 * 8, np.uint8)
     eight = passes.view(np.uint64)
     columns = np.empty(n + 8, np.int64)
-    stuck = 0
+    found = 0
     for q in range(len(v_bn)):
-        row, gate, own_limits = v_bn[q], gates[q], limits[q]
+        row, gate = v_bn[q], gates[q]
         for j in range(n):
             passes[j] = row[j] <= gate
-        passes[: begin[q]] = 0
         passing = 0
         for word in range(len(eight)):
             if eight[word] != 0:
                 for j in range(8 * word, 8 * word + 8):
                     columns[passing] = j
                     passing += passes[j]
-        near = 0
         for j in columns[:passing]:
-            columns[near] = j
-            near += _is_within(row[j], first + j, own_limits, slices_ON)
-        begin[q] = n
-        for j in columns[:near]:
-            if counts[q] == capacity:
-                _drop(q, keys, counts, ordered, needed, limits, gates, margin, slices_ON)
-                if 2 * counts[q] > capacity:
-                    begin[q] = j
-                    stuck += 1
-                    break
-            keys[q, counts[q]] = _key(row[j], first + j)
-            counts[q] += 1
-    return stuck
+            rows[found], items[found], values[found] = q, first + j, row[j]
+            found += 1
+    return found
+
+
+@kernel
+def _keep(
+    rows: Array, items: Array, values: Array, at: int, keys: Array, counts: Array, ordered: Array, needed: Array,
+    limits: Array, gates: Array, margin: Any, slices_ON: Array,
+) -> int:  # fmt: skip
+    """Go on with pair ``at``; returns the pair whose row has no room, or the number of pairs."""
+    capacity = keys.shape[1]
+    for i in range(at, len(rows)):
+        q = rows[i]
+        if counts[q] == capacity:
+            _drop(q, keys, counts, ordered, needed, limits, gates, margin, slices_ON)
+            if 2 * counts[q] > capacity:
+                return i
+        keys[q, counts[q]] = _key(values[i], items[i])
+        counts[q] += _is_within(values[i], items[i], limits[q], slices_ON)
+    return len(rows)
 
 
 @kernel

@@ -4,15 +4,16 @@ Answers of disjoint shards add up (counts) or join (candidates), so that the eng
 """
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from importlib import import_module
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.distances import ProductForm
+from ray_backfill.distances import ProductForm, Products
 from ray_backfill.replay import counting
 from ray_backfill.replay.block import Block, KeyArray, Thresholds, sort_keys
-from ray_backfill.replay.nearest import Candidates
+from ray_backfill.replay.nearest import Candidates, Finder
 from ray_backfill.systems import IntArray, UpgradePair
 
 # Items of a tile: its products with a block of queries should stay in the caches between product and counting.
@@ -34,7 +35,8 @@ class GalleryShard:
     """Gallery positions first .. first + N - 1.
 
     pair: all queries, and the N gallery items of this shard. slices_ON: (O, N) uint16 their slices in each order.
-    report: is told the number of (query, item, system) comparisons done, tile by tile.
+    report: is told the number of (query, item, system) comparisons done, tile by tile. torch_device: where torch makes
+    the products and places or gates them; None for numpy and compiled loops.
     """
 
     def __init__(
@@ -45,11 +47,19 @@ class GalleryShard:
         points: int,
         distance: str,
         report: Callable[[int], object] = lambda comparisons: None,
+        torch_device: str | None = None,
     ) -> None:
         self.first, self.last = first, first + pair.n_gallery
         self.slices_ON, self.points, self.report = slices_ON, points, report
         self.forward = ProductForm.of(pair.forward, distance)
         self.backward = self.forward if pair.backward is pair.forward else ProductForm.of(pair.backward, distance)
+        self.tile_items, self.on_device = TILE_ITEMS, None
+        if torch_device is not None:
+            # torch is loaded for those who ask for a device only.
+            self.on_device = import_module("ray_backfill.replay.on_device")
+            self.tile_items = self.on_device.TILE_ITEMS
+            forms = (self.forward, self.backward)
+            self.device_tiles = {id(form): self.on_device.DeviceTiles(form, torch_device) for form in forms}
 
     def positive_keys(self, block: Block) -> KeyArray:
         """(2, all positives) exact keys of ``block.positives``, forward and backward; 0 for those that are not here."""
@@ -75,45 +85,48 @@ class GalleryShard:
         found = []
         for form, slices_ON in ((self.forward, self.slices_ON), (self.backward, self.points - 2 - self.slices_ON)):
             candidates = Candidates.empty(form, block.queries, needed, slices_ON, self.points - 1)
-            for first, v_bn in self._products(form, block):
-                candidates.add_tile(v_bn, first)
+            finder = self._finder(form, block)
+            for first, last in self._tiles(block):
+                candidates.add(finder.passing(first, last, candidates.gates))
             found.append(candidates.finish())
         (rows_f, keys_f), (rows_b, keys_b) = found
         is_forward = np.arange(len(rows_f) + len(rows_b)) < len(rows_f)
         return np.concatenate([rows_f, rows_b]), np.concatenate([keys_f, keys_b]) + np.uint64(self.first), is_forward
 
-    def _products(self, form: ProductForm, block: Block) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """(first item of the tile, its products with the block), tile by tile. The array is used again."""
-        queries = form.products_QD[block.queries]
-        out = np.empty((len(block), TILE_ITEMS), np.float32)
-        n_gallery = self.last - self.first
-        for first in range(0, n_gallery, TILE_ITEMS):
-            last = min(first + TILE_ITEMS, n_gallery)
-            v_bn = out if last - first == TILE_ITEMS else np.empty((len(block), last - first), np.float32)
-            yield first, np.matmul(queries, form.tile(first, last).T, out=v_bn)
+    def _counter(self, form: ProductForm, block: Block, thresholds: Thresholds) -> Any:
+        n_slices = self.points - 1
+        if self.on_device is None:
+            products = Products(form, block.queries)
+            return counting.Counter(products, block, thresholds, self.slices_ON, n_slices, self.tile_items)
+        return self.on_device.DeviceCounter(self.device_tiles[id(form)], block, thresholds, self.slices_ON, n_slices)
+
+    def _finder(self, form: ProductForm, block: Block) -> Any:
+        if self.on_device is None:
+            return Finder(Products(form, block.queries), self.tile_items)
+        return self.on_device.DeviceFinder(self.device_tiles[id(form)], block.queries)
+
+    def _tiles(self, block: Block) -> Iterator[tuple[int, int]]:
+        """First and one past the last item of each tile; reports it when it is done."""
+        for first in range(0, self.last - self.first, self.tile_items):
+            last = min(first + self.tile_items, self.last - self.first)
+            yield first, last
             self.report(len(block) * (last - first))
 
     def _count(
         self, form: ProductForm, block: Block, thresholds: Thresholds, positive_keys: KeyArray
     ) -> NDArray[np.int32]:
         """(O, CSR of (S, K + 1)) int32: how many of the items here that count stand in each place of each slice."""
-        bins = counting.make_bins(form, block, thresholds)
-        starts = counting.hist_starts(thresholds, self.points - 1)
-        hist = np.zeros((len(self.slices_ON), starts[-1]), np.int32)
-        undecided = np.empty((2, len(block) * TILE_ITEMS), np.int32)
+        counter = self._counter(form, block, thresholds)
 
         def count_exactly(query: IntArray, positions: IntArray, keys: KeyArray, sign: int) -> None:
             slices_Om = self.slices_ON[:, positions - self.first]
-            counting.count_exactly(query, keys, slices_Om, sign, thresholds.keys, thresholds.starts, hist, starts)
+            counting.count_exactly(
+                query, keys, slices_Om, sign, thresholds.keys, thresholds.starts, counter.hist, counter.starts
+            )
 
-        for first, v_bn in self._products(form, block):
-            slices_On = np.ascontiguousarray(self.slices_ON[:, first : first + v_bn.shape[1]])
-            n_undecided = counting.place_tile(
-                v_bn, bins.low, bins.high, thresholds.starts, bins.table, bins.origin, bins.step, slices_On, hist,
-                starts, undecided,
-            )  # fmt: skip
-            query, columns = undecided[:, :n_undecided].astype(np.int64)
-            positions = self.first + first + columns
+        for first, last in self._tiles(block):
+            query, items = counter.add(first, last)
+            positions = self.first + items
             count_exactly(query, positions, self._keys(form, block, query, positions), 1)
         # What does not count was counted with the rest, in a place that its exact key tells.
         own = self._own(block.positives)
@@ -121,7 +134,7 @@ class GalleryShard:
         own = self._own(block.ignored)
         query, positions = block.query_of_ignored[own], block.ignored[own]
         count_exactly(query, positions, self._keys(form, block, query, positions), -1)
-        return hist
+        return counter.finish()
 
     def _own(self, positions: IntArray) -> NDArray[np.bool_]:
         return (positions >= self.first) & (positions < self.last)

@@ -22,7 +22,7 @@ from ray_backfill.replay import Curve, replay
 from ray_backfill.report import write_report
 from ray_backfill.simulation.folder import ground_truth, make_orders
 from ray_backfill.simulation.tables import tabulate
-from ray_backfill.stages import begin_stage, finish_stage, note_facts
+from ray_backfill.stages import begin_stage, finish_stage, look_at_stage, note_facts
 from ray_backfill.store import EmbeddingFolder, write_parquet
 from ray_backfill.systems import GroundTruth, IntArray
 
@@ -117,10 +117,12 @@ def simulate(
     methods = [method for method in evaluation.find_methods() if method.name not in run.left_out]
     orders = make_orders(folder.gallery, evaluation.orders, evaluation.order_seed)
     truth = ground_truth(folder, refuse_unknown_labels=not run.recipe)
-    if begin_stage(out, "simulation", wanted):
+    if look_at_stage(out, "simulation", wanted):
         return out
+    # The folder is claimed when there is something to write: what fails or is stopped before leaves no trace.
     started = time.perf_counter()
     curves = (replayer or replay_methods)(folder, truth, methods, orders, evaluation, heads)
+    begin_stage(out, "simulation", wanted)
     tables = tabulate(methods, curves, evaluation.metrics, (folder.queries or folder.gallery).group)
     for name in ("curves", "summary", "differences", "subgroups"):
         if (table := getattr(tables, name)) is not None:
@@ -139,8 +141,9 @@ def replay_methods(
     orders: Mapping[str, IntArray],
     evaluation: Evaluation,
     heads: Mapping[str, Path],
+    device: str = "cpu",
 ) -> dict[tuple[str, str], Curve]:
-    """The curve of each (method, order)."""
+    """The curve of each (method, order). device: see ``replay``."""
     queries = folder.queries or folder.gallery
     embeddings = Embeddings(queries.old, queries.new, folder.gallery.old, folder.gallery.new)
     curves = {}
@@ -148,7 +151,14 @@ def replay_methods(
         bar.set_postfix_str(method.title)
         pair = method.pair(embeddings, load_heads(heads[method.name]) if method.head else None)
         of_orders = replay(
-            pair, truth, orders, evaluation.points, evaluation.metrics, evaluation.distance, progress=True
+            pair,
+            truth,
+            orders,
+            evaluation.points,
+            evaluation.metrics,
+            evaluation.distance,
+            progress=True,
+            device=device,
         )
         curves.update({(method.name, order): curve for order, curve in of_orders.items()})
     return curves

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from ray_backfill.cluster.replay import ReplayShards, ShardedReplay, shards_for
+from ray_backfill.cluster.replay import ReplayPlace, ShardedReplay
 from ray_backfill.errors import InputError
 from ray_backfill.methods import find_methods
 from ray_backfill.models.checkpoints import save_heads
@@ -47,7 +47,7 @@ def test_any_number_of_shards_gives_the_curves_of_one_process(
     orders = make_orders(folder.gallery, evaluation.orders, 0)
     arguments = (folder, truth, methods, orders, evaluation, {"rm": tmp_path / "rm"})
     one = replay_methods(*arguments)
-    three = ShardedReplay(3, 0.5)(*arguments)
+    three = ShardedReplay(3)(*arguments)
     assert three.keys() == one.keys()
     for key, curve in one.items():
         np.testing.assert_array_equal(three[key].top1_correct, curve.top1_correct)
@@ -58,13 +58,13 @@ def test_any_number_of_shards_gives_the_curves_of_one_process(
 def test_more_shards_than_cpus_are_refused(ray_session: None, tmp_path: Path) -> None:
     folder = embeddings(tmp_path / "data")
     truth, orders = ground_truth(folder), make_orders(folder.gallery, ("random",), 0)
-    with pytest.raises(InputError, match=r"lower --shards.number or --shards.cpus"):
-        ShardedReplay(500, 1.0)(folder, truth, find_methods(("old", "new")), orders, Evaluation(), {})
+    with pytest.raises(InputError, match=r"500 shards need 500 CPUs, .* lower --shards"):
+        ShardedReplay(500)(folder, truth, find_methods(("old", "new")), orders, Evaluation(), {})
 
 
 def test_a_gallery_is_sharded_when_asked_or_when_it_does_not_fit() -> None:
-    assert shards_for(10 << 20, ReplayShards()) == 0
-    assert shards_for(10 << 20, ReplayShards(number=3)) == 3
-    assert shards_for(100 << 40, ReplayShards()) == (100 << 40) // (4 << 30)
+    assert ReplayPlace().shards_for(10 << 20) == 0
+    assert ReplayPlace(shards=3).shards_for(10 << 20) == 3
+    assert ReplayPlace().shards_for(100 << 40) == (100 << 40) // (4 << 30)
     with pytest.raises(InputError, match="must not be negative"):
-        ReplayShards(number=-1)
+        ReplayPlace(shards=-1)

@@ -59,13 +59,15 @@ def brute_force(
 
 def sharded(
     pair: rb.UpgradePair, truth: rb.GroundTruth, orders: dict[str, np.ndarray], points: int, metrics: tuple[str, ...],
-    distance: str, cuts: list[int],
+    distance: str, cuts: list[int], torch_device: str | None = None,
 ) -> dict[str, rb.Curve]:  # fmt: skip
     """Like ``rb.replay``, over shards of the gallery cut at the given positions."""
     plan = plan_replay(truth, orders, points, metrics, pair.switch)
     edges = [0, *cuts, pair.n_gallery]
     shards = [
-        GalleryShard(pair.items(first, last), first, plan.slices_ON[:, first:last], points, distance)
+        GalleryShard(
+            pair.items(first, last), first, plan.slices_ON[:, first:last], points, distance, torch_device=torch_device
+        )
         for first, last in pairwise(edges)
     ]
     return measure_plan(plan, truth, LocalShards(shards), threads=2)
@@ -103,6 +105,7 @@ def test_equals_brute_force(
         results = [
             rb.replay(pair, truth, orders, points=points, metrics=metrics, distance=distance),
             sharded(pair, truth, orders, points, metrics, distance, cuts),
+            sharded(pair, truth, orders, points, metrics, distance, cuts, torch_device="cpu"),
         ]
     for name, order in orders.items():
         for metric in metrics:
@@ -249,6 +252,7 @@ def test_flips_and_summary_figures_by_hand() -> None:
         ({"metrics": ("recall",)}, "known: mAP"),
         ({"metrics": ("CMC",)}, "known: mAP"),
         ({"distance": "manhattan"}, "known: cosine, l2"),
+        ({"device": "tpu"}, "known: cpu, cuda"),
         ({"truth": rb.GroundTruth.from_positives([[]], n_gallery=3)}, "no query has a positive"),
         ({"truth": rb.GroundTruth.from_positives([[0]], n_gallery=4)}, "4 gallery items"),
     ],
@@ -262,3 +266,19 @@ def test_bad_input_is_named(change: dict[str, object], message: str) -> None:
     }
     with pytest.raises(rb.InputError, match=message):
         rb.replay(**(given_ | change))  # type: ignore[call-overload]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("metrics", [METRICS, CUT_METRICS])
+@pytest.mark.parametrize("distance", ["cosine", "l2", "inner_product"])
+def test_a_gpu_gives_the_same_curves(metrics: tuple[str, ...], distance: str) -> None:
+    rng = np.random.default_rng(10)
+    for tied in (False, True):
+        pair = random_pair(rng, 300, 70_000, tied)
+        truth = rb.GroundTruth.from_labels(rng.integers(0, 900, 300), rng.integers(0, 900, 70_000))
+        orders = {name: rng.permutation(70_000) for name in "ab"}
+        here = rb.replay(pair, truth, orders, metrics=metrics, distance=distance)
+        there = rb.replay(pair, truth, orders, metrics=metrics, distance=distance, device="cuda")
+        for name in orders:
+            for metric in metrics:
+                np.testing.assert_array_equal(there[name].per_query[metric], here[name].per_query[metric])
