@@ -1,12 +1,13 @@
 # make demo    the main job on rendered landmarks, from nothing to a report
 # make test    the tests          make check   lint, types and tests: what CI runs
+# make bench   what the replay costs beside its limits: 15 minutes
 # EXTRA=gpu make setup            on a machine with a CUDA GPU
 PYTHON ?= python3
 EXTRA ?= $(if $(wildcard .venv/.ready-gpu),gpu,cpu)
 BIN := .venv/bin
 READY := .venv/.ready-$(EXTRA)
 
-.PHONY: setup demo test lint types check clean
+.PHONY: setup demo test lint types check bench clean
 
 setup: $(READY)
 
@@ -33,6 +34,9 @@ types: setup
 	$(BIN)/mypy
 
 check: lint types test
+
+bench: setup
+	$(BIN)/python benchmarks/replay.py
 
 clean:
 	rm -rf .venv runs build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

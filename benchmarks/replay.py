@@ -1,0 +1,362 @@
+"""What the replay costs, as ratios measured in one run, each beside its limit: prints a table in Markdown.
+
+python benchmarks/replay.py                 # all of it: about 12 minutes on two cores, 8 GB of memory
+python benchmarks/replay.py --scale 0.02    # the same at 2 % of the sizes, to see that it runs
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+import ray_backfill as rb
+from ray_backfill.distances import exact_distances
+from ray_backfill.replay.block import sort_keys
+from ray_backfill.store import vector_column
+
+D = 128
+TILE = 2048
+METRICS = ("mAP", "CMC@1", "CMC@5")
+CUT_METRICS = ("mAP@100", "CMC@1")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two models' embeddings of clustered classes; the new model's clusters are tighter."""
+
+    pair: rb.UpgradePair
+    truth: rb.GroundTruth
+    query_labels: NDArray[np.int64]
+    labels: NDArray[np.int64]
+
+    @property
+    def comparisons(self) -> int:
+        return 2 * self.pair.n_queries * self.pair.n_gallery
+
+
+def make_case(n_queries: int, n_gallery: int, per_class: int, itself: bool = False) -> Case:
+    """itself: the gallery queries itself, each item excluded from its own answer."""
+    rng = np.random.default_rng(0)
+    n_classes = max(2, n_gallery // per_class)
+    labels = rng.permutation(np.arange(n_gallery) % n_classes)
+    query_labels = labels if itself else rng.integers(0, n_classes, n_queries)
+    systems = []
+    for noise in (1.5, 1.0):
+        centres = rng.normal(size=(n_classes, D)).astype(np.float32)
+        gallery, query = (
+            centres[y] + np.float32(noise) * rng.normal(size=(len(y), D)).astype(np.float32)
+            for y in (labels, query_labels)
+        )
+        systems.append(rb.RetrievalSystem(gallery if itself else query, gallery))
+    truth = rb.GroundTruth.from_labels(query_labels, labels, exclude_self=itself)
+    return Case(rb.UpgradePair(*systems), truth, query_labels, labels)
+
+
+def seconds(work: Callable[[], object], runs: int = 3) -> float:
+    """The fastest of several runs."""
+    best = np.inf
+    for _ in range(runs):
+        started = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - started)
+    return float(best)
+
+
+def products(pair: rb.UpgradePair) -> float:
+    """Seconds for the bare float32 matrix products of both systems, in the fastest of three shapes of tiles."""
+
+    def multiply(rows: int, columns: int) -> None:
+        out = np.empty((rows, columns), np.float32)
+        for system in (pair.backward, pair.forward):
+            for i in range(0, pair.n_queries, rows):
+                queries = system.query[i : i + rows]
+                for j in range(0, pair.n_gallery, columns):
+                    items = system.gallery[j : j + columns]
+                    np.matmul(queries, items.T, out=out[: len(queries), : len(items)])
+
+    return min(seconds(partial(multiply, *shape), 2) for shape in [(1024, 8192), (1024, 2048), (4096, 2048)])
+
+
+def peak_memory_mb(work: Callable[[], object]) -> float:
+    """The most memory held during ``work`` above what was held before."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status_mb("VmRSS")
+    work()
+    return _status_mb("VmHWM") - before
+
+
+def _status_mb(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+
+
+class Table:
+    """Rows as they come: what, how much, the limit and whether it holds."""
+
+    def __init__(self) -> None:
+        self.failed: list[str] = []
+        print("| what | measured | limit | |\n|---|---|---|---|", flush=True)
+
+    def note(self, what: str, measured: str) -> None:
+        print(f"| {what} | {measured} | | |", flush=True)
+
+    def at_most(self, what: str, value: float, limit: float, unit: str = "x") -> None:
+        self._row(what, value, f"at most {limit:g}{unit}", value <= limit, unit)
+
+    def at_least(self, what: str, value: float, limit: float) -> None:
+        self._row(what, value, f"at least {limit:g}x", value >= limit, "x")
+
+    def _row(self, what: str, value: float, limit: str, holds: bool, unit: str) -> None:
+        self.failed += [] if holds else [what]
+        shown = f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+        print(f"| {what} | {shown}{unit} | {limit} | {'holds' if holds else '**does not hold**'} |", flush=True)
+
+
+def first_call(table: Table, scale: float) -> None:
+    """A fresh process with no compiled code on disk, and another one that finds it there."""
+    code = (
+        "import time, numpy as np, ray_backfill as rb\n"
+        "s = rb.RetrievalSystem(np.eye(400, 8, dtype=np.float32) + 1, np.eye(400, 8, dtype=np.float32) + 1)\n"
+        "p = rb.UpgradePair(s, rb.RetrievalSystem(s.query, s.gallery))\n"
+        "t = rb.GroundTruth.from_labels(np.arange(400) % 9, np.arange(400) % 9)\n"
+        "started = time.perf_counter()\n"
+        "for m in (('mAP',), ('CMC@1',)): rb.replay(p, t, np.arange(400), 11, m)\n"
+        "print(time.perf_counter() - started)\n"
+    )
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | {"NUMBA_CACHE_DIR": cache}
+        for what in ("first call, compiling", "first call of a later process"):
+            done = subprocess.run(
+                [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+            )
+            table.note(f"{what} (both families of metrics)", f"{float(done.stdout):.2f} s")
+
+
+def cut_metrics(table: Table, scale: float) -> None:
+    """GLDv2's size: 1,129 queries, 761,757 items."""
+    case = make_case(max(20, int(1129 * scale)), int(761_757 * scale), 30)
+    name = f"{case.pair.n_queries:,} x {case.pair.n_gallery:,} x {D}, mAP@100 + CMC@1"
+    rng = np.random.default_rng(1)
+    orders = {str(i): rng.permutation(case.pair.n_gallery) for i in range(6)}
+    order = orders["0"]
+    bare = products(case.pair)
+    eleven = seconds(lambda: rb.replay(case.pair, case.truth, order, 11, CUT_METRICS))
+    table.note(f"{name}: bare products of both systems", f"{bare:.2f} s")
+    table.note(f"{name}, 11 points: replay", f"{eleven:.2f} s")
+    table.at_most("replay / products", eleven / bare, 2)
+    search = faiss_at_each_point(case, order, 11)
+    table.at_least("faiss.IndexFlatIP on both partitions at 11 points / replay", search / eleven, 20)
+    many = seconds(lambda: rb.replay(case.pair, case.truth, order, 101, CUT_METRICS))
+    table.at_most("101 points / 11 points", many / eleven, 1.3)
+    six = seconds(lambda: rb.replay(case.pair, case.truth, orders, 11, CUT_METRICS))
+    table.at_most("six orders / one order", six / eleven, 2)
+
+
+def faiss_at_each_point(case: Case, order: NDArray[np.int64], points: int) -> float:
+    """Seconds of searching alone, 100 nearest; building the indexes and merging are not counted."""
+    total = 0.0
+    systems = [
+        (s.query / np.linalg.norm(s.query, axis=1, keepdims=True), s.gallery)
+        for s in (case.pair.forward, case.pair.backward)
+    ]
+    for i in range(points):
+        done = i * len(order) // (points - 1)
+        for (query, gallery), rows in zip(systems, (order[:done], order[done:]), strict=True):
+            if len(rows):
+                index = faiss.IndexFlatIP(D)
+                index.add(gallery[rows] / np.linalg.norm(gallery[rows], axis=1, keepdims=True))
+                total += seconds(partial(index.search, query, 100), 1)
+    return total
+
+
+def whole_rankings(table: Table, scale: float) -> None:
+    """50,000 items that query themselves, 50 a class."""
+    case = make_case(0, int(50_000 * scale), 50, itself=True)
+    n = case.pair.n_gallery
+    name = f"{n:,} x {n:,} x {D}, mAP + CMC@1 + CMC@5 + flips"
+    rng = np.random.default_rng(1)
+    orders = {str(i): rng.permutation(n) for i in range(6)}
+    order = orders["0"]
+
+    def run() -> None:
+        curve = rb.replay(case.pair, case.truth, order, 11, METRICS)
+        curve.negative_flips(), curve.positive_flips()
+
+    memory = peak_memory_mb(run)
+    bare, eleven = products(case.pair), seconds(run)
+    table.note(f"{name}: bare products of both systems", f"{bare:.2f} s")
+    table.note(f"{name}, 11 points: replay", f"{eleven:.2f} s")
+    table.at_most("replay / products", eleven / bare, 2.5)
+    table.at_most("memory above the inputs", memory, 2048, " MB")
+    many = seconds(lambda: rb.replay(case.pair, case.truth, order, 101, METRICS), 2)
+    table.at_most("101 points / 11 points", many / eleven, 1.3)
+    six = seconds(lambda: rb.replay(case.pair, case.truth, orders, 11, METRICS), 2)
+    table.at_most("six orders / one order", six / eleven, 2)
+
+
+def against_sorting(table: Table, scale: float) -> None:
+    """A plain evaluation: at each point a matrix of distances, a sort of each row, metrics from the sorted labels."""
+    for n, limit in ((int(5000 * scale), 0), (int(10_000 * scale), 100)):
+        case = make_case(0, n, 50, itself=True)
+        order = np.random.default_rng(1).permutation(n)
+        ours = seconds(lambda: rb.replay(case.pair, case.truth, order, 11, METRICS))  # noqa: B023
+        theirs = seconds(lambda: plain_evaluation(case, order, 11), 1)  # noqa: B023
+        what = f"{n:,} x {n:,}, 11 points: plain sorting ({theirs:.1f} s) / replay ({ours:.2f} s)"
+        if limit:
+            table.at_least(what, theirs / ours, limit)
+        else:
+            table.note(what, f"{theirs / ours:,.0f}x")
+
+
+def plain_evaluation(case: Case, order: NDArray[np.int64], points: int) -> list[float]:
+    """Mean average precision at each point."""
+    unit = [
+        s.gallery / np.linalg.norm(s.gallery, axis=1, keepdims=True) for s in (case.pair.forward, case.pair.backward)
+    ]
+    values, n = [], len(order)
+    for i in range(points):
+        backfilled = np.zeros(n, np.bool_)
+        backfilled[order[: i * n // (points - 1)]] = True
+        dist = np.where(backfilled, 1 - unit[0] @ unit[0].T, 1 - unit[1] @ unit[1].T)
+        np.fill_diagonal(dist, np.inf)
+        ranking = np.argsort(dist, axis=1, kind="stable")[:, :-1]
+        right = case.labels[ranking] == case.labels[:, None]
+        precision = np.cumsum(right, axis=1) / np.arange(1, n)
+        values.append(float(((precision * right).sum(axis=1) / right.sum(axis=1)).mean()))
+    return values
+
+
+def growth(table: Table, scale: float) -> None:
+    """Exponents of the time in the number of items and of queries, fitted over a factor of eight."""
+    for metrics, n_gallery, n_queries in ((CUT_METRICS, 400_000, 1000), (METRICS, 80_000, 8000)):
+        name = " + ".join(metrics)
+        case = make_case(int(n_queries * scale) + 16, int(n_gallery * scale) + 16, 50)
+        for what in ("items", "queries"):
+            shares = np.array([1 / 8, 1 / 4, 1 / 2, 1])
+            times = [seconds(part_of(case, metrics, what, share)) for share in shares]
+            exponent = np.polyfit(np.log(shares), np.log(times), 1)[0]
+            shown = ", ".join(f"{t:.2f}" for t in times)
+            table.note(
+                f"{name}: growth with {what} up to {len(case.labels):,} x {len(case.query_labels):,} ({shown} s)",
+                f"exponent {exponent:.2f}",
+            )
+
+
+def part_of(case: Case, metrics: tuple[str, ...], what: str, share: float) -> Callable[[], object]:
+    n_items = int(len(case.labels) * share) if what == "items" else len(case.labels)
+    n_queries = int(len(case.query_labels) * share) if what == "queries" else len(case.query_labels)
+    backward, forward = (
+        rb.RetrievalSystem(s.query[:n_queries], s.gallery[:n_items]) for s in (case.pair.backward, case.pair.forward)
+    )
+    truth = rb.GroundTruth.from_labels(case.query_labels[:n_queries], case.labels[:n_items])
+    order = np.random.default_rng(1).permutation(n_items)
+    return lambda: rb.replay(rb.UpgradePair(backward, forward), truth, order, 11, metrics)
+
+
+def exactness(table: Table, scale: float) -> None:
+    """Every query's average precision and first hit at 5 points against a full sort of exact keys, with ties."""
+    n, points = int(20_000 * scale), 5
+    case = make_case(0, n, 50, itself=True)
+    for system in (case.pair.backward, case.pair.forward):
+        system.gallery[1::10] = system.gallery[0::10]  # a tenth of the gallery are twins of others
+    order = np.random.default_rng(1).permutation(n)
+    curve = rb.replay(case.pair, case.truth, order, points, ("mAP", "CMC@1"))
+    slices = np.empty(n, np.int64)
+    slices[order] = np.searchsorted(np.arange(1, points) * n // (points - 1), np.arange(n), side="right")
+
+    def reference(q: int) -> NDArray[np.float64]:
+        forward, backward = (
+            sort_keys(exact_distances(s.query[q : q + 1], s.gallery, "cosine")[0], np.arange(n))
+            for s in (case.pair.forward, case.pair.backward)
+        )
+        out = np.empty((2, points))
+        for i in range(points):
+            ranking = np.argsort(np.where(slices < i, forward, backward))
+            right = (case.labels == case.labels[q])[ranking[ranking != q]]
+            ranks = np.flatnonzero(right) + 1
+            out[:, i] = (np.arange(1, len(ranks) + 1) / ranks).mean(), ranks[0] == 1
+        return out
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        expected = np.array(list(pool.map(reference, curve.scored)))
+    difference = max(
+        float(np.abs(curve.per_query[metric] - expected[:, m]).max()) for m, metric in enumerate(("mAP", "CMC@1"))
+    )
+    what = f"{n:,} x {n:,}, {points} points, a tenth twins: largest difference of any query to sorting"
+    table.at_most(what, difference, 1e-12, "")
+
+
+def from_parquet(table: Table, scale: float) -> None:
+    """float16 in Parquet, mapped from a temporary file instead of held: memory of reading and replaying."""
+    case = make_case(max(20, int(1129 * scale)), int(761_757 * scale), 30)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for split, side, labels in (("gallery", "gallery", case.labels), ("queries", "query", case.query_labels)):
+            old, new = (
+                vector_column(getattr(s, side).astype(np.float16)) for s in (case.pair.backward, case.pair.forward)
+            )
+            columns = {"id": np.arange(len(labels)), "old": old, "new": new, "label": labels}
+            pq.write_table(pa.table(columns), folder / f"{split}.parquet", row_group_size=65_536)
+        del case, columns, old, new
+        code = (
+            "import sys; sys.path.insert(0, sys.argv[2])\n"
+            "import numpy as np, ray_backfill as rb\n"
+            "from pathlib import Path\n"
+            "from ray_backfill import store\n"
+            "from benchmarks.replay import peak_memory_mb\n"
+            "store.MAPPED_BYTES = 0\n"
+            "def run():\n"
+            "    f = store.read_folder(Path(sys.argv[1]))\n"
+            "    q, g = f.queries, f.gallery\n"
+            "    pair = rb.UpgradePair(rb.RetrievalSystem(q.old, g.old), rb.RetrievalSystem(q.new, g.new))\n"
+            "    truth = rb.GroundTruth.from_labels(f.queries.label, f.gallery.label)\n"
+            "    rb.replay(pair, truth, np.arange(len(f.gallery)), 11, ('mAP@100', 'CMC@1'))\n"
+            "    print(2 * f.gallery.old.size * 4 / 2**20)\n"
+            "print(peak_memory_mb(run))\n"
+        )  # fmt: skip
+        root = str(Path(__file__).parents[1])
+        done = subprocess.run([sys.executable, "-c", code, name, root], capture_output=True, text=True, check=True)
+    as_float32, peak = (float(line) for line in done.stdout.split())
+    table.note(
+        f"the same from float16 in Parquet, mapped ({as_float32:,.0f} MB as float32): most memory", f"{peak:,.0f} MB"
+    )
+
+
+def machine() -> str:
+    cpu = next(
+        (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), "?"
+    )
+    return f"{len(os.sched_getaffinity(0))} cores of {cpu}, numpy {np.__version__}, faiss {faiss.__version__}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the sizes, 1 for the limits")
+    parser.add_argument("--only", choices=[part.__name__ for part in PARTS], help="one part of it")
+    arguments = parser.parse_args()
+    print(f"{machine()}\n")
+    table = Table()
+    for part in PARTS:
+        if arguments.only in (None, part.__name__):
+            part(table, arguments.scale)
+    if table.failed:
+        sys.exit("does not hold: " + "; ".join(table.failed))
+
+
+PARTS = (first_call, cut_metrics, whole_rankings, against_sorting, growth, exactness, from_parquet)
+
+if __name__ == "__main__":
+    main()
