@@ -62,7 +62,8 @@ def make_case(n_queries: int, n_gallery: int, per_class: int, itself: bool = Fal
         )
         systems.append(rb.RetrievalSystem(gallery if itself else query, gallery))
     truth = rb.GroundTruth.from_labels(query_labels, labels, exclude_self=itself)
-    return Case(rb.UpgradePair(*systems), truth, query_labels, labels)
+    backward, forward = systems
+    return Case(rb.UpgradePair(backward, forward), truth, query_labels, labels)
 
 
 def seconds(work: Callable[[], object], runs: int = 3) -> float:
