@@ -15,6 +15,10 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def kernel(function: F) -> F:
-    """Compile ``function`` at its first call (seconds) and keep the code beside the source file for later processes."""
-    compiled: F = numba.njit(nogil=True, cache=True)(function)
+    """Compile ``function`` at its first call and keep the code beside the source file for later processes."""
+    compiled: F
+    try:
+        compiled = numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # no folder that can be written: neither the package's, nor the user's cache
+        compiled = numba.njit(nogil=True)(function)
     return compiled

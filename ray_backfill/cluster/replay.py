@@ -151,6 +151,10 @@ class _RemoteShards:
     def nearest(self, block: Block, k: int) -> list[Found]:
         return self._done(block, self._ask("nearest", block, k))
 
+    def cancel(self) -> None:
+        for actor in self.actors:
+            ray.kill(actor)
+
     def _ask(self, question: _Question, *arguments: Any) -> list[Any]:
         sent = ray.put(arguments)  # once, however many shards
         return [_writable(answer) for answer in self._answers([a.answer.remote(question, sent) for a in self.actors])]

@@ -126,6 +126,7 @@ def measure_plan(plan: Plan, truth: GroundTruth, shards: Shards, threads: int) -
             for task in as_completed(tasks):
                 task.result()
         except BaseException:
+            shards.cancel()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     t = np.linspace(0.0, 1.0, plan.points)

@@ -29,6 +29,8 @@ class Shards(Protocol):
     def positive_keys(self, block: Block) -> list[KeyArray]: ...
     def count(self, block: Block, thresholds: Thresholds) -> list[IntArray]: ...
     def nearest(self, block: Block, k: int) -> list[Found]: ...
+    def cancel(self) -> None:
+        """Let what is under way in other threads end soon, by an exception that nobody reads."""
 
 
 class GalleryShard:
@@ -51,6 +53,7 @@ class GalleryShard:
     ) -> None:
         self.first, self.last = first, first + pair.n_gallery
         self.slices_ON, self.points, self.report = slices_ON, points, report
+        self.is_cancelled = False
         self.forward = ProductForm.of(pair.forward, distance)
         self.backward = self.forward if pair.backward is pair.forward else ProductForm.of(pair.backward, distance)
         self.tile_items, self.on_device = TILE_ITEMS, None
@@ -108,6 +111,8 @@ class GalleryShard:
     def _tiles(self, block: Block) -> Iterator[tuple[int, int]]:
         """First and one past the last item of each tile; reports it when it is done."""
         for first in range(0, self.last - self.first, self.tile_items):
+            if self.is_cancelled:
+                raise RuntimeError("the replay was stopped")
             last = min(first + self.tile_items, self.last - self.first)
             yield first, last
             self.report(len(block) * (last - first))
@@ -157,3 +162,7 @@ class LocalShards:
 
     def nearest(self, block: Block, k: int) -> list[Found]:
         return [shard.nearest(block, k) for shard in self.shards]
+
+    def cancel(self) -> None:
+        for shard in self.shards:
+            shard.is_cancelled = True

@@ -1,6 +1,9 @@
 """The replay engine against brute force, scikit-learn, pytorch-metric-learning and faiss."""
 
 import importlib
+import signal
+import threading
+import time
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -266,6 +269,33 @@ def test_bad_input_is_named(change: dict[str, object], message: str) -> None:
     }
     with pytest.raises(rb.InputError, match=message):
         rb.replay(**(given_ | change))  # type: ignore[call-overload]
+
+
+def test_ctrl_c_and_errors_end_a_replay_at_once() -> None:
+    """A block of queries over a large gallery can take minutes: what stops one thread stops all."""
+    rng = np.random.default_rng(11)
+    pair = random_pair(rng, 8, 4000, tied=False)
+    truth = rb.GroundTruth.from_labels(rng.integers(0, 5, 8), rng.integers(0, 5, 4000))
+    plan = plan_replay(truth, {"a": np.arange(4000)}, 3, METRICS, pair.switch)
+    main = threading.main_thread().ident
+    assert main is not None
+    for stop in (KeyboardInterrupt, MemoryError):
+        tiles: list[int] = []
+
+        def report(comparisons: int, stop: type = stop, tiles: list[int] = tiles) -> None:
+            tiles.append(comparisons)
+            if len(tiles) == 5:
+                if stop is KeyboardInterrupt:
+                    signal.pthread_kill(main, signal.SIGINT)  # as Ctrl-C does; it waits for the others
+                else:
+                    raise stop
+            time.sleep(0.01)
+
+        with patch.object(shard_module, "TILE_ITEMS", 4):
+            shard = GalleryShard(pair, 0, plan.slices_ON, 3, "cosine", report)
+            with pytest.raises(stop):
+                measure_plan(plan, truth, LocalShards([shard]), threads=2)
+        assert len(tiles) < 500  # of 2 x 2 x 1,000
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
