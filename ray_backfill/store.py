@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from ray_backfill.errors import InputError
 from ray_backfill.files import write_whole
@@ -27,6 +28,7 @@ from ray_backfill.systems import FloatArray
 # Columns of vectors above this size are mapped from a temporary file.
 MAPPED_BYTES = 1 << 30
 _BATCH_ROWS = 65_536
+_PIECE_BYTES = 64 << 20
 _NAME_COLUMNS = ("label", "group")
 _INTEGER_COLUMNS = ("camera",)
 _FLOAT_COLUMNS = ("old_score", "order_score")
@@ -75,7 +77,10 @@ class EmbeddingFolder:
                     continue
                 for array in [values] if isinstance(values, np.ndarray) else values:
                     digest.update(f"{column.name}{array.dtype}{array.shape}".encode())
-                    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+                    numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                    pieces = range(0, len(numbers), _PIECE_BYTES)
+                    for i in tqdm(pieces, desc="fingerprint", unit=" x 64 MB", delay=2, leave=False):
+                        digest.update(numbers[i : i + _PIECE_BYTES].data)
         return digest.hexdigest()
 
 
@@ -179,6 +184,7 @@ def _read_vectors(files: Sequence[Path], first: int, last: int) -> tuple[FloatAr
     opened = [_open(file) for file in files]
     columns = {name: _Vectors(name, last - first, _float_type(name, opened, files)) for name in ("old", "new")}
     before = 0  # rows of the files and row groups so far
+    bar = tqdm(total=last - first, desc="read", unit=" vectors", delay=2, leave=False, dynamic_ncols=True)
     for file, parquet in zip(files, opened, strict=True):
         start_of_file = before
         for group in range(parquet.num_row_groups):
@@ -190,8 +196,10 @@ def _read_vectors(files: Sequence[Path], first: int, last: int) -> tuple[FloatAr
                     if begin < end:
                         for name, column in columns.items():
                             column.add(batch.column(name).slice(begin, end - begin), file, at + begin - start_of_file)
+                        bar.update(end - begin)
                     at += len(batch)
             before += rows
+    bar.close()
     return columns["old"].array(), columns["new"].array()
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from ray_backfill import metrics as m
 from ray_backfill.methods import Method
@@ -36,10 +37,10 @@ def tabulate(
 ) -> Tables:
     """old and new must be among the methods. group_of_query: (all queries,), if they have any."""
     # The same draws of queries for every curve: what is computed from them is paired.
+    keys = [(*key, metric) for key in curves for metric in metrics]
     draws = {
-        (*key, metric): m.bootstrap_means(curve.per_query[metric])
-        for key, curve in curves.items()
-        for metric in metrics
+        key: m.bootstrap_means(curves[key[:2]].per_query[key[2]])
+        for key in tqdm(keys, desc="intervals", unit=" curves", delay=2, leave=False, dynamic_ncols=True)
     }
     areas = {key: m.auc_draws(curves[key[:2]].t, means) for key, means in draws.items()}
     titles = {method.name: method.title for method in methods}
