@@ -52,78 +52,99 @@ def exact_distances(query: FloatArray, gallery: FloatArray, distance: str) -> ND
 
 @dataclass(frozen=True)
 class ProductForm:
-    """A system as matrix products: v = products_QD @ tile(first, last).T rises with the distance.
+    """A system as matrix products: v = left(queries) @ tile(first, last).T rises with the distance.
 
     Embeddings count as float32; float64 ones are rounded. cosine: v = -cos. inner_product: v = -<q, g> / |q| * scale.
-    l2: v = (|g|^2 - 2 <q, g>) * scale^2, by one column more. error: |v - its exact value| plus all rounding on the way
-    from an exact distance to ``bounds`` is below it. length_Q, length_N: Euclidean norms, float64. scale: the power of
-    two that brings the longest vector's norm into (0.5, 1], so that no product overflows; 1.0 under cosine.
+    l2: v = (|g|^2 - 2 <q, g>) * scale^2, by one column more. length_Q, length_N: Euclidean norms, float64. scale: the
+    power of two that brings the longest vector's norm into (0.5, 1], so that no product overflows; 1.0 under cosine.
     """
 
     distance: str
-    query: NDArray[np.float32]
+    query: FloatArray
     gallery: FloatArray
-    products_QD: NDArray[np.float32]
     length_Q: NDArray[np.float64]
     length_N: NDArray[np.float64]
     scale: float
-    error: float
 
     @classmethod
     def of(cls, system: RetrievalSystem, distance: str) -> "ProductForm":
-        """Cost: one pass over the gallery.
+        """Cost: one pass over queries and gallery; no copy of either.
 
         Raises:
             InputError: unknown distance, a zero vector under cosine, distances that overflow float32.
         """
         check_distance(distance)
-        query = _as_float32(system.query)
-        length_Q, length_N = _lengths(query), _lengths(system.gallery)
-        d = query.shape[1]
+        length_Q = _lengths(system.query)
+        length_N = length_Q if system.gallery is system.query else _lengths(system.gallery)
+        longest_q, longest_g = float(length_Q.max()), float(length_N.max())
+        scale = 1.0
         if distance == "cosine":
             _refuse_zero_vectors(length_Q, length_N)
-        elif (
-            length_Q.max() * length_N.max() if distance == "inner_product" else length_Q.max() + length_N.max()
-        ) > 3e38:
+        elif (longest_q * longest_g if distance == "inner_product" else longest_q + longest_g) > 3e38:
             raise InputError(f"{distance} distances of vectors this long overflow float32; scale the embeddings down")
-        # A product of D columns errs by at most D u |q| |g| in any order of summation, with or without fused
-        # multiply-add; the constants hold the rounding of the operands, of the exact distance, and of ``bounds``.
-        if distance == "l2":
-            scale = _power_of_two(float(max(length_Q.max(), length_N.max())))
-            products = np.hstack([-2 * scale * query.astype(np.float64), np.ones((len(query), 1))])
-            error = (3 * d + 50) * _U
         else:
-            scale = 1.0 if distance == "cosine" else _power_of_two(float(length_N.max()))
-            products = -query / np.where(length_Q == 0, 1, length_Q)[:, None]
-            error = (d + 10) * _U
-        return cls(distance, query, system.gallery, products.astype(np.float32), length_Q, length_N, scale, error)
+            scale = _power_of_two(longest_g if distance == "inner_product" else max(longest_q, longest_g))
+        return cls(distance, system.query, system.gallery, length_Q, length_N, scale)
+
+    @property
+    def columns(self) -> int:
+        """D, the columns of ``left`` and ``tile``."""
+        return self.query.shape[1] + (self.distance == "l2")
+
+    def left(self, queries: IntArray) -> NDArray[np.float32]:
+        """(b, D) left-hand side of the product for some queries."""
+        rows = _as_float32(self.query[queries])
+        factor = np.full(len(rows), -2 * self.scale) if self.distance == "l2" else -1 / self._divisor(queries)
+        out = np.ones((len(rows), self.columns), np.float32)
+        _scale_rows(rows, factor, out)
+        return out
 
     def tile(self, first: int, last: int) -> NDArray[np.float32]:
         """(n, D) right-hand side of the product for the gallery items first .. last - 1. Cost: n d."""
         rows = _as_float32(self.gallery[first:last])
         length = self.length_N[first:last]
-        n, d = rows.shape
-        out = np.empty((n, d + 1 if self.distance == "l2" else d), np.float32)
-        _scale_rows(rows, 1 / length if self.distance == "cosine" else np.full(n, self.scale), out)
+        out = np.empty((len(rows), self.columns), np.float32)
+        _scale_rows(rows, 1 / length if self.distance == "cosine" else np.full(len(rows), self.scale), out)
         if self.distance == "l2":
-            out[:, d] = (length * self.scale) ** 2
+            out[:, -1] = (length * self.scale) ** 2
         return out
 
     def exact(self, of_query: IntArray, of_item: IntArray) -> NDArray[np.float32]:
         """Exact distances of the pairs (of_query[i], of_item[i]). Cost: d operations in float64 for each."""
         out = np.empty(len(of_query), np.float32)
         kind, lengths = DISTANCES.index(self.distance), (self.length_Q, self.length_N)
-        if self.gallery.dtype == np.float32 and self.gallery.flags.c_contiguous:
-            _exact_pairs(self.query, self.gallery, of_query, of_item, of_item, *lengths, kind, out)
+        query, row_of_query = self.query, of_query
+        if not _is_plain(query):
+            queries, row_of_query = np.unique(of_query, return_inverse=True)
+            query = _as_float32(query[queries])
+        if _is_plain(self.gallery):
+            _exact_pairs(query, self.gallery, row_of_query, of_item, of_query, of_item, *lengths, kind, out)
             return out
         # The kernel knows no float16: bring the rows in as float32, a bounded number at a time.
         for i in range(0, len(out), _ROWS):
             part = slice(i, i + _ROWS)
             rows = _as_float32(self.gallery[of_item[part]])
             _exact_pairs(
-                self.query, rows, of_query[part], np.arange(len(rows)), of_item[part], *lengths, kind, out[part]
-            )
+                query, rows, row_of_query[part], np.arange(len(rows)), of_query[part], of_item[part], *lengths, kind,
+                out[part],
+            )  # fmt: skip
         return out
+
+    def error(self, queries: IntArray) -> NDArray[np.float64]:
+        """For each of the queries: |v - its exact value| plus all rounding from an exact distance to v is below it.
+
+        A product of D columns errs by at most D u |q| |g| in any order of summation, with or without fused
+        multiply-add. The constants hold the rounding of the operands, of the exact distance and of ``bounds``; the
+        terms with _SMALLEST that of distances which float32 can hardly tell from zero.
+        """
+        d = self.query.shape[1]
+        if self.distance == "l2":
+            step = _SMALLEST * self.scale
+            return np.full(len(queries), (3 * d + 50) * _U + 4 * step + step * step)
+        error = np.full(len(queries), (d + 10) * _U)
+        if self.distance == "inner_product":
+            error += _SMALLEST * self.scale / self._divisor(queries)
+        return error
 
     def bounds(
         self, of_query: IntArray, distances: NDArray[np.float32]
@@ -133,19 +154,22 @@ class ProductForm:
         surely closer than t if its v < low, and surely farther if its v > high. Both rise with t.
         """
         t = distances.astype(np.float64)
-        error: float | NDArray[np.float64] = self.error
         if self.distance == "cosine":
             v = t - 1
         elif self.distance == "inner_product":
-            to_product = self.scale / np.where(self.length_Q == 0, 1, self.length_Q)[of_query]
-            v = t * to_product
-            error = self.error + _SMALLEST * to_product  # products that float32 cannot tell from zero tie
+            v = t * self.scale / self._divisor(of_query)
         else:
             v = (t * self.scale) ** 2 - (self.length_Q[of_query] * self.scale) ** 2
+        error = self.error(of_query)
         with np.errstate(over="ignore"):
             low = np.nextafter((v - error).astype(np.float32), np.float32(-np.inf))
             high = np.nextafter((v + error).astype(np.float32), np.float32(np.inf))
         return low, high
+
+    def _divisor(self, queries: IntArray) -> NDArray[np.float64]:
+        """|q|, or 1 for a zero vector."""
+        length = self.length_Q[queries]
+        return np.where(length == 0, 1, length)
 
 
 class Products:
@@ -153,7 +177,7 @@ class Products:
 
     def __init__(self, form: ProductForm, queries: IntArray) -> None:
         self.form, self.queries = form, queries
-        self.left = form.products_QD[queries]
+        self.left = form.left(queries)
         self.out = np.empty((len(queries), 0), np.float32)
 
     def tile(self, first: int, last: int) -> NDArray[np.float32]:
@@ -175,6 +199,11 @@ def _refuse_zero_vectors(length_Q: NDArray[np.float64], length_N: NDArray[np.flo
 def _power_of_two(longest: float) -> float:
     """The scale that brings ``longest`` into (0.5, 1] without any rounding."""
     return float(2.0 ** -np.ceil(np.log2(max(longest, 1e-300))))
+
+
+def _is_plain(vectors: FloatArray) -> bool:
+    """Whether a compiled loop can read the array as it is."""
+    return vectors.dtype == np.float32 and vectors.flags.c_contiguous
 
 
 def _as_float32(vectors: FloatArray) -> NDArray[np.float32]:
@@ -207,18 +236,19 @@ def _scale_rows(rows: Array, factor: Array, out: Array) -> None:
 def _exact_pairs(
     query: Array,
     gallery: Array,
+    row_of_query: Array,
+    row_of_item: Array,
     of_query: Array,
-    of_row: Array,
     of_item: Array,
     length_Q: Array,
     length_N: Array,
     kind: int,
     out: Array,
 ) -> None:
-    """kind: place in DISTANCES. of_row: the rows of ``gallery``; of_item: the same items' places in length_N."""
+    """kind: place in DISTANCES. row_of_...: rows of ``query`` and ``gallery``; of_...: places in the lengths."""
     room = np.empty(query.shape[1] // 4)
     for i in range(len(out)):
-        q, g = query[of_query[i]], gallery[of_row[i]]
+        q, g = query[row_of_query[i]], gallery[row_of_item[i]]
         if kind == 0:
             cosine = np.float32(_dot(q, g, room) / (length_Q[of_query[i]] * length_N[of_item[i]]))
             out[i] = min(max(np.float32(1) - cosine, np.float32(0)), np.float32(2))

@@ -38,7 +38,10 @@ def parse_metric(name: str) -> Metric:
     match = re.fullmatch(r"(mAP|CMC)(?:@([1-9]\d*))?", name)
     if match is None or (match[1] == "CMC" and match[2] is None):
         raise InputError(f"unknown metric {name!r}; known: mAP, mAP@k and CMC@k, e.g. mAP@100, CMC@1")
-    return Metric(name, "mAP" if match[1] == "mAP" else "CMC", int(match[2]) if match[2] else None)
+    k = int(match[2]) if match[2] else None
+    if k is not None and k >= 1 << 32:
+        raise InputError(f"metric {name!r} is cut deeper than any gallery; use mAP, or a smaller k")
+    return Metric(name, "mAP" if match[1] == "mAP" else "CMC", k)
 
 
 def metric_codes(metrics: Sequence[Metric]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
@@ -91,9 +94,10 @@ def gain(auc_method: float, auc_old: float, auc_new: float) -> float:
 
 
 def gain_draws(method: NDArray[np.float64], old: NDArray[np.float64], new: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``gain`` of each draw of (DRAWS,) areas; NaN throughout where old and new are equal in one."""
+    """``gain`` of each draw of (DRAWS,) areas; NaN throughout where old and new are not surely different."""
     step = new - old
-    return (method - old) / step if step.all() else np.full(len(step), np.nan)
+    low, high = interval(step)
+    return (method - old) / step if low > 0 or high < 0 else np.full(len(step), np.nan)
 
 
 def largest_fall(values: NDArray[np.float64]) -> float:

@@ -14,6 +14,9 @@ from ray_backfill.distances import normalise
 from ray_backfill.errors import InputError
 from ray_backfill.systems import FloatArray, IntArray
 
+# Rows that are taken at a time.
+_ROWS = 65_536
+
 
 @dataclass(frozen=True)
 class GalleryColumns:
@@ -44,12 +47,15 @@ def _centroid_cosine(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]
     """Cosine of the old embedding to its class centroid, low first. Source: rank merge, appendix A."""
     assert gallery.label is not None
     _, class_of_item = np.unique(gallery.label, return_inverse=True)
-    unit = normalise(gallery.old)
-    centroids = np.zeros((class_of_item.max() + 1, unit.shape[1]))
-    np.add.at(centroids, class_of_item, gallery.old.astype(np.float64))
+    centroids = np.zeros((class_of_item.max() + 1, gallery.old.shape[1]))
+    pieces = [slice(i, i + _ROWS) for i in range(0, len(gallery.old), _ROWS)]
+    for piece in pieces:  # a large gallery is mapped from a file: never all of it at once
+        np.add.at(centroids, class_of_item[piece], gallery.old[piece].astype(np.float64))
     lengths = np.linalg.norm(centroids, axis=1, keepdims=True)
     centroids /= np.where(lengths == 0, 1, lengths)
-    cosine: NDArray[np.float64] = (unit * centroids[class_of_item]).sum(axis=1)
+    cosine = np.empty(len(gallery.old))
+    for piece in pieces:
+        cosine[piece] = (normalise(gallery.old[piece]) * centroids[class_of_item[piece]]).sum(axis=1)
     return cosine
 
 

@@ -5,7 +5,7 @@ A run's folder: backbones/old, backbones/new, embeddings (the data contract), he
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -120,20 +120,26 @@ def evaluate_folder(
     methods = [method for method in evaluation.find_methods() if method.name not in left_out]
     check_distances_agree(methods, evaluation, training)
     replayer = _replayer(folder, place)
-    started = time.perf_counter()
-    heads = train_folder_heads(folder, fingerprint, out, methods, training, workers)
-    timings_s = {
-        name: read_json(out / name / "manifest.json").get("seconds", 0.0) for name in _STAGES if (out / name).is_dir()
-    }
-    run = Run(
-        command=command,
-        settings={"head_training": asdict(training)},
-        recipe=dict(recipe or {}),
-        embeddings=_embedding_facts(data),
-        timings_s=timings_s | {"heads": round(time.perf_counter() - started, 2)},
-        left_out=left_out,
-    )
-    return simulate(folder, fingerprint, out / "results", evaluation, heads, run, replayer)
+    with ExitStack() as ray:
+        if isinstance(replayer, ShardedReplay):
+            ray.enter_context(session())  # one for heads and shards
+            replayer.check_cluster()
+        started = time.perf_counter()
+        heads = train_folder_heads(folder, fingerprint, out, methods, training, workers)
+        timings_s = {
+            name: read_json(out / name / "manifest.json").get("seconds", 0.0)
+            for name in _STAGES
+            if (out / name).is_dir()
+        }
+        run = Run(
+            command=command,
+            settings={"head_training": asdict(training)},
+            recipe=dict(recipe or {}),
+            embeddings=_embedding_facts(data),
+            timings_s=timings_s | {"heads": round(time.perf_counter() - started, 2)},
+            left_out=left_out,
+        )
+        return simulate(folder, fingerprint, out / "results", evaluation, heads, run, replayer)
 
 
 def _replayer(folder: EmbeddingFolder, place: ReplayPlace) -> Replayer:

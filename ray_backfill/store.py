@@ -123,6 +123,10 @@ def read_table(path: Path) -> EmbeddingTable:
     for file, part in zip(files, parts, strict=True):
         if part.keys() != parts[0].keys():
             raise InputError(f"{file} has columns {sorted(part)}, but {files[0]} has {sorted(parts[0])}")
+        for name in {"id", *_NAME_COLUMNS} & part.keys():
+            kinds = part[name].dtype, parts[0][name].dtype
+            if kinds[0].kind != kinds[1].kind:
+                raise InputError(f"column {name!r} holds {kinds[0]} in {file}, but {kinds[1]} in {files[0]}")
     columns: dict[str, Any] = {
         name: np.concatenate([part[name] for part in parts])
         if isinstance(parts[0][name], np.ndarray)
@@ -223,7 +227,7 @@ class _Vectors:
 
     def add(self, column: pa.Array, file: Path, first_row: int) -> None:
         """The next rows, which are first_row and following of ``file``."""
-        vectors = _vectors(column, file, self.name, first_row).astype(self.dtype, copy=False)
+        vectors = _vectors(column, file, self.name, first_row, self.dtype)
         if self.width is None:
             self.width, self.first_file = vectors.shape[1], file
             if self.rows * self.width * np.dtype(self.dtype).itemsize > MAPPED_BYTES:
@@ -275,7 +279,10 @@ def _ids(column: pa.ChunkedArray, file: Path, name: str) -> NDArray[Any]:
     """Integers as int64, anything else as strings."""
     _no_nulls(column, file, name)
     if pa.types.is_integer(column.type):
-        return column.cast(pa.int64()).to_numpy()
+        try:
+            return column.cast(pa.int64()).to_numpy()
+        except pa.ArrowInvalid as error:
+            raise InputError(f"{file}, column {name!r}: integers above int64; write them as strings") from error
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return np.asarray(column.to_pylist(), dtype=str)
     raise InputError(f"{file}, column {name!r} must be integers or strings, not {column.type}")
@@ -290,8 +297,8 @@ def _numbers(column: pa.ChunkedArray, file: Path, name: str, dtype: type) -> NDA
     return values
 
 
-def _vectors(array: pa.Array, file: Path, name: str, first_row: int) -> NDArray[Any]:
-    """Some rows of a column of lists as (n, d) float16, float32 or float64, checked."""
+def _vectors(array: pa.Array, file: Path, name: str, first_row: int, dtype: type[np.floating]) -> NDArray[Any]:
+    """Some rows of a column of lists as (n, d) of ``dtype``, checked."""
     _no_nulls(array, file, name, first_row)
     if not pa.types.is_fixed_size_list(array.type):
         lengths = array.value_lengths().to_numpy(zero_copy_only=False)
@@ -304,7 +311,8 @@ def _vectors(array: pa.Array, file: Path, name: str, first_row: int) -> NDArray[
     values = array.flatten()
     if not len(values):
         raise InputError(f"{file}, column {name!r}: the lists are empty")
-    vectors: NDArray[Any] = values.to_numpy(zero_copy_only=False).reshape(len(array), -1)
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+        vectors: NDArray[Any] = values.to_numpy(zero_copy_only=False).astype(dtype, copy=False).reshape(len(array), -1)
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(bad):
         raise InputError(f"{file}, column {name!r}: NaN or infinite values in row {_some(first_row + bad)}")

@@ -41,10 +41,12 @@ class RetrievalSystem:
             if array.size == 0:
                 raise InputError(f"{side} embeddings are empty: shape {array.shape}")
             for first in range(0, len(array), _ROWS):  # a bool for every number of a large gallery would be large, too
-                finite_rows = np.isfinite(array[first : first + _ROWS]).all(axis=1)
+                with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+                    numbers = array[first : first + _ROWS].astype(np.float32, copy=False)
+                finite_rows = np.isfinite(numbers).all(axis=1)
                 if not finite_rows.all():
                     raise InputError(
-                        f"{side} embeddings have NaN or infinite values, first in row "
+                        f"{side} embeddings have NaN or infinite values (as float32), first in row "
                         f"{first + int(np.argmin(finite_rows))}"
                     )
         if self.query.shape[1] != self.gallery.shape[1]:

@@ -59,6 +59,7 @@ def _systems() -> dict[str, RetrievalSystem]:
         "one long constant vector": (np.full((3, 96), 0.1), np.full((400, 96), 0.3) + 1e-7 * draw(400)),
         "far from the origin": (far + 1e-2 * draw(30), far + 1e-2 * draw(400)),
         "tiny": (1e-30 * draw(30), 1e-30 * draw(400)),
+        "denormal": (1e-44 * draw(30), 1e-44 * draw(400)),
         "huge": (1e17 * draw(30), 1e17 * draw(400)),
         "of all lengths": (draw(30) * np.logspace(-6, 6, 30)[:, None], draw(400) * np.logspace(-6, 6, 400)[:, None]),
     }
@@ -73,9 +74,8 @@ def test_bounds_never_contradict_the_exact_distance(name: str, distance: str) ->
     exact = exact_distances(system.query, system.gallery, distance)
     form = ProductForm.of(system, distance)
     for width in (1, 7, 400):  # a BLAS rounds differently in tiles of other shapes
-        v = np.hstack(
-            [form.products_QD @ form.tile(i, min(i + width, n_gallery)).T for i in range(0, n_gallery, width)]
-        )
+        left = form.left(np.arange(n_queries))
+        v = np.hstack([left @ form.tile(i, min(i + width, n_gallery)).T for i in range(0, n_gallery, width)])
         for j in range(0, n_gallery, 9):  # the exact distance of item j as a threshold for all others
             low, high = form.bounds(np.arange(n_queries), exact[:, j])
             assert not ((v < low[:, None]) & (exact >= exact[:, j, None])).any()
@@ -86,7 +86,7 @@ def test_bounds_never_contradict_the_exact_distance(name: str, distance: str) ->
 def test_bounds_decide_nearly_always_on_random_vectors(distance: str) -> None:
     system = _systems()["random"]
     form = ProductForm.of(system, distance)
-    v = form.products_QD @ form.tile(0, 400).T
+    v = form.left(np.arange(30)) @ form.tile(0, 400).T
     low, high = form.bounds(np.arange(30), exact_distances(system.query, system.gallery, distance)[:, 0])
     undecided = (v >= low[:, None]) & (v <= high[:, None])
     assert 1 / 400 <= undecided.mean() < 1.5 / 400  # the item itself, and hardly another
@@ -97,6 +97,11 @@ def test_a_zero_vector_is_refused_under_cosine_only() -> None:
     with pytest.raises(InputError, match="gallery row 1 is a zero vector"):
         ProductForm.of(system, "cosine")
     assert exact_distances(system.query, system.gallery, "l2")[0].tolist() == [0.0, np.float32(np.sqrt(2))]
+
+
+def test_what_float32_cannot_hold_is_refused() -> None:
+    with pytest.raises(InputError, match=r"infinite values \(as float32\), first in row 1"):
+        RetrievalSystem(np.ones((1, 2)), np.array([[1, 1], [1e39, 0]]))
 
 
 @pytest.mark.parametrize(("distance", "size"), [("inner_product", 1e20), ("l2", 3e38)])

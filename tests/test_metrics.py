@@ -83,6 +83,9 @@ def test_interval_of_the_gain_by_hand() -> None:
     expected = np.array(mine.auc_interval("mAP")) / 2 / 2
     assert (low, high) == pytest.approx(expected)
     assert np.isnan(mine.gain_interval("mAP", old, old)).all()
+    noise = 0.1 * np.random.default_rng(4).normal(size=(50, 2))
+    unsure = Curve(t, {"mAP": values + noise}, np.zeros((50, 2), bool), scored, 0)  # not surely better than old
+    assert np.isnan(mine.gain_interval("mAP", old, unsure)).all()
 
 
 @pytest.mark.parametrize("name", ["map", "CMC", "CMC@0", "mAP@", "mAP@-1", "CMC@1.5"])

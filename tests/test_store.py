@@ -85,6 +85,31 @@ def test_a_bad_row_is_named_by_its_place_in_the_file(tmp_path: Path, monkeypatch
         read_table(path)
 
 
+def test_parts_that_do_not_agree_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "gallery.parquet"
+    write_parquet(folder / "part-0.parquet", pa.table(columns(2, first_id=0)))
+    write_parquet(folder / "part-1.parquet", pa.table(columns(2, first_id=2) | {"label": ["a", "b"]}))
+    with pytest.raises(
+        InputError, match=r"column 'label' holds <U1 in .*part-1.parquet, but int64 in .*part-0.parquet"
+    ):
+        read_table(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"old": pa.array([[1e39, 0.0]] * 4, pa.list_(pa.float64()))},
+            "NaN or infinite values in row 0, 1, 2 and 1 more",
+        ),
+        ({"id": pa.array([1 << 63] * 4, pa.uint64())}, "integers above int64"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_table(write(tmp_path / "g.parquet", **change))
+
+
 def test_a_full_temporary_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray_backfill.store.MAPPED_BYTES", 0)
     with Path("/dev/full").open("wb", buffering=0) as full:

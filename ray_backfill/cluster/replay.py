@@ -22,11 +22,11 @@ from ray_backfill.methods import Embeddings, Method, find_methods
 from ray_backfill.models.checkpoints import load_heads
 from ray_backfill.replay import Curve
 from ray_backfill.replay.block import Block, KeyArray, Thresholds
-from ray_backfill.replay.engine import comparisons_bar, measure_plan
+from ray_backfill.replay.engine import check_device_name, comparisons_bar, full_float32, measure_plan
 from ray_backfill.replay.plan import Plan, plan_replay
 from ray_backfill.replay.shard import Found, GalleryShard
 from ray_backfill.store import EmbeddingFolder, read_vectors
-from ray_backfill.systems import FloatArray, GroundTruth, IntArray
+from ray_backfill.systems import GroundTruth, IntArray
 
 T = TypeVar("T")
 
@@ -49,6 +49,7 @@ class ReplayPlace:
     def __post_init__(self) -> None:
         if self.shards < 0:
             raise InputError(f"the number of shards must not be negative, got {self.shards}")
+        check_device_name(self.device)
 
     def shards_for(self, gallery_bytes: int) -> int:
         """How many shards to replay over; 0 for this process. gallery_bytes: of both columns of vectors."""
@@ -94,7 +95,7 @@ class ShardedReplay:
         }
         curves = {}
         with session():
-            self._check_cluster()
+            self.check_cluster()
             shards = _RemoteShards(folder, self.number, plans, evaluation.distance, self.device)
             for method in (bar := tqdm(methods, desc="replay", unit=" methods", dynamic_ncols=True)):
                 bar.set_postfix_str(method.title)
@@ -105,8 +106,8 @@ class ShardedReplay:
                 curves.update({(method.name, order): curve for order, curve in found.items()})
         return curves
 
-    def _check_cluster(self) -> None:
-        """Ray would wait for ever for what the cluster does not have."""
+    def check_cluster(self) -> None:
+        """Raises InputError where the connected cluster is too small: Ray would wait for ever."""
         for kind in ("CPU",) if self.device == "cpu" else ("CPU", "GPU"):
             there = ray.cluster_resources().get(kind, 0)
             if self.number > there:
@@ -126,16 +127,16 @@ class _RemoteShards:
         edges = np.linspace(0, n_gallery, min(number, n_gallery) + 1).astype(int).tolist()
         self.sizes = np.diff(edges)
         queries = folder.queries or folder.gallery
-        shared = ray.put((queries.old, queries.new))
         make = ray.remote(num_cpus=1, num_gpus=0 if device == "cpu" else 1)(_ShardActor)
         self.actors = [
             make.remote(
-                folder.gallery.path, first, last, shared,
+                folder.gallery.path, first, last, queries.path, len(queries),
                 {switch: plan.slices_ON[:, first:last] for switch, plan in plans.items()},
                 plans["progressively"].points, distance, device,
             )
             for first, last in pairwise(edges)
         ]  # fmt: skip
+        self._answers([actor.read.remote() for actor in self.actors])
         self.report: Any = None
 
     def serve(self, method: Method, heads: Path | None) -> str:
@@ -162,10 +163,13 @@ class _RemoteShards:
     def _answers(self, calls: list[Any]) -> list[Any]:
         try:
             return ray.get(calls)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, InputError):
+                raise InputError(f"in a gallery shard: {error.cause}") from None
+            raise
         except ray.exceptions.RayActorError as error:
             raise InputError(
-                f"a gallery shard died, perhaps for want of memory; run the same command with more --shards "
-                f"({str(error).splitlines()[0]})"
+                "a gallery shard died, perhaps for want of memory; run the same command with more --shards"
             ) from error
 
     def _done(self, block: Block, answers: list[T]) -> list[T]:
@@ -181,7 +185,8 @@ class _ShardActor:
         gallery: Path,
         first: int,
         last: int,
-        queries: tuple[FloatArray, FloatArray],
+        queries: Path,
+        n_queries: int,
         slices_ON: Mapping[str, NDArray[np.uint16]],
         points: int,
         distance: str,
@@ -190,11 +195,17 @@ class _ShardActor:
         self.first, self.points, self.distance = first, points, distance
         self.torch_device = None if device == "cpu" else device
         self.slices_ON = {switch: _writable(slices) for switch, slices in slices_ON.items()}
-        (old_query, new_query), (old, new) = _writable(queries), read_vectors(gallery, first, last)
-        self.embeddings = Embeddings(old_query, new_query, old, new)
+        self.files = (queries, 0, n_queries), (gallery, first, last)
+        self.embeddings: Embeddings | None = None
         self.shard: GalleryShard | None = None
 
+    def read(self) -> None:
+        """All queries, and the shard's rows of the gallery."""
+        (old_query, new_query), (old, new) = (read_vectors(*file) for file in self.files)
+        self.embeddings = Embeddings(old_query, new_query, old, new)
+
     def serve(self, method: str, heads: Path | None) -> str:
+        assert self.embeddings is not None
         pair = find_methods((method,))[0].pair(self.embeddings, load_heads(heads) if heads else None)
         slices_ON = self.slices_ON[pair.switch]
         self.shard = GalleryShard(
@@ -203,7 +214,8 @@ class _ShardActor:
         return pair.switch
 
     def answer(self, question: _Question, arguments: tuple[Any, ...]) -> Any:
-        return getattr(self.shard, question)(*_writable(arguments))
+        with full_float32(self.torch_device):
+            return getattr(self.shard, question)(*_writable(arguments))
 
 
 def _writable(value: Any) -> Any:

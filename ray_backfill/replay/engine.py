@@ -10,9 +10,10 @@ Shapes: Q scored queries, N gallery items, T points, O orders, M metrics.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
 from importlib import import_module
 from threading import Lock
@@ -80,18 +81,22 @@ def replay(
         InputError: sizes that do not match, no scored query, an order that is no permutation, unknown names, a zero
             vector under cosine, a device that is not there.
     Cost: two float32 matrix products of Q x N x d, and about half as much again; hardly more for more points.
-    Memory beside the inputs: about 200 MB a thread, and the result.
+    Memory beside the inputs: about 200 MB a thread; for each item 2 bytes an order and 16 for norms; for the result
+        8 bytes for each query, point, order and metric.
     """
     orders = dict(order) if isinstance(order, Mapping) else {"": order}
     check_distance(distance)
     _check_sizes(pair, truth)
+    if threads is not None and threads < 1:
+        raise InputError(f"a replay needs at least one thread, got {threads}")
     plan = plan_replay(truth, orders, points, metrics, pair.switch)
     check_device(device)
-    with comparisons_bar(plan, progress) as report:
-        shard = GalleryShard(
-            pair, 0, plan.slices_ON, points, distance, report, torch_device=None if device == "cpu" else device
-        )
-        curves = measure_plan(plan, truth, LocalShards([shard]), threads or len(os.sched_getaffinity(0)))
+    torch_device = None if device == "cpu" else device
+    # Beside a GPU one thread answers a block while the other one's block is on it.
+    n_threads = threads or (len(os.sched_getaffinity(0)) if torch_device is None else 2)
+    with comparisons_bar(plan, progress) as report, full_float32(torch_device):
+        shard = GalleryShard(pair, 0, plan.slices_ON, points, distance, report, torch_device)
+        curves = measure_plan(plan, truth, LocalShards([shard]), n_threads)
     return curves if isinstance(order, Mapping) else curves[""]
 
 
@@ -155,12 +160,25 @@ def comparisons_bar(plan: Plan, show: bool) -> Iterator[Callable[[int], None]]:
         yield report
 
 
+def check_device_name(device: str) -> None:
+    """Raises InputError for an unknown device."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise InputError(f"unknown device {device!r}; known: cpu, cuda, cuda:0, cuda:1 and so on")
+
+
 def check_device(device: str) -> None:
     """Raises InputError for an unknown device, or one that is not here."""
-    if device.split(":")[0] not in ("cpu", "cuda"):
-        raise InputError(f"unknown device {device!r}; known: cpu, cuda, cuda:0, cuda:1 and so on")
+    check_device_name(device)
     if device != "cpu":
         import_module("ray_backfill.replay.on_device").check_gpu(device)
+
+
+def full_float32(torch_device: str | None) -> AbstractContextManager[None]:
+    """Without TF32, where torch makes the products: the error bound must hold."""
+    if torch_device is None:
+        return nullcontext()
+    context: AbstractContextManager[None] = import_module("ray_backfill.replay.on_device").full_float32()
+    return context
 
 
 def _check_sizes(pair: UpgradePair, truth: GroundTruth) -> None:

@@ -36,8 +36,8 @@ class Candidates:
 
     keys: (b, C) uint64 of product and item; the first counts[q] of a row are in use, the first ordered[q] ascending.
     needed: (b,) how many closest items must survive. limits: (b, O, S) an item of that slice can be dropped if its
-    product is above; gates: (b,) the largest of them. margin: twice the error bound. slices_ON: (O, N) the slice of
-    each item, counted from the slice that is served longest: forward as they are, backward from the end.
+    product is above; gates: (b,) the largest of them. margins: (b,) twice the error bound. slices_ON: (O, N) the slice
+    of each item, counted from the slice that is served longest: forward as they are, backward from the end.
     """
 
     keys: KeyArray
@@ -46,7 +46,7 @@ class Candidates:
     needed: IntArray
     limits: NDArray[np.float32]
     gates: NDArray[np.float32]
-    margin: np.float32
+    margins: NDArray[np.float32]
     slices_ON: NDArray[np.uint16]
     form: ProductForm
     queries: IntArray
@@ -63,7 +63,7 @@ class Candidates:
             needed=needed,
             limits=np.full((b, n_orders, n_slices), _INFINITY),
             gates=np.full(b, _INFINITY),
-            margin=np.float32(2.0001 * form.error),
+            margins=(2.0001 * form.error(queries)).astype(np.float32),
             slices_ON=slices_ON,
             form=form,
             queries=queries,
@@ -76,7 +76,7 @@ class Candidates:
         while at < len(rows):
             at = _keep(
                 rows, items, values, at, self.keys, self.counts, self.ordered, self.needed, self.limits, self.gates,
-                self.margin, self.slices_ON,
+                self.margins, self.slices_ON,
             )  # fmt: skip
             if at < len(rows):
                 # This row is full of items too close together for the error bound: their exact keys decide.
@@ -87,7 +87,7 @@ class Candidates:
     def finish(self) -> tuple[IntArray, KeyArray]:
         """(row of each candidate, its exact key)."""
         _drop_all(
-            self.keys, self.counts, self.ordered, self.needed, self.limits, self.gates, self.margin, self.slices_ON
+            self.keys, self.counts, self.ordered, self.needed, self.limits, self.gates, self.margins, self.slices_ON
         )
         rows = np.repeat(np.arange(len(self.counts)), self.counts)
         used = np.arange(self.keys.shape[1]) < self.counts[:, None]
@@ -157,14 +157,14 @@ def _find_passing(v_bn: Array, gates: Array, first: int, rows: Array, items: Arr
 @kernel
 def _keep(
     rows: Array, items: Array, values: Array, at: int, keys: Array, counts: Array, ordered: Array, needed: Array,
-    limits: Array, gates: Array, margin: Any, slices_ON: Array,
+    limits: Array, gates: Array, margins: Array, slices_ON: Array,
 ) -> int:  # fmt: skip
     """Go on with pair ``at``; returns the pair whose row has no room, or the number of pairs."""
     capacity = keys.shape[1]
     for i in range(at, len(rows)):
         q = rows[i]
         if counts[q] == capacity:
-            _drop(q, keys, counts, ordered, needed, limits, gates, margin, slices_ON)
+            _drop(q, keys, counts, ordered, needed, limits, gates, margins, slices_ON)
             if 2 * counts[q] > capacity:
                 return i
         keys[q, counts[q]] = _key(values[i], items[i])
@@ -189,11 +189,11 @@ def _drop_all(
     needed: Array,
     limits: Array,
     gates: Array,
-    margin: Any,
+    margins: Array,
     slices_ON: Array,
 ) -> None:
     for q in range(len(counts)):
-        _drop(q, keys, counts, ordered, needed, limits, gates, margin, slices_ON)
+        _drop(q, keys, counts, ordered, needed, limits, gates, margins, slices_ON)
 
 
 @kernel
@@ -205,7 +205,7 @@ def _drop(
     needed: Array,
     limits: Array,
     gates: Array,
-    margin: Any,
+    margins: Array,
     slices_ON: Array,
 ) -> None:
     """Lower the limits of a query by what it has, and drop what is above them."""
@@ -219,7 +219,7 @@ def _drop(
         _find_saturating(own, slices_ON[o], needed[q], saturating)
         for s in range(n_slices):
             if saturating[s] >= 0:
-                limits[q, o, s] = _product(own[saturating[s]]) + margin
+                limits[q, o, s] = _product(own[saturating[s]]) + margins[q]
         gates[q] = max(gates[q], limits[q, o].max())
     kept = 0
     for i in range(len(own)):

@@ -27,16 +27,18 @@ def check_gpu(device: str) -> None:
     """Raises InputError where torch cannot use ``device``."""
     if not torch.cuda.is_available():
         raise InputError(f"device {device!r} needs a CUDA GPU and a torch built for it, which are not here; use cpu")
+    if (torch.device(device).index or 0) >= torch.cuda.device_count():
+        raise InputError(f"there is no device {device!r} here; this machine has {torch.cuda.device_count()} GPUs")
 
 
 class DeviceTiles:
-    """A system's gallery on a device, prepared for products: kept there if it takes less than half of what is free."""
+    """A system's gallery, prepared for products on a device; kept there if that takes at most a quarter of its memory."""
 
     def __init__(self, form: ProductForm, device: str) -> None:
         self.form, self.device = form, torch.device(device)
         self.kept: dict[int, Tensor] = {}
-        size = 4 * len(form.length_N) * form.products_QD.shape[1]
-        self.keep = self.device.type == "cuda" and size < torch.cuda.mem_get_info(self.device)[0] / 2
+        size = 4 * len(form.length_N) * form.columns
+        self.keep = self.device.type == "cuda" and size < torch.cuda.mem_get_info(self.device)[1] / 4
 
     def tile(self, first: int, last: int) -> Tensor:
         """(n, D) float32."""
@@ -49,11 +51,10 @@ class DeviceTiles:
 
     def products(self, left_bD: Tensor, first: int, last: int) -> Tensor:
         """(b, n) v of some queries with the items first .. last - 1."""
-        with _full_float32():
-            return left_bD @ self.tile(first, last).T
+        return left_bD @ self.tile(first, last).T
 
     def queries(self, rows: IntArray) -> Tensor:
-        return torch.from_numpy(self.form.products_QD[rows]).to(self.device)
+        return torch.from_numpy(self.form.left(rows)).to(self.device)
 
 
 class DeviceCounter:
@@ -108,11 +109,16 @@ class DeviceFinder:
 
 
 @contextmanager
-def _full_float32() -> Iterator[None]:
-    """The caller of this library may have allowed TF32 for its own products."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+def full_float32() -> Iterator[None]:
+    """Full float32 products on GPUs for the length of the block, whatever this process allows elsewhere.
+
+    The setting is one of the whole process: enter this before threads start, and once at a time.
+    """
+    matmul = torch.backends.cuda.matmul
+    name, full = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)
+    before = getattr(matmul, name)
+    setattr(matmul, name, full)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        setattr(matmul, name, before)

@@ -46,6 +46,10 @@ def plan_replay(
         raise InputError(f"a curve needs at least 2 points and at most {1 << 16}, got {points}")
     if not orders:
         raise InputError("no order was given")
+    if not parsed:
+        raise InputError("no metric was given")
+    if truth.n_gallery >= 1 << 32:
+        raise InputError(f"galleries have less than {1 << 32:,} items, got {truth.n_gallery:,}")
     scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
     if not len(scored):
         raise InputError("no query has a positive in the gallery: there is nothing to measure")
@@ -54,8 +58,10 @@ def plan_replay(
     slices = np.stack([_slice_of_item(permutation, points, switch) for permutation in orders.values()])
     cuts = [metric.k for metric in parsed]
     nearest = None if None in cuts else max((k for k in cuts if k), default=1)
-    if nearest is not None and _ITEMS_PER_CANDIDATE * nearest * (points - 1) > truth.n_gallery:
-        nearest = None
+    if nearest is not None:
+        deepest = nearest + int(np.diff(truth.ignored_starts).max())
+        if _ITEMS_PER_CANDIDATE * deepest * (points - 1) > truth.n_gallery:
+            nearest = None
     return Plan(tuple(orders), parsed, points, slices, scored, len(truth.skipped), nearest)
 
 
@@ -65,15 +71,15 @@ def split_queries(plan: Plan, truth: GroundTruth, workers: int) -> list[IntArray
     if plan.nearest is None:
         n_positives = np.diff(truth.positive_starts)[plan.scored]
         counts = 8 * n_orders * n_slices * (2 * n_positives + 1)
-        bytes_Q = counts + 8 * n_orders * plan.points * n_positives + 80 * n_positives + 4 * n_bins(n_positives.max())
-    else:
-        needed = plan.nearest + np.diff(truth.ignored_starts)[plan.scored]
         bytes_Q = (
-            np.array([8 * room(x, n_slices, n_orders) for x in np.unique(needed)])[
-                np.searchsorted(np.unique(needed), needed)
-            ]
-            + 4 * n_orders * n_slices
+            counts
+            + 8 * n_orders * plan.points * n_positives
+            + 80 * n_positives
+            + 4 * n_bins(2 * int(n_positives.max()))
         )
+    else:
+        deepest = plan.nearest + int(np.diff(truth.ignored_starts).max())
+        bytes_Q = np.full(len(plan.scored), 8 * room(deepest, n_slices, n_orders) + 4 * n_orders * n_slices)
     n_blocks = int(max(np.ceil(bytes_Q.sum() / _BLOCK_BYTES), np.ceil(len(plan.scored) / _BLOCK_QUERIES)))
     n_blocks = min(len(plan.scored), workers * -(-n_blocks // workers))
     # Cut where the running sums of queries and of bytes cross multiples, whichever comes first.

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.distances import ProductForm, Products
+from ray_backfill.errors import InputError
 from ray_backfill.replay import counting
 from ray_backfill.replay.block import Block, KeyArray, Thresholds, sort_keys
 from ray_backfill.replay.nearest import Candidates, Finder
@@ -51,6 +52,8 @@ class GalleryShard:
         report: Callable[[int], object] = lambda comparisons: None,
         torch_device: str | None = None,
     ) -> None:
+        if pair.n_gallery >= 1 << 31:
+            raise InputError(f"a shard has less than {1 << 31:,} items, got {pair.n_gallery:,}; use more shards")
         self.first, self.last = first, first + pair.n_gallery
         self.slices_ON, self.points, self.report = slices_ON, points, report
         self.is_cancelled = False

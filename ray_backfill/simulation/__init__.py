@@ -26,6 +26,8 @@ from ray_backfill.stages import begin_stage, finish_stage, look_at_stage, note_f
 from ray_backfill.store import EmbeddingFolder, write_parquet
 from ray_backfill.systems import GroundTruth, IntArray
 
+# Of the folder of results: goes up when a table gets another shape.
+FORMAT = 2
 METHODS = ("old", "new", "offline", "rm_naive", "rqt", "cl_s", "cl_m", "mcl", "rm")
 
 
@@ -62,8 +64,8 @@ class Evaluation:
             raise InputError("give at least one metric and one order")
         if self.order_seed < 0:
             raise InputError(f"the seed of an order must not be negative, got {self.order_seed}")
-        if self.points < 2:
-            raise InputError(f"a curve needs at least 2 points, got {self.points}")
+        if not 2 <= self.points <= 1 << 16:
+            raise InputError(f"a curve needs at least 2 points and at most {1 << 16}, got {self.points}")
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def simulate(
         InputError: unknown names, columns that an order needs, labels or positives that do not fit, another run's out.
     """
     evaluation.check()
-    wanted = {"data": fingerprint, "evaluation": asdict(evaluation)} | run.settings
+    wanted = {"format": FORMAT, "data": fingerprint, "evaluation": asdict(evaluation)} | run.settings
     methods = [method for method in evaluation.find_methods() if method.name not in run.left_out]
     orders = make_orders(folder.gallery, evaluation.orders, evaluation.order_seed)
     truth = ground_truth(folder, refuse_unknown_labels=not run.recipe)

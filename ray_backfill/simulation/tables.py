@@ -86,6 +86,7 @@ def tabulate(
         for name, values in flips.items():
             nothing = np.full(len(values), np.nan)
             curve_rows.append(_rows(key | {"metric": name}, curve.t, values, nothing, nothing))
+    m.resamples.cache_clear()  # 2 bytes for each draw and query
     return Tables(
         pd.concat(curve_rows, ignore_index=True),
         pd.DataFrame(summary_rows),

@@ -1,7 +1,10 @@
 """The replay over Ray actors gives what one process gives."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -60,6 +63,22 @@ def test_more_shards_than_cpus_are_refused(ray_session: None, tmp_path: Path) ->
     truth, orders = ground_truth(folder), make_orders(folder.gallery, ("random",), 0)
     with pytest.raises(InputError, match=r"500 shards need 500 CPUs, .* lower --shards"):
         ShardedReplay(500)(folder, truth, find_methods(("old", "new")), orders, Evaluation(), {})
+
+
+def test_what_goes_wrong_in_a_shard_is_one_line(ray_session: None, tmp_path: Path) -> None:
+    folder = embeddings(tmp_path / "data")
+    methods, truth, orders = find_methods(("old",)), ground_truth(folder), make_orders(folder.gallery, ("random",), 0)
+    replay = ShardedReplay(2)
+    # The driver has read the folder; a node that does not share it has nothing.
+    moved = replace(folder, gallery=replace(folder.gallery, path=tmp_path / "elsewhere"))
+    with pytest.raises(InputError, match=r"^in a gallery shard: \S+elsewhere is missing.*$"):
+        replay(moved, truth, methods, orders, Evaluation(), {})
+    # A process that ends stands for the kernel ending it for want of memory.
+    with (
+        patch("ray_backfill.cluster.replay._ShardActor.serve", lambda self, name, heads: os._exit(1)),
+        pytest.raises(InputError, match=r"a gallery shard died, .* more --shards$"),
+    ):
+        replay(folder, truth, methods, orders, Evaluation(), {})
 
 
 def test_a_gallery_is_sharded_when_asked_or_when_it_does_not_fit() -> None:

@@ -256,6 +256,11 @@ def test_flips_and_summary_figures_by_hand() -> None:
         ({"metrics": ("CMC",)}, "known: mAP"),
         ({"distance": "manhattan"}, "known: cosine, l2"),
         ({"device": "tpu"}, "known: cpu, cuda"),
+        ({"device": "cuda:x"}, "known: cpu, cuda"),
+        ({"threads": 0}, "at least one thread"),
+        ({"metrics": ()}, "no metric"),
+        ({"metrics": ("mAP@99999999999",)}, "deeper than any gallery"),
+        ({"points": 1 << 17}, "at most 65536"),
         ({"truth": rb.GroundTruth.from_positives([[]], n_gallery=3)}, "no query has a positive"),
         ({"truth": rb.GroundTruth.from_positives([[0]], n_gallery=4)}, "4 gallery items"),
     ],
@@ -269,6 +274,49 @@ def test_bad_input_is_named(change: dict[str, object], message: str) -> None:
     }
     with pytest.raises(rb.InputError, match=message):
         rb.replay(**(given_ | change))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("distance", ["cosine", "l2", "inner_product"])
+@pytest.mark.parametrize("size", [1.4e-45, 1e-30, 1e15])
+@pytest.mark.parametrize("metrics", [METRICS, CUT_METRICS])
+def test_vectors_at_the_ends_of_float32(distance: str, size: float, metrics: tuple[str, ...]) -> None:
+    """Where distances round to zero or to few values there are ties that the products do not have."""
+    rng = np.random.default_rng(12)
+    arrays = [(rng.integers(1, 6, (rows, 2)) * size).astype(np.float32) for rows in (4, 30, 4, 30)]
+    pair = rb.UpgradePair(rb.RetrievalSystem(*arrays[:2]), rb.RetrievalSystem(*arrays[2:]))
+    truth = rb.GroundTruth.from_labels(rng.integers(0, 4, 4), rng.integers(0, 4, 30))
+    order = rng.permutation(30)
+    with patch.object(plan_module, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
+        curve = rb.replay(pair, truth, order, 4, metrics, distance)
+    exact = [exact_distances(s.query, s.gallery, distance) for s in (pair.forward, pair.backward)]
+    for metric in metrics:
+        sets = [set(truth.positives_of(q).tolist()) for q in range(4)]
+        expected = reference.curve(exact[0], exact[1], sets, [set()] * 4, order, 4, metric)
+        np.testing.assert_allclose(curve.values(metric), expected, rtol=0, atol=1e-9)
+
+
+def test_many_ignored_items_of_one_query_do_not_make_lists_long() -> None:
+    rng = np.random.default_rng(13)
+    pair = random_pair(rng, 20, 5000, tied=False)
+    ignored = [np.arange(2500) if q == 3 else np.empty(0, np.int64) for q in range(20)]
+    truth = rb.GroundTruth.from_positives([[4000 + q] for q in range(20)], ignored, n_gallery=5000)
+    assert plan_replay(truth, {"a": np.arange(5000)}, 11, ("mAP@100",), pair.switch).nearest is None
+    curve = rb.replay(pair, truth, np.arange(5000), points=3, metrics=("mAP@100",))
+    expected = brute_force(pair, truth, np.arange(5000), 3, "mAP@100", "cosine")
+    np.testing.assert_allclose(curve.values("mAP@100"), expected, atol=1e-9)
+
+
+def test_full_float32_is_for_the_replay_only() -> None:
+    on_device = importlib.import_module("ray_backfill.replay.on_device")
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32"
+    try:
+        with on_device.full_float32():
+            assert matmul.fp32_precision == "ieee"
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before
 
 
 def test_ctrl_c_and_errors_end_a_replay_at_once() -> None:
