@@ -219,11 +219,14 @@ def _others_before(
         for s in range(n_slices):
             for k in range(width):
                 in_place[k] += backward[base + s * width + k]
-        is_forward, slice_of = np.empty(n_thresholds, np.bool_), np.empty(n_thresholds, np.int64)
+        # A positive ranks by its forward threshold at the points after its slice, else by its backward one.
+        begin, length = np.empty(n_thresholds, np.uint32), np.empty(n_thresholds, np.uint32)
         for k in range(n_thresholds):
-            is_forward[k] = owner[first + k] < n_positives
-            slice_of[k] = slices[first // 2 + owner[first + k] % n_positives]
-        at = points * (first // 2)
+            own = slices[first // 2 + owner[first + k] % n_positives] + 1
+            is_forward = owner[first + k] < n_positives
+            begin[k] = own if is_forward else 0
+            length[k] = points - own if is_forward else own
+        at = np.uint64(points * (first // 2))
         for i in range(points):
             if i > 0:
                 row = base + (i - 1) * width
@@ -232,9 +235,9 @@ def _others_before(
             before = 0
             for k in range(n_thresholds):
                 before += in_place[k]
-                # A positive ranks by one of its two thresholds; what is written for the other is written over.
+                # What is written for the threshold that does not rank it now is written over.
                 others[at] = before
-                at += (slice_of[k] < i) == is_forward[k]
+                at += np.uint64(np.uint32(np.uint32(i) - begin[k]) < length[k])
 
 
 @kernel

@@ -22,8 +22,10 @@ from ray_backfill.replay.block import KeyArray, positions_of, sort_keys
 from ray_backfill.systems import IntArray
 
 _INFINITY = np.float32(np.inf)
-# Candidates to make room for at least: sorting them should be rare.
+# Candidates to make room for at least: going through them should be rare.
 _LEAST_ROOM = 1024
+# Bins of products by which the k-th closest is found.
+_BINS = 512
 
 
 # (row in the block, item, product) of some pairs, in the order of their rows: int32, int32, float32.
@@ -34,15 +36,14 @@ Passing = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
 class Candidates:
     """What a scan of one system keeps for each query of a block.
 
-    keys: (b, C) uint64 of product and item; the first counts[q] of a row are in use, the first ordered[q] ascending.
-    needed: (b,) how many closest items must survive. limits: (b, O, S) an item of that slice can be dropped if its
-    product is above; gates: (b,) the largest of them. margins: (b,) twice the error bound. slices_ON: (O, N) the slice
-    of each item, counted from the slice that is served longest: forward as they are, backward from the end.
+    keys: (b, C) uint64 of product and item, in any order; the first counts[q] of a row are in use. needed: (b,) how
+    many closest items must survive. limits: (b, O, S) an item of that slice can be dropped if its product is above;
+    gates: (b,) the largest of them. margins: (b,) twice the error bound. slices_ON: (O, N) the slice of each item,
+    counted from the slice that is served longest: forward as they are, backward from the end.
     """
 
     keys: KeyArray
     counts: NDArray[np.int32]
-    ordered: NDArray[np.int32]
     needed: IntArray
     limits: NDArray[np.float32]
     gates: NDArray[np.float32]
@@ -59,7 +60,6 @@ class Candidates:
         return cls(
             keys=np.empty((b, room(int(needed.max()), n_slices, n_orders)), np.uint64),
             counts=np.zeros(b, np.int32),
-            ordered=np.zeros(b, np.int32),
             needed=needed,
             limits=np.full((b, n_orders, n_slices), _INFINITY),
             gates=np.full(b, _INFINITY),
@@ -75,7 +75,7 @@ class Candidates:
         at = 0
         while at < len(rows):
             at = _keep(
-                rows, items, values, at, self.keys, self.counts, self.ordered, self.needed, self.limits, self.gates,
+                rows, items, values, at, self.keys, self.counts, self.needed, self.limits, self.gates,
                 self.margins, self.slices_ON,
             )  # fmt: skip
             if at < len(rows):
@@ -86,9 +86,7 @@ class Candidates:
 
     def finish(self) -> tuple[IntArray, KeyArray]:
         """(row of each candidate, its exact key)."""
-        _drop_all(
-            self.keys, self.counts, self.ordered, self.needed, self.limits, self.gates, self.margins, self.slices_ON
-        )
+        _drop_all(self.keys, self.counts, self.needed, self.limits, self.gates, self.margins, self.slices_ON)
         rows = np.repeat(np.arange(len(self.counts)), self.counts)
         used = np.arange(self.keys.shape[1]) < self.counts[:, None]
         return rows, self._exact_keys(rows, self.keys[used])
@@ -103,9 +101,9 @@ class Candidates:
         by_key = np.argsort(exact)
         kept = np.zeros(len(own), np.bool_)
         _mark_nearest(exact[by_key], self.slices_ON, self.needed[q], self.limits.shape[2], kept)
-        survivors = np.sort(own[by_key[kept]])
+        survivors = own[by_key[kept]]
         self.keys[q, : len(survivors)] = survivors
-        self.counts[q] = self.ordered[q] = len(survivors)
+        self.counts[q] = len(survivors)
 
 
 def room(needed: int, n_slices: int, n_orders: int) -> int:
@@ -145,6 +143,7 @@ def _find_passing(v_bn: Array, gates: Array, first: int, rows: Array, items: Arr
         passing = 0
         for word in range(len(eight)):
             if eight[word] != 0:
+                # Each is written, and written over by the next one if it does not pass: no branch to guess wrong.
                 for j in range(8 * word, 8 * word + 8):
                     columns[passing] = j
                     passing += passes[j]
@@ -156,27 +155,29 @@ def _find_passing(v_bn: Array, gates: Array, first: int, rows: Array, items: Arr
 
 @kernel
 def _keep(
-    rows: Array, items: Array, values: Array, at: int, keys: Array, counts: Array, ordered: Array, needed: Array,
+    rows: Array, items: Array, values: Array, at: int, keys: Array, counts: Array, needed: Array,
     limits: Array, gates: Array, margins: Array, slices_ON: Array,
 ) -> int:  # fmt: skip
     """Go on with pair ``at``; returns the pair whose row has no room, or the number of pairs."""
     capacity = keys.shape[1]
     for i in range(at, len(rows)):
         q = rows[i]
+        if not _is_within(values[i], items[i], q, limits, slices_ON):
+            continue
         if counts[q] == capacity:
-            _drop(q, keys, counts, ordered, needed, limits, gates, margins, slices_ON)
+            _drop(q, keys, counts, needed, limits, gates, margins, slices_ON)
             if 2 * counts[q] > capacity:
                 return i
         keys[q, counts[q]] = _key(values[i], items[i])
-        counts[q] += _is_within(values[i], items[i], limits[q], slices_ON)
+        counts[q] += 1
     return len(rows)
 
 
 @kernel
-def _is_within(v: float, item: int, limits_OS: Array, slices_ON: Array) -> bool:
+def _is_within(v: float, item: int, q: int, limits: Array, slices_ON: Array) -> bool:
     # numba compiles no generator expression
     for o in range(len(slices_ON)):  # noqa: SIM110
-        if v <= limits_OS[o, slices_ON[o, item]]:
+        if v <= limits[q, o, slices_ON[o, item]]:
             return True
     return False
 
@@ -185,7 +186,6 @@ def _is_within(v: float, item: int, limits_OS: Array, slices_ON: Array) -> bool:
 def _drop_all(
     keys: Array,
     counts: Array,
-    ordered: Array,
     needed: Array,
     limits: Array,
     gates: Array,
@@ -193,7 +193,7 @@ def _drop_all(
     slices_ON: Array,
 ) -> None:
     for q in range(len(counts)):
-        _drop(q, keys, counts, ordered, needed, limits, gates, margins, slices_ON)
+        _drop(q, keys, counts, needed, limits, gates, margins, slices_ON)
 
 
 @kernel
@@ -201,49 +201,53 @@ def _drop(
     q: int,
     keys: Array,
     counts: Array,
-    ordered: Array,
     needed: Array,
     limits: Array,
     gates: Array,
     margins: Array,
     slices_ON: Array,
 ) -> None:
-    """Lower the limits of a query by what it has, and drop what is above them."""
-    n_slices = limits.shape[2]
+    """Lower the limits of a query by what it has, and drop what is above them.
+
+    The needed-th closest of the slices up to s is found by counting in bins of products: a limit may be too high by the
+    width of a bin, never too low.
+    """
     own = keys[q, : counts[q]]
-    _sort_tail(own, ordered[q])
-    limits[q] = np.float32(np.inf)
-    saturating = np.empty(n_slices, np.int64)
+    lowest, highest = np.float32(np.inf), np.float32(-np.inf)
+    for key in own:
+        lowest, highest = min(lowest, _product(key)), max(highest, _product(key))
+    if highest - lowest < np.float32(1e-30):
+        return  # as good as equal: bins cannot tell them apart
+    n_orders, n_slices = len(slices_ON), limits.shape[2]
+    scale = np.float32(_BINS - 1) / (highest - lowest)
+    farthest = np.full(_BINS, -np.inf, np.float32)
+    counts_SB = np.zeros((n_slices, _BINS), np.int32)
     gates[q] = -np.float32(np.inf)
-    for o in range(len(slices_ON)):
-        _find_saturating(own, slices_ON[o], needed[q], saturating)
+    for o in range(n_orders):
+        counts_SB[:] = 0
+        for key in own:
+            v = _product(key)
+            in_bin = min(int((v - lowest) * scale), _BINS - 1)
+            counts_SB[slices_ON[o, _item(key)], in_bin] += 1
+            farthest[in_bin] = max(farthest[in_bin], v)
+        # Slice by slice more items take part, and the bin in which there are enough moves down.
+        running = np.zeros(_BINS, np.int32)
+        last, within = _BINS - 1, 0
         for s in range(n_slices):
-            if saturating[s] >= 0:
-                limits[q, o, s] = _product(own[saturating[s]]) + margins[q]
+            for j in range(_BINS):
+                running[j] += counts_SB[s, j]
+            within += counts_SB[s, : last + 1].sum()
+            while within - running[last] >= needed[q]:
+                within -= running[last]
+                last -= 1
+            limits[q, o, s] = farthest[last] + margins[q] if within >= needed[q] else np.float32(np.inf)
         gates[q] = max(gates[q], limits[q, o].max())
     kept = 0
     for i in range(len(own)):
-        if _is_within(_product(own[i]), _item(own[i]), limits[q], slices_ON):
+        if _is_within(_product(own[i]), _item(own[i]), q, limits, slices_ON):
             own[kept] = own[i]
             kept += 1
-    counts[q] = ordered[q] = kept
-
-
-@kernel
-def _sort_tail(keys: Array, ordered: int) -> None:
-    """Sort ``keys``, of which the first ``ordered`` are ascending already."""
-    keys[ordered:].sort()
-    head = keys[:ordered].copy()
-    at, tail = 0, ordered
-    for i in range(len(keys)):
-        if at == len(head):
-            break  # the rest of the tail is in place
-        if tail == len(keys) or head[at] < keys[tail]:
-            keys[i] = head[at]
-            at += 1
-        else:
-            keys[i] = keys[tail]
-            tail += 1
+    counts[q] = kept
 
 
 @kernel

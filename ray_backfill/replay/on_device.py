@@ -32,12 +32,13 @@ def check_gpu(device: str) -> None:
 
 
 class DeviceTiles:
-    """A system's gallery, prepared for products on a device; kept there if that takes at most a quarter of its memory."""
+    """A system's gallery, prepared for products on a device; kept there if it takes little of its memory."""
 
     def __init__(self, form: ProductForm, device: str) -> None:
         self.form, self.device = form, torch.device(device)
         self.kept: dict[int, Tensor] = {}
         size = 4 * len(form.length_N) * form.columns
+        # Two systems and the work of two threads must fit as well.
         self.keep = self.device.type == "cuda" and size < torch.cuda.mem_get_info(self.device)[1] / 4
 
     def tile(self, first: int, last: int) -> Tensor:
