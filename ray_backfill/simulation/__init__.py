@@ -26,6 +26,7 @@ from ray_backfill.stages import begin_stage, finish_stage, look_at_stage, note_f
 from ray_backfill.store import EmbeddingFolder, write_parquet
 from ray_backfill.systems import GroundTruth, IntArray
 
+MERGES = ("raw",)
 # Of the folder of results: goes up when a table gets another shape.
 FORMAT = 2
 METHODS = ("old", "new", "offline", "rm_naive", "rqt", "cl_s", "cl_m", "mcl", "rm")
@@ -39,6 +40,8 @@ class Evaluation:
     methods: tuple[str, ...] = METHODS
     # Backfill orders: random, classifier_score, centroid_cosine, given.
     orders: tuple[str, ...] = ("classifier_score",)
+    # How distances of the two systems are made comparable: raw, as they are.
+    merges: tuple[str, ...] = ("raw",)
     # mAP, mAP@k, CMC@k; the first one leads the report.
     metrics: tuple[str, ...] = ("mAP", "CMC@1")
     # Moments of the backfill, t = 0 and t = 1 included.
@@ -60,8 +63,11 @@ class Evaluation:
         for order in self.orders:
             check_order_name(order)
         check_distance(self.distance)
-        if not self.metrics or not self.orders:
-            raise InputError("give at least one metric and one order")
+        for merge in self.merges:
+            if merge not in MERGES:
+                raise InputError(f"unknown merge {merge!r}; known: {', '.join(MERGES)}")
+        if not self.metrics or not self.orders or not self.merges:
+            raise InputError("give at least one metric, one order and one merge")
         if self.order_seed < 0:
             raise InputError(f"the seed of an order must not be negative, got {self.order_seed}")
         if not 2 <= self.points <= 1 << 16:

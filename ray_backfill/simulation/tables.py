@@ -48,12 +48,7 @@ def tabulate(
     for (method, order), curve in curves.items():
         old, new = curves["old", order], curves["new", order]
         key = {"method": method, "order": order, "merge": _MERGE}
-        flips = {
-            "negative_flips": curve.negative_flips(),
-            "positive_flips": curve.positive_flips(),
-            "negative_flips_vs_old": curve.negative_flips(old),
-            "positive_flips_vs_old": curve.positive_flips(old),
-        }
+        flips = _flips(curve, old)
         for metric in metrics:
             values, (low, high) = curve.values(metric), m.interval(draws[method, order, metric])
             curve_rows.append(_rows(key | {"metric": metric}, curve.t, values, low, high))
@@ -80,12 +75,12 @@ def tabulate(
                     "largest_fall": m.largest_fall(values),
                     "starts_at_old": bool(start >= old.values(metric)[0] - 1e-12),
                     "ends_at_new": bool(end >= new.values(metric)[-1] - 1e-12),
-                    "negative_flips_max": float(flips["negative_flips"].max()),
+                    "negative_flips_max": float(flips["negative_flips"].mean(axis=0).max()),
                 }
             )
-        for name, values in flips.items():
-            nothing = np.full(len(values), np.nan)
-            curve_rows.append(_rows(key | {"metric": name}, curve.t, values, nothing, nothing))
+        for name, flipped_QT in flips.items():
+            low, high = m.interval(m.bootstrap_means(flipped_QT))
+            curve_rows.append(_rows(key | {"metric": name}, curve.t, flipped_QT.mean(axis=0), low, high))
     m.resamples.cache_clear()  # 2 bytes for each draw and query
     return Tables(
         pd.concat(curve_rows, ignore_index=True),
@@ -93,6 +88,16 @@ def tabulate(
         _differences(curves, metrics, areas),
         None if group_of_query is None else _subgroups(curves, metrics, group_of_query),
     )
+
+
+def _flips(curve: Curve, old: Curve) -> dict[str, NDArray[np.float64]]:
+    """(Q, T) 1.0 where a query has flipped: against the method's own start, and against {old, old}."""
+    now = curve.top1_correct
+    flips = {}
+    for suffix, before in (("", curve.top1_correct[:, :1]), ("_vs_old", old.top1_correct[:, :1])):
+        flips[f"negative_flips{suffix}"] = (before & ~now).astype(np.float64)
+        flips[f"positive_flips{suffix}"] = (~before & now).astype(np.float64)
+    return flips
 
 
 def _differences(

@@ -250,3 +250,25 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
     ):
         with pytest.raises(InputError):
             bad.check()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"merges": ("csls",)}, "unknown merge 'csls'; known: raw"),
+        ({"merges": ()}, "one merge"),
+        ({"points": 1 << 17}, "at most 65536"),
+    ],
+)
+def test_impossible_evaluations_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        replace(EVALUATION, **change).check()
+
+
+def test_flips_have_intervals(folder: Path, tmp_path: Path) -> None:
+    curves = pd.read_parquet(run_on(folder, tmp_path / "out") / "curves.parquet")
+    assert curves[["value", "low", "high"]].notna().all().all()
+    lost = curves[curves.metric == "positive_flips"]
+    assert (lost.low <= lost.value + 1e-12).all()
+    assert (lost.high >= lost.value - 1e-12).all()
+    assert (lost.high > lost.low).any()
