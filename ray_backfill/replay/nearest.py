@@ -25,7 +25,7 @@ _INFINITY = np.float32(np.inf)
 # Candidates to make room for at least: going through them should be rare.
 _LEAST_ROOM = 1024
 # Bins of products by which the k-th closest is found.
-_BINS = 512
+_BINS = 256
 
 
 # (row in the block, item, product) of some pairs, in the order of their rows: int32, int32, float32.
@@ -338,10 +338,16 @@ def measure_nearest(
         is_right = np.array([_contains(right, _item(keys[c])) for c in own])
         ranks = np.empty(min(len(right), k), np.int64)
         for o in range(n_orders):
+            # The points begin .. begin + length - 1 are those at which a candidate's system serves it.
+            begin, length = np.empty(len(own), np.uint32), np.empty(len(own), np.uint32)
+            for c in range(len(own)):
+                after = slices_ON[o, _item(keys[own[c]])] + 1
+                begin[c] = after if is_forward[own[c]] else 0
+                length[c] = points - after if is_forward[own[c]] else after
             for i in range(points):
                 rank, found = 0, 0
                 for c in range(len(own)):
-                    if (slices_ON[o, _item(keys[own[c]])] < i) == is_forward[own[c]]:
+                    if np.uint32(np.uint32(i) - begin[c]) < length[c]:
                         rank += 1
                         if is_right[c]:
                             ranks[found] = rank
