@@ -37,9 +37,10 @@ class Candidates:
     """What a scan of one system keeps for each query of a block.
 
     keys: (b, C) uint64 of product and item, in any order; the first counts[q] of a row are in use. needed: (b,) how
-    many closest items must survive. limits: (b, O, S) an item of that slice can be dropped if its product is above;
-    gates: (b,) the largest of them. margins: (b,) twice the error bound. slices_ON: (O, N) the slice of each item,
-    counted from the slice that is served longest: forward as they are, backward from the end.
+    many closest items must survive. slices_ON: (O, N) the slice of each item, counted from the one served longest:
+    forward as they are, backward from the end. limits: (b, O, S) an item of that slice can be dropped if its product is
+    above; gates: (b,) the largest of them. ceilings: (b, O, S) what is above is surely behind ``needed`` items of the
+    other system when this one serves the slices up to that one. margins: (b,) twice the error bound.
     """
 
     keys: KeyArray
@@ -48,13 +49,20 @@ class Candidates:
     limits: NDArray[np.float32]
     gates: NDArray[np.float32]
     margins: NDArray[np.float32]
+    ceilings: NDArray[np.float32]
     slices_ON: NDArray[np.uint16]
     form: ProductForm
     queries: IntArray
 
     @classmethod
     def empty(
-        cls, form: ProductForm, queries: IntArray, needed: IntArray, slices_ON: NDArray[np.uint16], n_slices: int
+        cls,
+        form: ProductForm,
+        queries: IntArray,
+        needed: IntArray,
+        slices_ON: NDArray[np.uint16],
+        n_slices: int,
+        ceilings: NDArray[np.float32] | None = None,
     ) -> "Candidates":
         b, n_orders = len(queries), len(slices_ON)
         return cls(
@@ -64,6 +72,7 @@ class Candidates:
             limits=np.full((b, n_orders, n_slices), _INFINITY),
             gates=np.full(b, _INFINITY),
             margins=(2.0001 * form.error(queries)).astype(np.float32),
+            ceilings=np.full((b, n_orders, n_slices), _INFINITY) if ceilings is None else ceilings,
             slices_ON=slices_ON,
             form=form,
             queries=queries,
@@ -76,7 +85,7 @@ class Candidates:
         while at < len(rows):
             at = _keep(
                 rows, items, values, at, self.keys, self.counts, self.needed, self.limits, self.gates,
-                self.margins, self.slices_ON,
+                self.margins, self.ceilings, self.slices_ON,
             )  # fmt: skip
             if at < len(rows):
                 # This row is full of items too close together for the error bound: their exact keys decide.
@@ -86,7 +95,9 @@ class Candidates:
 
     def finish(self) -> tuple[IntArray, KeyArray]:
         """(row of each candidate, its exact key)."""
-        _drop_all(self.keys, self.counts, self.needed, self.limits, self.gates, self.margins, self.slices_ON)
+        _drop_all(
+            self.keys, self.counts, self.needed, self.limits, self.gates, self.margins, self.ceilings, self.slices_ON
+        )
         rows = np.repeat(np.arange(len(self.counts)), self.counts)
         used = np.arange(self.keys.shape[1]) < self.counts[:, None]
         return rows, self._exact_keys(rows, self.keys[used])
@@ -110,6 +121,46 @@ def room(needed: int, n_slices: int, n_orders: int) -> int:
     """Candidates to make room for: twice what a random order keeps, needed / 1 + needed / 2 + ... + needed / S."""
     expected = n_orders * needed * (1 + np.log(n_slices))
     return 1 << int(np.ceil(np.log2(max(_LEAST_ROOM, 2 * expected))))
+
+
+def ceilings_of_other(
+    rows: IntArray,
+    keys: KeyArray,
+    needed: IntArray,
+    slices_ON: NDArray[np.uint16],
+    n_slices: int,
+    form: ProductForm,
+    queries: IntArray,
+) -> NDArray[np.float32]:
+    """``Candidates.ceilings`` of the system of ``form`` from the finished candidates of the other one.
+
+    rows, keys: what ``finish`` returned there; slices_ON: as they were counted there.
+    """
+    farthest = np.full((len(needed), len(slices_ON), n_slices), np.inf, np.float32)
+    _find_farthest(rows, keys, needed, slices_ON, farthest)
+    # At the point where this system serves the slices up to r, the other one serves those up to S - 2 - r.
+    ceilings = np.full(farthest.shape, _INFINITY)
+    q, o, s = np.nonzero(np.isfinite(farthest[:, :, : n_slices - 1]))
+    ceilings[q, o, n_slices - 2 - s] = form.bounds(queries[q], farthest[q, o, s])[1]
+    return ceilings
+
+
+@kernel
+def _find_farthest(rows: Array, keys: Array, needed: Array, slices_ON: Array, farthest: Array) -> None:
+    """The distance of the needed-th closest item of the slices up to each one. rows ascend."""
+    saturating = np.empty(farthest.shape[2], np.int64)
+    first = 0
+    while first < len(rows):
+        q, last = rows[first], first
+        while last < len(rows) and rows[last] == q:
+            last += 1
+        own = np.sort(keys[first:last])
+        for o in range(len(slices_ON)):
+            _find_saturating(own, slices_ON[o], needed[q], saturating)
+            for s in range(len(saturating)):
+                if saturating[s] >= 0:
+                    farthest[q, o, s] = _product(own[saturating[s]])
+        first = last
 
 
 class Finder:
@@ -156,7 +207,7 @@ def _find_passing(v_bn: Array, gates: Array, first: int, rows: Array, items: Arr
 @kernel
 def _keep(
     rows: Array, items: Array, values: Array, at: int, keys: Array, counts: Array, needed: Array,
-    limits: Array, gates: Array, margins: Array, slices_ON: Array,
+    limits: Array, gates: Array, margins: Array, ceilings: Array, slices_ON: Array,
 ) -> int:  # fmt: skip
     """Go on with pair ``at``; returns the pair whose row has no room, or the number of pairs."""
     capacity = keys.shape[1]
@@ -165,7 +216,7 @@ def _keep(
         if not _is_within(values[i], items[i], q, limits, slices_ON):
             continue
         if counts[q] == capacity:
-            _drop(q, keys, counts, needed, limits, gates, margins, slices_ON)
+            _drop(q, keys, counts, needed, limits, gates, margins, ceilings, slices_ON)
             if 2 * counts[q] > capacity:
                 return i
         keys[q, counts[q]] = _key(values[i], items[i])
@@ -190,10 +241,11 @@ def _drop_all(
     limits: Array,
     gates: Array,
     margins: Array,
+    ceilings: Array,
     slices_ON: Array,
 ) -> None:
     for q in range(len(counts)):
-        _drop(q, keys, counts, needed, limits, gates, margins, slices_ON)
+        _drop(q, keys, counts, needed, limits, gates, margins, ceilings, slices_ON)
 
 
 @kernel
@@ -205,6 +257,7 @@ def _drop(
     limits: Array,
     gates: Array,
     margins: Array,
+    ceilings: Array,
     slices_ON: Array,
 ) -> None:
     """Lower the limits of a query by what it has, and drop what is above them.
@@ -241,6 +294,11 @@ def _drop(
                 within -= running[last]
                 last -= 1
             limits[q, o, s] = farthest[last] + margins[q] if within >= needed[q] else np.float32(np.inf)
+        # At a point at which the other system alone has enough closer items, this one's need not be kept.
+        at_most = -np.float32(np.inf)
+        for s in range(n_slices - 1, -1, -1):
+            at_most = max(at_most, min(limits[q, o, s], ceilings[q, o, s]))
+            limits[q, o, s] = at_most
         gates[q] = max(gates[q], limits[q, o].max())
     kept = 0
     for i in range(len(own)):

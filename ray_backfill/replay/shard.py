@@ -14,7 +14,7 @@ from ray_backfill.distances import ProductForm, Products
 from ray_backfill.errors import InputError
 from ray_backfill.replay import counting
 from ray_backfill.replay.block import Block, KeyArray, Thresholds, sort_keys
-from ray_backfill.replay.nearest import Candidates, Finder
+from ray_backfill.replay.nearest import Candidates, Finder, ceilings_of_other
 from ray_backfill.systems import IntArray, UpgradePair
 
 # Items of a tile: its products with a block of queries should stay in the caches between product and counting.
@@ -88,14 +88,18 @@ class GalleryShard:
     def nearest(self, block: Block, k: int) -> Found:
         """All items here that can be among the first k at any point, and some more."""
         needed = k + np.diff(block.ignored_starts)
-        found = []
-        for form, slices_ON in ((self.forward, self.slices_ON), (self.backward, self.points - 2 - self.slices_ON)):
-            candidates = Candidates.empty(form, block.queries, needed, slices_ON, self.points - 1)
+        n_slices, queries = self.points - 1, block.queries
+
+        def scan(form: ProductForm, slices_ON: NDArray[np.uint16], ceilings: Any) -> tuple[IntArray, KeyArray]:
+            candidates = Candidates.empty(form, queries, needed, slices_ON, n_slices, ceilings)
             finder = self._finder(form, block)
             for first, last in self._tiles(block):
                 candidates.add(finder.passing(first, last, candidates.gates))
-            found.append(candidates.finish())
-        (rows_f, keys_f), (rows_b, keys_b) = found
+            return candidates.finish()
+
+        rows_f, keys_f = scan(self.forward, self.slices_ON, None)
+        ceilings = ceilings_of_other(rows_f, keys_f, needed, self.slices_ON, n_slices, self.backward, queries)
+        rows_b, keys_b = scan(self.backward, n_slices - 1 - self.slices_ON, ceilings)
         is_forward = np.arange(len(rows_f) + len(rows_b)) < len(rows_f)
         return np.concatenate([rows_f, rows_b]), np.concatenate([keys_f, keys_b]) + np.uint64(self.first), is_forward
 

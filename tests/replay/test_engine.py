@@ -83,6 +83,7 @@ def sharded(
     n_gallery=st.integers(1, 40),
     points=st.integers(2, 7),
     tied=st.booleans(),
+    same_space=st.booleans(),
     dtype=st.sampled_from([np.float16, np.float32]),
     distance=st.sampled_from(["cosine", "l2", "inner_product"]),
     metrics=st.sampled_from([METRICS, CUT_METRICS]),
@@ -90,12 +91,15 @@ def sharded(
     least_room=st.sampled_from([2, 1024]),
 )
 def test_equals_brute_force(
-    seed: int, n_queries: int, n_gallery: int, points: int, tied: bool, dtype: type, distance: str,
+    seed: int, n_queries: int, n_gallery: int, points: int, tied: bool, same_space: bool, dtype: type,
+    distance: str,
     metrics: tuple[str, ...], n_shards: int, least_room: int,
 ) -> None:  # fmt: skip
     """Both families of metrics, any shards, any ties, whatever counts; with room for hardly any candidate, too."""
     rng = np.random.default_rng(seed)
     pair = random_pair(rng, n_queries, n_gallery, tied, dtype)
+    if same_space:  # then items of the two systems tie with each other, too
+        pair = rb.UpgradePair(rb.RetrievalSystem(pair.forward.query, pair.forward.gallery), pair.forward)
     kind = rng.integers(0, 4, (n_queries, n_gallery))  # 0: positive, 1: ignored, else neither
     kind[0, 0] = 0  # one query has a positive, the others may have none
     truth = rb.GroundTruth.from_positives(
@@ -128,6 +132,19 @@ def test_top_1_and_cut_metrics_are_the_same_by_counts_and_by_candidates() -> Non
     np.testing.assert_array_equal(near.top1_correct, whole.top1_correct)
     for metric in CUT_METRICS:
         np.testing.assert_array_equal(deeper.per_query[metric], whole.per_query[metric])
+
+
+def test_candidates_equal_counts_where_the_two_systems_tie() -> None:
+    """Squared distances are small integers in both systems, so that an item of one often ties with one of the other."""
+    rng = np.random.default_rng(14)
+    for _ in range(40):
+        pair = random_pair(rng, 6, 60, tied=True)
+        truth = rb.GroundTruth.from_labels(rng.integers(0, 4, 6), rng.integers(0, 4, 60))
+        order = rng.permutation(60)
+        counted = rb.replay(pair, truth, order, 5, ("mAP", "mAP@5"), "l2")  # mAP has all counted
+        with patch.object(plan_module, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
+            found = rb.replay(pair, truth, order, 5, ("mAP@5",), "l2")
+        np.testing.assert_array_equal(found.per_query["mAP@5"], counted.per_query["mAP@5"])
 
 
 def test_a_gallery_of_one_vector_overflows_no_list() -> None:
