@@ -26,6 +26,7 @@ from ray_backfill.training.backbone_loop import (
 )
 from ray_backfill.training.pixels import PixelFeed
 from ray_backfill.training.schedule import warmup_cosine
+from tests.training._workers import leave_together
 
 SOURCE = open_source(landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4))
 INFO = BackboneInfo(BackboneSettings(dim=8, width=4), channels=3, image_size=16, classes=[0, 1, 3])
@@ -113,8 +114,7 @@ def _train_on_two(rank: int, folder: str) -> None:
     epochs: list[Epoch] = []
     network, _ = train_backbone(source, ROWS, INFO, replace(TRAINING, epochs=1), on_epoch=epochs.append)
     torch.save((network.state_dict(), source.rows, epochs[0].loss), Path(folder) / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    leave_together(rank, folder)
 
 
 def test_two_workers_share_the_images_and_keep_one_network(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from ray_backfill.models.gather import gather, rank_and_size
 from ray_backfill.models.heads import Heads, HeadShape
 from ray_backfill.training import head_loop
 from ray_backfill.training.head_loop import HeadTraining, TrainSet, anchors_per_worker, balanced_batches, train_heads
+from tests.training._workers import leave_together
 
 
 def test_batches_hold_so_many_items_of_so_many_classes() -> None:
@@ -96,8 +97,7 @@ def _two_workers(rank: int, folder: str) -> None:
     trained = train_heads(_data(), HeadLoss("mcl", True), HeadTraining(epochs=2, classes=4, items=4))[0]
     if rank == 0:
         torch.save((results, trained.state_dict()), Path(folder) / "results.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    leave_together(rank, folder)
 
 
 def test_two_workers_give_loss_and_gradient_of_one_with_the_doubled_batch(tmp_path: Path) -> None:
