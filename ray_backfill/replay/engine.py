@@ -29,7 +29,7 @@ from ray_backfill.metrics import metric_codes
 from ray_backfill.replay.block import Block, make_thresholds
 from ray_backfill.replay.counting import measure_counts
 from ray_backfill.replay.curve import Curve
-from ray_backfill.replay.nearest import measure_nearest
+from ray_backfill.replay.nearest_ranks import measure_nearest
 from ray_backfill.replay.plan import Plan, plan_replay, split_queries
 from ray_backfill.replay.shard import GalleryShard, LocalShards, Shards
 from ray_backfill.systems import GroundTruth, IntArray, UpgradePair

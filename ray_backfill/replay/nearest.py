@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from ray_backfill.distances import ProductForm, Products
 from ray_backfill.kernels import Array, kernel
-from ray_backfill.metrics import measure
 from ray_backfill.replay.block import KeyArray, positions_of, sort_keys
 from ray_backfill.systems import IntArray
 
@@ -281,7 +280,7 @@ def _drop(
         for key in own:
             v = _product(key)
             in_bin = min(int((v - lowest) * scale), _BINS - 1)
-            counts_SB[slices_ON[o, _item(key)], in_bin] += 1
+            counts_SB[slices_ON[o, item_of(key)], in_bin] += 1
             farthest[in_bin] = max(farthest[in_bin], v)
         # Slice by slice more items take part, and the bin in which there are enough moves down.
         running = np.zeros(_BINS, np.int32)
@@ -302,7 +301,7 @@ def _drop(
         gates[q] = max(gates[q], limits[q, o].max())
     kept = 0
     for i in range(len(own)):
-        if _is_within(_product(own[i]), _item(own[i]), q, limits, slices_ON):
+        if _is_within(_product(own[i]), item_of(own[i]), q, limits, slices_ON):
             own[kept] = own[i]
             kept += 1
     counts[q] = kept
@@ -315,7 +314,7 @@ def _mark_nearest(keys: Array, slices_ON: Array, needed: int, n_slices: int, kep
     for o in range(len(slices_ON)):
         _find_saturating(keys, slices_ON[o], needed, saturating)
         for i in range(len(keys)):
-            at = saturating[slices_ON[o, _item(keys[i])]]
+            at = saturating[slices_ON[o, item_of(keys[i])]]
             if at < 0 or i <= at:
                 kept[i] = True
 
@@ -328,7 +327,7 @@ def _find_saturating(keys: Array, slice_of_item: Array, needed: int, saturating:
     count = np.zeros(n_slices, np.int64)
     full = n_slices  # all slices from here on have enough
     for i in range(len(keys)):
-        for s in range(slice_of_item[_item(keys[i])], full):
+        for s in range(slice_of_item[item_of(keys[i])], full):
             count[s] += 1
         while full > 0 and count[full - 1] >= needed:
             full -= 1
@@ -353,70 +352,5 @@ def _product(key: int) -> Any:
 
 
 @kernel
-def _item(key: int) -> Any:
+def item_of(key: int) -> Any:
     return np.int64(key & np.uint64(0xFFFFFFFF))
-
-
-@kernel
-def measure_nearest(
-    rows: Array,
-    keys: Array,
-    is_forward: Array,
-    positives: Array,
-    positive_starts: Array,
-    ignored: Array,
-    ignored_starts: Array,
-    slices_ON: Array,
-    is_map: Array,
-    cuts: Array,
-    values: Array,
-    top1: Array,
-) -> None:
-    """Metrics of a block from the candidates of all shards and both systems, in any order; exact keys.
-
-    rows: the query of each candidate. values: (O, b, T, metrics) float64. top1: (O, b, T) bool.
-    """
-    n_orders, n_queries, points = top1.shape
-    k = cuts.max()
-    starts = np.zeros(n_queries + 1, np.int64)
-    for row in rows:
-        starts[row + 1] += 1
-    starts = np.cumsum(starts)
-    of_row, filled = np.empty(len(rows), np.int64), starts.copy()
-    for i in range(len(rows)):
-        of_row[filled[rows[i]]] = i
-        filled[rows[i]] += 1
-    for q in range(n_queries):
-        own = of_row[starts[q] : starts[q + 1]]
-        own = own[np.argsort(keys[own])]
-        right = positives[positive_starts[q] : positive_starts[q + 1]]
-        left_out = ignored[ignored_starts[q] : ignored_starts[q + 1]]
-        counts = np.array([not _contains(left_out, _item(keys[c])) for c in own])
-        own = own[counts]
-        is_right = np.array([_contains(right, _item(keys[c])) for c in own])
-        ranks = np.empty(min(len(right), k), np.int64)
-        for o in range(n_orders):
-            # The points begin .. begin + length - 1 are those at which a candidate's system serves it.
-            begin, length = np.empty(len(own), np.uint32), np.empty(len(own), np.uint32)
-            for c in range(len(own)):
-                after = slices_ON[o, _item(keys[own[c]])] + 1
-                begin[c] = after if is_forward[own[c]] else 0
-                length[c] = points - after if is_forward[own[c]] else after
-            for i in range(points):
-                rank, found = 0, 0
-                for c in range(len(own)):
-                    if np.uint32(np.uint32(i) - begin[c]) < length[c]:
-                        rank += 1
-                        if is_right[c]:
-                            ranks[found] = rank
-                            found += 1
-                        if rank == k:
-                            break
-                measure(ranks[:found], len(right), is_map, cuts, values[o, q, i])
-                top1[o, q, i] = found > 0 and ranks[0] == 1
-
-
-@kernel
-def _contains(ascending: Array, value: int) -> Any:
-    at = np.searchsorted(ascending, value)
-    return at < len(ascending) and ascending[at] == value
