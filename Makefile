@@ -1,6 +1,6 @@
 # make demo    the main job on rendered landmarks, from nothing to a report
 # make test    the tests          make check   lint, types and tests: what CI runs
-# make bench   what the replay costs beside its limits: 15 minutes
+# make bench   what the replay costs beside its limits: about 11 minutes
 # EXTRA=gpu make setup            on a machine with a CUDA GPU
 PYTHON ?= python3
 EXTRA ?= $(if $(wildcard .venv/.ready-gpu),gpu,cpu)

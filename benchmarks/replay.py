@@ -1,6 +1,6 @@
 """What the replay costs, as ratios measured in one run, each beside its limit: prints a table in Markdown.
 
-python benchmarks/replay.py                 # all of it: about 12 minutes on two cores, 8 GB of memory
+python benchmarks/replay.py                 # all of it: about 11 minutes on two cores, 8 GB of memory
 python benchmarks/replay.py --scale 0.02    # the same at 2 % of the sizes, to see that it runs
 """
 

@@ -1,7 +1,7 @@
 """The replay over gallery shards that are Ray actors: thresholds go out, counts or candidates come back.
 
-Each actor reads its own rows of the gallery from the folder, which all nodes must share; queries travel once. The
-driver holds a block of queries with its counts at a time, a shard a tile of its rows.
+Each actor reads all queries and its own rows of the gallery from the folder, which all nodes must share. The driver
+holds a block of queries with its counts at a time, a shard a tile of its rows.
 """
 
 import os
