@@ -1,13 +1,15 @@
 # make demo    the main job on rendered landmarks, from nothing to a report
 # make test    the tests          make check   lint, types and tests: what CI runs
 # make bench   what the replay costs beside its limits: about 11 minutes
+# make reproduce DATA=PATH        docs/results/omniglot.md: every method, three seeds, all claims; under half an hour
+# make reproduce-landmarks        docs/results/landmarks.md: the same on rendered landmarks, open class
 # EXTRA=gpu make setup            on a machine with a CUDA GPU
 PYTHON ?= python3
 EXTRA ?= $(if $(wildcard .venv/.ready-gpu),gpu,cpu)
 BIN := .venv/bin
 READY := .venv/.ready-$(EXTRA)
 
-.PHONY: setup demo test lint types check bench clean
+.PHONY: setup demo test lint types check bench reproduce reproduce-landmarks clean
 
 setup: $(READY)
 
@@ -37,6 +39,15 @@ check: lint types test
 
 bench: setup
 	$(BIN)/python benchmarks/replay.py
+
+reproduce: setup
+	@test -n "$(DATA)" || { echo "error: say where the Omniglot files are: make reproduce DATA=PATH"; exit 2; }
+	$(BIN)/python jobs/reproduce.py --recipe omniglot --data-root $(abspath $(DATA)) --subgroups omniglot_biased \
+	  --out runs/reproduce --page docs/results/omniglot.md --findings docs/results/omniglot-findings.md
+
+reproduce-landmarks: setup
+	$(BIN)/python jobs/reproduce.py --recipe landmarks --no-ablation \
+	  --out runs/reproduce-landmarks --page docs/results/landmarks.md --findings docs/results/landmarks-findings.md
 
 clean:
 	rm -rf .venv runs build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

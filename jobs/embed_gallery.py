@@ -1,4 +1,4 @@
-"""Stream all images of a recipe through both backbones by Ray Data into Parquet; trains the backbones if need be.
+"""Stream all images of a recipe through its backbones by Ray Data into Parquet; trains the backbones if need be.
 
 python jobs/embed_gallery.py --recipe omniglot --data-root PATH --out runs/omniglot
 """

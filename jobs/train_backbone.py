@@ -1,4 +1,4 @@
-"""Train the old or the new backbone of a recipe by Ray Train: DDP, a checkpoint every epoch, resumable.
+"""Train one backbone of a recipe by Ray Train: DDP, a checkpoint every epoch, resumable.
 
 python jobs/train_backbone.py --model old --recipe omniglot --data-root PATH --out runs/omniglot
 """
@@ -6,14 +6,11 @@ python jobs/train_backbone.py --model old --recipe omniglot --data-root PATH --o
 import tyro
 
 from ray_backfill.cli import BackboneJob, checked_out, parse_recipe_job, run_job, shown
-from ray_backfill.errors import InputError
 from ray_backfill.pipeline import train_recipe_backbone
 
 
 def main() -> None:
     job = parse_recipe_job(__doc__ or "", kind=BackboneJob, model=tyro.MISSING)
-    if job.model not in ("old", "new"):
-        raise InputError(f"unknown model {job.model!r}; known: old, new")
     print(f"backbone: {shown(train_recipe_backbone(job.settings, job.model, checked_out(job.out), job.workers))}")
 
 

@@ -1,4 +1,4 @@
-"""Train heads (RQT, CL-S, CL-M, MCL, with and without rho) by Ray Train on stored embeddings.
+"""Fit what methods need on stored embeddings: heads and transformations by Ray Train, adapters by their formulas.
 
 python jobs/train_mcl.py --recipe omniglot --data-root PATH --out runs/omniglot --methods mcl rm
 python jobs/train_mcl.py --data DIR --out runs/mine --methods rm
@@ -6,8 +6,8 @@ python jobs/train_mcl.py --data DIR --out runs/mine --methods rm
 
 from ray_backfill.cli import checked_out, given_folder, is_data_job, parse_data_job, parse_recipe_job, run_job, shown
 from ray_backfill.errors import InputError
-from ray_backfill.pipeline import embed_recipe, train_folder_heads
-from ray_backfill.preflight import check_evaluation, untrainable
+from ray_backfill.pipeline import embed_recipe, fit_folder, models_of
+from ray_backfill.preflight import check_evaluation, unfittable
 from ray_backfill.store import read_folder
 
 
@@ -15,21 +15,29 @@ def main() -> None:
     if is_data_job():
         data = parse_data_job(__doc__ or "")
         out, folder, workers = checked_out(data.out), given_folder(data.data), data.workers
-        evaluation, training = data.evaluation, data.heads
+        evaluation, fits = data.evaluation, data.fits
     else:
         job = parse_recipe_job(__doc__ or "")
         out, workers = checked_out(job.out), job.workers
-        evaluation, training = job.settings.evaluation, job.settings.heads
-        check_evaluation(job.settings, workers.number)
+        evaluation, fits = job.settings.evaluation, job.settings.fits
+        check_evaluation(job.settings, 1)
         folder = embed_recipe(job.settings, out, workers, job.actors)
-    methods = [method for method in evaluation.find_methods() if method.head]
+    methods = [method for method in evaluation.find_methods() if method.fit]
     if not methods:
-        raise InputError("none of these methods has heads to train; give e.g. --methods rqt cl_s cl_m mcl rm")
-    embeddings = read_folder(folder)
-    for name, reason in untrainable(embeddings, methods).items():
-        raise InputError(f"{name} {reason}")
-    for name, path in train_folder_heads(embeddings, embeddings.fingerprint(), out, methods, training, workers).items():
+        raise InputError("none of these methods has anything to fit; give e.g. --methods rqt cl_s cl_m mcl rm")
+    embeddings = read_folder(folder, models_of(methods))
+    left_out = unfittable(embeddings, methods, fits, evaluation.distance)
+    for name, reason in left_out.items():
+        if name in evaluation.methods:  # asked for by name
+            raise InputError(f"{name} {reason}")
+        print(f"left out: {name} ({reason})")
+    methods = [method for method in methods if method.name not in left_out]
+    folders = fit_folder(embeddings, out, methods, evaluation, fits, workers)
+    for name, path in folders.items():
         print(f"{name}: {shown(path)}")
+    for method in methods:
+        if method.name not in folders:
+            raise InputError(f"training {method.name} diverged (its loss is not finite); lower --{method.kind}.lr")
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.replay import ReplayPlace
 from ray_backfill.cluster.train import Workers
 from ray_backfill.errors import InputError
+from ray_backfill.experiments import Experiment, Place, reproduce
 from ray_backfill.pipeline import evaluate_folder, run_recipe
 from ray_backfill.recipes import Recipe, load_recipe, recipe_names
 from ray_backfill.report import print_table
 from ray_backfill.simulation import Evaluation
-from ray_backfill.training.head_loop import HeadTraining
+from ray_backfill.training.fits import FitSettings
 
 ImagesT = TypeVar("ImagesT")
 
@@ -44,7 +45,7 @@ class RecipeJob(Generic[ImagesT]):
 class BackboneJob(RecipeJob[ImagesT]):
     """A run that trains one backbone of a recipe."""
 
-    # Which of the two: old or new.
+    # Which one: old, new, or a kind that some method needs beside them (bct, ract, ract_hard, side).
     model: str
 
 
@@ -57,18 +58,39 @@ class SimulateJob(RecipeJob[ImagesT]):
 
 @dataclass(frozen=True, kw_only=True)
 class DataJob:
-    """A run on a folder of embeddings. The default order is random: the old classifier's scores are seldom at hand."""
+    """A run on a folder of embeddings.
+
+    All methods by default: those that lack something are left out. The default order is random: the old classifier's
+    scores are seldom at hand.
+    """
 
     # Folder with gallery.parquet and perhaps queries.parquet and train.parquet.
     data: Path
     # Folder of the run. The same folder again continues or reuses what is there.
     out: Path
     evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(
-        default_factory=lambda: Evaluation(orders=("random",))
+        default_factory=lambda: Evaluation(methods=("all",), orders=("random",))
     )
-    heads: HeadTraining = field(default_factory=HeadTraining)
+    fits: Annotated[FitSettings, tyro.conf.arg(name="")] = field(default_factory=FitSettings)
     workers: Workers = field(default_factory=Workers)
     place: Annotated[ReplayPlace, tyro.conf.arg(name="")] = field(default_factory=ReplayPlace)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceJob:
+    """A page about a recipe, from several runs of it."""
+
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    # Folder of the runs. The same folder again continues or reuses what is there.
+    out: Path = Path("runs/reproduce")
+    # The page to write, with its figure beside it; default: page.md in the folder of the runs.
+    page: Path | None = None
+    # Markdown written by hand that the page includes.
+    findings: Path | None = None
+    # Where training runs.
+    workers: Workers = field(default_factory=Workers)
+    # Where embedding runs.
+    actors: EmbedActors = field(default_factory=EmbedActors)
 
 
 def parse_recipe_job(
@@ -132,7 +154,7 @@ def simulate_job(description: str, default_recipe: str = "landmarks") -> None:
             given_folder(data.data),
             checked_out(data.out),
             data.evaluation,
-            data.heads,
+            data.fits,
             data.workers,
             data.place,
             command_line(),
@@ -143,6 +165,17 @@ def simulate_job(description: str, default_recipe: str = "landmarks") -> None:
         results = run_recipe(job.settings, out, job.workers, job.actors, job.place, command_line())
     print_table(results)
     print(f"\nreport: {shown(results / 'report.html')}")
+
+
+def reproduce_job(description: str, arguments: Sequence[str] | None = None) -> None:
+    """The body of jobs/reproduce.py: run what is missing, write the page, say where it is."""
+    job = tyro.cli(ReproduceJob, description=description, args=arguments)
+    out, root = checked_out(job.out), job.experiment.data_root
+    if root is not None:
+        _refuse_relative("--data-root", root)
+    place = Place(job.workers, job.actors)
+    page = reproduce(job.experiment, place, out, job.page or out / "page.md", job.findings, command_line())
+    print(f"page: {shown(page.absolute())}")
 
 
 def run_job(main: Callable[[], None]) -> None:

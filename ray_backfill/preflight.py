@@ -7,7 +7,8 @@ import numpy as np
 
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
-from ray_backfill.methods import Method
+from ray_backfill.methods import Method, TrainSet, TransformLoss, all_backbones
+from ray_backfill.methods.rank_merge import DISTANCES as HEAD_DISTANCES
 from ray_backfill.models.backbones import check_arch
 from ray_backfill.orders import ORDERS
 from ray_backfill.protocols import split_classes
@@ -15,19 +16,24 @@ from ray_backfill.recipes import Recipe
 from ray_backfill.simulation import Evaluation
 from ray_backfill.store import EmbeddingFolder
 from ray_backfill.training.backbone_loop import images_per_worker, training_rows
-from ray_backfill.training.head_loop import HeadTraining, anchors_per_worker
+from ray_backfill.training.fits import FitSettings, check_fit
 
 
-def check_recipe(recipe: Recipe[Any], workers: int, but: Sequence[str] = ()) -> None:
+def check_recipe(recipe: Recipe[Any], workers: int, models: Sequence[str] = ("old", "new")) -> None:
     """Raises InputError for backbones that cannot be built for these images, or not be trained on them.
 
-    but: of "old" and "new", those that are trained already.
+    models: those that are still to be trained: old, new, or kinds of backbones, which are like one of the two.
     """
     source = open_source(recipe.images)
-    labels = source.items("train").labels_N
-    models = zip(("old", "new"), (recipe.old, recipe.new), split_classes(labels, recipe.protocol), strict=True)
-    for role, model, classes in models:
-        if role in but:
+    train = source.items("train")
+    labels = train.labels_N
+    kinds = all_backbones()
+    roles = {kinds[model].like if model in kinds else model for model in models}
+    both = zip(
+        ("old", "new"), (recipe.old, recipe.new), split_classes(labels, recipe.protocol, train.groups_N), strict=True
+    )
+    for role, model, classes in both:
+        if role not in roles:
             continue
         check_arch(model.backbone, source.channels, source.image_size)
         images_per_worker(len(training_rows(labels, classes)), classes, model.training, workers)
@@ -36,36 +42,72 @@ def check_recipe(recipe: Recipe[Any], workers: int, but: Sequence[str] = ()) -> 
 def check_evaluation(recipe: Recipe[Any], workers: int) -> None:
     """Raises InputError for methods, orders and queries that could not be evaluated once all is embedded."""
     recipe.evaluation.check()
-    for order in recipe.evaluation.orders:
-        if ORDERS[order].needs not in (None, "label", "old_score"):
-            raise InputError(f"order {order!r} needs a column {ORDERS[order].needs!r}, which images do not have")
     methods = recipe.evaluation.find_methods()
-    check_distances_agree(methods, recipe.evaluation, recipe.heads)
+    for order in recipe.evaluation.orders:
+        needs = ORDERS[order].needs
+        if needs and needs[0] in ("popularity", "order_score"):
+            raise InputError(f"order {order!r} needs a column {needs[0]!r}, which images do not have")
+        if needs and needs[0] in ("sigma", "true_loss"):
+            able = any(m.has_sigma if needs[0] == "sigma" else m.aligned for m in methods)
+            if not able:
+                raise InputError(f"order {order!r} needs a method that gives it; add fastfill to --methods")
+    check_distances_agree(methods, recipe.evaluation, recipe.fits)
+    trained, assumed = recipe.new.training.classification, recipe.fits.transforms.loss.classification
+    if trained != assumed and any(isinstance(m.fit, TransformLoss) and m.fit.disc for m in methods):
+        raise InputError(
+            f"FastFill would take the new model's classifier for {assumed}, but it is trained by {trained}; "
+            f"give --transforms.loss.classification {trained}"
+        )
     source = open_source(recipe.images)
     train, gallery = source.items("train").labels_N, source.items("gallery").labels_N
-    if any(method.head for method in methods):
-        _, new_classes = split_classes(train, recipe.protocol)
-        anchors_per_worker(train[training_rows(train, new_classes)], recipe.heads, workers)
+    _, new_classes = split_classes(train, recipe.protocol, source.items("train").groups_N)
+    rows = training_rows(train, new_classes)
+    # Only its size and its labels count here.
+    stand_in = TrainSet({"": np.empty((len(rows), 0))}, train[rows])
+    for method in methods:
+        if method.fit is not None:
+            check_fit(method, stand_in, recipe.fits, workers)
     if "queries" in source.splits:
         unknown = np.setdiff1d(source.items("queries").labels_N, gallery)
         if len(unknown):
             raise InputError(f"the queries show {len(unknown)} classes that the gallery lacks; remove these queries")
 
 
-def check_distances_agree(methods: list[Method], evaluation: Evaluation, training: HeadTraining) -> None:
+def check_distances_agree(methods: list[Method], evaluation: Evaluation, fits: FitSettings) -> None:
     """Raises InputError where heads would be trained under another distance than they are compared by."""
-    if any(method.head for method in methods) and training.loss.distance != evaluation.distance:
+    trained = fits.heads.loss.distance
+    if any(method.kind == "heads" for method in methods) and trained != evaluation.distance:
         raise InputError(
-            f"heads would train under the {training.loss.distance} distance but be compared by {evaluation.distance}; "
+            f"heads would train under the {trained} distance but be compared by {evaluation.distance}; "
             "give both --distance and --heads.loss.distance (cosine or l2), or only --methods without heads"
         )
 
 
-def untrainable(folder: EmbeddingFolder, methods: list[Method]) -> dict[str, str]:
-    """Method -> why its heads cannot be trained on this folder."""
-    if folder.train is None:
-        return {method.name: "needs train.parquet to train its heads" for method in methods if method.head}
-    if folder.train.label is None:
-        reason = "needs a column 'label' in train.parquet to train its heads"
-        return {method.name: reason for method in methods if method.head and method.head.needs_labels}
-    return {}
+def unfittable(folder: EmbeddingFolder, methods: Sequence[Method], fits: FitSettings, distance: str) -> dict[str, str]:
+    """Method -> why it cannot take part on this folder."""
+    found = {method.name: _why_not(folder, method, fits, distance) for method in methods}
+    return {name: reason for name, reason in found.items() if reason}
+
+
+def _why_not(folder: EmbeddingFolder, method: Method, fits: FitSettings, distance: str) -> str:
+    splits = [folder.gallery, folder.queries or folder.gallery]
+    if method.fit is not None:
+        if folder.train is None:
+            return "needs train.parquet to be fitted on"
+        if method.fit.needs_labels and folder.train.label is None:
+            return "needs a column 'label' in train.parquet to be fitted on"
+        splits.append(folder.train)
+    for model in method.models:
+        for table in splits:
+            if model not in table.vectors:
+                return f"needs embeddings of a further model: a column {model!r} in {table.path.name}"
+    if method.kind == "heads" and fits.heads.loss.distance != distance:
+        if distance not in HEAD_DISTANCES:
+            return f"heads train under the cosine or the l2 distance, not {distance}"
+        return f"heads would train under the {fits.heads.loss.distance} distance; give --heads.loss.distance {distance}"
+    if method.fit is not None and folder.train is not None:
+        try:
+            check_fit(method, TrainSet(folder.train.vectors, folder.train.label, folder.classifier), fits, 1)
+        except InputError as error:
+            return str(error)
+    return ""

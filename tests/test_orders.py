@@ -1,5 +1,7 @@
 """Orders: hand-made scores, stability, and the contract that every order in the table meets."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,12 @@ GALLERY = GalleryColumns(
     old=np.array([[1, 0], [0, 2], [3, 0.1], [1, 1]], np.float32),
     label=np.array([0, 1, 0, 1]),
     old_score=np.array([0.9, 0.2, 0.2, 0.5]),
+    old_entropy=np.array([0.1, 1.3, 0.7, 0.7]),
+    old_margin=np.array([0.8, 0.1, 0.3, 0.3]),
+    class_means=np.array([[2, 0], [0, 3.0]]),
+    sigma=np.array([0.3, 0.9, 0.3, 0.1]),
+    true_loss=np.array([0.1, 0.2, 0.9, 0.4]),
+    popularity=np.array([5, 0, 7, 5.0]),
     order_score=np.array([3.0, 1.0, 2.0, 0.0]),
 )
 
@@ -24,6 +32,24 @@ def test_every_order_is_a_seeded_permutation(name: str) -> None:
 def test_low_scores_come_first_and_ties_keep_the_gallery_order() -> None:
     assert make_order("classifier_score", GALLERY).tolist() == [1, 2, 3, 0]
     assert make_order("given", GALLERY).tolist() == [3, 1, 2, 0]
+
+
+def test_what_is_uncertain_far_or_popular_comes_first() -> None:
+    assert make_order("least_confidence", GALLERY).tolist() == make_order("classifier_score", GALLERY).tolist()
+    assert make_order("entropy", GALLERY).tolist() == [1, 2, 3, 0]
+    assert make_order("margin", GALLERY).tolist() == [1, 2, 3, 0]
+    assert make_order("sigma", GALLERY).tolist() == [1, 0, 2, 3]
+    assert make_order("oracle_loss", GALLERY).tolist() == [2, 3, 1, 0]
+    assert make_order("popularity", GALLERY).tolist() == [2, 0, 3, 1]
+    # Item 3 lies between the two axes that the class means lie on, item 2 a little beside one.
+    assert make_order("class_mean_distance", GALLERY).tolist() == [3, 2, 0, 1]
+
+
+def test_the_old_classifiers_guess_goes_before_labels_that_nobody_has_yet() -> None:
+    guessed = replace(GALLERY, old_class=np.zeros(4, int))
+    whole = GALLERY.old.sum(axis=0)
+    cosines = [g @ whole / np.linalg.norm(g) for g in GALLERY.old]
+    assert make_order("centroid_cosine", guessed).tolist() == np.argsort(cosines).tolist()
 
 
 def test_centroid_cosine_by_hand() -> None:
@@ -46,6 +72,8 @@ def test_missing_columns_unknown_names_and_nan_are_named() -> None:
     bare = GalleryColumns(old=GALLERY.old)
     with pytest.raises(InputError, match="needs the gallery column 'old_score'"):
         make_order("classifier_score", bare)
+    with pytest.raises(InputError, match="needs a method with uncertainty among --methods"):
+        make_order("sigma", bare)
     with pytest.raises(InputError, match="unknown order 'alphabetical'; known: random"):
         make_order("alphabetical", bare)
     with pytest.raises(InputError, match="row 2 is NaN"):

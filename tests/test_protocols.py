@@ -31,3 +31,15 @@ def test_same_classes_and_errors() -> None:
         split_classes(LABELS, Protocol("closed"))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="leave 1 to the old model"):
         split_classes(np.arange(3), Protocol("extended", old_share=0.3))
+
+
+def test_biased_knows_little_of_the_first_subgroup_and_all_of_the_others() -> None:
+    labels = np.repeat(np.arange(20), 3)
+    groups = (labels >= 10).astype(np.int64)
+    old, new = split_classes(labels, Protocol("biased", old_share=0.2, seed=1), groups)
+    assert new == list(range(20))
+    assert [c for c in old if c >= 10] == list(range(10, 20))
+    assert len([c for c in old if c < 10]) == 2
+    assert split_classes(labels, Protocol("biased", old_share=0.2, seed=1), groups)[0] == old
+    with pytest.raises(InputError, match="needs a data set with subgroups"):
+        split_classes(labels, Protocol("biased"))

@@ -58,8 +58,8 @@ def test_large_columns_are_mapped_and_any_rows_can_be_read_alone(
     tmp_path: Path, mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if mapped:
-        monkeypatch.setattr("ray_backfill.store.MAPPED_BYTES", 0)
-    monkeypatch.setattr("ray_backfill.store._BATCH_ROWS", 4)
+        monkeypatch.setattr("ray_backfill.store._vectors.MAPPED_BYTES", 0)
+    monkeypatch.setattr("ray_backfill.store._vectors._BATCH_ROWS", 4)
     folder = tmp_path / "gallery.parquet"
     parts = [columns(9, first_id=0), columns(1, first_id=9), columns(14, first_id=10)]
     for i, part in enumerate(parts):
@@ -70,13 +70,13 @@ def test_large_columns_are_mapped_and_any_rows_can_be_read_alone(
     old = np.concatenate([np.stack(part["old"].to_numpy(zero_copy_only=False)) for part in parts])
     np.testing.assert_array_equal(table.old, old)
     for first, last in [(0, 24), (0, 1), (8, 11), (15, 16), (23, 24), (5, 20)]:
-        some_old, some_new = read_vectors(folder, first, last)
+        some_old, some_new = read_vectors(folder, first, last, ("old", "new")).values()
         np.testing.assert_array_equal(some_old, table.old[first:last])
         np.testing.assert_array_equal(some_new, table.new[first:last])
 
 
 def test_a_bad_row_is_named_by_its_place_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray_backfill.store._BATCH_ROWS", 4)
+    monkeypatch.setattr("ray_backfill.store._vectors._BATCH_ROWS", 4)
     vectors = np.ones((23, 3), np.float32)
     vectors[17, 1] = np.nan
     path = tmp_path / "g.parquet"
@@ -111,9 +111,9 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, A
 
 
 def test_a_full_temporary_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray_backfill.store.MAPPED_BYTES", 0)
+    monkeypatch.setattr("ray_backfill.store._vectors.MAPPED_BYTES", 0)
     with Path("/dev/full").open("wb", buffering=0) as full:
-        monkeypatch.setattr("ray_backfill.store.TemporaryFile", lambda: full)
+        monkeypatch.setattr("ray_backfill.store._vectors.TemporaryFile", lambda: full)
         with pytest.raises(InputError, match="set TMPDIR to a larger disk"):
             read_table(write(tmp_path / "g.parquet"))
 
@@ -201,3 +201,31 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(OSError, match="disk full"):
         write(tmp_path / "gallery.parquet")
     assert not list(tmp_path.glob("*.parquet"))
+
+
+def test_embeddings_of_further_models_are_read_when_asked_for(tmp_path: Path) -> None:
+    write(tmp_path / "gallery.parquet", bct=vector_column(np.ones((4, 3), np.float32)))
+    write(tmp_path / "train.parquet")
+    assert list(read_folder(tmp_path).gallery.vectors) == ["old", "new"]
+    folder = read_folder(tmp_path, ("old", "new", "bct", "side"))
+    assert folder.models == ("old", "new", "bct")
+    assert folder.train is not None
+    assert list(folder.train.vectors) == ["old", "new"]
+    assert folder.fingerprint() == read_folder(tmp_path).fingerprint()
+    assert folder.fingerprint(folder.models) != folder.fingerprint()
+
+
+def test_a_classifier_of_the_new_model_may_lie_beside_the_splits(tmp_path: Path) -> None:
+    write(tmp_path / "gallery.parquet")
+    assert read_folder(tmp_path).classifier is None
+    weight = np.arange(6, dtype=np.float32).reshape(2, 3)
+    columns = {"label": ["cat", "dog"], "weight": vector_column(weight), "bias": pa.array([0.5, -1.0], pa.float32())}
+    write_parquet(tmp_path / "classifier.parquet", pa.table(columns))
+    classifier = read_folder(tmp_path).classifier
+    assert classifier is not None
+    assert classifier.label.tolist() == ["cat", "dog"]
+    np.testing.assert_array_equal(classifier.weight, weight)
+    assert classifier.bias.tolist() == [0.5, -1.0]
+    write_parquet(tmp_path / "classifier.parquet", pa.table(columns | {"label": ["cat", "cat"]}))
+    with pytest.raises(InputError, match="each class has one row"):
+        read_folder(tmp_path)

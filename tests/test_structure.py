@@ -17,15 +17,17 @@ FLOORS = [
     {"stages"},
     {"systems"},
     {"distances", "metrics", "store", "protocols"},
-    {"orders"},
+    {"orders", "merges"},
     {"replay"},
     {"models", "datasets", "report"},
+    {"reproduction"},
     {"methods"},
     {"training"},
     {"simulation", "cluster"},
     {"recipes"},
     {"preflight"},
     {"pipeline"},
+    {"experiments"},
     {"cli"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -39,10 +41,12 @@ ONLY_IN = {
     "torch": {"models", "methods", "training", "cluster", "replay"},
     "transformers": {"models"},
     "tyro": {"cli", "recipes"},
-    "matplotlib": {"report"},
-    "jinja2": {"report"},
+    "matplotlib": {"report", "reproduction"},
+    "jinja2": {"report", "reproduction"},
     "rich": {"report"},
     "PIL": {"datasets"},
+    "sklearn": {"merges"},
+    "scipy": {"experiments"},
 }
 
 

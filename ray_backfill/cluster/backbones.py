@@ -1,5 +1,6 @@
 """Trains a backbone by Ray Train: DDP, a checkpoint every epoch, continued after any stop."""
 
+import hashlib
 import math
 import shutil
 import tempfile
@@ -17,10 +18,13 @@ from ray_backfill.cluster.train import Workers, run_ddp
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
 from ray_backfill.files import read_json, write_json
+from ray_backfill.methods import all_backbones
+from ray_backfill.methods._objective import OldModel
 from ray_backfill.models.backbones import BackboneSettings
-from ray_backfill.models.checkpoints import BackboneInfo, save_backbone
+from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
 from ray_backfill.models.gather import rank_and_size
 from ray_backfill.stages import begin_stage, finish_stage
+from ray_backfill.training.arithmetic import embed_macs, embed_parameters
 from ray_backfill.training.backbone_loop import (
     BackboneTraining,
     Epoch,
@@ -38,11 +42,15 @@ def train_backbone_stage(
     backbone: BackboneSettings,
     training: BackboneTraining,
     workers: Workers,
+    kind: str = "",
+    old: Path | None = None,
 ) -> Path:
     """Train a backbone on the given classes of a data set and leave it in ``folder``; does nothing if it is there.
 
-    data: the ``Settings`` of a source. folder: on storage that all nodes share.
-    Returns: the folder, as ``load_backbone`` reads it.
+    data: the ``Settings`` of a source. folder: on storage that all nodes share. kind: name of a ``BackboneKind``;
+    empty: the plain classifier that old and new are. old: folder of the trained old backbone, for kinds that need it.
+    Returns: the folder, as ``load_backbone`` reads it. The manifest notes each epoch's ``history``, the
+    ``training_flops`` of all workers together, and what one embedding costs (``macs``, ``parameters``).
 
     Raises:
         InputError: the folder belongs to other settings, or the data cannot be trained on.
@@ -54,19 +62,35 @@ def train_backbone_stage(
         "backbone": asdict(backbone),
         "training": asdict(training),
     }
+    if kind:
+        settings |= {"kind": kind} | ({"old": backbone_identity(old)} if old else {})
     rows = training_rows(source.items("train").labels_N, classes)
     images_per_worker(len(rows), classes, training, workers.number)  # fails here, not in a worker with a long trace
     if begin_stage(folder, "backbone", settings):
         return folder
-    info = BackboneInfo(backbone, source.channels, source.image_size, classes)
+    info = BackboneInfo(backbone, source.channels, source.image_size, classes, cosine_scale=training.cosine_scale)
     with session(), progress_bar(f"train {title}", training.epochs, "epochs") as progress:
-        config = {"data": data, "info": info, "training": training, "folder": str(folder), "progress": progress}
+        config = {
+            "data": data,
+            "info": info,
+            "training": training,
+            "kind": kind,
+            "old": old and str(old),
+            "folder": str(folder),
+            "progress": progress,
+        }
         facts = run_ddp(_worker, config, workers, "ray", folder)
     if not math.isfinite(facts["history"][-1]["loss"]):
         raise InputError(f"training the {title} diverged (its loss is not finite); delete {folder} and lower its lr")
     finish_stage(folder, facts)
     shutil.rmtree(folder / "ray", ignore_errors=True)  # checkpoints to continue from: the work is done
     return folder
+
+
+def backbone_identity(folder: Path) -> dict[str, Any]:
+    """What a trained backbone is: the settings it was trained by, and the weights that came out."""
+    weights = hashlib.blake2b((folder / "model.safetensors").read_bytes(), digest_size=12).hexdigest()
+    return read_json(folder / "manifest.json")["settings"] | {"weights": weights}
 
 
 def _worker(config: dict[str, Any]) -> dict[str, Any]:
@@ -88,13 +112,23 @@ def _worker(config: dict[str, Any]) -> dict[str, Any]:
             ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(temporary))
         config["progress"].set.remote(epoch.epoch, f"loss {epoch.loss:.2f}, accuracy {100 * epoch.accuracy:.0f} %")
 
+    kind = all_backbones()[config["kind"]] if config["kind"] else None
+    old = OldModel(*load_backbone(Path(config["old"]))) if config["old"] else None
     checkpoint = ray.train.get_checkpoint()
     with checkpoint.as_directory() if checkpoint else nullcontext() as folder:
         resume_from = Path(folder) if folder else None
         if resume_from:
             history += read_json(resume_from / "history.json")["epochs"]
         device = ray.train.torch.get_device()
-        network, broken = train_backbone(source, rows, info, training, device, resume_from, on_epoch)
+        done = train_backbone(source, rows, info, training, device, resume_from, on_epoch, kind, old)
     if is_first:
-        save_backbone(Path(config["folder"]), network, info)
-    return {"images": len(rows), "broken_images": len(broken), "history": history, "workers": rank_and_size()[1]}
+        save_backbone(Path(config["folder"]), done.network, info)
+    return {
+        "images": len(rows),
+        "broken_images": len(done.broken),
+        "history": history,
+        "workers": rank_and_size()[1],
+        "training_flops": done.flops,
+        "macs": embed_macs(done.network, info.channels, info.image_size),
+        "parameters": embed_parameters(done.network),
+    }

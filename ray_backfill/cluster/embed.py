@@ -1,13 +1,12 @@
-"""Streams images through embedding actors by Ray Data: one decode for both models, parts of Parquet as the result.
+"""Streams images through embedding actors by Ray Data: one decode for all models, parts of Parquet as the result.
 
 The rows of a split are cut into parts of a fixed size. An actor decodes and embeds one part at a time and writes it
 itself, whole or not at all; so a finished part is never embedded twice, whatever dies in between, and only a few
 numbers travel through Ray.
 """
 
-import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import ray.data
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
 from tqdm import tqdm
 
+from ray_backfill.cluster.backbones import backbone_identity
 from ray_backfill.cluster.session import placed, session
 from ray_backfill.datasets import ImageSource, open_source
 from ray_backfill.datasets._ahead import read_ahead
@@ -27,7 +29,7 @@ from ray_backfill.errors import require_positive
 from ray_backfill.files import read_json
 from ray_backfill.models.backbones import pixels_to_float
 from ray_backfill.models.checkpoints import load_backbone
-from ray_backfill.stages import begin_stage, finish_stage
+from ray_backfill.stages import begin_stage, finish_stage, is_finished
 from ray_backfill.store import vector_column, write_parquet
 from ray_backfill.training.backbone_loop import training_rows
 
@@ -81,8 +83,7 @@ class _Job:
     """What every actor gets: paths and settings, no weights."""
 
     data: Any
-    old: str
-    new: str
+    models: dict[str, str]
     folder: str
     train_classes: list[int]
     settings: EmbedSettings
@@ -93,17 +94,19 @@ class _Job:
 def embed_stage(
     folder: Path,
     data: Any,
-    old: Path,
-    new: Path,
+    models: Mapping[str, Path],
     train_classes: list[int],
     settings: EmbedSettings,
     actors: EmbedActors,
 ) -> Path:
-    """Embed all splits of a data set by both backbones into a folder of the data contract (see ``store``).
+    """Embed all splits of a data set by all models into a folder of the data contract (see ``store``).
 
-    data: the ``Settings`` of a source. old, new: folders of trained backbones. train_classes: the train split holds
-    the images of these classes only (those of the new model: heads learn from them). folder: on storage that all
-    nodes share. Broken images are left out and listed in ``broken.parquet``.
+    data: the ``Settings`` of a source. models: name -> folder of a trained backbone, "old" and "new" among them; each
+    is a column of vectors. The old classifier leaves its top probability (``old_score``), entropy in nats, lead of the
+    first class over the second, and label of the first one (``old_entropy``, ``old_margin``, ``old_class``); the new
+    one is kept as ``classifier.parquet`` (label, weight, bias). train_classes: the train split holds the images of
+    these classes only (those of the new model: heads learn from them). folder: on storage that all nodes share. Broken
+    images are left out and listed in ``broken.parquet``.
 
     Raises:
         InputError: the folder belongs to other settings or weights, or the cluster is too small.
@@ -112,11 +115,10 @@ def embed_stage(
     wanted = {
         "data": source.fingerprint(),
         "train_classes": train_classes,
-        "old": _identity(old),
-        "new": _identity(new),
+        "models": {name: backbone_identity(path) for name, path in models.items()},
         "embed": asdict(settings),
     }
-    if begin_stage(folder, "embeddings", wanted):
+    if _holds_more(folder, wanted) or begin_stage(folder, "embeddings", wanted):
         return folder
     parts = list(_parts(source, train_classes, settings.part_rows))
     missing = [part for part in parts if not part.path(folder).exists()]
@@ -128,21 +130,42 @@ def embed_stage(
         ):
             number, on_gpu = placed(actors.number, actors.cpus, "--actors", spare_cpus=1)
             threads = max(1, int(actors.cpus))
-            job = _Job(data, str(old), str(new), str(folder), train_classes, settings, threads, on_gpu)
+            paths = {name: str(path) for name, path in models.items()}
+            job = _Job(data, paths, str(folder), train_classes, settings, threads, on_gpu)
             for done in _run(missing, job, min(number, len(missing)), actors.cpus):
                 bar.update(done)
     broken = _collect_broken(folder, parts)
     write_parquet(folder / "broken.parquet", broken)
+    write_parquet(folder / "classifier.parquet", _classifier(models["new"]))
     for leftover in folder.glob("*/.*.tmp"):
         leftover.unlink()
     finish_stage(folder, {"images": total - len(broken), "broken_images": len(broken)})
     return folder
 
 
-def _identity(backbone: Path) -> dict[str, Any]:
-    """What a backbone is: the settings it was trained by, and the weights that came out."""
-    weights = hashlib.blake2b((backbone / "model.safetensors").read_bytes(), digest_size=12).hexdigest()
-    return read_json(backbone / "manifest.json")["settings"] | {"weights": weights}
+def _classifier(backbone: Path) -> pa.Table:
+    """A backbone's classifier as plain data; of one that compares by cosine the directions, with bias 0."""
+    network, info = load_backbone(backbone)
+    weight_Cd, bias = network.classifier.weight.detach(), network.classifier.bias
+    if network.cosine_scale is not None:
+        weight_Cd = F.normalize(weight_Cd, dim=1)
+    bias_C = torch.zeros(len(weight_Cd)) if bias is None else bias.detach()
+    return pa.table(
+        {
+            "label": pa.array(info.classes, pa.int64()),
+            "weight": vector_column(weight_Cd.numpy()),
+            "bias": pa.array(bias_C.numpy()),
+        }
+    )
+
+
+def _holds_more(folder: Path, wanted: Mapping[str, Any]) -> bool:
+    """Whether the folder is finished and has these models' embeddings, and others beside."""
+    if not is_finished(folder):
+        return False
+    found, models = read_json(folder / "manifest.json")["settings"], wanted["models"]
+    there = {name: identity for name, identity in found.get("models", {}).items() if name in models}
+    return json.loads(json.dumps(dict(wanted))) == found | {"models": there}
 
 
 def _run(parts: list[_Part], job: _Job, actors: int, cpus: float) -> Iterator[int]:
@@ -160,14 +183,14 @@ def _run(parts: list[_Part], job: _Job, actors: int, cpus: float) -> Iterator[in
 
 
 class _Embedder:
-    """One actor: both models and the source stay loaded; each call embeds and writes parts."""
+    """One actor: the models and the source stay loaded; each call embeds and writes parts."""
 
     def __init__(self, job: _Job) -> None:
         self._job, self._source = job, open_source(job.data)
         self._device = torch.device("cuda" if job.on_gpu else "cpu")
         torch.set_num_threads(job.threads)
-        self._old = load_backbone(Path(job.old))[0].to(self._device)
-        self._new = load_backbone(Path(job.new))[0].to(self._device)
+        self._models = {name: load_backbone(Path(path))[0].to(self._device) for name, path in job.models.items()}
+        self._old_classes = torch.tensor(load_backbone(Path(job.models["old"]))[1].classes, device=self._device)
 
     def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[np.int64]]:
         images = []
@@ -182,34 +205,46 @@ class _Embedder:
         items = self._source.items(split)
         rows = split_rows(self._source, split, self._job.train_classes)[part.start : part.stop]
         batches = [rows[i : i + size] for i in range(0, len(rows), size)]
-        kept_rows, vectors, broken = [], [], []
+        kept_rows, outputs, broken = [], [], []
         for of_batch, pixels in read_ahead(self._source, split, batches, self._job.threads):
             kept = np.setdiff1d(np.arange(len(of_batch)), list(pixels.broken))
             broken += [[int(items.ids_N[of_batch[i]]), reason] for i, reason in pixels.broken.items()]
             kept_rows.append(of_batch[kept])
             if len(kept):
-                vectors.append(self._forward(pixels.pixels_BSSC[kept]))
+                outputs.append(self._forward(pixels.pixels_BSSC[kept]))
         rows = np.concatenate(kept_rows)
-        empty = tuple(np.empty((0, n), np.float32) for n in (1, 1, 1))
-        old, new, score = (np.concatenate(column) for column in zip(*vectors, strict=True)) if vectors else empty
-        columns = {
-            "id": pa.array(items.ids_N[rows]),
-            "old": vector_column(old),
-            "new": vector_column(new),
-            "label": pa.array(items.labels_N[rows]),
-            "old_score": pa.array(score.ravel()),
-        }
+        if not outputs:  # all images are broken: no rows, but the columns of the other parts
+            size_1 = np.zeros((1, self._source.image_size, self._source.image_size, self._source.channels), np.uint8)
+            outputs = [{name: values[:0] for name, values in self._forward(size_1).items()}]
+        columns = {"id": pa.array(items.ids_N[rows]), "label": pa.array(items.labels_N[rows])}
+        for name in outputs[0]:
+            values = np.concatenate([output[name] for output in outputs])
+            columns[name] = vector_column(values) if values.ndim == 2 else pa.array(values)
         if items.groups_N is not None:
             columns["group"] = pa.array(items.groups_N[rows])
         return pa.table(columns).replace_schema_metadata({_BROKEN: json.dumps(broken)})
 
-    def _forward(self, pixels_BSSC: NDArray[np.uint8]) -> tuple[NDArray[np.float32], ...]:
-        """(B, d_old), (B, d_new) embeddings and (B,) top probability of the old classifier."""
+    def _forward(self, pixels_BSSC: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+        """(B, d) embeddings of every model by its name, and (B,) what the old classifier says."""
         with torch.inference_mode():
             pixels = pixels_to_float(torch.from_numpy(pixels_BSSC).to(self._device))
-            old, logits = self._old(pixels)
-            score = logits.softmax(1).amax(1)
-            return tuple(tensor.cpu().numpy() for tensor in (old, self._new.embed(pixels), score))
+            old, logits = self._models["old"](pixels)
+            columns = {"old": old}
+            columns |= {name: model.embed(pixels) for name, model in self._models.items() if name != "old"}
+            columns |= _verdicts(logits, self._old_classes)
+            return {name: tensor.cpu().numpy() for name, tensor in columns.items()}
+
+
+def _verdicts(logits_BC: Tensor, classes_C: Tensor) -> dict[str, Tensor]:
+    """What a classifier's softmax says of each image, as columns of the data contract."""
+    p_BC = logits_BC.softmax(1)
+    top_B2 = p_BC.topk(2, dim=1)
+    return {
+        "old_score": top_B2.values[:, 0],
+        "old_entropy": torch.special.entr(p_BC).sum(1),
+        "old_margin": top_B2.values[:, 0] - top_B2.values[:, 1],
+        "old_class": classes_C[top_B2.indices[:, 0]],
+    }
 
 
 def split_rows(source: ImageSource, split: str, train_classes: list[int]) -> NDArray[np.int64]:

@@ -18,15 +18,16 @@ from tqdm import tqdm
 
 from ray_backfill.cluster.session import session
 from ray_backfill.errors import InputError
+from ray_backfill.merges import Merge
 from ray_backfill.methods import Embeddings, Method, find_methods
-from ray_backfill.models.checkpoints import load_heads
+from ray_backfill.models.checkpoints import load_network
 from ray_backfill.replay import Curve
 from ray_backfill.replay.block import Block, KeyArray, Thresholds
 from ray_backfill.replay.engine import check_device_name, comparisons_bar, full_float32, measure_plan
 from ray_backfill.replay.plan import Plan, plan_replay
 from ray_backfill.replay.shard import Found, GalleryShard
 from ray_backfill.store import EmbeddingFolder, read_vectors
-from ray_backfill.systems import GroundTruth, IntArray
+from ray_backfill.systems import GroundTruth, IntArray, Switch, UpgradePair
 
 T = TypeVar("T")
 
@@ -34,6 +35,8 @@ T = TypeVar("T")
 _BLOCKS = 3
 # Vectors of a shard where the number of shards is not given.
 _SHARD_BYTES = 4 << 30
+# File, first row, one past the last one, and whose vectors.
+_Rows = tuple[Path, int, int, tuple[str, ...]]
 _Question = Literal["positive_keys", "count", "nearest"]
 
 
@@ -55,6 +58,18 @@ class ReplayPlace:
         """How many shards to replay over; 0 for this process. gallery_bytes: of both columns of vectors."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return self.shards or (-(-gallery_bytes // _SHARD_BYTES) if gallery_bytes > memory / 2 else 0)
+
+
+class Orders(Protocol):
+    """``simulation.orders.BackfillOrders``."""
+
+    def of(self, method: Method) -> dict[str, IntArray]: ...
+
+
+class Merges(Protocol):
+    """``simulation.merges.FittedMerges``."""
+
+    def of(self, method: Method) -> dict[str, Merge]: ...
 
 
 class Measured(Protocol):
@@ -80,30 +95,31 @@ class ShardedReplay:
         folder: EmbeddingFolder,
         truth: GroundTruth,
         methods: Sequence[Method],
-        orders: Mapping[str, IntArray],
+        orders: Orders,
+        merges: Merges,
         evaluation: Measured,
-        heads: Mapping[str, Path],
-    ) -> dict[tuple[str, str], Curve]:
+        networks: Mapping[str, Path],
+    ) -> dict[tuple[str, str, str], Curve]:
         """See there.
 
         Raises:
             InputError: the cluster has too few CPUs, or a shard died.
         """
-        plans = {
-            switch: plan_replay(truth, orders, evaluation.points, evaluation.metrics, switch)
-            for switch in ("progressively", "at_end")
-        }
         curves = {}
         with session():
             self.check_cluster()
-            shards = _RemoteShards(folder, self.number, plans, evaluation.distance, self.device)
+            shards = _RemoteShards(folder, self.number, evaluation, self.device)
             for method in (bar := tqdm(methods, desc="replay", unit=" methods", dynamic_ncols=True)):
                 bar.set_postfix_str(method.title)
-                plan = plans[shards.serve(method, heads.get(method.name))]
-                with comparisons_bar(plan, show=True) as report:
-                    shards.report = report
-                    found = measure_plan(plan, truth, shards, _BLOCKS)
-                curves.update({(method.name, order): curve for order, curve in found.items()})
+                of_method = orders.of(method)
+                switch = shards.make_pair(method, networks.get(method.name))
+                for name, merge in merges.of(method).items():
+                    plan = plan_replay(truth, of_method, evaluation.points, evaluation.metrics, switch, merge)
+                    shards.serve(plan, merge)
+                    with comparisons_bar(plan, show=True) as report:
+                        shards.report = report
+                        found = measure_plan(plan, truth, shards, _BLOCKS)
+                    curves.update({(method.name, order, name): curve for order, curve in found.items()})
         return curves
 
     def check_cluster(self) -> None:
@@ -120,28 +136,30 @@ class ShardedReplay:
 class _RemoteShards:
     """``replay.shard.Shards`` in actors. What comes out of Ray's object store is read-only, hence the copies."""
 
-    def __init__(
-        self, folder: EmbeddingFolder, number: int, plans: Mapping[str, Plan], distance: str, device: str
-    ) -> None:
+    def __init__(self, folder: EmbeddingFolder, number: int, measured: Measured, device: str) -> None:
         n_gallery = len(folder.gallery)
-        edges = np.linspace(0, n_gallery, min(number, n_gallery) + 1).astype(int).tolist()
-        self.sizes = np.diff(edges)
+        self.edges = np.linspace(0, n_gallery, min(number, n_gallery) + 1).astype(int).tolist()
         queries = folder.queries or folder.gallery
         make = ray.remote(num_cpus=1, num_gpus=0 if device == "cpu" else 1)(_ShardActor)
         self.actors = [
             make.remote(
-                folder.gallery.path, first, last, queries.path, len(queries),
-                {switch: plan.slices_ON[:, first:last] for switch, plan in plans.items()},
-                plans["progressively"].points, distance, device,
+                (queries.path, 0, len(queries), folder.models), (folder.gallery.path, first, last, folder.models),
+                measured.points, measured.distance, device,
             )
-            for first, last in pairwise(edges)
+            for first, last in pairwise(self.edges)
         ]  # fmt: skip
         self._answers([actor.read.remote() for actor in self.actors])
         self.report: Any = None
 
-    def serve(self, method: Method, heads: Path | None) -> str:
+    def make_pair(self, method: Method, network: Path | None) -> Switch:
         """Make the method's systems in every shard; returns when items switch over."""
-        return self._answers([actor.serve.remote(method.name, heads) for actor in self.actors])[0]
+        return self._answers([actor.make_pair.remote(method.name, network) for actor in self.actors])[0]
+
+    def serve(self, plan: Plan, merge: Merge) -> None:
+        """Make the shards answer for these orders and this merge."""
+        parts = zip(self.actors, pairwise(self.edges), strict=True)
+        sent = ray.put(merge)
+        self._answers([actor.serve.remote(plan.slices_ON[:, a:b], sent) for actor, (a, b) in parts])
 
     def positive_keys(self, block: Block) -> list[KeyArray]:
         return self._ask("positive_keys", block)
@@ -173,45 +191,36 @@ class _RemoteShards:
             ) from error
 
     def _done(self, block: Block, answers: list[T]) -> list[T]:
-        self.report(2 * len(block) * int(self.sizes.sum()))
+        self.report(2 * len(block) * self.edges[-1])
         return answers
 
 
 class _ShardActor:
     """One shard of the gallery for all methods, one after the other."""
 
-    def __init__(
-        self,
-        gallery: Path,
-        first: int,
-        last: int,
-        queries: Path,
-        n_queries: int,
-        slices_ON: Mapping[str, NDArray[np.uint16]],
-        points: int,
-        distance: str,
-        device: str,
-    ) -> None:
-        self.first, self.points, self.distance = first, points, distance
+    def __init__(self, queries: _Rows, gallery: _Rows, points: int, distance: str, device: str) -> None:
+        self.first, self.points, self.distance = gallery[1], points, distance
         self.torch_device = None if device == "cpu" else device
-        self.slices_ON = {switch: _writable(slices) for switch, slices in slices_ON.items()}
-        self.files = (queries, 0, n_queries), (gallery, first, last)
+        self.files = queries, gallery
         self.embeddings: Embeddings | None = None
+        self.pair: UpgradePair | None = None
         self.shard: GalleryShard | None = None
 
     def read(self) -> None:
         """All queries, and the shard's rows of the gallery."""
-        (old_query, new_query), (old, new) = (read_vectors(*file) for file in self.files)
-        self.embeddings = Embeddings(old_query, new_query, old, new)
+        self.embeddings = Embeddings(*(read_vectors(*file) for file in self.files))
 
-    def serve(self, method: str, heads: Path | None) -> str:
+    def make_pair(self, method: str, network: Path | None) -> Switch:
         assert self.embeddings is not None
-        pair = find_methods((method,))[0].pair(self.embeddings, load_heads(heads) if heads else None)
-        slices_ON = self.slices_ON[pair.switch]
+        self.pair = find_methods((method,))[0].pair(self.embeddings, load_network(network) if network else None)
+        return self.pair.switch
+
+    def serve(self, slices_ON: NDArray[np.uint16], merge: Merge) -> None:
+        assert self.pair is not None
         self.shard = GalleryShard(
-            pair, self.first, slices_ON, self.points, self.distance, torch_device=self.torch_device
-        )
-        return pair.switch
+            self.pair, self.first, _writable(slices_ON), self.points, self.distance, torch_device=self.torch_device,
+            merge=_writable(merge),
+        )  # fmt: skip
 
     def answer(self, question: _Question, arguments: tuple[Any, ...]) -> Any:
         with full_float32(self.torch_device):

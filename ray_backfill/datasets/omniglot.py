@@ -25,11 +25,15 @@ _DRAWERS = 20
 
 @dataclass(frozen=True)
 class Settings:
-    """``root``: folder of the two zip files. Drawers 1..train_drawers train, the rest of the 20 are the gallery."""
+    """``root``: folder of the two zip files. Drawers 1..train_drawers train, the rest of the 20 are the gallery.
+
+    ``groups``: with two subgroups: 0 are the characters of the first half of the alphabets, by name, 1 the others.
+    """
 
     root: str
     image_size: int = 28
     train_drawers: int = 12
+    groups: bool = False
 
 
 def open_source(settings: Settings) -> ImageSource:
@@ -43,7 +47,9 @@ def open_source(settings: Settings) -> ImageSource:
     if not 1 <= settings.train_drawers < _DRAWERS:
         raise InputError(f"omniglot: train_drawers must be 1 to {_DRAWERS - 1}, not {settings.train_drawers}")
     listing = list_zips(_find_files(settings.root))
-    _, labels_N = number_classes([tuple(file.folder.split("/")) for file in listing.files])
+    names, labels_N = number_classes([tuple(file.folder.split("/")) for file in listing.files])
+    alphabets, alphabet_of_class = np.unique([alphabet for alphabet, *_ in names], return_inverse=True)
+    groups_N = (alphabet_of_class >= len(alphabets) // 2).astype(np.int64)[labels_N] if settings.groups else None
     drawers_N = np.array([_drawer(listing, row) for row in range(len(listing.files))])
     ids_N = np.arange(len(labels_N), dtype=np.int64)
     train_N = drawers_N <= settings.train_drawers
@@ -51,8 +57,8 @@ def open_source(settings: Settings) -> ImageSource:
         name="omniglot",
         listing=listing,
         splits_items={
-            "train": Items(ids_N[train_N], labels_N[train_N]),
-            "gallery": Items(ids_N[~train_N], labels_N[~train_N]),
+            split: Items(ids_N[rows], labels_N[rows], None if groups_N is None else groups_N[rows])
+            for split, rows in (("train", train_N), ("gallery", ~train_N))
         },
         image_size=settings.image_size,
         channels=1,

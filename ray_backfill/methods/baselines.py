@@ -8,25 +8,25 @@ from ray_backfill.systems import RetrievalSystem, UpgradePair
 
 def old_system(e: Embeddings) -> RetrievalSystem:
     """{old, old}: the service before the upgrade."""
-    return RetrievalSystem(e.old_query, e.old_gallery)
+    return RetrievalSystem(e.query["old"], e.gallery["old"])
 
 
 def new_system(e: Embeddings) -> RetrievalSystem:
     """{new, new}: the service after a finished offline backfill."""
-    return RetrievalSystem(e.new_query, e.new_gallery)
+    return RetrievalSystem(e.query["new"], e.gallery["new"])
 
 
-def _old(e: Embeddings, heads: Any) -> UpgradePair:
+def _old(e: Embeddings, network: Any) -> UpgradePair:
     system = old_system(e)
     return UpgradePair(system, system)
 
 
-def _new(e: Embeddings, heads: Any) -> UpgradePair:
+def _new(e: Embeddings, network: Any) -> UpgradePair:
     system = new_system(e)
     return UpgradePair(system, system)
 
 
-def _offline(e: Embeddings, heads: Any) -> UpgradePair:
+def _offline(e: Embeddings, network: Any) -> UpgradePair:
     return UpgradePair(old_system(e), new_system(e), switch="at_end")
 
 

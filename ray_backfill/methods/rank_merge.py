@@ -8,22 +8,20 @@ CL-S trains. The two differ only with rho.
 Shapes: b anchors of this worker, B items of all workers, d dimensions.
 """
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ray_backfill.errors import InputError, require_positive
 from ray_backfill.methods import Embeddings, HeadLoss, Method
+from ray_backfill.methods._transform import transform
 from ray_backfill.methods.baselines import new_system, old_system
-from ray_backfill.systems import FloatArray, RetrievalSystem, UpgradePair
+from ray_backfill.systems import RetrievalSystem, UpgradePair
 
-# Vectors that a head takes at a time.
-_ROWS = 16_384
+DISTANCES = ("cosine", "l2")
 LOSSES = ("rqt", "cl_s", "cl_m", "mcl")
 
 
@@ -40,7 +38,7 @@ class LossSettings:
 
     def __post_init__(self) -> None:
         require_positive(self, "tau")
-        if self.distance not in ("cosine", "l2"):
+        if self.distance not in DISTANCES:
             raise InputError(f"heads train under the cosine or the l2 distance, not {self.distance!r}")
 
 
@@ -129,23 +127,6 @@ def _pull(log_positive: Tensor, log_negatives: list[Tensor]) -> Tensor:
     return (everything - log_positive).sum() / len(has_positive)
 
 
-def transform(network: torch.nn.Module, vectors_Nd: FloatArray) -> FloatArray:
-    """Stored vectors (N, d) through a trained psi or rho: float32; unchanged where there is nothing to apply.
-
-    Computed in float64, so that a vector's result does not depend on what it stands among: shards of a gallery must
-    give what the whole gives.
-    """
-    if isinstance(network, torch.nn.Identity):
-        return vectors_Nd
-    wide = copy.deepcopy(network).double().eval()
-    parts = []
-    with torch.inference_mode():
-        for first in range(0, len(vectors_Nd), _ROWS):
-            part = torch.from_numpy(vectors_Nd[first : first + _ROWS].astype(np.float64))
-            parts.append(wide(part).float().numpy())
-    return np.concatenate(parts)
-
-
 def _naive(e: Embeddings, heads: Any) -> UpgradePair:
     """{old, old} and {new, new}: a query is embedded by both models. Source: section 3.2."""
     return UpgradePair(old_system(e), new_system(e))
@@ -153,10 +134,10 @@ def _naive(e: Embeddings, heads: Any) -> UpgradePair:
 
 def _with_heads(e: Embeddings, heads: Any) -> UpgradePair:
     """{psi(rho(new)), old} and {rho(new), rho(new)}; without rho, rho(new) is new. Source: section 4."""
-    forward_query = transform(heads.rho, e.new_query)
+    forward_query = transform(heads.rho, e.query["new"])
     return UpgradePair(
-        backward=RetrievalSystem(transform(heads.psi, forward_query), e.old_gallery),
-        forward=RetrievalSystem(forward_query, transform(heads.rho, e.new_gallery)),
+        backward=RetrievalSystem(transform(heads.psi, forward_query), e.gallery["old"]),
+        forward=RetrievalSystem(forward_query, transform(heads.rho, e.gallery["new"])),
     )
 
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ray_backfill.errors import InputError, require_positive
@@ -50,8 +51,10 @@ class Backbone(nn.Module):
         image_size: int,
         n_classes: int,
         trunk_config: dict[str, Any] | None = None,
+        cosine_scale: float | None = None,
     ) -> None:
         """trunk_config: of a saved "hf:" trunk, which is then built from it alone, for weights that are loaded next.
+        cosine_scale: logits are so many times the cosine to a class's weights (ArcFace); None: they are linear.
 
         Raises:
             InputError: unknown architecture, a model that cannot be loaded, or does not take such images.
@@ -59,7 +62,8 @@ class Backbone(nn.Module):
         super().__init__()
         self.trunk = _trunk(settings, channels, image_size, trunk_config)
         self.project = nn.Linear(_trunk_dim(self.trunk, settings.arch, channels, image_size), settings.dim)
-        self.classifier = nn.Linear(settings.dim, n_classes)
+        self.classifier = nn.Linear(settings.dim, n_classes, bias=cosine_scale is None)
+        self.cosine_scale = cosine_scale
         mean, std = _statistics(settings, channels) if trunk_config is None else ((0.5,) * channels, (0.5,) * channels)
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))  # saved with the weights
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
@@ -71,7 +75,7 @@ class Backbone(nn.Module):
     def forward(self, pixels_BCSS: Tensor) -> tuple[Tensor, Tensor]:
         """(B, C, S, S) float in [0, 1] -> (B, dim) embeddings and (B, classes) logits."""
         embedding = self.embed(pixels_BCSS)
-        return embedding, self.classifier(embedding)
+        return embedding, class_logits(embedding, self.classifier.weight, self.classifier.bias, self.cosine_scale)
 
     @property
     def trunk_config(self) -> dict[str, Any] | None:
@@ -83,6 +87,13 @@ class Backbone(nn.Module):
         return {name: f"{kind.__module__}:{kind.__name__}" for name, kind in kinds.items()} | {
             "config": model.config.to_dict()
         }
+
+
+def class_logits(embedding_Bd: Tensor, weight_Cd: Tensor, bias_C: Tensor | None, cosine_scale: float | None) -> Tensor:
+    """(B, C) logits of a classifier, linear or (with a scale) of cosines."""
+    if cosine_scale is None:
+        return F.linear(embedding_Bd, weight_Cd, bias_C)
+    return cosine_scale * F.linear(F.normalize(embedding_Bd, dim=1), F.normalize(weight_Cd, dim=1))
 
 
 @lru_cache

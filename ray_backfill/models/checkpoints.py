@@ -12,13 +12,22 @@ from ray_backfill.errors import InputError
 from ray_backfill.files import read_json, write_json, write_whole
 from ray_backfill.models.backbones import Backbone, BackboneSettings
 from ray_backfill.models.heads import Heads, HeadShape
+from ray_backfill.models.maps import Affine, AffineShape, Residual, ResidualShape, Transform, TransformShape
+
+# What maps stored embeddings: by the name that the file has, the network and what it is built from.
+NETWORKS: dict[str, tuple[type[torch.nn.Module], type[Any]]] = {
+    "heads": (Heads, HeadShape),
+    "transform": (Transform, TransformShape),
+    "affine": (Affine, AffineShape),
+    "residual": (Residual, ResidualShape),
+}
 
 
 @dataclass(frozen=True)
 class BackboneInfo:
     """All that is needed to build a backbone again.
 
-    classes: the labels that its classifier knows, ascending. trunk_config: see ``Backbone.trunk_config``.
+    classes: the labels that its classifier knows, ascending. trunk_config, cosine_scale: see ``Backbone``.
     """
 
     backbone: BackboneSettings
@@ -26,10 +35,13 @@ class BackboneInfo:
     image_size: int
     classes: list[int]
     trunk_config: dict[str, Any] | None = None
+    cosine_scale: float | None = None
 
     def build(self) -> Backbone:
         """The untrained network."""
-        return Backbone(self.backbone, self.channels, self.image_size, len(self.classes), self.trunk_config)
+        return Backbone(
+            self.backbone, self.channels, self.image_size, len(self.classes), self.trunk_config, self.cosine_scale
+        )
 
 
 def save_backbone(folder: Path, model: Backbone, info: BackboneInfo) -> None:
@@ -46,14 +58,21 @@ def load_backbone(folder: Path) -> tuple[Backbone, BackboneInfo]:
     return model, info
 
 
-def save_heads(folder: Path, model: Heads, shape: HeadShape) -> None:
-    """Write ``model.safetensors`` and ``heads.json``."""
-    _save(folder, model, "heads.json", asdict(shape))
+def save_network(folder: Path, network: torch.nn.Module) -> None:
+    """Write ``model.safetensors`` and ``network.json`` of one of ``NETWORKS``."""
+    kind = next(name for name, (of, _) in NETWORKS.items() if isinstance(network, of))
+    _save(folder, network, "network.json", {"kind": kind, "shape": asdict(network.shape)})  # type: ignore[call-overload]
 
 
-def load_heads(folder: Path) -> Heads:
-    """The trained heads in eval mode. Raises InputError if the files are missing or do not fit."""
-    model = Heads(HeadShape(**read_json(folder / "heads.json")))
+def load_network(folder: Path) -> torch.nn.Module:
+    """The trained network in eval mode. Raises InputError if the files are missing or do not fit."""
+    value = read_json(folder / "network.json")
+    if value.get("kind") not in NETWORKS:
+        raise InputError(f"{folder / 'network.json'}: unknown kind {value.get('kind')!r}; train it again")
+    network, shape = NETWORKS[value["kind"]]
+    # JSON knows no tuples.
+    arguments = {key: tuple(part) if isinstance(part, list) else part for key, part in value["shape"].items()}
+    model = network(shape(**arguments))
     _load(folder, model)
     return model
 

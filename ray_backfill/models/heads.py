@@ -26,6 +26,7 @@ class Heads(nn.Module):
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
+        self.shape = shape
         self.psi = _blocks(shape.new_dim, shape.old_dim, shape.blocks)
         self.rho = _blocks(shape.new_dim, shape.new_dim, shape.blocks) if shape.learn_new else nn.Identity()
 

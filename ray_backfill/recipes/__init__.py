@@ -17,7 +17,7 @@ from ray_backfill.plugins import load_plugin, plugin_names
 from ray_backfill.protocols import Protocol
 from ray_backfill.simulation import Evaluation
 from ray_backfill.training.backbone_loop import BackboneTraining
-from ray_backfill.training.head_loop import HeadTraining
+from ray_backfill.training.fits import FitSettings
 
 ImagesT = TypeVar("ImagesT")
 
@@ -32,7 +32,7 @@ class ModelRecipe:
 
 @dataclass(frozen=True)
 class Recipe(Generic[ImagesT]):
-    """A whole upgrade: images, who learns which classes, the two models, their embeddings, heads and evaluation.
+    """A whole upgrade: images, who learns which classes, the two models, their embeddings, fits and evaluation.
 
     images: the ``Settings`` of one of the data sets.
     """
@@ -42,7 +42,8 @@ class Recipe(Generic[ImagesT]):
     old: ModelRecipe
     new: ModelRecipe
     embed: EmbedSettings = field(default_factory=EmbedSettings)
-    heads: HeadTraining = field(default_factory=HeadTraining)
+    # Typed without a prefix: --heads..., --transforms..., --adapters...
+    fits: Annotated[FitSettings, tyro.conf.arg(name="")] = field(default_factory=FitSettings)
     # Typed without a prefix: --methods, --orders, --metrics, --points.
     evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(default_factory=Evaluation)
 
@@ -56,6 +57,13 @@ def load_recipe(name: str, data_root: Path | None = None, seed: int = 0) -> Reci
     """The recipe ``name``. Raises InputError for an unknown name, or if it needs a data_root that is not given."""
     loaded: Recipe[Any] = load_plugin(sys.modules[__name__], name).recipe(data_root, seed)
     return replace(loaded, evaluation=replace(loaded.evaluation, order_seed=seed))
+
+
+def describe_recipe(name: str) -> str:
+    """What a recipe is, in two sentences or so: its first line and what its function says."""
+    module = load_plugin(sys.modules[__name__], name)
+    texts = (module.__doc__ or "").split("\n\n")[0], module.recipe.__doc__ or ""
+    return " ".join(" ".join(texts).split())
 
 
 def needs_root(data_root: Path | None, what: str) -> str:

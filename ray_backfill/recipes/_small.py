@@ -3,6 +3,9 @@
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.recipes import ModelRecipe
 from ray_backfill.training.backbone_loop import BackboneTraining
+from ray_backfill.training.fits import FitSettings
+from ray_backfill.training.head_loop import HeadTraining
+from ray_backfill.training.transform_loop import TransformTraining
 
 
 def small_convnet(width: int, epochs: int, seed: int) -> ModelRecipe:
@@ -18,4 +21,12 @@ def small_convnet(width: int, epochs: int, seed: int) -> ModelRecipe:
             warmup_epochs=max(1, epochs // 6),
             seed=seed,
         ),
+    )
+
+
+def small_fits(seed: int, epochs: int = 50, transform_epochs: int = 80) -> FitSettings:
+    """epochs: of heads. Transformations as wide as a few thousand items can use, and batches that give them steps."""
+    return FitSettings(
+        heads=HeadTraining(epochs=epochs, seed=seed),
+        transforms=TransformTraining(epochs=transform_epochs, batch=256, hidden=512, seed=seed),
     )

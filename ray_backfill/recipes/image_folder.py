@@ -9,8 +9,7 @@ from pathlib import Path
 from ray_backfill.datasets import image_folder
 from ray_backfill.protocols import Protocol
 from ray_backfill.recipes import Recipe, needs_root
-from ray_backfill.recipes._small import small_convnet
-from ray_backfill.training.head_loop import HeadTraining
+from ray_backfill.recipes._small import small_convnet, small_fits
 
 
 def recipe(data_root: Path | None, seed: int) -> Recipe[image_folder.Settings]:
@@ -21,5 +20,5 @@ def recipe(data_root: Path | None, seed: int) -> Recipe[image_folder.Settings]:
         protocol=Protocol("extended", old_share=0.5),
         old=small_convnet(16, epochs=20, seed=2 * seed),
         new=small_convnet(32, epochs=20, seed=2 * seed + 1),
-        heads=HeadTraining(seed=seed),
+        fits=small_fits(seed=seed),
     )

@@ -10,9 +10,8 @@ from ray_backfill.cluster.embed import EmbedSettings
 from ray_backfill.datasets import landmarks
 from ray_backfill.protocols import Protocol
 from ray_backfill.recipes import Recipe
-from ray_backfill.recipes._small import small_convnet
+from ray_backfill.recipes._small import small_convnet, small_fits
 from ray_backfill.simulation import Evaluation
-from ray_backfill.training.head_loop import HeadTraining
 
 
 def recipe(data_root: Path | None, seed: int) -> Recipe[landmarks.Settings]:
@@ -24,6 +23,6 @@ def recipe(data_root: Path | None, seed: int) -> Recipe[landmarks.Settings]:
         old=small_convnet(16, epochs=6, seed=2 * seed),
         new=small_convnet(24, epochs=5, seed=2 * seed + 1),
         embed=EmbedSettings(part_rows=1024),
-        heads=HeadTraining(epochs=20, seed=seed),
+        fits=small_fits(epochs=20, transform_epochs=30, seed=seed),
         evaluation=Evaluation(metrics=("mAP@100", "CMC@1")),
     )

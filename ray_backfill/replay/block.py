@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.kernels import Array, kernel
+from ray_backfill.merges import RAW, Merge
 from ray_backfill.systems import GroundTruth, IntArray
 
 KeyArray = NDArray[np.uint64]
@@ -48,26 +49,46 @@ class Block:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The keys of a block's positives in both systems, ascending per query.
+    """The keys of a block's positives in both systems, per query in the order of the merged ranking.
 
-    keys: CSR, 2 P for each query. owner: aligned; p < P stands for the query's positive p under the forward system,
-    P + p for the same under the backward one. starts: (b + 1,). keys_2P: (2, all positives) the same keys by system, in
-    the order of ``Block.positives``. slices: (O, all positives) the slice of each positive.
+    keys: CSR, 2 P for each query, in the forward and in the backward system: an item of that system stands before a
+    threshold if its own key there is smaller. Without score maps the two are one. owner: aligned; p < P stands for the
+    query's positive p under the forward system, P + p for the same under the backward one. starts: (b + 1,). keys_2P:
+    (2, all positives) each positive's own key by system, in the order of ``Block.positives``. slices: (O, all
+    positives) the slice of each positive.
     """
 
-    keys: KeyArray
+    keys: tuple[KeyArray, KeyArray]
     keys_2P: KeyArray
     owner: NDArray[np.int32]
     starts: IntArray
     slices: NDArray[np.uint16]
 
 
-def make_thresholds(block: Block, keys_2P: KeyArray, slices_ON: NDArray[np.uint16]) -> Thresholds:
+def make_thresholds(block: Block, keys_2P: KeyArray, slices_ON: NDArray[np.uint16], merge: Merge = RAW) -> Thresholds:
     """keys_2P: (2, all) of ``block.positives``, forward and backward. slices_ON: the slice of each gallery item."""
     starts = 2 * block.positive_starts
     keys, owner = np.empty(starts[-1], np.uint64), np.empty(starts[-1], np.int32)
-    _sort_thresholds(keys_2P[0], keys_2P[1], block.positive_starts, keys, owner)
-    return Thresholds(keys, keys_2P, owner, starts, slices_ON[:, block.positives])
+    if merge.is_mapped:
+        both = keys, np.empty_like(keys)
+        distances = distances_of(keys_2P)
+        scores_2P = np.stack([merge.scores(d, np.full(len(d), s == 0)) for s, d in enumerate(distances)])
+        across_2P = np.stack([_keys_across(block, d, s == 0, merge) for s, d in enumerate(distances)])
+        _sort_mapped_thresholds(keys_2P, across_2P, scores_2P, block.positive_starts, *both, owner)
+    else:
+        both = keys, keys
+        _sort_thresholds(keys_2P[0], keys_2P[1], block.positive_starts, keys, owner)
+    return Thresholds(both, keys_2P, owner, starts, slices_ON[:, block.positives])
+
+
+def merged_keys(keys: KeyArray, is_forward: NDArray[np.bool_], merge: Merge) -> KeyArray:
+    """Keys of items of both systems, of any queries, as keys that order as the merge says.
+
+    The upper half becomes the place by score and key, the lower half stays the position.
+    """
+    places = np.empty(len(keys), np.uint64)
+    places[np.lexsort((keys, merge.scores(distances_of(keys), is_forward)))] = np.arange(len(keys), dtype=np.uint64)
+    return (places << np.uint64(32)) | (keys & np.uint64(0xFFFFFFFF))
 
 
 def sort_keys(distances: NDArray[np.float32], positions: IntArray) -> KeyArray:
@@ -98,6 +119,13 @@ def _rows(flat: IntArray, starts: IntArray, queries: IntArray) -> tuple[IntArray
     return flat[np.arange(new_starts[-1]) + np.repeat(starts[queries] - new_starts[:-1], lengths)], new_starts
 
 
+def _keys_across(block: Block, distances: NDArray[np.float32], from_forward: bool, merge: Merge) -> KeyArray:
+    """Keys in the other system that tell which of its items stand before positives of this one."""
+    first, ties = merge.across(distances, from_forward)
+    # Where no item ties with the positive, one at that very distance stands behind it, wherever it is in the gallery.
+    return sort_keys(first, np.where(ties, block.positives, 0))
+
+
 @kernel
 def _sort_thresholds(forward: Array, backward: Array, starts: Array, keys: Array, owner: Array) -> None:
     for q in range(len(starts) - 1):
@@ -107,3 +135,24 @@ def _sort_thresholds(forward: Array, backward: Array, starts: Array, keys: Array
         for k in range(len(both)):
             keys[2 * first + k] = both[by_key[k]]
             owner[2 * first + k] = by_key[k]
+
+
+@kernel
+def _sort_mapped_thresholds(
+    own_2P: Array, across_2P: Array, scores_2P: Array, starts: Array, forward: Array, backward: Array, owner: Array
+) -> None:
+    """By score, then distance and position. forward, backward: the keys in each system."""
+    for q in range(len(starts) - 1):
+        first, last = starts[q], starts[q + 1]
+        n_positives = last - first
+        both = np.concatenate((own_2P[0, first:last], own_2P[1, first:last]))
+        scores = np.concatenate((scores_2P[0, first:last], scores_2P[1, first:last]))
+        by_key = np.argsort(both)
+        by_score = by_key[np.argsort(scores[by_key], kind="mergesort")]
+        for k in range(2 * n_positives):
+            i = by_score[k]
+            owner[2 * first + k] = i
+            if i < n_positives:
+                forward[2 * first + k], backward[2 * first + k] = both[i], across_2P[0, first + i]
+            else:
+                forward[2 * first + k], backward[2 * first + k] = across_2P[1, last - 2 * n_positives + i], both[i]

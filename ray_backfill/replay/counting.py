@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ray_backfill.distances import ProductForm, Products
 from ray_backfill.kernels import Array, kernel
 from ray_backfill.metrics import measure
-from ray_backfill.replay.block import Block, Thresholds, distances_of
+from ray_backfill.replay.block import Block, KeyArray, Thresholds, distances_of
 from ray_backfill.systems import IntArray
 
 
@@ -41,11 +41,31 @@ def n_bins(n_thresholds: int) -> int:
     return 1 << int(np.clip(np.ceil(np.log2(32 * n_thresholds)), 10, 16))
 
 
-def make_bins(form: ProductForm, block: Block, thresholds: Thresholds) -> Bins:
-    """Cost: O(b (bins + K))."""
+def threshold_bounds(
+    form: ProductForm, block: Block, thresholds: Thresholds, keys: KeyArray
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """``ProductForm.bounds`` of thresholds by their keys in the system of ``form``; both ascend with the thresholds.
+
+    A threshold of the other system can lie outside of all distances of this one: it is moved to just outside of all
+    products, where it decides the same and does not make the bins wide.
+    """
+    query = np.repeat(block.queries, np.diff(thresholds.starts))
+    t = distances_of(keys)
+    if form.distance != "inner_product":
+        t = np.maximum(t, np.float32(0))
+    low, high = form.bounds(query, t)
+    error = form.error(query)
+    top = 3 if form.distance == "l2" else 1  # products lie in [-1, top] but for their error
+    with np.errstate(over="ignore"):
+        low = np.clip(low, -1 - 3 * error, top + 2 * error).astype(np.float32)
+        high = np.clip(high, -1 - 2 * error, top + 3 * error).astype(np.float32)
+    return low, high
+
+
+def make_bins(form: ProductForm, block: Block, thresholds: Thresholds, keys: KeyArray) -> Bins:
+    """keys: of the thresholds in the system of ``form``. Cost: O(b (bins + K))."""
     lengths = np.diff(thresholds.starts)
-    query = np.repeat(block.queries, lengths)
-    low, high = form.bounds(query, distances_of(thresholds.keys))
+    low, high = threshold_bounds(form, block, thresholds, keys)
     most = int(lengths.max())
     table = np.empty((len(block), n_bins(most)), np.uint16 if 2 * most + 1 < 1 << 16 else np.uint32)
     bins = Bins(low, high, table, np.empty(len(block), np.float32), np.empty(len(block), np.float32))
@@ -60,11 +80,11 @@ class Counter:
     """
 
     def __init__(
-        self, products: Products, block: Block, thresholds: Thresholds, slices_ON: NDArray[np.uint16], n_slices: int,
-        tile_items: int,
+        self, products: Products, block: Block, thresholds: Thresholds, keys: KeyArray, slices_ON: NDArray[np.uint16],
+        n_slices: int, tile_items: int,
     ) -> None:  # fmt: skip
         self.products, self.thresholds, self.slices_ON = products, thresholds, slices_ON
-        self.bins = make_bins(products.form, block, thresholds)
+        self.bins = make_bins(products.form, block, thresholds, keys)
         self.starts = hist_starts(thresholds, n_slices)
         self.hist = np.zeros((len(slices_ON), self.starts[-1]), np.int32)
         self._undecided = np.empty((2, len(block) * tile_items), np.int32)

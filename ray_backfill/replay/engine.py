@@ -4,7 +4,8 @@ Put the gallery in backfill order and cut it into T - 1 slices: at point i the f
 backward system the others. Metrics of the whole ranking come from counts of items before each positive (``counting``),
 metrics cut at k from the few items that can be among the first k (``nearest``); neither ever sorts a ranking. Both ask
 shards of the gallery and join their answers, so one process and many give the same result: that of a full sort of
-where(backfilled, d_forward, d_backward), with ties by distance, then gallery position.
+where(backfilled, d_forward, d_backward), with ties by distance, then gallery position. A merge (``merges``) compares
+scores of distances in their place, or places in the two systems' own lists.
 
 Shapes: Q scored queries, N gallery items, T points, O orders, M metrics.
 """
@@ -25,10 +26,12 @@ from tqdm import tqdm
 
 from ray_backfill.distances import check_distance
 from ray_backfill.errors import InputError
+from ray_backfill.merges import RAW, Merge
 from ray_backfill.metrics import metric_codes
-from ray_backfill.replay.block import Block, make_thresholds
+from ray_backfill.replay.block import Block, make_thresholds, merged_keys
 from ray_backfill.replay.counting import measure_counts
 from ray_backfill.replay.curve import Curve
+from ray_backfill.replay.fused import measure_fused
 from ray_backfill.replay.nearest_ranks import measure_nearest
 from ray_backfill.replay.plan import Plan, plan_replay, split_queries
 from ray_backfill.replay.shard import GalleryShard, LocalShards, Shards
@@ -46,6 +49,7 @@ def replay(
     progress: bool = ...,
     threads: int | None = ...,
     device: str = ...,
+    merge: Merge = ...,
 ) -> Curve: ...
 @overload
 def replay(
@@ -58,6 +62,7 @@ def replay(
     progress: bool = ...,
     threads: int | None = ...,
     device: str = ...,
+    merge: Merge = ...,
 ) -> dict[str, Curve]: ...
 def replay(
     pair: UpgradePair,
@@ -69,6 +74,7 @@ def replay(
     progress: bool = False,
     threads: int | None = None,
     device: str = "cpu",
+    merge: Merge = RAW,
 ) -> Curve | dict[str, Curve]:
     """The exact curve M_t of a backfill at t = 0, 1/(points-1), ..., 1.
 
@@ -76,6 +82,7 @@ def replay(
     order: (N,) permutation, or a dict of them, which share one pass and give a dict of curves.
     metrics: see ``parse_metric``. distance: see ``distances.DISTANCES``. progress: show a bar if it takes long.
     threads: default all cores that this process may use. device: "cpu", or "cuda" for torch on a GPU; same results.
+    merge: how the two systems' distances compare (``fit_merge``); by default as they are.
 
     Raises:
         InputError: sizes that do not match, no scored query, an order that is no permutation, unknown names, a zero
@@ -89,13 +96,13 @@ def replay(
     _check_sizes(pair, truth)
     if threads is not None and threads < 1:
         raise InputError(f"a replay needs at least one thread, got {threads}")
-    plan = plan_replay(truth, orders, points, metrics, pair.switch)
+    plan = plan_replay(truth, orders, points, metrics, pair.switch, merge)
     check_device(device)
     torch_device = None if device == "cpu" else device
     # Beside a GPU one thread answers a block while the other one's block is on it.
     n_threads = threads or (len(os.sched_getaffinity(0)) if torch_device is None else 2)
     with comparisons_bar(plan, progress) as report, full_float32(torch_device):
-        shard = GalleryShard(pair, 0, plan.slices_ON, points, distance, report, torch_device)
+        shard = GalleryShard(pair, 0, plan.slices_ON, points, distance, report, torch_device, merge)
         curves = measure_plan(plan, truth, LocalShards([shard]), n_threads)
     return curves if isinstance(order, Mapping) else curves[""]
 
@@ -113,12 +120,18 @@ def measure_plan(plan: Plan, truth: GroundTruth, shards: Shards, threads: int) -
         rows = slice(*np.searchsorted(plan.scored, (queries[0], queries[-1] + 1)))
         out = (is_map, cuts, values[:, rows], top1[:, rows])
         if plan.nearest is None:
-            thresholds = make_thresholds(block, reduce(np.add, shards.positive_keys(block)), plan.slices_ON)
+            keys_2P = reduce(np.add, shards.positive_keys(block))
+            thresholds = make_thresholds(block, keys_2P, plan.slices_ON, plan.merge)
             others = reduce(np.add, shards.count(block, thresholds))
-            measure_counts(others, block.positive_starts, *out)
+            if plan.merge.by_rank:
+                measure_fused(others, block, thresholds, plan.slices_ON, *out)
+            else:
+                measure_counts(others, block.positive_starts, *out)
         else:
             found = shards.nearest(block, plan.nearest)
             of_query, keys, is_forward = (np.concatenate(part) for part in zip(*found, strict=True))
+            if plan.merge.is_mapped:
+                keys = merged_keys(keys, is_forward, plan.merge)
             measure_nearest(
                 of_query, keys, is_forward, block.positives, block.positive_starts, block.ignored, block.ignored_starts,
                 plan.slices_ON, *out,

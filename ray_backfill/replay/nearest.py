@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.distances import ProductForm, Products
 from ray_backfill.kernels import Array, kernel
+from ray_backfill.merges import RAW, Merge
 from ray_backfill.replay.block import KeyArray, positions_of, sort_keys
 from ray_backfill.systems import IntArray
 
@@ -130,8 +131,9 @@ def ceilings_of_other(
     n_slices: int,
     form: ProductForm,
     queries: IntArray,
+    merge: Merge = RAW,
 ) -> NDArray[np.float32]:
-    """``Candidates.ceilings`` of the system of ``form`` from the finished candidates of the other one.
+    """``Candidates.ceilings`` of the backward system, whose form it is, from the forward system's finished candidates.
 
     rows, keys: what ``finish`` returned there; slices_ON: as they were counted there.
     """
@@ -140,7 +142,8 @@ def ceilings_of_other(
     # At the point where this system serves the slices up to r, the other one serves those up to S - 2 - r.
     ceilings = np.full(farthest.shape, _INFINITY)
     q, o, s = np.nonzero(np.isfinite(farthest[:, :, : n_slices - 1]))
-    ceilings[q, o, n_slices - 2 - s] = form.bounds(queries[q], farthest[q, o, s])[1]
+    surely_behind, _ = merge.across(farthest[q, o, s], from_forward=True)
+    ceilings[q, o, n_slices - 2 - s] = form.bounds(queries[q], surely_behind)[1]
     return ceilings
 
 

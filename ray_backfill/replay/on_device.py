@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ray_backfill.distances import ProductForm
 from ray_backfill.errors import InputError
-from ray_backfill.replay.block import Block, Thresholds, distances_of
-from ray_backfill.replay.counting import hist_starts
+from ray_backfill.replay.block import Block, KeyArray, Thresholds
+from ray_backfill.replay.counting import hist_starts, threshold_bounds
 from ray_backfill.replay.nearest import Passing
 from ray_backfill.systems import IntArray
 
@@ -62,11 +62,12 @@ class DeviceCounter:
     """``counting.Counter`` on a device. hist: the counts that are made here, by exact keys."""
 
     def __init__(
-        self, tiles: DeviceTiles, block: Block, thresholds: Thresholds, slices_ON: NDArray[np.uint16], n_slices: int
-    ) -> None:
+        self, tiles: DeviceTiles, block: Block, thresholds: Thresholds, keys: KeyArray, slices_ON: NDArray[np.uint16],
+        n_slices: int,
+    ) -> None:  # fmt: skip
         device, lengths = tiles.device, np.diff(thresholds.starts)
         self.tiles, self.left, self.slices_ON = tiles, tiles.queries(block.queries), slices_ON
-        low, high = tiles.form.bounds(np.repeat(block.queries, lengths), distances_of(thresholds.keys))
+        low, high = threshold_bounds(tiles.form, block, thresholds, keys)
         # Rows of unequal length are filled up with thresholds that no item reaches.
         used = np.arange(lengths.max()) < lengths[:, None]
         padded = np.full((2, *used.shape), np.inf, np.float32)

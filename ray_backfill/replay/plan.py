@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
+from ray_backfill.merges import RAW, Merge
 from ray_backfill.metrics import Metric, parse_metric
 from ray_backfill.orders import check_order
 from ray_backfill.replay.counting import n_bins
@@ -25,7 +26,8 @@ _ITEMS_PER_CANDIDATE = 2
 class Plan:
     """orders: their names. slices_ON: (O, N) uint16, the forward system serves items of slice s at the points i > s.
 
-    scored: queries with a positive. nearest: how deep rankings are looked at; None for the whole of them.
+    scored: queries with a positive. nearest: how deep rankings are looked at; None for the whole of them. merge: how
+    the two systems' distances compare; the shards must have the same one.
     """
 
     orders: tuple[str, ...]
@@ -35,10 +37,16 @@ class Plan:
     scored: IntArray
     n_skipped: int
     nearest: int | None
+    merge: Merge = RAW
 
 
 def plan_replay(
-    truth: GroundTruth, orders: Mapping[str, IntArray], points: int, metrics: Sequence[str], switch: Switch
+    truth: GroundTruth,
+    orders: Mapping[str, IntArray],
+    points: int,
+    metrics: Sequence[str],
+    switch: Switch,
+    merge: Merge = RAW,
 ) -> Plan:
     """Raises InputError: unknown metric, too few points, no order or one that is no permutation, no scored query."""
     parsed = tuple(parse_metric(name) for name in metrics)
@@ -57,12 +65,13 @@ def plan_replay(
         check_order(permutation, truth.n_gallery)
     slices = np.stack([_slice_of_item(permutation, points, switch) for permutation in orders.values()])
     cuts = [metric.k for metric in parsed]
-    nearest = None if None in cuts else max((k for k in cuts if k), default=1)
+    # An item's merged place depends on how many of the other list there are before it: whole rankings, then.
+    nearest = None if None in cuts or merge.by_rank else max((k for k in cuts if k), default=1)
     if nearest is not None:
         deepest = nearest + int(np.diff(truth.ignored_starts).max())
         if _ITEMS_PER_CANDIDATE * deepest * (points - 1) > truth.n_gallery:
             nearest = None
-    return Plan(tuple(orders), parsed, points, slices, scored, len(truth.skipped), nearest)
+    return Plan(tuple(orders), parsed, points, slices, scored, len(truth.skipped), nearest, merge)
 
 
 def split_queries(plan: Plan, truth: GroundTruth, workers: int) -> list[IntArray]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.distances import ProductForm, Products
 from ray_backfill.errors import InputError
+from ray_backfill.merges import RAW, Merge
 from ray_backfill.replay import counting
 from ray_backfill.replay.block import Block, KeyArray, Thresholds, sort_keys
 from ray_backfill.replay.nearest import Candidates, Finder, ceilings_of_other
@@ -39,7 +40,8 @@ class GalleryShard:
 
     pair: all queries, and the N gallery items of this shard. slices_ON: (O, N) uint16 their slices in each order.
     report: is told the number of (query, item, system) comparisons done, tile by tile. torch_device: where torch makes
-    the products and places or gates them; None for numpy and compiled loops.
+    the products and places or gates them; None for numpy and compiled loops. merge: that of the plan; it may replace
+    pair and distance (``Merge.prepare``).
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class GalleryShard:
         distance: str,
         report: Callable[[int], object] = lambda comparisons: None,
         torch_device: str | None = None,
+        merge: Merge = RAW,
     ) -> None:
         if pair.n_gallery >= 1 << 31:
             raise InputError(f"a shard has less than {1 << 31:,} items, got {pair.n_gallery:,}; use more shards")
         self.first, self.last = first, first + pair.n_gallery
-        self.slices_ON, self.points, self.report = slices_ON, points, report
+        self.slices_ON, self.points, self.report, self.merge = slices_ON, points, report, merge
+        pair, distance = merge.prepare(pair, distance)
         self.is_cancelled = False
         self.forward = ProductForm.of(pair.forward, distance)
         self.backward = self.forward if pair.backward is pair.forward else ProductForm.of(pair.backward, distance)
@@ -64,25 +68,28 @@ class GalleryShard:
             # torch is loaded for those who ask for a device only.
             self.on_device = import_module("ray_backfill.replay.on_device")
             self.tile_items = self.on_device.TILE_ITEMS
-            forms = (self.forward, self.backward)
-            self.device_tiles = {id(form): self.on_device.DeviceTiles(form, torch_device) for form in forms}
+            self.device_tiles = {id(form): self.on_device.DeviceTiles(form, torch_device) for form in self._forms}
 
     def positive_keys(self, block: Block) -> KeyArray:
         """(2, all positives) exact keys of ``block.positives``, forward and backward; 0 for those that are not here."""
         own = self._own(block.positives)
         keys = np.zeros((2, len(own)), np.uint64)
-        for s, form in enumerate((self.forward, self.backward)):
+        for s, form in enumerate(self._forms):
             keys[s, own] = self._keys(form, block, block.query_of_positive[own], block.positives[own])
         return keys
 
     def count(self, block: Block, thresholds: Thresholds) -> IntArray:
-        """``others_before`` of the items here: see there."""
-        forward = self._count(self.forward, block, thresholds, thresholds.keys_2P[0])
-        if self.backward is self.forward:
+        """``others_before`` of the items here: see there; merged by rank, (2, ...) of the forward and backward ones."""
+        forward = self._count(0, block, thresholds)
+        if self.backward is self.forward and not self.merge.is_mapped:
             backward = forward
             self.report(len(block) * (self.last - self.first))
         else:
-            backward = self._count(self.backward, block, thresholds, thresholds.keys_2P[1])
+            backward = self._count(1, block, thresholds)
+        if self.merge.by_rank:
+            none = np.zeros_like(forward)
+            apart = (forward, none), (none, backward)
+            return np.stack([counting.others_before(*counts, thresholds, self.points) for counts in apart])
         return counting.others_before(forward, backward, thresholds, self.points)
 
     def nearest(self, block: Block, k: int) -> Found:
@@ -98,17 +105,20 @@ class GalleryShard:
             return candidates.finish()
 
         rows_f, keys_f = scan(self.forward, self.slices_ON, None)
-        ceilings = ceilings_of_other(rows_f, keys_f, needed, self.slices_ON, n_slices, self.backward, queries)
+        ceilings = ceilings_of_other(
+            rows_f, keys_f, needed, self.slices_ON, n_slices, self.backward, queries, self.merge
+        )
         rows_b, keys_b = scan(self.backward, n_slices - 1 - self.slices_ON, ceilings)
         is_forward = np.arange(len(rows_f) + len(rows_b)) < len(rows_f)
         return np.concatenate([rows_f, rows_b]), np.concatenate([keys_f, keys_b]) + np.uint64(self.first), is_forward
 
-    def _counter(self, form: ProductForm, block: Block, thresholds: Thresholds) -> Any:
+    def _counter(self, form: ProductForm, block: Block, thresholds: Thresholds, keys: KeyArray) -> Any:
         n_slices = self.points - 1
         if self.on_device is None:
             products = Products(form, block.queries)
-            return counting.Counter(products, block, thresholds, self.slices_ON, n_slices, self.tile_items)
-        return self.on_device.DeviceCounter(self.device_tiles[id(form)], block, thresholds, self.slices_ON, n_slices)
+            return counting.Counter(products, block, thresholds, keys, self.slices_ON, n_slices, self.tile_items)
+        tiles = self.device_tiles[id(form)]
+        return self.on_device.DeviceCounter(tiles, block, thresholds, keys, self.slices_ON, n_slices)
 
     def _finder(self, form: ProductForm, block: Block) -> Any:
         if self.on_device is None:
@@ -124,16 +134,18 @@ class GalleryShard:
             yield first, last
             self.report(len(block) * (last - first))
 
-    def _count(
-        self, form: ProductForm, block: Block, thresholds: Thresholds, positive_keys: KeyArray
-    ) -> NDArray[np.int32]:
-        """(O, CSR of (S, K + 1)) int32: how many of the items here that count stand in each place of each slice."""
-        counter = self._counter(form, block, thresholds)
+    def _count(self, s: int, block: Block, thresholds: Thresholds) -> NDArray[np.int32]:
+        """(O, CSR of (S, K + 1)) int32: how many of the items here that count stand in each place of each slice.
+
+        s: 0 for the forward system, 1 for the backward one.
+        """
+        form, threshold_keys, positive_keys = self._forms[s], thresholds.keys[s], thresholds.keys_2P[s]
+        counter = self._counter(form, block, thresholds, threshold_keys)
 
         def count_exactly(query: IntArray, positions: IntArray, keys: KeyArray, sign: int) -> None:
             slices_Om = self.slices_ON[:, positions - self.first]
             counting.count_exactly(
-                query, keys, slices_Om, sign, thresholds.keys, thresholds.starts, counter.hist, counter.starts
+                query, keys, slices_Om, sign, threshold_keys, thresholds.starts, counter.hist, counter.starts
             )
 
         for first, last in self._tiles(block):
@@ -147,6 +159,10 @@ class GalleryShard:
         query, positions = block.query_of_ignored[own], block.ignored[own]
         count_exactly(query, positions, self._keys(form, block, query, positions), -1)
         return counter.finish()
+
+    @property
+    def _forms(self) -> tuple[ProductForm, ProductForm]:
+        return self.forward, self.backward
 
     def _own(self, positions: IntArray) -> NDArray[np.bool_]:
         return (positions >= self.first) & (positions < self.last)

@@ -11,8 +11,17 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from ray_backfill.report.results import FLIP_METRICS, GAP, ORDER_FREE, Line, Results, Row, Variant
-from ray_backfill.report.wording import percent, percent_sign
+from ray_backfill.report.results import DAGGER, FLIP_METRICS, GAP, ORDER_FREE, Line, Results, Row, Variant
+from ray_backfill.report.selection import (
+    MAX_LINES,
+    best_per_method,
+    compared_variants,
+    drawn_in_words,
+    drawn_rows,
+    is_large,
+    own_methods,
+)
+from ray_backfill.report.wording import choice, percent, percent_sign
 
 DPI = 150
 WIDTH_IN = 9.0  # scaled to a page of 900 px, a 10 point letter is 14 px high
@@ -23,7 +32,9 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 DASHES = ("-", "--", "-.", ":")
 MAX_MARKERS = 11
 ENTRY_IN = 0.235  # height of a line in a legend
+SHORT, LONG = 22, 28  # letters of a name that fit a legend, and the wider one of figures with longer names
 MAX_VARIANTS = 4  # panels beyond this many are a wall, not a figure
+BOUND = f"{DAGGER} upper bound: peeks at the answer"
 
 
 @dataclass(frozen=True)
@@ -45,10 +56,13 @@ def curves_figure(results: Results) -> Figure:
 
 
 def drawn_variants(results: Results) -> list[Variant]:
-    """The orders and merges that get panels of their own: all, or the few with the highest AUC if there are many."""
+    """The orders and merges that get panels of their own: all, or the few with the highest AUC if there are many.
+
+    Where some have to go, oracle orders go first.
+    """
     ranked = sorted(
-        (r for r in results.rows if r.metric == results.primary and r.variant in results.variants and r.auc == r.auc),
-        key=lambda r: r.auc if r.method not in ORDER_FREE else -np.inf,
+        (r for r in results.rows if r.metric == results.primary and r.method not in ORDER_FREE and r.auc == r.auc),
+        key=lambda r: (not r.is_bound, r.auc),
         reverse=True,
     )
     kept = list(dict.fromkeys(r.variant for r in ranked))[:MAX_VARIANTS]
@@ -56,11 +70,17 @@ def drawn_variants(results: Results) -> list[Variant]:
 
 
 def panels_figure(results: Results, panels: Sequence[tuple[str, Variant]]) -> Figure:
-    """Panels of M_t over progress, one below the other, each with its own legend sorted by AUC."""
-    rows = [results.panel(metric, variant) for metric, variant in panels]
-    height = max(3.2, ENTRY_IN * (max(len(r) for r in rows) + 2.5))
+    """Panels of M_t over progress, one below the other, each with its own legend sorted by AUC.
+
+    Of many methods a panel draws the best.
+    """
+    everything = [results.panel(metric, variant) for metric, variant in panels]
+    rows = [drawn_rows(panel) for panel in everything]
+    notes = [drawn_in_words(panel) + _bound_note(panel) for panel in everything]
+    height = _height(max(len(r) + len(n) for r, n in zip(rows, notes, strict=True)))
     figure = _figure(height * len(panels))
-    grid = figure.add_gridspec(len(panels), 2, width_ratios=(2.55, 1))
+    longest = _longest([r.title for panel in rows for r in panel])
+    grid = figure.add_gridspec(len(panels), 2, width_ratios=(2.55 if longest == SHORT else 1.9, 1))
     plots: list[Axes] = []
     for index, (metric, variant) in enumerate(panels):
         same = next((p for p, (m, _) in zip(plots, panels, strict=False) if m == metric), None)
@@ -74,28 +94,34 @@ def panels_figure(results: Results, panels: Sequence[tuple[str, Variant]]) -> Fi
         _dress(plot, f"{metric} during the backfill{several}", f"{metric} (%)")
         by_auc = sorted(rows[index], key=lambda r: np.nan_to_num(r.auc, nan=-np.inf), reverse=True)
         entries = [(r.title, percent(r.auc), styles[r.method]) for r in by_auc]
-        _legend(figure.add_subplot(grid[index, 1]), height, "AUC", entries)
+        _legend(figure.add_subplot(grid[index, 1]), height, "AUC", entries, notes[index], longest)
     return figure
 
 
 def orders_figure(results: Results) -> Figure | None:
     """The best method once per order and merge, to compare those; None where there is only one."""
     best = results.best()
-    if best is None or len(results.variants) == 1:
+    if best is None or len(results.variants) == 1 or best.method in ORDER_FREE:
         return None
-    rows = [r for r in results.rows if r.metric == best.metric and r.method == best.method]
-    rows.sort(key=lambda r: np.nan_to_num(r.auc, nan=-np.inf), reverse=True)
-    height = max(3.2, ENTRY_IN * (len(rows) + 2.5))
+    rows = compared_variants(results, best.method)
+    total = sum(r.metric == best.metric and r.method == best.method for r in results.rows)
+    notes = [f"{len(rows)} of {total} combinations"] if len(rows) < total else []
+    notes += _bound_note(rows)
+    height = _height(len(rows) + len(notes))
     figure = _figure(height)
-    plot, side = figure.subplots(1, 2, width_ratios=(2.55, 1))
+    both = len(results.orders) > 1 and len(results.merges) > 1
+    # The whole label of two names would not fit a legend.
+    names = [f"{r.variant.order_name}, {r.variant.merge}" if both else results.label(r.variant) for r in rows]
+    longest = _longest(names)
+    plot, side = figure.subplots(1, 2, width_ratios=(2.55 if longest == SHORT else 1.9, 1))
     entries = []
-    for row in rows:
-        index = results.variants.index(row.variant) if row.variant in results.variants else 0
-        style = _style(index, width=2.6 if row is best else 1.5)
+    listed = [v for v in results.variants if v in {r.variant for r in rows}]
+    for row, name in zip(rows, names, strict=True):
+        style = _style(listed.index(row.variant), width=2.6 if row == best else 1.5)
         _draw(plot, results, row, row.metric, style)
-        entries.append((results.label(row.variant), percent(row.auc), style))
-    _dress(plot, f"{best.title}: which order?", f"{best.metric} (%)")
-    _legend(side, height, "AUC", entries)
+        entries.append((name, percent(row.auc), style))
+    _dress(plot, f"{best.title}: which {choice(results)}?", f"{best.metric} (%)")
+    _legend(side, height, "AUC", entries, notes, longest)
     return figure
 
 
@@ -105,7 +131,7 @@ def subgroups_figure(results: Results) -> Figure | None:
     lines = results.groups.get((best.method, best.variant, best.metric), {}) if best else {}
     if best is None or len(lines) < 2:
         return None
-    height = max(3.2, ENTRY_IN * (len(lines) + 2.5))
+    height = _height(len(lines))
     figure = _figure(height)
     plot, side = figure.subplots(1, 2, width_ratios=(2.55, 1))
     entries = []
@@ -126,14 +152,16 @@ def flips_figure(results: Results, variant: Variant | None = None) -> Figure | N
     ``variant`` is the best method's by default.
     """
     best = results.best()
-    variant = variant or (best.variant if best else results.variants[0])
-    rows = results.panel(results.primary, variant)
+    everything = results.panel(results.primary, variant or results.best_variant)
+    rows, notes = drawn_rows(everything), drawn_in_words(everything) + _bound_note(everything)
     present = [m for m in FLIP_METRICS if any(results.line(r, m) for r in rows)]
     if not present:
         return None
-    height = max(2.75 * ((len(present) + 1) // 2), ENTRY_IN * (len(rows) + 2.5))
+    height = max(2.75 * ((len(present) + 1) // 2), ENTRY_IN * (len(rows) + len(notes) + 2.5))
     figure = _figure(height)
-    grid = figure.add_gridspec((len(present) + 1) // 2, 3, width_ratios=(1.45, 1.45, 1))
+    longest = _longest([r.title for r in rows])
+    ratios = (1.45, 1.45, 1) if longest == SHORT else (1.2, 1.2, 1.25)
+    grid = figure.add_gridspec((len(present) + 1) // 2, 3, width_ratios=ratios)
     styles = method_styles(results, best.method if best else None)
     for index, metric in enumerate(present):
         plot = figure.add_subplot(grid[index // 2, index % 2])
@@ -142,13 +170,18 @@ def flips_figure(results: Results, variant: Variant | None = None) -> Figure | N
         _dress(plot, FLIP_METRICS[metric].replace(" against", "\nagainst"), "queries (%)")
         plot.set_ylim(bottom=0)
     entries = [(r.title, percent(r.negative_flips_max), styles[r.method]) for r in rows]
-    _legend(figure.add_subplot(grid[:, 2]), height, "neg. max", entries)
+    _legend(figure.add_subplot(grid[:, 2]), height, "neg. max", entries, notes, longest)
     return figure
 
 
 def gain_figure(results: Results) -> Figure:
-    """Bars of the gain in the primary metric, in the table's order; 0 % is old and 100 % is new."""
-    rows = [r for r in results.table(results.primary) if not r.is_reference and np.isfinite(r.gain)]
+    """Bars of the gain in the primary metric, in the table's order; 0 % is old and 100 % is new.
+
+    Of many methods the best, each in its best order and merge.
+    """
+    everything = best_per_method(results, results.primary) if is_large(results) else results.table(results.primary)
+    kept, notes = (drawn_rows(everything), drawn_in_words(everything)) if is_large(results) else (everything, [])
+    rows = [r for r in kept if not r.is_reference and np.isfinite(r.gain)]
     figure = _figure(max(1.6, 0.32 * len(rows) + 1.1))
     plot = figure.add_subplot()
     styles = method_styles(results, None)
@@ -171,7 +204,8 @@ def gain_figure(results: Results) -> Figure:
             fontsize=9,
         )
         label.set_in_layout(True)
-    _dress(plot, "Gain: share of the upgrade's benefit during the backfill", "")
+    several_methods = f" ({notes[0]})" if notes else ""
+    _dress(plot, f"Gain: share of the upgrade's benefit during the backfill{several_methods}", "")
     for x in (0, 100):
         plot.axvline(x, color=FAINT, linewidth=1, linestyle="-" if x == 0 else "--", zorder=0)
     plot.set_yticks(range(len(rows)), [_shorten(n, 34) for n in names], parse_math=False)
@@ -202,7 +236,12 @@ def method_styles(results: Results, best: str | None) -> dict[str, Style]:
         "new": Style(FAINT, "--", "", 1.8, 1),
         "offline": Style(INK, "-", "", 1.1, 1),
     }
-    for index, method in enumerate(m for m in results.methods if m not in styles):
+    own = own_methods(results)
+    if len(own) > MAX_LINES:
+        # Of many only the best are drawn: they get the looks that differ most.
+        ranked = [r.method for r in best_per_method(results, results.primary) if r.method in own]
+        own = tuple(dict.fromkeys((*ranked, *own)))
+    for index, method in enumerate(own):
         styles[method] = _style(index, width=2.7 if method == best else 1.5)
     return styles
 
@@ -210,6 +249,19 @@ def method_styles(results: Results, best: str | None) -> dict[str, Style]:
 def _style(index: int, width: float) -> Style:
     dashes = DASHES[index // len(COLOURS) % len(DASHES)]
     return Style(COLOURS[index % len(COLOURS)], dashes, MARKERS[index % len(MARKERS)], width, 3 if width > 2 else 2)
+
+
+def _height(entries: int) -> float:
+    """Inches of a panel beside a legend of this many lines."""
+    return max(3.2, ENTRY_IN * (entries + 2.5))
+
+
+def _longest(names: Sequence[str]) -> int:
+    return SHORT if all(len(name) <= SHORT for name in names) else LONG
+
+
+def _bound_note(rows: Sequence[Row]) -> list[str]:
+    return [BOUND] if any(row.is_bound for row in rows) else []
 
 
 def _figure(height_in: float) -> Figure:
@@ -258,13 +310,23 @@ def _dress(plot: Axes, title: str, unit: str) -> None:
         plot.spines[side].set_color(FAINT)
 
 
-def _legend(side: Axes, height_in: float, header: str, entries: Sequence[tuple[str, str, Style]]) -> None:
+def _legend(
+    side: Axes,
+    height_in: float,
+    header: str,
+    entries: Sequence[tuple[str, str, Style]],
+    notes: Sequence[str] = (),
+    longest: int = SHORT,
+) -> None:
     """A small table instead of a legend box: line, name and number in columns, so that numbers align."""
     side.set_axis_off()
     side.set_xlim(0, 1)
     side.set_ylim(0, 1)
-    step = min(1 / (len(entries) + 1), ENTRY_IN / height_in)
+    step = min(1 / (len(entries) + len(notes) + 1), ENTRY_IN / height_in)
     side.text(1, 1, header, ha="right", va="center", fontsize=8, color=FAINT)
+    for index, note in enumerate(notes):
+        y = 1 - (len(entries) + 1 + index) * step
+        side.text(0, y, _shorten(note, 42), va="center", fontsize=8, color=FAINT, parse_math=False)
     for index, (name, number, style) in enumerate(entries):
         y = 1 - (index + 1) * step
         side.plot(
@@ -281,7 +343,7 @@ def _legend(side: Axes, height_in: float, header: str, entries: Sequence[tuple[s
         )
         weight = "bold" if style.width > 2 else "normal"
         text: dict[str, Any] = {"va": "center", "fontsize": 9, "color": INK, "fontweight": weight, "parse_math": False}
-        side.text(0.16, y, _shorten(name, 22), **text)
+        side.text(0.16, y, _shorten(name, longest), **text)
         side.text(1, y, number, ha="right", **text)
 
 

@@ -3,14 +3,15 @@
 import base64
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from ray_backfill.report import figures, wording
-from ray_backfill.report.results import ORDER_FREE, Difference, Results, Row
+from ray_backfill.report import figures, selection, wording
+from ray_backfill.report.grids import grids
+from ray_backfill.report.results import ORDER_FREE, Results, Row
 
 DATA_WORDS = {
     "gallery_items": "gallery items",
@@ -20,6 +21,19 @@ DATA_WORDS = {
     "new_dim": "dimensions of the new embedding",
     "broken_images": "broken images",
     "fingerprint": "fingerprint",
+}
+
+FEW_RIVALS = 10  # of many other methods, the closest ones stand in the open
+# Column of costs.parquet -> its heading.
+COST_WORDS = {
+    "query_models": "models that embed a query",
+    "query_backbone_macs": "their MACs a query",
+    "query_macs": "other MACs a query",
+    "query_parameters": "other parameters",
+    "gallery_macs": "MACs a gallery item",
+    "training_flops": "FLOPs to fit",
+    "trained_models": "models to train",
+    "backbone_training_flops": "FLOPs to train them",
 }
 
 
@@ -41,6 +55,7 @@ def render(results: Results, curves_png: bytes) -> str:
         surely=wording.surely,
     )
     environment.globals.update(interval=wording.interval)
+    tables = grids(results)
     template = environment.get_template("report.html.jinja")
     return template.render(
         results=results,
@@ -49,14 +64,28 @@ def render(results: Results, curves_png: bytes) -> str:
         runner_up=_bind(wording.runner_up(results)),
         safety=wording.safety(results),
         gain_in_words=wording.GAIN_IN_WORDS,
-        glossary=wording.GLOSSARY,
+        glossary=wording.glossary(results),
+        oracle_note=wording.ORACLE_NOTE,
         order_free=ORDER_FREE,
-        has_orders=len({v.order for v in results.variants}) > 1,
-        has_merges=len({v.merge for v in results.variants}) > 1,
-        has_bounds=any(r.is_bound and r.method not in ORDER_FREE for r in results.rows),
+        has_orders=len(results.orders) > 1,
+        has_merges=len(results.merges) > 1,
+        has_bounds=any(r.is_bound for r in results.rows),
+        large=selection.is_large(results),
+        choice=wording.choice(results),
+        size=wording.size(results),
+        shown={metric: selection.shown_rows(results, metric) for metric in results.metrics},
+        own_methods=selection.own_methods(results),
+        drawn_in_words=" ".join(selection.drawn_in_words(results.panel(results.primary, results.best_variant))),
+        left_out=[(", ".join(methods), reason) for reason, methods in wording.left_out(results).items()],
         has_intervals=figures.has_intervals(results),
         best={metric: results.best(metric) for metric in results.metrics},
-        rivals=_rivals(results),
+        rivals=selection.rivals(results),
+        other_methods=selection.other_methods(results),
+        other_variants=selection.other_variants(results),
+        few=FEW_RIVALS,
+        grids=tables,
+        dashes=any(not math.isfinite(c.auc) for grid in tables for _, cells in grid.rows for c in cells),
+        costs=_costs(results),
         bar=_bar,
         starts_group=lambda before, row: before is not None and results.group(before) != results.group(row),
         curves=_data_uri(curves_png),
@@ -67,14 +96,23 @@ def render(results: Results, curves_png: bytes) -> str:
     )
 
 
-def _rivals(results: Results) -> list[tuple[Row, Difference]]:
-    """All rows that the best one was compared with, the closest first."""
-    best = results.best()
-    if best is None:
+def _costs(results: Results) -> list[list[str]]:
+    """A header and a line a method, in the order of the first table; without columns of which nothing is known."""
+    if not results.costs:
         return []
-    others = [row for row in results.table(results.primary) if row != best and not row.is_bound]
-    compared = [(row, found) for row in others if (found := results.difference(best, row)) is not None]
-    return sorted(compared, key=lambda pair: pair[1].value)
+    place = {row.method: index for index, row in enumerate(selection.shown_rows(results, results.primary))}
+    costs = sorted(results.costs, key=lambda cost: place.get(cost.method, len(place)))
+    known = [c for c in COST_WORDS if not _is_unknown([cost.numbers.get(c, 0.0) for cost in costs])]
+    lines = [["method", *(COST_WORDS[c] for c in known)]]
+    for cost in costs:
+        names = {"query_models": cost.query_models, "trained_models": cost.trained_models or wording.NOTHING}
+        lines.append([cost.title, *(names.get(c) or wording.amount(cost.numbers[c]) for c in known)])
+    return lines
+
+
+def _is_unknown(numbers: Sequence[float]) -> bool:
+    """Whether a column tells nothing: some numbers are not known, and the others are 0."""
+    return any(math.isnan(n) for n in numbers) and not any(n > 0 for n in numbers)
 
 
 def _bind(sentence: str) -> str:
@@ -86,11 +124,11 @@ def _more_pictures(results: Results) -> dict[str, Any]:
     several = len(results.variants) > 1
     drawn = figures.drawn_variants(results)
     rest = [(metric, variant) for metric in results.metrics[1:] for variant in drawn]
-    best = results.best()
-    best_variant = best.variant if best else results.variants[0]
+    best, best_variant = results.best(), results.best_variant
     others = [v for v in drawn if v != best_variant]
     return {
         "orders": _picture(figures.orders_figure(results)),
+        "orders_bound": best is not None and any(r.is_bound for r in selection.compared_variants(results, best.method)),
         "subgroups": _picture(figures.subgroups_figure(results)),
         "other_metrics": _picture(figures.panels_figure(results, rest)) if several and rest else None,
         "flips": _picture(figures.flips_figure(results, best_variant)),

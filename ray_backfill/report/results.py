@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,9 +22,14 @@ SUMMARY_COLUMNS = (
     *("gain_high", "start", "end", "monotone", "largest_fall", "starts_at_old", "ends_at_new", "negative_flips_max"),
 )
 DIFFERENCE_COLUMNS = (
-    *("method", "order", "other_method", "other_order", "merge", "metric", "difference", "low", "high"),
+    *("method", "order", "merge", "other_method", "other_order", "other_merge", "metric", "difference", "low", "high"),
 )
 SUBGROUP_COLUMNS = (*CURVE_COLUMNS, "group", "queries")
+COST_NAMES = ("method", "title", "query_models", "trained_models")
+COST_NUMBERS = (
+    *("query_backbone_macs", "query_parameters", "query_macs", "gallery_macs", "training_flops"),
+    "backbone_training_flops",
+)
 GAP = "(gap)"
 FLIP_METRICS = {
     "negative_flips": "Negative flips against the method's own start",
@@ -31,6 +37,7 @@ FLIP_METRICS = {
     "positive_flips": "Positive flips against the method's own start",
     "positive_flips_vs_old": "Positive flips against the old service",
 }
+DAGGER = "\u2020"
 REFERENCES = ("old", "new")
 ORDER_FREE = (*REFERENCES, "offline")  # by definition these do not depend on the order or the merge: shown once
 
@@ -40,6 +47,16 @@ class Variant(NamedTuple):
 
     order: str
     merge: str
+
+    @property
+    def is_oracle(self) -> bool:
+        """Whether the order peeks at the answer: an upper bound that nobody can deploy."""
+        return self.order.startswith("oracle")
+
+    @property
+    def order_name(self) -> str:
+        """The order as it is shown: an oracle one is marked, wherever it stands."""
+        return f"{self.order} {DAGGER}" if self.is_oracle else self.order
 
 
 @dataclass(frozen=True)
@@ -72,8 +89,8 @@ class Row:
 
     @property
     def is_bound(self) -> bool:
-        """Whether the order peeks at the answer (an oracle order): an upper bound that nobody can deploy."""
-        return self.variant.order.startswith("oracle")
+        """Whether it is backfilled in an oracle order; old, new and offline look the same in any."""
+        return self.variant.is_oracle and self.method not in ORDER_FREE
 
     @property
     def is_safe(self) -> bool:
@@ -98,6 +115,17 @@ class Difference(NamedTuple):
     high: float
 
 
+@dataclass(frozen=True)
+class Cost:
+    """One line of costs.parquet. numbers: by column, counts of what is done or stored; NaN = not known."""
+
+    method: str
+    title: str
+    query_models: str
+    trained_models: str
+    numbers: dict[str, float]
+
+
 # Two summary rows of one metric, by (method, variant) each.
 Pair = tuple[tuple[str, Variant], tuple[str, Variant], str]
 
@@ -107,6 +135,7 @@ class Results:
     """A results folder in memory.
 
     groups: by (method, variant, metric) the curve of each subgroup of queries and of the gap; {} without subgroups.
+    costs: what each method costs; () where nobody counted.
     """
 
     rows: tuple[Row, ...]
@@ -114,38 +143,49 @@ class Results:
     differences: dict[Pair, Difference]
     groups: dict[tuple[str, Variant, str], dict[str, Line]]
     manifest: dict[str, Any]
+    costs: tuple[Cost, ...] = ()
 
     @property
     def primary(self) -> str:
         """The metric by which methods are judged."""
         return str(self.manifest["primary_metric"])
 
-    @property
+    @cached_property
     def metrics(self) -> tuple[str, ...]:
         """Quality metrics without the flip curves, the primary one first."""
         return _unique((self.primary, *(r.metric for r in self.rows if r.metric not in FLIP_METRICS)))
 
-    @property
+    @cached_property
     def methods(self) -> tuple[str, ...]:
         """Plugin names in the order in which they should be listed."""
         return _unique(r.method for r in self.rows)
 
-    @property
+    @cached_property
     def titles(self) -> dict[str, str]:
         """Display name per method."""
         return {r.method: r.title for r in self.rows}
 
-    @property
+    @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """Order and merge combinations that some method other than old, new and offline was run with."""
         own = _unique(r.variant for r in self.rows if r.method not in ORDER_FREE)
         return own or _unique(r.variant for r in self.rows)[:1]
 
+    @cached_property
+    def orders(self) -> tuple[str, ...]:
+        """The orders among the variants."""
+        return _unique(v.order for v in self.variants)
+
+    @cached_property
+    def merges(self) -> tuple[str, ...]:
+        """The merges among the variants."""
+        return _unique(v.merge for v in self.variants)
+
     def label(self, variant: Variant) -> str:
         """Names a variant by what distinguishes it; the order where there is only one variant."""
-        parts = [f"{variant.order} order"] if len({v.order for v in self.variants}) > 1 else []
-        parts += [f"{variant.merge} merge"] if len({v.merge for v in self.variants}) > 1 else []
-        return ", ".join(parts) or f"{variant.order} order"
+        parts = [f"{variant.order_name} order"] if len(self.orders) > 1 else []
+        parts += [f"{variant.merge} merge"] if len(self.merges) > 1 else []
+        return ", ".join(parts) or f"{variant.order_name} order"
 
     def group(self, row: Row) -> Variant | None:
         """The group of rows that a table sets apart; None for old, new and offline, and if there is one variant."""
@@ -158,7 +198,8 @@ class Results:
             return self.panel(metric, self.variants[0])
         free = {r.method: r for r in reversed(rows) if r.method in ORDER_FREE}
         once = [free[m] for m in self.methods if m in free]
-        return once + [r for v in self.variants for r in rows if r.variant == v and r.method not in ORDER_FREE]
+        place = {variant: index for index, variant in enumerate(self.variants)}
+        return once + sorted((r for r in rows if r.method not in ORDER_FREE), key=lambda r: place[r.variant])
 
     def panel(self, metric: str, variant: Variant) -> list[Row]:
         """The rows to compare within one variant: its own, and old, new and offline wherever they were stored."""
@@ -174,7 +215,7 @@ class Results:
 
     def difference(self, row: Row, other: Row) -> Difference | None:
         """How far the AUC of ``row`` is above that of ``other``; None where they were not compared."""
-        variant = row.variant if other.method in ORDER_FREE else other.variant
+        variant = Variant(row.variant.order, other.variant.merge) if other.method in ORDER_FREE else other.variant
         return self.differences.get(((row.method, row.variant), (other.method, variant), row.metric))
 
     def best(self, metric: str | None = None) -> Row | None:
@@ -186,9 +227,17 @@ class Results:
         ]
         return max(rows, key=lambda r: r.auc, default=None)
 
+    @property
+    def best_variant(self) -> Variant:
+        """The order and merge of the best row; the first ones that one could deploy where it depends on neither."""
+        best = self.best()
+        if best is not None and best.method not in ORDER_FREE:
+            return best.variant
+        return next((v for v in self.variants if not v.is_oracle), self.variants[0])
+
 
 def read_results(folder: Path) -> Results:
-    """Read curves, summary, differences, subgroups (if there are any) and manifest.json of a finished simulation.
+    """Read curves, summary, differences, subgroups and costs (if there are any) and manifest.json of a simulation.
 
     Raises:
         InputError: the folder, a file, a column or a key is missing, or the files contradict each other.
@@ -198,13 +247,14 @@ def read_results(folder: Path) -> Results:
     curves = _read_table(folder / "curves.parquet", CURVE_COLUMNS)
     summary = _read_table(folder / "summary.parquet", SUMMARY_COLUMNS)
     differences = _read_table(folder / "differences.parquet", DIFFERENCE_COLUMNS)
-    subgroups = folder / "subgroups.parquet"
+    subgroups, costs = folder / "subgroups.parquet", folder / "costs.parquet"
     results = Results(
         tuple(_row(record) for record in summary.to_dict("records")),
         _lines(curves),
         _differences(differences),
         _groups(_read_table(subgroups, SUBGROUP_COLUMNS)) if subgroups.exists() else {},
         _read_manifest(folder / "manifest.json"),
+        _costs(_read_table(costs, (*COST_NAMES, *COST_NUMBERS))) if costs.exists() else (),
     )
     if not any(r.metric == results.primary for r in results.rows):
         raise InputError(
@@ -270,23 +320,39 @@ def _flag(value: Any) -> bool | None:
 
 
 def _lines(curves: pd.DataFrame) -> dict[tuple[str, Variant, str], Line]:
+    # Sorted once and cut by position: hundreds of curves one by one take minutes.
+    ordered = curves.sort_values("t", kind="stable")
+    columns = [ordered[c].to_numpy(dtype=np.float64) for c in ("t", "value", "low", "high")]
     lines = {}
-    for key, part in curves.groupby(["method", "order", "merge", "metric"], sort=False):
+    groups: dict[Any, Any] = ordered.groupby(["method", "order", "merge", "metric"], sort=False).indices
+    for key, places in groups.items():
         method, order, merge, metric = (str(k) for k in key)
-        ordered = part.sort_values("t")
-        arrays = (ordered[c].to_numpy(dtype=np.float64) for c in ("t", "value", "low", "high"))
-        lines[method, Variant(order, merge), metric] = Line(*arrays)
+        lines[method, Variant(order, merge), metric] = Line(*(column[places] for column in columns))
     return lines
 
 
 def _differences(table: pd.DataFrame) -> dict[Pair, Difference]:
-    found = {}
-    for r in table.to_dict("records"):
-        row, other = (
-            (str(r[f"{which}method"]), Variant(str(r[f"{which}order"]), str(r["merge"]))) for which in ("", "other_")
+    columns = (table[c].astype(str) for c in DIFFERENCE_COLUMNS[:7])
+    numbers = (table[c].to_numpy(dtype=np.float64).tolist() for c in DIFFERENCE_COLUMNS[7:])
+    return {
+        ((method, Variant(order, merge)), (other, Variant(other_order, other_merge)), metric): Difference(*found)
+        for method, order, merge, other, other_order, other_merge, metric, *found in zip(
+            *columns, *numbers, strict=True
         )
-        found[row, other, str(r["metric"])] = Difference(*(float(r[k]) for k in ("difference", "low", "high")))
-    return found
+    }
+
+
+def _costs(table: pd.DataFrame) -> tuple[Cost, ...]:
+    return tuple(
+        Cost(
+            str(r["method"]),
+            str(r["title"]),
+            str(r["query_models"]),
+            str(r["trained_models"]),
+            {name: float(r[name]) for name in COST_NUMBERS},
+        )
+        for r in table.to_dict("records")
+    )
 
 
 def _groups(table: pd.DataFrame) -> dict[tuple[str, Variant, str], dict[str, Line]]:

@@ -1,16 +1,23 @@
 """The summary as a table: of strings for notebooks, drawn by rich for the terminal."""
 
+from collections.abc import Mapping, Sequence
+
 import pandas as pd
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ray_backfill.report.results import ORDER_FREE, Results, Row
+from ray_backfill.report.results import ORDER_FREE, Results, Row, Variant
+from ray_backfill.report.selection import shown_rows
 from ray_backfill.report.wording import (
     COLUMNS_IN_WORDS,
+    FEW,
     NOTHING,
+    ORACLE_NOTE,
+    choice,
     falls,
+    left_out,
     percent,
     percent_sign,
     tick,
@@ -20,9 +27,13 @@ from ray_backfill.report.wording import (
 PIPED_WIDTH = 140  # rich assumes 80 where there is no terminal, which would fold the numbers
 
 
-def overview(results: Results) -> pd.DataFrame:
-    """One row per method (and order, merge where there are several), one column per figure, in per cent, as text."""
-    return pd.DataFrame([_cells(results, row) for row in results.table(results.primary)])
+def overview(results: Results, whole: bool = False) -> pd.DataFrame:
+    """One row per method, order and merge, one column per figure, in per cent, as text.
+
+    Where that is more than can be read, each method once, in its best order and merge. whole: all rows anyway.
+    """
+    rows = results.table(results.primary) if whole else shown_rows(results, results.primary)
+    return _frame(results, rows)
 
 
 def draw_table(results: Results, console: Console | None = None) -> None:
@@ -31,39 +42,61 @@ def draw_table(results: Results, console: Console | None = None) -> None:
         console = Console()
         if not console.is_terminal:
             console = Console(width=PIPED_WIDTH)
-    rows = results.table(results.primary)
-    frame = overview(results)
-    best = results.best()
-    table = Table(title=f"{results.primary} while the gallery is backfilled, in per cent", title_justify="left")
+    rows = shown_rows(results, results.primary)
+    console.print(_table(results, rows))
+    notes = [Text(verdict(results), style="bold")]
+    total = len(results.table(results.primary))
+    if len(rows) < total:
+        notes.append(Text(f"Each method in its best {choice(results)}. All {total} rows: report.html, summary.parquet"))
+    notes.append(Text(COLUMNS_IN_WORDS, style="dim"))
+    if any(row.is_bound for row in rows):
+        notes.append(Text(ORACLE_NOTE, style="dim"))
+    for reason, methods in left_out(results).items():
+        names = ", ".join(methods)
+        # Behind dozens of names nobody finds the reason.
+        few = len(methods) <= FEW
+        notes.append(Text(f"left out: {names} ({reason})" if few else f"left out: {len(methods)} ({reason}): {names}"))
+    for note in notes:
+        console.print(Padding(note, (0, 1)))
+
+
+def _table(results: Results, rows: Sequence[Row]) -> Table:
+    bound = (
+        f", {results.variants[0].order_name} order"
+        if len(results.variants) == 1 and any(row.is_bound for row in rows)
+        else ""
+    )
+    title = f"{results.primary} while the gallery is backfilled{bound}, in per cent"
+    table = Table(title=title, title_justify="left")
+    frame, best = _frame(results, rows), results.best()
     for name in frame.columns:
         is_name = name in ("method", "order", "merge")
         table.add_column(Text(name), justify="left" if is_name else "right", no_wrap=not is_name)
+    # By method, only the references are set apart: there the neighbours' orders differ anyway.
+    sections = [_section(results, row, by_method=len(rows) < len(results.table(results.primary))) for row in rows]
     for index, row in enumerate(rows):
         style = "bold" if row is best else "dim" if row.is_reference else ""
-        last_of_group = index + 1 < len(rows) and results.group(row) != results.group(rows[index + 1])
+        last_of_group = index + 1 < len(rows) and sections[index] != sections[index + 1]
         # Text, not str: a title such as "[red]" must not be read as markup.
         table.add_row(*(Text(str(c)) for c in frame.iloc[index]), style=style, end_section=last_of_group)
-    console.print(table)
-    console.print(Padding(Text(verdict(results), style="bold"), (0, 1)))
-    console.print(Padding(Text(COLUMNS_IN_WORDS, style="dim"), (0, 1)))
-    for reason, methods in _left_out(results).items():
-        console.print(Padding(Text(f"left out: {', '.join(methods)} ({reason})"), (0, 1)))
+    return table
 
 
-def _left_out(results: Results) -> dict[str, list[str]]:
-    """Reason -> the methods that could not take part for it."""
-    by_reason: dict[str, list[str]] = {}
-    for method, reason in results.manifest.get("left_out", {}).items():
-        by_reason.setdefault(reason, []).append(method)
-    return by_reason
+def _section(results: Results, row: Row, by_method: bool) -> object:
+    return row.method in ORDER_FREE if by_method else results.group(row)
 
 
-def _cells(results: Results, row: Row) -> dict[str, str]:
+def _frame(results: Results, rows: Sequence[Row]) -> pd.DataFrame:
+    others = {(r.method, r.variant, r.metric): r for r in results.rows}
+    return pd.DataFrame([_cells(results, row, others) for row in rows])
+
+
+def _cells(results: Results, row: Row, others: Mapping[tuple[str, Variant, str], Row]) -> dict[str, str]:
     cells = {"method": row.title}
     free = row.method in ORDER_FREE
-    if len({v.order for v in results.variants}) > 1:
-        cells["order"] = NOTHING if free else row.variant.order
-    if len({v.merge for v in results.variants}) > 1:
+    if len(results.orders) > 1:
+        cells["order"] = NOTHING if free else row.variant.order_name
+    if len(results.merges) > 1:
         cells["merge"] = NOTHING if free else row.variant.merge
     cells[f"AUC {results.primary}"] = percent(row.auc)
     cells["gain"] = percent_sign(row.gain)
@@ -73,7 +106,7 @@ def _cells(results: Results, row: Row) -> dict[str, str]:
     cells["M_1"] = f"{percent(row.end)} {ends}"
     cells["falls"] = falls(row)
     for metric in results.metrics[1:]:
-        same = [r for r in results.rows if (r.method, r.variant, r.metric) == (row.method, row.variant, metric)]
-        cells[f"AUC {metric}"] = percent(same[0].auc) if same else NOTHING
+        same = others.get((row.method, row.variant, metric))
+        cells[f"AUC {metric}"] = percent(same.auc) if same else NOTHING
     cells["neg. flips max"] = percent(row.negative_flips_max)
     return cells

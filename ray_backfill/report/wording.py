@@ -2,7 +2,8 @@
 
 import math
 
-from ray_backfill.report.results import ORDER_FREE, Difference, Results, Row
+from ray_backfill.report.results import DAGGER, ORDER_FREE, Difference, Results, Row
+from ray_backfill.report.selection import best_per_method, is_large, own_methods
 
 MINUS = "\u2212"
 NOTHING = "\u2013"
@@ -18,6 +19,9 @@ COLUMNS_IN_WORDS = (
     "\u2713 M_1: ends no worse than new. falls: the largest drop between two moments. "
     "neg. flips: queries right at the start and wrong later, at worst."
 )
+
+ORACLE_NOTE = f"{DAGGER} An upper bound: this order uses what nobody knows before the upgrade is finished."
+FEW = 6  # names that a sentence can list
 
 GLOSSARY = {
     "Backfill": "Re-embedding every gallery item with the new model. Progress t is the share that is done.",
@@ -39,6 +43,27 @@ GLOSSARY = {
     "mAP@k looks at the first k results only.",
     "CMC@k": "The share of queries with at least one right item among the first k results.",
 }
+MERGE_GLOSSARY = {
+    "quantile": "A merge: a distance of the backward system becomes the forward distance that equally many pairs of "
+    "train items fall below. Needs train embeddings, no labels.",
+    "isotonic": "A merge: each system's distance becomes the chance that two items so far apart belong together, a "
+    "falling staircase fitted on pairs of train items. Needs train embeddings with labels.",
+    "logistic": "A merge: as isotonic, with an S-shaped curve in place of the staircase. Needs train embeddings with "
+    "labels.",
+    "csls": "A merge (cross-domain similarity local scaling): a similarity counts for less between vectors that are "
+    "close to many train vectors. Needs train embeddings, no labels, and the cosine distance.",
+    "rrf": "A merge (reciprocal rank fusion): each system ranks its own items, and items are compared by their places "
+    "there, not by distance. Needs nothing.",
+}
+ADAPTER = (
+    "A small map between the embeddings of two models, fitted on pairs of embeddings without labels. gallery: it maps "
+    "the old gallery into the new space; query: it maps new queries into the old space."
+)
+TRANSFORM = "The network that maps an old embedding (and what else was stored) into the space of the new model."
+SIGMA = (
+    "How uncertain FastFill is about the new embedding that it predicts for an item; as an order, the most uncertain "
+    "items are backfilled first."
+)
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -54,6 +79,50 @@ def percent(share: float, digits: int = 1) -> str:
 def percent_sign(share: float, digits: int = 1) -> str:
     """Like percent, with the sign where there is a number: "60.5 %"."""
     return f"{percent(share, digits)} %" if math.isfinite(share) else NOTHING
+
+
+def amount(number: float) -> str:
+    """A count as people write it: 0, 132.9 k, 1.8 G; an en dash where it is unknown."""
+    if not math.isfinite(number):
+        return NOTHING
+    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(number) >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number:g}"
+
+
+def glossary(results: Results) -> dict[str, str]:
+    """Word -> meaning: what every page needs, and the words that stand for something in this run."""
+    methods = own_methods(results)
+    with_sigma = ("fastfill", "fastfill_l2_u", "fastfill_disc_u")
+    found = {("CSLS" if m == "csls" else "RRF" if m == "rrf" else m): MERGE_GLOSSARY.get(m, "") for m in results.merges}
+    if any(m.endswith(("_gallery", "_query")) for m in methods):
+        found["Adapter"] = ADAPTER
+    if any(m.startswith(("fct", "fastfill", "bict")) for m in methods):
+        found["h"] = TRANSFORM
+    if "sigma" in results.orders or any(m in with_sigma for m in methods):
+        found["sigma"] = SIGMA
+    return GLOSSARY | {word: meaning for word, meaning in found.items() if meaning}
+
+
+def choice(results: Results) -> str:
+    """In what a method's rows differ: "order and merge", "order", "merge", or nothing."""
+    several = [("order", results.orders), ("merge", results.merges)]
+    return " and ".join(word for word, names in several if len(names) > 1)
+
+
+def size(results: Results) -> str:
+    """What was compared: "43 methods, 11 orders, 6 merges"; only what there are several of."""
+    counts = {"methods": len(own_methods(results)), "orders": len(results.orders), "merges": len(results.merges)}
+    return ", ".join(f"{count} {word}" for word, count in counts.items() if count > 1)
+
+
+def left_out(results: Results) -> dict[str, list[str]]:
+    """Reason -> the methods that could not take part for it."""
+    by_reason: dict[str, list[str]] = {}
+    for method, reason in results.manifest.get("left_out", {}).items():
+        by_reason.setdefault(reason, []).append(method)
+    return by_reason
 
 
 def tick(flag: bool | None) -> str:
@@ -74,12 +143,15 @@ def falls(row: Row) -> str:
 def verdict(results: Results) -> str:
     """One sentence: the method with the best AUC of the primary metric, and how good the backfill is with it."""
     best = results.best()
+    if best is None and any(r.is_bound for r in results.rows):
+        return "Only oracle orders were run, which nobody can deploy, so there is nothing to recommend."
     if best is None:
         return "No method was compared but old and new, so there is nothing to recommend."
     metric = results.primary
     reference = {r.method: r for r in results.panel(metric, best.variant) if r.is_reference}
     old, new = reference.get("old"), reference.get("new")
-    name = best.title + (f" ({results.label(best.variant)})" if len(results.variants) > 1 else "")
+    depends = len(results.variants) > 1 and best.method not in ORDER_FREE
+    name = best.title + (f" ({results.label(best.variant)})" if depends else "")
     average = f"{percent_sign(best.auc)} {metric} on average"
     if old and new and new.auc <= old.auc:
         return (
@@ -139,6 +211,8 @@ def _lead(results: Results, best: Row | None, second: Row) -> str:
 
 def safety(results: Results) -> str:
     """A sentence that names the methods for which all three conditions hold in the primary metric."""
+    if is_large(results):
+        return _safety_of_many(results)
     safe: dict[str, list[str]] = {}
     for row in results.table(results.primary):
         if row.is_safe and not (row.is_reference or row.is_bound):
@@ -148,6 +222,18 @@ def safety(results: Results) -> str:
         return "No method meets all three safety conditions."
     groups = [", ".join(titles) + (f" ({label})" if label else "") for label, titles in safe.items()]
     return f"All three safety conditions hold for {'; '.join(groups)}."
+
+
+def _safety_of_many(results: Results) -> str:
+    rows = [r for r in best_per_method(results, results.primary) if r.method not in ORDER_FREE and not r.is_bound]
+    safe = [r.title for r in rows if r.is_safe]
+    each = f", each in its best {choice(results)}" if choice(results) else ""
+    if not safe:
+        return f"None of {len(rows)} methods meets all three safety conditions{each}."
+    shown = safe if len(safe) <= FEW + 1 else safe[:FEW]
+    comma = "; " if any("," in title for title in shown) else ", "
+    names = comma.join(shown) + (f" and {len(safe) - FEW} more" if len(shown) < len(safe) else "")
+    return f"All three safety conditions hold for {len(safe)} of {len(rows)} methods{each}: {names}."
 
 
 def _steadiness(row: Row) -> str:

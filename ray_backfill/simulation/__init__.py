@@ -14,33 +14,39 @@ from tqdm import tqdm
 from ray_backfill import __version__
 from ray_backfill.distances import check_distance
 from ray_backfill.errors import InputError
-from ray_backfill.methods import Embeddings, Method, find_methods
+from ray_backfill.methods import Method, all_methods, find_methods
 from ray_backfill.metrics import parse_metric
-from ray_backfill.models.checkpoints import load_heads
 from ray_backfill.orders import check_order_name
-from ray_backfill.replay import Curve, replay
+from ray_backfill.replay import replay
 from ray_backfill.report import write_report
-from ray_backfill.simulation.folder import ground_truth, make_orders
-from ray_backfill.simulation.tables import tabulate
+from ray_backfill.simulation.costs import cost_table
+from ray_backfill.simulation.folder import ground_truth
+from ray_backfill.simulation.merges import FittedMerges, check_merge
+from ray_backfill.simulation.orders import BackfillOrders, embeddings_of, load_fitted, store_sigma
+from ray_backfill.simulation.tables import Curves, tabulate
 from ray_backfill.stages import begin_stage, finish_stage, look_at_stage, note_facts
 from ray_backfill.store import EmbeddingFolder, write_parquet
-from ray_backfill.systems import GroundTruth, IntArray
+from ray_backfill.systems import GroundTruth
 
-MERGES = ("raw",)
 # Of the folder of results: goes up when a table gets another shape.
-FORMAT = 2
-METHODS = ("old", "new", "offline", "rm_naive", "rqt", "cl_s", "cl_m", "mcl", "rm")
+FORMAT = 3
+# A choice: the references, what needs no training, and the best known of each family.
+METHODS = (
+    *("old", "new", "offline", "rm_naive", "procrustes_query", "least_squares_gallery", "fct", "fastfill"),
+    *("rqt", "cl_s", "mcl", "rm"),
+)
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """What is compared and how."""
 
-    # Upgrade methods; old and new always take part, as the ends of the gain.
+    # Upgrade methods, or "all"; old and new always take part, as the ends of the gain.
     methods: tuple[str, ...] = METHODS
-    # Backfill orders: random, classifier_score, centroid_cosine, given.
+    # Backfill orders: random, classifier_score, least_confidence, entropy, margin, centroid_cosine,
+    # class_mean_distance, sigma, oracle_loss (peeks), popularity, given.
     orders: tuple[str, ...] = ("classifier_score",)
-    # How distances of the two systems are made comparable: raw, as they are.
+    # How distances of the two systems are made comparable: raw (as they are), quantile, isotonic, logistic, csls, rrf.
     merges: tuple[str, ...] = ("raw",)
     # mAP, mAP@k, CMC@k; the first one leads the report.
     metrics: tuple[str, ...] = ("mAP", "CMC@1")
@@ -53,7 +59,8 @@ class Evaluation:
 
     def find_methods(self) -> list[Method]:
         """The methods, old and new in front. Raises InputError for an unknown name."""
-        return find_methods(tuple(dict.fromkeys(("old", "new", *self.methods))))
+        wanted = [name for word in self.methods for name in (all_methods() if word == "all" else (word,))]
+        return find_methods(tuple(dict.fromkeys(("old", "new", *wanted))))
 
     def check(self) -> None:
         """Raises InputError for any unknown name or impossible setting."""
@@ -64,8 +71,7 @@ class Evaluation:
             check_order_name(order)
         check_distance(self.distance)
         for merge in self.merges:
-            if merge not in MERGES:
-                raise InputError(f"unknown merge {merge!r}; known: {', '.join(MERGES)}")
+            check_merge(merge, self.distance)
         if not self.metrics or not self.orders or not self.merges:
             raise InputError("give at least one metric, one order and one merge")
         if self.order_seed < 0:
@@ -79,7 +85,8 @@ class Run:
     """What the manifest tells of a run beside its results.
 
     settings: what decides the results besides the data and the evaluation. recipe: all of it, {} for a user's folder.
-    embeddings: facts about how the embeddings were made. left_out: method -> why it cannot take part.
+    embeddings: facts about how the embeddings were made. left_out: method -> why it cannot take part. backbones:
+    model -> macs and parameters of one embedding, and the training_flops it took, where the models are known.
     """
 
     command: str
@@ -88,6 +95,7 @@ class Run:
     embeddings: dict[str, Any] = field(default_factory=dict)
     timings_s: dict[str, float] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    backbones: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class Replayer(Protocol):
@@ -98,43 +106,56 @@ class Replayer(Protocol):
         folder: EmbeddingFolder,
         truth: GroundTruth,
         methods: Sequence[Method],
-        orders: Mapping[str, IntArray],
+        orders: BackfillOrders,
+        merges: FittedMerges,
         evaluation: Evaluation,
-        heads: Mapping[str, Path],
-    ) -> dict[tuple[str, str], Curve]: ...
+        networks: Mapping[str, Path],
+    ) -> Curves: ...
 
 
 def simulate(
     folder: EmbeddingFolder,
-    fingerprint: str,
     out: Path,
     evaluation: Evaluation,
-    heads: Mapping[str, Path],
+    networks: Mapping[str, Path],
     run: Run,
     replayer: Replayer | None = None,
 ) -> Path:
     """Replay and report; does nothing if ``out`` holds these very results already.
 
-    fingerprint: of the folder. heads: method -> folder of its trained heads. replayer: default this process.
+    networks: method -> folder of its fitted network. replayer: default this process.
 
     Raises:
         InputError: unknown names, columns that an order needs, labels or positives that do not fit, another run's out.
     """
     evaluation.check()
-    wanted = {"format": FORMAT, "data": fingerprint, "evaluation": asdict(evaluation)} | run.settings
+    fingerprint = folder.fingerprint(folder.models)
     methods = [method for method in evaluation.find_methods() if method.name not in run.left_out]
-    orders = make_orders(folder.gallery, evaluation.orders, evaluation.order_seed)
+    # By name, so that "all" means other results when there are other methods.
+    compared = asdict(evaluation) | {"methods": [method.name for method in methods]}
+    wanted = {"format": FORMAT, "data": fingerprint, "evaluation": compared} | run.settings
+    orders = BackfillOrders(folder, evaluation.orders, evaluation.order_seed, evaluation.distance, methods, networks)
+    orders.check()
     truth = ground_truth(folder, refuse_unknown_labels=not run.recipe)
     if look_at_stage(out, "simulation", wanted):
         return out
+    for method in methods:
+        if method.has_sigma:
+            store_sigma(folder, method, networks[method.name])
     # The folder is claimed when there is something to write: what fails or is stopped before leaves no trace.
     started = time.perf_counter()
-    curves = (replayer or replay_methods)(folder, truth, methods, orders, evaluation, heads)
+    merges = FittedMerges(
+        folder, [m for m in evaluation.merges if f"{m} merge" not in run.left_out], evaluation, networks
+    )
+    curves = (replayer or replay_methods)(folder, truth, methods, orders, merges, evaluation, networks)
     begin_stage(out, "simulation", wanted)
     tables = tabulate(methods, curves, evaluation.metrics, (folder.queries or folder.gallery).group)
     for name in ("curves", "summary", "differences", "subgroups"):
         if (table := getattr(tables, name)) is not None:
             write_parquet(out / f"{name}.parquet", pa.Table.from_pandas(table, preserve_index=False))
+    dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
+    costs = cost_table(methods, dims, networks, run.backbones)
+    write_parquet(out / "costs.parquet", pa.Table.from_pandas(costs, preserve_index=False))
     replay_s = round(time.perf_counter() - started, 2)
     note_facts(out, _facts(folder, fingerprint, truth, evaluation, run, replay_s))
     write_report(out)
@@ -146,29 +167,32 @@ def replay_methods(
     folder: EmbeddingFolder,
     truth: GroundTruth,
     methods: Sequence[Method],
-    orders: Mapping[str, IntArray],
+    orders: BackfillOrders,
+    merges: FittedMerges,
     evaluation: Evaluation,
-    heads: Mapping[str, Path],
+    networks: Mapping[str, Path],
     device: str = "cpu",
-) -> dict[tuple[str, str], Curve]:
-    """The curve of each (method, order). device: see ``replay``."""
-    queries = folder.queries or folder.gallery
-    embeddings = Embeddings(queries.old, queries.new, folder.gallery.old, folder.gallery.new)
+) -> Curves:
+    """The curve of each (method, order, merge). device: see ``replay``."""
+    embeddings = embeddings_of(folder)
     curves = {}
     for method in (bar := tqdm(methods, desc="replay", unit=" methods", dynamic_ncols=True)):
         bar.set_postfix_str(method.title)
-        pair = method.pair(embeddings, load_heads(heads[method.name]) if method.head else None)
-        of_orders = replay(
-            pair,
-            truth,
-            orders,
-            evaluation.points,
-            evaluation.metrics,
-            evaluation.distance,
-            progress=True,
-            device=device,
-        )
-        curves.update({(method.name, order): curve for order, curve in of_orders.items()})
+        pair = method.pair(embeddings, load_fitted(networks, method))
+        of_method = orders.of(method, pair)
+        for name, merge in merges.of(method).items():
+            of_orders = replay(
+                pair,
+                truth,
+                of_method,
+                evaluation.points,
+                evaluation.metrics,
+                evaluation.distance,
+                progress=True,
+                device=device,
+                merge=merge,
+            )
+            curves.update({(method.name, order, name): curve for order, curve in of_orders.items()})
     return curves
 
 
@@ -187,13 +211,13 @@ def _facts(
         "primary_metric": evaluation.metrics[0],
         "left_out": run.left_out,
         "timings_s": run.timings_s | {"replay": replay_s},
+        "backbones": run.backbones,
         "data": {
             "fingerprint": fingerprint,
             "gallery_items": len(folder.gallery),
             "queries": truth.n_queries,
             "queries_skipped": len(truth.skipped),
-            "old_dim": folder.gallery.old.shape[1],
-            "new_dim": folder.gallery.new.shape[1],
         }
+        | {f"{model}_dim": folder.gallery.vectors[model].shape[1] for model in folder.models}
         | run.embeddings,
     }

@@ -8,7 +8,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
-from ray_backfill.orders import GalleryColumns, make_order
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable
 from ray_backfill.systems import GroundTruth, IntArray
 
@@ -16,20 +15,13 @@ from ray_backfill.systems import GroundTruth, IntArray
 def check_vectors(folder: EmbeddingFolder, distance: str) -> None:
     """Raises InputError for zero vectors under cosine; the message names file, column and row."""
     for table in (folder.gallery, folder.queries or folder.gallery):
-        for column in ("old", "new"):
-            zero = np.flatnonzero(~getattr(table, column).any(axis=1))
+        for column, vectors in table.vectors.items():
+            zero = np.flatnonzero(~vectors.any(axis=1))
             if distance == "cosine" and len(zero):
                 raise InputError(
                     f"{table.path}, column {column!r}: zero vector in row {zero[0]} ({len(zero)} in all), which has no "
                     "cosine distance; remove such rows or use --distance l2"
                 )
-
-
-def make_orders(gallery: EmbeddingTable, names: Sequence[str], seed: int) -> dict[str, IntArray]:
-    """Each of the named orders over this gallery. Raises InputError for a column that an order needs."""
-    label = None if gallery.label is None else np.unique(gallery.label, return_inverse=True)[1]
-    columns = GalleryColumns(gallery.old, label, gallery.old_score, gallery.order_score)
-    return {name: make_order(name, columns, seed) for name in names}
 
 
 def ground_truth(folder: EmbeddingFolder, refuse_unknown_labels: bool = True) -> GroundTruth:

@@ -13,13 +13,15 @@ from ray_backfill.methods import Method
 from ray_backfill.replay import Curve
 from ray_backfill.systems import IntArray
 
-# Distances are compared as they are; other merges will come as a dimension of their own.
-_MERGE = "raw"
+# Whatever the merge, the references are replayed without one: they are single systems.
+_MERGE_OF_REFERENCES = "raw"
+REFERENCES = ("old", "new", "offline")
 # In the column ``group``: best group minus worst group.
 GAP = "(gap)"
 
-# A curve by (method, order).
-Curves = Mapping[tuple[str, str], Curve]
+# A curve by (method, order, merge).
+Key = tuple[str, str, str]
+Curves = Mapping[Key, Curve]
 
 
 @dataclass(frozen=True)
@@ -39,23 +41,25 @@ def tabulate(
     # The same draws of queries for every curve: what is computed from them is paired.
     keys = [(*key, metric) for key in curves for metric in metrics]
     draws = {
-        key: m.bootstrap_means(curves[key[:2]].per_query[key[2]])
+        key: m.bootstrap_means(curves[key[:3]].per_query[key[3]])
         for key in tqdm(keys, desc="intervals", unit=" curves", delay=2, leave=False, dynamic_ncols=True)
     }
-    areas = {key: m.auc_draws(curves[key[:2]].t, means) for key, means in draws.items()}
+    areas = {key: m.auc_draws(curves[key[:3]].t, means) for key, means in draws.items()}
     titles = {method.name: method.title for method in methods}
     curve_rows, summary_rows = [], []
-    for (method, order), curve in curves.items():
-        old, new = curves["old", order], curves["new", order]
-        key = {"method": method, "order": order, "merge": _MERGE}
+    for own, curve in curves.items():
+        method, order, merge = own
+        old_key, new_key = (("old", order, _MERGE_OF_REFERENCES), ("new", order, _MERGE_OF_REFERENCES))
+        old, new = curves[old_key], curves[new_key]
+        key = {"method": method, "order": order, "merge": merge}
         flips = _flips(curve, old)
         for metric in metrics:
-            values, (low, high) = curve.values(metric), m.interval(draws[method, order, metric])
+            values, (low, high) = curve.values(metric), m.interval(draws[*own, metric])
             curve_rows.append(_rows(key | {"metric": metric}, curve.t, values, low, high))
             start, end = values[0], values[-1]
-            auc_low, auc_high = m.interval(areas[method, order, metric])
+            auc_low, auc_high = m.interval(areas[*own, metric])
             gain_low, gain_high = m.interval(
-                m.gain_draws(areas[method, order, metric], areas["old", order, metric], areas["new", order, metric])
+                m.gain_draws(areas[*own, metric], areas[*old_key, metric], areas[*new_key, metric])
             )
             summary_rows.append(
                 key
@@ -101,25 +105,31 @@ def _flips(curve: Curve, old: Curve) -> dict[str, NDArray[np.float64]]:
 
 
 def _differences(
-    curves: Curves, metrics: Sequence[str], areas: Mapping[tuple[str, str, str], NDArray[np.float64]]
+    curves: Curves, metrics: Sequence[str], areas: Mapping[tuple[str, str, str, str], NDArray[np.float64]]
 ) -> pd.DataFrame:
-    """AUC of one curve minus that of another: all methods of one order, and all orders of one method."""
+    """AUC of one curve minus that of another, of which method, order or merge is another and the rest the same.
+
+    References are compared with all merges of their order.
+    """
     rows = []
-    for method, order in curves:
+    for own in curves:
         for other in curves:
-            if other == (method, order) or (other[0] != method and other[1] != order):
+            differing = sum(a != b for a, b in zip(own, other, strict=True))
+            against_reference = own[1] == other[1] and other[0] in REFERENCES and own != other
+            if differing != 1 and not against_reference:
                 continue
             for metric in metrics:
-                low, high = m.interval(areas[method, order, metric] - areas[*other, metric])
+                low, high = m.interval(areas[*own, metric] - areas[*other, metric])
                 rows.append(
                     {
-                        "method": method,
-                        "order": order,
+                        "method": own[0],
+                        "order": own[1],
+                        "merge": own[2],
                         "other_method": other[0],
                         "other_order": other[1],
-                        "merge": _MERGE,
+                        "other_merge": other[2],
                         "metric": metric,
-                        "difference": curves[method, order].auc(metric) - curves[other].auc(metric),
+                        "difference": curves[own].auc(metric) - curves[other].auc(metric),
                         "low": low,
                         "high": high,
                     }
@@ -131,10 +141,10 @@ def _subgroups(curves: Curves, metrics: Sequence[str], group_of_query: NDArray[n
     """Each curve over the queries of each group that has any scored one; and the gap between best and worst group."""
     scored: IntArray = next(iter(curves.values())).scored
     rows = []
-    for (method, order), curve in curves.items():
+    for (method, order, merge), curve in curves.items():
         own = {str(g): curve.of_queries(group_of_query == g) for g in np.unique(group_of_query[scored])}
         for metric in metrics:
-            key: dict[str, str | int] = {"method": method, "order": order, "merge": _MERGE, "metric": metric}
+            key: dict[str, str | int] = {"method": method, "order": order, "merge": merge, "metric": metric}
             for group, part in own.items():
                 found: dict[str, str | int] = {"group": group, "queries": len(part.scored)}
                 rows.append(_rows(key | found, curve.t, part.values(metric), *part.interval(metric)))

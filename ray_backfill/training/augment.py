@@ -20,6 +20,8 @@ class Augmentation:
     zoom: float = 0.15
     # Mirror half of the images; not where left and right mean something, as in handwriting.
     flip: bool = False
+    # Each channel brightened or darkened, and its contrast changed, by up to this share.
+    colour: float = 0.0
 
 
 def augment(pixels_BCSS: Tensor, settings: Augmentation) -> Tensor:
@@ -38,4 +40,14 @@ def augment(pixels_BCSS: Tensor, settings: Augmentation) -> Tensor:
         torch.stack([mirror * sin, cos, uniform(2 * settings.shift)], dim=1),
     ]
     grid = F.affine_grid(torch.stack(rows, dim=1), list(pixels_BCSS.shape), align_corners=False)
-    return F.grid_sample(pixels_BCSS, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    views = F.grid_sample(pixels_BCSS, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return _recoloured(views, settings.colour) if settings.colour else views
+
+
+def _recoloured(pixels_BCSS: Tensor, limit: float) -> Tensor:
+    """Contrast about each channel's mean, then brightness, both by random factors within 1 +- limit."""
+    contrast, brightness = (
+        1 + (torch.rand(*pixels_BCSS.shape[:2], 1, 1, device=pixels_BCSS.device) * 2 - 1) * limit for _ in range(2)
+    )
+    mean = pixels_BCSS.mean((2, 3), keepdim=True)
+    return (((pixels_BCSS - mean) * contrast + mean) * brightness).clamp(0, 1)

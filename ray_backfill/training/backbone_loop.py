@@ -1,4 +1,4 @@
-"""Trains one backbone as a classifier of its classes, alone or under DDP.
+"""Trains one backbone, as a classifier of its classes or by another objective, alone or under DDP.
 
 Source: FastFill, section 5.1 (SGD, warm-up, cosine, label smoothing). Shapes: N rows, W workers, B batch of a worker.
 """
@@ -10,40 +10,67 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_backfill.datasets import ImageSource
 from ray_backfill.errors import InputError, require_positive
+from ray_backfill.methods import BackboneKind
+from ray_backfill.methods._objective import Classification, Objective, ObjectiveSettings, OldModel
 from ray_backfill.models.backbones import Backbone, pixels_to_float
-from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
+from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.models.gather import gather, rank_and_size
 from ray_backfill.training import pixels as pixel_feed
+from ray_backfill.training.arithmetic import counted_flops
 from ray_backfill.training.augment import Augmentation, augment
+from ray_backfill.training.old_model import freeze_old
 from ray_backfill.training.pixels import PixelFeed
 from ray_backfill.training.schedule import warmup_cosine
 
 
 @dataclass(frozen=True)
-class BackboneTraining:
+class BackboneTraining(ObjectiveSettings):
     """How a backbone is trained."""
 
+    # Passes over the images.
     epochs: int = 100
     # Images a step, over all workers together.
     batch: int = 1024
     # Peak learning rate, at that batch.
     lr: float = 1.024
+    # Nesterov's, of SGD.
     momentum: float = 0.875
+    # Pull of every weight towards 0 (L2).
     weight_decay: float = 2.0**-15
+    # Epochs in which the learning rate rises.
     warmup_epochs: int = 5
-    label_smoothing: float = 0.1
+    # Of the first weights, the order of the images and their views.
     seed: int = 0
+    # How views of the training images differ from them.
     augmentation: Augmentation = field(default_factory=Augmentation)
+    # Of the two views that SimCLR compares (the side-information model).
+    pair_augmentation: Augmentation = field(
+        default_factory=lambda: Augmentation(rotate_deg=15.0, shift=0.15, zoom=0.2, colour=0.2)
+    )
+    # SimCLR's peak learning rate as a share of lr: its gradients are steeper than a classifier's.
+    pair_lr_share: float = 0.3
 
     def __post_init__(self) -> None:
-        require_positive(self, "epochs", "batch", "lr")
+        require_positive(self, "epochs", "batch", "lr", "arcface_scale", "pair_lr_share")
+
+
+@dataclass(frozen=True)
+class TrainedBackbone:
+    """What a training leaves. broken: images that this worker met, row -> reason.
+
+    flops: floating-point operations of the whole training over all workers (see ``counted_flops``), the part before a
+    resume and the frozen old model included.
+    """
+
+    network: Backbone
+    broken: dict[int, str]
+    flops: int
 
 
 @dataclass(frozen=True)
@@ -78,11 +105,13 @@ def train_backbone(
     device: torch.device | None = None,
     resume_from: Path | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
-) -> tuple[Backbone, dict[int, str]]:
+    kind: BackboneKind | None = None,
+    old: OldModel | None = None,
+) -> TrainedBackbone:
     """Train on the given rows of the train split; under DDP every worker calls this with the same arguments.
 
     resume_from: a folder that ``Epoch.save`` wrote; training goes on after its epoch.
-    Returns: the network, and the broken images this worker met, row -> reason.
+    kind: by which objective; None: plain classification. old: for kinds that need the old model.
 
     Raises:
         InputError: see ``images_per_worker``.
@@ -90,18 +119,23 @@ def train_backbone(
     device = device or torch.device("cpu")
     rank, size = rank_and_size()
     batch = images_per_worker(len(rows), info.classes, settings, size)
+    feed = PixelFeed(source, rows, cache_bytes=pixel_feed.CACHE_BYTES // size)
+    labels = source.items("train").labels_N
+    targets = np.searchsorted(info.classes, labels)
+    frozen = freeze_old(old, info, feed, rows, targets, device) if old else None
     torch.manual_seed(settings.seed)
     network = info.build().to(device)
-    optimizer = torch.optim.SGD(
-        network.parameters(), settings.lr, settings.momentum, weight_decay=settings.weight_decay, nesterov=True
-    )
-    done = _restore(resume_from, network, optimizer, device) if resume_from else 0
+    assert network.cosine_scale == settings.cosine_scale
+    objective = kind.objective(network, info, settings, frozen) if kind else Classification(network, settings)
+    objective.to(device)
+    trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    peak = settings.lr * (settings.pair_lr_share if objective.n_views > 1 else 1)
+    optimizer = torch.optim.SGD(trained, peak, settings.momentum, weight_decay=settings.weight_decay, nesterov=True)
+    done, flops_of_step = _restore(resume_from, objective, optimizer, device) if resume_from else (0, 0)
     # Some Hugging Face models have parameters that a plain forward pass does not use (DINOv2's mask token).
     unused = info.backbone.arch.startswith("hf:")
-    model: nn.Module = DistributedDataParallel(network, find_unused_parameters=unused) if size > 1 else network
+    model: nn.Module = DistributedDataParallel(objective, find_unused_parameters=unused) if size > 1 else objective
     steps = len(rows) // (batch * size)
-    labels = source.items("train").labels_N
-    feed = PixelFeed(source, rows, cache_bytes=pixel_feed.CACHE_BYTES // size)
 
     for epoch in range(done + 1, settings.epochs + 1):
         torch.manual_seed(settings.seed * 1_000_003 + epoch * 1009 + rank)  # augmentation; the same after a resume
@@ -111,25 +145,42 @@ def train_backbone(
         for step, (step_rows, (pixels, readable)) in enumerate(zip(mine, feed.batches(mine), strict=True)):
             factor = warmup_cosine((epoch - 1) * steps + step, settings.epochs * steps, settings.warmup_epochs * steps)
             for group in optimizer.param_groups:
-                group["lr"] = settings.lr * factor
-            target = torch.from_numpy(np.searchsorted(info.classes, labels[step_rows])).to(device)
-            weight = torch.from_numpy(readable).to(device)
-            _, logits = model(augment(pixels_to_float(pixels.to(device)), settings.augmentation))
-            losses = F.cross_entropy(logits, target, label_smoothing=settings.label_smoothing, reduction="none")
-            # Divided by the size of the batch: each readable image weighs the same, a broken one nothing. (As a black
-            # image it does enter the statistics of BatchNorm, so that all workers keep batches of one size.)
-            loss = (losses * weight).sum() / batch
-            optimizer.zero_grad()
-            loss.backward()
+                group["lr"] = peak * factor
+            # A broken image has no target and no loss. (As a black image it does enter the statistics of BatchNorm, so
+            # that all workers keep batches of one size.)
+            target = torch.from_numpy(np.where(readable, targets[step_rows], -1)).to(device)
+            views = _views(pixels_to_float(pixels.to(device)), objective, settings)
+            if flops_of_step:
+                loss_sum, right_sum = _backward(model, views, target, optimizer)
+            else:
+                with counted_flops() as flops:
+                    loss_sum, right_sum = _backward(model, views, target, optimizer)
+                flops_of_step = flops()
             optimizer.step()
-            right = ((logits.argmax(1) == target) & weight).sum()
-            sums += torch.stack([loss.detach() * batch, right, weight.sum()])
+            sums += torch.stack([loss_sum, right_sum, (target >= 0).sum()])
         if on_epoch is not None:
-            loss_sum, right_sum, seen = gather(sums[None]).sum(0).tolist()
-            seen = max(1, seen)
-            on_epoch(Epoch(epoch, loss_sum / seen, right_sum / seen, _saver(network, info, optimizer, epoch)))
+            loss, right, seen = gather(sums[None]).sum(0).tolist()
+            save = _saver(objective, optimizer, epoch, flops_of_step)
+            on_epoch(Epoch(epoch, loss / max(1, seen), right / max(1, seen), save))
     network.eval()
-    return network, feed.broken
+    return TrainedBackbone(network, feed.broken, flops_of_step * steps * settings.epochs * size)
+
+
+def _views(images_BCSS: Tensor, objective: Objective, settings: BackboneTraining) -> list[Tensor]:
+    """As many random views of each image as the objective compares."""
+    how = settings.augmentation if objective.n_views == 1 else settings.pair_augmentation
+    return [augment(images_BCSS, how) for _ in range(objective.n_views)]
+
+
+def _backward(
+    model: nn.Module, views: list[Tensor], target: Tensor, optimizer: torch.optim.Optimizer
+) -> tuple[Tensor, Tensor]:
+    """Leaves gradients in the parameters; returns the sum of losses and the number of right answers."""
+    losses, right = model(views, target)
+    # Divided by the size of the batch: each readable image weighs the same.
+    optimizer.zero_grad()
+    (losses.sum() / len(target)).backward()
+    return losses.detach().sum(), (right & (target >= 0)).sum()
 
 
 def _batches(n_rows: int, batch: int, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -139,23 +190,25 @@ def _batches(n_rows: int, batch: int, seed: int, epoch: int) -> NDArray[np.int64
 
 
 def _saver(
-    network: Backbone, info: BackboneInfo, optimizer: torch.optim.Optimizer, epoch: int
+    objective: Objective, optimizer: torch.optim.Optimizer, epoch: int, flops_of_step: int
 ) -> Callable[[Path], None]:
     def save(folder: Path) -> None:
-        save_backbone(folder, network, info)
+        torch.save(objective.state_dict(), folder / "objective.pt")
         torch.save(optimizer.state_dict(), folder / "optimizer.pt")
-        (folder / "epoch.json").write_text(json.dumps({"epoch": epoch}))
+        (folder / "epoch.json").write_text(json.dumps({"epoch": epoch, "flops_of_step": flops_of_step}))
 
     return save
 
 
-def _restore(folder: Path, network: Backbone, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
-    """Load a checkpoint into network and optimizer; returns its epoch."""
-    saved, _ = load_backbone(folder)
-    network.load_state_dict(saved.state_dict())
+def _restore(
+    folder: Path, objective: Objective, optimizer: torch.optim.Optimizer, device: torch.device
+) -> tuple[int, int]:
+    """Load a checkpoint into objective and optimizer; returns its epoch and the arithmetic of a step."""
     # weights_only: tensors and plain values, nothing that could run code.
+    objective.load_state_dict(torch.load(folder / "objective.pt", map_location=device, weights_only=True))
     optimizer.load_state_dict(torch.load(folder / "optimizer.pt", map_location=device, weights_only=True))
-    return int(json.loads((folder / "epoch.json").read_text())["epoch"])
+    facts = json.loads((folder / "epoch.json").read_text())
+    return int(facts["epoch"]), int(facts["flops_of_step"])
 
 
 def training_rows(labels_N: NDArray[np.int64], classes: list[int]) -> NDArray[np.int64]:

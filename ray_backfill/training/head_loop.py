@@ -4,7 +4,7 @@ Shapes: N training items, W workers, b anchors of a worker, B = W * b.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -13,10 +13,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_backfill.errors import InputError, require_positive
-from ray_backfill.methods import HeadLoss
+from ray_backfill.methods import HeadLoss, TrainSet
 from ray_backfill.methods.rank_merge import LossBatch, LossSettings, head_loss
 from ray_backfill.models.gather import gather, rank_and_size
 from ray_backfill.models.heads import Heads, HeadShape
+from ray_backfill.training.arithmetic import counted_flops
 from ray_backfill.training.schedule import warmup_cosine
 
 
@@ -39,13 +40,17 @@ class HeadTraining:
         require_positive(self, "epochs", "classes", "items", "lr", "blocks")
 
 
-@dataclass(frozen=True)
-class TrainSet:
-    """Stored embeddings to train on: (N, d_old) and (N, d_new) float, (N,) integer labels."""
+def classes_of(
+    data: TrainSet, settings: HeadTraining, needs_labels: bool = True
+) -> tuple[NDArray[np.int64], HeadTraining]:
+    """The class of each item as a number; without labels every item is its own, once in a batch of the same size.
 
-    old: NDArray[np.floating]
-    new: NDArray[np.floating]
-    label: NDArray[np.integer]
+    So it is, too, where labels tell nothing apart and the loss does not need them.
+    """
+    if data.label is None or (not needs_labels and len(np.unique(data.label)) < 2):
+        whole = replace(settings, classes=settings.classes * settings.items, items=1)
+        return np.arange(len(next(iter(data.vectors.values())))), whole
+    return np.unique(data.label, return_inverse=True)[1], settings
 
 
 def anchors_per_worker(label_N: NDArray[np.integer], settings: HeadTraining, workers: int) -> int:
@@ -93,8 +98,10 @@ def train_heads(
     settings: HeadTraining,
     device: torch.device | None = None,
     on_epoch: Callable[[int, float], None] | None = None,
-) -> tuple[Heads, HeadShape]:
+) -> tuple[Heads, int]:
     """Train one method's heads; under DDP every worker calls this with the same arguments.
+
+    Returns: the heads, and the floating-point operations of all workers that it took.
 
     Workers draw the same batch and take their share of it, so W workers train what one worker trains.
     on_epoch: called with the epoch (from 1) and its mean loss over all workers.
@@ -104,36 +111,40 @@ def train_heads(
     """
     device = device or torch.device("cpu")
     rank, size = rank_and_size()
-    share = anchors_per_worker(data.label, settings, size)
+    data_label, settings = classes_of(data, settings, method.needs_labels)
+    share = anchors_per_worker(data_label, settings, size)
     torch.manual_seed(settings.seed)
-    shape = HeadShape(data.old.shape[1], data.new.shape[1], method.learn_new, settings.blocks)
-    heads = Heads(shape).to(device)
+    data_old, data_new = data.vectors["old"], data.vectors["new"]
+    heads = Heads(HeadShape(data_old.shape[1], data_new.shape[1], method.learn_new, settings.blocks)).to(device)
     model: nn.Module = DistributedDataParallel(heads) if size > 1 else heads
     optimizer = torch.optim.Adam([p for p in heads.parameters() if p.requires_grad], lr=settings.lr)
-    old = torch.from_numpy(np.asarray(data.old, np.float32)).to(device)
-    new = torch.from_numpy(np.asarray(data.new, np.float32)).to(device)
-    label = torch.from_numpy(np.asarray(data.label, np.int64)).to(device)
+    old = torch.from_numpy(np.array(data_old, np.float32)).to(device)
+    new = torch.from_numpy(np.array(data_new, np.float32)).to(device)
+    label = torch.from_numpy(data_label).to(device)
     rng = np.random.default_rng(settings.seed)
+    steps, flops_of_step = 0, 0
 
     for epoch in range(1, settings.epochs + 1):
         factor = warmup_cosine(epoch - 1, settings.epochs, 0)
         for group in optimizer.param_groups:
             group["lr"] = settings.lr * factor
         losses = []
-        for rows in balanced_batches(data.label, settings.classes, settings.items, rng):
+        for rows in balanced_batches(data_label, settings.classes, settings.items, rng):
             mine = torch.from_numpy(rows[rank * share : (rank + 1) * share]).to(device)
-            reverse_bd, forward_bd = model(new[mine])
-            # Stored embeddings and labels of the other workers are at hand; only what the heads made is gathered.
             everyone = torch.from_numpy(rows).to(device)
-            batch = LossBatch(
-                reverse_bd, forward_bd, old[everyone], gather(forward_bd), label[everyone], first=rank * share
-            )
-            loss = head_loss(method.loss, batch, settings.loss)
             optimizer.zero_grad()
-            loss.backward()
+            with counted_flops(not flops_of_step) as flops:
+                reverse_bd, forward_bd = model(new[mine])
+                # Stored embeddings and labels of the other workers are at hand; only what the heads made is gathered.
+                batch = LossBatch(
+                    reverse_bd, forward_bd, old[everyone], gather(forward_bd), label[everyone], first=rank * share
+                )
+                loss = head_loss(method.loss, batch, settings.loss)
+                loss.backward()
+            flops_of_step += flops()
             optimizer.step()
             losses.append(loss.detach())
+            steps += 1
         if on_epoch is not None:
             on_epoch(epoch, float(gather(torch.stack(losses)[None]).mean()))
-    heads.eval()
-    return heads, shape
+    return heads.eval(), flops_of_step * steps * size

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import scipy
 import torch
 from PIL import Image
 
@@ -23,10 +24,10 @@ IMAGES = landmarks.Settings(image_size=16, landmarks=4, train_images=40, gallery
 SETTINGS = EmbedSettings(part_rows=10, batch=4)
 
 
-def backbone(folder: Path, seed: int, dim: int, image_size: int = 16) -> Path:
+def backbone(folder: Path, seed: int, dim: int, cosine_scale: float | None = None) -> Path:
     """An untrained network, saved as a finished stage."""
     torch.manual_seed(seed)
-    info = BackboneInfo(BackboneSettings(dim=dim, width=4), 3, image_size, classes=[0, 1])
+    info = BackboneInfo(BackboneSettings(dim=dim, width=4), 3, 16, classes=[4, 7], cosine_scale=cosine_scale)
     begin_stage(folder, "backbone", {"seed": seed})
     save_backbone(folder, info.build().eval(), info)
     finish_stage(folder)
@@ -35,8 +36,9 @@ def backbone(folder: Path, seed: int, dim: int, image_size: int = 16) -> Path:
 
 @pytest.mark.usefixtures("ray_session")
 def test_vectors_scores_and_labels_are_those_of_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old, new = backbone(tmp_path / "old", 0, 6), backbone(tmp_path / "new", 1, 8)
-    out = embed_stage(tmp_path / "e", IMAGES, old, new, [0, 2], SETTINGS, EmbedActors(number=2))
+    old, new, bct = (backbone(tmp_path / name, i, 6 + 2 * i) for i, name in enumerate(("old", "new", "bct")))
+    models = {"old": old, "new": new, "bct": bct}
+    out = embed_stage(tmp_path / "e", IMAGES, models, [0, 2], SETTINGS, EmbedActors(number=2))
     folder, source = read_folder(out), open_source(IMAGES)
     assert folder.queries is not None
     assert folder.train is not None
@@ -49,15 +51,31 @@ def test_vectors_scores_and_labels_are_those_of_the_models(tmp_path: Path, monke
             embedding, logits = load_backbone(old)[0](pixels)
             np.testing.assert_allclose(table.old, embedding.numpy(), atol=1e-5)
             np.testing.assert_allclose(table.new, load_backbone(new)[0].embed(pixels).numpy(), atol=1e-5)
-            assert table.old_score is not None
-            np.testing.assert_allclose(table.old_score, logits.softmax(1).amax(1).numpy(), atol=1e-5)
+            columns = pq.read_table(out / f"{split}.parquet")
+            third = np.stack(columns["bct"].to_numpy())
+            np.testing.assert_allclose(third, load_backbone(bct)[0].embed(pixels).numpy(), atol=1e-5)
+        assert table.old_score is not None
+        p = scipy.special.softmax(logits.numpy().astype(np.float64), axis=1)
+        np.testing.assert_allclose(table.old_score, p.max(1), atol=1e-5)
+        np.testing.assert_allclose(columns["old_entropy"], scipy.stats.entropy(p, axis=1), atol=1e-5)
+        np.testing.assert_allclose(columns["old_margin"], p.max(1) - p.min(1), atol=1e-5)  # of two classes
+        np.testing.assert_array_equal(columns["old_class"], np.array([4, 7])[p.argmax(1)])
+    classifier, weights = pq.read_table(out / "classifier.parquet"), load_backbone(new)[0].classifier
+    assert classifier["label"].to_pylist() == [4, 7]
+    np.testing.assert_array_equal(np.stack(classifier["weight"].to_numpy()), weights.weight.detach())
+    np.testing.assert_array_equal(classifier["bias"], weights.bias.detach())
     assert set(folder.train.label.tolist() if folder.train.label is not None else []) == {0, 2}
     assert len(list((out / "gallery.parquet").glob("part-*.parquet"))) == 3
 
-    _resume_without_one_part(out, old, new, monkeypatch)
+    _resume_without_one_part(out, models, monkeypatch)
+    # Who needs fewer of the models finds them there; another model is another folder.
+    monkeypatch.setattr(embed, "_run", None)
+    assert embed_stage(out, IMAGES, {"old": old, "new": new}, [0, 2], SETTINGS, EmbedActors()) == out
+    with pytest.raises(InputError, match="was made by another run"):
+        embed_stage(out, IMAGES, {"old": new, "new": new}, [0, 2], SETTINGS, EmbedActors())
 
 
-def _resume_without_one_part(out: Path, old: Path, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _resume_without_one_part(out: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the run had been stopped before one part was written: that part is made again, and no other."""
     before = read_folder(out).fingerprint()
     write_json(out / "manifest.json", read_json(out / "manifest.json") | {"finished": False})
@@ -65,16 +83,23 @@ def _resume_without_one_part(out: Path, old: Path, new: Path, monkeypatch: pytes
     lost.unlink()
     (out / "gallery.parquet" / f".{lost.name}.12.tmp").write_bytes(b"half a part")
     times = {path: path.stat().st_mtime_ns for path in out.glob("*/part-*.parquet")}
-    embed_stage(out, IMAGES, old, new, [0, 2], SETTINGS, EmbedActors(number=2))
+    embed_stage(out, IMAGES, models, [0, 2], SETTINGS, EmbedActors(number=2))
     assert {path: path.stat().st_mtime_ns for path in times} == times
     assert lost.exists()
     assert not list(out.glob("*/.*.tmp"))
     assert read_folder(out).fingerprint() == before
 
     monkeypatch.setattr(embed, "_run", None)  # a finished stage starts nothing
-    embed_stage(out, IMAGES, old, new, [0, 2], SETTINGS, EmbedActors(number=2))
+    embed_stage(out, IMAGES, models, [0, 2], SETTINGS, EmbedActors(number=2))
     with pytest.raises(InputError, match=r"embed\.batch: 4 there, 5 asked"):
-        embed_stage(out, IMAGES, old, new, [0, 2], EmbedSettings(10, 5), EmbedActors(number=2))
+        embed_stage(out, IMAGES, models, [0, 2], EmbedSettings(10, 5), EmbedActors(number=2))
+
+
+def test_a_cosine_classifier_is_kept_as_directions(tmp_path: Path) -> None:
+    table = embed._classifier(backbone(tmp_path, 0, 6, cosine_scale=64.0))
+    weight = np.stack(table["weight"].to_numpy())
+    np.testing.assert_allclose(np.linalg.norm(weight, axis=1), 1, rtol=1e-6)
+    assert table["bias"].to_pylist() == [0, 0]
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -89,7 +114,7 @@ def test_a_broken_image_is_listed_and_costs_no_other_row(tmp_path: Path) -> None
             (tmp_path / "images" / name / f"{i}.jpg").write_bytes(stream.getvalue()[: 300 if truncated else None])
     images = image_folder.Settings(root=str(tmp_path / "images"), image_size=16)
     old, new = backbone(tmp_path / "old", 0, 6), backbone(tmp_path / "new", 1, 8)
-    out = embed_stage(tmp_path / "e", images, old, new, [0, 1], SETTINGS, EmbedActors(number=1))
+    out = embed_stage(tmp_path / "e", images, {"old": old, "new": new}, [0, 1], SETTINGS, EmbedActors(number=1))
     broken = pq.read_table(out / "broken.parquet").to_pylist()
     assert len(broken) == 1
     folder = read_folder(out)

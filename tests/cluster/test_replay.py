@@ -14,10 +14,12 @@ import torch
 from ray_backfill.cluster.replay import ReplayPlace, ShardedReplay
 from ray_backfill.errors import InputError
 from ray_backfill.methods import find_methods
-from ray_backfill.models.checkpoints import save_heads
+from ray_backfill.models.checkpoints import save_network
 from ray_backfill.models.heads import Heads, HeadShape
 from ray_backfill.simulation import Evaluation, replay_methods
-from ray_backfill.simulation.folder import ground_truth, make_orders
+from ray_backfill.simulation.folder import ground_truth
+from ray_backfill.simulation.merges import FittedMerges
+from ray_backfill.simulation.orders import BackfillOrders
 from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
 
 
@@ -34,7 +36,18 @@ def embeddings(path: Path) -> EmbeddingFolder:
     for part in range(4):
         write_parquet(path / "gallery.parquet" / f"part-{part}.parquet", pa.table(columns(100, 100 * part)))
     write_parquet(path / "queries.parquet", pa.table(columns(20, 1000)))
+    write_parquet(path / "train.parquet", pa.table(columns(80, 2000)))
     return read_folder(path)
+
+
+def arguments(
+    folder: EmbeddingFolder, names: tuple[str, ...], evaluation: Evaluation, networks: dict[str, Path]
+) -> Any:
+    """What a replayer is called with."""
+    methods = find_methods(names)
+    orders = BackfillOrders(folder, evaluation.orders, 0, evaluation.distance, methods, networks)
+    merges = FittedMerges(folder, evaluation.merges, evaluation, networks)
+    return folder, ground_truth(folder), methods, orders, merges, evaluation, networks
 
 
 @pytest.mark.parametrize("metrics", [("mAP", "mAP@5", "CMC@1"), ("mAP@5", "CMC@1")])
@@ -44,13 +57,13 @@ def test_any_number_of_shards_gives_the_curves_of_one_process(
     folder = embeddings(tmp_path / "data")
     torch.manual_seed(0)
     shape = HeadShape(4, 6, learn_new=True)
-    save_heads(tmp_path / "rm", Heads(shape).eval(), shape)
-    evaluation = Evaluation(orders=("random", "centroid_cosine"), metrics=metrics)
-    methods, truth = find_methods(("old", "new", "offline", "rm_naive", "rm")), ground_truth(folder)
-    orders = make_orders(folder.gallery, evaluation.orders, 0)
-    arguments = (folder, truth, methods, orders, evaluation, {"rm": tmp_path / "rm"})
-    one = replay_methods(*arguments)
-    three = ShardedReplay(3)(*arguments)
+    save_network(tmp_path / "rm", Heads(shape).eval())
+    evaluation = Evaluation(
+        orders=("random", "centroid_cosine"), merges=("raw", "quantile", "csls", "rrf"), metrics=metrics
+    )
+    given = arguments(folder, ("old", "new", "offline", "rm_naive", "rm"), evaluation, {"rm": tmp_path / "rm"})
+    one = replay_methods(*given)
+    three = ShardedReplay(3)(*given)
     assert three.keys() == one.keys()
     for key, curve in one.items():
         np.testing.assert_array_equal(three[key].top1_correct, curve.top1_correct)
@@ -60,25 +73,24 @@ def test_any_number_of_shards_gives_the_curves_of_one_process(
 
 def test_more_shards_than_cpus_are_refused(ray_session: None, tmp_path: Path) -> None:
     folder = embeddings(tmp_path / "data")
-    truth, orders = ground_truth(folder), make_orders(folder.gallery, ("random",), 0)
     with pytest.raises(InputError, match=r"500 shards need 500 CPUs, .* lower --shards"):
-        ShardedReplay(500)(folder, truth, find_methods(("old", "new")), orders, Evaluation(), {})
+        ShardedReplay(500)(*arguments(folder, ("old", "new"), Evaluation(), {}))
 
 
 def test_what_goes_wrong_in_a_shard_is_one_line(ray_session: None, tmp_path: Path) -> None:
     folder = embeddings(tmp_path / "data")
-    methods, truth, orders = find_methods(("old",)), ground_truth(folder), make_orders(folder.gallery, ("random",), 0)
+    given = arguments(folder, ("old",), Evaluation(orders=("random",)), {})
     replay = ShardedReplay(2)
     # The driver has read the folder; a node that does not share it has nothing.
     moved = replace(folder, gallery=replace(folder.gallery, path=tmp_path / "elsewhere"))
     with pytest.raises(InputError, match=r"^in a gallery shard: \S+elsewhere is missing.*$"):
-        replay(moved, truth, methods, orders, Evaluation(), {})
+        replay(moved, *given[1:])
     # A process that ends stands for the kernel ending it for want of memory.
     with (
-        patch("ray_backfill.cluster.replay._ShardActor.serve", lambda self, name, heads: os._exit(1)),
+        patch("ray_backfill.cluster.replay._ShardActor.make_pair", lambda self, name, network: os._exit(1)),
         pytest.raises(InputError, match=r"a gallery shard died, .* more --shards$"),
     ):
-        replay(folder, truth, methods, orders, Evaluation(), {})
+        replay(*given)
 
 
 def test_a_gallery_is_sharded_when_asked_or_when_it_does_not_fit() -> None:

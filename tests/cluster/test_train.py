@@ -12,17 +12,20 @@ import torch
 
 from ray_backfill.cluster import backbones
 from ray_backfill.cluster.backbones import train_backbone_stage
-from ray_backfill.cluster.heads import train_heads_stage
+from ray_backfill.cluster.maps import fit_stage, for_maps
 from ray_backfill.cluster.train import Workers, run_ddp
 from ray_backfill.datasets import landmarks
 from ray_backfill.errors import InputError
 from ray_backfill.files import read_json
-from ray_backfill.methods import HeadLoss, find_methods
+from ray_backfill.methods import TrainSet, find_methods
 from ray_backfill.models.backbones import BackboneSettings
-from ray_backfill.models.checkpoints import load_backbone, load_heads
-from ray_backfill.store import read_table, vector_column, write_parquet
+from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, load_network, save_backbone
+from ray_backfill.stages import begin_stage, finish_stage
+from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
 from ray_backfill.training.backbone_loop import BackboneTraining
-from ray_backfill.training.head_loop import HeadTraining, TrainSet, train_heads
+from ray_backfill.training.fits import FitSettings, check_fit, fit
+from ray_backfill.training.head_loop import HeadTraining
+from ray_backfill.training.transform_loop import TransformTraining
 
 IMAGES = landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4)
 BACKBONE = BackboneSettings(dim=8, width=4)
@@ -57,52 +60,81 @@ def test_a_crashed_worker_resumes_from_the_last_epoch(tmp_path: Path, monkeypatc
         return run_ddp(_die_once_after_epoch_2, *rest)
 
     monkeypatch.setattr(backbones, "run_ddp", crash)
-    folder = train_backbone_stage(tmp_path / "old", "old", IMAGES, [0, 1, 3], BACKBONE, TRAINING, Workers(number=2))
+    old = _old_backbone(tmp_path / "old")
+
+    def train(kind: str, old: Path) -> Path:
+        folder, classes = tmp_path / "bct", [0, 1, 3]
+        return train_backbone_stage(folder, "BCT", IMAGES, classes, BACKBONE, TRAINING, Workers(number=2), kind, old)
+
+    folder = train("bct", old)
     assert (folder / ".crashed").exists()
     manifest = read_json(folder / "manifest.json")
     assert [row["epoch"] for row in manifest["history"]] == [1, 2, 3]
+    assert manifest["training_flops"] > 3 * 2 * manifest["images"] * manifest["macs"]
+    assert manifest["parameters"] == sum(p.numel() for p in load_backbone(folder)[0].parameters()) - 3 * 8 - 3
     _, info = load_backbone(folder)
     assert info.classes == [0, 1, 3]
     assert {p.name for p in folder.iterdir()} == {"manifest.json", "backbone.json", "model.safetensors", ".crashed"}
     monkeypatch.setattr(backbones, "run_ddp", None)  # a finished stage starts nothing
-    again = train_backbone_stage(folder, "old", IMAGES, [0, 1, 3], BACKBONE, TRAINING, Workers(number=2))
-    assert again == folder
+    assert train("bct", old) == folder
+    with pytest.raises(InputError, match=r"kind: 'bct' there, 'ract' asked"):
+        train("ract", old)
+    with pytest.raises(InputError, match=r"old\.weights: "):
+        train("bct", _old_backbone(tmp_path / "other", seed=1))
 
 
-def _train_split(tmp_path: Path) -> Path:
+def _old_backbone(folder: Path, seed: int = 0) -> Path:
+    """An untrained network, saved as a finished stage."""
+    torch.manual_seed(seed)
+    info = BackboneInfo(BACKBONE, 3, 16, classes=[0, 1])
+    begin_stage(folder, "backbone", {})
+    save_backbone(folder, info.build(), info)
+    finish_stage(folder)
+    return folder
+
+
+FITS = FitSettings(
+    heads=HeadTraining(epochs=3, classes=4, items=4), transforms=TransformTraining(epochs=3, batch=16, hidden=8)
+)
+
+
+def _folder(path: Path) -> EmbeddingFolder:
     rng = np.random.default_rng(0)
     label = np.arange(48) % 6
     old = (rng.normal(size=(48, 4)) + label[:, None]).astype(np.float32)
     new = (rng.normal(size=(48, 5)) + label[:, None]).astype(np.float32)
     columns = {"id": np.arange(48), "old": vector_column(old), "new": vector_column(new), "label": label}
-    write_parquet(tmp_path / "train.parquet", pa.table(columns))
-    return tmp_path / "train.parquet"
+    for split in ("gallery", "train"):
+        write_parquet(path / f"{split}.parquet", pa.table(columns))
+    return read_folder(path)
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_two_workers_train_the_heads_that_one_process_trains(tmp_path: Path) -> None:
-    table = read_table(_train_split(tmp_path))
-    training = HeadTraining(epochs=3, classes=4, items=4)
-    methods = find_methods(("rm_naive", "rqt", "rm"))
-    folders = train_heads_stage(tmp_path / "heads", table, "data", methods, training, Workers(number=2))
-    assert set(folders) == {"rqt", "rm"}
-    assert table.label is not None
-    data = TrainSet(table.old, table.new, table.label)
-    for name, head in [("rqt", HeadLoss("rqt")), ("rm", HeadLoss("mcl", learn_new=True))]:
-        alone, trained = train_heads(data, head, training)[0], load_heads(folders[name])
-        torch.testing.assert_close(
-            trained.state_dict()["psi.3.weight"], alone.state_dict()["psi.3.weight"], rtol=1e-4, atol=1e-5
-        )
-        assert read_json(folders[name] / "manifest.json")["finished"]
+def test_workers_fit_what_one_process_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    # As where there are GPUs; on CPUs one worker takes the place of all.
+    monkeypatch.setattr("ray_backfill.cluster.maps.for_maps", lambda workers: workers)
+    folder = _folder(tmp_path / "data")
+    methods = find_methods(("rm_naive", "rqt", "rm", "fct", "procrustes_query"))
+    found = fit_stage(tmp_path / "maps", folder, methods, FITS, "cosine", Workers(number=2))
+    assert set(found) == {"rqt", "rm", "fct", "procrustes_query"}
+    assert folder.train is not None
+    data = TrainSet(folder.train.vectors, folder.train.label)
+    last_weight = {"rqt": "psi.3.weight", "rm": "psi.3.weight", "fct": "mixer.6.weight"}
+    for method in methods[1:]:
+        alone, trained = fit(method, data, FITS, "cosine").network, load_network(found[method.name])
+        name = last_weight.get(method.name, "linear.weight")
+        torch.testing.assert_close(trained.state_dict()[name], alone.state_dict()[name], rtol=1e-4, atol=1e-5)
+        assert read_json(found[method.name] / "manifest.json")["finished"]
 
 
 @pytest.mark.usefixtures("ray_session")
 def test_what_cannot_be_trained_fails_before_any_worker_starts(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least 2 classes"):
         train_backbone_stage(tmp_path / "b", "old", IMAGES, [3], BACKBONE, TRAINING, Workers())
-    table = read_table(_train_split(tmp_path))
+    folder = _folder(tmp_path / "data")
     with pytest.raises(InputError, match="cannot be shared by 3 workers"):
-        train_heads_stage(
-            tmp_path / "h", table, "data", find_methods(("rm",)), HeadTraining(classes=4, items=4), Workers(number=3)
-        )
+        check_fit(find_methods(("rm",))[0], TrainSet(folder.gallery.vectors, folder.gallery.label), FITS, 3)
+    with pytest.raises(InputError, match="9 x 1 CPUs"):
+        for_maps(Workers(number=9))
+    assert for_maps(Workers(number=2)) == Workers(number=1, cpus=2)
     assert not (tmp_path / "b").exists()

@@ -20,7 +20,7 @@ def test_every_recipe_is_sound(name: str, tmp_path: Path) -> None:
         check_arch(model.backbone, channels=3, image_size=64)
     assert recipe.old.training.seed != recipe.new.training.seed, "the same start would make the models alike"
     recipe.evaluation.check()
-    assert json.loads(json.dumps(asdict(recipe)))["heads"]["seed"] == 3
+    assert json.loads(json.dumps(asdict(recipe)))["fits"]["heads"]["seed"] == 3
     assert recipe.evaluation.order_seed == 3
 
 

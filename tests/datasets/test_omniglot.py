@@ -74,7 +74,22 @@ def test_other_images_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "value"), [("train_drawers", 0), ("train_drawers", 20), ("image_size", 0)])
 def test_settings_out_of_range(tmp_path: Path, name: str, value: int) -> None:
     with pytest.raises(InputError, match=name):
-        open_source(Settings(str(tmp_path), **{name: value}))
+        open_source(Settings(str(tmp_path), **{name: value}))  # type: ignore[arg-type]
+
+
+@needs_the_images
+def test_two_subgroups_are_halves_of_the_alphabets() -> None:
+    source = open_source(Settings(str(REAL), groups=True))
+    train, gallery = source.items("train"), source.items("gallery")
+    assert train.groups_N is not None
+    assert gallery.groups_N is not None
+    group_of_class = dict(zip(train.labels_N.tolist(), train.groups_N.tolist(), strict=True))
+    assert [group_of_class[label] for label in gallery.labels_N.tolist()] == gallery.groups_N.tolist()
+    first, second = (sum(g == group for g in group_of_class.values()) for group in (0, 1))
+    assert first + second == 242
+    assert min(first, second) > 80
+    # Labels number alphabets in their order, and a subgroup holds whole alphabets.
+    assert sorted(group_of_class.items()) == sorted(group_of_class.items(), key=lambda pair: (pair[1], pair[0]))
 
 
 @needs_the_images

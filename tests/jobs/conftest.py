@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[2]
 TINY = shlex.split("""
     --images.image-size 16 --images.landmarks 8 --images.train-images 200 --images.gallery-images 60
     --images.queries 16 --old.training.epochs 1 --new.training.epochs 1 --old.training.batch 32
-    --new.training.batch 32 --heads.epochs 2 --heads.items 4 --methods rm_naive rqt rm --points 3
+    --new.training.batch 32 --heads.epochs 2 --heads.items 4
+    --transforms.epochs 2 --transforms.hidden 16 --transforms.batch 32
+    --methods rm_naive rm fastfill procrustes_query --orders classifier_score sigma --merges raw quantile --points 3
 """)
 
 
@@ -30,7 +32,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for job, more, said, progress in [
         ("train_backbone.py", ["--model", "old"], "backbones/old", ["train old backbone"]),
         ("embed_gallery.py", [], " images", ["train new backbone", "embed"]),
-        ("train_mcl.py", [], "heads/rm", ["train heads"]),
+        ("train_mcl.py", [], "maps/rm", ["train maps"]),
         ("simulate_gldv2.py", [], "full RM", ["replay"]),
     ]:
         result = run(job, *more, "--out", str(out), *TINY)
@@ -38,7 +40,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert said in result.stdout
         shown = [
             title
-            for title in ("train old backbone", "train new backbone", "embed", "train heads", "replay")
+            for title in ("train old backbone", "train new backbone", "embed", "train maps", "replay")
             if f"{title}:" in result.stderr
         ]
         assert shown == progress, "each stage shows its progress, and only once"

@@ -8,7 +8,8 @@ import torch
 
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, all_methods, find_methods
-from ray_backfill.methods.rank_merge import LOSSES, LossBatch, LossSettings, head_loss, transform
+from ray_backfill.methods._transform import transform
+from ray_backfill.methods.rank_merge import LOSSES, LossBatch, LossSettings, head_loss
 from ray_backfill.models.heads import Heads, HeadShape
 
 
@@ -100,7 +101,7 @@ def test_unknown_losses_distances_and_methods_list_the_known_ones() -> None:
         LossSettings(distance="inner_product")
     with pytest.raises(InputError, match=r"LossSettings\.tau must be greater than 0, got 0"):
         LossSettings(tau=0)
-    with pytest.raises(InputError, match=r"unknown method 'bct2'; known: old, new, offline, rm_naive"):
+    with pytest.raises(InputError, match=r"unknown method 'bct2'; known: old, new, offline, procrustes"):
         find_methods(("bct2",))
 
 
@@ -108,22 +109,22 @@ def test_full_rm_serves_what_the_paper_says() -> None:
     """{psi(rho(new)), old} and {rho(new), rho(new)}."""
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(rows, d)).astype(np.float32) for rows, d in [(3, 4), (3, 6), (9, 4), (9, 6)]]
-    e = Embeddings(*arrays)
+    e = Embeddings({"old": arrays[0], "new": arrays[1]}, {"old": arrays[2], "new": arrays[3]})
     heads = Heads(HeadShape(4, 6, learn_new=True)).eval()
     pair = all_methods()["rm"].pair(e, heads)
     with torch.no_grad():
-        rho_query = heads.rho(torch.from_numpy(e.new_query))
+        rho_query = heads.rho(torch.from_numpy(e.query["new"]))
         np.testing.assert_allclose(pair.backward.query, heads.psi(rho_query).numpy(), rtol=1e-5)
         np.testing.assert_allclose(pair.forward.query, rho_query.numpy(), rtol=1e-5)
         np.testing.assert_allclose(
-            pair.forward.gallery, heads.rho(torch.from_numpy(e.new_gallery)).numpy(), rtol=1e-5, atol=1e-6
+            pair.forward.gallery, heads.rho(torch.from_numpy(e.gallery["new"])).numpy(), rtol=1e-5, atol=1e-6
         )
-    assert pair.backward.gallery is e.old_gallery
+    assert pair.backward.gallery is e.gallery["old"]
 
 
 def test_without_rho_the_new_embedding_stays_as_it_is() -> None:
     new = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
-    e = Embeddings(new, new, new, new)
+    e = Embeddings({"old": new, "new": new}, {"old": new, "new": new})
     heads = Heads(HeadShape(6, 6)).eval()
     assert all_methods()["mcl"].pair(e, heads).forward.gallery is new
 

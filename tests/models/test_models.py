@@ -9,7 +9,7 @@ import transformers
 
 from ray_backfill.errors import InputError
 from ray_backfill.models.backbones import Backbone, BackboneSettings, check_arch, pixels_to_float
-from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, load_heads, save_backbone, save_heads
+from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, load_network, save_backbone, save_network
 from ray_backfill.models.heads import Heads, HeadShape
 
 
@@ -152,15 +152,15 @@ def test_files_hold_what_was_saved(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded.embed(pixels), backbone.embed(pixels), rtol=0, atol=0)
 
     heads = Heads(HeadShape(3, 4, learn_new=True)).eval()
-    save_heads(tmp_path / "h", heads, HeadShape(3, 4, learn_new=True))
-    torch.testing.assert_close(load_heads(tmp_path / "h")(torch.ones(2, 4)), heads(torch.ones(2, 4)), rtol=0, atol=0)
+    save_network(tmp_path / "h", heads)
+    torch.testing.assert_close(load_network(tmp_path / "h")(torch.ones(2, 4)), heads(torch.ones(2, 4)), rtol=0, atol=0)
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"backbone\.json cannot be read"):
         load_backbone(tmp_path)
-    save_heads(tmp_path, Heads(HeadShape(3, 4)), HeadShape(3, 4))
+    save_network(tmp_path, Heads(HeadShape(3, 4)))
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(InputError, match=r"model\.safetensors cannot be loaded.*train it again"):
-        load_heads(tmp_path)
+        load_network(tmp_path)

@@ -2,15 +2,17 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from ray_backfill.report import figures, read_results, write_report
-from tests.report.folder import METHODS, write_results
+from tests.report.folder import METHODS, many_methods, write_results
 
 
 def test_curves_png_is_a_picture_of_plausible_size(tmp_path: Path) -> None:
@@ -97,3 +99,60 @@ def test_subgroups_have_a_figure_and_a_section(tmp_path: Path) -> None:
 def _page(folder: Path) -> str:
     write_report(folder)
     return (folder / "report.html").read_text()
+
+
+def _drawn(figure: Figure) -> list[dict[str, tuple[Any, ...]]]:
+    """Of each legend, the name and look of every line."""
+    legends: list[dict[str, tuple[Any, ...]]] = []
+    for axes in figure.axes:
+        names = [t.get_text() for t in axes.texts if t.get_position()[0] == 0.16]
+        looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines]
+        if names:
+            legends.append(dict(zip(names, looks, strict=True)))
+    return legends
+
+
+def test_of_many_methods_the_best_are_drawn_and_look_the_same_everywhere(tmp_path: Path) -> None:
+    known, weak = many_methods(30), [f"m{i}" for i in range(5, 30)]
+    # Those that are drawn are listed eight apart: looks by place in the list would be of one colour.
+    names = ["rm", *weak[:7], "bct", *weak[7:14], "rm_naive"]
+    methods = {name: known[name] for name in (*names, *known)}
+    results = read_results(write_results(tmp_path, methods, orders=("a", "b")))
+    flips = figures.flips_figure(results)
+    assert flips is not None
+    legends = _drawn(figures.curves_figure(results)) + _drawn(flips)
+    assert len(legends) == 3
+    for legend in legends:
+        assert set(legend) == {"old", "new", "full RM", "BCT", "RM naive", *(f"method {i}" for i in range(5))}
+        assert legend == legends[0]
+        assert len({look[0] for name, look in legend.items() if name not in ("old", "new")}) == 8  # colours
+    texts = [text.get_text() for axes in figures.curves_figure(results).axes for text in axes.texts]
+    assert texts.count("the 8 best of 33 methods") == 2
+    bars = figures.gain_figure(results).axes[0]
+    assert len(bars.patches) == 8
+    assert "the 8 best of 33 methods" in bars.get_title(loc="left")
+
+
+def test_oracle_orders_are_marked_in_figures_and_give_way(tmp_path: Path) -> None:
+    few = read_results(write_results(tmp_path, orders=("oracle_loss", "a", "b")))
+    curves, orders = figures.curves_figure(few), figures.orders_figure(few)
+    assert orders is not None
+    assert [axes.get_title(loc="left") for axes in curves.axes if axes.get_ylabel()] == [
+        f"mAP during the backfill, {name} order" for name in ("oracle_loss †", "a", "b")
+    ]
+    assert set(_drawn(orders)[0]) == {"oracle_loss † order", "a order", "b order"}
+    for figure, times in ((curves, 1), (orders, 1)):
+        texts = [text.get_text() for axes in figure.axes for text in axes.texts]
+        assert texts.count("† upper bound: peeks at the answer") == times
+    many = read_results(write_results(tmp_path, orders=("oracle_loss", *"abcd")))
+    assert [v.order for v in figures.drawn_variants(many)] == ["a", "b", "c", "d"]
+
+
+def test_many_orders_and_merges_of_the_best_method(tmp_path: Path) -> None:
+    results = read_results(write_results(tmp_path, orders=("oracle_loss", *"abcde"), merges=("raw", "csls")))
+    figure = figures.orders_figure(results)
+    assert figure is not None
+    (legend,) = _drawn(figure)
+    assert len(legend) == len(set(legend.values())) == 8
+    assert list(legend)[:3] == ["oracle_loss †, raw", "a, raw", "a, csls"]
+    assert "8 of 12 combinations" in [text.get_text() for axes in figure.axes for text in axes.texts]

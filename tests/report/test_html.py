@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from ray_backfill.report import write_report
-from tests.report.folder import METHODS, write_results
+from tests.report.folder import METHODS, many_methods, write_costs, write_results
 
 
 class Cells(HTMLParser):
@@ -143,3 +143,58 @@ def test_several_orders(tmp_path: Path, orders: tuple[str, ...]) -> None:
     ] in cells.rows
     assert ("† An upper bound" in text) == ("oracle_loss" in orders)
     assert ("with the highest AUC are drawn" in text) == (len(orders) > 4)
+
+
+def test_hundreds_of_rows_are_folded_away(tmp_path: Path) -> None:
+    orders, merges = ("oracle_loss", "score", "random"), ("raw", "csls")
+    text, cells = page(write_results(tmp_path, many_methods(12), orders, merges=merges))
+    assert len(re.findall("<details", text)) == len(re.findall("<details>", text)) > 0  # none is open
+    in_the_open = Cells()
+    in_the_open.feed(re.sub(r"<details>.*?</details>", "", text, flags=re.DOTALL))
+    own = [row for row in in_the_open.rows if row[0] == "method 3"]
+    # Its numbers, by order, by merge, how far behind, and whether it is safe: once each.
+    assert own == [
+        ["method 3", "score", "raw", "32.6", "31.6 to 33.6", "33.0", "14.0 %", "30.0", "40.0", "never", "1.0"],
+        ["method 3", "33.6", "32.6", "31.6"],
+        ["method 3", "32.6", "32.2"],
+        ["method 3", "score", "raw", "19.4", "17.4 to 21.4", "better"],
+        ["method 3", "score", "raw", "✓holds", "✓holds", "✓holds", "0.0"],
+    ]
+    everything = [row for row in cells.rows if row[0] == "method 3" and "by" not in row and len(row) == 11]
+    assert len(everything) == 1 + len(orders) * len(merges)
+    assert ["method 3", "oracle_loss\u00a0†", "raw"] in [row[:3] for row in everything]
+    assert "mAP: all 92 rows, every order and merge" in text
+    assert "the 8 best of 15 methods" in text
+    assert "15 methods, 3 orders, 2 merges" in text
+    assert 'class="top" style="--s:' in text
+    assert not re.search(r"https?://|@import|url\(", text)
+
+
+def test_a_small_page_has_nothing_folded(tmp_path: Path) -> None:
+    text, _ = page(write_results(tmp_path))
+    assert "<details" not in text
+    assert "best of" not in text
+    assert 'class="heat"' not in text
+    assert "What each method costs" not in text
+
+
+def test_costs_as_people_write_them(tmp_path: Path) -> None:
+    text, cells = page(write_costs(write_results(tmp_path)))
+    assert "What each method costs" in text
+    header = ["method", "models that embed a query", "other MACs a query", "other parameters", "MACs a gallery item"]
+    assert [*header, "FLOPs to fit", "models to train"] in cells.rows  # what nobody counted has no column
+    assert ["full RM", "old + new", "131.1 k", "132.9 k", "0", "1.8 G", "new"] in cells.rows
+    _, known = page(write_costs(tmp_path, query_backbone_macs=2.5e12))
+    assert ["full RM", "old + new", "2.5 T", "131.1 k", "132.9 k", "0", "1.8 G", "new"] in known.rows
+
+
+def test_an_oracle_order_is_marked_where_it_is_the_only_one(tmp_path: Path) -> None:
+    text, _ = page(write_results(tmp_path, orders=("oracle_loss",)))
+    assert "<dd>oracle_loss †</dd>" in text
+    assert "† An upper bound" in text
+
+
+def test_methods_left_out_for_one_reason_stand_together(tmp_path: Path) -> None:
+    _, cells = page(write_results(tmp_path, left_out={"fct": "no labels", "bict": "no labels", "rm": "no pairs"}))
+    assert ["fct, bict", "no labels"] in cells.rows
+    assert ["rm", "no pairs"] in cells.rows

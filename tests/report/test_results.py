@@ -10,7 +10,7 @@ import pytest
 from ray_backfill.errors import InputError
 from ray_backfill.report import print_table, write_report
 from ray_backfill.report.results import CURVE_COLUMNS, SUMMARY_COLUMNS, Variant, read_results
-from tests.report.folder import METHODS, write_results
+from tests.report.folder import METHODS, write_costs, write_results
 
 
 def change(path: Path, edit: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
@@ -108,3 +108,41 @@ def test_an_oracle_order_is_never_the_best(tmp_path: Path) -> None:
     best = results.best()
     assert best is not None
     assert best.variant.order == "random"
+
+
+def test_costs_are_read_where_they_are(tmp_path: Path) -> None:
+    assert read_results(write_results(tmp_path)).costs == ()
+    costs = read_results(write_costs(tmp_path)).costs
+    assert [cost.method for cost in costs] == list(METHODS)
+    assert costs[3].title == "full RM"
+    assert costs[3].numbers["query_parameters"] == 132_900
+    assert math.isnan(costs[3].numbers["query_backbone_macs"])
+    change(tmp_path / "costs.parquet", lambda frame: frame.drop(columns="gallery_macs"))
+    with pytest.raises(InputError, match=r"costs\.parquet lacks the column gallery_macs"):
+        read_results(tmp_path)
+
+
+def test_curves_and_differences_keep_their_keys(tmp_path: Path) -> None:
+    folder = write_results(tmp_path, orders=("a", "b"), merges=("raw", "csls"))
+    results = read_results(folder)
+    curves = pd.read_parquet(folder / "curves.parquet")
+    assert len(results.lines) == len(curves) // 3
+    change(folder / "curves.parquet", lambda frame: frame.sample(frac=1, random_state=0))
+    shuffled = read_results(folder)
+    assert set(shuffled.lines) == set(results.lines)
+    for key, line in results.lines.items():
+        assert line.t.tolist() == [0.0, 0.5, 1.0]
+        assert shuffled.lines[key].value.tolist() == line.value.tolist()
+    for record in pd.read_parquet(folder / "differences.parquet").to_dict("records"):
+        own = (record["method"], Variant(record["order"], record["merge"]))
+        other = (record["other_method"], Variant(record["other_order"], record["other_merge"]))
+        assert results.differences[own, other, record["metric"]].value == record["difference"]
+
+
+def test_offline_depends_on_no_order(tmp_path: Path) -> None:
+    offline = ("offline", (0.3, 0.3, 0.5), 0.6, 0.4, 1.5, True, 0.0, True, True, 0.0)
+    results = read_results(write_results(tmp_path, METHODS | {"offline": offline}, ("oracle_loss", "a")))
+    best = results.best()
+    assert best is not None
+    assert best.method == "offline"
+    assert results.best_variant == Variant("a", "raw")

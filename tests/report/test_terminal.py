@@ -8,7 +8,7 @@ from rich.console import Console
 
 from ray_backfill.report import print_table, read_results
 from ray_backfill.report.terminal import overview
-from tests.report.folder import METHODS, write_results
+from tests.report.folder import METHODS, many_methods, write_results
 
 
 def printed(folder: Path, width: int = 160) -> str:
@@ -54,3 +54,44 @@ def test_a_pipe_gets_whole_rows(tmp_path: Path, capsys: pytest.CaptureFixture[st
     print_table(tmp_path)
     text = capsys.readouterr().out
     assert any("full RM" in line and "115.0 %" in line and "3.1" in line for line in text.splitlines())
+
+
+def test_of_many_rows_each_method_is_shown_once(tmp_path: Path) -> None:
+    orders = ("oracle_loss", "score", "random")
+    text = printed(write_results(tmp_path, many_methods(12), orders, merges=("raw", "csls")))
+    rows = [[c.strip() for c in line.strip("│ ").split("│")] for line in text.splitlines() if line.startswith("│")]
+    assert len(rows) == 2 + 15
+    assert [row[0] for row in rows[:5]] == ["old", "new", "full RM", "BCT", "RM naive"]
+    assert rows[2][:4] == ["full RM", "score", "raw", "52.0"]
+    assert "Each method in its best order and merge. All 92 rows: report.html, summary.parquet" in text
+    assert "†" not in text
+
+
+def test_the_frame_can_have_all_rows(tmp_path: Path) -> None:
+    results = read_results(write_results(tmp_path, many_methods(12), ("score", "random")))
+    assert len(overview(results)) == 17
+    assert len(overview(results, whole=True)) == 2 + 15 * 2
+
+
+def test_many_methods_in_one_order_are_sorted_and_nothing_is_missing(tmp_path: Path) -> None:
+    text = printed(write_results(tmp_path, many_methods(30)))
+    assert "All " not in text
+    assert text.index("BCT") < text.index("RM naive") < text.index("method 0") < text.index("method 29")
+
+
+def test_an_oracle_order_is_marked(tmp_path: Path) -> None:
+    text = printed(write_results(tmp_path, orders=("score", "oracle_loss")))
+    assert "oracle_loss †" in text
+    assert "† An upper bound" in text
+    alone = printed(write_results(tmp_path, orders=("oracle_loss",)))
+    assert "oracle_loss † order" in alone
+    assert "Only oracle orders were run" in alone
+    assert "†" not in printed(write_results(tmp_path))
+
+
+def test_the_reason_stands_before_dozens_of_names(tmp_path: Path) -> None:
+    left_out = {f"m{i}": "needs labels" for i in range(40)} | {"given": "no column order_score"}
+    lines = printed(write_results(tmp_path, left_out=left_out)).splitlines()
+    (many,) = [line for line in lines if "needs labels" in line]
+    assert many.strip().startswith("left out: 40 (needs labels): m0, m1, ")
+    assert "left out: given (no column order_score)" in "\n".join(lines)

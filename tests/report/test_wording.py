@@ -7,8 +7,19 @@ from typing import Any
 import pytest
 
 from ray_backfill.report.results import Difference, Results, read_results
-from ray_backfill.report.wording import percent, percent_sign, runner_up, safety, surely, tick, verdict
-from tests.report.folder import METHODS, write_results
+from ray_backfill.report.wording import (
+    GLOSSARY,
+    amount,
+    glossary,
+    percent,
+    percent_sign,
+    runner_up,
+    safety,
+    surely,
+    tick,
+    verdict,
+)
+from tests.report.folder import METHODS, many_methods, write_results
 
 
 def results_of(folder: Path, *names: str, **changed: tuple[Any, ...]) -> Results:
@@ -98,3 +109,41 @@ def test_what_an_interval_says_about_the_better_one(tmp_path: Path) -> None:
     assert runner_up(read_results(write_results(tmp_path, close))).endswith(
         "; 1.0 points behind (95 % interval \u22121.0 to 3.0), so the two are not told apart by these queries."
     )
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (999, "999"), (132_900, "132.9 k"), (1.8e9, "1.8 G"), (3e15, "3.0 P"), (math.nan, "–")],
+)
+def test_amount(number: float, text: str) -> None:
+    assert amount(number) == text
+
+
+def test_the_safety_of_many_is_counted(tmp_path: Path) -> None:
+    safe = read_results(write_results(tmp_path, many_methods(30), ("a", "b")))
+    assert safety(safe) == (
+        "All three safety conditions hold for 31 of 33 methods, each in its best order: "
+        "full RM, method 0, method 1, method 2, method 3, method 4 and 25 more."
+    )
+    unsafe = {m: (*v[:5], False, *v[6:]) for m, v in many_methods(30).items()}
+    none = read_results(write_results(tmp_path, unsafe))
+    assert safety(none) == "None of 33 methods meets all three safety conditions."
+
+
+def test_the_verdict_on_oracle_orders_and_on_offline_names_no_order(tmp_path: Path) -> None:
+    only = read_results(write_results(tmp_path, orders=("oracle_loss",)))
+    assert verdict(only).startswith("Only oracle orders were run")
+    offline = ("offline", (0.3, 0.3, 0.5), 0.6, 0.4, 1.5, True, 0.0, True, True, 0.0)
+    best = read_results(write_results(tmp_path, METHODS | {"offline": offline}, ("oracle_loss", "a")))
+    assert verdict(best).startswith("Offline reaches 150 %")
+
+
+def test_the_glossary_has_the_words_of_this_run(tmp_path: Path) -> None:
+    plain = read_results(write_results(tmp_path))
+    assert glossary(plain) == GLOSSARY
+    merges = ("raw", "quantile", "isotonic", "logistic", "csls", "rrf")
+    own = {name: (name, *METHODS["rm"][1:]) for name in ("ridge_query", "fastfill")}
+    rich = read_results(write_results(tmp_path, METHODS | own, ("sigma", "random"), merges=merges))
+    added = set(glossary(rich)) - set(GLOSSARY)
+    assert added == {"quantile", "isotonic", "logistic", "CSLS", "RRF", "Adapter", "h", "sigma"}
+    assert all(glossary(rich).values())

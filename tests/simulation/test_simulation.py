@@ -10,14 +10,22 @@ import pyarrow as pa
 import pytest
 
 import ray_backfill as rb
+from ray_backfill.cluster.replay import ReplayPlace
+from ray_backfill.cluster.train import Workers
 from ray_backfill.errors import InputError
 from ray_backfill.files import read_json
 from ray_backfill.methods import find_methods
+from ray_backfill.pipeline import evaluate_folder
 from ray_backfill.replay import Curve
 from ray_backfill.simulation import Evaluation, Run, replay_methods, simulate
-from ray_backfill.simulation.folder import ground_truth, make_orders
-from ray_backfill.simulation.tables import tabulate
-from ray_backfill.store import read_folder, vector_column, write_parquet
+from ray_backfill.simulation.folder import ground_truth
+from ray_backfill.simulation.merges import FittedMerges
+from ray_backfill.simulation.orders import BackfillOrders
+from ray_backfill.simulation.tables import Curves, tabulate
+from ray_backfill.store import EmbeddingFolder, EmbeddingTable, read_folder, vector_column, write_parquet
+from ray_backfill.training.fits import FitSettings
+from ray_backfill.training.head_loop import HeadTraining
+from ray_backfill.training.transform_loop import TransformTraining
 
 RUN = Run(command="test")
 CLASSES = 6
@@ -50,8 +58,14 @@ EVALUATION = Evaluation(methods=("rm_naive", "offline"), orders=("random", "clas
 
 
 def run_on(folder: Path, out: Path, evaluation: Evaluation = EVALUATION, run: Run = RUN) -> Path:
-    data = read_folder(folder)
-    return simulate(data, data.fingerprint(), out, evaluation, {}, run)
+    return simulate(read_folder(folder), out, evaluation, {}, run)
+
+
+def replay_all(data: EmbeddingFolder, evaluation: Evaluation = EVALUATION) -> Curves:
+    methods = evaluation.find_methods()
+    orders = BackfillOrders(data, evaluation.orders, evaluation.order_seed, evaluation.distance, methods, {})
+    merges = FittedMerges(data, evaluation.merges, evaluation, {})
+    return replay_methods(data, ground_truth(data), methods, orders, merges, evaluation, {})
 
 
 def test_tables_hold_what_the_curves_say(folder: Path, tmp_path: Path) -> None:
@@ -82,30 +96,30 @@ def test_tables_hold_what_the_curves_say(folder: Path, tmp_path: Path) -> None:
     assert manifest["left_out"] == {"rm": "no train split"}
     assert manifest["finished"]
     assert {p.name for p in out.iterdir()} == {
-        "curves.parquet", "summary.parquet", "differences.parquet", "curves.png", "report.html", "manifest.json"
+        *("curves.parquet", "summary.parquet", "differences.parquet", "costs.parquet"),
+        *("curves.png", "report.html", "manifest.json"),
     }  # fmt: skip
+
+
+def swap(table: EmbeddingTable) -> EmbeddingTable:
+    return replace(table, vectors={"old": table.new, "new": table.old})
 
 
 def test_flags_and_flips_tell_a_bad_upgrade_from_a_good_one(folder: Path, tmp_path: Path) -> None:
     """The new model is the worse one here: a finished backfill ends below {old, old} and above nothing."""
     data = read_folder(folder)
     assert data.queries is not None
-    swapped = replace(
-        data,
-        gallery=replace(data.gallery, old=data.gallery.new, new=data.gallery.old),
-        queries=replace(data.queries, old=data.queries.new, new=data.queries.old),
-    )
+    swapped = replace(data, gallery=swap(data.gallery), queries=swap(data.queries))
     methods = find_methods(("old", "new", "rm_naive"))
-    truth, order = ground_truth(swapped), {"o": np.arange(60)}
-    curves = replay_methods(swapped, truth, methods, order, EVALUATION, {})
+    curves = replay_all(swapped, Evaluation(methods=("rm_naive",), orders=("random",), points=5))
     half = Curve(
-        curves["rm_naive", "o"].t,
-        {"mAP": curves["rm_naive", "o"].per_query["mAP"] / 2},
-        np.zeros_like(curves["rm_naive", "o"].top1_correct),
-        curves["rm_naive", "o"].scored,
+        curves["rm_naive", "random", "raw"].t,
+        {"mAP": curves["rm_naive", "random", "raw"].per_query["mAP"] / 2},
+        np.zeros_like(curves["rm_naive", "random", "raw"].top1_correct),
+        curves["rm_naive", "random", "raw"].scored,
         0,
     )
-    tables = tabulate(methods, curves | {("rm_naive", "o"): half}, ["mAP"])
+    tables = tabulate(methods, {**curves, ("rm_naive", "random", "raw"): half}, ["mAP"])
     table = tables.curves
     row = tables.summary.set_index("method").loc["rm_naive"]
     assert not row.starts_at_old
@@ -113,7 +127,9 @@ def test_flags_and_flips_tell_a_bad_upgrade_from_a_good_one(folder: Path, tmp_pa
     assert not row.monotone
     assert row.largest_fall > 0
     lost = table[(table.method == "rm_naive") & (table.metric == "negative_flips_vs_old")].value
-    np.testing.assert_allclose(lost, curves["old", "o"].top1_correct[:, 0].mean())  # every right answer is lost
+    np.testing.assert_allclose(
+        lost, curves["old", "random", "raw"].top1_correct[:, 0].mean()
+    )  # every right answer is lost
     own = table[(table.method == "rm_naive") & (table.metric == "negative_flips")].value
     assert not own.any()  # it had none to lose
 
@@ -121,11 +137,8 @@ def test_flags_and_flips_tell_a_bad_upgrade_from_a_good_one(folder: Path, tmp_pa
 def test_differences_and_intervals_come_from_the_same_draws(folder: Path, tmp_path: Path) -> None:
     out = run_on(folder, tmp_path / "out")
     summary, differences = pd.read_parquet(out / "summary.parquet"), pd.read_parquet(out / "differences.parquet")
-    data = read_folder(folder)
-    truth, methods = ground_truth(data), EVALUATION.find_methods()
-    orders = make_orders(data.gallery, EVALUATION.orders, 0)
-    curves = replay_methods(data, truth, methods, orders, EVALUATION, {})
-    mine, offline = curves["rm_naive", "random"], curves["offline", "random"]
+    curves = replay_all(read_folder(folder))
+    mine, offline = curves["rm_naive", "random", "raw"], curves["offline", "random", "raw"]
     row = differences.query(
         "method == 'rm_naive' and order == 'random' and other_method == 'offline' and metric == 'mAP'"
     )
@@ -133,20 +146,32 @@ def test_differences_and_intervals_come_from_the_same_draws(folder: Path, tmp_pa
     assert tuple(row[["difference", "low", "high"]].iloc[0]) == pytest.approx(mine.difference(offline, "mAP"))
     row = summary.query("method == 'rm_naive' and order == 'random' and metric == 'mAP'")
     assert tuple(row[["auc_low", "auc_high"]].iloc[0]) == pytest.approx(mine.auc_interval("mAP"))
-    gain = mine.gain_interval("mAP", curves["old", "random"], curves["new", "random"])
+    gain = mine.gain_interval("mAP", curves["old", "random", "raw"], curves["new", "random", "raw"])
     assert tuple(row[["gain_low", "gain_high"]].iloc[0]) == pytest.approx(gain)
-    pairs = differences[["method", "order", "other_method", "other_order"]].drop_duplicates()
-    assert len(pairs) == 4 * 2 * (3 + 1)  # each of 4 methods in 2 orders: 3 others, and the other order
-    assert ((pairs.method == pairs.other_method) | (pairs.order == pairs.other_order)).all()
+    own, other = (differences[[f"{side}method", f"{side}order", f"{side}merge"]].to_numpy() for side in ("", "other_"))
+    assert len(own) == 2 * 4 * 2 * (3 + 1)  # of 2 metrics each of 4 methods in 2 orders: 3 others, and the other order
+    assert ((own != other).sum(axis=1) == 1).all()
+
+
+def test_merges_are_compared_with_each_other_and_with_the_references(folder: Path, tmp_path: Path) -> None:
+    write_split(folder / "train.parquet", 60, 3000)
+    evaluation = replace(EVALUATION, orders=("random",), merges=("raw", "quantile", "isotonic"))
+    out = run_on(folder, tmp_path / "out", evaluation)
+    summary, differences = pd.read_parquet(out / "summary.parquet"), pd.read_parquet(out / "differences.parquet")
+    assert summary.groupby("method")["merge"].nunique().to_dict() == {"old": 1, "new": 1, "offline": 1, "rm_naive": 3}
+    naive = summary[(summary.method == "rm_naive") & (summary.metric == "mAP")]
+    assert naive.start.nunique() == naive.end.nunique() == 1  # merges that are monotone keep both ends
+    assert naive.auc.nunique() > 1
+    pairs = differences[(differences.method == "rm_naive") & (differences.metric == "mAP")]
+    for _, rows in pairs.groupby("merge"):
+        assert rows.other_method.value_counts().to_dict() == {"rm_naive": 2, "old": 1, "new": 1, "offline": 1}
 
 
 def test_subgroups_are_the_curves_of_their_queries(folder: Path, tmp_path: Path) -> None:
     group = np.array(["f", "m", "m", "f", "m", "m"] * 2)
     write_split(folder / "queries.parquet", 12, 1000, group=group)
     table = pd.read_parquet(run_on(folder, tmp_path / "out") / "subgroups.parquet")
-    data = read_folder(folder)
-    truth, orders = ground_truth(data), make_orders(data.gallery, ("random",), 0)
-    curve = replay_methods(data, truth, EVALUATION.find_methods(), orders, EVALUATION, {})["rm_naive", "random"]
+    curve = replay_all(read_folder(folder))["rm_naive", "random", "raw"]
     own = table[(table.method == "rm_naive") & (table.order == "random") & (table.metric == "mAP")]
     f, m, gap = (own[own.group == g].value.to_numpy() for g in ("f", "m", "(gap)"))
     np.testing.assert_allclose(f, curve.per_query["mAP"][group == "f"].mean(axis=0))
@@ -241,7 +266,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
     with pytest.raises(InputError, match=r"queries\.parquet has no column 'label'; add it, or give"):
         ground_truth(read_folder(folder))
     with pytest.raises(InputError, match="needs the gallery column 'order_score'"):
-        make_orders(read_folder(folder).gallery, ("given",), seed=0)
+        BackfillOrders(read_folder(folder), ("given",), 0, "cosine", find_methods(("old",)), {}).check()
     for bad in (
         Evaluation(methods=("rn",)),
         Evaluation(metrics=("acc",)),
@@ -255,7 +280,8 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"merges": ("csls",)}, "unknown merge 'csls'; known: raw"),
+        ({"merges": ("sorted",)}, "unknown merge 'sorted'; known: raw"),
+        ({"merges": ("csls",), "distance": "l2"}, "csls merge is for the cosine distance"),
         ({"merges": ()}, "one merge"),
         ({"points": 1 << 17}, "at most 65536"),
     ],
@@ -272,3 +298,42 @@ def test_flips_have_intervals(folder: Path, tmp_path: Path) -> None:
     assert (lost.low <= lost.value + 1e-12).all()
     assert (lost.high >= lost.value - 1e-12).all()
     assert (lost.high > lost.low).any()
+
+
+def evaluate(folder: Path, out: Path, **change: Any) -> dict[str, Any]:
+    """The manifest of a run on a user's folder, from preflight to report."""
+    evaluation = replace(EVALUATION, orders=("random",), **change)
+    small = FitSettings(heads=HeadTraining(epochs=1), transforms=TransformTraining(epochs=1, hidden=8))
+    results = evaluate_folder(folder, out, evaluation, small, Workers(), ReplayPlace(), "test")
+    return read_json(results / "manifest.json")
+
+
+def test_what_cannot_be_fitted_is_left_out_and_the_rest_runs(folder: Path, tmp_path: Path) -> None:
+    methods = ("rm_naive", "procrustes_query", "rm", "fastfill")
+    found = evaluate(folder, tmp_path / "a", methods=methods, merges=("raw", "quantile", "isotonic", "rrf"))
+    assert set(found["left_out"]) == {"procrustes_query", "rm", "fastfill", "quantile merge", "isotonic merge"}
+    write_split(folder / "train.parquet", 60, 3000, label=None)
+    found = evaluate(folder, tmp_path / "b", methods=methods, merges=("raw", "quantile", "isotonic"))
+    assert set(found["left_out"]) == {"rm", "fastfill", "isotonic merge"}
+    summary = pd.read_parquet(tmp_path / "b" / "results" / "summary.parquet")
+    assert set(summary[summary.method == "procrustes_query"]["merge"]) == {"raw", "quantile"}
+
+
+def test_a_model_that_the_train_split_lacks_goes_without_fitted_merges(folder: Path, tmp_path: Path) -> None:
+    write_split(folder / "train.parquet", 60, 3000)
+    for split, rows, first in (("gallery", 60, 0), ("queries", 12, 1000)):
+        bct = vector_column(vectors(np.arange(rows) % CLASSES, 4, 0.8, first))
+        write_split(folder / f"{split}.parquet", rows, first, bct=bct, side=["left"] * rows)
+    found = evaluate(folder, tmp_path / "out", methods=("bct", "fct_side"), merges=("raw", "quantile", "rrf"))
+    assert found["left_out"] == {
+        "fct_side": "needs embeddings of a further model: a column 'side' in gallery.parquet",
+        "bct with fitted merges": "needs a column 'bct' in train.parquet",
+    }
+    summary = pd.read_parquet(tmp_path / "out" / "results" / "summary.parquet")
+    assert set(summary[summary.method == "bct"]["merge"]) == {"raw", "rrf"}
+
+
+def test_all_means_the_methods_that_there_are(folder: Path, tmp_path: Path) -> None:
+    found = evaluate(folder, tmp_path / "out", methods=("all",))
+    assert found["settings"]["evaluation"]["methods"] == ["old", "new", "offline", "rm_naive"]
+    assert {"rm", "fct", "bct"} < set(found["left_out"])

@@ -1,5 +1,6 @@
 """Backbone training in one process: it learns, resumes exactly, and leaves broken images out."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,26 +13,40 @@ from torch.multiprocessing.spawn import spawn
 
 from ray_backfill.datasets import ImageSource, Pixels, landmarks, open_source
 from ray_backfill.errors import InputError
-from ray_backfill.models.backbones import BackboneSettings
+from ray_backfill.methods import all_backbones
+from ray_backfill.methods._objective import OldModel
+from ray_backfill.models.backbones import BackboneSettings, pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.training import backbone_loop
 from ray_backfill.training import pixels as pixel_feed
+from ray_backfill.training.arithmetic import embed_macs, embed_parameters
 from ray_backfill.training.augment import Augmentation, augment
 from ray_backfill.training.backbone_loop import (
     BackboneTraining,
     Epoch,
+    TrainedBackbone,
     images_per_worker,
     train_backbone,
     training_rows,
 )
+from ray_backfill.training.old_model import freeze_old
 from ray_backfill.training.pixels import PixelFeed
 from ray_backfill.training.schedule import warmup_cosine
 from tests.training._workers import leave_together
 
 SOURCE = open_source(landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4))
 INFO = BackboneInfo(BackboneSettings(dim=8, width=4), channels=3, image_size=16, classes=[0, 1, 3])
-ROWS = training_rows(SOURCE.items("train").labels_N, INFO.classes)
+LABELS = SOURCE.items("train").labels_N
+ROWS = training_rows(LABELS, INFO.classes)
 TRAINING = BackboneTraining(epochs=3, batch=16, lr=0.1, warmup_epochs=1)
+KINDS = all_backbones()
+
+
+def old_model(classes: list[int]) -> OldModel:
+    """An untrained backbone of fewer dimensions, in train mode, as if somebody had forgotten to freeze it."""
+    torch.manual_seed(7)
+    info = replace(INFO, classes=classes, backbone=replace(INFO.backbone, dim=6))
+    return OldModel(info.build(), info)
 
 
 def test_rows_are_those_of_the_classes() -> None:
@@ -51,14 +66,14 @@ def test_a_resumed_training_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
         if epoch.epoch == 2:
             epoch.save(tmp_path)
 
-    whole, _ = train_backbone(SOURCE, ROWS, INFO, TRAINING, on_epoch=save)
+    whole = train_backbone(SOURCE, ROWS, INFO, TRAINING, on_epoch=save)
     later: list[int] = []
-    resumed, _ = train_backbone(
+    resumed = train_backbone(
         SOURCE, ROWS, INFO, TRAINING, resume_from=tmp_path, on_epoch=lambda e: later.append(e.epoch)
     )
     assert later == [3]
-    for name, value in whole.state_dict().items():
-        torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=0)
+    for name, value in whole.network.state_dict().items():
+        torch.testing.assert_close(resumed.network.state_dict()[name], value, rtol=0, atol=0)
 
 
 class BrokenImages:
@@ -87,9 +102,9 @@ def test_broken_images_cost_no_other_row(cache_bytes: int) -> None:
         assert not pixels[~readable].any()
     assert set(feed.broken) == {int(row) for row in ROWS if row % 5 == 0}
     for batch in (16, 2):  # with 2 images a batch some batches are broken as a whole
-        network, broken = train_backbone(source, ROWS, INFO, replace(TRAINING, epochs=1, batch=batch))
-        assert set(broken.values()) == {"truncated"}
-        assert all(value.isfinite().all() for value in network.state_dict().values())
+        done = train_backbone(source, ROWS, INFO, replace(TRAINING, epochs=1, batch=batch))
+        assert set(done.broken.values()) == {"truncated"}
+        assert all(value.isfinite().all() for value in done.network.state_dict().values())
 
 
 class Recorder:
@@ -112,19 +127,27 @@ def _train_on_two(rank: int, folder: str) -> None:
     pixel_feed.CACHE_BYTES = 0  # decode what is used, when it is used
     source = Recorder()
     epochs: list[Epoch] = []
-    network, _ = train_backbone(source, ROWS, INFO, replace(TRAINING, epochs=1), on_epoch=epochs.append)
-    torch.save((network.state_dict(), source.rows, epochs[0].loss), Path(folder) / f"{rank}.pt")
+    network = train_backbone(source, ROWS, INFO, replace(TRAINING, epochs=1), on_epoch=epochs.append).network
+    others = [
+        train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=1), kind=KINDS[name], old=old_model([2, 9]))
+        for name in ("bct", "ract_hard", "side")
+    ]
+    states = [network.state_dict(), *(other.network.state_dict() for other in others)]
+    torch.save((states, source.rows, epochs[0].loss, [other.flops for other in others]), Path(folder) / f"{rank}.pt")
     leave_together(rank, folder)
 
 
 def test_two_workers_share_the_images_and_keep_one_network(tmp_path: Path) -> None:
     spawn(_train_on_two, (str(tmp_path),), nprocs=2)
-    (first, first_rows, first_loss), (second, second_rows, second_loss) = (
+    (first, first_rows, first_loss, flops), (second, second_rows, second_loss, _) = (
         torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)
     )
-    for name, value in first.items():
-        if "running" not in name:  # statistics of BatchNorm stay each worker's own
-            torch.testing.assert_close(second[name], value, rtol=0, atol=0)
+    for mine, other in zip(first, second, strict=True):  # of plain classification, and of every kind
+        for name, value in mine.items():
+            if "running" not in name:  # statistics of BatchNorm stay each worker's own
+                torch.testing.assert_close(other[name], value, rtol=0, atol=0)
+    alone = train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=1), kind=KINDS["bct"], old=old_model([2, 9]))
+    assert flops[0] == alone.flops  # of both workers together: half a batch each
     assert first_loss == second_loss
     assert not set(first_rows) & set(second_rows)
     steps = len(ROWS) // TRAINING.batch
@@ -136,7 +159,7 @@ def test_training_follows_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backbone_loop, "warmup_cosine", lambda step, steps, warmup: 0.0)
     torch.manual_seed(TRAINING.seed)
     start = INFO.build().state_dict()["classifier.weight"].clone()
-    network, _ = train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=1))
+    network = train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=1)).network
     torch.testing.assert_close(network.state_dict()["classifier.weight"], start, rtol=0, atol=0)
 
 
@@ -165,3 +188,125 @@ def test_augmentation_moves_zooms_and_mirrors() -> None:
     assert (same | turned).all()
     assert 10 < same.sum() < 54
     assert not torch.allclose(augment(pixels, Augmentation()), pixels, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "old_classes"), [("bct", [1, 3]), ("bct", [2, 9]), ("ract", [1, 3]), ("ract_hard", [1, 3]), ("side", [])]
+)
+def test_every_kind_resumes_and_leaves_the_old_model_as_it_was(
+    name: str, old_classes: list[int], tmp_path: Path
+) -> None:
+    old = old_model(old_classes) if KINDS[name].needs_old else None
+    before = {key: value.clone() for key, value in old.network.state_dict().items()} if old else {}
+
+    def train(resume_from: Path | None = None, on_epoch: Callable[[Epoch], None] | None = None) -> TrainedBackbone:
+        return train_backbone(
+            SOURCE, ROWS, INFO, TRAINING, resume_from=resume_from, on_epoch=on_epoch, kind=KINDS[name], old=old
+        )
+
+    whole = train(on_epoch=lambda epoch: epoch.save(tmp_path) if epoch.epoch == 2 else None)
+    resumed = train(resume_from=tmp_path)
+    for key, value in whole.network.state_dict().items():
+        torch.testing.assert_close(resumed.network.state_dict()[key], value, rtol=0, atol=0)
+    assert resumed.flops == whole.flops
+    assert whole.network.state_dict().keys() == INFO.build().state_dict().keys()
+    for key, value in before.items():
+        assert old is not None
+        torch.testing.assert_close(old.network.state_dict()[key], value, rtol=0, atol=0)
+
+
+def test_influence_pulls_towards_the_old_classifier() -> None:
+    """The old classifier recognises the new embedding only if it was trained to be compatible."""
+    old = OldModel(train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=12, seed=5)).network, INFO)
+    right = {}
+    for kind in (None, KINDS["bct"]):
+        done = train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=12), kind=kind, old=old if kind else None)
+        with torch.no_grad():
+            embedding = done.network.embed(pixels_to_float(torch.from_numpy(SOURCE.read("train", ROWS).pixels_BSSC)))
+            answers = old.network.classifier(embedding).argmax(1).numpy()
+        right[kind and kind.name] = float((np.asarray(INFO.classes)[answers] == LABELS[ROWS]).mean())
+    assert right["bct"] > 0.6
+    assert right["bct"] > right[None] + 0.2
+
+
+def test_class_means_are_those_of_readable_images_as_they_are() -> None:
+    source: ImageSource = BrokenImages()
+    old = old_model([2, 9])
+    targets = np.searchsorted(INFO.classes, LABELS)
+    means = freeze_old(old, INFO, PixelFeed(source, ROWS), ROWS, targets, torch.device("cpu")).class_means_Cd
+    assert means is not None
+    for c, label in enumerate(INFO.classes):
+        rows = np.flatnonzero((label == LABELS) & (np.arange(len(LABELS)) % 5 != 0))
+        pixels = pixels_to_float(torch.from_numpy(SOURCE.read("train", rows).pixels_BSSC))
+        with torch.no_grad():
+            torch.testing.assert_close(means[c], old.network.eval().embed(pixels).mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_arcface_learns() -> None:
+    epochs: list[Epoch] = []
+    settings = replace(TRAINING, classification="arcface", epochs=20, lr=0.003, arcface_margin=0.2, arcface_scale=8.0)
+    info = replace(INFO, cosine_scale=settings.cosine_scale)
+    train_backbone(SOURCE, ROWS, info, settings, on_epoch=epochs.append)
+    assert epochs[-1].accuracy > 0.6
+
+
+def test_simclr_finds_the_other_view() -> None:
+    epochs: list[Epoch] = []
+    train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=12), on_epoch=epochs.append, kind=KINDS["side"])
+    assert epochs[-1].loss < 0.9 * epochs[0].loss
+
+
+def test_views_of_a_pair_differ_as_its_own_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[Augmentation] = []
+
+    def spy(pixels: torch.Tensor, how: Augmentation) -> torch.Tensor:
+        used.append(how)
+        return augment(pixels, how)
+
+    monkeypatch.setattr(backbone_loop, "augment", spy)
+    once = replace(TRAINING, epochs=1, batch=len(ROWS))
+    train_backbone(SOURCE, ROWS, INFO, once)
+    train_backbone(SOURCE, ROWS, INFO, once, kind=KINDS["side"])
+    assert used == [once.augmentation, once.pair_augmentation, once.pair_augmentation]
+
+
+def test_colours_change_within_their_limit() -> None:
+    pixels = torch.rand(64, 3, 9, 9) * 0.5 + 0.2
+    still = Augmentation(rotate_deg=0, shift=0, zoom=0)
+    views = augment(pixels, replace(still, colour=0.2))
+    flat = torch.full((64, 3, 9, 9), 0.5)
+    brightness = augment(flat, replace(still, colour=0.2)) / flat  # nothing to contrast with
+    assert 0.8 - 1e-5 <= brightness.min() < 0.85
+    assert 1.15 < brightness.max() <= 1.2 + 1e-5
+    assert brightness.std((2, 3)).max() < 1e-5
+    contrast = (views.std((2, 3)) / views.mean((2, 3))) / (pixels.std((2, 3)) / pixels.mean((2, 3)))
+    assert 0.8 - 1e-3 <= contrast.min() < 0.85
+    assert 1.15 < contrast.max() <= 1.2 + 1e-3
+
+
+def test_arithmetic_of_a_convnet_training_is_counted_by_hand() -> None:
+    """16 px, 3 channels, width 4, 8 dimensions, 3 classes; gradients cost the same again for weights and for inputs.
+
+    Nobody needs the gradient of the images.
+    """
+    convolutions = [3 * 4 * 9 * 16**2, 4 * 8 * 9 * 8**2, 8 * 16 * 9 * 4**2, 16 * 16 * 9 * 2**2]
+    embed = sum(convolutions) + 16 * 8
+    step = 16 * 2 * (3 * (embed + 8 * 3) - convolutions[0])
+    steps = len(ROWS) // 16
+    done = train_backbone(SOURCE, ROWS, INFO, TRAINING)
+    assert embed_macs(done.network, 3, 16) == embed
+    assert done.flops == 3 * steps * step
+    ract = train_backbone(SOURCE, ROWS, INFO, TRAINING, kind=KINDS["ract"], old=old_model([1, 3]))
+    similarities = 16 * 2 * (16 * 6 + 16 * 8)  # to old ones and to new ones
+    backward = 16 * 2 * (16 * 6 + 2 * 16 * 8)  # old ones have no gradient
+    old_step = 16 * 2 * (sum(convolutions) + 16 * 6)
+    assert ract.flops == 3 * steps * (step + old_step + similarities + backward)
+
+
+@pytest.mark.parametrize(("arch", "giga_macs"), [("resnet18", 1.814), ("resnet50", 4.089), ("vit_b_32", 4.409)])
+def test_arithmetic_of_known_networks_is_what_torchvision_publishes(arch: str, giga_macs: float) -> None:
+    """Theirs include a classifier of 1000 classes."""
+    network = BackboneInfo(BackboneSettings(arch, dim=1000), 3, 224, classes=[0, 1]).build()
+    assert embed_macs(network, 3, 224) / 1e9 == pytest.approx(giga_macs, rel=0.01)
+    published = {"resnet18": 11_689_512, "resnet50": 25_557_032, "vit_b_32": 88_224_232}
+    assert embed_parameters(network) == pytest.approx(published[arch], rel=0.01)

@@ -1,5 +1,6 @@
 """Class-balanced batches, and two DDP workers against one with the doubled batch."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,17 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from ray_backfill.errors import InputError
-from ray_backfill.methods import HeadLoss
+from ray_backfill.methods import HeadLoss, TrainSet, TransformLoss
 from ray_backfill.methods.rank_merge import LOSSES, LossBatch, LossSettings, head_loss
 from ray_backfill.models.gather import gather, rank_and_size
 from ray_backfill.models.heads import Heads, HeadShape
 from ray_backfill.training import head_loop
-from ray_backfill.training.head_loop import HeadTraining, TrainSet, anchors_per_worker, balanced_batches, train_heads
+from ray_backfill.training.head_loop import HeadTraining, anchors_per_worker, balanced_batches, train_heads
+from ray_backfill.training.transform_loop import TransformTraining, train_transform
 from tests.training._workers import leave_together
+
+FASTFILL = TransformLoss(disc=True, uncertainty=True)
+TRANSFORMS = TransformTraining(epochs=3, batch=24, hidden=8)
 
 
 def test_batches_hold_so_many_items_of_so_many_classes() -> None:
@@ -62,7 +67,8 @@ def test_training_follows_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
 def _data() -> TrainSet:
     rng = np.random.default_rng(1)
     label = np.arange(48) % 6
-    return TrainSet(rng.normal(size=(48, 4)) + label[:, None], rng.normal(size=(48, 5)) + label[:, None], label)
+    old, new = (rng.normal(size=(48, d)) + label[:, None] for d in (4, 5))
+    return TrainSet({"old": old, "new": new}, label)
 
 
 def _one_step(name: str, learn_new: bool, rows: slice) -> tuple[float, dict[str, torch.Tensor]]:
@@ -71,9 +77,9 @@ def _one_step(name: str, learn_new: bool, rows: slice) -> tuple[float, dict[str,
     torch.manual_seed(0)
     heads = Heads(HeadShape(4, 5, learn_new)).double()
     rank, size = rank_and_size()
-    mine = torch.from_numpy(data.new[rows])
+    mine = torch.from_numpy(data.vectors["new"][rows])
     reverse, forward = heads(mine)
-    old, label = torch.from_numpy(data.old[:16]), torch.from_numpy(data.label[:16])
+    old, label = torch.from_numpy(data.vectors["old"][:16]), torch.from_numpy(np.asarray(data.label)[:16])
     batch = LossBatch(reverse, forward, old, gather(forward), label, first=rank * len(mine))
     loss = head_loss(name, batch, LossSettings())
     loss.backward()
@@ -94,23 +100,28 @@ def _two_workers(rank: int, folder: str) -> None:
     for name in LOSSES:
         for learn_new in (False, True):
             results[name, learn_new] = _one_step(name, learn_new, slice(rank * 8, rank * 8 + 8))
-    trained = train_heads(_data(), HeadLoss("mcl", True), HeadTraining(epochs=2, classes=4, items=4))[0]
+    trained, _ = train_heads(_data(), HeadLoss("mcl", True), HeadTraining(epochs=2, classes=4, items=4))
+    transform, _ = train_transform(_data(), FASTFILL, TRANSFORMS)
     if rank == 0:
-        torch.save((results, trained.state_dict()), Path(folder) / "results.pt")
+        torch.save((results, trained.state_dict(), transform.state_dict()), Path(folder) / "results.pt")
     leave_together(rank, folder)
 
 
 def test_two_workers_give_loss_and_gradient_of_one_with_the_doubled_batch(tmp_path: Path) -> None:
     spawn(_two_workers, (str(tmp_path),), nprocs=2)
-    results, trained = torch.load(tmp_path / "results.pt", weights_only=True)
+    results, trained, transform = torch.load(tmp_path / "results.pt", weights_only=True)
     for (name, learn_new), (loss, gradients) in results.items():
         expected_loss, expected = _one_step(name, learn_new, slice(0, 16))
         assert loss == pytest.approx(expected_loss, rel=1e-12)
         assert gradients.keys() == expected.keys()
         for parameter, gradient in gradients.items():
             torch.testing.assert_close(gradient, expected[parameter], rtol=1e-9, atol=1e-12)
-    alone = train_heads(_data(), HeadLoss("mcl", True), HeadTraining(epochs=2, classes=4, items=4))[0]
+    alone, _ = train_heads(_data(), HeadLoss("mcl", True), HeadTraining(epochs=2, classes=4, items=4))
     for name, value in alone.state_dict().items():
         if name.endswith(("0.bias", "running_mean")):
             continue  # a bias before BatchNorm has no gradient but rounding noise, which Adam scales to full steps
         torch.testing.assert_close(trained[name], value, rtol=1e-4, atol=1e-5)
+    for name, value in train_transform(_data(), FASTFILL, TRANSFORMS)[0].state_dict().items():
+        if re.search(r"(0|3)\.bias|running_mean", name):
+            continue  # as above
+        torch.testing.assert_close(transform[name], value, rtol=1e-3, atol=1e-4)

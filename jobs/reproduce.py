@@ -1,0 +1,9 @@
+"""Run a recipe with several seeds and all methods, and write one page: tables, the papers' tables beside, every claim.
+
+python jobs/reproduce.py --recipe omniglot --data-root PATH --subgroups omniglot_biased --page docs/results/omniglot.md
+"""
+
+from ray_backfill.cli import reproduce_job, run_job
+
+if __name__ == "__main__":
+    run_job(lambda: reproduce_job(__doc__ or ""))

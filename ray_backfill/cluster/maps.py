@@ -1,0 +1,149 @@
+"""Fits the maps of methods on stored embeddings: formulas here, training by Ray Train, all in one start of workers."""
+
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train.torch
+import torch
+from tqdm import tqdm
+
+from ray_backfill.cluster.progress import progress_bar
+from ray_backfill.cluster.session import placed, session
+from ray_backfill.cluster.train import Workers, run_ddp
+from ray_backfill.methods import Method, TrainSet, find_methods
+from ray_backfill.models.checkpoints import save_network
+from ray_backfill.models.gather import rank_and_size
+from ray_backfill.stages import begin_stage, finish_stage, is_finished
+from ray_backfill.store import EmbeddingFolder, read_classifier, read_table
+from ray_backfill.training.fits import FitSettings, check_fit, epochs_of, fit, is_closed_form, settings_of
+
+# What of a folder decides a map.
+_FITTED_ON = ("train", "classifier")
+
+
+def fit_stage(
+    out: Path,
+    folder: EmbeddingFolder,
+    methods: Sequence[Method],
+    settings: FitSettings,
+    distance: str,
+    workers: Workers,
+) -> dict[str, Path]:
+    """Fit what those methods need that need anything; each ends in ``out/<method>`` and is fitted once.
+
+    folder: with a train split, which every worker reads again. out: on storage that all nodes share, like the folder.
+    Returns: method name -> folder, as ``load_network`` reads it; a method whose training diverged is missing.
+
+    Raises:
+        InputError: a folder of other settings, or a split that cannot be fitted on.
+    """
+    assert folder.train is not None
+    data = TrainSet(folder.train.vectors, folder.train.label, folder.classifier)
+    wanted = [method for method in methods if method.fit is not None]
+    for method in wanted:
+        check_fit(method, data, settings, 1)  # fails here, not in a worker with a long trace
+    folders = {method.name: out / method.name for method in wanted}
+    missing = [
+        method
+        for method in wanted
+        if not begin_stage(
+            folders[method.name],
+            "map",
+            {"data": folder.fingerprint(method.models, ("train", "classifier"))}
+            | settings_of(method, settings, distance),
+        )
+    ]
+    for method in filter(is_closed_form, missing):
+        fitted = fit(method, data, settings, distance)
+        save_network(folders[method.name], fitted.network)
+        finish_stage(folders[method.name], {"training_flops": fitted.flops})
+    trained = [method for method in missing if not is_closed_form(method)]
+    if not trained:
+        return folders
+    total = sum(epochs_of(method, settings) for method in trained)
+    with session(), progress_bar("train maps", total, "epochs") as progress:
+        together = for_maps(workers)
+        for method in trained:
+            check_fit(method, data, settings, together.number)
+        config = {
+            "data": str(folder.path),
+            "models": folder.models,
+            "methods": [method.name for method in trained],
+            "settings": settings,
+            "distance": distance,
+            "out": str(out),
+            "progress": progress,
+        }
+        run_ddp(_worker, config, together, "_ray", out)
+    shutil.rmtree(out / "_ray", ignore_errors=True)
+    return {name: path for name, path in folders.items() if is_finished(path)}
+
+
+def for_maps(workers: Workers) -> Workers:
+    """As they are where there are GPUs; else one worker with the CPUs of all.
+
+    Maps are small: on CPUs several workers mostly wait for each other (docs/log.md), and one trains the same.
+
+    Raises:
+        InputError: the connected cluster has too few CPUs.
+    """
+    number, on_gpu = placed(workers.number, workers.cpus, "--workers")
+    return replace(workers, number=number) if on_gpu else replace(workers, number=1, cpus=number * workers.cpus)
+
+
+def fit_side_by_side(data: Path, wanted: Sequence[tuple[str, FitSettings]], distance: str, out: Path) -> list[Path]:
+    """Fit methods by name, each with its own settings, each on one CPU, as many at a time as there are CPUs.
+
+    data: a folder of the data contract. Returns: the folder of each network, ``out/<number>``; a finished one is kept.
+    """
+    folders = [out / str(i) for i in range(len(wanted))]
+    with session(), tqdm(total=len(wanted), desc="fit variants", dynamic_ncols=True) as bar:
+        task = ray.remote(num_cpus=1)(_fit_alone)
+        waiting = [
+            task.remote(data, name, settings, distance, folder)
+            for (name, settings), folder in zip(wanted, folders, strict=True)
+        ]
+        while waiting:
+            done, waiting = ray.wait(waiting)
+            ray.get(done)
+            bar.update(len(done))
+    return folders
+
+
+def _fit_alone(data: Path, name: str, settings: FitSettings, distance: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    (method,) = find_methods((name,))
+    if begin_stage(folder, "map", settings_of(method, settings, distance)):
+        return
+    train = read_table(data / "train.parquet", method.models)
+    fitted = fit(method, TrainSet(train.vectors, train.label, read_classifier(data)), settings, distance)
+    save_network(folder, fitted.network)
+    finish_stage(folder, {"training_flops": fitted.flops})
+
+
+def _worker(config: dict[str, Any]) -> None:
+    """Runs on every DDP worker: one method after the other; rank 0 keeps each as soon as it is trained."""
+    folder, out, settings = Path(config["data"]), Path(config["out"]), config["settings"]
+    train = read_table(folder / "train.parquet", config["models"])
+    data = TrainSet(train.vectors, train.label, read_classifier(folder))
+    rank, size = rank_and_size()
+    done = 0
+    for method in find_methods(tuple(config["methods"])):
+        last_loss = math.nan
+
+        def on_epoch(epoch: int, loss: float, method: Method = method, done: int = done) -> None:
+            nonlocal last_loss
+            last_loss = loss
+            if rank == 0:
+                config["progress"].set.remote(done + epoch, f"{method.title}, loss {loss:.3f}")
+
+        fitted = fit(method, data, settings, config["distance"], ray.train.torch.get_device(), on_epoch)
+        done += epochs_of(method, settings)
+        if rank == 0 and math.isfinite(last_loss):
+            save_network(out / method.name, fitted.network.cpu())
+            finish_stage(out / method.name, {"loss": last_loss, "workers": size, "training_flops": fitted.flops})

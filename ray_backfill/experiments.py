@@ -1,0 +1,231 @@
+"""Whole experiments: a recipe run with several seeds, ablations and subgroups beside it, and one page about all of it.
+
+A run's folder: seed-<n> (a run of the recipe, with results and results_merges), biased-<n>, ablation.parquet.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from scipy.stats import kendalltau
+
+from ray_backfill.cluster.embed import EmbedActors
+from ray_backfill.cluster.maps import fit_side_by_side
+from ray_backfill.cluster.replay import ReplayPlace
+from ray_backfill.cluster.session import session
+from ray_backfill.cluster.train import Workers
+from ray_backfill.files import read_json
+from ray_backfill.merges import MERGES
+from ray_backfill.methods import Method, find_methods
+from ray_backfill.models.checkpoints import load_network
+from ray_backfill.pipeline import evaluate_folder, run_recipe
+from ray_backfill.recipes import Recipe, describe_recipe, load_recipe
+from ray_backfill.replay import replay
+from ray_backfill.reproduction import PageInput, SeedRun, write_page
+from ray_backfill.simulation import Evaluation
+from ray_backfill.simulation.folder import ground_truth
+from ray_backfill.simulation.orders import BackfillOrders, embeddings_of, read_sigma, true_losses
+from ray_backfill.stages import begin_stage, finish_stage
+from ray_backfill.store import read_folder, write_parquet
+from ray_backfill.training.fits import FitSettings
+
+# Made of images; least_confidence is classifier_score by definition.
+_ORDERS = (
+    *("classifier_score", "random", "entropy", "margin", "centroid_cosine", "class_mean_distance", "sigma"),
+    "oracle_loss",
+)
+# The main order: rank merge reports its figures with it.
+_ORDER = "classifier_score"
+# Of the ablation: CL-M without rho trains what CL-S trains (docs/log.md), so it is left out.
+_LOSSES = ("rqt", "cl_s", "mcl", "rqt_rho", "cl_s_rho", "cl_m_rho", "rm")
+_TAUS = (1.0, 0.1, 0.03)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is run."""
+
+    # The recipe to run with each seed.
+    recipe: str
+    # Where the images are, for recipes that need files.
+    data_root: Path | None = None
+    # Of the runs: backbones, batches, heads, and whatever of the data is drawn.
+    seeds: tuple[int, ...] = (0, 1, 2)
+    # Upgrade methods, or "all".
+    methods: tuple[str, ...] = ("all",)
+    # Heads by loss, rho, mining and temperature, on the first seed.
+    ablation: bool = True
+    # A recipe with subgroups, run with the same seeds; "" for none.
+    subgroups: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where it is computed."""
+
+    workers: Workers
+    actors: EmbedActors
+
+
+def reproduce(experiment: Experiment, place: Place, out: Path, page: Path, findings: Path | None, command: str) -> Path:
+    """Run everything that is not there yet and write the page with its figure.
+
+    findings: Markdown written by hand that the page includes.
+
+    Raises:
+        InputError: anything wrong in names, data or folders.
+    """
+    with session():
+        runs = tuple(_run_seed(experiment, seed, place, out, command) for seed in experiment.seeds)
+        groups = tuple(_run_subgroups(experiment, seed, place, out, command) for seed in experiment.seeds)
+        ablation = _ablate(experiment, out) if experiment.ablation else None
+    minutes = _minutes([*runs, *filter(None, groups)])
+    write_page(
+        PageInput(
+            title=f"{experiment.recipe.replace('_', ' ').capitalize()}: every method",
+            protocol=describe_recipe(experiment.recipe),
+            runs=runs,
+            # Where the images lie on this machine says nothing to a reader.
+            command=re.sub(r"(--data-root[ =])\S+", r"\1PATH", command),
+            date=date.today().isoformat(),
+            machine=f"{_machine()}; {minutes:.0f} minutes for all runs, the ablation aside",
+            order=_ORDER,
+            kendall_tau=_sigma_against_loss(experiment, out),
+            ablation=ablation,
+            subgroup_runs=tuple(filter(None, groups)),
+            subgroup_note=describe_recipe(experiment.subgroups) if experiment.subgroups else "",
+            findings=findings,
+        ),
+        page,
+    )
+    return page
+
+
+def _run_seed(experiment: Experiment, seed: int, place: Place, out: Path, command: str) -> SeedRun:
+    """All methods in all orders without a merge, and in the main order with all merges."""
+    recipe = load_recipe(experiment.recipe, experiment.data_root, seed)
+    folder = out / f"seed-{seed}"
+    evaluation = replace(recipe.evaluation, methods=experiment.methods)
+    methods = evaluation.find_methods()
+    able = {"sigma": any(m.has_sigma for m in methods), "oracle_loss": any(m.aligned for m in methods)}
+    orders = tuple(order for order in _ORDERS if able.get(order, True))
+    recipe = replace(recipe, evaluation=replace(evaluation, orders=orders))
+    results = run_recipe(recipe, folder, place.workers, place.actors, ReplayPlace(), command)
+    merged = replace(recipe, evaluation=replace(evaluation, orders=(_ORDER,), merges=_merges(evaluation)))
+    with_merges = evaluate_folder(
+        folder / "embeddings", folder, merged.evaluation, merged.fits, place.workers, ReplayPlace(), command,
+        asdict(merged), results="results_merges",
+    )  # fmt: skip
+    return SeedRun(seed, results, (with_merges,))
+
+
+def _merges(evaluation: Evaluation) -> tuple[str, ...]:
+    return tuple(name for name in MERGES if name != "csls" or evaluation.distance == "cosine")
+
+
+def _run_subgroups(experiment: Experiment, seed: int, place: Place, out: Path, command: str) -> SeedRun | None:
+    if not experiment.subgroups:
+        return None
+    recipe = load_recipe(experiment.subgroups, experiment.data_root, seed)
+    folder = out / f"biased-{seed}"
+    return SeedRun(seed, run_recipe(recipe, folder, place.workers, place.actors, ReplayPlace(), command))
+
+
+def _ablate(experiment: Experiment, out: Path) -> Path:
+    """Heads by loss, rho, mining and temperature on the first seed's embeddings: ``ablation.parquet``."""
+    recipe = load_recipe(experiment.recipe, experiment.data_root, experiment.seeds[0])
+    data, path = out / f"seed-{experiment.seeds[0]}" / "embeddings", out / "ablation" / "ablation.parquet"
+    cases = [
+        (name, mining, tau)
+        for name, mining, tau in product(_LOSSES, (True, False), _TAUS)
+        # RQT has neither.
+        if not name.startswith("rqt") or (mining, tau) == (True, _TAUS[0])
+    ]
+    folder = read_folder(data)
+    settings = {"data": folder.fingerprint(), "cases": cases, "fits": asdict(recipe.fits)}
+    settings["evaluation"] = asdict(recipe.evaluation)
+    if begin_stage(path.parent, "ablation", settings):
+        return path
+    fits = [(name, _with_loss(recipe.fits, mining, tau)) for name, mining, tau in cases]
+    networks = fit_side_by_side(data, fits, recipe.evaluation.distance, path.parent)
+    rows = []
+    for (name, mining, tau), network in zip(cases, networks, strict=True):
+        (method,) = find_methods((name,))
+        rows.append(
+            {"loss": method.title.removesuffix(" + rho"), "rho": name.endswith("_rho") or name == "rm"}
+            | {"mining": mining, "tau": tau if not name.startswith("rqt") else np.nan}
+            | _measure(recipe, data, method, network)
+        )
+    write_parquet(path, pa.Table.from_pandas(pd.DataFrame(rows), preserve_index=False))
+    finish_stage(path.parent)
+    return path
+
+
+def _with_loss(fits: FitSettings, mining: bool, tau: float) -> FitSettings:
+    loss = replace(fits.heads.loss, hard_mining=mining, tau=tau)
+    return replace(fits, heads=replace(fits.heads, loss=loss))
+
+
+def _measure(recipe: Recipe[Any], data: Path, method: Method, network: Path) -> dict[str, float]:
+    """AUC, gain, M_0 and M_1 of one method in the main order."""
+    folder, evaluation = read_folder(data), recipe.evaluation
+    compared = find_methods(("old", "new", method.name))
+    orders = BackfillOrders(folder, (_ORDER,), evaluation.order_seed, evaluation.distance, compared, {})
+    truth, metric = ground_truth(folder, refuse_unknown_labels=False), evaluation.metrics[0]
+    old, new, curve = (
+        replay(
+            m.pair(embeddings_of(folder), load_network(network) if m.fit else None), truth, orders.of(m)[_ORDER],
+            evaluation.points, (metric,), evaluation.distance,
+        )
+        for m in compared
+    )  # fmt: skip
+    values = curve.values(metric)
+    gain = curve.gain(metric, old, new)
+    return {"auc": curve.auc(metric), "gain": gain, "start": float(values[0]), "end": float(values[-1])}
+
+
+def _sigma_against_loss(experiment: Experiment, out: Path) -> tuple[float, ...]:
+    """Kendall's tau of FastFill's sigma and its true loss over the gallery, a number a seed; () without FastFill."""
+    recipe = load_recipe(experiment.recipe, experiment.data_root)
+    methods = replace(recipe.evaluation, methods=experiment.methods).find_methods()
+    fastfill = next((m for m in methods if m.name == "fastfill"), None)
+    if fastfill is None:
+        return ()
+    taus = []
+    for seed in experiment.seeds:
+        run = out / f"seed-{seed}"
+        folder, network = read_folder(run / "embeddings"), run / "maps" / "fastfill"
+        losses_N = true_losses(folder.gallery, folder.classifier, load_network(network), recipe.fits.transforms.loss)
+        sigma_N = read_sigma(network / "sigma.parquet", folder.gallery)
+        known_N = np.isfinite(losses_N)  # items of classes that the new model's classifier knows
+        taus.append(float(kendalltau(sigma_N[known_N], losses_N[known_N]).statistic))
+    return tuple(taus)
+
+
+def _minutes(runs: Sequence[SeedRun]) -> float:
+    """What the stages of these runs took when they were computed, as their manifests say."""
+    manifests = [read_json(folder / "manifest.json") for run in runs for folder in (run.folder, *run.more)]
+    stages: dict[tuple[str, str], float] = {}
+    for manifest in manifests:
+        for name, seconds in manifest["timings_s"].items():
+            key = (manifest["data"]["path"], name if name != "replay" else manifest["created"])
+            stages[key] = max(seconds, stages.get(key, 0.0))
+    return sum(stages.values()) / 60
+
+
+def _machine() -> str:
+    """The processor, without a name that would tell whose machine it is."""
+    models = {line.split(":")[1].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name")}
+    return f"{len(os.sched_getaffinity(0))} cores of {' and '.join(sorted(models)) or 'an unknown processor'}"
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []

@@ -1,0 +1,140 @@
+"""What trains a backbone: objectives, their settings, plain classification.
+
+Source: Deng et al., "ArcFace: Additive Angular Margin Loss", 2019, eq. 3; FastFill, section 5.1 (label smoothing).
+
+Shapes: B images of this worker, C classes, d dimensions. Targets are positions in the model's classes, -1 for an image
+that could not be read: it costs nothing and is nobody's negative.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ray_backfill.errors import require_positive
+from ray_backfill.models.backbones import Backbone
+from ray_backfill.models.checkpoints import BackboneInfo
+
+
+@dataclass(frozen=True)
+class CompatibleLosses:
+    """Losses of backbones that are trained to be compatible, and of the side-information model."""
+
+    # BCT: weight of the old classifier's loss on the new embedding.
+    influence: float = 1.0
+    # RACT: weight of the contrastive loss.
+    ract_weight: float = 1.0
+    # RACT: temperature of cosine similarities.
+    ract_tau: float = 0.5
+    # RACT with hard negatives: so many of each kind (new to old, new to new) are kept an image.
+    hard_negatives: int = 10
+    # Side information (SimCLR): temperature of cosine similarities.
+    simclr_tau: float = 0.1
+    # SimCLR: size of the projection that its loss compares, which is used in training only.
+    simclr_dim: int = 128
+
+    def __post_init__(self) -> None:
+        require_positive(self, "ract_tau", "hard_negatives", "simclr_tau", "simclr_dim")
+
+
+@dataclass(frozen=True)
+class ObjectiveSettings:
+    """What is settable in the losses of backbones."""
+
+    # softmax, or arcface (an angular margin; for faces).
+    classification: Literal["softmax", "arcface"] = "softmax"
+    # Of softmax only.
+    label_smoothing: float = 0.1
+    # ArcFace: angle, in radians, by which an image must be closer to its own class.
+    arcface_margin: float = 0.5
+    # ArcFace: what cosines are multiplied by.
+    arcface_scale: float = 64.0
+    # Losses of backbones that are trained to be compatible, and of the side-information model.
+    compatible: CompatibleLosses = field(default_factory=CompatibleLosses)
+
+    @property
+    def cosine_scale(self) -> float | None:
+        """Of the classifier (see ``Backbone``)."""
+        return self.arcface_scale if self.classification == "arcface" else None
+
+
+@dataclass(frozen=True)
+class OldModel:
+    """The old backbone, frozen: in eval mode, on the device that trains, no part of what is trained or saved.
+
+    class_means_Cd: means of the old embeddings of the new model's classes; None where the old classifier knows classes
+    of the new model, and serves itself.
+    """
+
+    network: Backbone
+    info: BackboneInfo
+    class_means_Cd: Tensor | None = None
+
+    def embed(self, pixels_BCSS: Tensor) -> Tensor:
+        """(B, d_old), without gradient."""
+        with torch.no_grad():
+            return self.network.embed(pixels_BCSS)
+
+
+class Objective(nn.Module):
+    """A backbone with the loss that trains it. DDP wraps it; what is kept in the end is the backbone.
+
+    n_views: random views of each image that one step looks at.
+    """
+
+    n_views = 1
+
+    def __init__(self, backbone: Backbone, settings: ObjectiveSettings) -> None:
+        super().__init__()
+        self.backbone, self.settings = backbone, settings
+
+    def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Views, each (B, C, S, S) float in [0, 1] -> (B,) losses and (B,) bool, which answers were right."""
+        raise NotImplementedError
+
+
+class Classification(Objective):
+    """The backbone as a classifier of its classes."""
+
+    def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
+        _, logits_BC = self.backbone(views[0])
+        losses_B = classification_losses(logits_BC, target_B, self.settings, self.backbone.cosine_scale)
+        return losses_B, logits_BC.argmax(1) == target_B
+
+
+def classification_losses(
+    logits_BC: Tensor, target_B: Tensor, settings: ObjectiveSettings, cosine_scale: float | None
+) -> Tensor:
+    """(B,) cross-entropy, 0 where the target is -1.
+
+    cosine_scale: of the classifier that the logits are from; None: they are linear, and no margin applies.
+    """
+    if cosine_scale is None:
+        smoothing = settings.label_smoothing
+        return F.cross_entropy(logits_BC, target_B, label_smoothing=smoothing, reduction="none", ignore_index=-1)
+    with_margin_BC = _with_margin(logits_BC / cosine_scale, target_B.clamp(min=0), settings.arcface_margin)
+    return F.cross_entropy(cosine_scale * with_margin_BC, target_B, reduction="none", ignore_index=-1)
+
+
+def _with_margin(cosine_BC: Tensor, target_B: Tensor, margin: float) -> Tensor:
+    """cos(angle + margin) for each image's own class. Source: ArcFace, eq. 3.
+
+    Beyond angle + margin = pi the cosine would rise again; there cos(angle) - margin sin(margin) takes over, as usual.
+    """
+    own_B1 = target_B[:, None]
+    # The derivative of acos is infinite at the ends.
+    cosine_B1 = cosine_BC.gather(1, own_B1).clamp(-1 + 1e-7, 1 - 1e-7)
+    angle_B1 = cosine_B1.acos()
+    harder_B1 = torch.where(
+        angle_B1 <= math.pi - margin, (angle_B1 + margin).cos(), cosine_B1 - margin * math.sin(margin)
+    )
+    return cosine_BC.scatter(1, own_B1, harder_B1)
+
+
+def fit_width(vectors_Bd: Tensor, width: int) -> Tensor:
+    """The first ``width`` dimensions, or zeros added, where two models differ in dimension. Source: BCT."""
+    return F.pad(vectors_Bd, (0, width - vectors_Bd.shape[1]))  # a negative pad cuts off

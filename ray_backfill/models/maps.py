@@ -1,0 +1,108 @@
+"""Maps from one model's stored embeddings to another's: FCT's transformation, closed-form affine maps, residual MLPs.
+
+Shapes: B items, d_in and d_out dimensions.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ray_backfill.models.heads import GlobalBatchNorm
+
+
+@dataclass(frozen=True)
+class TransformShape:
+    """input_dims: of each model whose embedding goes in. uncertainty: with a log variance for each item."""
+
+    input_dims: tuple[int, ...]
+    output_dim: int
+    hidden: int = 2048
+    uncertainty: bool = False
+
+
+class Transform(nn.Module):
+    """FCT's h: a branch for each of two inputs, and a mixer; with FastFill's uncertainty on top where wanted.
+
+    Source: forward compatible training, the authors' code: branches in -> 2 in -> 2 out, mixer 4 out -> hidden ->
+    hidden -> out; Linear-BatchNorm-ReLU but for the last layer. Without side information both branches take the old
+    embedding. FastFill, section 4.2: one Linear layer on h gives log sigma^2.
+    """
+
+    def __init__(self, shape: TransformShape) -> None:
+        super().__init__()
+        self.shape = shape
+        out = shape.output_dim
+        first, second = (shape.input_dims * 2)[:2]
+        self.branches = nn.ModuleList(
+            [nn.Sequential(*_block(d, 2 * d), *_block(2 * d, 2 * out)) for d in (first, second)]
+        )
+        self.mixer = nn.Sequential(
+            *_block(4 * out, shape.hidden), *_block(shape.hidden, shape.hidden), nn.Linear(shape.hidden, out)
+        )
+        self.uncertainty = nn.Linear(out, 1) if shape.uncertainty else None
+
+    def forward(self, *inputs_Bd: Tensor) -> Tensor:
+        """One (B, d) tensor for each input -> (B, d_out)."""
+        two = (inputs_Bd * 2)[:2]
+        return self.mixer(torch.cat([branch(x_Bd) for branch, x_Bd in zip(self.branches, two, strict=True)], dim=1))
+
+    def log_variance(self, h_Bd: Tensor) -> Tensor:
+        """(B, d_out) results of ``forward`` -> (B,) log sigma^2."""
+        assert self.uncertainty is not None
+        return self.uncertainty(h_Bd).squeeze(1)
+
+
+@dataclass(frozen=True)
+class AffineShape:
+    """unit: inputs are scaled to length 1 first."""
+
+    input_dim: int
+    output_dim: int
+    unit: bool = True
+
+
+class Affine(nn.Module):
+    """x W + b, with x scaled to length 1 where ``unit``."""
+
+    def __init__(self, shape: AffineShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.linear = nn.Linear(shape.input_dim, shape.output_dim)
+
+    def forward(self, x_Bd: Tensor) -> Tensor:
+        """(B, d_in) -> (B, d_out)."""
+        return self.linear(F.normalize(x_Bd, dim=1) if self.shape.unit else x_Bd)
+
+
+@dataclass(frozen=True)
+class ResidualShape:
+    """unit: inputs are scaled to length 1 first."""
+
+    input_dim: int
+    output_dim: int
+    hidden: int = 256
+    unit: bool = True
+
+
+class Residual(nn.Module):
+    """An affine map plus a small MLP, which begins at zero: training starts from the affine map."""
+
+    def __init__(self, shape: ResidualShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.base = nn.Linear(shape.input_dim, shape.output_dim)
+        self.inner = nn.Linear(shape.input_dim, shape.hidden)
+        self.outer = nn.Linear(shape.hidden, shape.output_dim)
+        nn.init.zeros_(self.outer.weight)
+        nn.init.zeros_(self.outer.bias)
+
+    def forward(self, x_Bd: Tensor) -> Tensor:
+        """(B, d_in) -> (B, d_out)."""
+        x_Bd = F.normalize(x_Bd, dim=1) if self.shape.unit else x_Bd
+        return self.base(x_Bd) + self.outer(F.gelu(self.inner(x_Bd)))
+
+
+def _block(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.Linear(inputs, outputs), GlobalBatchNorm(outputs), nn.ReLU()]

@@ -1,0 +1,74 @@
+"""AUC of every method by order, or by merge, as a table of shaded cells."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ray_backfill.report.results import Results, Row, Variant
+from ray_backfill.report.selection import best_per_method, own_methods
+
+DARKEST = 0.5  # opacity: text stays readable on it
+
+
+class Cell(NamedTuple):
+    """auc: NaN where the method was not run so. shade: opacity, 0 for what is no better than old."""
+
+    auc: float
+    shade: float
+    is_best: bool
+
+
+@dataclass(frozen=True)
+class Grid:
+    """what: "order" or "merge". fixed: the other of the two, in words. rows: title and one cell a column."""
+
+    what: str
+    fixed: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+
+
+def grids(results: Results) -> list[Grid]:
+    """Method by order at the first merge, and method by merge at the first order that one could deploy."""
+    merge = results.merges[0]
+    order = next((o for o in results.orders if not Variant(o, "").is_oracle), results.orders[0])
+    found = []
+    if len(results.orders) > 1:
+        fixed = f"{merge} merge" if len(results.merges) > 1 else ""
+        found.append(_grid(results, "order", fixed, [Variant(o, merge) for o in results.orders]))
+    if len(results.merges) > 1:
+        fixed = f"{Variant(order, merge).order_name} order" if len(results.orders) > 1 else ""
+        found.append(_grid(results, "merge", fixed, [Variant(order, m) for m in results.merges]))
+    return [grid for grid in found if grid.rows]
+
+
+def _grid(results: Results, what: str, fixed: str, variants: Sequence[Variant]) -> Grid:
+    own = set(own_methods(results))
+    found = {(r.method, r.variant): r for r in results.rows if r.metric == results.primary and r.method in own}
+    by_method = {r.method: r.title for r in best_per_method(results, results.primary) if r.method in own}
+    rows = {m: [found.get((m, v)) for v in variants] for m in by_method}
+    rows = {m: cells for m, cells in rows.items() if any(cells)}
+    areas = [r.auc for cells in rows.values() for r in cells if r is not None and math.isfinite(r.auc)]
+    low, high = _scale(results, areas)
+    columns = tuple(v.order_name if what == "order" else v.merge for v in variants)
+    return Grid(what, fixed, columns, tuple((by_method[m], _cells(cells, low, high)) for m, cells in rows.items()))
+
+
+def _scale(results: Results, areas: Sequence[float]) -> tuple[float, float]:
+    """From white to darkest: from the old service to the best cell, or from the worst where none is above old."""
+    old = next((r.auc for r in results.rows if r.method == "old" and r.metric == results.primary), math.inf)
+    high = max(areas, default=1.0)
+    return (old if old < high else min(areas, default=0.0)), high
+
+
+def _cells(rows: Sequence[Row | None], low: float, high: float) -> tuple[Cell, ...]:
+    real = [r.auc for r in rows if r is not None and not r.is_bound and math.isfinite(r.auc)]
+    best = max(real, default=math.inf)
+    cells = []
+    for row in rows:
+        auc = row.auc if row is not None else math.nan
+        share = (auc - low) / (high - low) if high > low and math.isfinite(auc) else 0.0
+        is_best = row is not None and not row.is_bound and auc == best
+        cells.append(Cell(auc, round(DARKEST * min(max(share, 0.0), 1.0), 3), is_best))
+    return tuple(cells)

@@ -1,0 +1,104 @@
+"""Which rows and lines are shown where there are more than a reader can take in. Chooses; computes nothing."""
+
+import math
+from collections.abc import Sequence
+
+from ray_backfill.report.results import ORDER_FREE, Difference, Results, Row
+
+MANY_ROWS = 25  # a table beyond this many shows each method once
+MAX_LINES = 8  # lines beside old, new and offline that an eye can tell apart in one panel
+BASELINE = "rm_naive"
+
+Compared = list[tuple[Row, Difference]]
+
+
+def is_large(results: Results) -> bool:
+    """Whether a table of all rows is too long to be read."""
+    return len(results.table(results.primary)) > MANY_ROWS
+
+
+def own_methods(results: Results) -> tuple[str, ...]:
+    """All methods but old, new and offline."""
+    return tuple(m for m in results.methods if m not in ORDER_FREE)
+
+
+def best_per_method(results: Results, metric: str) -> list[Row]:
+    """old, new and offline, then each other method in the order and merge with its highest AUC, the best method first.
+
+    An oracle order is never chosen, unless a method has no other; such methods come last.
+    """
+    rows = results.table(metric)
+    best: dict[str, Row] = {}
+    for row in (r for r in rows if r.method not in ORDER_FREE):
+        if row.method not in best or _rank(row) > _rank(best[row.method]):
+            best[row.method] = row
+    return [r for r in rows if r.method in ORDER_FREE] + sorted(best.values(), key=_rank, reverse=True)
+
+
+def shown_rows(results: Results, metric: str) -> list[Row]:
+    """All rows of a metric where they are few, else each method once."""
+    return best_per_method(results, metric) if is_large(results) else results.table(metric)
+
+
+def drawn_rows(rows: Sequence[Row]) -> list[Row]:
+    """old, new and offline, the few others with the highest AUC, and the baseline; in the order given."""
+    ranked = sorted((r for r in rows if r.method not in ORDER_FREE), key=_rank, reverse=True)
+    kept = {r.method for r in ranked[:MAX_LINES]} | {BASELINE, *ORDER_FREE}
+    return [r for r in rows if r.method in kept]
+
+
+def drawn_in_words(rows: Sequence[Row]) -> list[str]:
+    """What a figure says of ``drawn_rows``: "the 8 best of 43 methods"; nothing where all of them are drawn."""
+    own = [r for r in rows if r.method not in ORDER_FREE]
+    drawn = [r for r in drawn_rows(rows) if r.method not in ORDER_FREE]
+    if len(drawn) == len(own):
+        return []
+    extra = [f"and {r.title}, the baseline" for r in drawn if r.method == BASELINE][: len(drawn) - MAX_LINES]
+    return [f"the {MAX_LINES} best of {len(own)} methods", *extra]
+
+
+def compared_variants(results: Results, method: str) -> list[Row]:
+    """A method's few best rows of the primary metric, the highest AUC first.
+
+    Where some are left out, one oracle order stays: it shows how far above the others the bound is.
+    """
+    rows = [r for r in results.rows if r.metric == results.primary and r.method == method]
+    rows.sort(key=_auc, reverse=True)
+    if len(rows) <= MAX_LINES:
+        return rows
+    bounds = [r for r in rows if r.is_bound][:1]
+    kept = [r for r in rows if not r.is_bound][: MAX_LINES - len(bounds)] + bounds
+    return sorted(kept, key=_auc, reverse=True)
+
+
+def rivals(results: Results) -> Compared:
+    """All rows that the best one was compared with, the closest first."""
+    best = results.best()
+    if best is None:
+        return []
+    others = [row for row in results.table(results.primary) if row != best and not row.is_bound]
+    compared = [(row, found) for row in others if (found := results.difference(best, row)) is not None]
+    return sorted(compared, key=lambda pair: pair[1].value)
+
+
+def other_methods(results: Results) -> Compared:
+    """Of the rivals, each other method once.
+
+    Intervals exist for rows that differ in one thing: what stands here has the order and merge of the best row.
+    """
+    best = results.best()
+    return [pair for pair in rivals(results) if best is not None and pair[0].method != best.method]
+
+
+def other_variants(results: Results) -> Compared:
+    """Of the rivals, the best method itself in its other orders (same merge) and merges (same order)."""
+    best = results.best()
+    return [pair for pair in rivals(results) if best is not None and pair[0].method == best.method]
+
+
+def _rank(row: Row) -> tuple[bool, float]:
+    return not row.is_bound, _auc(row)
+
+
+def _auc(row: Row) -> float:
+    return -math.inf if math.isnan(row.auc) else row.auc

@@ -1,0 +1,184 @@
+"""One page and its figure, from tables and manifests: trains and replays nothing."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from ray_backfill.errors import InputError
+from ray_backfill.files import write_whole
+from ray_backfill.report.figures import to_png
+from ray_backfill.report.html import DATA_WORDS
+from ray_backfill.reproduction import tables
+from ray_backfill.reproduction.claims import CLAIMS, FAILS, HOLDS, UNMEASURED, UNTOLD, Evidence, Judged, judge
+from ray_backfill.reproduction.figure import curves_figure
+from ray_backfill.reproduction.published import TABLES
+from ray_backfill.reproduction.runs import Case, Floats, Runs, SeedRun, read_runs
+from ray_backfill.reproduction.training_free import TrainingFree, best_training_free
+from ray_backfill.reproduction.wording import cell, mean_and_spread
+
+
+@dataclass(frozen=True)
+class PageInput:
+    """All that a page is made of."""
+
+    # heading, such as "Omniglot, extended class"
+    title: str
+    # a paragraph of Markdown: data set, protocol, models
+    protocol: str
+    # one results folder a seed
+    runs: tuple[SeedRun, ...]
+    # the command that writes the page
+    command: str
+    # when, as it should stand on the page
+    date: str
+    # on what, such as "two cores of an AMD EPYC, no GPU"
+    machine: str
+    # order of the main table, of the figure and of claims that name none
+    order: str = "classifier_score"
+    # methods in the figure; those that were not run are passed over
+    figure_methods: tuple[str, ...] = ("old", "new", "offline", "rm_naive", "bct", "fct", "fastfill", "mcl", "rm")
+    # Kendall's tau between the orders by sigma and by the true loss, one a run; empty: not measured
+    kendall_tau: tuple[float, ...] = ()
+    # Parquet with one row for each setting of the heads and seed: loss, rho, mining, tau, auc, gain, start, end
+    ablation: Path | None = None
+    # results folders with subgroups.parquet, one a seed; they may be those of another experiment
+    subgroup_runs: tuple[SeedRun, ...] = ()
+    # where the subgroups come from, as a sentence
+    subgroup_note: str = ""
+    # Markdown written by hand, included as it is
+    findings: Path | None = None
+
+
+def write_page(page: PageInput, path: Path) -> None:
+    """Write ``path`` and, beside it, the figure of the same name as PNG; each appears whole or not at all.
+
+    Raises:
+        InputError: a file or column is missing, or the seeds do not belong together.
+    """
+    runs = read_runs(page.runs)
+    if page.order not in runs.orders:
+        raise InputError(f"no run has {page.order} order; there are: {', '.join(runs.orders)}")
+    metrics = [m for m in dict.fromkeys((runs.primary, tables.CMC)) if m in runs.metrics]
+    figure = curves_figure(runs, page.figure_methods, page.order, metrics)
+    picture = path.with_suffix(".png")
+    text = render(page, runs, picture.name if figure is not None else None)
+    if figure is not None:
+        png = to_png(figure)
+        write_whole(picture, lambda temporary: temporary.write_bytes(png))
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def render(page: PageInput, runs: Runs, picture: str | None) -> str:
+    """The page as Markdown."""
+    # No autoescape: Markdown, not HTML. What could break a table goes through the filter ``cell``.
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=False,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["cell"] = cell
+    subgroups = read_runs(page.subgroup_runs) if page.subgroup_runs else None
+    judged = judge(Evidence(runs, page.order, _kendall(page), subgroups), CLAIMS)
+    return environment.get_template("page.md.jinja").render(
+        page=page,
+        runs=runs,
+        picture=picture,
+        facts=_facts(page, runs),
+        findings=_findings(page.findings),
+        left_out=_left_out(runs),
+        main=tables.main_table(runs, page.order),
+        claims=_claims_table(judged),
+        verdicts=_counts(judged),
+        papers=[(paper, tables.beside_published(runs, paper, page.order)) for paper in TABLES],
+        orders=tables.orders_table(runs),
+        against_random=tables.against_random(runs),
+        merges=tables.merges_table(runs, page.order),
+        training_free=_training_free_table(runs, page.order),
+        ablation=tables.ablation_table(page.ablation) if page.ablation else None,
+        subgroups=tables.subgroup_table(subgroups) if subgroups else None,
+        costs=tables.costs_table(runs),
+        backbones=tables.backbones_table(runs),
+        UNTOLD=UNTOLD,
+    )
+
+
+def _kendall(page: PageInput) -> Floats | None:
+    if page.kendall_tau and len(page.kendall_tau) != len(page.runs):
+        raise InputError(f"{len(page.kendall_tau)} values of kendall_tau for {len(page.runs)} runs: give one a run")
+    return np.array(page.kendall_tau, dtype=np.float64) if page.kendall_tau else None
+
+
+def _findings(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}): write the findings there as Markdown") from error
+
+
+def _facts(page: PageInput, runs: Runs) -> list[tuple[str, str]]:
+    """What was run, on what: a value where all seeds agree, else one a seed."""
+    data = [r.manifest.get("data", {}) for r in runs.results]
+    words = {key: name for key, name in DATA_WORDS.items() if key != "fingerprint"}
+    sizes = [(name, _agreed([d.get(key) for d in data])) for key, name in words.items() if any(key in d for d in data)]
+    versions = [r.manifest.get("versions", {}) for r in runs.results]
+    names = dict.fromkeys(name for v in versions for name in v)
+    return [
+        ("seeds", ", ".join(map(str, runs.seeds))),
+        ("primary metric", runs.primary),
+        ("order of the main table", page.order),
+        *sizes,
+        ("date", page.date),
+        ("machine", page.machine),
+        ("versions", ", ".join(f"{name} {_agreed([v.get(name) for v in versions])}" for name in names)),
+    ]
+
+
+def _agreed(values: list[object]) -> str:
+    texts = [f"{v:,}" if isinstance(v, int) and not isinstance(v, bool) else str(v) for v in values]
+    return texts[0] if len(set(texts)) == 1 else " / ".join(texts)
+
+
+def _left_out(runs: Runs) -> list[tuple[str, str]]:
+    reasons: dict[str, str] = {}
+    for results in reversed(runs.results):
+        reasons |= results.manifest.get("left_out", {})
+    return sorted(reasons.items())
+
+
+def _claims_table(judged: list[Judged]) -> tables.Table:
+    rows = (
+        (j.claim.text + (f" ({j.claim.note})" if j.claim.note else ""), j.claim.source, j.words, j.verdict)
+        for j in judged
+    )
+    return tables.Table(("claim", "source", "measured, seed by seed", "here"), tuple(rows))
+
+
+def _counts(judged: list[Judged]) -> dict[str, int]:
+    return {v: sum(j.verdict == v for j in judged) for v in (HOLDS, FAILS, UNTOLD, UNMEASURED)}
+
+
+def _training_free_table(runs: Runs, order: str) -> tables.Table | None:
+    """The best combination in the main order, and over all orders that need no training."""
+    found = [
+        (name, best)
+        for name, orders in ((f"{order} order", (order,)), ("any order", runs.orders))
+        if (best := best_training_free(runs, orders)) is not None
+    ]
+    if not found:
+        return None
+    header = ("", "best of", "method", "merge", "order", f"AUC {runs.primary}", "gain", "full RM's gain", "share of it")
+    return tables.Table(header, tuple(_training_free_row(runs, name, best) for name, best in found))
+
+
+def _training_free_row(runs: Runs, name: str, best: TrainingFree) -> tuple[str, ...]:
+    case: Case = best.best
+    gains = (mean_and_spread(g_S) for g_S in (best.gain_S, best.rm_gain_S, best.share_S))
+    what = (name, str(best.tried), runs.title(case.method), case.merge, case.order)
+    return (*what, mean_and_spread(best.area_S), *gains)

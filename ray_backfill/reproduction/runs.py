@@ -1,0 +1,163 @@
+"""Results folders of several seeds, read once and asked by method, order, merge and metric."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.errors import InputError
+from ray_backfill.report import Results, read_results
+from ray_backfill.report.results import ORDER_FREE, Line, Row, Variant
+from ray_backfill.reproduction.names import MERGES, ORDERS, in_order, listed
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """One run of the experiment."""
+
+    # what the run was seeded with
+    seed: int
+    # its results folder (docs/results-format.md)
+    folder: Path
+    # further results folders of the same run, with other orders or merges
+    more: tuple[Path, ...] = ()
+
+
+class Case(NamedTuple):
+    """What one curve belongs to."""
+
+    method: str
+    order: str
+    merge: str = "raw"
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Several seeds of one experiment. Arrays over seeds have the suffix _S and NaN where a seed lacks the number."""
+
+    seeds: tuple[int, ...]
+    folders: tuple[Path, ...]
+    results: tuple[Results, ...]
+    # for each seed: a row by (method, variant, metric); variant is None for methods that do not depend on it
+    rows: tuple[dict[tuple[str, Variant | None, str], Row], ...]
+
+    @property
+    def primary(self) -> str:
+        """The metric by which methods are judged; the same in all seeds."""
+        return self.results[0].primary
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Quality metrics of any seed, the primary one first."""
+        return tuple(dict.fromkeys(m for r in self.results for m in r.metrics))
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Methods of any seed, in the order of a page."""
+        return listed(m for r in self.results for m in r.methods)
+
+    @property
+    def orders(self) -> tuple[str, ...]:
+        """Orders of any seed that some method other than old, new and offline was run in."""
+        return in_order((v.order for r in self.results for v in r.variants), ORDERS)
+
+    @property
+    def merges(self) -> tuple[str, ...]:
+        """Merges of any seed, raw first."""
+        return in_order((v.merge for r in self.results for v in r.variants), MERGES)
+
+    def title(self, method: str) -> str:
+        """The display name; the plugin name where no seed has the method."""
+        return next((r.titles[method] for r in self.results if method in r.titles), method)
+
+    def found(self, case: Case, metric: str | None = None) -> list[Row | None]:
+        """The row of each seed, None where there is none; old, new and offline are found in any order and merge."""
+        variant = None if case.method in ORDER_FREE else Variant(case.order, case.merge)
+        return [rows.get((case.method, variant, metric or self.primary)) for rows in self.rows]
+
+    def has(self, case: Case, metric: str | None = None) -> bool:
+        """Whether any seed was run so."""
+        return any(row is not None for row in self.found(case, metric))
+
+    def values(self, case: Case, field: Callable[[Row], float], metric: str | None = None) -> Floats:
+        """(S,) a number of the row of each seed."""
+        return np.array([np.nan if row is None else field(row) for row in self.found(case, metric)], dtype=np.float64)
+
+    def areas(self, case: Case, metric: str | None = None) -> Floats:
+        """(S,) the AUC of each seed, a share."""
+        return self.values(case, lambda row: row.auc, metric)
+
+    def curves(self, case: Case, metric: str | None = None) -> tuple[Floats, Floats] | None:
+        """(T,) progress and (S', T) values of the seeds that have the curve; None if none has.
+
+        Raises:
+            InputError: seeds were replayed at different moments.
+        """
+        rows = zip(self.results, self.found(case, metric), strict=True)
+        lines = [line for results, row in rows if row is not None and (line := results.line(row)) is not None]
+        if not lines:
+            return None
+        return same_moments(lines, case.method), np.stack([line.value for line in lines])
+
+
+def same_moments(lines: Sequence[Line], name: str) -> Floats:
+    """(T,) progress, which must be the same in all seeds.
+
+    Raises:
+        InputError: it is not.
+    """
+    t = lines[0].t
+    if any(len(line.t) != len(t) or not np.allclose(line.t, t) for line in lines):
+        raise InputError(f"{name}: seeds were replayed at different moments: simulate all seeds with one --points")
+    return t
+
+
+def read_runs(runs: Iterable[SeedRun]) -> Runs:
+    """Read the results folder of each seed.
+
+    Raises:
+        InputError: no seed, a seed or folder given twice, different primary metrics, or a folder that cannot be read.
+    """
+    given = tuple(runs)
+    if not given:
+        raise InputError("no results: give the results folder of at least one seed")
+    seeds, folders = tuple(r.seed for r in given), tuple(r.folder for r in given)
+    if len(set(seeds)) < len(seeds) or len({f.resolve() for f in folders}) < len(folders):
+        raise InputError(
+            f"a seed or folder is given twice (seeds {', '.join(map(str, seeds))}): it would count as a repetition; "
+            "give each once"
+        )
+    results = tuple(_joined([read_results(folder) for folder in (r.folder, *r.more)]) for r in given)
+    if len({r.primary for r in results}) > 1:
+        metrics = ", ".join(f"{r.primary} in {folder}" for r, folder in zip(results, folders, strict=True))
+        raise InputError(
+            f"seeds differ in their primary metric ({metrics}): simulate all seeds with the same --metrics"
+        )
+    return Runs(seeds, folders, results, tuple(_index(r) for r in results))
+
+
+def _joined(results: Sequence[Results]) -> Results:
+    """All of a run as one; where two folders hold the same row, the first one's counts."""
+    first, *others = results
+    for other in others:
+        known = {(row.method, row.variant, row.metric) for row in first.rows}
+        first = replace(
+            first,
+            rows=first.rows + tuple(r for r in other.rows if (r.method, r.variant, r.metric) not in known),
+            lines={**other.lines, **first.lines},
+            differences={**other.differences, **first.differences},
+            groups={**other.groups, **first.groups},
+        )
+    return first
+
+
+def _index(results: Results) -> dict[tuple[str, Variant | None, str], Row]:
+    index: dict[tuple[str, Variant | None, str], Row] = {}
+    for row in results.rows:
+        index.setdefault((row.method, None if row.method in ORDER_FREE else row.variant, row.metric), row)
+    return index

@@ -1,0 +1,238 @@
+"""The tables of a page as text, from the runs. Each function gives one table; None where there is nothing to show."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ray_backfill.errors import InputError
+from ray_backfill.report.results import ORDER_FREE
+from ray_backfill.report.wording import NOTHING, amount, percent
+from ray_backfill.reproduction.names import MERGES, ORDERS, grouped, in_order, is_oracle
+from ray_backfill.reproduction.published import Figures, PublishedTable
+from ray_backfill.reproduction.runs import Case, Floats, Runs
+from ray_backfill.reproduction.subgroups import MOMENTS, cases_with_gaps, gap_at, moments_read
+from ray_backfill.reproduction.wording import mean_and_spread, mean_of, signed
+
+CMC = "CMC@1"
+ABLATION_KEY = ("loss", "rho", "mining", "tau")
+ABLATION_NUMBERS = ("auc", "gain", "start", "end")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text, the first column left-aligned."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def main_table(runs: Runs, order: str) -> Table | None:
+    """Mean and spread over seeds of every method in one order and the raw merge, in groups."""
+    second = CMC if CMC in runs.metrics and runs.primary != CMC else None
+    header = (
+        *("", f"AUC {runs.primary}", *([f"AUC {second}"] if second else []), "gain", "M_0", "M_1", "never falls"),
+        *("largest fall", "negative flips, max"),
+    )
+    rows: list[tuple[str, ...]] = []
+    for heading, methods in grouped(runs.methods).items():
+        cases = [Case(m, order) for m in methods if runs.has(Case(m, order))]
+        if cases:
+            rows.append((f"*{heading}*", *[""] * (len(header) - 1)))
+        for case in cases:
+            cmc = [mean_and_spread(runs.areas(case, second))] if second else []
+            rows.append((runs.title(case.method), mean_and_spread(runs.areas(case)), *cmc, *_conditions(runs, case)))
+    return Table(header, tuple(rows)) if rows else None
+
+
+def _conditions(runs: Runs, case: Case) -> tuple[str, ...]:
+    checked = [row.monotone for row in runs.found(case) if row is not None and row.monotone is not None]
+    return (
+        mean_and_spread(runs.values(case, lambda r: r.gain)),
+        mean_and_spread(runs.values(case, lambda r: r.start)),
+        mean_and_spread(runs.values(case, lambda r: r.end)),
+        f"{sum(checked)} of {len(checked)}" if checked else NOTHING,
+        mean_and_spread(runs.values(case, lambda r: r.largest_fall)),
+        mean_and_spread(runs.values(case, lambda r: r.negative_flips_max)),
+    )
+
+
+def beside_published(runs: Runs, paper: PublishedTable, order: str) -> Table:
+    """A paper's table with ours in the columns before it; where the paper takes a plain mean, ours is one too."""
+    ours = "mean" if paper.plain_mean else "AUC"
+    order_of = {entry: entry.order or order for entry in paper.rows}
+    has_gain = any(cell is not None and cell.gain is not None for entry in paper.rows for cell in entry.cells)
+    orders = ("order",) if any(entry.order for entry in paper.rows) else ()
+    gains = ("here: gain",) if has_gain else ()
+    header = ("", *orders, f"here: {ours} {runs.primary}", f"here: {ours} {CMC}", *gains, *paper.data_sets)
+    rows = []
+    for entry in paper.rows:
+        case = Case(entry.method, order_of[entry])
+        own = [
+            mean_and_spread(runs.values(case, lambda r: r.auc_mean if paper.plain_mean else r.auc, metric))
+            for metric in (runs.primary, CMC)
+        ]
+        gain = [mean_and_spread(runs.values(case, lambda r: r.gain))] if has_gain else []
+        printed = [NOTHING if c is None else _as_printed(c, paper.digits) for c in entry.cells]
+        rows.append((entry.name, *([case.order] if orders else []), *own, *gain, *printed))
+    return Table(header, tuple(rows))
+
+
+def _as_printed(cell: Figures, digits: int) -> str:
+    gain = "" if cell.gain is None else f" / {cell.gain:g} %"
+    return f"{cell.auc_map:.{digits}f} / {cell.auc_cmc1:.{digits}f}{gain}"
+
+
+def orders_table(runs: Runs) -> Table | None:
+    """Mean AUC by method and order, raw merge; the best deployable order of a row in bold."""
+    return _grid(runs, runs.orders, ORDERS, lambda method, order: Case(method, order))
+
+
+def merges_table(runs: Runs, order: str) -> Table | None:
+    """Mean AUC by method and merge, in one order; the best merge of a row in bold."""
+    return _grid(runs, runs.merges, MERGES, lambda method, merge: Case(method, order, merge))
+
+
+def _grid(runs: Runs, columns: Sequence[str], known: tuple[str, ...], case: Callable[[str, str], Case]) -> Table | None:
+    methods = [m for m in runs.methods if m not in ORDER_FREE]
+    means = {(m, c): mean_of(runs.areas(case(m, c))) for m in methods for c in columns}
+    compared = [m for m in methods if sum(np.isfinite(means[m, c]) for c in columns) > 1]
+    used = in_order((c for c in columns if any(np.isfinite(means[m, c]) for m in compared)), known)
+    if not compared:
+        return None
+    rows = []
+    for method in compared:
+        real = [means[method, c] for c in used if not is_oracle(c) and np.isfinite(means[method, c])]
+        best = max(real, default=float("nan"))
+        cells = []
+        for column in used:
+            text = percent(means[method, column])
+            cells.append(f"**{text}**" if means[method, column] == best and not is_oracle(column) else text)
+        rows.append((runs.title(method), *cells))
+    return Table(("", *(f"{c} (oracle)" if is_oracle(c) else c for c in used)), tuple(rows))
+
+
+def against_random(runs: Runs) -> Table | None:
+    """For each method with a random order: AUC of the other orders minus that, and in how many seeds it is above 0.
+
+    The last row counts the methods for which an order is better than random in every seed.
+    """
+    orders = tuple(o for o in runs.orders if o != "random")
+    leads: dict[str, list[Floats]] = {}
+    for method in (m for m in runs.methods if m not in ORDER_FREE):
+        own = [runs.areas(Case(method, o)) - runs.areas(Case(method, "random")) for o in orders]
+        if any(np.isfinite(lead_S).any() for lead_S in own):
+            leads[method] = own
+    if not leads:
+        return None
+    rows = [(runs.title(method), *(_lead(lead_S) for lead_S in own)) for method, own in leads.items()]
+    always = []
+    for index in range(len(orders)):
+        column = [own[index] for own in leads.values() if np.isfinite(own[index]).any()]
+        always.append(f"{sum(bool((lead_S > 0).all()) for lead_S in column)} of {len(column)} methods")
+    rows.append(("*better in every seed*", *always))
+    return Table(("", *(f"{o} (oracle)" if is_oracle(o) else o for o in orders)), tuple(rows))
+
+
+def _lead(lead_S: Floats) -> str:
+    known = int(np.isfinite(lead_S).sum())
+    return f"{signed(mean_of(lead_S))}, {int((lead_S > 0).sum())} of {known}" if known else NOTHING
+
+
+def ablation_table(path: Path) -> Table:
+    """Mean and spread over the rows (seeds) of each setting of the heads.
+
+    Raises:
+        InputError: no such file, or a column is missing.
+    """
+    frame = _read(path, (*ABLATION_KEY, *ABLATION_NUMBERS))
+    rows = []
+    for key, part in frame.groupby(list(ABLATION_KEY), sort=True, dropna=False):
+        loss, rho, mining, tau = key
+        numbers = (mean_and_spread(part[name].to_numpy(dtype=np.float64)) for name in ABLATION_NUMBERS)
+        what = (str(loss), _yes(rho), _yes(mining), f"{tau:g}" if tau == tau else NOTHING)
+        rows.append((*what, *numbers, str(len(part))))
+    return Table(("loss", "rho", "hard mining", "tau", "AUC", "gain", "M_0", "M_1", "runs"), tuple(rows))
+
+
+def _yes(flag: object) -> str:
+    return "yes" if flag else "no"
+
+
+def subgroup_table(runs: Runs) -> Table | None:
+    """The gap between best and worst subgroup at a few moments, by method and order."""
+    cases = cases_with_gaps(runs)
+    if not cases:
+        return None
+    several = len({c.merge for c in cases}) > 1
+    header = ("", "order", *(["merge"] if several else []), *(_moment(runs, m) for m in MOMENTS))
+    rows = []
+    for case in cases:
+        free = case.method in ORDER_FREE
+        what = [NOTHING if free else case.order, *([NOTHING if free else case.merge] if several else [])]
+        rows.append((runs.title(case.method), *what, *(mean_and_spread(gap_at(runs, case, m)) for m in MOMENTS)))
+    return Table(header, tuple(rows))
+
+
+def _moment(runs: Runs, moment: float) -> str:
+    read = moments_read(runs, moment)
+    if len(read) == 1 and abs(read[0] - moment) < 1e-9:
+        return f"t = {moment:g}"
+    return f"t = {moment:g} ({'mean of ' if len(read) > 1 else 'read at '}{' and '.join(f'{t:g}' for t in read)})"
+
+
+def costs_table(runs: Runs) -> Table | None:
+    """What each method costs, of the first seed whose run counted it."""
+    costs = next((r.costs for r in runs.results if r.costs), ())
+    if not costs:
+        return None
+    header = (
+        *("", "models that embed a query", "their MACs a query", "MACs a query beside them", "parameters beside them"),
+        *("MACs a gallery item beside them", "FLOPs to fit its map", "models to train", "FLOPs to train those"),
+    )
+    by_method = {cost.method: cost for cost in costs}
+    rows = []
+    for name in (m for methods in grouped(by_method).values() for m in methods):
+        cost, number = by_method[name], by_method[name].numbers
+        of_query = (number[c] for c in ("query_backbone_macs", "query_macs", "query_parameters"))
+        counts = map(amount, (*of_query, number["gallery_macs"], number["training_flops"]))
+        models = cost.trained_models or NOTHING, amount(number["backbone_training_flops"])
+        rows.append((runs.title(name), cost.query_models, *counts, *models))
+    return Table(header, tuple(rows))
+
+
+def backbones_table(runs: Runs) -> Table | None:
+    """What one embedding of each model costs, and what its training took, from the first seed's manifest."""
+    backbones = runs.results[0].manifest.get("backbones") or {}
+    if not backbones:
+        return None
+    counted = ("parameters", "macs", "training_flops")
+    header = ("", "parameters", "MACs an image", "FLOPs of training", "minutes of training")
+    rows = (
+        (
+            name,
+            *(amount(facts[key]) for key in counted),
+            f"{facts['seconds'] / 60:.1f}" if facts["seconds"] else NOTHING,
+        )
+        for name, facts in backbones.items()
+    )
+    return Table(header, tuple(rows))
+
+
+def _minutes(seconds: float | None) -> str:
+    return NOTHING if seconds is None else f"{seconds / 60:.1f}"
+
+
+def _read(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
+    if not path.is_file():
+        raise InputError(f"{path} is missing: write it first, or leave this part of the page out")
+    try:
+        frame = pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}): write it again") from error
+    missing = [c for c in columns if c not in frame.columns]
+    if missing or frame.empty:
+        raise InputError(f"{path} lacks {', '.join(missing) or 'rows'}: it needs the columns {', '.join(columns)}")
+    return frame

@@ -1,0 +1,110 @@
+"""What each method costs: multiply-accumulates and parameters, counted while a query and an item go through it.
+
+Source: rank merge, appendix B.3.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ray_backfill.files import read_json
+from ray_backfill.methods import Adapter, Embeddings, HeadLoss, Method, TransformLoss
+from ray_backfill.simulation.orders import load_fitted
+from ray_backfill.systems import FloatArray
+from ray_backfill.training.arithmetic import counted_flops
+
+
+@dataclass(frozen=True)
+class _Recorder(Mapping[str, FloatArray]):
+    """Vectors by the model's name, which remembers whose were asked for."""
+
+    vectors: Mapping[str, FloatArray]
+    asked: list[str] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> FloatArray:
+        self.asked.append(name)
+        return self.vectors[name]
+
+    def __iter__(self) -> Any:
+        return iter(self.vectors)
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+
+def cost_table(
+    methods: Sequence[Method],
+    dims: Mapping[str, int],
+    networks: Mapping[str, Path],
+    backbones: Mapping[str, Mapping[str, Any]],
+) -> pd.DataFrame:
+    """One row a method; columns: docs/results-format.md.
+
+    dims: of the embeddings, by model. backbones: by model what is known of it (macs, parameters, training_flops), {}
+    where embeddings came without their models.
+    """
+    return pd.DataFrame([_costs(method, dims, networks, backbones) for method in methods])
+
+
+def _costs(
+    method: Method,
+    dims: Mapping[str, int],
+    networks: Mapping[str, Path],
+    backbones: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    network: Any = load_fitted(networks, method)
+    asked_query: list[str] = []
+    asked_gallery: list[str] = []
+
+    def macs(queries: int, items: int) -> int:
+        sides = (
+            _Recorder({name: np.ones((rows, d), np.float32) for name, d in dims.items()}) for rows in (queries, items)
+        )
+        query, gallery = sides
+        with counted_flops() as flops:
+            method.pair(Embeddings(query, gallery), network)
+        asked_query.extend(query.asked)
+        asked_gallery.extend(gallery.asked)
+        return flops() // 2
+
+    one = macs(1, 1)
+    query_macs, gallery_macs = macs(2, 1) - one, macs(1, 2) - one
+    query_models = [name for name in dims if name in asked_query]
+    fitted_on = _fitted_on(method)
+    # The old model is there already.
+    needed = [name for name in dims if name in {*asked_query, *asked_gallery, *fitted_on} and name != "old"]
+    switches = " then " if len(query_models) > 1 and method.is_reference else " + "
+    return {
+        "method": method.name,
+        "title": method.title,
+        "query_models": switches.join(query_models),
+        "query_backbone_macs": _sum(backbones, [query_models[-1]] if method.is_reference else query_models, "macs"),
+        "query_parameters": sum(p.numel() for p in network.parameters()) if query_macs else 0,
+        "query_macs": query_macs,
+        "gallery_macs": gallery_macs,
+        "training_flops": read_json(networks[method.name] / "manifest.json")["training_flops"] if method.fit else 0,
+        "trained_models": " + ".join(needed),
+        "backbone_training_flops": _sum(backbones, needed, "training_flops"),
+    }
+
+
+def _ones(dims: Mapping[str, int], rows: int) -> dict[str, FloatArray]:
+    return {model: np.ones((rows, d), np.float32) for model, d in dims.items()}
+
+
+def _fitted_on(method: Method) -> tuple[str, ...]:
+    """Whose embeddings the fit sees."""
+    if isinstance(method.fit, TransformLoss):
+        return (*method.fit.inputs, method.fit.target)
+    if isinstance(method.fit, Adapter):
+        return method.fit.source, method.fit.target
+    return ("old", "new") if isinstance(method.fit, HeadLoss) else ()
+
+
+def _sum(backbones: Mapping[str, Mapping[str, Any]], names: Sequence[str], fact: str) -> float:
+    """NaN where a model is not known."""
+    return float(sum(backbones.get(name, {}).get(fact, np.nan) for name in names))

@@ -1,0 +1,260 @@
+"""Embeddings in Parquet: reading, checking, writing. No computation.
+
+The data contract: a folder with ``gallery.parquet`` and, if there are any, ``queries.parquet`` and ``train.parquet``,
+each a file or a folder of parts that are read in the order of their names. Columns: ``id`` (int64 or string), ``old``
+and ``new`` (lists of float16 or float32, one length per column), and any further column of such lists: the embeddings
+of another model of that name; optional ``label`` and ``group`` (of queries, for subgroups; integers or strings),
+``camera``; for orders ``old_score``, ``old_entropy``, ``old_margin``, ``old_class`` (of the old classifier: top
+probability, entropy, top minus second probability, top class), ``sigma``, ``popularity``, ``order_score`` (the user's
+own, low first); queries may carry ``positives`` and ``ignored`` (lists of gallery ids) instead of labels. Without a
+queries file the gallery queries itself, each item excluded from its own answer. ``classifier.parquet`` may hold the new
+model's classifier: ``label``, ``weight`` (lists), ``bias``.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from ray_backfill.errors import InputError
+from ray_backfill.files import write_whole
+from ray_backfill.store._columns import as_id_lists, as_ids, as_numbers, open_parquet, part_files, some
+from ray_backfill.store._vectors import as_vectors, float_type, is_vectors, read_rows
+from ray_backfill.systems import FloatArray
+
+SPLITS = ("gallery", "queries", "train", "classifier")
+_PIECE_BYTES = 64 << 20
+_NAME_COLUMNS = ("label", "group", "old_class")
+_INTEGER_COLUMNS = ("camera",)
+_FLOAT_COLUMNS = ("old_score", "old_entropy", "old_margin", "sigma", "popularity", "order_score")
+_ID_LIST_COLUMNS = ("positives", "ignored")
+
+
+@dataclass(frozen=True)
+class EmbeddingTable:
+    """One split, read and checked; N rows. Columns that the files lack are None. Lists of ids stay lists of ids.
+
+    vectors: by the model's name (N, d) float16 or float32, as stored; large ones are mapped from a temporary file.
+    """
+
+    path: Path
+    id: NDArray[Any]
+    vectors: dict[str, FloatArray]
+    label: NDArray[Any] | None = None
+    group: NDArray[Any] | None = None
+    camera: NDArray[np.int64] | None = None
+    old_score: NDArray[np.float64] | None = None
+    old_entropy: NDArray[np.float64] | None = None
+    old_margin: NDArray[np.float64] | None = None
+    old_class: NDArray[Any] | None = None
+    sigma: NDArray[np.float64] | None = None
+    popularity: NDArray[np.float64] | None = None
+    order_score: NDArray[np.float64] | None = None
+    positives: list[NDArray[Any]] | None = None
+    ignored: list[NDArray[Any]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    @property
+    def old(self) -> FloatArray:
+        return self.vectors["old"]
+
+    @property
+    def new(self) -> FloatArray:
+        return self.vectors["new"]
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A linear classifier on a model's embeddings. label: (C,), unique. weight: (C, d) and bias: (C,) float32."""
+
+    label: NDArray[Any]
+    weight: NDArray[np.float32]
+    bias: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class EmbeddingFolder:
+    """A folder of the data contract, read and checked.
+
+    queries: None where the gallery queries itself. models: whose embeddings all splits have. classifier: of the new
+    model, None where the folder has none.
+    """
+
+    path: Path
+    gallery: EmbeddingTable
+    queries: EmbeddingTable | None
+    train: EmbeddingTable | None
+    classifier: Classifier | None = None
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Of gallery and queries."""
+        return tuple(name for name in self.gallery.vectors if name in (self.queries or self.gallery).vectors)
+
+    def fingerprint(self, models: Sequence[str] = ("old", "new"), splits: Sequence[str] = SPLITS) -> str:
+        """Changes with any value of any column of these splits, but for embeddings of other models than these.
+
+        Cost: one pass over the bytes, the first time.
+        """
+        digest = hashlib.blake2b(digest_size=12)
+        for (split, model, _), of_column in self._digests.items():
+            if split in splits and model in ("", *models):
+                digest.update(of_column)
+        return digest.hexdigest()
+
+    @cached_property
+    def _digests(self) -> dict[tuple[str, str, str], bytes]:
+        """By split, model (for vectors) and column."""
+        found: dict[tuple[str, str, str], bytes] = {}
+        for split in SPLITS:
+            table = getattr(self, split)
+            columns = {} if table is None else {f.name: getattr(table, f.name) for f in fields(table)}
+            vectors = columns.pop("vectors", {})
+            of_model = {("", name): values for name, values in columns.items() if name != "path"}
+            for (model, name), values in (of_model | {(m, "vectors"): v for m, v in vectors.items()}).items():
+                digest = hashlib.blake2b(f"{split} {model} {name}".encode())
+                for array in [values] if isinstance(values, np.ndarray) else values or []:
+                    _digest(digest, array)
+                found[split, model, name] = digest.digest()
+        return found
+
+
+def _digest(digest: Any, array: NDArray[Any]) -> None:
+    digest.update(f"{array.dtype}{array.shape}".encode())
+    numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    pieces = range(0, len(numbers), _PIECE_BYTES)
+    for i in tqdm(pieces, desc="fingerprint", unit=" x 64 MB", delay=2, leave=False):
+        digest.update(numbers[i : i + _PIECE_BYTES].data)
+
+
+def read_folder(path: Path, models: Sequence[str] = ("old", "new")) -> EmbeddingFolder:
+    """Read and check a folder of the data contract (see the module).
+
+    models: whose embeddings to read; those of others than old and new may be missing.
+
+    Raises:
+        InputError: missing file or column, missing or duplicate ids, NaN, ragged lists, unknown positives; the message
+            names file, column and first offending rows.
+    """
+    if not path.is_dir():
+        raise InputError(f"{path} is not a folder; give a folder that holds gallery.parquet")
+    gallery = read_table(path / "gallery.parquet", models)
+    queries, train = (
+        read_table(path / f"{name}.parquet", models) if (path / f"{name}.parquet").exists() else None
+        for name in ("queries", "train")
+    )
+    for other in (queries, train):
+        for name, vectors in other.vectors.items() if other else ():
+            theirs, mine = vectors.shape[1], gallery.vectors.get(name, vectors).shape[1]
+            if other and mine != theirs:
+                raise InputError(
+                    f"column {name!r} has {theirs} dimensions in {other.path} and {mine} in {gallery.path}"
+                )
+    return EmbeddingFolder(path, gallery, queries, train, read_classifier(path))
+
+
+def read_classifier(folder: Path) -> Classifier | None:
+    """The new model's classifier, if the folder has one."""
+    path = folder / "classifier.parquet"
+    if not path.exists():
+        return None
+    file = open_parquet(path)
+    for column in ("label", "weight", "bias"):
+        if column not in file.schema_arrow.names:
+            raise InputError(f"{path} has no column {column!r}; it needs label, weight and bias")
+    float_type("weight", [file], [path])
+    table = file.read(columns=["label", "weight", "bias"])
+    label = as_ids(table["label"], path, "label")
+    if len(np.unique(label)) != len(label):
+        raise InputError(f"{path}, column 'label': duplicates; each class has one row")
+    weight = as_vectors(table["weight"].combine_chunks(), path, "weight", 0, np.float32)
+    return Classifier(label, weight, as_numbers(table["bias"], path, "bias", np.float32))
+
+
+def read_table(path: Path, models: Sequence[str] = ("old", "new")) -> EmbeddingTable:
+    """Read one split: a Parquet file, or a folder of part files in the order of their names.
+
+    models: as ``read_folder``.
+    Vectors are read piece by piece and keep their type; above MAPPED_BYTES a column goes to a temporary file (in
+    TMPDIR) that is mapped into memory and vanishes with the process.
+    """
+    files = part_files(path)
+    read = {file: _read_columns(file) for file in files}
+    files = [file for file in files if len(read[file]["id"])]
+    if not files:
+        raise InputError(f"{path} has no rows")
+    parts = [read[file] for file in files]
+    for file, part in zip(files, parts, strict=True):
+        if part.keys() != parts[0].keys():
+            raise InputError(f"{file} has columns {sorted(part)}, but {files[0]} has {sorted(parts[0])}")
+        for name in {"id", *_NAME_COLUMNS} & part.keys():
+            kinds = part[name].dtype, parts[0][name].dtype
+            if kinds[0].kind != kinds[1].kind:
+                raise InputError(f"column {name!r} holds {kinds[0]} in {file}, but {kinds[1]} in {files[0]}")
+    columns: dict[str, Any] = {
+        name: np.concatenate([part[name] for part in parts])
+        if isinstance(parts[0][name], np.ndarray)
+        else [row for part in parts for row in part[name]]
+        for name in parts[0]
+    }
+    ids, counts = np.unique(columns["id"], return_counts=True)
+    if (counts > 1).any():
+        raise InputError(f"{path}, column 'id': duplicates, first {some(ids[counts > 1])}; ids must be unique")
+    schemas = [open_parquet(file).schema_arrow for file in files]
+    # A column that only shares a model's name with its embeddings is something of the user's.
+    names = [
+        name
+        for name in models
+        if name in ("old", "new") or all(name in s.names and is_vectors(s.field(name).type) for s in schemas)
+    ]
+    return EmbeddingTable(path, vectors=read_rows(files, 0, len(columns["id"]), names), **columns)
+
+
+def read_vectors(path: Path, first: int, last: int, models: Sequence[str]) -> dict[str, FloatArray]:
+    """The columns of these models, rows first .. last - 1 of a split, and no other rows."""
+    return read_rows(part_files(path), first, last, models)
+
+
+def _read_columns(file: Path) -> dict[str, Any]:
+    """The known columns of one Parquet file but the vectors, as arrays (lists for lists of ids), checked."""
+    opened = open_parquet(file)
+    there = opened.schema_arrow.names
+    for column in ("id", "old", "new"):
+        if column not in there:
+            raise InputError(f"{file} has no column {column!r}; it has: {', '.join(there)}")
+    present = [
+        name for name in there if name in EmbeddingTable.__dataclass_fields__ and name not in ("vectors", "path")
+    ]
+    table = opened.read(columns=present)
+    columns: dict[str, Any] = {}
+    for name in present:
+        if name == "id" or name in _NAME_COLUMNS:
+            columns[name] = as_ids(table[name], file, name)
+        elif name in _INTEGER_COLUMNS:
+            columns[name] = as_numbers(table[name], file, name, np.int64)
+        elif name in _FLOAT_COLUMNS:
+            columns[name] = as_numbers(table[name], file, name, np.float64)
+        elif name in _ID_LIST_COLUMNS:
+            columns[name] = as_id_lists(table[name], file, name)
+    return columns
+
+
+def vector_column(vectors_ND: FloatArray) -> pa.FixedSizeListArray:
+    """(N, d) float16 or float32 as an Arrow column that every Parquet reader understands."""
+    flat = np.ascontiguousarray(vectors_ND).ravel()
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat), vectors_ND.shape[1])
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """Write a Parquet file so that it is there whole or not at all."""
+    write_whole(path, lambda temporary: pq.write_table(table, temporary))

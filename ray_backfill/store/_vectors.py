@@ -1,0 +1,127 @@
+"""Columns of vectors, read row group by row group: in memory, or mapped from a temporary file if they are large."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryFile, gettempdir
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from ray_backfill.errors import InputError
+from ray_backfill.store._columns import no_nulls, open_parquet, some
+from ray_backfill.systems import FloatArray
+
+# Columns of vectors above this size are mapped from a temporary file.
+MAPPED_BYTES = 1 << 30
+_BATCH_ROWS = 65_536
+
+
+def read_rows(files: Sequence[Path], first: int, last: int, names: Sequence[str]) -> dict[str, FloatArray]:
+    """Rows first .. last - 1 of all files one after the other, row group by row group."""
+    opened = [open_parquet(file) for file in files]
+    columns = {name: _Vectors(name, last - first, float_type(name, opened, files)) for name in names}
+    before = 0  # rows of the files and row groups so far
+    bar = tqdm(total=last - first, desc="read", unit=" vectors", delay=2, leave=False, dynamic_ncols=True)
+    for file, parquet in zip(files, opened, strict=True):
+        start_of_file = before
+        for group in range(parquet.num_row_groups):
+            rows = parquet.metadata.row_group(group).num_rows
+            if before < last and before + rows > first:
+                at = before
+                for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=list(names)):
+                    begin, end = max(first - at, 0), min(last - at, len(batch))
+                    if begin < end:
+                        for name, column in columns.items():
+                            column.add(batch.column(name).slice(begin, end - begin), file, at + begin - start_of_file)
+                        bar.update(end - begin)
+                    at += len(batch)
+            before += rows
+    bar.close()
+    return {name: column.array() for name, column in columns.items()}
+
+
+def is_vectors(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return is_list and pa.types.is_floating(kind.value_type)
+
+
+def float_type(name: str, opened: Sequence[pq.ParquetFile], files: Sequence[Path]) -> type[np.floating]:
+    """float16 if all files hold that, else float32."""
+    types = [parquet.schema_arrow.field(name).type for parquet in opened]
+    for file, kind in zip(files, types, strict=True):
+        if not is_vectors(kind):
+            raise InputError(f"{file}, column {name!r} must hold lists of float16 or float32, not {kind}")
+    return np.float16 if all(pa.types.is_float16(kind.value_type) for kind in types) else np.float32
+
+
+class _Vectors:
+    """One column of vectors, filled piece by piece: in memory, or in an unnamed temporary file if it is large."""
+
+    def __init__(self, name: str, rows: int, dtype: type[np.floating]) -> None:
+        self.name, self.rows, self.dtype, self.filled = name, rows, dtype, 0
+        self.width: int | None = None
+        self.first_file = Path()
+
+    def add(self, column: pa.Array, file: Path, first_row: int) -> None:
+        """The next rows, which are first_row and following of ``file``."""
+        vectors = as_vectors(column, file, self.name, first_row, self.dtype)
+        if self.width is None:
+            self.width, self.first_file = vectors.shape[1], file
+            if self.rows * self.width * np.dtype(self.dtype).itemsize > MAPPED_BYTES:
+                # It lives as long as its map.
+                self.file: IO[bytes] | None = TemporaryFile()  # noqa: SIM115
+            else:
+                self.file, self.memory = None, np.empty((self.rows, self.width), self.dtype)
+        if vectors.shape[1] != self.width:
+            raise InputError(
+                f"{file}, column {self.name!r}: {vectors.shape[1]} dimensions in row {first_row}, but {self.width} in "
+                f"{self.first_file}"
+            )
+        if self.file is None:
+            self.memory[self.filled : self.filled + len(vectors)] = vectors
+        else:
+            _write_temporary(self.file, vectors)
+        self.filled += len(vectors)
+
+    def array(self) -> FloatArray:
+        assert self.width is not None
+        assert self.filled == self.rows
+        if self.file is None:
+            return self.memory
+        self.file.flush()
+        return np.memmap(self.file, self.dtype, mode="r", shape=(self.rows, self.width))
+
+
+def _write_temporary(file: IO[bytes], vectors: NDArray[np.floating]) -> None:
+    try:
+        file.write(np.ascontiguousarray(vectors).data)
+    except OSError as error:
+        raise InputError(
+            f"no room for large embeddings in {gettempdir()} ({error}); set TMPDIR to a larger disk"
+        ) from error
+
+
+def as_vectors(array: pa.Array, file: Path, name: str, first_row: int, dtype: type[np.floating]) -> NDArray[Any]:
+    """Some rows of a column of lists as (n, d) of ``dtype``, checked."""
+    no_nulls(array, file, name, first_row)
+    if not pa.types.is_fixed_size_list(array.type):
+        lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+        ragged = np.flatnonzero(lengths != lengths[0])
+        if len(ragged):
+            raise InputError(
+                f"{file}, column {name!r}: lists of different length, {lengths[0]} in row {first_row} but "
+                f"{lengths[ragged[0]]} in row {some(first_row + ragged)}"
+            )
+    values = array.flatten()
+    if not len(values):
+        raise InputError(f"{file}, column {name!r}: the lists are empty")
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+        vectors: NDArray[Any] = values.to_numpy(zero_copy_only=False).astype(dtype, copy=False).reshape(len(array), -1)
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(bad):
+        raise InputError(f"{file}, column {name!r}: NaN or infinite values in row {some(first_row + bad)}")
+    return vectors

@@ -1,0 +1,57 @@
+"""The frozen old model, made ready to take part in the training of a new one."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ray_backfill.methods._objective import OldModel
+from ray_backfill.models.backbones import pixels_to_float
+from ray_backfill.models.checkpoints import BackboneInfo
+from ray_backfill.models.gather import gather, rank_and_size
+from ray_backfill.training.pixels import PixelFeed
+
+# Images embedded at a time.
+_BATCH = 256
+
+
+def freeze_old(
+    old: OldModel,
+    info: BackboneInfo,
+    feed: PixelFeed,
+    rows: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    device: torch.device,
+) -> OldModel:
+    """The old model on the device, in eval mode, with class means where it knows none of the new model's classes.
+
+    info: of the new model. targets: of all rows of the train split. Under DDP every worker calls this.
+    """
+    network = old.network.to(device).eval().requires_grad_(False)
+    old = replace(old, network=network)
+    if set(old.info.classes) & set(info.classes):
+        return old
+    return replace(old, class_means_Cd=_class_means(old, len(info.classes), feed, rows, targets, device))
+
+
+def _class_means(
+    old: OldModel,
+    n_classes: int,
+    feed: PixelFeed,
+    rows: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    device: torch.device,
+) -> Tensor:
+    """(C, d_old) means of the old embeddings of each class's images as they are; each worker embeds a share of them."""
+    rank, size = rank_and_size()
+    mine = rows[rank::size]
+    batches = [mine[i : i + _BATCH] for i in range(0, len(mine), _BATCH)]
+    sums = torch.zeros(n_classes, old.info.backbone.dim + 1, device=device)  # the last column counts the images
+    for batch, (pixels, readable) in zip(batches, feed.batches(batches), strict=True):
+        vectors = old.embed(pixels_to_float(pixels[torch.from_numpy(readable)].to(device)))
+        vectors = torch.cat([vectors, torch.ones_like(vectors[:, :1])], dim=1)
+        sums.index_add_(0, torch.from_numpy(targets[batch[readable]]).to(device), vectors)
+    total = gather(sums[None]).sum(0)
+    return total[:, :-1] / total[:, -1:].clamp(min=1)

@@ -1,0 +1,100 @@
+"""Every merge, found by itself: keeps the ends if it is monotone, and gives over shards what it gives at once."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import ray_backfill as rb
+from ray_backfill.merges import MERGES, MergeKind, fit_merge
+from ray_backfill.replay.engine import measure_plan
+from ray_backfill.replay.plan import plan_replay
+from ray_backfill.replay.shard import GalleryShard, LocalShards
+
+KINDS = pytest.mark.parametrize("kind", MERGES.values(), ids=lambda kind: kind.name)
+METRICS = pytest.mark.parametrize("metrics", [("mAP", "CMC@1"), ("mAP@5", "CMC@1")], ids=["whole", "cut"])
+ORDERS = {"first": np.arange(600), "random": np.random.default_rng(9).permutation(600)}
+
+
+def systems(rng: np.random.Generator, label: np.ndarray, query_label: np.ndarray) -> rb.UpgradePair:
+    """A new model whose distances are smaller throughout, so that raw distances compare badly."""
+    made = []
+    for d, noise, offset in ((6, 1.0, 0.0), (9, 0.6, 1.0)):
+        centres = np.random.default_rng(d).normal(size=(30, d)) + offset
+        gallery, query = (centres[y] + noise * rng.normal(size=(len(y), d)) for y in (label, query_label))
+        made.append(rb.RetrievalSystem(query.astype(np.float32), gallery.astype(np.float32)))
+    return rb.UpgradePair(made[0], made[1])
+
+
+@pytest.fixture(scope="module")
+def train() -> tuple[rb.UpgradePair, np.ndarray]:
+    label = np.arange(300) % 30
+    return systems(np.random.default_rng(0), label, label), label
+
+
+@pytest.fixture(scope="module")
+def service() -> tuple[rb.UpgradePair, rb.GroundTruth]:
+    label, query_label = np.arange(600) % 30, np.arange(25)
+    pair = systems(np.random.default_rng(1), label, query_label)
+    return pair, rb.GroundTruth.from_labels(query_label, label)
+
+
+Train = tuple[rb.UpgradePair, np.ndarray]
+Service = tuple[rb.UpgradePair, rb.GroundTruth]
+
+
+@METRICS
+@pytest.mark.parametrize("kind", [kind for kind in MERGES.values() if kind.is_monotone], ids=lambda kind: kind.name)
+def test_monotone_merges_leave_both_ends(
+    kind: MergeKind, metrics: tuple[str, ...], train: Train, service: Service
+) -> None:
+    """M_0 and M_1 are the systems' own, to the last bit and for every query."""
+    merge = fit_merge(kind.name, *train, "cosine")
+    merged = rb.replay(*service, ORDERS, 5, metrics, merge=merge)
+    raw = rb.replay(*service, ORDERS, 5, metrics)
+    for order in ORDERS:
+        for metric in metrics:
+            ours, theirs = merged[order].per_query[metric], raw[order].per_query[metric]
+            np.testing.assert_array_equal(ours[:, [0, -1]], theirs[:, [0, -1]])
+            if kind.name != "raw" and metric != "CMC@1":  # rrf has the raw first item: of two firsts the closer
+                assert not np.array_equal(ours, theirs)
+
+
+@METRICS
+@KINDS
+def test_shards_and_devices_give_what_the_whole_gives(
+    kind: MergeKind, metrics: tuple[str, ...], train: Train, service: Service
+) -> None:
+    pair, truth = service
+    merge = fit_merge(kind.name, *train, "cosine")
+    whole = rb.replay(pair, truth, ORDERS, 5, metrics, merge=merge)
+    plan = plan_replay(truth, ORDERS, 5, metrics, pair.switch, merge)
+    for edges, device in (([0, 201, 202, 600], None), ([0, 600], "cpu")):
+        shards = [
+            GalleryShard(pair.items(a, b), a, plan.slices_ON[:, a:b], 5, "cosine", torch_device=device, merge=merge)
+            for a, b in pairwise(edges)
+        ]
+        parts = measure_plan(plan, truth, LocalShards(shards), threads=1)
+        for order in ORDERS:
+            for metric in metrics:
+                np.testing.assert_array_equal(parts[order].per_query[metric], whole[order].per_query[metric])
+
+
+@KINDS
+def test_merges_say_what_they_are(kind: MergeKind) -> None:
+    assert MERGES[kind.name] is kind
+    assert kind.title
+    assert kind.source
+    assert len({other.title for other in MERGES.values()}) == len(MERGES)
+
+
+@KINDS
+def test_merges_say_what_they_need(kind: MergeKind, train: Train) -> None:
+    pair, label = train
+    fit_merge(kind.name, pair if kind.needs_train else None, label if kind.needs_labels else None, "cosine")
+    if kind.needs_train:
+        with pytest.raises(rb.InputError, match="train embeddings"):
+            fit_merge(kind.name, None, label, "cosine")
+    if kind.needs_labels:
+        with pytest.raises(rb.InputError, match="labels"):
+            fit_merge(kind.name, pair, None, "cosine")

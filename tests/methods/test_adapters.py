@@ -1,0 +1,110 @@
+"""Adapters against other implementations, and against what each of them minimises."""
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from sklearn.linear_model import LinearRegression, Ridge
+
+from ray_backfill.errors import InputError
+from ray_backfill.methods.adapters import KINDS, AdapterSettings, fit_affine, reduced_rank, regression, rotation, solve
+
+RNG = np.random.default_rng(0)
+
+
+def pair(p: int, q: int, n: int = 200, noise: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    x = RNG.normal(size=(n, p)) + 1.0
+    return x, x @ RNG.normal(size=(p, q)) + 0.5 + noise * RNG.normal(size=(n, q))
+
+
+def error(kind: str, x: np.ndarray, y: np.ndarray, settings: AdapterSettings | None = None) -> float:
+    weight, bias = solve(kind, x, y, settings or AdapterSettings())
+    return float(((x @ weight + bias - y) ** 2).sum())
+
+
+def test_procrustes_is_scipys() -> None:
+    x, y = pair(6, 6)
+    np.testing.assert_allclose(rotation(x, y), scipy.linalg.orthogonal_procrustes(x, y)[0], atol=1e-12)
+
+
+@pytest.mark.parametrize(("p", "q"), [(4, 7), (7, 4), (5, 5)])
+def test_a_rotation_is_found_again_whatever_the_dimensions(p: int, q: int) -> None:
+    true = np.linalg.svd(RNG.normal(size=(p, q)), full_matrices=False)
+    w = true[0] @ true[2]
+    x = RNG.normal(size=(300, p))
+    if p > q:  # only what lies in the row space of w can be found
+        x = x @ w @ w.T
+    np.testing.assert_allclose(x @ rotation(x, x @ w), x @ w, atol=1e-9)
+
+
+def test_a_centred_rotation_finds_shifted_clouds_that_the_plain_one_misses() -> None:
+    x = RNG.normal(size=(300, 5)) + 3.0
+    y = (x - 3.0) @ np.linalg.qr(RNG.normal(size=(5, 5)))[0] - 2.0
+    assert error("procrustes_centred", x, y) < 1e-18 * len(x) < error("procrustes", x, y)
+
+
+@pytest.mark.parametrize(("p", "q"), [(4, 7), (7, 4)])
+def test_least_squares_is_scikit_learns(p: int, q: int) -> None:
+    x, y = pair(p, q)
+    weight, bias = solve("least_squares", x, y, AdapterSettings())
+    oracle = LinearRegression().fit(x, y)
+    np.testing.assert_allclose(weight, oracle.coef_.T, atol=1e-9)
+    np.testing.assert_allclose(bias, oracle.intercept_, atol=1e-9)
+
+
+def test_ridge_is_scikit_learns() -> None:
+    x, y = pair(6, 4)
+    centred = x - x.mean(0)
+    weight, bias = solve("ridge", x, y, AdapterSettings(ridge=0.7))
+    oracle = Ridge(alpha=0.7 * (centred**2).sum() / 6).fit(x, y)
+    np.testing.assert_allclose(weight, oracle.coef_.T, atol=1e-9)
+    np.testing.assert_allclose(bias, oracle.intercept_, atol=1e-9)
+
+
+def test_least_squares_copes_with_dimensions_that_say_nothing() -> None:
+    x, y = pair(4, 3)
+    x = np.hstack([x, x[:, :1], np.zeros((len(x), 1))])
+    np.testing.assert_allclose(error("least_squares", x, y), error("least_squares", x[:, :4], y), rtol=1e-9)
+
+
+def test_the_relaxed_map_lies_between_its_two_ends() -> None:
+    x, y = pair(5, 5)
+    free, tight = (solve("relaxed", x, y, AdapterSettings(relaxation=r))[0] for r in (1e-12, 1e12))
+    np.testing.assert_allclose(free, solve("least_squares", x, y, AdapterSettings())[0], atol=1e-6)
+    np.testing.assert_allclose(tight, solve("procrustes_centred", x, y, AdapterSettings())[0], atol=1e-6)
+    errors = [error("relaxed", x, y, AdapterSettings(relaxation=r)) for r in (0.0, 0.1, 1.0, 10.0)]
+    assert errors == sorted(errors)
+
+
+def test_reduced_rank_is_the_best_of_its_rank() -> None:
+    """No small step within maps of that rank makes it better, and random ones of that rank are worse."""
+    x, y = pair(6, 5, noise=1.0)
+    weight = reduced_rank(x, y, 2)
+    assert np.linalg.matrix_rank(weight) == 2
+    best = ((x @ weight - y) ** 2).sum()
+    left, scale, right = np.linalg.svd(weight)
+    for _ in range(200):
+        a = left[:, :2] * scale[:2] + 1e-2 * RNG.normal(size=(6, 2))
+        b = right[:2] + 1e-2 * RNG.normal(size=(2, 5))
+        assert ((x @ (a @ b) - y) ** 2).sum() > best
+    np.testing.assert_allclose(reduced_rank(x, y, 5), regression(x, y, 0.0), atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("unit", [True, False])
+def test_the_network_is_the_formula(kind: str, unit: bool) -> None:
+    x, y = (v.astype(np.float32) for v in pair(4, 6))
+    network = fit_affine(kind, x, y, AdapterSettings(), unit)
+    wide = [v.astype(np.float64) / (np.linalg.norm(v, axis=1, keepdims=True) if unit else 1) for v in (x, y)]
+    weight, bias = solve(kind, wide[0], wide[1], AdapterSettings())
+    with torch.no_grad():
+        np.testing.assert_allclose(network(torch.from_numpy(x)).numpy(), wide[0] @ weight + bias, rtol=1e-4, atol=1e-5)
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(InputError, match="must not be negative"):
+        AdapterSettings(ridge=-1)
+    with pytest.raises(InputError, match="at most 1"):
+        AdapterSettings(rank_share=1.5)
+    with pytest.raises(InputError, match="unknown adapter 'spline'"):
+        solve("spline", *pair(2, 2), AdapterSettings())

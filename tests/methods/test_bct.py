@@ -1,0 +1,101 @@
+"""The influence loss against a plain loop, known and unknown classes, and where it pulls."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ray_backfill.methods import all_backbones
+from ray_backfill.methods._objective import ObjectiveSettings, OldModel
+from ray_backfill.methods.bct import BackwardCompatible
+from ray_backfill.models.backbones import BackboneSettings
+from ray_backfill.models.checkpoints import BackboneInfo
+
+NEW = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, classes=[1, 3, 4, 7])
+OLD = BackboneInfo(BackboneSettings(dim=4, width=2), 1, 8, classes=[0, 3, 7])
+SETTINGS = ObjectiveSettings()
+TARGET = torch.tensor([0, 1, 2, 3, 3, -1, 1])  # classes 1, 3, 4, 7, 7, unreadable, 3
+
+
+def old_model(info: BackboneInfo = OLD, means: torch.Tensor | None = None) -> OldModel:
+    torch.manual_seed(1)
+    return OldModel(info.build().eval().requires_grad_(False), info, means)
+
+
+def objective(old: OldModel, settings: ObjectiveSettings = SETTINGS, new: BackboneInfo = NEW) -> BackwardCompatible:
+    torch.manual_seed(0)
+    made = all_backbones()["bct"].objective(new.build(), new, settings, old)
+    assert isinstance(made, BackwardCompatible)
+    return made
+
+
+def smoothed(logits: torch.Tensor, answer: int) -> float:
+    logits = logits.detach()
+    log_p = logits - logits.exp().sum().log()
+    return float(-(0.9 * log_p[answer] + 0.1 * log_p.mean()))
+
+
+@pytest.mark.parametrize("old_dim", [4, 9])
+def test_influence_is_the_old_classifiers_loss_by_hand(old_dim: int) -> None:
+    """Classes 3 and 7 are known to it, as its second and third; the new embedding is cut or filled up with zeros."""
+    old = old_model(replace(OLD, backbone=replace(OLD.backbone, dim=old_dim)))
+    embedding = torch.randn(7, 6)
+    influence = objective(old).influence(embedding, TARGET)
+    classifier = old.network.classifier
+    answers = [None, 1, None, 2, 2, None, 1]
+    for i, answer in enumerate(answers):
+        width = min(6, old_dim)
+        logits = classifier.weight[:, :width] @ embedding[i, :width] + classifier.bias
+        expected = 0.0 if answer is None else smoothed(logits, answer)
+        assert influence[i].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_class_means_stand_in_for_an_old_classifier_that_knows_none() -> None:
+    means = torch.randn(4, 4)
+    embedding = torch.randn(7, 6)
+    old = old_model(replace(OLD, classes=[0, 2, 9]), means)
+    influence = objective(old).influence(embedding, TARGET)
+    length = torch.stack([weight.norm() for weight in old.network.classifier.weight]).mean()
+    weights = torch.stack([mean / mean.norm() * length for mean in means])
+    for i, answer in enumerate(TARGET.tolist()):
+        expected = 0.0 if answer < 0 else smoothed(weights @ embedding[i, :4], answer)
+        assert influence[i].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_arcface_classifier_influences_by_its_own_loss() -> None:
+    arcface = ObjectiveSettings(classification="arcface")
+    old = old_model(replace(OLD, cosine_scale=64.0))
+    embedding = torch.randn(7, 6)
+    influence = objective(old, arcface, replace(NEW, cosine_scale=64.0)).influence(embedding, TARGET)
+    cosine = F.cosine_similarity(embedding[1, None, :4], old.network.classifier.weight)
+    logits = cosine.clone()
+    logits[1] = (cosine[1].acos() + 0.5).cos()
+    assert influence[1].item() == pytest.approx(-float((64 * logits).log_softmax(0)[1]), rel=1e-4)
+
+
+def test_the_loss_is_classification_plus_weighted_influence() -> None:
+    pixels = torch.rand(7, 1, 8, 8)
+    losses = {}
+    for weight in (0.0, 1.0, 3.0):
+        compatible = replace(SETTINGS.compatible, influence=weight)
+        made = objective(old_model(), replace(SETTINGS, compatible=compatible)).eval()
+        losses[weight], right = made([pixels], TARGET)
+    embedding, logits = made.backbone(pixels)
+    torch.testing.assert_close(losses[1.0] - losses[0.0], made.influence(embedding, TARGET))
+    torch.testing.assert_close(losses[3.0] - losses[0.0], 3 * made.influence(embedding, TARGET), rtol=1e-4, atol=1e-5)
+    for i, answer in enumerate(TARGET.tolist()):
+        assert losses[0.0][i].item() == pytest.approx(0.0 if answer < 0 else smoothed(logits[i], answer), abs=1e-5)
+    assert right.tolist() == (logits.argmax(1) == TARGET).tolist()
+
+
+def test_the_old_model_is_no_part_of_what_is_trained_or_saved() -> None:
+    old = old_model()
+    made = objective(old).train()
+    assert not old.network.training
+    mine = {id(p) for p in made.parameters()}
+    assert mine == {id(p) for p in made.backbone.parameters()}
+    assert set(made.state_dict()) == {f"backbone.{name}" for name in made.backbone.state_dict()}
+    losses, _ = made([torch.rand(7, 1, 8, 8)], TARGET)
+    losses.sum().backward()
+    assert all(p.grad is None for p in old.network.parameters())

@@ -1,0 +1,112 @@
+"""Orders of a simulation: those of the gallery, and those that belong to a method."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from ray_backfill.errors import InputError
+from ray_backfill.methods import Embeddings, Method, find_methods
+from ray_backfill.models.checkpoints import load_network, save_network
+from ray_backfill.models.maps import Affine, AffineShape, Transform, TransformShape
+from ray_backfill.simulation.orders import BackfillOrders, store_sigma
+from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
+
+RNG = np.random.default_rng(0)
+
+
+def folder_of(path: Path, rows: int = 30, **more: object) -> EmbeddingFolder:
+    columns = {
+        "id": np.arange(rows),
+        "old": vector_column(RNG.normal(size=(rows, 4)).astype(np.float32)),
+        "new": vector_column(RNG.normal(size=(rows, 6)).astype(np.float32)),
+        "label": np.arange(rows) % 3,
+    }
+    write_parquet(path / "gallery.parquet", pa.table(columns | more))
+    return read_folder(path)
+
+
+@pytest.fixture
+def networks(tmp_path: Path) -> dict[str, Path]:
+    """Untrained networks: what they say is arbitrary, but each says something else."""
+    torch.manual_seed(0)
+    made = {
+        "fastfill": Transform(TransformShape((4,), 6, 8, uncertainty=True)),
+        "fastfill_l2_u": Transform(TransformShape((4,), 6, 8, uncertainty=True)),
+        "fct": Transform(TransformShape((4,), 6, 8)),
+        "ridge_gallery": Affine(AffineShape(4, 6)),
+    }
+    for name, network in made.items():
+        save_network(tmp_path / "maps" / name, network.eval())
+    return {name: tmp_path / "maps" / name for name in made}
+
+
+def orders_of(folder: EmbeddingFolder, names: tuple[str, ...], networks: dict[str, Path]) -> BackfillOrders:
+    methods = find_methods(("old", "rm_naive", *networks))
+    for method in methods:
+        if method.has_sigma:
+            store_sigma(folder, method, networks[method.name])
+    return BackfillOrders(folder, names, 0, "cosine", methods, networks)
+
+
+def method(name: str) -> Method:
+    return find_methods((name,))[0]
+
+
+def test_sigma_is_stored_and_each_method_follows_its_own(tmp_path: Path, networks: dict[str, Path]) -> None:
+    folder = folder_of(tmp_path)
+    orders = orders_of(folder, ("sigma",), networks)
+    orders.check()
+    found = {name: orders.of(method(name))["sigma"].tolist() for name in (*networks, "rm_naive")}
+    for name in ("fastfill", "fastfill_l2_u"):
+        network = load_network(networks[name])
+        with torch.no_grad():
+            log_variance = network.log_variance(network(torch.from_numpy(folder.gallery.old))).numpy()  # type: ignore[operator]
+        assert found[name] == np.argsort(-log_variance, kind="stable").tolist()
+        stored = pq.read_table(networks[name] / "sigma.parquet")
+        np.testing.assert_allclose(stored["sigma"].to_numpy(), np.exp(log_variance / 2), rtol=1e-5)
+    assert found["fastfill"] != found["fastfill_l2_u"]
+    assert found["rm_naive"] == found["fct"] == found["fastfill"]  # no uncertainty of their own
+
+
+def test_a_users_sigma_serves_whoever_has_none(tmp_path: Path) -> None:
+    sigma = np.linspace(0, 1, 30)
+    orders = BackfillOrders(folder_of(tmp_path, sigma=sigma), ("sigma",), 0, "cosine", find_methods(("rm_naive",)), {})
+    orders.check()
+    assert orders.of(method("rm_naive"))["sigma"].tolist() == list(range(29, -1, -1))
+
+
+def test_the_oracle_knows_how_wrong_each_stand_in_is(tmp_path: Path, networks: dict[str, Path]) -> None:
+    folder = folder_of(tmp_path)
+    orders = orders_of(folder, ("oracle_loss",), networks)
+    e = Embeddings(folder.gallery.vectors, folder.gallery.vectors)
+    found = {}
+    for name in ("ridge_gallery", "fct", "fastfill"):
+        pair = method(name).pair(e, load_network(networks[name]))
+        a, b = pair.backward.gallery.astype(np.float64), pair.forward.gallery.astype(np.float64)
+        loss = 1 - (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+        found[name] = orders.of(method(name))["oracle_loss"].tolist()
+        assert found[name] == np.argsort(-loss.astype(np.float32), kind="stable").tolist()
+        assert orders.of(method(name), pair)["oracle_loss"].tolist() == found[name]
+    assert orders.of(method("rm_naive"))["oracle_loss"].tolist() == found["fastfill"]
+
+
+def test_what_no_method_gives_is_named(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    for name, remedy in (("sigma", "fastfill"), ("oracle_loss", "stand-in"), ("class_mean_distance", "train split")):
+        with pytest.raises(InputError, match=remedy):
+            BackfillOrders(folder, (name,), 0, "cosine", find_methods(("rm_naive",)), {}).check()
+
+
+def test_class_means_come_from_the_train_split(tmp_path: Path) -> None:
+    train = {"id": np.arange(6), "old": vector_column(np.repeat(np.eye(4, dtype=np.float32)[:3], 2, axis=0))}
+    more = {"new": vector_column(np.ones((6, 6), np.float32)), "label": np.repeat([5, 7, 9], 2)}
+    write_parquet(tmp_path / "train.parquet", pa.table(train | more))
+    folder = folder_of(tmp_path)
+    orders = BackfillOrders(folder, ("class_mean_distance",), 0, "cosine", find_methods(("rm_naive",)), {})
+    unit = folder.gallery.old / np.linalg.norm(folder.gallery.old, axis=1, keepdims=True)
+    expected = np.argsort(unit[:, :3].max(axis=1), kind="stable")
+    assert orders.of(method("rm_naive"))["class_mean_distance"].tolist() == expected.tolist()

@@ -1,0 +1,64 @@
+"""Which backbones a run trains, like which of the two models each one is, and what takes part in its training."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_backfill import pipeline
+from ray_backfill.cluster.train import Workers
+from ray_backfill.errors import InputError
+from ray_backfill.methods import Method, find_methods
+from ray_backfill.pipeline import models_of, recipe_classes, train_recipe_backbone
+from ray_backfill.preflight import check_recipe
+from ray_backfill.recipes import load_recipe
+
+RECIPE = load_recipe("landmarks")
+
+
+def needing(*models: str) -> Method:
+    return replace(find_methods(("rm_naive",))[0], models=models)
+
+
+def test_methods_say_which_backbones_are_trained() -> None:
+    assert models_of(find_methods(("old", "rm_naive"))) == ("old", "new")
+    methods = [needing("old", "side"), needing("old", "bct"), needing("bct", "new")]
+    assert models_of(methods) == models_of(methods[::-1]) == ("old", "new", "bct", "side")
+
+
+def test_unknown_models_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"unknown model 'teacher'; known: old, new, bct, .*side"):
+        train_recipe_backbone(RECIPE, "teacher", tmp_path, Workers())
+
+
+@pytest.mark.parametrize(
+    ("role", "like", "needs"), [("bct", "new", ["old"]), ("ract_hard", "new", ["old"]), ("side", "old", [])]
+)
+def test_each_kind_is_like_old_or_new(
+    role: str, like: str, needs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[tuple[Any, ...]] = []
+
+    def record(*arguments: Any) -> Path:
+        trained.append(arguments)
+        return tmp_path
+
+    monkeypatch.setattr(pipeline, "train_backbone_stage", record)
+    monkeypatch.setattr(pipeline, "note_facts", lambda *_: None)
+    train_recipe_backbone(RECIPE, role, tmp_path, Workers())
+    folders = [arguments[0] for arguments in trained]
+    assert folders == [tmp_path / "backbones" / name for name in (*needs, role)]
+    _, _, _, classes, backbone, training, _, kind, old = trained[-1]
+    model = getattr(RECIPE, like)
+    assert (backbone, training, kind) == (model.backbone, model.training, role)
+    assert classes == recipe_classes(RECIPE)[like == "new"]
+    assert old == (tmp_path / "backbones" / "old" if needs else None)
+
+
+def test_what_cannot_be_trained_is_said_for_kinds_like_it() -> None:
+    broken = replace(RECIPE, new=replace(RECIPE.new, training=replace(RECIPE.new.training, batch=1)))
+    for model in ("new", "bct"):
+        with pytest.raises(InputError, match="too few"):
+            check_recipe(broken, 1, [model])
+    check_recipe(broken, 1, ["old", "side"])
