@@ -110,7 +110,7 @@ def _folder(path: Path) -> EmbeddingFolder:
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_workers_fit_what_one_process_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_two_workers_fit_what_one_process_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # As where there are GPUs; on CPUs one worker takes the place of all.
     monkeypatch.setattr("ray_backfill.cluster.maps.for_maps", lambda workers: workers)
     folder = _folder(tmp_path / "data")
