@@ -123,11 +123,7 @@ def train_backbone(
     labels = source.items("train").labels_N
     targets = np.searchsorted(info.classes, labels)
     frozen = freeze_old(old, info, feed, rows, targets, device) if old else None
-    torch.manual_seed(settings.seed)
-    network = info.build().to(device)
-    assert network.cosine_scale == settings.cosine_scale
-    objective = kind.objective(network, info, settings, frozen) if kind else Classification(network, settings)
-    objective.to(device)
+    objective = _untrained(info, settings, kind, frozen, device)
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     peak = settings.lr * (settings.pair_lr_share if objective.n_views > 1 else 1)
     optimizer = torch.optim.SGD(trained, peak, settings.momentum, weight_decay=settings.weight_decay, nesterov=True)
@@ -150,20 +146,32 @@ def train_backbone(
             # that all workers keep batches of one size.)
             target = torch.from_numpy(np.where(readable, targets[step_rows], -1)).to(device)
             views = _views(pixels_to_float(pixels.to(device)), objective, settings)
-            if flops_of_step:
+            with counted_flops(not flops_of_step) as flops:
                 loss_sum, right_sum = _backward(model, views, target, optimizer)
-            else:
-                with counted_flops() as flops:
-                    loss_sum, right_sum = _backward(model, views, target, optimizer)
-                flops_of_step = flops()
+            flops_of_step += flops()
             optimizer.step()
             sums += torch.stack([loss_sum, right_sum, (target >= 0).sum()])
         if on_epoch is not None:
             loss, right, seen = gather(sums[None]).sum(0).tolist()
             save = _saver(objective, optimizer, epoch, flops_of_step)
             on_epoch(Epoch(epoch, loss / max(1, seen), right / max(1, seen), save))
-    network.eval()
+    network = objective.backbone.eval()
     return TrainedBackbone(network, feed.broken, flops_of_step * steps * settings.epochs * size)
+
+
+def _untrained(
+    info: BackboneInfo,
+    settings: BackboneTraining,
+    kind: BackboneKind | None,
+    frozen: OldModel | None,
+    device: torch.device,
+) -> Objective:
+    """The network with its loss, its weights drawn from the seed."""
+    torch.manual_seed(settings.seed)
+    network = info.build().to(device)
+    assert network.cosine_scale == settings.cosine_scale
+    objective = kind.objective(network, info, settings, frozen) if kind else Classification(network, settings)
+    return objective.to(device)
 
 
 def _views(images_BCSS: Tensor, objective: Objective, settings: BackboneTraining) -> list[Tensor]:
