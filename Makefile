@@ -1,6 +1,7 @@
 # make demo    the main job on rendered landmarks, from nothing to a report
 # make test    the tests          make check   lint, types and tests: what CI runs
 # make bench   what the replay costs beside its limits: about 11 minutes
+# make bench-serving   what two partitions and approximate indexes cost     make bench-throttle   latency against rate
 # make reproduce DATA=PATH        docs/results/omniglot.md: every method, three seeds, all claims; under half an hour
 # make reproduce-landmarks        docs/results/landmarks.md: the same on rendered landmarks, open class
 # EXTRA=gpu make setup            on a machine with a CUDA GPU
@@ -9,7 +10,7 @@ EXTRA ?= $(if $(wildcard .venv/.ready-gpu),gpu,cpu)
 BIN := .venv/bin
 READY := .venv/.ready-$(EXTRA)
 
-.PHONY: setup demo test lint types check bench reproduce reproduce-landmarks clean
+.PHONY: setup demo test lint types check bench bench-serving bench-throttle reproduce reproduce-landmarks clean
 
 setup: $(READY)
 
@@ -39,6 +40,12 @@ check: lint types test
 
 bench: setup
 	$(BIN)/python benchmarks/replay.py
+
+bench-serving: setup
+	$(BIN)/python -m benchmarks.serving --figures docs/results
+
+bench-throttle: setup
+	$(BIN)/python -m benchmarks.throttle --out runs/throttle --figures docs/results
 
 reproduce: setup
 	@test -n "$(DATA)" || { echo "error: say where the Omniglot files are: make reproduce DATA=PATH"; exit 2; }

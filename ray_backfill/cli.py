@@ -6,18 +6,21 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import tyro
 
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.replay import ReplayPlace
 from ray_backfill.cluster.train import Workers
+from ray_backfill.drills import drill_folder, drill_recipe
 from ray_backfill.errors import InputError
 from ray_backfill.experiments import Experiment, Place, reproduce
+from ray_backfill.live.settings import LiveSettings
 from ray_backfill.pipeline import evaluate_folder, run_recipe
 from ray_backfill.recipes import Recipe, load_recipe, recipe_names
 from ray_backfill.report import print_table
+from ray_backfill.report.live import print_live_table
 from ray_backfill.simulation import Evaluation
 from ray_backfill.training.fits import FitSettings
 
@@ -53,6 +56,10 @@ class BackboneJob(RecipeJob[ImagesT]):
 class SimulateJob(RecipeJob[ImagesT]):
     """A run of a whole recipe, from images to the report."""
 
+    # replay: how good the service would be at every moment, exactly. live: the backfill is done, under traffic.
+    mode: Literal["replay", "live"] = "replay"
+    # Of mode live.
+    live: LiveSettings = field(default_factory=LiveSettings)
     place: Annotated[ReplayPlace, tyro.conf.arg(name="")]
 
 
@@ -73,6 +80,12 @@ class DataJob:
     )
     fits: Annotated[FitSettings, tyro.conf.arg(name="")] = field(default_factory=FitSettings)
     workers: Workers = field(default_factory=Workers)
+    # Where the backfill of mode live runs.
+    actors: EmbedActors = field(default_factory=EmbedActors)
+    # replay: how good the service would be at every moment, exactly. live: the backfill is done, under traffic.
+    mode: Literal["replay", "live"] = "replay"
+    # Of mode live.
+    live: LiveSettings = field(default_factory=LiveSettings)
     place: Annotated[ReplayPlace, tyro.conf.arg(name="")] = field(default_factory=ReplayPlace)
 
 
@@ -148,23 +161,26 @@ def is_data_job() -> bool:
 
 def simulate_job(description: str, default_recipe: str = "landmarks") -> None:
     """The body of jobs/simulate*.py: run, print the table, say where the report is."""
-    if is_data_job():
-        data = parse_data_job(description)
-        results = evaluate_folder(
-            given_folder(data.data),
-            checked_out(data.out),
-            data.evaluation,
-            data.fits,
-            data.workers,
-            data.place,
-            command_line(),
-        )
-    else:
-        job = parse_recipe_job(description, default_recipe, kind=SimulateJob, place=ReplayPlace())
-        out = checked_out(job.out)
-        results = run_recipe(job.settings, out, job.workers, job.actors, job.place, command_line())
-    print_table(results)
+    results, is_live = _run_data(description) if is_data_job() else _run_recipe(description, default_recipe)
+    (print_live_table if is_live else print_table)(results)
     print(f"\nreport: {shown(results / 'report.html')}")
+
+
+def _run_data(description: str) -> tuple[Path, bool]:
+    job = parse_data_job(description)
+    data, out, is_live = given_folder(job.data), checked_out(job.out), job.mode == "live"
+    what = job.evaluation, job.fits
+    if is_live:
+        return drill_folder(data, out, *what, job.live, job.workers, job.actors, command_line()), is_live
+    return evaluate_folder(data, out, *what, job.workers, job.place, command_line()), is_live
+
+
+def _run_recipe(description: str, default_recipe: str) -> tuple[Path, bool]:
+    job = parse_recipe_job(description, default_recipe, kind=SimulateJob, place=ReplayPlace())
+    out, is_live = checked_out(job.out), job.mode == "live"
+    if is_live:
+        return drill_recipe(job.settings, job.live, out, job.workers, job.actors, command_line()), is_live
+    return run_recipe(job.settings, out, job.workers, job.actors, job.place, command_line()), is_live
 
 
 def reproduce_job(description: str, arguments: Sequence[str] | None = None) -> None:

@@ -22,6 +22,9 @@ DISTANCES = ("cosine", "l2", "inner_product")
 # Relative rounding error of one float32 operation.
 _U = 2.0**-24
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+_SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
+# Vectors up to this length, times 2, have products that float32 holds; a factor up to this is a float32 number.
+_LONGEST = _LARGEST_FACTOR = 1e38
 # Rows that are read at a time where a whole gallery is gone through: 64 MB as float32 of 256 dimensions.
 _ROWS = 65_536
 
@@ -73,9 +76,21 @@ class ProductForm:
         Raises:
             InputError: unknown distance, a zero vector under cosine, distances that overflow float32.
         """
+        length_Q = lengths(system.query)
+        length_N = length_Q if system.gallery is system.query else lengths(system.gallery)
+        return cls.of_lengths(distance, system.query, system.gallery, length_Q, length_N)
+
+    @classmethod
+    def of_lengths(
+        cls,
+        distance: str,
+        query: FloatArray,
+        gallery: FloatArray,
+        length_Q: NDArray[np.float64],
+        length_N: NDArray[np.float64],
+    ) -> "ProductForm":
+        """``of`` for two sides that are known to be finite, and whose ``lengths`` are known. Cost: O(Q + N)."""
         check_distance(distance)
-        length_Q = _lengths(system.query)
-        length_N = length_Q if system.gallery is system.query else _lengths(system.gallery)
         longest_q, longest_g = float(length_Q.max()), float(length_N.max())
         scale = 1.0
         if distance == "cosine":
@@ -84,7 +99,7 @@ class ProductForm:
             raise InputError(f"{distance} distances of vectors this long overflow float32; scale the embeddings down")
         else:
             scale = _power_of_two(longest_g if distance == "inner_product" else max(longest_q, longest_g))
-        return cls(distance, system.query, system.gallery, length_Q, length_N, scale)
+        return cls(distance, query, gallery, length_Q, length_N, scale)
 
     @property
     def columns(self) -> int:
@@ -109,23 +124,50 @@ class ProductForm:
             out[:, -1] = (length * self.scale) ** 2
         return out
 
+    def factors(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """(n,) factor and (n,) offset that make v of products with the vectors as they are, without a copy of them:
+
+        v = (left(queries)[:, :d] @ gallery[first:last].T) * factor + offset, with the error ``error_of_factors``.
+        """
+        length = self.length_N[first:last]
+        offset = np.zeros(len(length), np.float32)
+        if self.distance == "cosine":
+            return np.minimum(1 / length, _LARGEST_FACTOR).astype(np.float32), offset
+        if self.distance == "l2":
+            offset[:] = (length * self.scale) ** 2
+        return np.full(len(length), min(self.scale, _LARGEST_FACTOR), np.float32), offset
+
+    def error_of_factors(self, queries: IntArray) -> NDArray[np.float64]:
+        """``error`` for v by ``factors``; infinite if the vectors are so long that their products can overflow.
+
+        A sum of d products errs by at most d u |left| |g|, and |left| |g| factor is at most 1 (l2: 2), as where the
+        vectors are scaled before: the rounding of a scaled vector is that of the factor and of its product now, and the
+        offset and its addition err by u and 3 u under l2. So ``error`` holds, but for what underflows, which the factor
+        makes larger: an entry of either side or a product, each below the smallest normal number, whether it is rounded
+        or taken for zero.
+        """
+        if self.length_N.max() > _LONGEST:
+            return np.full(len(queries), np.inf)
+        factor = 1 / self.length_N.min() if self.distance == "cosine" else self.scale
+        return self.error(queries) + 8 * self.query.shape[1] * _SMALLEST_NORMAL * factor
+
     def exact(self, of_query: IntArray, of_item: IntArray) -> NDArray[np.float32]:
         """Exact distances of the pairs (of_query[i], of_item[i]). Cost: d operations in float64 for each."""
         out = np.empty(len(of_query), np.float32)
-        kind, lengths = DISTANCES.index(self.distance), (self.length_Q, self.length_N)
+        kind, norms_QN = DISTANCES.index(self.distance), (self.length_Q, self.length_N)
         query, row_of_query = self.query, of_query
         if not _is_plain(query):
             queries, row_of_query = np.unique(of_query, return_inverse=True)
             query = _as_float32(query[queries])
         if _is_plain(self.gallery):
-            _exact_pairs(query, self.gallery, row_of_query, of_item, of_query, of_item, *lengths, kind, out)
+            _exact_pairs(query, self.gallery, row_of_query, of_item, of_query, of_item, *norms_QN, kind, out)
             return out
         # The kernel knows no float16: bring the rows in as float32, a bounded number at a time.
         for i in range(0, len(out), _ROWS):
             part = slice(i, i + _ROWS)
             rows = _as_float32(self.gallery[of_item[part]])
             _exact_pairs(
-                query, rows, row_of_query[part], np.arange(len(rows)), of_query[part], of_item[part], *lengths, kind,
+                query, rows, row_of_query[part], np.arange(len(rows)), of_query[part], of_item[part], *norms_QN, kind,
                 out[part],
             )  # fmt: skip
         return out
@@ -210,12 +252,12 @@ def _as_float32(vectors: FloatArray) -> NDArray[np.float32]:
     return np.ascontiguousarray(vectors, dtype=np.float32)
 
 
-def _lengths(vectors: FloatArray) -> NDArray[np.float64]:
+def lengths(vectors: FloatArray) -> NDArray[np.float64]:
     """(N,) Euclidean norms, read in bounded pieces."""
-    lengths = np.empty(len(vectors))
+    out = np.empty(len(vectors))
     for i in range(0, len(vectors), _ROWS):
-        _norms(_as_float32(vectors[i : i + _ROWS]), lengths[i : i + _ROWS])
-    return lengths
+        _norms(_as_float32(vectors[i : i + _ROWS]), out[i : i + _ROWS])
+    return out
 
 
 @kernel

@@ -84,6 +84,13 @@ class UpgradePair:
         )
         return UpgradePair(backward, backward if self.backward is self.forward else forward, self.switch)
 
+    def of_items(self, positions: IntArray) -> "UpgradePair":
+        """The same queries over some gallery items, copied."""
+        backward, forward = (
+            RetrievalSystem(system.query, system.gallery[positions]) for system in (self.backward, self.forward)
+        )
+        return UpgradePair(backward, backward if self.backward is self.forward else forward, self.switch)
+
     @property
     def n_queries(self) -> int:
         return len(self.backward.query)

@@ -83,6 +83,29 @@ def test_bounds_never_contradict_the_exact_distance(name: str, distance: str) ->
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("name", _systems())
+def test_factors_make_the_same_of_products_with_the_vectors_as_they_are(name: str, distance: str) -> None:
+    """Within the error, v by factors is v of infinitely precise numbers; the exact distances rise with that."""
+    system = _systems()[name]
+    form, queries = ProductForm.of(system, distance), np.arange(len(system.query))
+    d = system.query.shape[1]
+    for width in (1, 7, 400):
+        parts = []
+        for i in range(0, len(system.gallery), width):
+            factor, offset = form.factors(i, min(i + width, len(system.gallery)))
+            parts.append((form.left(queries)[:, :d] @ system.gallery[i : i + width].T) * factor + offset)
+        v, error = np.hstack(parts).astype(np.float64), form.error_of_factors(queries)[:, None]
+        query, gallery = system.query.astype(np.float64), system.gallery.astype(np.float64)
+        length_Q, length_N = np.linalg.norm(query, axis=1)[:, None], np.linalg.norm(gallery, axis=1)
+        true = -(query @ gallery.T) / length_Q * (1 / length_N if distance == "cosine" else form.scale)
+        if distance == "l2":
+            true = 2 * true * length_Q * form.scale + (length_N * form.scale) ** 2
+        assert (np.abs(v - true) <= error).all()
+        if name == "random":
+            assert (error < 1.01 * form.error(queries)[:, None]).all()
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
 def test_bounds_decide_nearly_always_on_random_vectors(distance: str) -> None:
     system = _systems()["random"]
     form = ProductForm.of(system, distance)

@@ -6,7 +6,7 @@ numbers travel through Ray.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,11 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Job:
-    """What every actor gets: paths and settings, no weights."""
+    """What every actor gets: paths and settings, no weights. gallery_models: those that embed the gallery."""
 
     data: Any
     models: dict[str, str]
+    gallery_models: tuple[str, ...]
     folder: str
     train_classes: list[int]
     settings: EmbedSettings
@@ -98,6 +99,7 @@ def embed_stage(
     train_classes: list[int],
     settings: EmbedSettings,
     actors: EmbedActors,
+    gallery_models: Sequence[str] | None = None,
 ) -> Path:
     """Embed all splits of a data set by all models into a folder of the data contract (see ``store``).
 
@@ -106,7 +108,8 @@ def embed_stage(
     first class over the second, and label of the first one (``old_entropy``, ``old_margin``, ``old_class``); the new
     one is kept as ``classifier.parquet`` (label, weight, bias). train_classes: the train split holds the images of
     these classes only (those of the new model: heads learn from them). folder: on storage that all nodes share. Broken
-    images are left out and listed in ``broken.parquet``.
+    images are left out and listed in ``broken.parquet``. gallery_models: those that embed the gallery, "old" among
+    them; default all. Before a backfill the new model has not seen it.
 
     Raises:
         InputError: the folder belongs to other settings or weights, or the cluster is too small.
@@ -118,6 +121,8 @@ def embed_stage(
         "models": {name: backbone_identity(path) for name, path in models.items()},
         "embed": asdict(settings),
     }
+    if gallery_models is not None:
+        wanted["gallery_models"] = list(gallery_models)
     if _holds_more(folder, wanted) or begin_stage(folder, "embeddings", wanted):
         return folder
     parts = list(_parts(source, train_classes, settings.part_rows))
@@ -131,7 +136,9 @@ def embed_stage(
             number, on_gpu = placed(actors.number, actors.cpus, "--actors", spare_cpus=1)
             threads = max(1, int(actors.cpus))
             paths = {name: str(path) for name, path in models.items()}
-            job = _Job(data, paths, str(folder), train_classes, settings, threads, on_gpu)
+            job = _Job(
+                data, paths, tuple(gallery_models or paths), str(folder), train_classes, settings, threads, on_gpu
+            )
             for done in _run(missing, job, min(number, len(missing)), actors.cpus):
                 bar.update(done)
     broken = _collect_broken(folder, parts)
@@ -206,16 +213,17 @@ class _Embedder:
         rows = split_rows(self._source, split, self._job.train_classes)[part.start : part.stop]
         batches = [rows[i : i + size] for i in range(0, len(rows), size)]
         kept_rows, outputs, broken = [], [], []
+        models = self._job.gallery_models if split == "gallery" else tuple(self._models)
         for of_batch, pixels in read_ahead(self._source, split, batches, self._job.threads):
             kept = np.setdiff1d(np.arange(len(of_batch)), list(pixels.broken))
             broken += [[int(items.ids_N[of_batch[i]]), reason] for i, reason in pixels.broken.items()]
             kept_rows.append(of_batch[kept])
             if len(kept):
-                outputs.append(self._forward(pixels.pixels_BSSC[kept]))
+                outputs.append(self._forward(pixels.pixels_BSSC[kept], models))
         rows = np.concatenate(kept_rows)
         if not outputs:  # all images are broken: no rows, but the columns of the other parts
             size_1 = np.zeros((1, self._source.image_size, self._source.image_size, self._source.channels), np.uint8)
-            outputs = [{name: values[:0] for name, values in self._forward(size_1).items()}]
+            outputs = [{name: values[:0] for name, values in self._forward(size_1, models).items()}]
         columns = {"id": pa.array(items.ids_N[rows]), "label": pa.array(items.labels_N[rows])}
         for name in outputs[0]:
             values = np.concatenate([output[name] for output in outputs])
@@ -224,13 +232,13 @@ class _Embedder:
             columns["group"] = pa.array(items.groups_N[rows])
         return pa.table(columns).replace_schema_metadata({_BROKEN: json.dumps(broken)})
 
-    def _forward(self, pixels_BSSC: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-        """(B, d) embeddings of every model by its name, and (B,) what the old classifier says."""
+    def _forward(self, pixels_BSSC: NDArray[np.uint8], models: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """(B, d) embeddings of these models by name, "old" among them, and (B,) what the old classifier says."""
         with torch.inference_mode():
             pixels = pixels_to_float(torch.from_numpy(pixels_BSSC).to(self._device))
             old, logits = self._models["old"](pixels)
             columns = {"old": old}
-            columns |= {name: model.embed(pixels) for name, model in self._models.items() if name != "old"}
+            columns |= {name: self._models[name].embed(pixels) for name in models if name != "old"}
             columns |= _verdicts(logits, self._old_classes)
             return {name: tensor.cpu().numpy() for name, tensor in columns.items()}
 

@@ -72,7 +72,7 @@ def fit_stage(
             check_fit(method, data, settings, together.number)
         config = {
             "data": str(folder.path),
-            "models": folder.models,
+            "models": tuple(folder.train.vectors),
             "methods": [method.name for method in trained],
             "settings": settings,
             "distance": distance,

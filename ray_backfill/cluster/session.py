@@ -24,6 +24,7 @@ _LOCAL_ENVIRONMENT = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_metrics_report_interval_ms": "1000",
 }
 
 _LOG_LEVELS = {
@@ -72,20 +73,23 @@ def _protect_token() -> None:
         token.chmod(0o600)
 
 
-def placed(number: int, cpus: float, option: str, spare_cpus: int = 0) -> tuple[int, bool]:
+def placed(number: int, cpus: float, option: str, spare_cpus: float = 0, spare_gpus: int = 0) -> tuple[int, bool]:
     """How many workers or actors to start on the connected cluster, and whether each gets a GPU.
 
-    Where there are GPUs, each gets one, and there are no more of them than GPUs. spare_cpus: left to Ray's own tasks.
+    Where there are GPUs, each gets one, and there are no more of them than GPUs. spare_...: left to others.
 
     Raises:
-        InputError: the cluster has too few CPUs: Ray would wait for them for ever.
+        InputError: the cluster has too few CPUs or GPUs: Ray would wait for them for ever.
     """
     resources = ray.cluster_resources()
     gpus, available = int(resources.get("GPU", 0)), resources.get("CPU", 0)
+    if spare_gpus and spare_gpus >= gpus:
+        raise InputError(f"{spare_gpus} shards on GPUs leave none of {gpus} for {option}; use fewer, or device cpu")
+    gpus -= spare_gpus
     number = min(number, gpus) if gpus else number
     if number * cpus + spare_cpus > available:
         raise InputError(
-            f"{number} x {cpus:g} CPUs ({option}) and {spare_cpus} for Ray's own tasks were asked for, but the Ray "
+            f"{number} x {cpus:g} CPUs ({option}) and {spare_cpus:g} for Ray's own tasks were asked for, but the Ray "
             f"cluster has {available:g}; lower {option}.number or {option}.cpus"
         )
     return number, gpus > 0

@@ -2,5 +2,6 @@
 
 from ray_backfill.replay.curve import Curve
 from ray_backfill.replay.engine import check_device, replay
+from ray_backfill.replay.moment import replay_moment
 
-__all__ = ["Curve", "check_device", "replay"]
+__all__ = ["Curve", "check_device", "replay", "replay_moment"]

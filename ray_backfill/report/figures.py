@@ -1,16 +1,32 @@
 """Curves, flips and gains as matplotlib figures, drawn with the object-oriented API: no global state, no window."""
 
-import io
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from ray_backfill.report.drawing import (
+    COLOURS,
+    DASHES,
+    DPI,
+    ENTRY_IN,
+    FAINT,
+    GRID,
+    INK,
+    LONG,
+    MARKERS,
+    MAX_MARKERS,
+    SHORT,
+    WIDTH_IN,
+    Style,
+    blank_figure,
+    dress,
+    legend,
+    panel_height,
+    shorten,
+    to_png,
+)
 from ray_backfill.report.results import DAGGER, FLIP_METRICS, GAP, ORDER_FREE, Line, Results, Row, Variant
 from ray_backfill.report.selection import (
     MAX_LINES,
@@ -23,29 +39,29 @@ from ray_backfill.report.selection import (
 )
 from ray_backfill.report.wording import choice, percent, percent_sign
 
-DPI = 150
-WIDTH_IN = 9.0  # scaled to a page of 900 px, a 10 point letter is 14 px high
-INK, FAINT, GRID = "#1f2430", "#636a79", "#e4e6eb"
-# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that vanishes on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#882255")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
-DASHES = ("-", "--", "-.", ":")
-MAX_MARKERS = 11
-ENTRY_IN = 0.235  # height of a line in a legend
-SHORT, LONG = 22, 28  # letters of a name that fit a legend, and the wider one of figures with longer names
+__all__ = [
+    "COLOURS",
+    "DASHES",
+    "DPI",
+    "FAINT",
+    "GRID",
+    "INK",
+    "MARKERS",
+    "WIDTH_IN",
+    "Style",
+    "curves_figure",
+    "drawn_variants",
+    "flips_figure",
+    "gain_figure",
+    "has_intervals",
+    "method_styles",
+    "orders_figure",
+    "panels_figure",
+    "subgroups_figure",
+    "to_png",
+]
 MAX_VARIANTS = 4  # panels beyond this many are a wall, not a figure
 BOUND = f"{DAGGER} upper bound: peeks at the answer"
-
-
-@dataclass(frozen=True)
-class Style:
-    """How one line looks everywhere: colour, dashes and marker each tell methods apart."""
-
-    colour: str
-    dashes: str
-    marker: str
-    width: float
-    layer: int
 
 
 def curves_figure(results: Results) -> Figure:
@@ -77,8 +93,8 @@ def panels_figure(results: Results, panels: Sequence[tuple[str, Variant]]) -> Fi
     everything = [results.panel(metric, variant) for metric, variant in panels]
     rows = [drawn_rows(panel) for panel in everything]
     notes = [drawn_in_words(panel) + _bound_note(panel) for panel in everything]
-    height = _height(max(len(r) + len(n) for r, n in zip(rows, notes, strict=True)))
-    figure = _figure(height * len(panels))
+    height = panel_height(max(len(r) + len(n) for r, n in zip(rows, notes, strict=True)))
+    figure = blank_figure(height * len(panels))
     longest = _longest([r.title for panel in rows for r in panel])
     grid = figure.add_gridspec(len(panels), 2, width_ratios=(2.55 if longest == SHORT else 1.9, 1))
     plots: list[Axes] = []
@@ -91,10 +107,10 @@ def panels_figure(results: Results, panels: Sequence[tuple[str, Variant]]) -> Fi
         for row in rows[index]:
             _draw(plot, results, row, metric, styles[row.method])
         several = f", {results.label(variant)}" if len(results.variants) > 1 else ""
-        _dress(plot, f"{metric} during the backfill{several}", f"{metric} (%)")
+        dress(plot, f"{metric} during the backfill{several}", f"{metric} (%)")
         by_auc = sorted(rows[index], key=lambda r: np.nan_to_num(r.auc, nan=-np.inf), reverse=True)
         entries = [(r.title, percent(r.auc), styles[r.method]) for r in by_auc]
-        _legend(figure.add_subplot(grid[index, 1]), height, "AUC", entries, notes[index], longest)
+        legend(figure.add_subplot(grid[index, 1]), height, "AUC", entries, notes[index], longest)
     return figure
 
 
@@ -107,8 +123,8 @@ def orders_figure(results: Results) -> Figure | None:
     total = sum(r.metric == best.metric and r.method == best.method for r in results.rows)
     notes = [f"{len(rows)} of {total} combinations"] if len(rows) < total else []
     notes += _bound_note(rows)
-    height = _height(len(rows) + len(notes))
-    figure = _figure(height)
+    height = panel_height(len(rows) + len(notes))
+    figure = blank_figure(height)
     both = len(results.orders) > 1 and len(results.merges) > 1
     # The whole label of two names would not fit a legend.
     names = [f"{r.variant.order_name}, {r.variant.merge}" if both else results.label(r.variant) for r in rows]
@@ -120,8 +136,8 @@ def orders_figure(results: Results) -> Figure | None:
         style = _style(listed.index(row.variant), width=2.6 if row == best else 1.5)
         _draw(plot, results, row, row.metric, style)
         entries.append((name, percent(row.auc), style))
-    _dress(plot, f"{best.title}: which {choice(results)}?", f"{best.metric} (%)")
-    _legend(side, height, "AUC", entries, notes, longest)
+    dress(plot, f"{best.title}: which {choice(results)}?", f"{best.metric} (%)")
+    legend(side, height, "AUC", entries, notes, longest)
     return figure
 
 
@@ -131,8 +147,8 @@ def subgroups_figure(results: Results) -> Figure | None:
     lines = results.groups.get((best.method, best.variant, best.metric), {}) if best else {}
     if best is None or len(lines) < 2:
         return None
-    height = _height(len(lines))
-    figure = _figure(height)
+    height = panel_height(len(lines))
+    figure = blank_figure(height)
     plot, side = figure.subplots(1, 2, width_ratios=(2.55, 1))
     entries = []
     for index, (group, line) in enumerate(lines.items()):
@@ -140,9 +156,9 @@ def subgroups_figure(results: Results) -> Figure | None:
         _draw_line(plot, line, style, band=True)
         name = "gap, best to worst" if group == GAP else group
         entries.append((name, f"{percent(line.value[0])} \u2192 {percent(line.value[-1])}", style))
-    _dress(plot, f"{best.title}: {best.metric} by subgroup of queries", f"{best.metric} (%)")
+    dress(plot, f"{best.title}: {best.metric} by subgroup of queries", f"{best.metric} (%)")
     plot.set_ylim(bottom=0)
-    _legend(side, height, "start \u2192 end", entries)
+    legend(side, height, "start \u2192 end", entries)
     return figure
 
 
@@ -158,7 +174,7 @@ def flips_figure(results: Results, variant: Variant | None = None) -> Figure | N
     if not present:
         return None
     height = max(2.75 * ((len(present) + 1) // 2), ENTRY_IN * (len(rows) + len(notes) + 2.5))
-    figure = _figure(height)
+    figure = blank_figure(height)
     longest = _longest([r.title for r in rows])
     ratios = (1.45, 1.45, 1) if longest == SHORT else (1.2, 1.2, 1.25)
     grid = figure.add_gridspec((len(present) + 1) // 2, 3, width_ratios=ratios)
@@ -167,10 +183,10 @@ def flips_figure(results: Results, variant: Variant | None = None) -> Figure | N
         plot = figure.add_subplot(grid[index // 2, index % 2])
         for row in rows:
             _draw(plot, results, row, metric, styles[row.method])
-        _dress(plot, FLIP_METRICS[metric].replace(" against", "\nagainst"), "queries (%)")
+        dress(plot, FLIP_METRICS[metric].replace(" against", "\nagainst"), "queries (%)")
         plot.set_ylim(bottom=0)
     entries = [(r.title, percent(r.negative_flips_max), styles[r.method]) for r in rows]
-    _legend(figure.add_subplot(grid[:, 2]), height, "neg. max", entries, notes, longest)
+    legend(figure.add_subplot(grid[:, 2]), height, "neg. max", entries, notes, longest)
     return figure
 
 
@@ -182,7 +198,7 @@ def gain_figure(results: Results) -> Figure:
     everything = best_per_method(results, results.primary) if is_large(results) else results.table(results.primary)
     kept, notes = (drawn_rows(everything), drawn_in_words(everything)) if is_large(results) else (everything, [])
     rows = [r for r in kept if not r.is_reference and np.isfinite(r.gain)]
-    figure = _figure(max(1.6, 0.32 * len(rows) + 1.1))
+    figure = blank_figure(max(1.6, 0.32 * len(rows) + 1.1))
     plot = figure.add_subplot()
     styles = method_styles(results, None)
     several = len(results.variants) > 1
@@ -205,10 +221,10 @@ def gain_figure(results: Results) -> Figure:
         )
         label.set_in_layout(True)
     several_methods = f" ({notes[0]})" if notes else ""
-    _dress(plot, f"Gain: share of the upgrade's benefit during the backfill{several_methods}", "")
+    dress(plot, f"Gain: share of the upgrade's benefit during the backfill{several_methods}", "")
     for x in (0, 100):
         plot.axvline(x, color=FAINT, linewidth=1, linestyle="-" if x == 0 else "--", zorder=0)
-    plot.set_yticks(range(len(rows)), [_shorten(n, 34) for n in names], parse_math=False)
+    plot.set_yticks(range(len(rows)), [shorten(n, 34) for n in names], parse_math=False)
     plot.invert_yaxis()
     plot.grid(False)
     plot.set_xlim(min(0.0, *widths, 0.0) * 1.1, max(100.0, *widths, 100.0) * 1.12)
@@ -219,14 +235,6 @@ def gain_figure(results: Results) -> Figure:
 def has_intervals(results: Results) -> bool:
     """Whether any quality curve carries bootstrap intervals."""
     return any(bool(np.isfinite(line.low).any()) for key, line in results.lines.items() if key[2] not in FLIP_METRICS)
-
-
-def to_png(figure: Figure) -> bytes:
-    """Render a figure; the same figure gives the same bytes."""
-    FigureCanvasAgg(figure)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
-    return buffer.getvalue()
 
 
 def method_styles(results: Results, best: str | None) -> dict[str, Style]:
@@ -251,22 +259,12 @@ def _style(index: int, width: float) -> Style:
     return Style(COLOURS[index % len(COLOURS)], dashes, MARKERS[index % len(MARKERS)], width, 3 if width > 2 else 2)
 
 
-def _height(entries: int) -> float:
-    """Inches of a panel beside a legend of this many lines."""
-    return max(3.2, ENTRY_IN * (entries + 2.5))
-
-
 def _longest(names: Sequence[str]) -> int:
     return SHORT if all(len(name) <= SHORT for name in names) else LONG
 
 
 def _bound_note(rows: Sequence[Row]) -> list[str]:
     return [BOUND] if any(row.is_bound for row in rows) else []
-
-
-def _figure(height_in: float) -> Figure:
-    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.1, hspace=0.04)
-    return Figure(figsize=(WIDTH_IN, height_in), dpi=DPI, facecolor="white", layout=layout)
 
 
 def _draw(plot: Axes, results: Results, row: Row, metric: str, style: Style) -> None:
@@ -293,59 +291,3 @@ def _draw_line(plot: Axes, line: Line, style: Style, band: bool) -> None:
         zorder=style.layer,
         clip_on=False,
     )
-
-
-def _dress(plot: Axes, title: str, unit: str) -> None:
-    # Names come from the user: parse_math=False keeps a dollar sign a dollar sign.
-    plot.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=INK, pad=9, parse_math=False)
-    plot.set_ylabel(unit, color=FAINT, fontsize=9, parse_math=False)
-    plot.set_xlabel("share of the gallery backfilled (%)", color=FAINT, fontsize=9)
-    plot.set_xlim(0, 100)
-    plot.grid(True, axis="y", color=GRID, linewidth=0.8)
-    plot.set_axisbelow(True)
-    plot.tick_params(colors=FAINT, labelcolor=INK, labelsize=9, length=3)
-    for side in ("top", "right"):
-        plot.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        plot.spines[side].set_color(FAINT)
-
-
-def _legend(
-    side: Axes,
-    height_in: float,
-    header: str,
-    entries: Sequence[tuple[str, str, Style]],
-    notes: Sequence[str] = (),
-    longest: int = SHORT,
-) -> None:
-    """A small table instead of a legend box: line, name and number in columns, so that numbers align."""
-    side.set_axis_off()
-    side.set_xlim(0, 1)
-    side.set_ylim(0, 1)
-    step = min(1 / (len(entries) + len(notes) + 1), ENTRY_IN / height_in)
-    side.text(1, 1, header, ha="right", va="center", fontsize=8, color=FAINT)
-    for index, note in enumerate(notes):
-        y = 1 - (len(entries) + 1 + index) * step
-        side.text(0, y, _shorten(note, 42), va="center", fontsize=8, color=FAINT, parse_math=False)
-    for index, (name, number, style) in enumerate(entries):
-        y = 1 - (index + 1) * step
-        side.plot(
-            (0, 0.06, 0.12),
-            (y, y, y),
-            color=style.colour,
-            linestyle=style.dashes,
-            linewidth=style.width,
-            marker=style.marker,
-            markevery=(1, 5),
-            markersize=5,
-            markeredgecolor="white",
-            markeredgewidth=0.6,
-        )
-        weight = "bold" if style.width > 2 else "normal"
-        text: dict[str, Any] = {"va": "center", "fontsize": 9, "color": INK, "fontweight": weight, "parse_math": False}
-        side.text(0.16, y, _shorten(name, longest), **text)
-        side.text(1, y, number, ha="right", **text)
-
-
-def _shorten(name: str, length: int) -> str:
-    return name if len(name) <= length else name[: length - 1] + "\u2026"

@@ -1,6 +1,5 @@
 """Reads and checks a results folder: three files in, one typed, frozen ``Results`` out. Computes nothing."""
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,8 +12,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from ray_backfill.errors import InputError
+from ray_backfill.report.tables import read_manifest, read_table
 
 T = TypeVar("T")
+AGAIN = "run simulate again"
 
 CURVE_COLUMNS = ("method", "order", "merge", "metric", "t", "value", "low", "high")
 SUMMARY_COLUMNS = (
@@ -244,17 +245,17 @@ def read_results(folder: Path) -> Results:
     """
     if not folder.is_dir():
         raise InputError(f"no results folder at {folder}: give the folder that simulate wrote with --out")
-    curves = _read_table(folder / "curves.parquet", CURVE_COLUMNS)
-    summary = _read_table(folder / "summary.parquet", SUMMARY_COLUMNS)
-    differences = _read_table(folder / "differences.parquet", DIFFERENCE_COLUMNS)
+    curves = read_table(folder / "curves.parquet", CURVE_COLUMNS, AGAIN)
+    summary = read_table(folder / "summary.parquet", SUMMARY_COLUMNS, AGAIN)
+    differences = read_table(folder / "differences.parquet", DIFFERENCE_COLUMNS, AGAIN)
     subgroups, costs = folder / "subgroups.parquet", folder / "costs.parquet"
     results = Results(
         tuple(_row(record) for record in summary.to_dict("records")),
         _lines(curves),
         _differences(differences),
-        _groups(_read_table(subgroups, SUBGROUP_COLUMNS)) if subgroups.exists() else {},
-        _read_manifest(folder / "manifest.json"),
-        _costs(_read_table(costs, (*COST_NAMES, *COST_NUMBERS))) if costs.exists() else (),
+        _groups(read_table(subgroups, SUBGROUP_COLUMNS, AGAIN)) if subgroups.exists() else {},
+        read_manifest(folder / "manifest.json", AGAIN),
+        _costs(read_table(costs, (*COST_NAMES, *COST_NUMBERS), AGAIN)) if costs.exists() else (),
     )
     if not any(r.metric == results.primary for r in results.rows):
         raise InputError(
@@ -267,35 +268,6 @@ def read_results(folder: Path) -> Results:
                 f"{row.variant.merge} merge, {row.metric}, which summary.parquet lists: run simulate again"
             )
     return results
-
-
-def _read_table(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
-    if not path.is_file():
-        raise InputError(f"{path} is missing: run simulate again, or give the folder that it wrote")
-    try:
-        frame = pd.read_parquet(path)
-    except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
-        raise InputError(
-            f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}): run simulate again"
-        ) from error
-    missing = [c for c in columns if c not in frame.columns]
-    if missing:
-        raise InputError(f"{path} lacks the column {', '.join(missing)}: run simulate again with this version")
-    if frame.empty:
-        raise InputError(f"{path} has no rows: run simulate again with at least one method")
-    return frame
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise InputError(f"{path} is missing: run simulate again, or give the folder that it wrote")
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is not valid JSON ({error}): run simulate again") from error
-    if not isinstance(manifest, dict) or "primary_metric" not in manifest:
-        raise InputError(f"{path} lacks the key primary_metric: run simulate again with this version")
-    return manifest
 
 
 def _row(record: dict[Any, Any]) -> Row:

@@ -137,10 +137,13 @@ def _digest(digest: Any, array: NDArray[Any]) -> None:
         digest.update(numbers[i : i + _PIECE_BYTES].data)
 
 
-def read_folder(path: Path, models: Sequence[str] = ("old", "new")) -> EmbeddingFolder:
+def read_folder(
+    path: Path, models: Sequence[str] = ("old", "new"), gallery_needs: Sequence[str] = ("old", "new")
+) -> EmbeddingFolder:
     """Read and check a folder of the data contract (see the module).
 
-    models: whose embeddings to read; those of others than old and new may be missing.
+    models: whose embeddings to read; those of others than old and new may be missing. gallery_needs: which embeddings
+    the gallery must have: before a backfill it has no new ones.
 
     Raises:
         InputError: missing file or column, missing or duplicate ids, NaN, ragged lists, unknown positives; the message
@@ -148,7 +151,7 @@ def read_folder(path: Path, models: Sequence[str] = ("old", "new")) -> Embedding
     """
     if not path.is_dir():
         raise InputError(f"{path} is not a folder; give a folder that holds gallery.parquet")
-    gallery = read_table(path / "gallery.parquet", models)
+    gallery = read_table(path / "gallery.parquet", models, gallery_needs)
     queries, train = (
         read_table(path / f"{name}.parquet", models) if (path / f"{name}.parquet").exists() else None
         for name in ("queries", "train")
@@ -181,15 +184,17 @@ def read_classifier(folder: Path) -> Classifier | None:
     return Classifier(label, weight, as_numbers(table["bias"], path, "bias", np.float32))
 
 
-def read_table(path: Path, models: Sequence[str] = ("old", "new")) -> EmbeddingTable:
+def read_table(
+    path: Path, models: Sequence[str] = ("old", "new"), needed: Sequence[str] = ("old", "new")
+) -> EmbeddingTable:
     """Read one split: a Parquet file, or a folder of part files in the order of their names.
 
-    models: as ``read_folder``.
+    models: whose embeddings to read, as far as they are there. needed: those that must be.
     Vectors are read piece by piece and keep their type; above MAPPED_BYTES a column goes to a temporary file (in
     TMPDIR) that is mapped into memory and vanishes with the process.
     """
     files = part_files(path)
-    read = {file: _read_columns(file) for file in files}
+    read = {file: _read_columns(file, needed) for file in files}
     files = [file for file in files if len(read[file]["id"])]
     if not files:
         raise InputError(f"{path} has no rows")
@@ -215,7 +220,7 @@ def read_table(path: Path, models: Sequence[str] = ("old", "new")) -> EmbeddingT
     names = [
         name
         for name in models
-        if name in ("old", "new") or all(name in s.names and is_vectors(s.field(name).type) for s in schemas)
+        if name in needed or all(name in s.names and is_vectors(s.field(name).type) for s in schemas)
     ]
     return EmbeddingTable(path, vectors=read_rows(files, 0, len(columns["id"]), names), **columns)
 
@@ -225,11 +230,11 @@ def read_vectors(path: Path, first: int, last: int, models: Sequence[str]) -> di
     return read_rows(part_files(path), first, last, models)
 
 
-def _read_columns(file: Path) -> dict[str, Any]:
+def _read_columns(file: Path, needed: Sequence[str]) -> dict[str, Any]:
     """The known columns of one Parquet file but the vectors, as arrays (lists for lists of ids), checked."""
     opened = open_parquet(file)
     there = opened.schema_arrow.names
-    for column in ("id", "old", "new"):
+    for column in ("id", *needed):
         if column not in there:
             raise InputError(f"{file} has no column {column!r}; it has: {', '.join(there)}")
     present = [

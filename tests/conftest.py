@@ -1,4 +1,4 @@
-"""One Ray for all tests of this folder."""
+"""One Ray for all tests that use one in this process."""
 
 from collections.abc import Iterator
 

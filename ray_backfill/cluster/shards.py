@@ -1,0 +1,144 @@
+"""Shards of the live gallery as actors: searched by several threads while one more applies operations.
+
+What an actor knows is on disk: the old embeddings, the plan, the embeddings of operations and the journal. One that was
+killed is started again by Ray, reads them, and is where it was.
+"""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray.actor import ActorHandle
+
+from ray_backfill.live.answers import ShardAnswer
+from ray_backfill.live.log import BadPartError, Journal, read_part
+from ray_backfill.live.plan import read_plan
+from ray_backfill.live.settings import ShardSettings
+from ray_backfill.live.shard import Shard, ShardPlace, ShardSize
+from ray_backfill.live.sides import Sides, new_models, old_models
+from ray_backfill.merges import Merge
+from ray_backfill.methods import find_methods
+from ray_backfill.models.checkpoints import load_network
+from ray_backfill.store import read_vectors
+from ray_backfill.systems import FloatArray
+
+# Train items that indexes learn from, at most.
+_TRAIN_ITEMS = 50_000
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """All that a shard is made from: names and paths on storage that all nodes share.
+
+    drill: the drill's folder with plan, parts and journal. gallery, train: splits of a folder of embeddings.
+    network: folder of the method's fitted network, if it has one. dims: of the embeddings of the method's models.
+    """
+
+    drill: Path
+    gallery: Path
+    train: Path | None
+    n_train: int
+    method: str
+    network: Path | None
+    merge: Merge
+    distance: str
+    dims: dict[str, int]
+    place: ShardPlace
+
+    def sides(self) -> Sides:
+        (method,) = find_methods((self.method,))
+        network = load_network(self.network) if self.network else None
+        return Sides(method, network, self.merge, self.distance, self.dims)
+
+
+class ShardActor:
+    """See the module. ``settings`` of the actor (threads, searches side by side) are given by ``start_shards``."""
+
+    def __init__(self, job: ShardJob) -> None:
+        self.job, self.plan = job, read_plan(job.drill / "plan")
+        sides = job.sides()
+        old = old_models(sides.method)
+        self.shard = Shard(
+            self.plan,
+            sides,
+            job.place,
+            lambda first, last: read_vectors(job.gallery, first, last, old),
+            self._train_vectors(sides),
+        )
+        with suppress(BadPartError):  # the driver asks again, and hears of it
+            self.apply(Journal(job.drill / "journal.jsonl").applied())
+        for queries in (1, 2):  # compiled code is loaded before the first query comes
+            backward, forward = (np.ones((queries, dim), np.float32) for dim in sides.query_dims())
+            self.shard.search(backward, forward, 1)
+
+    @ray.method(concurrency_group="search")  # type: ignore[untyped-decorator]
+    def search(self, backward: NDArray[Any], forward: NDArray[Any], k: int) -> ShardAnswer:
+        """See ``Shard.search``. Arrays that come from Ray are read-only, which compiled loops are not made for."""
+        return self.shard.search(np.array(backward), np.array(forward), k)
+
+    @ray.method(concurrency_group="write")  # type: ignore[untyped-decorator]
+    def apply(self, applied: int) -> tuple[ShardSize, int]:
+        """Have the first ``applied`` operations of the plan applied; nothing to do if they are.
+
+        Returns: the size of the shard, and the process that it lives in.
+
+        Raises:
+            BadPartError: the embeddings of an operation cannot be read; those before it are applied.
+        """
+        for operation in self.plan.operations[self.shard.view.applied : applied]:
+            self.shard.apply(operation, read_part(self._parts, operation) if operation.has_vectors else None)
+            self.shard.compact()
+        return self.shard.size(), os.getpid()
+
+    @ray.method(concurrency_group="write")  # type: ignore[untyped-decorator]
+    def dump(self) -> dict[str, NDArray[Any]]:
+        """Every item of the shard as it is served: positions and vectors of both partitions."""
+        view = self.shard.view
+        found: dict[str, NDArray[Any]] = {}
+        for name, partition in (("old", view.old), ("new", view.new)):
+            positions = partition.positions()
+            found[f"{name}_position"] = positions
+            found[f"{name}_vector"] = partition.vectors(positions)
+        return found
+
+    @property
+    def _parts(self) -> Path:
+        return self.job.drill / "parts"
+
+    def _train_vectors(self, sides: Sides) -> dict[str, FloatArray] | None:
+        job = self.job
+        if job.train is None or (job.place.old_index.kind == job.place.new_index.kind == "exact"):
+            return None
+        old, new = (
+            read_vectors(job.train, 0, min(job.n_train, _TRAIN_ITEMS), models)
+            for models in (old_models(sides.method), new_models(sides.method))
+        )
+        return {"backward": sides.gallery("backward", old), "forward": sides.gallery("forward", new)}
+
+
+def shard_edges(n_items: int, number: int) -> list[int]:
+    """(S + 1) where the ranges of the shards begin and end."""
+    return np.linspace(0, n_items, min(number, n_items) + 1).astype(int).tolist()
+
+
+def start_shards(jobs: list[ShardJob], settings: ShardSettings) -> list[ActorHandle]:
+    """One actor a job; returns at once, their first answer waits for them.
+
+    An actor that dies is started again for ever, but a call to it is not repeated: whoever asks decides.
+    """
+    threads = str(settings.threads)
+    variables = {f"{library}_NUM_THREADS": threads for library in ("OMP", "OPENBLAS", "MKL")}
+    make = ray.remote(
+        num_cpus=settings.cpus,
+        num_gpus=1 if jobs[0].place.on_gpu else 0,
+        max_restarts=-1,
+        max_task_retries=0,
+        concurrency_groups={"search": settings.searches, "write": 1},
+        runtime_env={"env_vars": variables},
+    )(ShardActor)
+    return [make.remote(job) for job in jobs]

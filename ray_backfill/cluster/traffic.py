@@ -1,0 +1,177 @@
+"""Users: actors that send queries when their schedule says so, whenever answers come, and write each of them down."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+from numpy.typing import NDArray
+from ray.actor import ActorHandle
+
+from ray_backfill.cluster.router import Router, UnansweredError
+from ray_backfill.cluster.watch import TrafficWatch
+from ray_backfill.live.schedule import Schedule, TrafficSettings
+from ray_backfill.store import write_parquet
+from ray_backfill.systems import FloatArray, IntArray
+
+# Events are written to disk so often.
+_WRITE_S = 5.0
+# What ``recent`` looks back on, at most.
+_RECENT = 20_000
+
+
+@dataclass(frozen=True)
+class Event:
+    """One request. scheduled_s: since the drill began. latency_ms: from then to the answer, or to giving up.
+
+    applied_least, applied_most: operations that shards had applied; -1 where there was no answer.
+    """
+
+    scheduled_s: float
+    latency_ms: float
+    queries: int
+    is_answered: bool
+    is_warm_up: bool
+    retries: int
+    violations: int
+    applied_least: int
+    applied_most: int
+    old_items: int
+    new_items: int
+
+
+@dataclass(frozen=True)
+class TrafficJob:
+    """events: folder. name: of this actor's files. k: items an answer."""
+
+    settings: TrafficSettings
+    actor: int
+    events: Path
+    name: str
+    k: int
+    drill: str
+
+
+class TrafficActor:
+    """One stream of requests. It runs until it is told to stop."""
+
+    def __init__(
+        self,
+        job: TrafficJob,
+        shards: Sequence[ActorHandle],
+        sizes_PS: IntArray,
+        backward: FloatArray,
+        forward: FloatArray,
+    ) -> None:
+        self.job, self.router = job, Router(shards, sizes_PS)
+        self.backward, self.forward = backward, forward
+        self.watch = TrafficWatch(job.drill)
+        self.unwritten: list[Event] = []
+        self.recent_ms: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        self.files, self.is_stopped, self.zero = 0, False, 0.0
+        self.failure: Exception | None = None
+
+    async def is_ready(self) -> bool:
+        return True
+
+    async def run(self, zero: float) -> None:
+        """Send until ``stop``; returns when all answers are there and all events are on disk.
+
+        zero: ``time.time`` when the drill began. Raises what a query failed of other than time, if one did.
+        """
+        self.zero, settings = zero, self.job.settings
+        began, writer = time.time(), asyncio.create_task(self._write_regularly())
+        warm_until = began + settings.warm_up_s
+        pending: set[asyncio.Task[None]] = set()
+        for at_s, queries in Schedule(settings, len(self.backward), self.job.actor).requests():
+            while not self.is_stopped and (left := began + at_s - time.time()) > 0:
+                await asyncio.sleep(min(left, 0.2))
+            if self.is_stopped:
+                break
+            task = asyncio.create_task(self._send(began + at_s, queries, began + at_s < warm_until))
+            pending.add(task)
+            task.add_done_callback(pending.discard)
+            if began + at_s < time.time() - 0.01:
+                await asyncio.sleep(0)  # behind schedule: answers must be taken in, too
+        self.is_stopped = True
+        await asyncio.gather(*pending)
+        await writer
+        self._write()
+        if self.failure is not None:
+            raise self.failure
+
+    async def stop(self) -> None:
+        self.is_stopped = True
+
+    async def recent(self, seconds: float) -> list[float]:
+        """Latencies in ms of what ended within the last ``seconds``; what was given up counts with what it waited."""
+        since = time.time() - seconds
+        return [latency_ms for at, latency_ms in self.recent_ms if at >= since]
+
+    async def _send(self, scheduled: float, queries: IntArray, is_warm_up: bool) -> None:
+        left_s = scheduled + self.job.settings.deadline_s - time.time()
+        routed, retries = None, 0
+        try:
+            routed = await self.router.search(self.backward[queries], self.forward[queries], self.job.k, left_s)
+        except UnansweredError as error:
+            retries = error.retries
+        except Exception as error:  # unanswered all the same; ``run`` raises it
+            self.failure, self.is_stopped = error, True
+        ended = time.time()
+        event = Event(
+            scheduled - self.zero,
+            1000 * (ended - scheduled),
+            len(queries),
+            routed is not None,
+            is_warm_up,
+            routed.retries if routed else retries,
+            routed.violations if routed else 0,
+            routed.applied[0] if routed else -1,
+            routed.applied[1] if routed else -1,
+            routed.old_items if routed else -1,
+            routed.new_items if routed else -1,
+        )
+        self.unwritten.append(event)
+        self.recent_ms.append((ended, event.latency_ms))
+        tell = self.watch.answered if event.is_answered else self.watch.unanswered
+        tell(event.queries, event.latency_ms / 1000)
+        self.watch.retried(event.retries)
+
+    async def _write_regularly(self) -> None:
+        since = time.time()
+        while not self.is_stopped:
+            await asyncio.sleep(0.2)
+            if time.time() - since >= _WRITE_S:
+                self._write()
+                since = time.time()
+
+    def _write(self) -> None:
+        events, self.unwritten = self.unwritten, []
+        if events:
+            path = self.job.events / f"{self.job.name}-{self.files:05d}.parquet"
+            write_parquet(path, pa.table(_columns(events)))
+            self.files += 1
+
+
+def _columns(events: Sequence[Event]) -> dict[str, NDArray[Any]]:
+    rows = [asdict(event) for event in events]
+    return {name: np.array([row[name] for row in rows]) for name in Event.__dataclass_fields__}
+
+
+def start_traffic(
+    jobs: Sequence[TrafficJob],
+    shards: Sequence[ActorHandle],
+    sizes_PS: IntArray,
+    backward: FloatArray,
+    forward: FloatArray,
+) -> list[ActorHandle]:
+    """One actor a job. backward, forward: (Q, d) the queries as both systems see them."""
+    make = ray.remote(num_cpus=0, max_concurrency=1000)(TrafficActor)
+    sent = ray.put(backward), ray.put(forward)
+    return [make.remote(job, list(shards), sizes_PS, *sent) for job in jobs]

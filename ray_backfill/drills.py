@@ -1,0 +1,322 @@
+"""The chain of stages of a live drill: what there is before a backfill, the maps of one method, the drill, its report.
+
+A run's folder: backbones, maps as in ``pipeline``; before (the data contract, its gallery embedded by the old model
+alone), live (the drill: plan, parts, journal, answers, events, then tables and report).
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ray_backfill import __version__
+from ray_backfill.cluster.backfill import EmbedJob, FromImages, FromStore
+from ray_backfill.cluster.embed import EmbedActors, embed_stage
+from ray_backfill.cluster.live import run_drill
+from ray_backfill.cluster.service import Drill
+from ray_backfill.cluster.session import placed, session
+from ray_backfill.cluster.shards import ShardJob, shard_edges
+from ray_backfill.cluster.train import Workers
+from ray_backfill.datasets import open_source
+from ray_backfill.errors import InputError
+from ray_backfill.index import check_index, make_partition
+from ray_backfill.live.log import BadPartError, Journal
+from ray_backfill.live.plan import DrillPlan, make_plan, read_plan, write_plan
+from ray_backfill.live.quality import depth
+from ray_backfill.live.results import Known, drill_tables
+from ray_backfill.live.settings import LiveSettings
+from ray_backfill.live.shard import ShardPlace
+from ray_backfill.live.sides import SIDES, Sides, check_live, dims_of, new_models, old_models
+from ray_backfill.merges import Merge
+from ray_backfill.methods import Method, find_methods
+from ray_backfill.pipeline import fit_folder, models_of, recipe_classes, train_recipe_backbone
+from ray_backfill.preflight import check_distances_agree, check_evaluation, check_recipe, unfittable
+from ray_backfill.recipes import Recipe
+from ray_backfill.report.live import write_live_report
+from ray_backfill.simulation import Evaluation
+from ray_backfill.simulation.folder import check_vectors, ground_truth
+from ray_backfill.simulation.merges import FittedMerges
+from ray_backfill.simulation.merges import unfittable as unfittable_merges
+from ray_backfill.simulation.orders import BackfillOrders, embeddings_of, load_fitted, store_sigma
+from ray_backfill.stages import begin_stage, finish_stage, is_finished, look_at_stage, note_facts
+from ray_backfill.store import EmbeddingFolder, read_folder, write_parquet
+from ray_backfill.systems import IntArray
+from ray_backfill.training.fits import FitSettings, settings_of
+
+# Of the drill's folder: goes up when a table gets another shape.
+FORMAT = 1
+
+
+def drill_recipe(
+    recipe: Recipe[Any], live: LiveSettings, out: Path, workers: Workers, actors: EmbedActors, command: str
+) -> Path:
+    """Backfill a recipe's gallery for real, under traffic; returns the folder with the report.
+
+    Raises:
+        InputError: anything wrong in the settings, the data or ``out``; before anything is computed where possible.
+    """
+    method, evaluation = _check(recipe.evaluation, live)
+    recipe = replace(recipe, evaluation=evaluation)
+    roles = models_of(evaluation.find_methods())
+    check_recipe(recipe, 1, [role for role in roles if not is_finished(out / "backbones" / role)])
+    check_evaluation(recipe, 1)
+    for settings, model in ((live.old_index, recipe.old), (live.new_index, recipe.new)):
+        check_index(settings, model.backbone.dim, evaluation.distance)
+    with session():
+        _check_room(live, actors)
+        backbones = {role: train_recipe_backbone(recipe, role, out, workers) for role in roles}
+        # Without queries of its own the gallery asks, and all models embed it for that.
+        gallery_models = old_models(method) if "queries" in open_source(recipe.images).splits else None
+        _, classes = recipe_classes(recipe)
+        before = embed_stage(out / "before", recipe.images, backbones, classes, recipe.embed, actors, gallery_models)
+        folder = read_folder(before, models_of(evaluation.find_methods()), gallery_needs=("old",))
+        number, on_gpu = _check_room(live, actors)
+        source = FromImages(
+            recipe.images, backbones, folder.gallery.path, recipe.embed.batch, max(1, int(actors.cpus)), on_gpu,
+            zero_is_broken=evaluation.distance == "cosine",
+        )  # fmt: skip
+        return _drill(
+            folder, source, out, evaluation, recipe.fits, live, workers, replace(actors, number=number), command,
+            asdict(recipe),
+        )  # fmt: skip
+
+
+def drill_folder(
+    data: Path,
+    out: Path,
+    evaluation: Evaluation,
+    fits: FitSettings,
+    live: LiveSettings,
+    workers: Workers,
+    actors: EmbedActors,
+    command: str,
+) -> Path:
+    """The same for a folder of embeddings: the backfill brings in new embeddings that are there already.
+
+    Raises:
+        InputError: see ``drill_recipe``.
+    """
+    method, evaluation = _check(evaluation, live)
+    folder = read_folder(data, models_of([method]))
+    check_vectors(folder, evaluation.distance)
+    ground_truth(folder)
+    with session():
+        _check_room(live, actors)
+        source = FromStore(folder.gallery.path)
+        return _drill(folder, source, out, evaluation, fits, live, workers, actors, command, {})
+
+
+def _check(evaluation: Evaluation, live: LiveSettings) -> tuple[Method, Evaluation]:
+    """The method of the drill, and the evaluation with it, the first order and the first merge alone."""
+    (method,) = find_methods((live.method,))
+    evaluation = replace(evaluation, methods=(method.name,), orders=evaluation.orders[:1], merges=evaluation.merges[:1])
+    # Live answers are lists of the best items, never whole rankings.
+    metrics = tuple(dict.fromkeys("mAP@100" if metric == "mAP" else metric for metric in evaluation.metrics))
+    evaluation = replace(evaluation, metrics=metrics)
+    evaluation.check()
+    check_live(method, Merge(evaluation.merges[0], by_rank=evaluation.merges[0] == "rrf"))
+    if evaluation.orders[0].startswith("oracle"):
+        raise InputError(f"order {evaluation.orders[0]!r} peeks at embeddings that are still to come; choose another")
+    return method, evaluation
+
+
+def _check_room(live: LiveSettings, actors: EmbedActors) -> tuple[int, bool]:
+    """How many embedding actors there are beside the shards, and whether they have GPUs.
+
+    Raises:
+        InputError: the cluster is too small for both.
+    """
+    on_gpus = live.shards.number if "cuda" in (live.old_index.device, live.new_index.device) else 0
+    spare_cpus = 1 + live.shards.number * live.shards.cpus
+    return placed(actors.number, actors.cpus, "--actors", spare_cpus, on_gpus)
+
+
+def _drill(
+    folder: EmbeddingFolder,
+    source: FromImages | FromStore,
+    out: Path,
+    evaluation: Evaluation,
+    fits: FitSettings,
+    live: LiveSettings,
+    workers: Workers,
+    actors: EmbedActors,
+    command: str,
+    recipe: Mapping[str, Any],
+) -> Path:
+    (method,) = find_methods((live.method,))
+    drill_folder = out / "live"
+    wanted = {
+        "format": FORMAT,
+        "data": folder.fingerprint(method.models),
+        "evaluation": asdict(evaluation),
+        "fit": settings_of(method, fits, evaluation.distance) if method.fit else {},
+        "live": asdict(live),
+    }
+    check_distances_agree([method], evaluation, fits)
+    truth = ground_truth(folder, refuse_unknown_labels=not recipe)
+    k = depth(evaluation.metrics, truth)
+    _refuse_what_cannot_be_fitted(folder, source, method, evaluation, fits)
+    if look_at_stage(drill_folder, "live", wanted):
+        return drill_folder
+    networks = fit_folder(folder, out, [method], evaluation, fits, workers)
+    if method.fit and method.name not in networks:
+        raise InputError(f"the training of {method.name} diverged; lower --{method.kind}.lr to try again")
+    sides = _sides(folder, method, evaluation, live, networks)
+    order = _order(folder, method, evaluation, networks)
+    # The folder is claimed when there is something to write: what fails before leaves no trace.
+    begin_stage(drill_folder, "live", wanted)
+    plan = _plan(drill_folder, order, evaluation.points, live)
+    edges = shard_edges(plan.n_items, live.shards.number)
+    queries = embeddings_of(folder).query
+    drill = Drill(
+        out.name, drill_folder, plan, _shards(drill_folder, folder, sides, networks, live, edges), edges,
+        EmbedJob(drill_folder, source, old_models(method), new_models(method)), actors, *sides.queries(queries),
+        truth, evaluation.metrics, k, live,
+    )  # fmt: skip
+    started = time.perf_counter()
+    with session():
+        run_drill(drill)
+    timings_s = {"drill": round(time.perf_counter() - started, 2)}
+    gallery = {model: folder.gallery.vectors[model] for model in old_models(method)}
+    known = Known(plan, sides, truth, evaluation.metrics, k, evaluation.points, queries, gallery)
+    facts = _facts(folder, method, evaluation, live, command, recipe, plan)
+    return _conclude(drill_folder, known, facts, timings_s)
+
+
+def _sides(
+    folder: EmbeddingFolder,
+    method: Method,
+    evaluation: Evaluation,
+    live: LiveSettings,
+    networks: Mapping[str, Path],
+) -> Sides:
+    """The method with its network and its merge; raises InputError for what cannot serve or be indexed."""
+    (merge,) = FittedMerges(folder, evaluation.merges, evaluation, networks).of(method).values()
+    check_live(method, merge)
+    dims = dims_of([folder.gallery.vectors, embeddings_of(folder).query])
+    sides = Sides(method, load_fitted(networks, method), merge, evaluation.distance, dims)
+    train = folder.train.vectors if folder.train else {}
+    for settings, side in zip((live.old_index, live.new_index), SIDES, strict=True):
+        check_index(settings, sides.dim(side), sides.live_distance)
+        if settings.kind != "exact":  # one that cannot be trained is said now, not by a shard
+            models = (old_models if side == "backward" else new_models)(method)
+            learn = sides.gallery(side, {m: train[m] for m in models}) if train else None
+            make_partition(replace(settings, device="cpu"), sides.live_distance, sides.dim(side), learn)
+    return sides
+
+
+def _shards(
+    drill: Path,
+    folder: EmbeddingFolder,
+    sides: Sides,
+    networks: Mapping[str, Path],
+    live: LiveSettings,
+    edges: list[int],
+) -> list[ShardJob]:
+    train, name = folder.train, sides.method.name
+    return [
+        ShardJob(
+            drill, folder.gallery.path, train.path if train else None, len(train) if train else 0, name,
+            networks.get(name), sides.merge, sides.distance, dict(sides.dims),
+            ShardPlace(first, last, live.old_index, live.new_index),
+        )
+        for first, last in pairwise(edges)
+    ]  # fmt: skip
+
+
+def _conclude(folder: Path, known: Known, facts: Mapping[str, Any], timings_s: dict[str, float]) -> Path:
+    """Tables and report of a drill that has ended."""
+    started = time.perf_counter()
+    try:
+        tables = drill_tables(folder, known)
+    except BadPartError as error:
+        raise InputError(
+            f"{error.reason}; it was well when the drill ended: delete {folder} to run it again"
+        ) from error
+    for name, table in tables.items():
+        write_parquet(folder / f"{name}.parquet", pa.Table.from_pandas(table, preserve_index=False))
+    timings_s = timings_s | {"tables": round(time.perf_counter() - started, 2)}
+    entries = Journal(folder / "journal.jsonl").entries()
+    seconds = max(entry["elapsed_s"] for entry in entries)
+    legs = sum(entry["kind"] == "started" for entry in entries)
+    note_facts(folder, dict(facts) | {"timings_s": timings_s, "seconds": seconds, "legs": legs})
+    write_live_report(folder)
+    finish_stage(folder)
+    return folder
+
+
+def _order(folder: EmbeddingFolder, method: Method, evaluation: Evaluation, networks: Mapping[str, Path]) -> IntArray:
+    if method.has_sigma:
+        store_sigma(folder, method, networks[method.name])
+    (name,) = evaluation.orders
+    orders = BackfillOrders(folder, (name,), evaluation.order_seed, evaluation.distance, [method], networks)
+    orders.check()
+    return orders.of(method)[name]
+
+
+def _plan(drill: Path, order: IntArray, points: int, live: LiveSettings) -> DrillPlan:
+    """The plan that is there, else a new one."""
+    if not (drill / "plan" / "checkpoints.parquet").exists():  # the last of its files
+        write_plan(drill / "plan", make_plan(order, points, live.part_items, live.churn))
+    return read_plan(drill / "plan")
+
+
+def _refuse_what_cannot_be_fitted(
+    folder: EmbeddingFolder,
+    source: FromImages | FromStore,
+    method: Method,
+    evaluation: Evaluation,
+    fits: FitSettings,
+) -> None:
+    # Of the gallery only old embeddings are there; the queries show whether all models are.
+    asked = replace(folder, gallery=folder.queries or folder.gallery)
+    there = folder.gallery.vectors if isinstance(source, FromStore) else (*old_models(method), *new_models(method))
+    for model in (*old_models(method), *new_models(method)):
+        if model not in there:
+            raise InputError(
+                f"{method.name} needs embeddings of a further model: a column {model!r} in gallery.parquet"
+            )
+    reasons = unfittable(asked, [method], fits, evaluation.distance) | unfittable_merges(folder, evaluation.merges)
+    for name, reason in reasons.items():
+        raise InputError(f"{name}: {reason}")
+
+
+def _facts(
+    folder: EmbeddingFolder,
+    method: Method,
+    evaluation: Evaluation,
+    live: LiveSettings,
+    command: str,
+    recipe: Mapping[str, Any],
+    plan: DrillPlan,
+) -> dict[str, Any]:
+    """What the report says beside the tables."""
+    packages = ("ray", "torch", "numpy", "pyarrow")
+    return {
+        "kind": "live",
+        "command": command,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "method": method.name,
+        "title": method.title,
+        "order": evaluation.orders[0],
+        "merge": evaluation.merges[0],
+        "primary_metric": evaluation.metrics[0],
+        "metrics": list(evaluation.metrics),
+        "distance": evaluation.distance,
+        "recipe": dict(recipe),
+        "is_exact": live.old_index.kind == live.new_index.kind == "exact",
+        "has_churn": bool(live.churn.inserts or live.churn.deletes),
+        "rolled_back": any(operation.kind == "rollback" for operation in plan.operations),
+        "data": {
+            "gallery_items": len(folder.gallery),
+            "queries": len(folder.queries or folder.gallery),
+            "fingerprint": folder.fingerprint(method.models),
+        },
+        "versions": {"ray_backfill": __version__} | {name: version(name) for name in packages},
+    }

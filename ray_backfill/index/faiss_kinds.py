@@ -1,0 +1,245 @@
+"""What faiss's kinds of indexes need and can do: training, search parameters, removal, memory.
+
+A factory string names an index, maybe behind transforms of the vectors (OPQ16,IVF256,PQ16). The kinds known here are
+those from which rows can be deleted.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.errors import InputError
+from ray_backfill.index.partition import IndexSettings
+from ray_backfill.systems import IntArray
+
+# faiss's classes that rows can be deleted from, by what they are.
+_LISTS = ("IndexIVFFlat", "IndexIVFPQ", "IndexIVFScalarQuantizer")
+_GRAPHS = ("IndexHNSWFlat", "IndexHNSWPQ", "IndexHNSWSQ")
+_FLAT = ("IndexFlat", "IndexFlatIP", "IndexFlatL2")
+_CODES = ("IndexPQ", "IndexScalarQuantizer")
+# The most nearest rows that a GPU index can be asked for.
+GPU_MOST_NEAREST = 2048
+# Train vectors per centroid: more cost time and gain nothing (faiss's own limit).
+_TRAIN_PER_CENTROID = 256
+
+
+@dataclass(frozen=True)
+class Kind:
+    """name: the factory string. effort: nprobe or efSearch. most_nearest: None if searches take a selector, else
+
+    how many rows may be asked for to get past dead ones. train_rows: how many the training needs; 0 if there is none.
+    """
+
+    name: str
+    effort: int
+    is_graph: bool
+    has_lists: bool
+    is_transformed: bool
+    most_nearest: int | None
+    train_rows: int
+
+    def parameters(self, selector: Any | None, k: int, share: float) -> Any | None:
+        """Of one search; None for faiss's own."""
+        chosen = {} if selector is None else {"sel": selector}
+        parameters = None
+        if self.is_graph:
+            effort = max(k, math.ceil(self.effort * share))
+            parameters = faiss.SearchParametersHNSW(efSearch=effort, **chosen)
+        elif self.has_lists:
+            parameters = faiss.SearchParametersIVF(nprobe=self.effort, **chosen)
+        elif selector is not None:
+            parameters = faiss.SearchParameters(sel=selector)
+        if self.is_transformed and parameters is not None:
+            return faiss.SearchParametersPreTransform(index_params=parameters)
+        return parameters
+
+    def train(self, index: Any, vectors: NDArray[np.float32]) -> None:
+        """The same index whenever the vectors are the same.
+
+        Raises:
+            InputError: fewer vectors than are needed.
+        """
+        if len(vectors) < self.train_rows:
+            raise InputError(
+                f"index {self.name!r} needs at least {self.train_rows} train vectors, got {len(vectors)}; give more, "
+                "or take fewer lists or smaller codes"
+            )
+        most = max(1 << 16, _TRAIN_PER_CENTROID * self.train_rows)
+        if len(vectors) > most:
+            vectors = vectors[np.sort(np.random.default_rng(0).choice(len(vectors), most, replace=False))]
+        lent = _make_quiet(index)
+        _forgo_polysemous_codes(index)
+        index.train(vectors)
+        for transform, _ in lent:
+            transform.pq = None
+
+    def without_dead(self, index: Any, alive: NDArray[np.bool_], none: Any) -> Any:
+        """A new index of the living rows, numbered anew. none: the trained index without rows.
+
+        Deviates: a graph cannot lose nodes, so it is built anew from what it remembers of the vectors.
+        """
+        if self.is_graph:
+            new = faiss.clone_index(none)
+            new.add(index.reconstruct_n(0, index.ntotal)[alive])
+            return new
+        new = faiss.clone_index(index)
+        new.remove_ids(faiss.IDSelectorNot(faiss.IDSelectorBitmap(np.packbits(alive, bitorder="little"))))
+        if self.has_lists:  # they keep the old numbers
+            number = np.cumsum(alive) - 1
+            lists = faiss.extract_index_ivf(new).invlists
+            for i in range(lists.nlist):
+                if size := lists.list_size(i):
+                    ids = faiss.rev_swig_ptr(lists.get_ids(i), size)
+                    ids[:] = number[ids]
+        return new
+
+    def reconstructed(self, index: Any, row: IntArray) -> NDArray[np.float32]:
+        """(m, d) vectors of these rows as the index remembers them. Cost: lists are copied, for a map of their rows."""
+        if self.has_lists:
+            index = faiss.clone_index(index)
+            faiss.extract_index_ivf(index).make_direct_map()
+        return index.reconstruct_batch(row)
+
+
+def untrained(settings: IndexSettings, distance: str, dim: int) -> Any:
+    """An empty index by the factory.
+
+    Raises:
+        InputError: a factory string that faiss refuses.
+    """
+    metric = faiss.METRIC_L2 if distance == "l2" else faiss.METRIC_INNER_PRODUCT
+    try:
+        index = faiss.index_factory(dim, settings.kind, metric)
+    except Exception as error:  # of several types, by what the string says
+        reason = re.sub(r"^.*? at \S+:\d+: ", "", str(error), flags=re.DOTALL).strip()
+        raise InputError(
+            f"faiss refuses the index {settings.kind!r} for {dim} dimensions under {distance}: {reason}; "
+            "kinds that work: exact, Flat, IVF256,Flat, HNSW32, PQ16 where 16 divides the dimensions"
+        ) from error
+    if settings.effort and (lists := faiss.try_extract_index_ivf(index)) is not None:
+        lists.nprobe = settings.effort  # for GPU indexes, which take it from here
+    return index
+
+
+def describe(settings: IndexSettings, distance: str, dim: int) -> Kind:
+    """What the kind needs and can do.
+
+    Raises:
+        InputError: what ``check_index`` says.
+    """
+    index = untrained(settings, distance, dim)
+    inner = _inner(index)
+    name = type(inner).__name__
+    if name not in _LISTS + _GRAPHS + _FLAT + _CODES:
+        raise InputError(
+            f"rows of the index {settings.kind!r} cannot be deleted in a backfill ({name}); use Flat, IVF with Flat, "
+            "PQ or SQ, HNSW, PQ or SQ, without refinement and fast scan"
+        )
+    if name in _LISTS and inner.nlist < 1:
+        raise InputError(f"the index {settings.kind!r} has no lists; give at least one, as in IVF256,Flat")
+    stored = faiss.downcast_index(inner.storage) if name in _GRAPHS else inner
+    if stored.metric_type != (faiss.METRIC_L2 if distance == "l2" else faiss.METRIC_INNER_PRODUCT):
+        raise InputError(f"faiss searches the index {settings.kind!r} by l2 only, not {distance}; use another kind")
+    if settings.device == "cuda":
+        _check_gpu(settings, name)
+    return Kind(
+        name=settings.kind,
+        effort=settings.effort or (inner.hnsw.efSearch if name in _GRAPHS else getattr(inner, "nprobe", 0)),
+        is_graph=name in _GRAPHS,
+        has_lists=name in _LISTS,
+        is_transformed=index is not inner,
+        most_nearest=1 << 40 if name == "IndexPQ" else None,
+        train_rows=0 if index.is_trained else _rows_to_train(index),
+    )
+
+
+def held_bytes(index: Any) -> int:
+    """Bytes of codes, ids, graph, centroids and tables; besides them an index holds next to nothing."""
+    inner = _inner(index)
+    name = type(inner).__name__
+    held = 0
+    if name in _LISTS:
+        held += inner.ntotal * (inner.code_size + 8) + held_bytes(faiss.downcast_index(inner.quantizer))
+        if name == "IndexIVFPQ":
+            held += 4 * inner.precomputed_table.size()
+    elif name in _GRAPHS:
+        graph = inner.hnsw
+        held += 4 * graph.neighbors.size() + 8 * graph.offsets.size() + 4 * graph.levels.size()
+        held += held_bytes(faiss.downcast_index(inner.storage))
+    else:
+        held += inner.ntotal * inner.code_size
+    if hasattr(inner, "pq"):
+        held += 4 * inner.pq.centroids.size()
+    return held
+
+
+def _check_gpu(settings: IndexSettings, name: str) -> None:
+    if name not in _LISTS + _FLAT:
+        raise InputError(f"faiss cannot search the index {settings.kind!r} on a GPU; use device cpu, or Flat or IVF")
+    if not hasattr(faiss, "StandardGpuResources"):
+        raise InputError("this faiss has no GPU support; install faiss-gpu in place of faiss-cpu, or use device cpu")
+    if not faiss.get_num_gpus():
+        raise InputError("faiss finds no GPU; use device cpu")
+
+
+def _inner(index: Any) -> Any:
+    """The index behind all transforms."""
+    while type(index).__name__ == "IndexPreTransform":
+        index = faiss.downcast_index(index.index)
+    return index
+
+
+def _transforms(index: Any) -> list[Any]:
+    if type(index).__name__ != "IndexPreTransform":
+        return []
+    return [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
+
+
+def _quantizers(index: Any) -> list[Any]:
+    """All product quantizers of an index behind transforms."""
+    storage = faiss.downcast_index(index.storage) if type(index).__name__ in _GRAPHS else index
+    return [storage.pq] if hasattr(storage, "pq") else []
+
+
+def _rows_to_train(index: Any) -> int:
+    """As many as the training has centroids, or dimensions to fit."""
+    inner = _inner(index)
+    needed = [1, *(quantizer.ksub for quantizer in _quantizers(inner))]
+    if type(inner).__name__ in _LISTS:
+        needed.append(inner.nlist)
+    for transform in _transforms(index):
+        if not transform.is_trained:
+            is_opq = type(transform).__name__ == "OPQMatrix"
+            needed.append(max(transform.d_out, 256 if is_opq else 0))
+    return max(needed)
+
+
+def _forgo_polysemous_codes(index: Any) -> None:
+    """Half a minute of simulated annealing, for a filter that is never used; distances and ids are the same."""
+    inner = _inner(index)
+    parts = [inner] if not hasattr(inner, "storage") else [inner, faiss.downcast_index(inner.storage)]
+    for part in parts:
+        if hasattr(part, "do_polysemous_training"):
+            part.do_polysemous_training = False
+
+
+def _make_quiet(index: Any) -> list[tuple[Any, Any]]:
+    """Let faiss not warn of few train vectors. Returns (transform, the quantizer that it was lent for the training)."""
+    inner = _inner(index)
+    if type(inner).__name__ in _LISTS:
+        inner.cp.min_points_per_centroid = 1
+    for quantizer in _quantizers(inner):
+        quantizer.cp.min_points_per_centroid = 1
+    lent = []
+    for transform in _transforms(index):
+        if type(transform).__name__ == "OPQMatrix":
+            quantizer = faiss.ProductQuantizer(transform.d_out, transform.M, 8)
+            quantizer.cp.min_points_per_centroid = 1
+            transform.pq = quantizer
+            lent.append((transform, quantizer))
+    return lent

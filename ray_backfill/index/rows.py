@@ -1,0 +1,154 @@
+"""Rows in the order in which they came, found by their positions, some of them dead. A value: no method changes it.
+
+New rows come as a sorted run of their own; runs are merged so that each is at least twice as long as the next: log n
+runs to look into, log n times a row is copied.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.kernels import Array
+from ray_backfill.systems import IntArray
+
+
+class _Room:
+    """Memory that versions of a column share: the first ``used`` entries are written, the rest is free."""
+
+    def __init__(self, array: Array, used: int) -> None:
+        self.array, self.used = array, used
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """An array that grows at its end; a longer version shares the memory of a shorter one while there is room."""
+
+    _room: _Room
+    n: int
+
+    @classmethod
+    def of(cls, array: Array) -> "Column":
+        return cls(_Room(array, len(array)), len(array))
+
+    @property
+    def array(self) -> Any:
+        return self._room.array[: self.n]
+
+    @property
+    def size_bytes(self) -> int:
+        return self._room.array.nbytes
+
+    def extended(self, more: Array) -> "Column":
+        """Cost: a copy of ``more``, and of all where the room is full (twice as much is taken) or used by others."""
+        room, n = self._room, self.n + len(more)
+        if room.used != self.n or n > len(room.array):
+            array = np.empty((max(n, 2 * self.n), *more.shape[1:]), more.dtype)
+            array[: self.n] = self.array
+            room = _Room(array, self.n)
+        room.array[self.n : n] = more
+        room.used = n
+        return Column(room, n)
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """position: ascending. row: the row of each; of a position that came twice the later row is the later entry."""
+
+    position: IntArray
+    row: IntArray
+
+    @classmethod
+    def of(cls, position: IntArray, row: IntArray) -> "_Run":
+        order = np.lexsort((row, position))
+        return cls(position[order], row[order])
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """alive: (n,) flags; n_alive: how many rows are."""
+
+    _position: Column
+    alive: NDArray[np.bool_]
+    n_alive: int
+    _runs: tuple[_Run, ...]
+
+    @classmethod
+    def none(cls) -> "Rows":
+        return cls(Column.of(np.empty(0, np.int64)), np.empty(0, np.bool_), 0, ())
+
+    def __len__(self) -> int:
+        return self._position.n
+
+    @property
+    def position(self) -> IntArray:
+        """(n,) of each row."""
+        return self._position.array
+
+    @property
+    def n_dead(self) -> int:
+        return len(self) - self.n_alive
+
+    @property
+    def size_bytes(self) -> int:
+        of_runs = sum(run.position.nbytes + run.row.nbytes for run in self._runs)
+        return self._position.size_bytes + self.alive.nbytes + of_runs
+
+    def find(self, position: IntArray) -> IntArray:
+        """The living row of each position, or -1."""
+        row = np.full(len(position), -1)
+        for run in self._runs:
+            at = np.searchsorted(run.position, position, side="right") - 1
+            there = (at >= 0) & (run.position[at] == position)
+            row[there] = run.row[at[there]]  # later than in any run before
+        return np.where((row >= 0) & self.alive[row], row, -1) if len(self) else row
+
+    def extended(self, position: IntArray) -> "Rows":
+        """With more rows; their positions must not be alive here. Cost: a copy of the flags."""
+        if not len(position):
+            return self
+        runs = [*self._runs, _Run.of(position, len(self) + np.arange(len(position)))]
+        while len(runs) > 1 and len(runs[-2].row) < 2 * len(runs[-1].row):
+            last, before = runs.pop(), runs.pop()
+            runs.append(
+                _Run.of(np.concatenate([before.position, last.position]), np.concatenate([before.row, last.row]))
+            )
+        return Rows(
+            self._position.extended(position),
+            np.concatenate([self.alive, np.ones(len(position), np.bool_)]),
+            self.n_alive + len(position),
+            tuple(runs),
+        )
+
+    def without(self, row: IntArray) -> "Rows":
+        """With these rows dead; they must be alive, each given once."""
+        alive = self.alive.copy()
+        alive[row] = False
+        return replace(self, alive=alive, n_alive=self.n_alive - len(row))
+
+    def compacted(self) -> "Rows":
+        """Only the living rows, numbered anew in their order."""
+        return Rows.none().extended(self.position[self.alive])
+
+    def positions(self) -> IntArray:
+        return np.sort(self.position[self.alive])
+
+
+def refuse_repeated(position: IntArray) -> None:
+    """Raises ValueError if a position is given twice."""
+    unique, counts = np.unique(position, return_counts=True)
+    if len(unique) < len(position):
+        raise ValueError(f"position {int(unique[np.argmax(counts)])} is given twice")
+
+
+def refuse_missing(position: IntArray, row: IntArray) -> None:
+    """Raises ValueError if a position has no living row (row -1)."""
+    if (row < 0).any():
+        raise ValueError(f"position {int(position[np.argmax(row < 0)])} is not there")
+
+
+def refuse_living(position: IntArray, row: IntArray) -> None:
+    """Raises ValueError if a position has a living row."""
+    if (row >= 0).any():
+        raise ValueError(f"position {int(position[np.argmax(row >= 0)])} is there already")

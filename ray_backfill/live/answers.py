@@ -1,0 +1,109 @@
+"""The answers of shards, and how several become one.
+
+Shapes: b queries, k items an answer, short answers filled up with position -1 and an infinite score.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.kernels import Array, kernel
+from ray_backfill.systems import IntArray
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The k best items for each query, by (score, distance, position): the ranking of the replay.
+
+    position: (b, k) int64 gallery positions. distance: (b, k) float32 by the system that serves the item. score: (b, k)
+    float64 what is compared, the distance itself unless a merge maps it. is_new: (b, k) whether the forward system, the
+    new partition, serves the item.
+    """
+
+    position: IntArray
+    distance: NDArray[np.float32]
+    score: NDArray[np.float64]
+    is_new: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+
+@dataclass(frozen=True)
+class ShardAnswer:
+    """What one shard knows: its best items, and how many it was searching.
+
+    applied: operations of the plan that it had applied. old_items, new_items: in each of its partitions, at that
+    moment. missing_items: inserted ones that no model could embed.
+    """
+
+    best: Answer
+    applied: int
+    old_items: int
+    new_items: int
+    missing_items: int
+
+
+def merge_answers(answers: Sequence[Answer], k: int) -> Answer:
+    """The k best of several answers to the same queries, of disjoint items, each best first.
+
+    Cost: O(b k) for each answer.
+    """
+    merged = answers[0]
+    for answer in answers[1:]:
+        merged = _merge_two(merged, answer, k)
+    return merged if merged.position.shape[1] == k else _merge_two(merged, _nothing(len(merged)), k)
+
+
+def _merge_two(one: Answer, other: Answer, k: int) -> Answer:
+    shape = (len(one), k)
+    out = Answer(np.empty(shape, np.int64), np.empty(shape, np.float32), np.empty(shape), np.empty(shape, np.bool_))
+    _merge_rows(*_columns(one), *_columns(other), *_columns(out))
+    return out
+
+
+def _nothing(n_queries: int) -> Answer:
+    shape = (n_queries, 0)
+    return Answer(np.empty(shape, np.int64), np.empty(shape, np.float32), np.empty(shape), np.empty(shape, np.bool_))
+
+
+def _columns(answer: Answer) -> list[Array]:
+    """What comes from Ray can only be read, and compiled loops are made for arrays that can be written."""
+    columns = (answer.position, answer.distance, answer.score, answer.is_new)
+    return [values if values.flags.writeable else values.copy() for values in columns]
+
+
+@kernel
+def _merge_rows(
+    p1: Array, d1: Array, s1: Array, n1: Array, p2: Array, d2: Array, s2: Array, n2: Array,
+    p: Array, d: Array, s: Array, n: Array,
+) -> None:  # fmt: skip
+    """Positions, distances, scores and flags of two answers into those of one; fillers, at the end, stay there."""
+    for q in range(len(p)):
+        i = j = 0
+        for place in range(p.shape[1]):
+            if i < p1.shape[1] and (j == p2.shape[1] or _is_before(p1, d1, s1, i, p2, d2, s2, j, q)):
+                p[q, place], d[q, place], s[q, place], n[q, place] = p1[q, i], d1[q, i], s1[q, i], n1[q, i]
+                i += 1
+            elif j < p2.shape[1]:
+                p[q, place], d[q, place], s[q, place], n[q, place] = p2[q, j], d2[q, j], s2[q, j], n2[q, j]
+                j += 1
+            else:
+                p[q, place], d[q, place], s[q, place], n[q, place] = -1, np.inf, np.inf, False
+
+
+@kernel
+def _is_before(p1: Array, d1: Array, s1: Array, i: int, p2: Array, d2: Array, s2: Array, j: int, q: int) -> bool:
+    if s1[q, i] != s2[q, j]:
+        return s1[q, i] < s2[q, j]
+    if d1[q, i] != d2[q, j]:
+        return d1[q, i] < d2[q, j]
+    return p1[q, i] < p2[q, j]
+
+
+def is_consistent(answer: Answer) -> bool:
+    """Whether no query is answered by the same item twice."""
+    ordered = np.sort(answer.position, axis=1)
+    return not bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any())

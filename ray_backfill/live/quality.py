@@ -1,0 +1,103 @@
+"""How good live answers are: the metrics of the replay, from lists of the best items, and recall against exact ones.
+
+Shapes: Q queries, k items an answer, N gallery items, M metrics.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.errors import InputError
+from ray_backfill.live.plan import NEW, NOWHERE
+from ray_backfill.merges import Merge
+from ray_backfill.metrics import measure, metric_codes, parse_metric
+from ray_backfill.replay import replay_moment
+from ray_backfill.systems import GroundTruth, IntArray, UpgradePair
+
+
+def depth(metrics: Sequence[str], truth: GroundTruth) -> int:
+    """How many items an answer needs for these metrics: as deep as they look, and those that do not count.
+
+    Raises:
+        InputError: a metric of the whole ranking, which no service returns.
+    """
+    cuts = [parse_metric(metric).k for metric in metrics]
+    if None in cuts:
+        raise InputError("live answers are lists of the best items: give metrics with a cut, such as mAP@100 or CMC@1")
+    return max(k for k in cuts if k) + int(np.diff(truth.ignored_starts).max())
+
+
+def only_alive(truth: GroundTruth, state: NDArray[np.uint8]) -> GroundTruth:
+    """The truth over the items that are there, at their positions among all; others are neither right nor ignored."""
+    alive = state != NOWHERE
+    if alive.all():
+        return truth
+
+    def kept(items: IntArray, starts: IntArray) -> tuple[IntArray, IntArray]:
+        stays = alive[items]
+        return items[stays], np.concatenate([[0], np.cumsum(stays)])[starts]
+
+    return GroundTruth(
+        truth.n_gallery, *kept(truth.positives, truth.positive_starts), *kept(truth.ignored, truth.ignored_starts)
+    )
+
+
+def live_quality(position_Qk: IntArray, truth: GroundTruth, metrics: Sequence[str]) -> dict[str, float]:
+    """Metric -> mean over the queries that have a positive, from the answers to all queries. Cost: O(Q k)."""
+    parsed = [parse_metric(metric) for metric in metrics]
+    codes = metric_codes(parsed)
+    scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
+    values = np.empty((len(scored), len(parsed)))
+    for row, query in enumerate(scored):
+        answer = position_Qk[query]
+        answer = answer[(answer >= 0) & ~np.isin(answer, truth.ignored_of(query))]
+        positives = truth.positives_of(query)
+        ranks = np.flatnonzero(np.isin(answer, positives)) + 1
+        measure(ranks, len(positives), *codes, values[row])
+    return {metric: mean(values[:, m]) for m, metric in enumerate(metrics)}
+
+
+def exact_quality(
+    pair: UpgradePair,
+    truth: GroundTruth,
+    state: NDArray[np.uint8],
+    metrics: Sequence[str],
+    distance: str,
+    merge: Merge,
+) -> dict[str, float]:
+    """Metric -> M of an exact search over the gallery in this state, by the replay engine.
+
+    pair: of all N items, those that are nowhere included. Cost: that of a replay.
+    """
+    there = only_alive(truth, state)
+    if len(there.skipped) == there.n_queries:
+        return dict.fromkeys(metrics, math.nan)
+    alive = np.flatnonzero(state != NOWHERE)
+    place = np.full(truth.n_gallery, -1)
+    place[alive] = np.arange(len(alive))
+    moved = GroundTruth(
+        len(alive), place[there.positives], there.positive_starts, place[there.ignored], there.ignored_starts
+    )
+    part = pair if len(alive) == len(state) else pair.of_items(alive)
+    values = replay_moment(part, moved, state[alive] == NEW, metrics, distance, merge)
+    return {metric: mean(of_metric) for metric, of_metric in values.items()}
+
+
+def mean(values: NDArray[np.float64]) -> float:
+    """Correctly rounded, so that equal values have equal means whatever the order of summation. NaN of nothing."""
+    return math.fsum(values) / len(values) if len(values) else math.nan
+
+
+def recall(live_Qk: IntArray, exact_Qk: IntArray, state: NDArray[np.uint8], side: int) -> float:
+    """The share of an exact answer's items of one side (OLD or NEW) that the live answer has, too.
+
+    Over all queries together; NaN where the exact answers hold no such item.
+    """
+    wanted = found = 0
+    for live, exact in zip(live_Qk, exact_Qk, strict=True):
+        of_side = exact[(exact >= 0) & (state[exact] == side)]
+        wanted += len(of_side)
+        found += int(np.isin(of_side, live).sum())
+    return found / wanted if wanted else float("nan")

@@ -1,0 +1,53 @@
+"""All that a drill can be told."""
+
+from dataclasses import dataclass, field
+
+from ray_backfill.errors import InputError, require_positive
+from ray_backfill.index import IndexSettings
+from ray_backfill.live.plan import ChurnSettings
+from ray_backfill.live.schedule import TrafficSettings
+from ray_backfill.live.throttle import ThrottleSettings
+
+
+@dataclass(frozen=True)
+class ShardSettings:
+    """The actors that serve the gallery, each a range of it with both partitions."""
+
+    # Shards.
+    number: int = 2
+    # CPUs that Ray sets aside for each.
+    cpus: float = 0.5
+    # Threads of a search. More make one search quicker, and searches side by side slower.
+    threads: int = 1
+    # Searches side by side in a shard.
+    searches: int = 2
+
+    def __post_init__(self) -> None:
+        require_positive(self, "number", "cpus", "threads", "searches")
+
+
+@dataclass(frozen=True)
+class LiveSettings:
+    """A live drill: the gallery is backfilled for real, under traffic. It takes the first order and the first merge."""
+
+    # The upgrade method that serves.
+    method: str = "rm"
+    # Items that are embedded, stored and applied together.
+    part_items: int = 1000
+    # Seconds of traffic without any backfill, before it and after it: what its latency is compared with.
+    quiet_s: float = 5.0
+    shards: ShardSettings = field(default_factory=ShardSettings)
+    # How shards index the old partition.
+    old_index: IndexSettings = field(default_factory=IndexSettings)
+    # How shards index the new partition.
+    new_index: IndexSettings = field(default_factory=IndexSettings)
+    traffic: TrafficSettings = field(default_factory=TrafficSettings)
+    throttle: ThrottleSettings = field(default_factory=ThrottleSettings)
+    churn: ChurnSettings = field(default_factory=ChurnSettings)
+
+    def __post_init__(self) -> None:
+        require_positive(self, "part_items")
+        if self.quiet_s < 0:
+            raise InputError(f"quiet_s must not be negative, got {self.quiet_s}")
+        if self.throttle.p99_ms and not self.traffic.rate_per_s:
+            raise InputError("throttle.p99_ms needs traffic to measure; give traffic.rate_per_s")

@@ -1,0 +1,207 @@
+"""A range of the gallery with both partitions of it: searched by many threads while one applies operations.
+
+What is searched is a ``View``: a value that never changes. An operation makes another one and puts it in its place, so
+that a search sees an item in exactly one partition, before or after it moves, and never waits for a writer.
+
+Shapes: b queries, k items an answer, n items of an operation that belong to the shard.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.index import Found, IndexSettings, Partition, make_partition
+from ray_backfill.live.answers import Answer, ShardAnswer, merge_answers
+from ray_backfill.live.log import Embedded
+from ray_backfill.live.plan import NEW, NOWHERE, OLD, DrillPlan, Operation
+from ray_backfill.live.sides import Side, Sides
+from ray_backfill.systems import FloatArray, IntArray
+
+# Items whose vectors are read and indexed at a time when a partition is filled.
+_ROWS = 32_768
+
+
+@dataclass(frozen=True)
+class View:
+    """What a search sees: both partitions after ``applied`` operations. missing: inserted items that never came."""
+
+    old: Partition
+    new: Partition
+    applied: int
+    missing: int = 0
+
+
+@dataclass(frozen=True)
+class ShardSize:
+    """applied: operations. items and bytes of both partitions; bytes are what vectors, codes and graphs take."""
+
+    applied: int
+    old_items: int
+    new_items: int
+    old_bytes: int
+    new_bytes: int
+
+
+@dataclass(frozen=True)
+class ShardPlace:
+    """Which items a shard owns, first .. last - 1, and how it indexes them."""
+
+    first: int
+    last: int
+    old_index: IndexSettings
+    new_index: IndexSettings
+
+    @property
+    def on_gpu(self) -> bool:
+        return "cuda" in (self.old_index.device, self.new_index.device)
+
+
+class Shard:
+    """Searches run side by side; ``apply`` and ``compact`` belong to one thread.
+
+    read_old: first, last -> by old model the embeddings of the gallery items first .. last - 1.
+    train: by side, vectors to train indexes on that need it; None where there are none.
+    """
+
+    def __init__(
+        self,
+        plan: DrillPlan,
+        sides: Sides,
+        place: ShardPlace,
+        read_old: Callable[[int, int], dict[str, FloatArray]],
+        train: dict[str, FloatArray] | None = None,
+    ) -> None:
+        self.plan, self.sides, self.place, self.read_old, self.train = plan, sides, place, read_old, train or {}
+        self.state = plan.start()[place.first : place.last]
+        self.view = View(self._filled_old(self._own(plan.order)), self._empty("forward"), 0)
+
+    def search(self, backward: FloatArray, forward: FloatArray, k: int) -> ShardAnswer:
+        """The k best of both partitions together. backward: (b, d), forward: (b, d') vectors of the same queries."""
+        view = self.view
+        total = max(view.old.n + view.new.n, 1)
+        found = [
+            self._scored(part.search(query, k, share=part.n / total), is_new)
+            for part, query, is_new in ((view.old, backward, False), (view.new, forward, True))
+        ]
+        return ShardAnswer(merge_answers(found, k), view.applied, view.old.n, view.new.n, view.missing)
+
+    def apply(self, operation: Operation, embedded: Embedded | None) -> None:
+        """Apply the plan's next operation; one that was applied before changes nothing.
+
+        embedded: of operations that have vectors.
+
+        Raises:
+            ValueError: an operation before its turn.
+        """
+        if operation.number < self.view.applied:
+            return
+        if operation.number > self.view.applied:
+            raise ValueError(f"operation {operation.number} came after only {self.view.applied} were applied")
+        if operation.kind == "delete":
+            view = self._without(self._own(operation.positions))
+        else:
+            assert embedded is not None
+            lost = 0 if operation.kind == "backfill" else self._newly_lost(operation, embedded)
+            view = self._rolled_back(embedded) if operation.kind == "rollback" else self._moved(embedded)
+            view = replace(view, missing=view.missing + lost)
+        self.view = replace(view, applied=self.view.applied + 1)
+
+    def compact(self) -> None:
+        """Give the memory of items that left a partition back, where that is worth its while; searches go on."""
+        if self.view.old.needs_compaction:
+            self.view = replace(self.view, old=self.view.old.compacted())
+        if self.view.new.needs_compaction:
+            self.view = replace(self.view, new=self.view.new.compacted())
+
+    def size(self) -> ShardSize:
+        view = self.view
+        return ShardSize(view.applied, view.old.n, view.new.n, view.old.size_bytes, view.new.size_bytes)
+
+    def _moved(self, embedded: Embedded) -> View:
+        """Embedded items into the new partition; those that have been in the old one leave it."""
+        is_own = self._is_own(embedded.positions)
+        positions, state = embedded.positions[is_own], self.state
+        vectors = self.sides.gallery("forward", {m: v[is_own] for m, v in embedded.vectors.items()})
+        local = positions - self.place.first
+        leaving = positions[state[local] == OLD]
+        view = self.view
+        moved = replace(
+            view,
+            old=view.old.without(leaving) if len(leaving) else view.old,
+            new=view.new.with_rows(vectors, positions) if len(positions) else view.new,
+        )
+        state[local] = NEW
+        return moved
+
+    def _newly_lost(self, operation: Operation, embedded: Embedded) -> int:
+        """Inserted items that cannot come, or at a rollback cannot stay; those that never came are counted already."""
+        broken = self._own(embedded.broken_positions)
+        is_there = self.state[broken - self.place.first] != NOWHERE
+        return int(is_there.sum()) if operation.kind == "rollback" else len(broken)
+
+    def _without(self, positions: IntArray) -> View:
+        local, view = positions - self.place.first, self.view
+        from_old, from_new = (positions[self.state[local] == side] for side in (OLD, NEW))
+        self.state[local] = NOWHERE
+        return replace(
+            view,
+            old=view.old.without(from_old) if len(from_old) else view.old,
+            new=view.new.without(from_new) if len(from_new) else view.new,
+        )
+
+    def _rolled_back(self, embedded: Embedded) -> View:
+        """Everything into the old partition: from the stored old embeddings, and of inserted items the given ones."""
+        self.state[self._own(embedded.broken_positions) - self.place.first] = NOWHERE
+        alive = np.flatnonzero(self.state != NOWHERE) + self.place.first
+        is_own = self._is_own(embedded.positions) & (self.state[self._local(embedded.positions)] != NOWHERE)
+        inserted = embedded.positions[is_own]
+        stored = np.setdiff1d(alive, self.plan.held_back)
+        old = self._filled_old(stored[np.argsort(self.plan.rank[stored])])
+        if len(inserted):
+            vectors = {model: values[is_own] for model, values in embedded.vectors.items()}
+            old = old.with_rows(self.sides.gallery("backward", vectors), inserted)
+        self.state[alive - self.place.first] = OLD
+        return replace(self.view, old=old, new=self._empty("forward"))
+
+    def _filled_old(self, positions: IntArray) -> Partition:
+        """A partition of stored items in the order of the backfill, so that they leave it from the front."""
+        old = self._empty("backward")
+        if not len(positions):
+            return old
+        stored = self._old_vectors
+        for first in range(0, len(positions), _ROWS):
+            some = positions[first : first + _ROWS]
+            vectors = {model: values[some - self.place.first] for model, values in stored.items()}
+            old = old.with_rows(self.sides.gallery("backward", vectors), some)
+        del self._old_vectors
+        return old.compacted() if old.needs_compaction else old
+
+    @cached_property
+    def _old_vectors(self) -> dict[str, FloatArray]:
+        return self.read_old(self.place.first, self.place.last)
+
+    def _empty(self, side: Side) -> Partition:
+        settings = self.place.old_index if side == "backward" else self.place.new_index
+        return make_partition(settings, self.sides.live_distance, self.sides.dim(side), self.train.get(side))
+
+    def _scored(self, found: Found, is_new: bool) -> Answer:
+        flags = np.full(found.position.shape, is_new)
+        if not self.sides.merge.is_mapped:
+            return Answer(found.position, found.distance, found.distance.astype(np.float64), flags)
+        is_filler = found.position < 0
+        score = self.sides.merge.scores(found.distance.ravel(), flags.ravel()).reshape(found.distance.shape)
+        score[is_filler] = np.inf
+        return Answer(found.position, found.distance, score, flags)
+
+    def _is_own(self, positions: IntArray) -> NDArray[np.bool_]:
+        return (positions >= self.place.first) & (positions < self.place.last)
+
+    def _own(self, positions: IntArray) -> IntArray:
+        return positions[self._is_own(positions)]
+
+    def _local(self, positions: IntArray) -> IntArray:
+        """Places in ``state``; of items that are not the shard's, any."""
+        return np.clip(positions - self.place.first, 0, len(self.state) - 1)

@@ -1,0 +1,103 @@
+"""What a method makes of embeddings, one side at a time: a live service never has all at once.
+
+A shard has the old embeddings long before the new ones, and inserted items have no old ones; ``Method.pair`` takes
+both. Its backward gallery depends on the old models' embeddings alone and its forward gallery on the new ones' alone
+(a test holds every method to that), so each is computed with vectors of ones in place of what is not there.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.errors import InputError
+from ray_backfill.merges import Merge
+from ray_backfill.methods import Embeddings, Method, all_backbones
+from ray_backfill.systems import FloatArray, UpgradePair
+
+Side = Literal["backward", "forward"]
+SIDES: tuple[Side, Side] = ("backward", "forward")
+
+
+def old_models(method: Method) -> tuple[str, ...]:
+    """Those whose gallery embeddings are there before the backfill starts."""
+    return tuple(model for model in method.models if model == "old" or _like(model) == "old")
+
+
+def new_models(method: Method) -> tuple[str, ...]:
+    """Those that embed the gallery during the backfill; as few as the method's pair allows."""
+    made = tuple(model for model in method.models if model not in old_models(method))
+    # The method of a backbone of its own lists "new", but serves without it.
+    return tuple(m for m in made if m != "new") or made
+
+
+def check_live(method: Method, merge: Merge) -> None:
+    """Raises InputError for what cannot serve item by item."""
+    if method.is_reference:
+        raise InputError(f"method {method.name!r} backfills nothing; choose one that serves both models, such as rm")
+    if merge.by_rank:
+        raise InputError(
+            f"merge {merge.name!r} compares places in lists over the whole gallery, which no shard has; choose another"
+        )
+
+
+@dataclass(frozen=True)
+class Sides:
+    """A method with its fitted network, its merge and the distance. dims: of the embeddings of each of its models."""
+
+    method: Method
+    network: Any
+    merge: Merge
+    distance: str
+    dims: Mapping[str, int]
+
+    @property
+    def live_distance(self) -> str:
+        """What the vectors of ``queries`` and ``gallery`` are compared by: CSLS replaces it by another one."""
+        return self.distance if self.merge.references is None else "inner_product"
+
+    def queries(self, vectors: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """(Q, d) for the backward and (Q, d') for the forward system, from all models' embeddings of the queries."""
+        pair = self._pair(vectors, {}, 1)
+        return pair.backward.query, pair.forward.query
+
+    def gallery(self, side: Side, vectors: Mapping[str, FloatArray]) -> FloatArray:
+        """(n, d) of one system, from the embeddings of its models. n may be 0."""
+        n_items = len(next(iter(vectors.values())))
+        pair = self._pair({}, vectors, max(n_items, 1))
+        return getattr(pair, side).gallery[:n_items]
+
+    def dim(self, side: Side) -> int:
+        """Dimensions of what ``gallery`` gives."""
+        return self.gallery(side, {model: _ones(1, dim) for model, dim in self.dims.items()}).shape[1]
+
+    def query_dims(self) -> tuple[int, int]:
+        """Dimensions of the backward and of the forward system."""
+        return self.dim("backward"), self.dim("forward")
+
+    def _pair(self, query: Mapping[str, FloatArray], gallery: Mapping[str, FloatArray], n_items: int) -> UpgradePair:
+        n_queries = len(next(iter(query.values()))) if query else 1
+        embeddings = Embeddings(self._filled(query, n_queries), self._filled(gallery, n_items))
+        return self.merge.prepare(self.method.pair(embeddings, self.network), self.distance)[0]
+
+    def _filled(self, vectors: Mapping[str, FloatArray], n: int) -> dict[str, FloatArray]:
+        return {
+            model: vectors[model] if len(vectors.get(model, ())) else _ones(n, self.dims[model])
+            for model in self.method.models
+        }
+
+
+def _ones(n: int, dim: int) -> NDArray[np.float32]:
+    return np.ones((n, dim), np.float32)
+
+
+def _like(model: str) -> str:
+    kinds = all_backbones()
+    return kinds[model].like if model in kinds else "new"
+
+
+def dims_of(tables: Iterable[Mapping[str, FloatArray]]) -> dict[str, int]:
+    """Dimensions by model, from whichever table has its embeddings."""
+    return {model: vectors.shape[1] for table in tables for model, vectors in table.items()}

@@ -1,0 +1,110 @@
+"""What all figures are drawn with: colours, sizes, one look of lines, axes and legends. Knows no results."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+DPI = 150
+WIDTH_IN = 9.0  # scaled to a page of 900 px, a 10 point letter is 14 px high
+INK, FAINT, GRID = "#1f2430", "#636a79", "#e4e6eb"
+# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that vanishes on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#882255")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
+DASHES = ("-", "--", "-.", ":")
+MAX_MARKERS = 11
+ENTRY_IN = 0.235  # height of a line in a legend
+SHORT, LONG = 22, 28  # letters of a name that fit a legend, and the wider one of figures with longer names
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one line looks everywhere: colour, dashes and marker each tell methods apart."""
+
+    colour: str
+    dashes: str
+    marker: str
+    width: float
+    layer: int
+
+
+def blank_figure(height_in: float) -> Figure:
+    """A white sheet as wide as all others."""
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.1, hspace=0.04)
+    return Figure(figsize=(WIDTH_IN, height_in), dpi=DPI, facecolor="white", layout=layout)
+
+
+def panel_height(entries: int) -> float:
+    """Inches of a panel beside a legend of this many lines."""
+    return max(3.2, ENTRY_IN * (entries + 2.5))
+
+
+def to_png(figure: Figure) -> bytes:
+    """Render a figure; the same figure gives the same bytes."""
+    FigureCanvasAgg(figure)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def dress(plot: Axes, title: str, unit: str) -> None:
+    """Title, unit and axes of a panel over progress."""
+    # Names come from the user: parse_math=False keeps a dollar sign a dollar sign.
+    plot.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=INK, pad=9, parse_math=False)
+    plot.set_ylabel(unit, color=FAINT, fontsize=9, parse_math=False)
+    plot.set_xlabel("share of the gallery backfilled (%)", color=FAINT, fontsize=9)
+    plot.set_xlim(0, 100)
+    plot.grid(True, axis="y", color=GRID, linewidth=0.8)
+    plot.set_axisbelow(True)
+    plot.tick_params(colors=FAINT, labelcolor=INK, labelsize=9, length=3)
+    for side in ("top", "right"):
+        plot.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        plot.spines[side].set_color(FAINT)
+
+
+def legend(
+    side: Axes,
+    height_in: float,
+    header: str,
+    entries: Sequence[tuple[str, str, Style]],
+    notes: Sequence[str] = (),
+    longest: int = SHORT,
+) -> None:
+    """A small table instead of a legend box: line, name and number in columns, so that numbers align."""
+    side.set_axis_off()
+    side.set_xlim(0, 1)
+    side.set_ylim(0, 1)
+    step = min(1 / (len(entries) + len(notes) + 1), ENTRY_IN / height_in)
+    side.text(1, 1, header, ha="right", va="center", fontsize=8, color=FAINT)
+    for index, note in enumerate(notes):
+        y = 1 - (len(entries) + 1 + index) * step
+        side.text(0, y, shorten(note, 42), va="center", fontsize=8, color=FAINT, parse_math=False)
+    for index, (name, number, style) in enumerate(entries):
+        y = 1 - (index + 1) * step
+        side.plot(
+            (0, 0.06, 0.12),
+            (y, y, y),
+            color=style.colour,
+            linestyle=style.dashes,
+            linewidth=style.width,
+            marker=style.marker,
+            markevery=(1, 5),
+            markersize=5,
+            markeredgecolor="white",
+            markeredgewidth=0.6,
+        )
+        weight = "bold" if style.width > 2 else "normal"
+        text: dict[str, Any] = {"va": "center", "fontsize": 9, "color": INK, "fontweight": weight, "parse_math": False}
+        side.text(0.16, y, shorten(name, longest), **text)
+        side.text(1, y, number, ha="right", **text)
+
+
+def shorten(name: str, length: int) -> str:
+    """A name of at most so many letters."""
+    return name if len(name) <= length else name[: length - 1] + "\u2026"

@@ -1,0 +1,37 @@
+"""From the folder of a live drill to what people read: curves.png, report.html, a table. Recomputes no quality."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from ray_backfill.files import write_whole
+from ray_backfill.report.drawing import to_png
+from ray_backfill.report.live import figures, html, terminal
+from ray_backfill.report.live.drill import Drill, read_drill
+from ray_backfill.report.live.wording import verdict
+
+__all__ = ["Drill", "print_live_table", "read_drill", "verdict", "write_live_report"]
+
+
+def write_live_report(folder: Path) -> None:
+    """Write ``curves.png`` and a self-contained ``report.html`` next to the tables in ``folder``.
+
+    Each file appears whole or not at all; an older one is replaced.
+
+    Raises:
+        InputError: the folder, a file or a column is missing.
+    """
+    drill = read_drill(folder)
+    curves = to_png(figures.quality_figure(drill))
+    page = html.render(drill, curves)
+    write_whole(folder / "curves.png", lambda temporary: temporary.write_bytes(curves))
+    write_whole(folder / "report.html", lambda temporary: temporary.write_text(page, encoding="utf-8"))
+
+
+def print_live_table(folder: Path, console: Console | None = None) -> None:
+    """Print one row per checkpoint with quality, latency and rates, and below it what they mean.
+
+    Raises:
+        InputError: the folder, a file or a column is missing.
+    """
+    terminal.draw_table(read_drill(folder), folder, console)

@@ -1,0 +1,307 @@
+"""What a live drill showed, in plain words, for the terminal and the HTML alike."""
+
+import math
+
+import numpy as np
+
+from ray_backfill.report.live.drill import Checkpoint, Drill, Gap
+from ray_backfill.report.live.situations import cost, median
+from ray_backfill.report.wording import GLOSSARY, MERGE_GLOSSARY, MINUS, NOTHING, percent_sign
+
+FEW = 4  # kinds of incidents that a sentence can list
+
+LIVE_GLOSSARY = {
+    "Live quality": "The metric of what the running service answered to all test queries.",
+    "Exact": "What exact indexes would answer at the same moment, from the same gallery in the same state.",
+    "Replayed": "The curve that the replay computes from the same embeddings in the same order. There is none where "
+    "items came and went or images were broken: it would be of another gallery.",
+    "Checkpoint": "A moment at which the drill measured, at t = 0, 10 %, ... of the plan. What a table says about "
+    "queries and rates is since the checkpoint before.",
+    "Old, new partition": "Each search actor keeps its items in two indexes: those that still have their old "
+    "embedding, and those that are backfilled. Every item must be served by exactly one of them at every moment.",
+    "p50, p95, p99": "Half, 95 and 99 of 100 queries were answered within this time, counted from when the query was "
+    "due, so that a stall shows.",
+    "Unanswered": "Queries of the traffic that got no answer, also not at a second try.",
+    "Retried": "Queries that had to be asked again, for example because a search actor had died.",
+    "Violation": "An answer that broke a law of the service, for example with an item twice, or from a gallery of the "
+    "wrong size. There must be none.",
+}
+RECALL = (
+    "The share of the items in the exact answer that are in the live one, old and new items apart. 100 % with exact "
+    "indexes."
+)
+CHURN = "Items that come (inserted) and go (deleted) while the backfill runs. The replay knows nothing of them."
+KEPT_OLD = (
+    "Items whose image could not be read when their turn came. They keep their old embedding and stay in service."
+)
+LEG = "The part of the drill that one driver process ran. After it was killed, the next went on where it had stopped."
+ROLLED_BACK = "The way back: every item is served by its old embedding again, as before the backfill."
+
+
+def count(number: float) -> str:
+    """A number of things: "12,345"; an en dash where there is none."""
+    return f"{number:,.0f}" if math.isfinite(number) else NOTHING
+
+
+def rate(number: float) -> str:
+    """Things per second with three digits: "520", "49.8", "0.25"; an en dash where there is none."""
+    if not math.isfinite(number):
+        return NOTHING
+    return f"{number:,.0f}" if number >= 99.95 or number == 0 else f"{number:.3g}"
+
+
+def milliseconds(number: float) -> str:
+    """A latency without its unit: "41", "4.2"; an en dash where nothing was asked."""
+    if not math.isfinite(number):
+        return NOTHING
+    return f"{number:,.0f}" if number >= 9.95 else f"{number:.1f}"
+
+
+def megabytes(size: float) -> str:
+    """Bytes in millions, without the unit: "51.2"."""
+    return f"{size / 1e6:,.0f}" if size >= 99.95e6 else f"{size / 1e6:.1f}"
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it: "8.5 s", "42 s", "3 min 12 s", "2 h 5 min"."""
+    if not math.isfinite(seconds):
+        return NOTHING
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def points(share: float) -> str:
+    """A difference of two shares in points, with its sign: "0" only where they are equal, else never rounded to it."""
+    if not math.isfinite(share):
+        return NOTHING
+    if share == 0:
+        return "0"
+    size = 100 * abs(share)
+    text = f"{size:.2f}" if size >= 0.005 else f"{size:.0e}"
+    return f"{'+' if share > 0 else MINUS}{text}"
+
+
+def verdict(drill: Drill) -> str:
+    """Whether the service was as good as promised, and whether anything was lost. An alarm goes first."""
+    lost = _losses(drill)
+    return f"{lost} {_promise(drill)}" if is_alarming(drill) else f"{_promise(drill)} {lost}"
+
+
+def details(drill: Drill) -> list[str]:
+    """The sentences below the verdict: the work, what it cost in latency, and whatever else happened."""
+    sentences = [
+        _work(drill), _latency(drill), _approximate(drill), _broken(drill), _churn(drill), _way_back(drill),
+        _incidents(drill),
+    ]  # fmt: skip
+    return [s for s in sentences if s]
+
+
+def is_alarming(drill: Drill) -> bool:
+    """Whether the service broke a law: a violation, or an item that no partition or both had."""
+    return drill.total("violations") > 0 or bool(drill.missing)
+
+
+def source(drill: Drill) -> str:
+    """Where the numbers come from: "full RM, classifier_score order, raw merge; exact indexes"."""
+    manifest = drill.manifest
+    names = [str(manifest.get("title") or manifest.get("method") or "")]
+    names += [f"{manifest[key]} {key}" for key in ("order", "merge") if manifest.get(key)]
+    return ", ".join(n for n in names if n) + ("; exact indexes" if drill.is_exact else "; approximate indexes")
+
+
+def moment(checkpoint: Checkpoint) -> str:
+    """When a checkpoint was: "t = 40 %", "the end of the rollback"."""
+    if checkpoint.is_rollback:
+        return "the end of the rollback" if checkpoint.new_items == 0 else "the rollback"
+    return f"t = {progress(checkpoint)}"
+
+
+def progress(checkpoint: Checkpoint) -> str:
+    """The share that is backfilled: "40 %", "33.3 %"."""
+    return f"{100 * checkpoint.t:.4g} %"
+
+
+def glossary(drill: Drill) -> dict[str, str]:
+    """Word -> meaning: what every page needs, and the words that stand for something in this drill."""
+    found = {word: GLOSSARY[word] for word in ("Backfill", "M_t", "Order", "Merge")} | LIVE_GLOSSARY
+    kinds = ("mAP", "CMC@k")
+    found |= {kind: GLOSSARY[kind] for kind in kinds if any(m.startswith(kind[:3]) for m in drill.metrics)}
+    merge = str(drill.manifest.get("merge", ""))
+    extra = {
+        merge: MERGE_GLOSSARY.get(merge, ""),
+        "Recall": "" if drill.is_exact else RECALL,
+        "Churn": CHURN if drill.has_churn else "",
+        "Kept old": KEPT_OLD if any(c.kept_old for c in drill.checkpoints) else "",
+        "Rollback": ROLLED_BACK if drill.rolled_back else "",
+        "Leg": LEG if drill.legs > 1 else "",
+    }
+    return found | {word: meaning for word, meaning in extra.items() if meaning}
+
+
+def _promise(drill: Drill) -> str:
+    off_exact, off_promise = drill.off_exact(), drill.off_promise()
+    everywhere = at_all(len(drill.checkpoints))
+    farthest = max(off_exact, key=lambda g: abs(g.size), default=None)
+    if farthest is None:
+        return "No metric is defined for these queries, so nothing was compared."
+    if math.isinf(farthest.size):
+        return f"Live answers gave no {farthest.metric} at {moment(farthest.checkpoint)}, where exact indexes do."
+    if farthest.size == 0:
+        return _equal(drill, off_promise, everywhere)
+    if drill.is_exact:
+        return (
+            f"Live quality is not what exact indexes give: it is off by up to {_unsigned(farthest)}, although both "
+            "indexes are exact."
+        )
+    lowest = min(off_exact, key=lambda g: g.size)
+    if lowest.size >= 0:
+        return f"With approximate indexes live quality is never below that of exact ones {everywhere}."
+    return f"With approximate indexes live quality stays within {_unsigned(lowest)} of what exact ones give."
+
+
+def _equal(drill: Drill, off_promise: list[Gap], everywhere: str) -> str:
+    off = max(off_promise, key=lambda g: abs(g.size), default=None)
+    known = len({g.checkpoint.moment for g in off_promise})
+    if off is not None and off.size == 0 and known == len(drill.checkpoints):
+        return f"Live quality equals the replayed curve {everywhere}."
+    exact = f"Live quality equals what exact indexes give {everywhere}"
+    if off is None:
+        return f"{exact}."
+    if off.size == 0:
+        return f"{exact}, and the replayed curve at the {known} of them that it has."
+    why = ""
+    if drill.has_churn:
+        why = ", which knows nothing of the items that came and went"
+    elif any(c.kept_old for c in drill.checkpoints):
+        why = ", which knows nothing of broken images"
+    return f"{exact}; it is up to {_unsigned(off)} off the replayed curve{why}."
+
+
+def _unsigned(gap: Gap) -> str:
+    return f"{points(abs(gap.size)).removeprefix('+')} points ({gap.metric}, {moment(gap.checkpoint)})"
+
+
+def at_all(number: int) -> str:
+    """At how many checkpoints: "at all 11 checkpoints"."""
+    return {1: "at the only checkpoint", 2: "at both checkpoints"}.get(number, f"at all {number} checkpoints")
+
+
+def _losses(drill: Drill) -> str:
+    unanswered, sent = drill.total("unanswered"), drill.total("queries") + drill.total("unanswered")
+    violations = drill.total("violations")
+    bad = []
+    if violations:
+        answers = "answer" if violations == 1 else "answers"
+        bad.append(f"{count(violations)} {answers} broke a law of the service")
+    if drill.missing:
+        checkpoint, items = max(drill.missing, key=lambda found: abs(found[1]))
+        bad.append(
+            f"at {moment(checkpoint)} {count(abs(items))} items too {'few' if items > 0 else 'many'} were served"
+        )
+    if unanswered:
+        bad.append(f"{count(unanswered)} of {count(sent)} queries got no answer")
+    if bad:
+        sentence = "; ".join(bad)
+        return f"{sentence[:1].upper()}{sentence[1:]}."
+    asked = f"0 of {count(sent)} queries unanswered, " if sent else ""
+    whole = f"the two partitions hold the whole gallery {at_all(len(drill.checkpoints))}"
+    return f"Nothing was lost: {asked}0 violations, and {whole}."
+
+
+def _work(drill: Drill) -> str:
+    forward = drill.forward
+    if not forward:
+        return ""
+    first, last = forward[0], forward[-1]
+    seconds, done = last.elapsed_s - first.elapsed_s, last.backfilled - first.backfilled
+    if len(forward) == 1 or seconds <= 0:
+        work = f"At the only checkpoint {count(last.backfilled)} items were backfilled"
+    else:
+        speed = f"{rate(done / seconds)} a second, pauses included"
+        work = f"{count(done)} items were backfilled in {duration(seconds)} ({speed})"
+    if last.t < 1 and len(forward) > 1 and not drill.rolled_back:
+        work += f", up to {moment(last)}"
+    if not drill.has_traffic:
+        return f"{work}. No query was sent meanwhile."
+    answered = rate(median(np.array([c.queries_per_s for c in forward])))
+    return f"{work}, while {answered} queries a second were answered."
+
+
+def _latency(drill: Drill) -> str:
+    # What is measured at the first checkpoint is from before the backfill.
+    known = [c for c in drill.checkpoints[1:] or drill.checkpoints if math.isfinite(c.p99_ms)]
+    if not known:
+        return ""
+    worst = max(known, key=lambda c: c.p99_ms)
+    middle = median(np.array([c.p99_ms for c in known]))
+    sentence = f"p99 latency was {milliseconds(middle)} ms"
+    if len(known) > 1:
+        sentence += f" at the median checkpoint and {milliseconds(worst.p99_ms)} ms at the worst ({moment(worst)})"
+    both = cost(drill)
+    if both:
+        before, during = both
+        sentence += f"; in a typical second {milliseconds(during)} ms while items were backfilled"
+        sentence += f", {milliseconds(before)} ms before the first"
+    retried = drill.total("retried")
+    were = "query was" if retried == 1 else "queries were"
+    return f"{sentence}." + (f" {count(retried)} {were} asked again." if retried else "")
+
+
+def _approximate(drill: Drill) -> str:
+    if drill.is_exact:
+        return ""
+    sides = [(getattr(c, f"{side}_recall"), side, c) for side in ("old", "new") for c in drill.checkpoints]
+    known = [s for s in sides if math.isfinite(s[0])]
+    if not known:
+        return ""
+    lowest, side, checkpoint = min(known, key=lambda s: s[0])
+    return f"The lowest recall was {percent_sign(lowest)} ({side} items, {moment(checkpoint)})."
+
+
+def _broken(drill: Drill) -> str:
+    kept = max((c.kept_old for c in drill.checkpoints), default=0)
+    if not kept:
+        return ""
+    if kept == 1:
+        return "1 image could not be read: its item keeps its old embedding."
+    return f"{count(kept)} images could not be read: their items keep their old embedding."
+
+
+def _churn(drill: Drill) -> str:
+    last = drill.checkpoints[-1]
+    if not (last.inserted or last.deleted):
+        return ""
+    came, went = count(last.inserted), count(last.deleted)
+    return f"Meanwhile {came} items came and {went} went; {count(last.items)} are served at the end."
+
+
+def _way_back(drill: Drill) -> str:
+    if not drill.rolled_back:
+        return ""
+    back = [c for c in drill.checkpoints if c.is_rollback]
+    if not back:
+        return "The backfill was rolled back, and nothing was measured afterwards."
+    end, before = back[-1], drill.forward[-1:]
+    sentence = f"At t = {progress(end)} the backfill was rolled back"
+    if before:
+        sentence += f", which took {duration(end.elapsed_s - before[0].elapsed_s)}"
+    if end.new_items:
+        return f"{sentence}; {count(end.new_items)} items still have their new embedding."
+    return f"{sentence}; every item has its old embedding again."
+
+
+def _incidents(drill: Drill) -> str:
+    happened = [i.kind for i in drill.incidents]
+    kinds = {kind: happened.count(kind) for kind in happened if kind not in ("rollback", "broken image")}
+    if not kinds and drill.legs <= 1:
+        return ""
+    legs = f"The driver was started {drill.legs} times. " if drill.legs > 1 else ""
+    named = [kind + (f" ({times} times)" if times > 1 else "") for kind, times in list(kinds.items())[:FEW]]
+    rest = f" and {len(kinds) - FEW} more kinds" if len(kinds) > FEW else ""
+    return f"{legs}Incidents: {', '.join(named)}{rest}." if named else legs.strip()

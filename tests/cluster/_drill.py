@@ -1,0 +1,138 @@
+"""A small gallery of invented vectors, and drills over it in this process."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import ray
+
+import ray_backfill as rb
+from ray_backfill.cluster.embed import EmbedActors
+from ray_backfill.cluster.service import Service
+from ray_backfill.cluster.train import Workers
+from ray_backfill.drills import drill_folder
+from ray_backfill.live.plan import read_plan
+from ray_backfill.live.schedule import TrafficSettings
+from ray_backfill.live.settings import LiveSettings, ShardSettings
+from ray_backfill.simulation import Evaluation
+from ray_backfill.store import read_folder, vector_column, write_parquet
+from ray_backfill.training.fits import FitSettings
+
+ITEMS, QUERIES = 330, 24
+EVALUATION = Evaluation(metrics=("mAP@10", "CMC@1"), orders=("random",), points=8)
+SETTINGS = LiveSettings(
+    method="rm_naive",
+    part_items=30,
+    quiet_s=0.0,
+    shards=ShardSettings(number=2, cpus=0.5),
+    traffic=TrafficSettings(rate_per_s=20.0, warm_up_s=0.0, deadline_s=30.0),
+)
+
+
+def write_folder(folder: Path) -> Path:
+    """Old and new embeddings of 20 classes; the new model is better."""
+    rng = np.random.default_rng(0)
+    signal = rng.normal(size=(20, 12))
+    for name, rows in (("gallery", ITEMS), ("queries", QUERIES), ("train", 200)):
+        label = np.arange(rows) % 20
+        old = (signal[label, :8] + 1.2 * rng.normal(size=(rows, 8))).astype(np.float32)
+        new = (signal[label] + 0.8 * rng.normal(size=(rows, 12))).astype(np.float32)
+        columns = {"id": np.arange(rows) + 500, "label": label, "old": vector_column(old), "new": vector_column(new)}
+        write_parquet(folder / f"{name}.parquet", pa.table(columns))
+    return folder
+
+
+@dataclass
+class Finished:
+    """What a drill left: its folder, and every item as the shards served it at the end."""
+
+    folder: Path
+    served: dict[int, tuple[str, bytes]] = field(default_factory=dict)
+
+    def table(self, name: str) -> pd.DataFrame:
+        return pd.read_parquet(self.folder / f"{name}.parquet")
+
+
+@contextmanager
+def looking_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, tuple[str, bytes]]]:
+    """Fills in position -> (side, vector) of all items when the drill ends; fails if shards have an item twice."""
+    served: dict[int, tuple[str, bytes]] = {}
+    close = Service.close
+
+    def close_and_look(running: Service) -> None:
+        for dump in ray.get([shard.dump.remote() for shard in running.shards]):
+            for side in ("old", "new"):
+                for position, vector in zip(dump[f"{side}_position"], dump[f"{side}_vector"], strict=True):
+                    assert int(position) not in served, "an item is served twice"
+                    served[int(position)] = side, vector.tobytes()
+        close(running)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Service, "close", close_and_look)
+        yield served
+
+
+def run(
+    data: Path,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: LiveSettings = SETTINGS,
+    before_apply: Callable[[Any, int], None] | None = None,
+    evaluation: Evaluation = EVALUATION,
+) -> Finished:
+    """A whole drill. before_apply: is called with the service and the number of an operation before it is applied."""
+    apply = Service.apply
+
+    def meddled(running: Service, applied: int) -> None:
+        if before_apply is not None:
+            before_apply(running, applied - 1)
+        apply(running, applied)
+
+    with monkeypatch.context() as patched, looking_at_the_end(monkeypatch) as served:
+        patched.setattr(Service, "apply", meddled)
+        actors = EmbedActors(number=2, cpus=0.5)
+        folder = drill_folder(data, out, evaluation, FitSettings(), settings, Workers(), actors, "test")
+    return Finished(folder, served)
+
+
+def assert_as_replayed(data: Path, drill: Finished, evaluation: Evaluation = EVALUATION) -> None:
+    """Live quality is M_t of the replay, to the last bit, at every checkpoint."""
+    folder = read_folder(data)
+    assert folder.queries is not None
+    pair = rb.UpgradePair(
+        rb.RetrievalSystem(folder.queries.old, folder.gallery.old),
+        rb.RetrievalSystem(folder.queries.new, folder.gallery.new),
+    )
+    assert folder.queries.label is not None
+    assert folder.gallery.label is not None
+    truth = rb.GroundTruth.from_labels(folder.queries.label, folder.gallery.label)
+    order = read_plan(drill.folder / "plan").order
+    curve = rb.replay(pair, truth, order, evaluation.points, evaluation.metrics)
+    quality = drill.table("quality")
+    assert len(quality) == evaluation.points * len(evaluation.metrics)
+    for moment, t, metric, served, exact in quality[["moment", "t", "metric", "live", "exact"]].itertuples(index=False):
+        values = curve.per_query[str(metric)][:, int(str(moment))]
+        assert t == curve.t[int(str(moment))]
+        assert served == exact == math.fsum(values) / len(values)
+
+
+def assert_nothing_lost(drill: Finished, undisturbed: Finished) -> None:
+    """The same items on the same side with the same vectors, and the same counts and quality at every checkpoint."""
+    assert drill.served == undisturbed.served
+    same = ["moment", "t", "backfilled", "old_items", "new_items", "kept_old", "inserted", "deleted", "violations"]
+    mine, theirs = drill.table("checkpoints"), undisturbed.table("checkpoints")
+    pd.testing.assert_frame_equal(mine[same], theirs[same])
+    assert (mine.violations == 0).all()
+    assert (mine.old_items + mine.new_items == ITEMS).all()
+    pd.testing.assert_frame_equal(drill.table("quality"), undisturbed.table("quality"), check_exact=True)
+
+
+def with_traffic(**changes: Any) -> LiveSettings:
+    return replace(SETTINGS, traffic=replace(SETTINGS.traffic, **changes))

@@ -1,0 +1,92 @@
+"""A drill that only writes metrics, run by test_watch as a process of its own: one actor that drives, two that send.
+
+Writes until a file ``stop`` appears in the folder of its argument, prints what it counted as JSON, and stays until its
+input is closed.
+"""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import ray
+
+from ray_backfill.cluster.watch import DriverWatch, TrafficWatch, write_targets
+
+
+def beats(folder: Path) -> Iterator[int]:
+    """0, 1, 2, ... every 20 ms until somebody says stop."""
+    beat = 0
+    while not (folder / "stop").exists():
+        yield beat
+        beat += 1
+        time.sleep(0.02)
+
+
+@ray.remote(num_cpus=0)
+class Driver:
+    """Sets the gauges once, and counts items until the stop."""
+
+    def __init__(self) -> None:
+        self.watch, self.other = DriverWatch("scraped"), DriverWatch("other")
+
+    def run(self, folder: Path) -> int:
+        self.set_other()
+        self.watch.progress(0.25)
+        self.watch.partition("old", 750, 750 * 128)
+        self.watch.partition("new", 250, 250 * 256)
+        self.watch.rate(120.5)
+        self.watch.throttle(700)
+        self.watch.quality("mAP", 0.41)
+        self.watch.quality("CMC@1", 0.5)
+        for kind in ("actor died", "write failed", "actor died"):
+            self.watch.incident(kind)
+        items = 0
+        for _ in beats(folder):
+            self.watch.backfilled(10)
+            items += 10
+        return items
+
+    def set_other(self) -> None:
+        """What the panels of the first drill must not show."""
+        self.other.progress(0.99)
+        self.other.partition("old", 10_000, 10_000)
+        self.other.throttle(500)
+        self.other.throttle(math.inf)
+        self.other.backfilled(5000)
+        self.other.backfilled(0)
+
+
+@ray.remote(num_cpus=0)
+class Sender:
+    """Ten requests of two queries are answered for each one that is not; one in five is sent twice."""
+
+    def __init__(self) -> None:
+        self.watch = TrafficWatch("scraped")
+
+    def run(self, folder: Path) -> int:
+        retries = 0
+        for beat in beats(folder):
+            self.watch.answered(2, 0.42)
+            if beat % 5 == 0:
+                self.watch.retried()
+                retries += 1
+            if beat % 10 == 0:
+                self.watch.unanswered(1, 2.0)
+        return retries
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    ray.init(log_to_driver=False)
+    actors = [Driver.remote(), Sender.remote(), Sender.remote()]  # type: ignore[attr-defined]
+    items, *retries = ray.get([actor.run.remote(folder) for actor in actors])
+    write_targets(folder / "targets.json")
+    print(json.dumps({"items": items, "retries": sum(retries)}), flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""Drills of the live backfill, undisturbed and with real faults: each ends as the undisturbed one does."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import ray
+import torch
+
+from ray_backfill import drills
+from ray_backfill.cluster import service
+from ray_backfill.cluster.backfill import FromImages, _without_useless, embed_again
+from ray_backfill.cluster.embed import EmbedActors
+from ray_backfill.cluster.train import Workers
+from ray_backfill.datasets import open_source
+from ray_backfill.datasets.image_folder import Settings
+from ray_backfill.errors import InputError
+from ray_backfill.index import IndexSettings
+from ray_backfill.live.log import Embedded, Journal, part_path
+from ray_backfill.live.plan import ChurnSettings
+from ray_backfill.live.schedule import TrafficSettings
+from ray_backfill.live.throttle import ThrottleSettings
+from ray_backfill.models.backbones import BackboneSettings, pixels_to_float
+from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
+from ray_backfill.store import read_folder, vector_column, write_parquet
+from ray_backfill.training.fits import FitSettings
+from tests.cluster._drill import (
+    EVALUATION,
+    ITEMS,
+    SETTINGS,
+    Finished,
+    assert_as_replayed,
+    assert_nothing_lost,
+    looking_at_the_end,
+    run,
+    with_traffic,
+    write_folder,
+)
+from tests.datasets._pictures import drawing, write_tree
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Finished:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return run(data, tmp_path_factory.mktemp("undisturbed"), monkeypatch)
+
+
+def test_live_quality_is_that_of_the_replay(data: Path, undisturbed: Finished) -> None:
+    assert_as_replayed(data, undisturbed)
+    checkpoints = undisturbed.table("checkpoints")
+    assert checkpoints.new_items.tolist() == [i * ITEMS // 7 for i in range(8)]
+    assert (checkpoints.old_items + checkpoints.new_items == ITEMS).all()
+    assert (checkpoints[["old_recall", "new_recall"]].stack().dropna() == 1).all()
+    assert checkpoints[["unanswered", "violations", "retried"]].to_numpy().sum() == 0
+    assert {side for side, _ in undisturbed.served.values()} == {"new"}
+    assert sorted(undisturbed.served) == list(range(ITEMS))
+    assert (undisturbed.folder / "report.html").exists()
+
+
+def test_a_finished_drill_is_not_run_again(data: Path, undisturbed: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (undisturbed.folder / "journal.jsonl").read_bytes()
+    run(data, undisturbed.folder.parent, monkeypatch)
+    assert (undisturbed.folder / "journal.jsonl").read_bytes() == before
+
+
+class Faults:
+    """Meddles with a drill before some of its operations. Each fault is over by the next checkpoint at the latest."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def __call__(self, service: Any, number: int) -> None:
+        faults = {
+            1: self.kill_embedding_actor,
+            3: self.cut_part,
+            5: self.kill_writing_shard,
+            8: self.deliver_twice,
+            11: self.kill_searching_shard,
+            12: self.cut_applied_part,
+        }
+        if number in faults:
+            faults[number](service, number)
+            self.done.append(faults[number].__name__)
+
+    def kill_embedding_actor(self, service: Any, number: int) -> None:
+        os.kill(ray.get(service.pacer.started.remote())[0], signal.SIGKILL)
+
+    def cut_part(self, service: Any, number: int) -> None:
+        path = wait_for_part(service, number)
+        path.write_bytes(path.read_bytes()[:200])
+
+    def cut_applied_part(self, service: Any, number: int) -> None:
+        """No shard reads it again; the driver does, before it ends."""
+        part_path(service.drill.embed.parts, 0).write_bytes(b"")
+
+    def kill_writing_shard(self, service: Any, number: int) -> None:
+        wait_for_part(service, number)
+        service.shards[0].apply.remote(number + 1)
+        ray.kill(service.shards[0], no_restart=False)
+
+    def deliver_twice(self, service: Any, number: int) -> None:
+        """The same part is embedded and written once more, and applied several times, late and out of order."""
+        wait_for_part(service, number).unlink()
+        embed_again(number, service.drill.embed)
+        for _ in range(2):
+            service._applied_by_all(number + 1)
+            service._applied_by_all(1)
+
+    def kill_searching_shard(self, service: Any, number: int) -> None:
+        queries = np.ones((512, 8), np.float32), np.ones((512, 12), np.float32)
+        for _ in range(4):
+            service.shards[1].search.remote(*queries, 10)
+        ray.kill(service.shards[1], no_restart=False)
+        time.sleep(1.0)
+
+
+def wait_for_part(service: Any, number: int) -> Path:
+    path = part_path(service.drill.embed.parts, number)
+    while not path.exists():
+        time.sleep(0.05)
+    return path
+
+
+@pytest.fixture(scope="module")
+def faults() -> Faults:
+    return Faults()
+
+
+@pytest.fixture(scope="module")
+def disturbed(data: Path, undisturbed: Finished, faults: Faults, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A drill with all the faults; its queries wait long enough for a shard to come back."""
+    settings = replace(with_traffic(rate_per_s=40.0), throttle=ThrottleSettings(items_per_s=200.0))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return run(data, tmp_path_factory.mktemp("disturbed"), monkeypatch, settings, faults)
+
+
+def test_faults_leave_no_trace_in_what_is_served(disturbed: Finished, faults: Faults, undisturbed: Finished) -> None:
+    """Actors killed while embedding, writing and asked; parts cut before and after they were applied, and one twice.
+
+    A checkpoint lies between most of them, and each has the counts and the quality of the undisturbed drill.
+    """
+    assert len(faults.done) == 6
+    assert_nothing_lost(disturbed, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "times"), [("embedding actor restarted", 1), ("part made again", 2), ("shard restarted", 2)]
+)
+def test_every_fault_is_told(disturbed: Finished, kind: str, times: int) -> None:
+    incidents = disturbed.table("incidents")
+    assert (incidents.kind == kind).sum() == times, incidents
+
+
+def test_a_bad_part_is_kept_aside(disturbed: Finished) -> None:
+    kept = sorted(path.name for path in (disturbed.folder / "parts").glob("*.bad"))
+    assert kept == ["part-000000.bad", "part-000003.bad"]
+
+
+def test_queries_that_met_a_dead_shard_were_asked_again(disturbed: Finished) -> None:
+    checkpoints = disturbed.table("checkpoints")
+    assert checkpoints.retried.sum() > 0
+    assert checkpoints.unanswered.sum() == 0
+
+
+def test_churn_and_rollback(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a shard that dies, with queries that cannot wait for it; and a throttle whose target no query can meet."""
+    settings = replace(
+        with_traffic(deadline_s=0.2),
+        churn=ChurnSettings(inserts=20, deletes=15, rollback_at=0.5),
+        throttle=ThrottleSettings(items_per_s=150.0, p99_ms=0.01),
+    )
+    monkeypatch.setattr(service, "_CONTROL_S", 0.2)
+    faults = Faults()
+
+    def meddle(service: Any, number: int) -> None:
+        if number == 6:
+            faults.kill_searching_shard(service, number)
+
+    drill = run(data, tmp_path, monkeypatch, settings, meddle)
+    rates = [e["items_per_s"] for e in Journal(drill.folder / "journal.jsonl").entries() if e["kind"] == "throttle"]
+    assert rates[-1] < 150 * 0.8
+    quality, checkpoints = drill.table("quality"), drill.table("checkpoints")
+    assert (quality.live == quality.exact).all(), "quality of the gallery as it was at that moment"
+    assert checkpoints.unanswered.sum() > 0, "counted, and nobody got the answer of a part of the gallery:"
+    assert (checkpoints.violations == 0).all()
+    sizes = checkpoints.old_items + checkpoints.new_items
+    assert (sizes == ITEMS - 20 + checkpoints.inserted - checkpoints.deleted).all()
+    assert checkpoints.inserted.max() > 0
+    assert checkpoints.deleted.max() > 0
+    assert checkpoints.phase.tolist() == ["backfill"] * 5 + ["rollback"]
+    assert checkpoints.new_items.tolist()[-1] == 0
+    assert {side for side, _ in drill.served.values()} == {"old"}
+    assert "rollback" in set(drill.table("incidents").kind)
+
+
+def test_a_killed_driver_is_continued(
+    data: Path, undisturbed: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(SETTINGS, throttle=ThrottleSettings(items_per_s=60.0))
+    arguments = shlex.split(f"""
+        --data {data} --out {tmp_path} --mode live --metrics mAP@10 CMC@1 --orders random --points 8
+        --actors.number 2 --actors.cpus 0.5 --live.method rm_naive --live.part-items 30 --live.quiet-s 0
+        --live.traffic.rate-per-s 20 --live.traffic.warm-up-s 0 --live.traffic.deadline-s 30
+        --live.throttle.items-per-s 60
+    """)
+    # A driver of its own in the same Ray: what it started must vanish with it.
+    environment = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    driver = subprocess.Popen(
+        [sys.executable, "jobs/simulate.py", *arguments], env=environment, cwd=ROOT, stderr=subprocess.PIPE
+    )
+    journal = Journal(tmp_path / "live" / "journal.jsonl")
+    deadline = time.monotonic() + 120
+    while journal.applied() < 3 and time.monotonic() < deadline:
+        assert driver.poll() is None, driver.communicate()[1].decode()[-2000:]
+        time.sleep(0.05)
+    driver.kill()
+    driver.wait()
+    applied = journal.applied()
+    assert 3 <= applied < 15, "it was killed on the way"
+    with journal.path.open("ab") as file:
+        file.write(b'{"kind": "appl')
+    part_path(tmp_path / "live" / "parts", 1).write_bytes(b"PAR1")  # and a file was lost with the machine
+    drill = run(data, tmp_path, monkeypatch, settings)
+    assert_nothing_lost(drill, undisturbed)
+    assert drill.table("incidents").kind.tolist() == ["part made again", "driver restarted"]
+    assert set(drill.table("timeline").leg) == {0, 1}
+
+
+def test_an_image_that_broke_keeps_its_old_embedding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real images through a real network; one of them cannot be read any more when its turn comes."""
+    tree = {f"{split}/c{i % 4}/{i}.png": drawing(i) for split in ("train", "gallery", "queries") for i in range(24)}
+    source = Settings(str(write_tree(tmp_path / "images", tree)), image_size=16)
+    gallery = open_source(source).items("gallery")
+    info = BackboneInfo(BackboneSettings(dim=6, width=4), 3, 16, [0, 1, 2, 3])
+    torch.manual_seed(0)
+    save_backbone(tmp_path / "new", info.build(), info)
+    rng = np.random.default_rng(0)
+    for name, models in (("gallery", ("old",)), ("queries", ("old", "new"))):
+        columns = {m: vector_column(rng.normal(size=(24, 6)).astype(np.float32)) for m in models}
+        write_parquet(tmp_path / "before" / f"{name}.parquet", pa.table(
+            {"id": gallery.ids_N, "label": gallery.labels_N} | columns
+        ))  # fmt: skip
+    broken = tmp_path / "images" / "gallery" / "c1" / "5.png"
+    broken.write_bytes(broken.read_bytes()[:60])
+    images = FromImages(source, {"new": tmp_path / "new"}, tmp_path / "before" / "gallery.parquet", batch=5)
+    evaluation = replace(EVALUATION, methods=("rm_naive",))
+    settings = replace(SETTINGS, part_items=7, traffic=TrafficSettings(rate_per_s=0))
+    with looking_at_the_end(monkeypatch) as served:
+        folder = drills._drill(
+            read_folder(tmp_path / "before", gallery_needs=("old",)), images, tmp_path / "out", evaluation,
+            FitSettings(), settings, Workers(), EmbedActors(number=1, cpus=0.5), "test", {},
+        )  # fmt: skip
+    drill = Finished(folder, served)
+    assert sorted(served) == list(range(24)), "it is still served"
+    (kept,) = [position for position, (side, _) in served.items() if side == "old"]
+    assert open_source(source).read("gallery", np.array([kept])).broken
+    checkpoints, quality = drill.table("checkpoints"), drill.table("quality")
+    assert checkpoints.kept_old.tolist()[-1] == 1
+    assert (checkpoints.old_items + checkpoints.new_items == 24).all()
+    assert (quality.live == quality.exact).all()
+    assert drill.table("incidents").detail.tolist() == [f"item {kept}"]
+    # The others have what the network makes of their pixels.
+    pixels = open_source(source).read("gallery", np.arange(24)).pixels_BSSC
+    with torch.inference_mode():
+        expected = load_backbone(tmp_path / "new")[0].embed(pixels_to_float(torch.from_numpy(pixels))).numpy()
+    for position, (side, vector) in served.items():
+        if side == "new":
+            np.testing.assert_allclose(np.frombuffer(vector, np.float32), expected[position], rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_run_is_said_at_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hungry = replace(SETTINGS, old_index=IndexSettings("IVF512,Flat"))
+    with pytest.raises(InputError, match="512"):  # the train split has 200 items
+        run(data, tmp_path, monkeypatch, hungry)
+    with pytest.raises(InputError, match="'offline' backfills nothing"):
+        run(data, tmp_path, monkeypatch, replace(SETTINGS, method="offline"))
+    with pytest.raises(InputError, match="places in lists"):
+        run(data, tmp_path, monkeypatch, evaluation=replace(EVALUATION, merges=("rrf",)))
+    assert not (tmp_path / "live").exists(), "nothing is claimed by what could not be run"
+
+
+def test_whole_rankings_are_cut_for_a_service() -> None:
+    _, evaluation = drills._check(replace(EVALUATION, metrics=("mAP", "CMC@1", "mAP@100")), SETTINGS)
+    assert evaluation.metrics == ("mAP@100", "CMC@1")
+
+
+def test_an_embedding_that_nothing_compares_with_counts_as_broken() -> None:
+    vectors = np.array([[1, 0], [0, 0], [np.nan, 1], [0, 2]], np.float32)
+    found = Embedded(np.array([4, 7, 1, 9]), {"new": vectors}, ((3, "cut"),))
+    for zero_is_broken, kept in ((True, [4, 9]), (False, [4, 7, 9])):
+        good = _without_useless(found, zero_is_broken)
+        assert good.positions.tolist() == kept
+        assert sorted([*kept, *good.broken_positions]) == [1, 3, 4, 7, 9]
+        assert len(good.vectors["new"]) == len(kept)

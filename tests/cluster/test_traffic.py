@@ -1,0 +1,71 @@
+"""Traffic without a cluster: what every request leaves behind, whatever becomes of it."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ray_backfill.cluster.router import Routed, UnansweredError
+from ray_backfill.cluster.traffic import TrafficActor, TrafficJob
+from ray_backfill.live.answers import Answer
+from ray_backfill.live.schedule import TrafficSettings
+from ray_backfill.live.timeline import read_events
+
+
+class Answers:
+    """A router that answers, is late, or fails, in turn."""
+
+    def __init__(self, *turns: str) -> None:
+        self.turns = list(turns)
+
+    async def search(self, backward: Any, forward: Any, k: int, deadline_s: float) -> Routed:
+        turn = self.turns.pop(0) if self.turns else "answer"
+        if turn == "late":
+            raise UnansweredError(3)
+        if turn == "fail":
+            raise OSError("out of memory")
+        await asyncio.sleep(0.01)
+        nothing = np.zeros((len(backward), k))
+        answer = Answer(nothing.astype(np.int64), nothing.astype(np.float32), nothing, nothing > 0)
+        return Routed(answer, (4, 5), 6, 7, 1, 0)
+
+
+def sent(folder: Path, router: Answers, seconds: float) -> TrafficActor:
+    settings = TrafficSettings(rate_per_s=100.0, arrivals="constant", warm_up_s=0.1, batch=2)
+    vectors = np.ones((5, 3), np.float32)
+    actor = TrafficActor(
+        TrafficJob(settings, 0, folder / "events", "a", 4, "test"), [], np.empty((0, 0), np.int64), vectors, vectors
+    )
+    actor.router = router  # type: ignore[assignment]
+
+    async def run() -> None:
+        running = asyncio.create_task(actor.run(time.time()))
+        await asyncio.sleep(seconds)
+        await actor.stop()
+        await running
+
+    asyncio.run(run())
+    return actor
+
+
+def test_every_request_leaves_an_event(tmp_path: Path) -> None:
+    sent(tmp_path, Answers("answer", "late", "answer"), 0.3)
+    events = read_events(tmp_path)
+    assert len(events) >= 25
+    np.testing.assert_allclose(np.diff(events.scheduled_s), 0.01, atol=1e-6)
+    assert events.is_answered.tolist() == [True, False] + [True] * (len(events) - 2)
+    assert events.retries.tolist()[:3] == [1, 3, 1]
+    assert (events.queries == 2).all()
+    assert (events.latency_ms[events.is_answered] >= 10).all()
+    assert events.is_warm_up.sum() == 10
+    assert events[["applied_least", "old_items"]].to_numpy()[:2].tolist() == [[4, 6], [-1, -1]]
+
+
+def test_what_fails_for_another_reason_is_written_down_and_raised(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="out of memory"):
+        sent(tmp_path, Answers("answer", "fail"), 1.0)
+    events = read_events(tmp_path)
+    assert events.is_answered.tolist()[:2] == [True, False]

@@ -1,0 +1,233 @@
+"""Every kind of partition: each position alive is there once, none that is dead, whatever was done to it before."""
+
+from collections.abc import Iterator
+from functools import cache
+
+import faiss
+import numpy as np
+import pytest
+
+from ray_backfill.distances import DISTANCES, exact_distances
+from ray_backfill.errors import InputError
+from ray_backfill.index import Found, IndexSettings, Partition, check_index, make_partition
+
+D, ROWS = 16, 4000
+
+# Kind -> (effort with which all rows are found, the least part of the true 10 nearest that it finds with it).
+KINDS = {
+    "exact": (0, 1.0),
+    "Flat": (0, 1.0),
+    "IVF16,Flat": (16, 1.0),
+    "IVF16,PQ8x4": (16, 0.2),
+    "PQ8x4": (0, 0.2),
+    "SQ8": (0, 0.9),
+    "HNSW16": (200, 0.9),
+    "PCA12,IVF16_HNSW8,SQ8": (16, 0.3),
+}
+EXHAUSTIVE = [kind for kind in KINDS if "HNSW16" not in kind]
+ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
+ALL_DISTANCES = pytest.mark.parametrize("distance", DISTANCES)
+
+RNG = np.random.default_rng(0)
+VECTORS = RNG.normal(size=(ROWS, D)).astype(np.float32)
+QUERIES = RNG.normal(size=(30, D)).astype(np.float32)
+TRUE = {distance: exact_distances(QUERIES, VECTORS, distance) for distance in DISTANCES}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that build a graph together give another one each time."""
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    yield
+    faiss.omp_set_num_threads(threads)
+
+
+@cache
+def empty(kind: str, distance: str) -> Partition:
+    """Shared by all tests: whatever they make of it, it does not change."""
+    return make_partition(IndexSettings(kind, KINDS[kind][0]), distance, D, VECTORS[:600])
+
+
+def assert_lawful(partition: Partition, found: Found, alive: np.ndarray) -> None:
+    """Ascending by (distance, position), padded at the end, each position once and alive."""
+    np.testing.assert_array_equal(partition.positions(), alive)
+    assert partition.n == len(alive)
+    assert found.distance.dtype == np.float32
+    assert found.position.dtype == np.int64
+    for distance, position in zip(found.distance, found.position, strict=True):
+        there = position >= 0
+        assert not there[np.argmin(there) :].any() or there.all()
+        np.testing.assert_array_equal(np.isinf(distance), ~there)
+        np.testing.assert_array_equal(position[~there], -1)
+        listed = position[there]
+        assert len(np.unique(listed)) == len(listed)
+        assert np.isin(listed, alive).all()
+        np.testing.assert_array_equal(np.lexsort((listed, distance[there])), np.arange(len(listed)))
+
+
+@ALL_DISTANCES
+@ALL_KINDS
+def test_a_backfill_leaves_each_row_in_one_partition(kind: str, distance: str) -> None:
+    """Small batches out of the old partition, whose rows are in the order of the backfill, and into the new one."""
+    order = np.random.default_rng(1).permutation(ROWS)
+    old, new = empty(kind, distance).with_rows(VECTORS[order], order), empty(kind, distance)
+    started = old
+    done = 0
+    for size in (1, 300, 5, 2400, 60, 700, 500):
+        batch = order[done : done + size]
+        done += size
+        old, new = old.without(batch), new.with_rows(VECTORS[batch], batch)
+        if old.needs_compaction:
+            old = old.compacted()
+        for partition, rows in ((old, order[done:]), (new, order[:done])):
+            assert_lawful(partition, partition.search(QUERIES, 10), np.sort(rows))
+    assert_lawful(started, started.search(QUERIES, 10), np.arange(ROWS))
+
+
+@ALL_KINDS
+def test_rows_come_and_go(kind: str) -> None:
+    """Also of those that came last, and before a batch so large that all are put together."""
+    rng = np.random.default_rng(3)
+    partition, alive = empty(kind, "l2"), np.empty(0, np.int64)
+    out = rng.permutation(ROWS)
+    for size in (600, 150, 150, 200, 2200, 100):
+        batch, out = out[:size], out[size:]
+        partition = partition.with_rows(VECTORS[batch], batch)
+        alive = np.sort(np.concatenate([alive, batch]))
+        assert_lawful(partition, partition.search(QUERIES, 10), alive)
+        gone = np.concatenate(
+            [batch[: size // 3], rng.choice(np.setdiff1d(alive, batch), (len(alive) - size) // 3, False)]
+        )
+        partition, alive = partition.without(gone), np.setdiff1d(alive, gone)
+        assert_lawful(partition, partition.search(QUERIES, 10), alive)
+        out = np.concatenate([out, gone])  # some come back later
+
+
+@ALL_DISTANCES
+@ALL_KINDS
+def test_the_truly_nearest_are_found_before_and_after_compaction(kind: str, distance: str) -> None:
+    rng = np.random.default_rng(2)
+    gone = rng.random(ROWS) < 0.6
+    partition = empty(kind, distance)
+    for part in np.array_split(rng.permutation(ROWS), 5):
+        partition = partition.with_rows(VECTORS[part], part)
+    partition = partition.without(np.flatnonzero(gone))
+    alive = np.flatnonzero(~gone)
+    truth = alive[np.argsort(TRUE[distance][:, alive], axis=1)[:, :10]]
+    compacted = partition.compacted()
+    assert compacted.size_bytes < 0.6 * partition.size_bytes
+    assert compacted.compacted() is compacted
+    for version in (partition, compacted):
+        found = version.search(QUERIES, 10)
+        assert_lawful(version, found, alive)
+        recall = np.mean([len(np.intersect1d(a, b)) / 10 for a, b in zip(found.position, truth, strict=True)])
+        assert recall >= KINDS[kind][1]
+        assert version.is_exact == (kind == "exact")
+
+
+@ALL_DISTANCES
+@pytest.mark.parametrize("kind", EXHAUSTIVE)
+def test_a_search_for_more_than_there_are_finds_all(kind: str, distance: str) -> None:
+    partition = empty(kind, distance)
+    for part in np.array_split(np.arange(900), 4):
+        partition = partition.with_rows(VECTORS[part], part)
+    partition = partition.without(np.arange(100, 800, 2))
+    for version in (partition, partition.compacted()):
+        found = version.search(QUERIES, 700)
+        assert_lawful(version, found, version.positions())
+        assert ((found.position >= 0).sum(axis=1) == 550).all()
+
+
+@ALL_KINDS
+def test_nothing_in_nothing_out(kind: str) -> None:
+    partition = empty(kind, "cosine")
+    assert partition.search(QUERIES, 3).position.tolist() == [[-1] * 3] * 30
+    assert partition.n == 0
+    assert partition.compacted() is partition
+    assert not partition.needs_compaction
+    one = partition.with_rows(VECTORS[:1], np.array([5]))
+    assert one.search(QUERIES, 2).position.tolist() == [[5, -1]] * 30
+    assert one.search(QUERIES[:0], 2).position.shape == (0, 2)
+    assert one.search(QUERIES, 0).position.shape == (30, 0)
+    assert one.with_rows(VECTORS[:0], np.empty(0, np.int64)).n == 1
+    assert one.without(np.empty(0, np.int64)).n == 1
+    gone = one.without(np.array([5]))
+    assert_lawful(gone, gone.search(QUERIES, 2), np.empty(0, np.int64))
+    again = gone.with_rows(VECTORS[:300], np.arange(300))
+    assert_lawful(again, again.search(QUERIES, 2), np.arange(300))
+
+
+@ALL_KINDS
+def test_broken_invariants_are_said(kind: str) -> None:
+    partition = empty(kind, "l2").with_rows(VECTORS[:20], np.arange(20)).with_rows(VECTORS[:5], np.arange(30, 35))
+    less = partition.without(np.array([3, 31]))
+    for position, message in (
+        ([3], "position 3 is not"),
+        ([31, 4], "position 31 is not"),
+        ([4, 4], "4 is given twice"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            less.without(np.array(position))
+    for position, message in (
+        ([50, 4], "position 4 is there already"),
+        ([50, 32], "position 32 is there already"),
+        ([50, 50], "position 50 is given twice"),
+        ([50, -1], "position -1 is negative"),
+        ([50], "2 vectors need as many positions"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            less.with_rows(VECTORS[:2], np.array(position))
+    with pytest.raises(ValueError, match="position 3 is not there"):
+        less.vectors(np.array([2, 3]))
+    assert less.with_rows(VECTORS[:2], np.array([3, 31])).n == 25
+
+
+@ALL_KINDS
+def test_vectors_that_no_model_makes_are_refused(kind: str) -> None:
+    partition = empty(kind, "cosine").with_rows(VECTORS[:20], np.arange(20))
+    row, position = VECTORS[:1], np.array([50])
+    for bad, message in (
+        (row[:, :5], "of 16 columns"),
+        (row.astype(int), "float array"),
+        (row * np.nan, "NaN or infinite"),
+        (row * 0, "zero vector"),
+    ):
+        with pytest.raises(InputError, match=message):
+            partition.with_rows(bad, position)
+        with pytest.raises(InputError, match=message):
+            partition.search(bad, 3)
+
+
+@ALL_DISTANCES
+@ALL_KINDS
+def test_vectors_are_remembered(kind: str, distance: str) -> None:
+    partition = empty(kind, distance)
+    for part in np.array_split(np.arange(1000), 2):
+        partition = partition.with_rows(VECTORS[part], part + 7)
+    partition = partition.without(np.arange(100) + 7)
+    given = VECTORS[[999, 100, 500]]
+    if distance == "cosine" and kind != "exact":
+        given = given / np.linalg.norm(given, axis=1, keepdims=True)
+    lossless = {"exact": 0.0, "Flat": 1e-6, "IVF16,Flat": 1e-6, "HNSW16": 1e-6, "SQ8": 0.1}
+    tolerance = lossless.get(kind, 2.5)
+    for version in (partition, partition.compacted()):
+        np.testing.assert_allclose(version.vectors(np.array([999, 100, 500]) + 7), given, rtol=0, atol=tolerance)
+
+
+@ALL_KINDS
+def test_the_same_is_made_of_the_same(kind: str) -> None:
+    def made() -> Found:
+        trained = make_partition(IndexSettings(kind, KINDS[kind][0]), "cosine", D, VECTORS[:600])
+        partition = trained.with_rows(VECTORS[:900], np.arange(900))
+        return partition.without(np.arange(200)).search(QUERIES, 10)
+
+    first, second = made(), made()
+    np.testing.assert_array_equal(first.position, second.position)
+    np.testing.assert_array_equal(first.distance, second.distance)
+
+
+@ALL_DISTANCES
+@ALL_KINDS
+def test_all_kinds_pass_the_early_check(kind: str, distance: str) -> None:
+    check_index(IndexSettings(kind), D, distance)

@@ -1,0 +1,72 @@
+"""A Ray head of its own for a test: a child process with its own ports, home and token."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+BIN = Path(sys.executable).parent
+
+
+class Head(NamedTuple):
+    address: str
+    dashboard: str
+    temp_dir: Path
+    environment: dict[str, str]
+    """For its clients."""
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def answers(port: int, timeout_s: float = 60.0) -> bool:
+    """Wait until somebody listens there."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return True
+        time.sleep(0.2)
+    return False
+
+
+@contextmanager
+def running_head(home: Path, **more: str) -> Iterator[Head]:
+    """A head protected by a token, once its dashboard answers. more: of its environment."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | more
+    environment |= {"HOME": str(home), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_AUTH_MODE": "token"}
+    subprocess.run([BIN / "ray", "get-auth-token", "--generate"], env=environment, capture_output=True, check=True)
+    port, dashboard = free_port(), free_port()
+    temp_dir = Path(tempfile.mkdtemp(prefix="rb", dir="/tmp"))  # sockets lie in it: their paths must be short
+    command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=4", "--disable-usage-stats"]
+    command += [f"--port={port}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"]
+    # The agent that starts jobs has a fixed port, which the Ray of other tests holds.
+    command += [f"--dashboard-agent-listen-port={free_port()}"]
+    command += ["--node-ip-address=127.0.0.1", f"--temp-dir={temp_dir}"]
+    with (home / "head.log").open("wb") as log:
+        head = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        answers(dashboard)
+        yield Head(f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", temp_dir, environment)
+    finally:
+        head.terminate()
+        try:
+            head.wait(10)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:  # also where pytest's own timeout strikes in here
+            with suppress(ProcessLookupError):
+                os.killpg(head.pid, signal.SIGKILL)
+            head.wait(10)
+            shutil.rmtree(temp_dir, ignore_errors=True)

@@ -1,0 +1,175 @@
+"""Quality of live answers against plain loops over full sorts, and hand-computed numbers."""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ray_backfill.distances import exact_distances
+from ray_backfill.errors import InputError
+from ray_backfill.live import results
+from ray_backfill.live.plan import NEW, NOWHERE, OLD
+from ray_backfill.live.quality import depth, exact_quality, live_quality, mean, only_alive, recall
+from ray_backfill.live.results import exact_answers
+from ray_backfill.live.sides import Sides
+from ray_backfill.merges import RAW, Merge, fit_merge
+from ray_backfill.methods import all_methods
+from ray_backfill.systems import GroundTruth, RetrievalSystem, UpgradePair
+
+METRICS = ("mAP@1", "mAP@3", "mAP@20", "CMC@1", "CMC@4")
+State = NDArray[np.uint8]
+Lists = Sequence[Sequence[int]]
+
+
+def system(rng: np.random.Generator, n_queries: int, n_items: int, dim: int) -> RetrievalSystem:
+    """Of small integers, so that many distances tie."""
+    query, gallery = (rng.integers(1, 4, size=(n, dim)).astype(np.float32) for n in (n_queries, n_items))
+    return RetrievalSystem(query, gallery)
+
+
+def random_pair(rng: np.random.Generator, n_queries: int, n_items: int) -> UpgradePair:
+    return UpgradePair(system(rng, n_queries, n_items, 2), system(rng, n_queries, n_items, 3))
+
+
+@cache
+def quantile_merge() -> Merge:
+    rng = np.random.default_rng(7)
+    old, new = (rng.integers(1, 4, size=(30, dim)).astype(np.float32) for dim in (2, 3))
+    return fit_merge("quantile", UpgradePair(RetrievalSystem(old, old), RetrievalSystem(new, new)), None, "cosine", 0)
+
+
+def rankings(pair: UpgradePair, state: State, merge: Merge) -> list[list[int]]:
+    """Each query's items that are somewhere, sorted by (score, distance, position): of NEW ones by the new system."""
+    old = exact_distances(pair.backward.query, pair.backward.gallery, "cosine")
+    new = exact_distances(pair.forward.query, pair.forward.gallery, "cosine")
+    ranked = []
+    for q in range(len(old)):
+        distances = np.where(state == NEW, new[q], old[q])
+        scores = merge.scores(distances, state == NEW)
+        keys = [(scores[item], distances[item], item) for item, side in enumerate(state) if side != NOWHERE]
+        ranked.append([item for _, _, item in sorted(keys)])
+    return ranked
+
+
+def by_loop(metric: str, ranked: Lists, positives: Lists, ignored: Lists, state: State) -> float:
+    """The definitions of mAP@k (GLDv2) and CMC@k over the items that are there; queries without a positive left out."""
+    name, cut = metric.split("@")
+    k, values = int(cut), []
+    for items, right, skipped in zip(ranked, positives, ignored, strict=True):
+        there = [item for item in right if state[item] != NOWHERE and item not in skipped]
+        if not there:
+            continue
+        found, total = 0, 0.0
+        for rank, item in enumerate([item for item in items if item not in skipped][:k], start=1):
+            if item in there:
+                found += 1
+                total += found / rank
+        values.append(total / min(len(there), k) if name == "mAP" else float(found > 0))
+    return float(sum(map(Fraction, values), Fraction(0))) / len(values) if values else math.nan
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[UpgradePair, list[list[int]], list[list[int]], State]:
+    """A pair, positives and ignored items of each query (some without any), and where each item is."""
+    n_queries, n_items = draw(st.integers(1, 6)), draw(st.integers(1, 12))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    what = rng.choice(3, size=(n_queries, n_items), p=[0.5, 0.25, 0.25])  # neither, right, ignored
+    what[rng.random(n_queries) < 0.2] = 0
+    positives, ignored = ([np.flatnonzero(row == kind).tolist() for row in what] for kind in (1, 2))
+    state = rng.choice([NOWHERE, OLD, NEW], size=n_items).astype(np.uint8)
+    return random_pair(rng, n_queries, n_items), positives, ignored, state
+
+
+@settings(max_examples=60, deadline=None)
+@given(world=worlds(), is_mapped=st.booleans())
+def test_exact_and_live_quality_are_those_of_a_full_sort(world: Any, is_mapped: bool) -> None:
+    """To the last bit; and of exact answers, as deep as ``depth`` says, the live quality is the exact one."""
+    pair, positives, ignored, state = world
+    merge = quantile_merge() if is_mapped else RAW
+    truth = GroundTruth.from_positives(positives, ignored, n_gallery=len(state))
+    ranked = rankings(pair, state, merge)
+    expected = {metric: by_loop(metric, ranked, positives, ignored, state) for metric in METRICS}
+    np.testing.assert_equal(exact_quality(pair, truth, state, METRICS, "cosine", merge), expected)
+    sides = Sides(all_methods()["rm_naive"], None, merge, "cosine", {"old": 2, "new": 3})
+    for metrics in (METRICS, ("mAP@3",), ("CMC@1",)):
+        answers = exact_answers(sides, pair, state, depth(metrics, truth))
+        live = live_quality(answers, only_alive(truth, state), metrics)
+        np.testing.assert_equal(live, {metric: expected[metric] for metric in metrics})
+
+
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_exact_answers_are_those_of_a_full_sort(is_mapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In batches of queries, with fewer items than asked for, and with nearly all items in one partition."""
+    monkeypatch.setattr(results, "_BATCH", 4)
+    rng, merge = np.random.default_rng(1), quantile_merge() if is_mapped else RAW
+    pair = random_pair(rng, 9, 30)
+    sides = Sides(all_methods()["rm_naive"], None, merge, "cosine", {"old": 2, "new": 3})
+    for p_old, p_new in ((0.4, 0.4), (1.0, 0.0), (0.0, 1.0), (0.05, 0.9), (0.9, 0.05)):
+        state = rng.choice([NOWHERE, OLD, NEW], size=30, p=[1 - p_old - p_new, p_old, p_new]).astype(np.uint8)
+        ranked = rankings(pair, state, merge)
+        for k in (1, 7, 40):
+            expected = [(items + [-1] * k)[:k] for items in ranked]
+            np.testing.assert_array_equal(exact_answers(sides, pair, state, k), expected)
+
+
+def test_without_living_positives_there_is_no_quality() -> None:
+    pair = random_pair(np.random.default_rng(0), 2, 4)
+    truth = GroundTruth.from_positives([[0], [0, 1]], n_gallery=4)
+    for state in ([NOWHERE, NOWHERE, OLD, NEW], [NOWHERE] * 4):
+        values = exact_quality(pair, truth, np.array(state, np.uint8), ("mAP@2", "CMC@1"), "cosine", RAW)
+        assert list(values) == ["mAP@2", "CMC@1"]
+        assert all(math.isnan(value) for value in values.values())
+    nothing = GroundTruth.from_positives([[], []], n_gallery=4)
+    assert math.isnan(live_quality(np.zeros((2, 3), np.int64), nothing, ["mAP@2"])["mAP@2"])
+
+
+def test_live_quality_by_hand() -> None:
+    """Query 0: item 7 does not count, so positives 2 and 5 have ranks 1 and 3. Query 1 finds nothing, 2 cannot."""
+    truth = GroundTruth.from_positives([[2, 5, 6], [0], []], [[7], [3], [1]], n_gallery=8)
+    answers = np.array([[7, 2, 1, 5, 3], [3, 4, 5, -1, -1], [1, 2, 3, 4, 5]])
+    values = live_quality(answers, truth, ["mAP@2", "mAP@4", "CMC@1"])
+    assert values == {"mAP@2": (1 / 2) / 2, "mAP@4": ((1 + 2 / 3) / 3) / 2, "CMC@1": 0.5}
+
+
+def test_deleted_items_are_neither_right_nor_ignored() -> None:
+    truth = GroundTruth.from_positives([[0, 1, 2], [4], [3]], [[3, 5], [], [0, 1]], n_gallery=6)
+    state = np.array([OLD, NEW, NOWHERE, NOWHERE, NOWHERE, OLD], np.uint8)
+    there = only_alive(truth, state)
+    assert [there.positives_of(q).tolist() for q in range(3)] == [[0, 1], [], []]
+    assert [there.ignored_of(q).tolist() for q in range(3)] == [[5], [], [0, 1]]
+    assert there.n_gallery == 6
+    assert there.skipped.tolist() == [1, 2]
+    answers = np.array([[5, 0, 1], [0, 1, 5], [0, 1, 5]])
+    assert live_quality(answers, there, ["mAP@3"]) == {"mAP@3": 1.0}, "2 of 2: the third is gone"
+
+
+def test_answers_are_deep_enough_for_what_does_not_count() -> None:
+    truth = GroundTruth.from_positives([[0], [1], [2]], [[1, 2], [], [3, 4, 5]], n_gallery=6)
+    assert depth(["CMC@1", "mAP@5", "CMC@4"], truth) == 5 + 3
+    with pytest.raises(InputError, match="a cut"):
+        depth(["mAP@5", "mAP"], truth)
+
+
+def test_the_mean_is_correctly_rounded() -> None:
+    assert mean(np.array([1e16, 1.0, -1e16])) == 1 / 3
+    assert mean(np.full(10, 0.1)) == 0.1
+    assert math.isnan(mean(np.empty(0)))
+
+
+def test_recall_by_hand() -> None:
+    """The last item is NEW: position -1, a filler, must not be taken for it."""
+    state = np.array([OLD, OLD, NEW, NEW, NOWHERE, NEW], np.uint8)
+    exact = np.array([[0, 2, 1], [3, 0, 5], [2, -1, -1]])
+    live = np.array([[2, 0, 3], [1, 3, -1], [-1, -1, -1]])
+    assert recall(live, exact, state, OLD) == 1 / 3, "of 0, 1 and 0 the first"
+    assert recall(live, exact, state, NEW) == 2 / 4, "of 2, 3, 5 and 2 the first and second"
+    only_old = np.array([[0, 1, -1]])
+    assert recall(only_old, only_old, state, OLD) == 1.0
+    assert math.isnan(recall(only_old, only_old, state, NEW))

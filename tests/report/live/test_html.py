@@ -1,0 +1,134 @@
+"""The page and the terminal: right numbers, nothing from outside, nothing that a text could smuggle in."""
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ray_backfill.report.live import print_live_table, write_live_report
+from tests.report.live.folder import write_drill
+from tests.report.test_html import Cells
+
+
+def page(folder: Path) -> tuple[str, Cells]:
+    """Write the report and parse it."""
+    write_live_report(folder)
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    cells = Cells()
+    cells.feed(text)
+    return text.replace("\u00a0", " "), cells
+
+
+def printed(folder: Path) -> str:
+    """What a wide, colourless terminal shows."""
+    console = Console(file=io.StringIO(), width=170, color_system=None)
+    print_live_table(folder, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_row_a_checkpoint(tmp_path: Path) -> None:
+    text, cells = page(write_drill(tmp_path, live_off={("mAP", 3): -0.004}))
+    header = next(row for row in cells.rows if "retried" in row)
+    third = next(row for row in cells.rows if row[0] == "30 %" and len(row) == len(header))
+    assert dict(zip((h.replace("\u00a0", " ") for h in header), third, strict=True)) == {
+        **{"t": "30 %", "elapsed": "1 min 5 s", "live": "33.9", "exact": "34.3", "− exact": "−0.40"},
+        **{"− replay": "−0.40", "p50 ms": "14", "p95 ms": "28", "p99 ms": "44", "queries/s": "50", "items/s": "5"},
+        **{"old items": "700", "new items": "300", "MB": "333", "unanswered": "0", "retried": "0"},
+    }
+    # 45 + 30 * (0.6 * 0.3 + 0.4 * 0.09) = 51.48
+    assert ["30 %", "51.48", "51.48", "0", "51.48", "0"] in cells.rows
+    assert "Live quality is not what exact indexes give: it is off by up to 0.40 points (mAP, t = 30 %)" in text
+
+
+def test_what_was_run_and_what_it_cost(tmp_path: Path) -> None:
+    text, cells = page(write_drill(tmp_path, data={"gallery_items": 1000, "notes": ["made by hand"]}))
+    for row in (
+        ["gallery items", "1,000"],
+        ["traffic.rate", "50.0"],
+        ["old_index.kind", "flat"],
+        ["ray_backfill", "0.1.0"],
+        ["before the first item", "5", "12", "30", "50", "0", "0"],
+    ):
+        assert row in cells.rows
+    assert "python jobs/live.py --data shop --out runs/shop" in text
+    assert "made by hand" in text
+    assert "Do not upgrade" not in text
+    assert "What happened on the way" not in text
+
+
+def test_an_alarm_is_loud(tmp_path: Path) -> None:
+    text, cells = page(write_drill(tmp_path, changed={(4, "violations"): 3, (5, "old_items"): 498}))
+    assert 'class="verdict alarming"' in text
+    assert "Do not upgrade with this service before you know why." in text
+    assert "At t = 40 %: 3 answers broke a law of the service." in text
+    assert "At t = 50 %: the partitions serve 2 items too few." in text
+    assert any("violations" in row for row in cells.rows)
+
+
+def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
+    text, cells = page(write_drill(tmp_path, is_exact=False))
+    assert len(cells.addresses) == 4  # quality, recall, timeline, partitions
+    assert all(address.startswith("data:image/png;base64,") for address in cells.addresses)
+    assert not re.search(r"https?://|@import|url\(", text)
+    assert not cells.tags & {"script", "link", "iframe"}
+    assert len(page(write_drill(tmp_path))[1].addresses) == 3
+
+
+def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>$x_{"
+    incidents = [(10.0, hostile, hostile)]
+    manifest: dict[str, Any] = {"title": hostile, "command": hostile, "order": hostile, "settings": {hostile: hostile}}
+    _, cells = page(write_drill(tmp_path, incidents=incidents, data={"notes": [hostile]}, **manifest))
+    assert "script" not in cells.tags
+    assert ["10 s", hostile, hostile] in cells.rows
+    assert "[red]" in printed(write_drill(tmp_path, title="[red]"))
+
+
+def test_many_incidents_are_folded_away(tmp_path: Path) -> None:
+    incidents = [(10.0 + i, "broken image", f"id {i}") for i in range(30)]
+    text, cells = page(write_drill(tmp_path, incidents=incidents))
+    assert text.count('<td class="name">id 3</td>') == 2
+    assert text.count('<td class="name">id 25</td>') == 1
+    assert "All 30" in text
+    assert ["35 s", "broken image", "id 25"] in cells.rows
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"points": 1},
+        {"points": 1, "traffic": False},
+        {"traffic": False},
+        {"rollback_at": 0},
+        {"is_exact": False, "rollback_at": 4, "recall": float("nan")},
+        {"live_off": {("mAP", 0): float("nan")}},
+    ],
+)
+def test_undefined_numbers_are_dashes(tmp_path: Path, settings: dict[str, Any]) -> None:
+    text, _ = page(write_drill(tmp_path, **settings))
+    words = re.sub(r"base64,[^\"]*", "", text) + printed(tmp_path)
+    assert not re.search(r"\b(nan|NaN|inf|None)\b", words)
+    assert "built-in" not in words
+
+
+def test_a_bare_manifest_still_makes_a_page(tmp_path: Path) -> None:
+    write_drill(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"primary_metric": "mAP"}')
+    text, _ = page(tmp_path)
+    assert "Live quality equals the replayed curve" in text
+
+
+def test_the_terminal_prints_rows_verdict_and_where_they_come_from(tmp_path: Path) -> None:
+    text = printed(write_drill(tmp_path, rollback_at=5, changed={(3, "unanswered"): 4}))
+    rows = [[c.strip() for c in line.strip("│ ").split("│")] for line in text.splitlines() if line.startswith("│")]
+    assert len(rows) == 7
+    assert rows[3] == ["30 %", "34.3", "34.3", "0", "14", "44", "50", "5", "700", "300", "4"]
+    assert rows[6][0] == "50 %, rolled back"
+    assert "Live quality equals what exact indexes give at all 7 checkpoints" in text
+    assert "4 of 4,504 queries got no answer." not in text
+    assert "full RM, score order, raw merge; exact indexes." in text
+    assert str(tmp_path) in text.replace("\n", "").replace(" ", "")
