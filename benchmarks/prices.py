@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.galleries import Case, backfill, header, new_shard, random_plan, row, threads, waste
 from ray_backfill.index import IndexSettings, Partition, make_partition
+from ray_backfill.index.faiss_index import _search
 from ray_backfill.live.plan import DrillPlan
 from ray_backfill.live.results import exact_answers
 from ray_backfill.live.shard import Shard, View
@@ -233,7 +234,7 @@ def _bare(partition: Partition, query: FloatArray, k: int, share: float) -> IntA
     if partition.is_exact:
         return partition.search(query, k).position
     inside: Any = partition
-    found: IntArray = inside._main.index.search(query, k, params=inside.kind.parameters(None, k, share))[1]
+    found: IntArray = _search(inside._main.index)(query, k, params=inside.kind.parameters(None, k, share))[1]
     return found
 
 

@@ -1,4 +1,4 @@
-"""The main job through `ray job submit` on a head of its own gives what it gives locally."""
+"""The main job through `ray job submit` on a head of its own."""
 
 import shutil
 import subprocess
@@ -33,20 +33,14 @@ def submit(environment: dict[str, str], *entrypoint: str) -> subprocess.Complete
         time.sleep(1)
 
 
-def test_a_submitted_job_gives_the_same_result(finished: Path, cluster: dict[str, str], tmp_path: Path) -> None:
+def test_a_submitted_drill_gives_what_was_replayed(finished: Path, cluster: dict[str, str], tmp_path: Path) -> None:
     relative = submit(cluster, "python", "jobs/simulate_gldv2.py", "--out", "runs/demo")
     assert relative.returncode == 1
     assert "error: --out runs/demo is relative; a submitted job needs an absolute path" in relative.stdout
 
-    # Images, backbones and embeddings are there; maps and results are made again, on the cluster.
+    # Backbones are there; the rest of the chain is made on the cluster.
     out = tmp_path / "submitted"
-    for stage in ("backbones", "embeddings"):
-        shutil.copytree(finished / stage, out / stage)
-    result = submit(cluster, "python", "jobs/simulate_gldv2.py", "--out", str(out), *TINY)
-    assert result.returncode == 0, result.stdout[-3000:]
-    local, submitted = (pd.read_parquet(folder / "results" / "curves.parquet") for folder in (finished, out))
-    pd.testing.assert_frame_equal(local, submitted)
-
+    shutil.copytree(finished / "backbones", out / "backbones")
     drill = submit(
         cluster, "python", "jobs/simulate_gldv2.py", "--mode", "live", "--out", str(out), *TINY,
         "--actors.cpus", "0.5", "--live.part-items", "10", "--live.quiet-s", "0", "--live.traffic.warm-up-s", "0",
@@ -56,3 +50,8 @@ def test_a_submitted_job_gives_the_same_result(finished: Path, cluster: dict[str
         assert words in drill.stdout, "progress and the end are in the job's log"
     quality = pd.read_parquet(out / "live" / "quality.parquet")
     assert (quality.live == quality.exact).all()
+    curves = pd.read_parquet(finished / "results" / "curves.parquet")
+    curves = curves[(curves.method == "rm") & (curves.order == "classifier_score") & (curves["merge"] == "raw")]
+    both = quality.merge(curves, on=["metric", "t"])
+    assert len(both) == len(quality) == 6
+    assert both.live.to_numpy() == pytest.approx(both.value.to_numpy(), abs=1e-9)
