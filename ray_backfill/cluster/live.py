@@ -4,6 +4,7 @@ Everything that it learns goes to disk as it happens (the journal, the answers a
 traffic), so that a driver that was killed is continued by the next one.
 """
 
+import logging
 import queue
 import sys
 import threading
@@ -108,6 +109,8 @@ def _embedding(drill: Drill, service: Service) -> Iterator[_Arrivals]:
         yield arrived
     finally:
         # Left alone it would outlive the connection to Ray, and start a Ray of its own with its next call.
+        if thread.is_alive():
+            logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # that it fails now is meant
         service.stop_embedding()
         thread.join(_STOP_S)
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_backfill.cluster.router import Routed, UnansweredError
+from ray_backfill.cluster.router import Routed, Router, UnansweredError
 from ray_backfill.cluster.traffic import TrafficActor, TrafficJob
-from ray_backfill.live.answers import Answer
+from ray_backfill.live.answers import Answer, ShardAnswer
 from ray_backfill.live.schedule import TrafficSettings
 from ray_backfill.live.timeline import read_events
 
@@ -69,3 +69,21 @@ def test_what_fails_for_another_reason_is_written_down_and_raised(tmp_path: Path
         sent(tmp_path, Answers("answer", "fail"), 1.0)
     events = read_events(tmp_path)
     assert events.is_answered.tolist()[:2] == [True, False]
+
+
+def test_readers_see_an_item_that_is_lost_or_served_twice() -> None:
+    """Two shards that must have 3 and 2 items after one operation; the second has lost one to a broken image."""
+    router = Router([], np.array([[9, 9], [3, 2]]))
+
+    def answer(*positions: int) -> Answer:
+        row = np.array([positions])
+        return Answer(row, row.astype(np.float32), row.astype(np.float64), row > 0)
+
+    def shard(old: int, new: int, missing: int = 0) -> ShardAnswer:
+        return ShardAnswer(answer(1), 1, old, new, missing)
+
+    right = [shard(2, 1), shard(0, 1, missing=1)]
+    assert router._violations(right, answer(4, 1, -1, -1)) == 0
+    assert router._violations(right, answer(4, 1, 4)) == 1, "an item twice"
+    assert router._violations([shard(2, 2), right[1]], answer(4)) == 1, "one item too many"
+    assert router._violations([right[0], shard(0, 1)], answer(4)) == 1, "one too few"
