@@ -132,13 +132,9 @@ def train_backbone(
     targets = np.searchsorted(info.classes, labels)
     frozen = freeze_old(old, info, feed, rows, targets, device) if old else None
     objective = _untrained(info, settings, kind, frozen, device)
-    trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
-    peak = settings.lr * (settings.pair_lr_share if objective.n_views > 1 else 1)
-    optimizer = torch.optim.SGD(trained, peak, settings.momentum, weight_decay=settings.weight_decay, nesterov=True)
+    optimizer, peak = _optimizer(objective, settings)
     done, flops_of_step = _restore(resume_from, objective, optimizer, device) if resume_from else (0, 0)
-    # Some Hugging Face models have parameters that a plain forward pass does not use (DINOv2's mask token).
-    unused = info.backbone.arch.startswith("hf:")
-    model: nn.Module = DistributedDataParallel(objective, find_unused_parameters=unused) if size > 1 else objective
+    model = _parallel(objective, info, size)
     steps = len(rows) // (batch * size)
     started, started_cpu = time.perf_counter(), time.process_time()
 
@@ -166,13 +162,32 @@ def train_backbone(
             waited = feed.times.wait_s / max(time.perf_counter() - started, 1e-9)
             on_epoch(Epoch(epoch, loss / max(1, seen), right / max(1, seen), waited, save))
     network = objective.backbone.eval()
-    work = Work(
-        images=steps * batch * (settings.epochs - done),
+    work = _work(feed, steps * batch * (settings.epochs - done), started, started_cpu)
+    return TrainedBackbone(network, feed.broken, flops_of_step * steps * settings.epochs * size, work)
+
+
+def _optimizer(objective: Objective, settings: BackboneTraining) -> tuple[torch.optim.Optimizer, float]:
+    """SGD over what is trained, and its peak learning rate."""
+    trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    peak = settings.lr * (settings.pair_lr_share if objective.n_views > 1 else 1)
+    return torch.optim.SGD(trained, peak, settings.momentum, weight_decay=settings.weight_decay, nesterov=True), peak
+
+
+def _parallel(objective: Objective, info: BackboneInfo, size: int) -> nn.Module:
+    """Under DDP where there are several workers."""
+    # Some Hugging Face models have parameters that a plain forward pass does not use (DINOv2's mask token).
+    unused = info.backbone.arch.startswith("hf:")
+    return DistributedDataParallel(objective, find_unused_parameters=unused) if size > 1 else objective
+
+
+def _work(feed: PixelFeed, images: int, started: float, started_cpu: float) -> Work:
+    """What this worker has done since then (by ``perf_counter`` and ``process_time``)."""
+    return Work(
+        images=images,
         model_s=time.perf_counter() - started - feed.times.wait_s,
         cpu_s=time.process_time() - started_cpu,
         **asdict(feed.times),
     )
-    return TrainedBackbone(network, feed.broken, flops_of_step * steps * settings.epochs * size, work)
 
 
 def _untrained(
