@@ -1,10 +1,20 @@
-"""Finds methods, data sets and recipes by module name: to add one, add one file."""
+"""Finds plugins: the modules of our own packages by name, and modules of other distributions by entry point.
+
+To add a method, data set or recipe to this project, add one file. A distribution of its own adds one by naming a module
+as an entry point of the group ``ray_backfill``; that module defines the same tables as ours do: ``METHODS``,
+``ORDERS``, ``MERGES``, ``RECIPES``.
+"""
 
 import importlib
 import pkgutil
+from functools import cache
+from importlib.metadata import entry_points
 from types import ModuleType
+from typing import Any
 
 from ray_backfill.errors import InputError
+
+_GROUP = "ray_backfill"
 
 
 def plugin_names(package: ModuleType) -> list[str]:
@@ -23,3 +33,14 @@ def load_plugin(package: ModuleType, name: str) -> ModuleType:
         kind = package.__name__.rsplit(".", 1)[-1].removesuffix("s")
         raise InputError(f"unknown {kind} {name!r}; known: {', '.join(known)}")
     return importlib.import_module(f"{package.__name__}.{name}")
+
+
+def rows_from_outside(table: str) -> list[Any]:
+    """The rows of ``table`` (such as "METHODS") in the modules that other distributions register, in their order."""
+    return [row for module in _modules_from_outside() for row in getattr(module, table, ())]
+
+
+@cache
+def _modules_from_outside() -> tuple[ModuleType, ...]:
+    found = sorted(entry_points(group=_GROUP), key=lambda point: point.name)
+    return tuple(importlib.import_module(point.value) for point in found)

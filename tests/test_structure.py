@@ -14,7 +14,7 @@ PACKAGE = ROOT / "ray_backfill"
 FLOORS = [
     {"errors"},
     {"plugins", "files", "kernels"},
-    {"stages"},
+    {"stages", "tables"},
     {"systems"},
     {"distances", "metrics", "store", "protocols"},
     {"orders", "merges", "index"},
