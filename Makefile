@@ -28,7 +28,7 @@ demo: setup
 	$(BIN)/python jobs/simulate_gldv2.py --out runs/demo
 
 # In two halves, which CI runs side by side: tests of clusters mostly wait.
-CLUSTER_TESTS := tests/cluster tests/jobs tests/test_experiments.py
+CLUSTER_TESTS := tests/cluster tests/jobs tests/papers/test_experiment.py
 
 test: test-cluster test-rooms
 

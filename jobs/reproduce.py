@@ -3,7 +3,8 @@
 python jobs/reproduce.py --recipe omniglot --data-root PATH --subgroups omniglot_biased --page docs/results/omniglot.md
 """
 
-from ray_backfill.cli import reproduce_job, run_job
+from papers.job import reproduce_job
+from ray_backfill.cli import run_job
 
 if __name__ == "__main__":
     run_job(lambda: reproduce_job(__doc__ or ""))

@@ -16,7 +16,6 @@ from ray_backfill.cluster.train import Workers
 from ray_backfill.datasets import download, published
 from ray_backfill.drills import drill_folder, drill_recipe
 from ray_backfill.errors import InputError, input_error_in
-from ray_backfill.experiments import Experiment, Place, reproduce
 from ray_backfill.live.settings import LiveSettings
 from ray_backfill.methods import all_methods
 from ray_backfill.pipeline import evaluate_folder, evaluate_synthetic, run_recipe
@@ -132,23 +131,6 @@ class DataJob:
     place: Annotated[ReplayPlace, tyro.conf.arg(name="")] = field(default_factory=ReplayPlace)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReproduceJob:
-    """A page about a recipe, from several runs of it."""
-
-    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
-    # Folder of the runs. The same folder again continues or reuses what is there.
-    out: Path = Path("runs/reproduce")
-    # The page to write, with its figure beside it; default: page.md in the folder of the runs.
-    page: Path | None = None
-    # Markdown written by hand that the page includes.
-    findings: Path | None = None
-    # Where training runs.
-    workers: Workers = field(default_factory=Workers)
-    # Where embedding runs.
-    actors: EmbedActors = field(default_factory=EmbedActors)
-
-
 def recipe_job(
     description: str,
     default_recipe: str = "landmarks",
@@ -195,7 +177,7 @@ def parse_recipe_job(
     if first.seed < 0:
         raise InputError(f"--seed must not be negative, got {first.seed}")
     if first.data_root is not None:
-        _refuse_relative("--data-root", first.data_root)
+        refuse_relative("--data-root", first.data_root)
     # --help of a recipe should not ask for its data first, nor should a plan that can do without.
     asked = set(arguments)
     can_do_without = {"-h", "--help"} & asked or ("--dry-run" in asked and "--download" not in asked)
@@ -278,17 +260,6 @@ def _run_recipe(description: str, default_recipe: str, kind: type) -> tuple[Path
     return run_recipe(job.settings, out, job.workers, job.actors, job.place, command_line()), is_live
 
 
-def reproduce_job(description: str, arguments: Sequence[str] | None = None) -> None:
-    """The body of jobs/reproduce.py: run what is missing, write the page, say where it is."""
-    job = tyro.cli(ReproduceJob, description=description, args=arguments)
-    out, root = checked_out(job.out), job.experiment.data_root
-    if root is not None:
-        _refuse_relative("--data-root", root)
-    place = Place(job.workers, job.actors)
-    page = reproduce(job.experiment, place, out, job.page or out / "page.md", job.findings, command_line())
-    print(f"page: {shown(page.absolute())}")
-
-
 def run_job(main: Callable[[], None]) -> None:
     """Run a job's main: an InputError, also an actor's or a worker's, is one line and exit code 2, Ctrl-C code 130."""
     try:
@@ -311,7 +282,7 @@ def checked_out(out: Path) -> Path:
         InputError: a relative path inside a submitted job, whose working directory is a copy that Ray deletes; or a
             path that is a file.
     """
-    _refuse_relative("--out", out)
+    refuse_relative("--out", out)
     out = out.absolute()
     there = next(path for path in (out, *out.parents) if path.exists())
     if not there.is_dir():
@@ -323,11 +294,12 @@ def checked_out(out: Path) -> Path:
 
 def given_folder(data: Path) -> Path:
     """The folder of embeddings as an absolute path. Raises InputError for a relative path inside a submitted job."""
-    _refuse_relative("--data", data)
+    refuse_relative("--data", data)
     return data.absolute()
 
 
-def _refuse_relative(option: str, path: Path) -> None:
+def refuse_relative(option: str, path: Path) -> None:
+    """Raise InputError for a relative path inside a submitted job, whose working directory is a copy."""
     if not path.is_absolute() and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
         raise InputError(
             f"{option} {path} is relative; a submitted job needs an absolute path on storage that all nodes share"

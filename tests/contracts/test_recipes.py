@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from papers import published
+from papers.published import PublishedTable
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.train import Workers
 from ray_backfill.datasets import dataset_module, dataset_names
@@ -18,8 +20,6 @@ from ray_backfill.planning import count_images, plan_upgrade
 from ray_backfill.preflight import check_distances_agree
 from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import describe_recipe, load_recipe, recipe_names
-from ray_backfill.reproduction import published
-from ray_backfill.reproduction.published import PublishedTable
 
 
 @pytest.mark.parametrize("name", recipe_names())

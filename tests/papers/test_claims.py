@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_backfill.reproduction.claims import (
+from papers.claims import (
     CLAIMS,
     FAILS,
     HOLDS,
@@ -19,8 +19,8 @@ from ray_backfill.reproduction.claims import (
     judge,
     verdict,
 )
-from ray_backfill.reproduction.runs import Case
-from tests.reproduction.folder import ORDER, Made, flat, runs_of
+from papers.runs import Case
+from tests.papers.folder import ORDER, Made, flat, runs_of
 
 World = Mapping[Case, Made]
 NAN = float("nan")

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from papers.published import FF_KENDALL_TAU
+from papers.runs import Case, Floats, Runs
+from papers.subgroups import gap_at, moments_read
+from papers.wording import mean_of, plain, seed_by_seed
 from ray_backfill.report.results import ORDER_FREE, Row
 from ray_backfill.report.wording import percent
-from ray_backfill.reproduction.published import FF_KENDALL_TAU
-from ray_backfill.reproduction.runs import Case, Floats, Runs
-from ray_backfill.reproduction.subgroups import gap_at, moments_read
-from ray_backfill.reproduction.wording import mean_of, plain, seed_by_seed
 
 HOLDS, FAILS, UNTOLD, UNMEASURED = "holds", "**does not hold**", "not told apart", "not measured"
 # Sums of a few hundred float64 shares differ by less than this where they are mathematically equal.

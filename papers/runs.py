@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from papers.names import MERGES, ORDERS, in_order, listed
 from ray_backfill.errors import InputError
 from ray_backfill.report import Results, read_results
 from ray_backfill.report.results import ORDER_FREE, Line, Row, Variant
-from ray_backfill.reproduction.names import MERGES, ORDERS, in_order, listed
 
 Floats = NDArray[np.float64]
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ray_backfill.reproduction.names import LABEL_FREE_MERGES, TRAINED_ORDERS, TRAINING_FREE_METHODS, is_oracle
-from ray_backfill.reproduction.runs import Case, Floats, Runs
-from ray_backfill.reproduction.wording import mean_of
+from papers.names import LABEL_FREE_MERGES, TRAINED_ORDERS, TRAINING_FREE_METHODS, is_oracle
+from papers.runs import Case, Floats, Runs
+from papers.wording import mean_of
 
 FULL_RM = "rm"
 

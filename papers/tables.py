@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from papers.names import MERGES, ORDERS, grouped, in_order, is_oracle
+from papers.published import Figures, PublishedTable
+from papers.runs import Case, Floats, Runs
+from papers.subgroups import MOMENTS, cases_with_gaps, gap_at, moments_read
+from papers.wording import mean_and_spread, mean_of, signed
 from ray_backfill.errors import InputError
 from ray_backfill.report.results import ORDER_FREE
 from ray_backfill.report.wording import NOTHING, amount, percent
-from ray_backfill.reproduction.names import MERGES, ORDERS, grouped, in_order, is_oracle
-from ray_backfill.reproduction.published import Figures, PublishedTable
-from ray_backfill.reproduction.runs import Case, Floats, Runs
-from ray_backfill.reproduction.subgroups import MOMENTS, cases_with_gaps, gap_at, moments_read
-from ray_backfill.reproduction.wording import mean_and_spread, mean_of, signed
 
 CMC = "CMC@1"
 ABLATION_KEY = ("loss", "rho", "mining", "tau")

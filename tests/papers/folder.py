@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from ray_backfill.reproduction.runs import Case, Runs, SeedRun, read_runs
+from papers.runs import Case, Runs, SeedRun, read_runs
 
 T = (0.0, 0.25, 0.5, 0.75, 1.0)
 NAN = math.nan

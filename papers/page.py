@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from papers import tables
+from papers.claims import CLAIMS, FAILS, HOLDS, UNMEASURED, UNTOLD, Evidence, Judged, judge
+from papers.figure import curves_figure
+from papers.published import TABLES
+from papers.runs import Case, Floats, Runs, SeedRun, read_runs
+from papers.training_free import TrainingFree, best_training_free
+from papers.wording import cell, mean_and_spread
 from ray_backfill.errors import InputError
 from ray_backfill.files import write_whole
 from ray_backfill.report.figures import to_png
 from ray_backfill.report.html import DATA_WORDS
-from ray_backfill.reproduction import tables
-from ray_backfill.reproduction.claims import CLAIMS, FAILS, HOLDS, UNMEASURED, UNTOLD, Evidence, Judged, judge
-from ray_backfill.reproduction.figure import curves_figure
-from ray_backfill.reproduction.published import TABLES
-from ray_backfill.reproduction.runs import Case, Floats, Runs, SeedRun, read_runs
-from ray_backfill.reproduction.training_free import TrainingFree, best_training_free
-from ray_backfill.reproduction.wording import cell, mean_and_spread
 
 
 @dataclass(frozen=True)

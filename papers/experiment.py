@@ -17,6 +17,8 @@ import pandas as pd
 import pyarrow as pa
 from scipy.stats import kendalltau
 
+from papers.page import PageInput, write_page
+from papers.runs import SeedRun
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.maps import fit_side_by_side
 from ray_backfill.cluster.replay import ReplayPlace
@@ -29,7 +31,6 @@ from ray_backfill.models.checkpoints import load_network
 from ray_backfill.pipeline import evaluate_folder, run_recipe
 from ray_backfill.recipes import Recipe, describe_recipe, load_recipe
 from ray_backfill.replay import replay
-from ray_backfill.reproduction import PageInput, SeedRun, write_page
 from ray_backfill.simulation import Evaluation
 from ray_backfill.simulation.folder import ground_truth
 from ray_backfill.simulation.orders import BackfillOrders, embeddings_of, read_sigma, true_losses

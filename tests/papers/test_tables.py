@@ -7,15 +7,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from papers import tables
+from papers.names import grouped, listed
+from papers.published import FF_TABLE_5, RM_TABLE_1, TABLES
+from papers.runs import Case, SeedRun, read_runs
+from papers.training_free import best_training_free
+from papers.wording import mean_and_spread
 from ray_backfill.errors import InputError
 from ray_backfill.report.wording import amount
-from ray_backfill.reproduction import tables
-from ray_backfill.reproduction.names import grouped, listed
-from ray_backfill.reproduction.published import FF_TABLE_5, RM_TABLE_1, TABLES
-from ray_backfill.reproduction.runs import Case, SeedRun, read_runs
-from ray_backfill.reproduction.training_free import best_training_free
-from ray_backfill.reproduction.wording import mean_and_spread
-from tests.reproduction.folder import ORDER, Made, flat, runs_of, write_seed
+from tests.papers.folder import ORDER, Made, flat, runs_of, write_seed
 
 
 def row(table: tables.Table | None, first: str) -> dict[str, str]:

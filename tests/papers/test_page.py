@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from papers.claims import CLAIMS
+from papers.figure import curves_figure
+from papers.page import PageInput, write_page
+from papers.runs import Case, SeedRun, read_runs
 from ray_backfill.errors import InputError
-from ray_backfill.reproduction import PageInput, SeedRun, write_page
-from ray_backfill.reproduction.claims import CLAIMS
-from ray_backfill.reproduction.figure import curves_figure
-from ray_backfill.reproduction.runs import Case, read_runs
-from tests.reproduction.folder import ORDER, Made, T, flat, runs_of, write_seed
+from tests.papers.folder import ORDER, Made, T, flat, runs_of, write_seed
 
 FINDINGS = "## Findings\n\nBy hand: {{ no template }} | <b>as it is</b>."
 

@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from papers.runs import Case, Floats, Runs
+from papers.wording import mean_of
 from ray_backfill.report.figures import COLOURS, DASHES, DPI, FAINT, GRID, INK, MARKERS, WIDTH_IN, Style
 from ray_backfill.report.wording import percent
-from ray_backfill.reproduction.runs import Case, Floats, Runs
-from ray_backfill.reproduction.wording import mean_of
 
 PANEL_IN, ENTRY_IN = 3.3, 0.24
 BASELINES = {

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from papers.runs import Floats
 from ray_backfill.report.wording import NOTHING, percent
-from ray_backfill.reproduction.runs import Floats
 
 
 def mean_of(values_S: Floats) -> float:

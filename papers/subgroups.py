@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from papers.runs import Case, Floats, Runs
 from ray_backfill.report.results import GAP, ORDER_FREE, Results, Variant
-from ray_backfill.reproduction.runs import Case, Floats, Runs
 
 MOMENTS = (0.0, 0.25, 0.5, 1.0)
 

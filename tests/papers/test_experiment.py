@@ -7,11 +7,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ray_backfill import experiments
+from papers.experiment import Experiment, Place, reproduce
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.train import Workers
 from ray_backfill.datasets import landmarks
-from ray_backfill.experiments import Experiment, Place, reproduce
 from ray_backfill.recipes import Recipe, load_recipe
 from ray_backfill.recipes._small import small_convnet, small_fits
 
@@ -35,7 +34,7 @@ def tiny(name: str, data_root: Path | None, seed: int = 0) -> Recipe[Any]:
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_reproduction_from_images_to_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiments, "load_recipe", tiny)
+    monkeypatch.setattr("papers.experiment.load_recipe", tiny)
     experiment = Experiment("landmarks", seeds=(0,), methods=METHODS)
     place = Place(Workers(number=1), EmbedActors(number=1, cpus=0.5))
     out, page = tmp_path / "runs", tmp_path / "page.md"
