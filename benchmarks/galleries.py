@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 import ray_backfill as rb
+from ray_backfill.comparison.orders import embeddings_of, load_fitted
+from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.errors import InputError
 from ray_backfill.index import IndexSettings, Partition
 from ray_backfill.live.log import Embedded
@@ -19,8 +21,6 @@ from ray_backfill.live.shard import Shard, ShardPlace, View
 from ray_backfill.live.sides import Sides, check_live, dims_of, new_models
 from ray_backfill.merges import RAW
 from ray_backfill.methods import Embeddings, Method, find_methods
-from ray_backfill.simulation.folder import ground_truth
-from ray_backfill.simulation.orders import embeddings_of, load_fitted
 from ray_backfill.store import read_folder
 from ray_backfill.systems import FloatArray, GroundTruth, IntArray, RetrievalSystem, UpgradePair
 

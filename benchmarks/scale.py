@@ -21,16 +21,17 @@ import tyro
 
 from benchmarks.galleries import header, row
 from benchmarks.serving import machine
-from ray_backfill import pipeline, simulation
 from ray_backfill.cli import ScaleJob
 from ray_backfill.cluster.replay import ReplayPlace
 from ray_backfill.cluster.train import Workers
+from ray_backfill.comparison import simulate as simulation
+from ray_backfill.comparison.orders import BackfillOrders
 from ray_backfill.files import read_json, write_json
 from ray_backfill.methods import find_methods
-from ray_backfill.simulation.orders import BackfillOrders
+from ray_backfill.runs import pipeline
+from ray_backfill.runs.synthetic import SyntheticGallery
 from ray_backfill.store import EmbeddingFolder
 from ray_backfill.store._vectors import MAPPED_BYTES
-from ray_backfill.synthetic import SyntheticGallery
 
 # What is timed of the job: the name in the table, whose attribute it is, and its name there.
 CLOCKED: tuple[tuple[str, Any, str], ...] = (

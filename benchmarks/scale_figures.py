@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 import ray_backfill as rb
 from benchmarks.galleries import header, row
+from ray_backfill.comparison.orders import embeddings_of
+from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.distances import normalise
 from ray_backfill.methods import all_methods
 from ray_backfill.methods.adapters import AdapterSettings, fit_affine, regression
 from ray_backfill.report.drawing import COLOURS, FAINT, INK, blank_figure, to_png
-from ray_backfill.simulation.folder import ground_truth
-from ray_backfill.simulation.orders import embeddings_of
+from ray_backfill.runs.synthetic import MODELS, SyntheticGallery, draw_gallery
 from ray_backfill.store import EmbeddingFolder, read_folder
-from ray_backfill.synthetic import MODELS, SyntheticGallery, draw_gallery
 
 Values = NDArray[np.float64]
 # At the size of the demo's landmarks: 200 classes, of which its old model learns 60. Models that tell 200 classes apart

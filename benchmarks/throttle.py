@@ -193,7 +193,7 @@ def run_drills(arguments: argparse.Namespace) -> None:
     from ray_backfill.cluster.embed import EmbedActors
     from ray_backfill.cluster.session import session
     from ray_backfill.cluster.train import Workers
-    from ray_backfill.drills import drill_recipe
+    from ray_backfill.runs.drill import drill_recipe
 
     recipe = _recipe(arguments)
     base = arguments.base or drills[0][2]

@@ -6,7 +6,7 @@ python jobs/embed_gallery.py --recipe imagenet --dry-run     (what it would need
 
 from ray_backfill.cli import checked_out, recipe_job, run_job, shown
 from ray_backfill.files import read_json
-from ray_backfill.pipeline import embed_recipe
+from ray_backfill.runs.pipeline import embed_recipe
 
 
 def main() -> None:

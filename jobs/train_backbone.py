@@ -7,7 +7,7 @@ python jobs/train_backbone.py --model new --recipe imagenet --dry-run     (what 
 import tyro
 
 from ray_backfill.cli import BackboneJob, checked_out, recipe_job, run_job, shown
-from ray_backfill.pipeline import train_recipe_backbone
+from ray_backfill.runs.pipeline import train_recipe_backbone
 
 
 def main() -> None:

@@ -6,8 +6,8 @@ python jobs/train_mcl.py --data DIR --out runs/mine --methods rm
 
 from ray_backfill.cli import checked_out, given_folder, is_data_job, parse_data_job, recipe_job, run_job, shown
 from ray_backfill.errors import InputError
-from ray_backfill.pipeline import embed_recipe, fit_folder, models_of
-from ray_backfill.preflight import check_evaluation, unfittable
+from ray_backfill.runs.checks import check_evaluation, unfittable
+from ray_backfill.runs.pipeline import embed_recipe, fit_folder, models_of
 from ray_backfill.store import read_folder
 
 

@@ -24,16 +24,16 @@ from ray_backfill.cluster.maps import fit_side_by_side
 from ray_backfill.cluster.replay import ReplayPlace
 from ray_backfill.cluster.session import session
 from ray_backfill.cluster.train import Workers
+from ray_backfill.comparison.orders import BackfillOrders, embeddings_of, read_sigma, true_losses
+from ray_backfill.comparison.simulate import Evaluation
+from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.files import read_json
 from ray_backfill.merges import MERGES
 from ray_backfill.methods import Method, find_methods
 from ray_backfill.models.checkpoints import load_network
-from ray_backfill.pipeline import evaluate_folder, run_recipe
 from ray_backfill.recipes import Recipe, describe_recipe, load_recipe
 from ray_backfill.replay import replay
-from ray_backfill.simulation import Evaluation
-from ray_backfill.simulation.folder import ground_truth
-from ray_backfill.simulation.orders import BackfillOrders, embeddings_of, read_sigma, true_losses
+from ray_backfill.runs.pipeline import evaluate_folder, run_recipe
 from ray_backfill.stages import begin_stage, finish_stage
 from ray_backfill.store import read_folder, write_parquet
 from ray_backfill.training.fits import FitSettings

@@ -13,18 +13,18 @@ import tyro
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.replay import ReplayPlace
 from ray_backfill.cluster.train import Workers
+from ray_backfill.comparison.simulate import Evaluation
 from ray_backfill.datasets import download, published
-from ray_backfill.drills import drill_folder, drill_recipe
 from ray_backfill.errors import InputError, input_error_in
 from ray_backfill.live.settings import LiveSettings
 from ray_backfill.methods import all_methods
-from ray_backfill.pipeline import evaluate_folder, evaluate_synthetic, run_recipe
-from ray_backfill.planning import STAGES, PlanningSettings, dry_run
 from ray_backfill.recipes import NO_ROOT, Recipe, load_recipe, recipe_names
 from ray_backfill.report import print_table
 from ray_backfill.report.live import print_live_table
-from ray_backfill.simulation import Evaluation
-from ray_backfill.synthetic import SyntheticGallery
+from ray_backfill.runs.drill import drill_folder, drill_recipe
+from ray_backfill.runs.pipeline import evaluate_folder, evaluate_synthetic, run_recipe
+from ray_backfill.runs.planning import STAGES, PlanningSettings, dry_run
+from ray_backfill.runs.synthetic import SyntheticGallery
 from ray_backfill.training.fits import FitSettings, is_closed_form
 
 ImagesT = TypeVar("ImagesT")

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ray_backfill.comparison.tabulate import GAP, tabulate
+from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.datasets import ImageSource, image_folder, open_source
 from ray_backfill.errors import InputError
 from ray_backfill.methods import find_methods
 from ray_backfill.protocols import Protocol, split_classes
 from ray_backfill.replay import Curve, replay
-from ray_backfill.simulation.folder import ground_truth
-from ray_backfill.simulation.tables import GAP, tabulate
 from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
 from ray_backfill.systems import GroundTruth, RetrievalSystem, UpgradePair
 from tests.datasets._pictures import noisy_jpeg, write_tree

@@ -21,14 +21,12 @@ FLOORS = [
     {"orders", "merges", "index"},
     {"replay"},
     {"models", "datasets", "report"},
-    {"synthetic"},
     {"methods"},
     {"training", "live"},
-    {"simulation", "cluster"},
+    {"comparison"},
+    {"cluster"},
     {"recipes"},
-    {"preflight"},
-    {"pipeline"},
-    {"drills", "planning"},
+    {"runs"},
     {"cli"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -16,13 +16,13 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ray_backfill.cluster.embed import EmbedSettings
+from ray_backfill.comparison.simulate import Evaluation
 from ray_backfill.methods._objective import CompatibleLosses
 from ray_backfill.methods.fastfill import TransformSettings
 from ray_backfill.methods.rank_merge import LossSettings
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.protocols import Protocol
 from ray_backfill.recipes import ModelRecipe, Recipe
-from ray_backfill.simulation import Evaluation
 from ray_backfill.training.augment import Augmentation
 from ray_backfill.training.backbone_loop import BackboneTraining
 from ray_backfill.training.fits import FitSettings

@@ -7,11 +7,11 @@ Time: two minutes on two CPU cores.
 from pathlib import Path
 
 from ray_backfill.cluster.embed import EmbedSettings
+from ray_backfill.comparison.simulate import Evaluation
 from ray_backfill.datasets import landmarks
 from ray_backfill.protocols import Protocol
 from ray_backfill.recipes import Recipe
 from ray_backfill.recipes._small import small_convnet, small_fits
-from ray_backfill.simulation import Evaluation
 
 
 def recipe(data_root: Path | None, seed: int) -> Recipe[landmarks.Settings]:

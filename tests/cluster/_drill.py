@@ -17,11 +17,11 @@ import ray_backfill as rb
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.service import Service
 from ray_backfill.cluster.train import Workers
-from ray_backfill.drills import drill_folder
+from ray_backfill.comparison.simulate import Evaluation
 from ray_backfill.live.plan import read_plan
 from ray_backfill.live.schedule import TrafficSettings
 from ray_backfill.live.settings import LiveSettings, ShardSettings
-from ray_backfill.simulation import Evaluation
+from ray_backfill.runs.drill import drill_folder
 from ray_backfill.store import read_folder, vector_column, write_parquet
 from ray_backfill.training.fits import FitSettings
 

@@ -16,7 +16,6 @@ import pytest
 import ray
 import torch
 
-from ray_backfill import drills
 from ray_backfill.cluster import service
 from ray_backfill.cluster.backfill import FromImages, _without_useless, embed_again
 from ray_backfill.cluster.embed import EmbedActors
@@ -31,6 +30,7 @@ from ray_backfill.live.schedule import TrafficSettings
 from ray_backfill.live.throttle import ThrottleSettings
 from ray_backfill.models.backbones import BackboneSettings, pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
+from ray_backfill.runs import drill as drills
 from ray_backfill.store import read_folder, vector_column, write_parquet
 from ray_backfill.training.fits import FitSettings
 from tests.cluster._drill import (

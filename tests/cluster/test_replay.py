@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from ray_backfill.cluster.replay import ReplayPlace, ShardedReplay
+from ray_backfill.comparison.merges import FittedMerges
+from ray_backfill.comparison.orders import BackfillOrders
+from ray_backfill.comparison.simulate import Evaluation, replay_methods
+from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.errors import InputError
 from ray_backfill.methods import find_methods
 from ray_backfill.models.checkpoints import save_network
 from ray_backfill.models.heads import Heads, HeadShape
-from ray_backfill.simulation import Evaluation, replay_methods
-from ray_backfill.simulation.folder import ground_truth
-from ray_backfill.simulation.merges import FittedMerges
-from ray_backfill.simulation.orders import BackfillOrders
 from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
 
 

@@ -16,10 +16,10 @@ from ray_backfill.cluster.train import Workers
 from ray_backfill.datasets import dataset_module, dataset_names
 from ray_backfill.errors import InputError
 from ray_backfill.models.backbones import check_arch
-from ray_backfill.planning import count_images, plan_upgrade
-from ray_backfill.preflight import check_distances_agree
 from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import describe_recipe, load_recipe, recipe_names
+from ray_backfill.runs.checks import check_distances_agree
+from ray_backfill.runs.planning import count_images, plan_upgrade
 
 
 @pytest.mark.parametrize("name", recipe_names())

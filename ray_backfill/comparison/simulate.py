@@ -12,6 +12,11 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from ray_backfill import __version__
+from ray_backfill.comparison.costs import cost_table
+from ray_backfill.comparison.merges import FittedMerges, check_merge
+from ray_backfill.comparison.orders import BackfillOrders, embeddings_of, load_fitted, store_sigma
+from ray_backfill.comparison.tabulate import Curves, tabulate
+from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.distances import check_distance
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Method, all_methods, find_methods
@@ -19,11 +24,6 @@ from ray_backfill.metrics import parse_metric
 from ray_backfill.orders import check_order_name
 from ray_backfill.replay import replay
 from ray_backfill.report import write_report
-from ray_backfill.simulation.costs import cost_table
-from ray_backfill.simulation.folder import ground_truth
-from ray_backfill.simulation.merges import FittedMerges, check_merge
-from ray_backfill.simulation.orders import BackfillOrders, embeddings_of, load_fitted, store_sigma
-from ray_backfill.simulation.tables import Curves, tabulate
 from ray_backfill.stages import begin_stage, finish_stage, look_at_stage, note_facts
 from ray_backfill.store import EmbeddingFolder, write_parquet
 from ray_backfill.systems import GroundTruth

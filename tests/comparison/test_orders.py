@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from ray_backfill.comparison.orders import BackfillOrders, store_sigma
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, Method, find_methods
 from ray_backfill.models.checkpoints import load_network, save_network
 from ray_backfill.models.maps import Affine, AffineShape, Transform, TransformShape
-from ray_backfill.simulation.orders import BackfillOrders, store_sigma
 from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
 
 RNG = np.random.default_rng(0)

@@ -35,15 +35,15 @@ from ray_backfill.live.shard import ShardPlace
 from ray_backfill.live.sides import SIDES, Sides, check_live, dims_of, new_models, old_models
 from ray_backfill.merges import Merge
 from ray_backfill.methods import Method, find_methods
-from ray_backfill.pipeline import fit_folder, models_of, recipe_classes, train_recipe_backbone
-from ray_backfill.preflight import check_distances_agree, check_evaluation, check_recipe, unfittable
+from ray_backfill.runs.pipeline import fit_folder, models_of, recipe_classes, train_recipe_backbone
+from ray_backfill.runs.checks import check_distances_agree, check_evaluation, check_recipe, unfittable
 from ray_backfill.recipes import Recipe
 from ray_backfill.report.live import write_live_report
-from ray_backfill.simulation import Evaluation
-from ray_backfill.simulation.folder import check_vectors, ground_truth
-from ray_backfill.simulation.merges import FittedMerges
-from ray_backfill.simulation.merges import unfittable as unfittable_merges
-from ray_backfill.simulation.orders import BackfillOrders, embeddings_of, load_fitted, store_sigma
+from ray_backfill.comparison.simulate import Evaluation
+from ray_backfill.comparison.truth import check_vectors, ground_truth
+from ray_backfill.comparison.merges import FittedMerges
+from ray_backfill.comparison.merges import unfittable as unfittable_merges
+from ray_backfill.comparison.orders import BackfillOrders, embeddings_of, load_fitted, store_sigma
 from ray_backfill.stages import begin_stage, finish_stage, is_finished, look_at_stage, note_facts
 from ray_backfill.store import EmbeddingFolder, read_folder, write_parquet
 from ray_backfill.systems import IntArray

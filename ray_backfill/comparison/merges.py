@@ -7,10 +7,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_backfill.comparison.orders import load_fitted
 from ray_backfill.errors import InputError
 from ray_backfill.merges import MERGES, RAW, Merge, fit_merge
 from ray_backfill.methods import Embeddings, Method
-from ray_backfill.simulation.orders import load_fitted
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable
 from ray_backfill.systems import IntArray
 

@@ -14,7 +14,7 @@ from ray_backfill.models.backbones import check_arch
 from ray_backfill.orders import ORDERS
 from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import Recipe
-from ray_backfill.simulation import Evaluation
+from ray_backfill.comparison.simulate import Evaluation
 from ray_backfill.store import EmbeddingFolder
 from ray_backfill.training.backbone_loop import images_per_worker, training_rows
 from ray_backfill.training.fits import FitSettings, check_fit

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ray_backfill.comparison.orders import load_fitted
 from ray_backfill.files import read_json
 from ray_backfill.methods import Adapter, Embeddings, HeadLoss, Method, TransformLoss
-from ray_backfill.simulation.orders import load_fitted
 from ray_backfill.systems import FloatArray
 from ray_backfill.training.arithmetic import counted_flops
 

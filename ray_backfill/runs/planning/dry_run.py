@@ -6,12 +6,12 @@ from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.train import Workers
 from ray_backfill.errors import InputError
 from ray_backfill.methods import all_backbones
-from ray_backfill.pipeline import models_of
-from ray_backfill.planning.counts import count_images
-from ray_backfill.planning.plan import STAGES, plan_upgrade
-from ray_backfill.planning.settings import PlanningSettings
-from ray_backfill.planning.wording import describe_plan
-from ray_backfill.preflight import check_choices, check_evaluation, check_recipe
+from ray_backfill.runs.pipeline import models_of
+from ray_backfill.runs.planning.counts import count_images
+from ray_backfill.runs.planning.plan import STAGES, plan_upgrade
+from ray_backfill.runs.planning.settings import PlanningSettings
+from ray_backfill.runs.planning.wording import describe_plan
+from ray_backfill.runs.checks import check_choices, check_evaluation, check_recipe
 from ray_backfill.recipes import Recipe
 
 

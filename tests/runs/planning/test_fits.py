@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from ray_backfill.methods import TrainSet, all_methods
-from ray_backfill.planning.fits import fit_cost
+from ray_backfill.runs.planning.fits import fit_cost
 from ray_backfill.store import Classifier
 from ray_backfill.training.fits import FitSettings, fit
 from ray_backfill.training.head_loop import HeadTraining
 from ray_backfill.training.transform_loop import TransformTraining
-from tests.planning.test_plan import count_steps
+from tests.runs.planning.test_plan import count_steps
 
 DIMS = {"old": 6, "new": 10, "side": 6, "bct": 10}
 SETTINGS = FitSettings(

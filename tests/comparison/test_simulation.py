@@ -12,16 +12,16 @@ import pytest
 import ray_backfill as rb
 from ray_backfill.cluster.replay import ReplayPlace
 from ray_backfill.cluster.train import Workers
+from ray_backfill.comparison.merges import FittedMerges
+from ray_backfill.comparison.orders import BackfillOrders
+from ray_backfill.comparison.simulate import Evaluation, Run, replay_methods, simulate
+from ray_backfill.comparison.tabulate import Curves, tabulate
+from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.errors import InputError
 from ray_backfill.files import read_json
 from ray_backfill.methods import find_methods
-from ray_backfill.pipeline import evaluate_folder
 from ray_backfill.replay import Curve
-from ray_backfill.simulation import Evaluation, Run, replay_methods, simulate
-from ray_backfill.simulation.folder import ground_truth
-from ray_backfill.simulation.merges import FittedMerges
-from ray_backfill.simulation.orders import BackfillOrders
-from ray_backfill.simulation.tables import Curves, tabulate
+from ray_backfill.runs.pipeline import evaluate_folder
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable, read_folder, vector_column, write_parquet
 from ray_backfill.training.fits import FitSettings
 from ray_backfill.training.head_loop import HeadTraining
@@ -197,7 +197,7 @@ def test_a_half_written_result_is_made_again(folder: Path, tmp_path: Path, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("ray_backfill.simulation.write_report", stop)
+        patch.setattr("ray_backfill.comparison.simulate.write_report", stop)
         with pytest.raises(KeyboardInterrupt):
             run_on(folder, tmp_path / "out")
     assert not read_json(tmp_path / "out" / "manifest.json")["finished"]

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from ray_backfill import pipeline
+from ray_backfill.runs import pipeline
 from ray_backfill.cluster.train import Workers
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Method, find_methods
-from ray_backfill.pipeline import models_of, recipe_classes, train_recipe_backbone
-from ray_backfill.preflight import check_recipe
+from ray_backfill.runs.pipeline import models_of, recipe_classes, train_recipe_backbone
+from ray_backfill.runs.checks import check_recipe
 from ray_backfill.recipes import load_recipe
 
 RECIPE = load_recipe("landmarks")

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from ray_backfill.comparison.costs import cost_table
 from ray_backfill.files import write_json
 from ray_backfill.methods import find_methods
 from ray_backfill.models.checkpoints import save_network
 from ray_backfill.models.heads import Heads, HeadShape
 from ray_backfill.models.maps import Affine, AffineShape, Transform, TransformShape
-from ray_backfill.simulation.costs import cost_table
 
 DIMS = {"old": 128, "new": 128, "bct": 64}
 BACKBONES = {

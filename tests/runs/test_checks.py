@@ -11,9 +11,9 @@ import pytest
 from ray_backfill.datasets import Items
 from ray_backfill.errors import InputError
 from ray_backfill.methods import all_methods
-from ray_backfill.preflight import check_evaluation, check_recipe, unfittable
+from ray_backfill.runs.checks import check_evaluation, check_recipe, unfittable
 from ray_backfill.recipes import load_recipe
-from ray_backfill.simulation.merges import unfittable as unfittable_merges
+from ray_backfill.comparison.merges import unfittable as unfittable_merges
 from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
 from ray_backfill.training.fits import FitSettings
 from tests.datasets._pictures import write_tree
@@ -134,7 +134,7 @@ def test_queries_must_have_answers(
 ) -> None:
     recipe = load_recipe("image_folder", tmp_path)
     recipe = replace(recipe, evaluation=replace(recipe.evaluation, methods=("rm_naive",), orders=("random",)))
-    monkeypatch.setattr("ray_backfill.preflight.open_source", lambda settings: Source(**splits))
+    monkeypatch.setattr("ray_backfill.runs.checks.open_source", lambda settings: Source(**splits))
     if not complaint:
         check_evaluation(recipe, 1)
         return

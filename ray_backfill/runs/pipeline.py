@@ -22,19 +22,19 @@ from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
 from ray_backfill.files import read_json
 from ray_backfill.methods import Method, all_backbones
-from ray_backfill.preflight import check_distances_agree, check_evaluation, check_recipe, unfittable
+from ray_backfill.runs.checks import check_distances_agree, check_evaluation, check_recipe, unfittable
 from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import Recipe
 from ray_backfill.replay import check_device
-from ray_backfill.simulation import Evaluation, Replayer, Run, replay_methods, simulate
-from ray_backfill.simulation.folder import check_vectors, ground_truth
-from ray_backfill.simulation.merges import unfittable as unfittable_merges
-from ray_backfill.simulation.merges import without_merges
-from ray_backfill.simulation.orders import BackfillOrders
+from ray_backfill.comparison.simulate import Evaluation, Replayer, Run, replay_methods, simulate
+from ray_backfill.comparison.truth import check_vectors, ground_truth
+from ray_backfill.comparison.merges import unfittable as unfittable_merges
+from ray_backfill.comparison.merges import without_merges
+from ray_backfill.comparison.orders import BackfillOrders
 from ray_backfill.stages import is_finished, note_facts
 from ray_backfill.store import EmbeddingFolder, read_folder
-from ray_backfill.synthetic import STAGE as SYNTHETIC
-from ray_backfill.synthetic import SyntheticGallery, draw_gallery
+from ray_backfill.runs.synthetic import STAGE as SYNTHETIC
+from ray_backfill.runs.synthetic import SyntheticGallery, draw_gallery
 from ray_backfill.training.fits import FitSettings
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.errors import InputError
 from ray_backfill.replay import replay
-from ray_backfill.simulation.folder import ground_truth
 from ray_backfill.store import read_folder, vector_column, write_parquet
 from ray_backfill.systems import GroundTruth, RetrievalSystem, UpgradePair
 

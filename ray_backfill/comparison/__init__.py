@@ -1,0 +1,1 @@
+"""What is compared: resolved and checked once, replayed, and made into tables."""
