@@ -22,13 +22,11 @@ import tyro
 from benchmarks.galleries import header, row
 from benchmarks.serving import machine
 from ray_backfill.cli import ScaleJob
-from ray_backfill.cluster.replay import ReplayPlace
-from ray_backfill.cluster.train import Workers
-from ray_backfill.comparison import simulate as simulation
-from ray_backfill.comparison.orders import BackfillOrders
+from ray_backfill.comparison import replay, resolve
 from ray_backfill.files import read_json, write_json
 from ray_backfill.methods import find_methods
-from ray_backfill.runs import pipeline
+from ray_backfill.runs import pipeline, results
+from ray_backfill.runs.context import Context
 from ray_backfill.runs.synthetic import SyntheticGallery
 from ray_backfill.store import EmbeddingFolder
 from ray_backfill.store._vectors import MAPPED_BYTES
@@ -37,15 +35,14 @@ from ray_backfill.store._vectors import MAPPED_BYTES
 CLOCKED: tuple[tuple[str, Any, str], ...] = (
     ("draw and write", pipeline, "draw_gallery"),
     ("read", pipeline, "read_folder"),
-    ("look for zero vectors", pipeline, "check_vectors"),
-    ("ground truth", pipeline, "ground_truth"),
-    ("ground truth", simulation, "ground_truth"),
-    ("orders", BackfillOrders, "check"),
-    ("fit maps", pipeline, "fit_folder"),
+    ("look for zero vectors", resolve, "check_vectors"),
+    ("ground truth", resolve, "ground_truth"),
+    ("orders", resolve, "resolve_orders"),
+    ("fit maps", pipeline, "fit_maps"),
     ("fingerprint", EmbeddingFolder, "fingerprint"),
-    ("replay", simulation, "replay"),
-    ("intervals and differences", simulation, "tabulate"),
-    ("report", simulation, "write_report"),
+    ("replay", replay, "replay"),
+    ("intervals and differences", results, "tabulate"),
+    ("report", results, "write_report"),
 )
 OTHER = "other: galleries through maps, tables"
 # Of growth: the references, the merge of both models, and one map that leaves the gallery as it is.
@@ -126,7 +123,7 @@ def measure(job: ScaleJob) -> dict[str, Any]:
             patches.callback(setattr, owner, attribute, original)
         with clock.running():
             pipeline.evaluate_synthetic(
-                job.gallery, job.out.absolute(), job.evaluation, job.fits, Workers(), ReplayPlace(), "benchmarks.scale"
+                job.gallery, job.evaluation, job.fits, Context(job.out.absolute(), command="benchmarks.scale")
             )
     size = sum(file.stat().st_size for file in (job.out / "embeddings" / "gallery.parquet").iterdir())
     methods = [method.title for method in job.evaluation.find_methods()]

@@ -190,9 +190,8 @@ def run_drills(arguments: argparse.Namespace) -> None:
     missing = [drill for drill in drills if not is_finished(drill[2] / "live")]
     if not missing:
         return
-    from ray_backfill.cluster.embed import EmbedActors
     from ray_backfill.cluster.session import session
-    from ray_backfill.cluster.train import Workers
+    from ray_backfill.runs.context import Context
     from ray_backfill.runs.drill import drill_recipe
 
     recipe = _recipe(arguments)
@@ -203,7 +202,7 @@ def run_drills(arguments: argparse.Namespace) -> None:
                 link_shared(base, folder)
             print(f"drill: {folder.name}", file=sys.stderr)
             live = _live(arguments, throttle, repeat)
-            drill_recipe(recipe, live, folder, Workers(), EmbedActors(), command())
+            drill_recipe(recipe, live, Context(folder, command=command()))
 
 
 def _recipe(arguments: argparse.Namespace) -> Any:

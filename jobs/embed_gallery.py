@@ -4,14 +4,14 @@ python jobs/embed_gallery.py --recipe omniglot --data-root PATH --out runs/omnig
 python jobs/embed_gallery.py --recipe imagenet --dry-run     (what it would need; needs no data)
 """
 
-from ray_backfill.cli import checked_out, recipe_job, run_job, shown
+from ray_backfill.cli import context_of, recipe_job, run_job, shown
 from ray_backfill.files import read_json
-from ray_backfill.runs.pipeline import embed_recipe
+from ray_backfill.runs.images import embed_recipe
 
 
 def main() -> None:
     job = recipe_job(__doc__ or "", last_stage="embeddings")
-    folder = embed_recipe(job.settings, checked_out(job.out), job.workers, job.actors)
+    folder = embed_recipe(job.settings, context_of(job))
     facts = read_json(folder / "manifest.json")
     print(f"embeddings: {shown(folder)}, {facts['images']:,} images")
     if facts["broken_images"]:

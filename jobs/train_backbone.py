@@ -6,13 +6,13 @@ python jobs/train_backbone.py --model new --recipe imagenet --dry-run     (what 
 
 import tyro
 
-from ray_backfill.cli import BackboneJob, checked_out, recipe_job, run_job, shown
-from ray_backfill.runs.pipeline import train_recipe_backbone
+from ray_backfill.cli import BackboneJob, context_of, recipe_job, run_job, shown
+from ray_backfill.runs.images import train_recipe_backbone
 
 
 def main() -> None:
     job = recipe_job(__doc__ or "", kind=BackboneJob, last_stage="backbones", model=tyro.MISSING)
-    print(f"backbone: {shown(train_recipe_backbone(job.settings, job.model, checked_out(job.out), job.workers))}")
+    print(f"backbone: {shown(train_recipe_backbone(job.settings, job.model, context_of(job)))}")
 
 
 if __name__ == "__main__":

@@ -21,18 +21,18 @@ from papers.page import PageInput, write_page
 from papers.runs import SeedRun
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.maps import fit_side_by_side
-from ray_backfill.cluster.replay import ReplayPlace
 from ray_backfill.cluster.session import session
 from ray_backfill.cluster.train import Workers
-from ray_backfill.comparison.orders import BackfillOrders, embeddings_of, read_sigma, true_losses
-from ray_backfill.comparison.simulate import Evaluation
-from ray_backfill.comparison.truth import ground_truth
+from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.comparison.orders import read_sigma, true_losses
+from ray_backfill.comparison.replay import replay_here
+from ray_backfill.comparison.resolve import resolve
 from ray_backfill.files import read_json
 from ray_backfill.merges import MERGES
 from ray_backfill.methods import Method, find_methods
 from ray_backfill.models.checkpoints import load_network
 from ray_backfill.recipes import Recipe, describe_recipe, load_recipe
-from ray_backfill.replay import replay
+from ray_backfill.runs.context import Context
 from ray_backfill.runs.pipeline import evaluate_folder, run_recipe
 from ray_backfill.stages import begin_stage, finish_stage
 from ray_backfill.store import read_folder, write_parquet
@@ -119,12 +119,12 @@ def _run_seed(experiment: Experiment, seed: int, place: Place, out: Path, comman
     able = {"sigma": any(m.has_sigma for m in methods), "oracle_loss": any(m.aligned for m in methods)}
     orders = tuple(order for order in _ORDERS if able.get(order, True))
     recipe = replace(recipe, evaluation=replace(evaluation, orders=orders))
-    results = run_recipe(recipe, folder, place.workers, place.actors, ReplayPlace(), command)
+    context = Context(folder, place.workers, place.actors, command=command)
+    results = run_recipe(recipe, context)
     merged = replace(recipe, evaluation=replace(evaluation, orders=(_ORDER,), merges=_merges(evaluation)))
     with_merges = evaluate_folder(
-        folder / "embeddings", folder, merged.evaluation, merged.fits, place.workers, ReplayPlace(), command,
-        asdict(merged), results="results_merges",
-    )  # fmt: skip
+        folder / "embeddings", merged.evaluation, merged.fits, context, asdict(merged), results="results_merges"
+    )
     return SeedRun(seed, results, (with_merges,))
 
 
@@ -136,8 +136,8 @@ def _run_subgroups(experiment: Experiment, seed: int, place: Place, out: Path, c
     if not experiment.subgroups:
         return None
     recipe = load_recipe(experiment.subgroups, experiment.data_root, seed)
-    folder = out / f"biased-{seed}"
-    return SeedRun(seed, run_recipe(recipe, folder, place.workers, place.actors, ReplayPlace(), command))
+    context = Context(out / f"biased-{seed}", place.workers, place.actors, command=command)
+    return SeedRun(seed, run_recipe(recipe, context))
 
 
 def _ablate(experiment: Experiment, out: Path) -> Path:
@@ -177,17 +177,13 @@ def _with_loss(fits: FitSettings, mining: bool, tau: float) -> FitSettings:
 
 def _measure(recipe: Recipe[Any], data: Path, method: Method, network: Path) -> dict[str, float]:
     """AUC, gain, M_0 and M_1 of one method in the main order."""
-    folder, evaluation = read_folder(data), recipe.evaluation
-    compared = find_methods(("old", "new", method.name))
-    orders = BackfillOrders(folder, (_ORDER,), evaluation.order_seed, evaluation.distance, compared, {})
-    truth, metric = ground_truth(folder, refuse_unknown_labels=False), evaluation.metrics[0]
-    old, new, curve = (
-        replay(
-            m.pair(embeddings_of(folder), load_network(network) if m.fit else None), truth, orders.of(m)[_ORDER],
-            evaluation.points, (metric,), evaluation.distance,
-        )
-        for m in compared
-    )  # fmt: skip
+    metric = recipe.evaluation.metrics[0]
+    evaluation = replace(
+        recipe.evaluation, methods=(method.name,), orders=(_ORDER,), merges=("raw",), metrics=(metric,)
+    )
+    comparison = resolve(read_folder(data), evaluation, recipe.fits, from_images=True)
+    curves = replay_here(comparison.fitted({method.name: network}))
+    old, new, curve = (curves[name, _ORDER, "raw"] for name in ("old", "new", method.name))
     values = curve.values(metric)
     gain = curve.gain(metric, old, new)
     return {"auc": curve.auc(metric), "gain": gain, "start": float(values[0]), "end": float(values[-1])}

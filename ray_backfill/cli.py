@@ -13,7 +13,7 @@ import tyro
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.replay import ReplayPlace
 from ray_backfill.cluster.train import Workers
-from ray_backfill.comparison.simulate import Evaluation
+from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.datasets import download, published
 from ray_backfill.errors import InputError, input_error_in
 from ray_backfill.live.settings import LiveSettings
@@ -21,8 +21,11 @@ from ray_backfill.methods import all_methods
 from ray_backfill.recipes import NO_ROOT, Recipe, load_recipe, recipe_names
 from ray_backfill.report import print_table
 from ray_backfill.report.live import print_live_table
+from ray_backfill.runs.checks import check_evaluation
+from ray_backfill.runs.context import Context
 from ray_backfill.runs.drill import drill_folder, drill_recipe
-from ray_backfill.runs.pipeline import evaluate_folder, evaluate_synthetic, run_recipe
+from ray_backfill.runs.images import embed_recipe
+from ray_backfill.runs.pipeline import evaluate_folder, evaluate_synthetic, fit_folder, run_recipe
 from ray_backfill.runs.planning import STAGES, PlanningSettings, dry_run
 from ray_backfill.runs.synthetic import SyntheticGallery
 from ray_backfill.training.fits import FitSettings, is_closed_form
@@ -238,26 +241,47 @@ def _say(results: Path, is_live: bool = False) -> None:
 def _run_full_scale(description: str) -> Path:
     job = tyro.cli(ScaleJob, description=description)
     print("These embeddings are invented: they prove scale and arithmetic, not which method is better on landmarks.")
-    return evaluate_synthetic(
-        job.gallery, checked_out(job.out), job.evaluation, job.fits, job.workers, job.place, command_line()
-    )
+    return evaluate_synthetic(job.gallery, job.evaluation, job.fits, context_of(job))
 
 
 def _run_data(description: str) -> tuple[Path, bool]:
     job = parse_data_job(description)
-    data, out, is_live = given_folder(job.data), checked_out(job.out), job.mode == "live"
-    what = job.evaluation, job.fits
-    if is_live:
-        return drill_folder(data, out, *what, job.live, job.workers, job.actors, command_line()), is_live
-    return evaluate_folder(data, out, *what, job.workers, job.place, command_line()), is_live
+    data, context = given_folder(job.data), context_of(job)
+    if job.mode == "live":
+        return drill_folder(data, job.evaluation, job.fits, job.live, context), True
+    return evaluate_folder(data, job.evaluation, job.fits, context), False
 
 
 def _run_recipe(description: str, default_recipe: str, kind: type) -> tuple[Path, bool]:
     job = recipe_job(description, default_recipe, kind=kind, place=ReplayPlace())
-    out, is_live = checked_out(job.out), job.mode == "live"
-    if is_live:
-        return drill_recipe(job.settings, job.live, out, job.workers, job.actors, command_line()), is_live
-    return run_recipe(job.settings, out, job.workers, job.actors, job.place, command_line()), is_live
+    context = context_of(job)
+    if job.mode == "live":
+        return drill_recipe(job.settings, job.live, context), True
+    return run_recipe(job.settings, context), False
+
+
+def fit_job(description: str) -> None:
+    """The body of jobs/train_mcl.py: fit, say where the networks are and what was left out."""
+    if is_data_job():
+        of_data = parse_data_job(description)
+        folder, context = given_folder(of_data.data), context_of(of_data)
+        evaluation, fits = of_data.evaluation, of_data.fits
+    else:
+        job = recipe_job(description)
+        context, evaluation, fits = context_of(job), job.settings.evaluation, job.settings.fits
+        check_evaluation(job.settings, 1)
+        folder = embed_recipe(job.settings, context)
+    networks, left_out = fit_folder(folder, evaluation, fits, context)
+    for each in left_out:
+        print(f"left out: {each.words} ({each.reason})")
+    for name, path in networks.items():
+        print(f"{name}: {shown(path)}")
+
+
+def context_of(job: Any) -> Context:
+    """The context of a run, from the options that the job has. Raises InputError for an ``out`` that cannot be made."""
+    given = {name: getattr(job, name) for name in ("workers", "actors", "place") if hasattr(job, name)}
+    return Context(checked_out(job.out), command=command_line(), **given)
 
 
 def run_job(main: Callable[[], None]) -> None:

@@ -5,18 +5,19 @@ holds a block of queries with its counts at a time, a shard a tile of its rows.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from ray_backfill.cluster.session import session
+from ray_backfill.comparison.replay import Curves, replay_methods
+from ray_backfill.comparison.resolve import Comparison
 from ray_backfill.errors import InputError
 from ray_backfill.merges import Merge
 from ray_backfill.methods import Embeddings, Method, find_methods
@@ -26,8 +27,8 @@ from ray_backfill.replay.block import Block, KeyArray, Thresholds
 from ray_backfill.replay.engine import check_device_name, comparisons_bar, full_float32, measure_plan
 from ray_backfill.replay.plan import Plan, plan_replay
 from ray_backfill.replay.shard import Found, GalleryShard
-from ray_backfill.store import EmbeddingFolder, read_vectors
-from ray_backfill.systems import GroundTruth, IntArray, Switch, UpgradePair
+from ray_backfill.store import read_vectors
+from ray_backfill.systems import IntArray, Switch, UpgradePair
 
 T = TypeVar("T")
 
@@ -60,83 +61,33 @@ class ReplayPlace:
         return self.shards or (-(-gallery_bytes // _SHARD_BYTES) if gallery_bytes > memory / 2 else 0)
 
 
-class Orders(Protocol):
-    """``simulation.orders.BackfillOrders``."""
-
-    def of(self, method: Method) -> dict[str, IntArray]: ...
-
-
-class Merges(Protocol):
-    """``simulation.merges.FittedMerges``."""
-
-    def of(self, method: Method) -> dict[str, Merge]: ...
+def check_shards(number: int, device: str) -> None:
+    """Raises InputError where the connected cluster is too small for so many shards: Ray would wait for ever."""
+    for kind in ("CPU",) if device == "cpu" else ("CPU", "GPU"):
+        there = ray.cluster_resources().get(kind, 0)
+        if number > there:
+            raise InputError(
+                f"{number} shards need {number} {kind}s, but the Ray cluster has {there:g}; lower --shards"
+            )
 
 
-class Measured(Protocol):
-    """What of a ``simulation.Evaluation`` the replay needs."""
+def replay_in_shards(comparison: Comparison, number: int, device: str = "cpu") -> Curves:
+    """``replay_methods`` over Ray actors, each with its part of the gallery: the same curves.
 
-    @property
-    def points(self) -> int: ...
-    @property
-    def metrics(self) -> tuple[str, ...]: ...
-    @property
-    def distance(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class ShardedReplay:
-    """``simulation.replay_methods`` over shards: the same arguments and the same curves."""
-
-    number: int
-    device: str = "cpu"
-
-    def __call__(
-        self,
-        folder: EmbeddingFolder,
-        truth: GroundTruth,
-        methods: Sequence[Method],
-        orders: Orders,
-        merges: Merges,
-        evaluation: Measured,
-        networks: Mapping[str, Path],
-    ) -> dict[tuple[str, str, str], Curve]:
-        """See there.
-
-        Raises:
-            InputError: the cluster has too few CPUs, or a shard died.
-        """
-        curves = {}
-        with session():
-            self.check_cluster()
-            shards = _RemoteShards(folder, self.number, evaluation, self.device)
-            for method in (bar := tqdm(methods, desc="replay", unit=" methods", dynamic_ncols=True)):
-                bar.set_postfix_str(method.title)
-                of_method = orders.of(method)
-                switch = shards.make_pair(method, networks.get(method.name))
-                for name, merge in merges.of(method).items():
-                    plan = plan_replay(truth, of_method, evaluation.points, evaluation.metrics, switch, merge)
-                    shards.serve(plan, merge)
-                    with comparisons_bar(plan, show=True) as report:
-                        shards.report = report
-                        found = measure_plan(plan, truth, shards, _BLOCKS)
-                    curves.update({(method.name, order, name): curve for order, curve in found.items()})
-        return curves
-
-    def check_cluster(self) -> None:
-        """Raises InputError where the connected cluster is too small: Ray would wait for ever."""
-        for kind in ("CPU",) if self.device == "cpu" else ("CPU", "GPU"):
-            there = ray.cluster_resources().get(kind, 0)
-            if self.number > there:
-                raise InputError(
-                    f"{self.number} shards need {self.number} {kind}s, but the Ray cluster has {there:g}; "
-                    "lower --shards"
-                )
+    Raises:
+        InputError: the cluster has too few CPUs or GPUs, or a shard died.
+    """
+    with session():
+        check_shards(number, device)
+        shards = _RemoteShards(comparison, number, device)
+        return replay_methods(comparison, shards.make_pair)
 
 
 class _RemoteShards:
     """``replay.shard.Shards`` in actors. What comes out of Ray's object store is read-only, hence the copies."""
 
-    def __init__(self, folder: EmbeddingFolder, number: int, measured: Measured, device: str) -> None:
+    def __init__(self, comparison: Comparison, number: int, device: str) -> None:
+        self.comparison, folder, evaluation = comparison, comparison.folder, comparison.evaluation
         n_gallery = len(folder.gallery)
         self.edges = np.linspace(0, n_gallery, min(number, n_gallery) + 1).astype(int).tolist()
         queries = folder.queries or folder.gallery
@@ -144,16 +95,18 @@ class _RemoteShards:
         self.actors = [
             make.remote(
                 (queries.path, 0, len(queries), folder.models), (folder.gallery.path, first, last, folder.models),
-                measured.points, measured.distance, device,
+                evaluation.points, evaluation.distance, device,
             )
             for first, last in pairwise(self.edges)
         ]  # fmt: skip
         self._answers([actor.read.remote() for actor in self.actors])
         self.report: Any = None
 
-    def make_pair(self, method: Method, network: Path | None) -> Switch:
-        """Make the method's systems in every shard; returns when items switch over."""
-        return self._answers([actor.make_pair.remote(method.name, network) for actor in self.actors])[0]
+    def make_pair(self, method: Method) -> "_InShards":
+        """Make the method's systems in every shard."""
+        network = self.comparison.networks.folders.get(method.name)
+        switches = self._answers([actor.make_pair.remote(method.name, network) for actor in self.actors])
+        return _InShards(self, switches[0])
 
     def serve(self, plan: Plan, merge: Merge) -> None:
         """Make the shards answer for these orders and this merge."""
@@ -193,6 +146,23 @@ class _RemoteShards:
     def _done(self, block: Block, answers: list[T]) -> list[T]:
         self.report(2 * len(block) * self.edges[-1])
         return answers
+
+
+@dataclass
+class _InShards:
+    """The systems of one method, in shards. switch: when items switch over."""
+
+    shards: _RemoteShards
+    switch: Switch
+    pair: None = None
+
+    def curves(self, orders: Mapping[str, IntArray], merge: Merge) -> Mapping[str, Curve]:
+        how, truth = self.shards.comparison.evaluation, self.shards.comparison.truth
+        plan = plan_replay(truth, dict(orders), how.points, how.metrics, self.switch, merge)
+        self.shards.serve(plan, merge)
+        with comparisons_bar(plan, show=True) as report:
+            self.shards.report = report
+            return measure_plan(plan, truth, self.shards, _BLOCKS)
 
 
 class _ShardActor:

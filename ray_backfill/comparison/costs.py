@@ -5,14 +5,12 @@ Source: rank merge, appendix B.3.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ray_backfill.comparison.orders import load_fitted
-from ray_backfill.files import read_json
+from ray_backfill.comparison.networks import Networks
 from ray_backfill.methods import Adapter, Embeddings, HeadLoss, Method, TransformLoss
 from ray_backfill.systems import FloatArray
 from ray_backfill.training.arithmetic import counted_flops
@@ -39,7 +37,7 @@ class _Recorder(Mapping[str, FloatArray]):
 def cost_table(
     methods: Sequence[Method],
     dims: Mapping[str, int],
-    networks: Mapping[str, Path],
+    networks: Networks,
     backbones: Mapping[str, Mapping[str, Any]],
 ) -> pd.DataFrame:
     """One row a method; columns: docs/results-format.md.
@@ -53,10 +51,10 @@ def cost_table(
 def _costs(
     method: Method,
     dims: Mapping[str, int],
-    networks: Mapping[str, Path],
+    networks: Networks,
     backbones: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    network: Any = load_fitted(networks, method)
+    network = networks.of(method)
     asked_query: list[str] = []
     asked_gallery: list[str] = []
 
@@ -86,14 +84,10 @@ def _costs(
         "query_parameters": sum(p.numel() for p in network.parameters()) if query_macs else 0,
         "query_macs": query_macs,
         "gallery_macs": gallery_macs,
-        "training_flops": read_json(networks[method.name] / "manifest.json")["training_flops"] if method.fit else 0,
+        "training_flops": networks.training_flops(method),
         "trained_models": " + ".join(needed),
         "backbone_training_flops": _sum(backbones, needed, "training_flops"),
     }
-
-
-def _ones(dims: Mapping[str, int], rows: int) -> dict[str, FloatArray]:
-    return {model: np.ones((rows, d), np.float32) for model, d in dims.items()}
 
 
 def _fitted_on(method: Method) -> tuple[str, ...]:

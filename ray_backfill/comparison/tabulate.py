@@ -1,4 +1,4 @@
-"""The tables of a simulation, from its curves. Columns: docs/results-format.md."""
+"""The tables of a results folder, from its curves. Columns: docs/results-format.md."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ray_backfill import metrics as m
+from ray_backfill.comparison.replay import Curves
 from ray_backfill.methods import Method
 from ray_backfill.replay import Curve
 from ray_backfill.systems import IntArray
@@ -18,10 +19,6 @@ _MERGE_OF_REFERENCES = "raw"
 REFERENCES = ("old", "new", "offline")
 # In the column ``group``: best group minus worst group.
 GAP = "(gap)"
-
-# A curve by (method, order, merge).
-Key = tuple[str, str, str]
-Curves = Mapping[Key, Curve]
 
 
 @dataclass(frozen=True)

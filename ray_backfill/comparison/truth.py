@@ -1,4 +1,4 @@
-"""What a simulation takes from a folder of embeddings: the truth and the orders; and what makes it refuse one."""
+"""The ground truth of a folder of embeddings, and the checks that a folder has to pass."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from ray_backfill.cluster.embed import EmbedSettings
-from ray_backfill.comparison.simulate import Evaluation
+from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.errors import InputError
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.plugins import load_plugin, plugin_names

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ray_backfill.cluster.embed import EmbedSettings
-from ray_backfill.comparison.simulate import Evaluation
+from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.methods._objective import CompatibleLosses
 from ray_backfill.methods.fastfill import TransformSettings
 from ray_backfill.methods.rank_merge import LossSettings

@@ -7,7 +7,7 @@ Time: two minutes on two CPU cores.
 from pathlib import Path
 
 from ray_backfill.cluster.embed import EmbedSettings
-from ray_backfill.comparison.simulate import Evaluation
+from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.datasets import landmarks
 from ray_backfill.protocols import Protocol
 from ray_backfill.recipes import Recipe

@@ -8,7 +8,7 @@ Expected: docs/results/omniglot.md, "Gap between subgroups"
 from dataclasses import replace
 from pathlib import Path
 
-from ray_backfill.comparison.simulate import Evaluation
+from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.datasets import omniglot as images
 from ray_backfill.protocols import Protocol
 from ray_backfill.recipes import Recipe, omniglot

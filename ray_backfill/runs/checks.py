@@ -5,19 +5,17 @@ from typing import Any
 
 import numpy as np
 
+from ray_backfill.comparison.resolve import check_distances_agree
 from ray_backfill.datasets import ImageSource, open_source
 from ray_backfill.datasets._sample import require_readable
 from ray_backfill.errors import InputError
-from ray_backfill.methods import Method, TrainSet, TransformLoss, all_backbones
-from ray_backfill.methods.rank_merge import DISTANCES as HEAD_DISTANCES
+from ray_backfill.methods import TrainSet, TransformLoss, all_backbones
 from ray_backfill.models.backbones import check_arch
 from ray_backfill.orders import ORDERS
 from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import Recipe
-from ray_backfill.comparison.simulate import Evaluation
-from ray_backfill.store import EmbeddingFolder
 from ray_backfill.training.backbone_loop import images_per_worker, training_rows
-from ray_backfill.training.fits import FitSettings, check_fit
+from ray_backfill.training.fits import check_fit
 
 
 def check_recipe(recipe: Recipe[Any], workers: int, models: Sequence[str] = ("old", "new")) -> None:
@@ -55,7 +53,7 @@ def check_choices(recipe: Recipe[Any]) -> None:
             able = any(m.has_sigma if needs[0] == "sigma" else m.aligned for m in methods)
             if not able:
                 raise InputError(f"order {order!r} needs a method that gives it; add fastfill to --methods")
-    check_distances_agree(methods, recipe.evaluation, recipe.fits)
+    check_distances_agree(methods, recipe.evaluation.distance, recipe.fits)
     trained, assumed = recipe.new.training.classification, recipe.fits.transforms.loss.classification
     if trained != assumed and any(isinstance(m.fit, TransformLoss) and m.fit.disc for m in methods):
         raise InputError(
@@ -95,43 +93,3 @@ def _check_queries(source: ImageSource) -> None:
     unknown = np.setdiff1d(queries.labels_N, labels[labels >= 0])
     if len(unknown):
         raise InputError(f"the queries show {len(unknown)} classes that the gallery lacks; remove these queries")
-
-
-def check_distances_agree(methods: list[Method], evaluation: Evaluation, fits: FitSettings) -> None:
-    """Raises InputError where heads would be trained under another distance than they are compared by."""
-    trained = fits.heads.loss.distance
-    if any(method.kind == "heads" for method in methods) and trained != evaluation.distance:
-        raise InputError(
-            f"heads would train under the {trained} distance but be compared by {evaluation.distance}; "
-            "give both --distance and --heads.loss.distance (cosine or l2), or only --methods without heads"
-        )
-
-
-def unfittable(folder: EmbeddingFolder, methods: Sequence[Method], fits: FitSettings, distance: str) -> dict[str, str]:
-    """Method -> why it cannot take part on this folder."""
-    found = {method.name: _why_not(folder, method, fits, distance) for method in methods}
-    return {name: reason for name, reason in found.items() if reason}
-
-
-def _why_not(folder: EmbeddingFolder, method: Method, fits: FitSettings, distance: str) -> str:
-    splits = [folder.gallery, folder.queries or folder.gallery]
-    if method.fit is not None:
-        if folder.train is None:
-            return "needs train.parquet to be fitted on"
-        if method.fit.needs_labels and folder.train.label is None:
-            return "needs a column 'label' in train.parquet to be fitted on"
-        splits.append(folder.train)
-    for model in method.models:
-        for table in splits:
-            if model not in table.vectors:
-                return f"needs embeddings of a further model: a column {model!r} in {table.path.name}"
-    if method.kind == "heads" and fits.heads.loss.distance != distance:
-        if distance not in HEAD_DISTANCES:
-            return f"heads train under the cosine or the l2 distance, not {distance}"
-        return f"heads would train under the {fits.heads.loss.distance} distance; give --heads.loss.distance {distance}"
-    if method.fit is not None and folder.train is not None:
-        try:
-            check_fit(method, TrainSet(folder.train.vectors, folder.train.label, folder.classifier), fits, 1)
-        except InputError as error:
-            return str(error)
-    return ""

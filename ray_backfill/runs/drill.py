@@ -7,22 +7,21 @@ alone), live (the drill: plan, parts, journal, answers, events, then tables and 
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from ray_backfill import __version__
 from ray_backfill.cluster.backfill import EmbedJob, FromImages, FromStore
 from ray_backfill.cluster.embed import EmbedActors, embed_stage
 from ray_backfill.cluster.live import run_drill
 from ray_backfill.cluster.service import Drill
 from ray_backfill.cluster.session import placed, session
 from ray_backfill.cluster.shards import ShardJob, shard_edges
-from ray_backfill.cluster.train import Workers
+from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.comparison.orders import store_sigma
+from ray_backfill.comparison.resolve import Comparison, resolve
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
 from ray_backfill.index import check_index, make_partition
@@ -35,17 +34,15 @@ from ray_backfill.live.shard import ShardPlace
 from ray_backfill.live.sides import SIDES, Sides, check_live, dims_of, new_models, old_models
 from ray_backfill.merges import Merge
 from ray_backfill.methods import Method, find_methods
-from ray_backfill.runs.pipeline import fit_folder, models_of, recipe_classes, train_recipe_backbone
-from ray_backfill.runs.checks import check_distances_agree, check_evaluation, check_recipe, unfittable
 from ray_backfill.recipes import Recipe
 from ray_backfill.report.live import write_live_report
-from ray_backfill.comparison.simulate import Evaluation
-from ray_backfill.comparison.truth import check_vectors, ground_truth
-from ray_backfill.comparison.merges import FittedMerges
-from ray_backfill.comparison.merges import unfittable as unfittable_merges
-from ray_backfill.comparison.orders import BackfillOrders, embeddings_of, load_fitted, store_sigma
+from ray_backfill.runs.checks import check_evaluation, check_recipe
+from ray_backfill.runs.context import Context
+from ray_backfill.runs.images import models_of, recipe_classes, train_recipe_backbone
+from ray_backfill.runs.pipeline import fit_maps
+from ray_backfill.runs.results import now, versions
 from ray_backfill.stages import begin_stage, finish_stage, is_finished, look_at_stage, note_facts
-from ray_backfill.store import EmbeddingFolder, read_folder, write_parquet
+from ray_backfill.store import read_folder, write_parquet
 from ray_backfill.systems import IntArray
 from ray_backfill.training.fits import FitSettings, settings_of
 
@@ -53,16 +50,14 @@ from ray_backfill.training.fits import FitSettings, settings_of
 FORMAT = 1
 
 
-def drill_recipe(
-    recipe: Recipe[Any], live: LiveSettings, out: Path, workers: Workers, actors: EmbedActors, command: str
-) -> Path:
+def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> Path:
     """Backfill a recipe's gallery for real, under traffic; returns the folder with the report.
 
     Raises:
         InputError: anything wrong in the settings, the data or ``out``; before anything is computed where possible.
     """
     method, evaluation = _check(recipe.evaluation, live)
-    recipe = replace(recipe, evaluation=evaluation)
+    recipe, out, actors = replace(recipe, evaluation=evaluation), context.out, context.actors
     roles = models_of(evaluation.find_methods())
     check_recipe(recipe, 1, [role for role in roles if not is_finished(out / "backbones" / role)])
     check_evaluation(recipe, 1)
@@ -70,32 +65,24 @@ def drill_recipe(
         check_index(settings, model.backbone.dim, evaluation.distance)
     with session():
         _check_room(live, actors)
-        backbones = {role: train_recipe_backbone(recipe, role, out, workers) for role in roles}
+        backbones = {role: train_recipe_backbone(recipe, role, context) for role in roles}
         # Without queries of its own the gallery asks, and all models embed it for that.
         gallery_models = old_models(method) if "queries" in open_source(recipe.images).splits else None
         _, classes = recipe_classes(recipe)
         before = embed_stage(out / "before", recipe.images, backbones, classes, recipe.embed, actors, gallery_models)
-        folder = read_folder(before, models_of(evaluation.find_methods()), gallery_needs=("old",))
+        folder = read_folder(before, roles, gallery_needs=("old",))
         number, on_gpu = _check_room(live, actors)
         source = FromImages(
             recipe.images, backbones, folder.gallery.path, recipe.embed.batch, max(1, int(actors.cpus)), on_gpu,
             zero_is_broken=evaluation.distance == "cosine",
         )  # fmt: skip
-        return _drill(
-            folder, source, out, evaluation, recipe.fits, live, workers, replace(actors, number=number), command,
-            asdict(recipe),
-        )  # fmt: skip
+        comparison = resolve(folder, evaluation, recipe.fits, from_images=True, to_come=roles)
+        context = replace(context, actors=replace(actors, number=number))
+        return _drill(comparison, method, source, recipe.fits, live, context, asdict(recipe))
 
 
 def drill_folder(
-    data: Path,
-    out: Path,
-    evaluation: Evaluation,
-    fits: FitSettings,
-    live: LiveSettings,
-    workers: Workers,
-    actors: EmbedActors,
-    command: str,
+    data: Path, evaluation: Evaluation, fits: FitSettings, live: LiveSettings, context: Context
 ) -> Path:
     """The same for a folder of embeddings: the backfill brings in new embeddings that are there already.
 
@@ -103,13 +90,10 @@ def drill_folder(
         InputError: see ``drill_recipe``.
     """
     method, evaluation = _check(evaluation, live)
-    folder = read_folder(data, models_of([method]))
-    check_vectors(folder, evaluation.distance)
-    ground_truth(folder)
+    comparison = resolve(read_folder(data, models_of([method])), evaluation, fits, to_come=())
     with session():
-        _check_room(live, actors)
-        source = FromStore(folder.gallery.path)
-        return _drill(folder, source, out, evaluation, fits, live, workers, actors, command, {})
+        _check_room(live, context.actors)
+        return _drill(comparison, method, FromStore(comparison.folder.gallery.path), fits, live, context, {})
 
 
 def _check(evaluation: Evaluation, live: LiveSettings) -> tuple[Method, Evaluation]:
@@ -138,69 +122,56 @@ def _check_room(live: LiveSettings, actors: EmbedActors) -> tuple[int, bool]:
 
 
 def _drill(
-    folder: EmbeddingFolder,
+    comparison: Comparison,
+    method: Method,
     source: FromImages | FromStore,
-    out: Path,
-    evaluation: Evaluation,
     fits: FitSettings,
     live: LiveSettings,
-    workers: Workers,
-    actors: EmbedActors,
-    command: str,
+    context: Context,
     recipe: Mapping[str, Any],
 ) -> Path:
-    (method,) = find_methods((live.method,))
-    drill_folder = out / "live"
+    drill_folder, evaluation = context.out / "live", comparison.evaluation
     wanted = {
         "format": FORMAT,
-        "data": folder.fingerprint(method.models),
+        "data": comparison.folder.fingerprint(method.models),
         "evaluation": asdict(evaluation),
         "fit": settings_of(method, fits, evaluation.distance) if method.fit else {},
         "live": asdict(live),
     }
-    check_distances_agree([method], evaluation, fits)
-    truth = ground_truth(folder, refuse_unknown_labels=not recipe)
-    k = depth(evaluation.metrics, truth)
-    _refuse_what_cannot_be_fitted(folder, source, method, evaluation, fits)
+    k = depth(evaluation.metrics, comparison.truth)
     if look_at_stage(drill_folder, "live", wanted):
         return drill_folder
-    networks = fit_folder(folder, out, [method], evaluation, fits, workers)
-    if method.fit and method.name not in networks:
+    comparison = fit_maps(comparison, [method], fits, context)
+    if comparison.left_out:
         raise InputError(f"the training of {method.name} diverged; lower --{method.kind}.lr to try again")
-    sides = _sides(folder, method, evaluation, live, networks)
-    order = _order(folder, method, evaluation, networks)
+    sides = _sides(comparison, method, live)
+    order = _order(comparison, method)
     # The folder is claimed when there is something to write: what fails before leaves no trace.
     begin_stage(drill_folder, "live", wanted)
     plan = _plan(drill_folder, order, evaluation.points, live)
     edges = shard_edges(plan.n_items, live.shards.number)
-    queries = embeddings_of(folder).query
+    queries = comparison.embeddings.query
     drill = Drill(
-        out.name, drill_folder, plan, _shards(drill_folder, folder, sides, networks, live, edges), edges,
-        EmbedJob(drill_folder, source, old_models(method), new_models(method)), actors, *sides.queries(queries),
-        truth, evaluation.metrics, k, live,
+        context.out.name, drill_folder, plan, _shards(drill_folder, comparison, sides, live, edges), edges,
+        EmbedJob(drill_folder, source, old_models(method), new_models(method)), context.actors,
+        *sides.queries(queries), comparison.truth, evaluation.metrics, k, live,
     )  # fmt: skip
     started = time.perf_counter()
     with session():
         run_drill(drill)
     timings_s = {"drill": round(time.perf_counter() - started, 2)}
-    gallery = {model: folder.gallery.vectors[model] for model in old_models(method)}
-    known = Known(plan, sides, truth, evaluation.metrics, k, evaluation.points, queries, gallery)
-    facts = _facts(folder, method, evaluation, live, command, recipe, plan)
-    return _conclude(drill_folder, known, facts, timings_s)
+    gallery = {model: comparison.folder.gallery.vectors[model] for model in old_models(method)}
+    known = Known(plan, sides, comparison.truth, evaluation.metrics, k, evaluation.points, queries, gallery)
+    return _conclude(drill_folder, known, _facts(comparison, method, live, plan, context, recipe), timings_s)
 
 
-def _sides(
-    folder: EmbeddingFolder,
-    method: Method,
-    evaluation: Evaluation,
-    live: LiveSettings,
-    networks: Mapping[str, Path],
-) -> Sides:
+def _sides(comparison: Comparison, method: Method, live: LiveSettings) -> Sides:
     """The method with its network and its merge; raises InputError for what cannot serve or be indexed."""
-    (merge,) = FittedMerges(folder, evaluation.merges, evaluation, networks).of(method).values()
+    folder, distance = comparison.folder, comparison.evaluation.distance
+    (merge,) = comparison.merges_of(method).values()
     check_live(method, merge)
-    dims = dims_of([folder.gallery.vectors, embeddings_of(folder).query])
-    sides = Sides(method, load_fitted(networks, method), merge, evaluation.distance, dims)
+    dims = dims_of([folder.gallery.vectors, comparison.embeddings.query])
+    sides = Sides(method, comparison.networks.of(method), merge, distance, dims)
     train = folder.train.vectors if folder.train else {}
     for settings, side in zip((live.old_index, live.new_index), SIDES, strict=True):
         check_index(settings, sides.dim(side), sides.live_distance)
@@ -212,18 +183,14 @@ def _sides(
 
 
 def _shards(
-    drill: Path,
-    folder: EmbeddingFolder,
-    sides: Sides,
-    networks: Mapping[str, Path],
-    live: LiveSettings,
-    edges: list[int],
+    drill: Path, comparison: Comparison, sides: Sides, live: LiveSettings, edges: list[int]
 ) -> list[ShardJob]:
-    train, name = folder.train, sides.method.name
+    folder, name = comparison.folder, sides.method.name
+    train = folder.train
     return [
         ShardJob(
             drill, folder.gallery.path, train.path if train else None, len(train) if train else 0, name,
-            networks.get(name), sides.merge, sides.distance, dict(sides.dims),
+            comparison.networks.folders.get(name), sides.merge, sides.distance, dict(sides.dims),
             ShardPlace(first, last, live.old_index, live.new_index),
         )
         for first, last in pairwise(edges)
@@ -251,13 +218,11 @@ def _conclude(folder: Path, known: Known, facts: Mapping[str, Any], timings_s: d
     return folder
 
 
-def _order(folder: EmbeddingFolder, method: Method, evaluation: Evaluation, networks: Mapping[str, Path]) -> IntArray:
+def _order(comparison: Comparison, method: Method) -> IntArray:
     if method.has_sigma:
-        store_sigma(folder, method, networks[method.name])
-    (name,) = evaluation.orders
-    orders = BackfillOrders(folder, (name,), evaluation.order_seed, evaluation.distance, [method], networks)
-    orders.check()
-    return orders.of(method)[name]
+        store_sigma(comparison.folder, method, comparison.networks)
+    (order,) = comparison.orders_of(method).values()
+    return order
 
 
 def _plan(drill: Path, order: IntArray, points: int, live: LiveSettings) -> DrillPlan:
@@ -267,41 +232,20 @@ def _plan(drill: Path, order: IntArray, points: int, live: LiveSettings) -> Dril
     return read_plan(drill / "plan")
 
 
-def _refuse_what_cannot_be_fitted(
-    folder: EmbeddingFolder,
-    source: FromImages | FromStore,
-    method: Method,
-    evaluation: Evaluation,
-    fits: FitSettings,
-) -> None:
-    # Of the gallery only old embeddings are there; the queries show whether all models are.
-    asked = replace(folder, gallery=folder.queries or folder.gallery)
-    there = folder.gallery.vectors if isinstance(source, FromStore) else (*old_models(method), *new_models(method))
-    for model in (*old_models(method), *new_models(method)):
-        if model not in there:
-            raise InputError(
-                f"{method.name} needs embeddings of a further model: a column {model!r} in gallery.parquet"
-            )
-    reasons = unfittable(asked, [method], fits, evaluation.distance) | unfittable_merges(folder, evaluation.merges)
-    for name, reason in reasons.items():
-        raise InputError(f"{name}: {reason}")
-
-
 def _facts(
-    folder: EmbeddingFolder,
+    comparison: Comparison,
     method: Method,
-    evaluation: Evaluation,
     live: LiveSettings,
-    command: str,
-    recipe: Mapping[str, Any],
     plan: DrillPlan,
+    context: Context,
+    recipe: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What the report says beside the tables."""
-    packages = ("ray", "torch", "numpy", "pyarrow")
+    folder, evaluation = comparison.folder, comparison.evaluation
     return {
         "kind": "live",
-        "command": command,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": context.command,
+        "created": now(),
         "method": method.name,
         "title": method.title,
         "order": evaluation.orders[0],
@@ -318,5 +262,5 @@ def _facts(
             "queries": len(folder.queries or folder.gallery),
             "fingerprint": folder.fingerprint(method.models),
         },
-        "versions": {"ray_backfill": __version__} | {name: version(name) for name in packages},
+        "versions": versions(),
     }

@@ -16,11 +16,11 @@ import ray
 import ray_backfill as rb
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.service import Service
-from ray_backfill.cluster.train import Workers
-from ray_backfill.comparison.simulate import Evaluation
+from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.live.plan import read_plan
 from ray_backfill.live.schedule import TrafficSettings
 from ray_backfill.live.settings import LiveSettings, ShardSettings
+from ray_backfill.runs.context import Context
 from ray_backfill.runs.drill import drill_folder
 from ray_backfill.store import read_folder, vector_column, write_parquet
 from ray_backfill.training.fits import FitSettings
@@ -98,7 +98,7 @@ def run(
     with monkeypatch.context() as patched, looking_at_the_end(monkeypatch) as served:
         patched.setattr(Service, "apply", meddled)
         actors = EmbedActors(number=2, cpus=0.5)
-        folder = drill_folder(data, out, evaluation, FitSettings(), settings, Workers(), actors, "test")
+        folder = drill_folder(data, evaluation, FitSettings(), settings, Context(out, actors=actors, command="test"))
     return Finished(folder, served)
 
 

@@ -19,7 +19,7 @@ import torch
 from ray_backfill.cluster import service
 from ray_backfill.cluster.backfill import FromImages, _without_useless, embed_again
 from ray_backfill.cluster.embed import EmbedActors
-from ray_backfill.cluster.train import Workers
+from ray_backfill.comparison.resolve import resolve
 from ray_backfill.datasets import open_source
 from ray_backfill.datasets.image_folder import Settings
 from ray_backfill.errors import InputError
@@ -31,6 +31,7 @@ from ray_backfill.live.throttle import ThrottleSettings
 from ray_backfill.models.backbones import BackboneSettings, pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
 from ray_backfill.runs import drill as drills
+from ray_backfill.runs.context import Context
 from ray_backfill.store import read_folder, vector_column, write_parquet
 from ray_backfill.training.fits import FitSettings
 from tests.cluster._drill import (
@@ -264,10 +265,10 @@ def test_an_image_that_broke_keeps_its_old_embedding(tmp_path: Path, monkeypatch
     evaluation = replace(EVALUATION, methods=("rm_naive",))
     settings = replace(SETTINGS, part_items=7, traffic=TrafficSettings(rate_per_s=0))
     with looking_at_the_end(monkeypatch) as served:
-        folder = drills._drill(
-            read_folder(tmp_path / "before", gallery_needs=("old",)), images, tmp_path / "out", evaluation,
-            FitSettings(), settings, Workers(), EmbedActors(number=1, cpus=0.5), "test", {},
-        )  # fmt: skip
+        before = read_folder(tmp_path / "before", gallery_needs=("old",))
+        comparison = resolve(before, evaluation, FitSettings(), to_come=("new",))
+        context = Context(tmp_path / "out", actors=EmbedActors(number=1, cpus=0.5))
+        folder = drills._drill(comparison, comparison.methods[-1], images, FitSettings(), settings, context, {})
     drill = Finished(folder, served)
     assert sorted(served) == list(range(24)), "it is still served"
     (kept,) = [position for position, (side, _) in served.items() if side == "old"]

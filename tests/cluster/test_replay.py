@@ -11,16 +11,15 @@ import pyarrow as pa
 import pytest
 import torch
 
-from ray_backfill.cluster.replay import ReplayPlace, ShardedReplay
-from ray_backfill.comparison.merges import FittedMerges
-from ray_backfill.comparison.orders import BackfillOrders
-from ray_backfill.comparison.simulate import Evaluation, replay_methods
-from ray_backfill.comparison.truth import ground_truth
+from ray_backfill.cluster.replay import ReplayPlace, replay_in_shards
+from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.comparison.replay import replay_here
+from ray_backfill.comparison.resolve import Comparison, resolve
 from ray_backfill.errors import InputError
-from ray_backfill.methods import find_methods
 from ray_backfill.models.checkpoints import save_network
 from ray_backfill.models.heads import Heads, HeadShape
 from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
+from ray_backfill.training.fits import FitSettings
 
 
 def embeddings(path: Path) -> EmbeddingFolder:
@@ -40,30 +39,23 @@ def embeddings(path: Path) -> EmbeddingFolder:
     return read_folder(path)
 
 
-def arguments(
-    folder: EmbeddingFolder, names: tuple[str, ...], evaluation: Evaluation, networks: dict[str, Path]
-) -> Any:
-    """What a replayer is called with."""
-    methods = find_methods(names)
-    orders = BackfillOrders(folder, evaluation.orders, 0, evaluation.distance, methods, networks)
-    merges = FittedMerges(folder, evaluation.merges, evaluation, networks)
-    return folder, ground_truth(folder), methods, orders, merges, evaluation, networks
+def comparison_of(path: Path, evaluation: Evaluation) -> Comparison:
+    return resolve(embeddings(path), evaluation, FitSettings())
 
 
 @pytest.mark.parametrize("metrics", [("mAP", "mAP@5", "CMC@1"), ("mAP@5", "CMC@1")])
 def test_any_number_of_shards_gives_the_curves_of_one_process(
     ray_session: None, tmp_path: Path, metrics: tuple[str, ...]
 ) -> None:
-    folder = embeddings(tmp_path / "data")
     torch.manual_seed(0)
     shape = HeadShape(4, 6, learn_new=True)
     save_network(tmp_path / "rm", Heads(shape).eval())
     evaluation = Evaluation(
-        orders=("random", "centroid_cosine"), merges=("raw", "quantile", "csls", "rrf"), metrics=metrics
+        ("offline", "rm_naive", "rm"), ("random", "centroid_cosine"), ("raw", "quantile", "csls", "rrf"), metrics
     )
-    given = arguments(folder, ("old", "new", "offline", "rm_naive", "rm"), evaluation, {"rm": tmp_path / "rm"})
-    one = replay_methods(*given)
-    three = ShardedReplay(3)(*given)
+    comparison = comparison_of(tmp_path / "data", evaluation).fitted({"rm": tmp_path / "rm"})
+    one = replay_here(comparison)
+    three = replay_in_shards(comparison, 3)
     assert three.keys() == one.keys()
     for key, curve in one.items():
         np.testing.assert_array_equal(three[key].top1_correct, curve.top1_correct)
@@ -72,25 +64,24 @@ def test_any_number_of_shards_gives_the_curves_of_one_process(
 
 
 def test_more_shards_than_cpus_are_refused(ray_session: None, tmp_path: Path) -> None:
-    folder = embeddings(tmp_path / "data")
+    comparison = comparison_of(tmp_path / "data", Evaluation(("offline",), ("random",)))
     with pytest.raises(InputError, match=r"500 shards need 500 CPUs, .* lower --shards"):
-        ShardedReplay(500)(*arguments(folder, ("old", "new"), Evaluation(), {}))
+        replay_in_shards(comparison, 500)
 
 
 def test_what_goes_wrong_in_a_shard_is_one_line(ray_session: None, tmp_path: Path) -> None:
-    folder = embeddings(tmp_path / "data")
-    given = arguments(folder, ("old",), Evaluation(orders=("random",)), {})
-    replay = ShardedReplay(2)
+    comparison = comparison_of(tmp_path / "data", Evaluation(("offline",), ("random",)))
+    folder = comparison.folder
     # The driver has read the folder; a node that does not share it has nothing.
     moved = replace(folder, gallery=replace(folder.gallery, path=tmp_path / "elsewhere"))
     with pytest.raises(InputError, match=r"^in a gallery shard: \S+elsewhere is missing.*$"):
-        replay(moved, *given[1:])
+        replay_in_shards(replace(comparison, folder=moved), 2)
     # A process that ends stands for the kernel ending it for want of memory.
     with (
         patch("ray_backfill.cluster.replay._ShardActor.make_pair", lambda self, name, network: os._exit(1)),
         pytest.raises(InputError, match=r"a gallery shard died, .* more --shards$"),
     ):
-        replay(*given)
+        replay_in_shards(comparison, 2)
 
 
 def test_a_gallery_is_sharded_when_asked_or_when_it_does_not_fit() -> None:

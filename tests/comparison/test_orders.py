@@ -1,5 +1,6 @@
 """Orders of a simulation: those of the gallery, and those that belong to a method."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from ray_backfill.comparison.orders import BackfillOrders, store_sigma
+from ray_backfill.comparison.networks import Networks
+from ray_backfill.comparison.orders import resolve_orders, store_sigma
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, Method, find_methods
-from ray_backfill.models.checkpoints import load_network, save_network
+from ray_backfill.models.checkpoints import save_network
 from ray_backfill.models.maps import Affine, AffineShape, Transform, TransformShape
 from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
 
@@ -30,7 +32,7 @@ def folder_of(path: Path, rows: int = 30, **more: object) -> EmbeddingFolder:
 
 
 @pytest.fixture
-def networks(tmp_path: Path) -> dict[str, Path]:
+def networks(tmp_path: Path) -> Networks:
     """Untrained networks: what they say is arbitrary, but each says something else."""
     torch.manual_seed(0)
     made = {
@@ -41,32 +43,37 @@ def networks(tmp_path: Path) -> dict[str, Path]:
     }
     for name, network in made.items():
         save_network(tmp_path / "maps" / name, network.eval())
-    return {name: tmp_path / "maps" / name for name in made}
+    return Networks({name: tmp_path / "maps" / name for name in made})
 
 
-def orders_of(folder: EmbeddingFolder, names: tuple[str, ...], networks: dict[str, Path]) -> BackfillOrders:
-    methods = find_methods(("old", "rm_naive", *networks))
-    for method in methods:
-        if method.has_sigma:
-            store_sigma(folder, method, networks[method.name])
-    return BackfillOrders(folder, names, 0, "cosine", methods, networks)
+Order = Callable[..., list[int]]
+
+
+def order_of(folder: EmbeddingFolder, name: str, networks: Networks | None = None) -> Order:
+    """A method's order of this name, from the methods that have a network here, old and rm_naive."""
+    networks = networks or Networks()
+    methods = find_methods(("old", "rm_naive", *networks.folders))
+    for each in methods:
+        if each.has_sigma:
+            store_sigma(folder, each, networks)
+    orders = resolve_orders(folder, (name,), 0, "cosine", methods)
+    return lambda method, pair=None: orders.of(find_methods((method,))[0], networks, pair)[name].tolist()
 
 
 def method(name: str) -> Method:
     return find_methods((name,))[0]
 
 
-def test_sigma_is_stored_and_each_method_follows_its_own(tmp_path: Path, networks: dict[str, Path]) -> None:
+def test_sigma_is_stored_and_each_method_follows_its_own(tmp_path: Path, networks: Networks) -> None:
     folder = folder_of(tmp_path)
-    orders = orders_of(folder, ("sigma",), networks)
-    orders.check()
-    found = {name: orders.of(method(name))["sigma"].tolist() for name in (*networks, "rm_naive")}
+    order = order_of(folder, "sigma", networks)
+    found = {name: order(name) for name in (*networks.folders, "rm_naive")}
     for name in ("fastfill", "fastfill_l2_u"):
-        network = load_network(networks[name])
+        network = networks.of(method(name))
         with torch.no_grad():
-            log_variance = network.log_variance(network(torch.from_numpy(folder.gallery.old))).numpy()  # type: ignore[operator]
+            log_variance = network.log_variance(network(torch.from_numpy(folder.gallery.old))).numpy()
         assert found[name] == np.argsort(-log_variance, kind="stable").tolist()
-        stored = pq.read_table(networks[name] / "sigma.parquet")
+        stored = pq.read_table(networks.folders[name] / "sigma.parquet")
         np.testing.assert_allclose(stored["sigma"].to_numpy(), np.exp(log_variance / 2), rtol=1e-5)
     assert found["fastfill"] != found["fastfill_l2_u"]
     assert found["rm_naive"] == found["fct"] == found["fastfill"]  # no uncertainty of their own
@@ -74,31 +81,29 @@ def test_sigma_is_stored_and_each_method_follows_its_own(tmp_path: Path, network
 
 def test_a_users_sigma_serves_whoever_has_none(tmp_path: Path) -> None:
     sigma = np.linspace(0, 1, 30)
-    orders = BackfillOrders(folder_of(tmp_path, sigma=sigma), ("sigma",), 0, "cosine", find_methods(("rm_naive",)), {})
-    orders.check()
-    assert orders.of(method("rm_naive"))["sigma"].tolist() == list(range(29, -1, -1))
+    assert order_of(folder_of(tmp_path, sigma=sigma), "sigma")("rm_naive") == list(range(29, -1, -1))
 
 
-def test_the_oracle_knows_how_wrong_each_stand_in_is(tmp_path: Path, networks: dict[str, Path]) -> None:
+def test_the_oracle_knows_how_wrong_each_stand_in_is(tmp_path: Path, networks: Networks) -> None:
     folder = folder_of(tmp_path)
-    orders = orders_of(folder, ("oracle_loss",), networks)
+    order = order_of(folder, "oracle_loss", networks)
     e = Embeddings(folder.gallery.vectors, folder.gallery.vectors)
     found = {}
     for name in ("ridge_gallery", "fct", "fastfill"):
-        pair = method(name).pair(e, load_network(networks[name]))
+        pair = method(name).pair(e, networks.of(method(name)))
         a, b = pair.backward.gallery.astype(np.float64), pair.forward.gallery.astype(np.float64)
         loss = 1 - (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
-        found[name] = orders.of(method(name))["oracle_loss"].tolist()
+        found[name] = order(name)
         assert found[name] == np.argsort(-loss.astype(np.float32), kind="stable").tolist()
-        assert orders.of(method(name), pair)["oracle_loss"].tolist() == found[name]
-    assert orders.of(method("rm_naive"))["oracle_loss"].tolist() == found["fastfill"]
+        assert order(name, pair) == found[name]
+    assert order("rm_naive") == found["fastfill"]
 
 
 def test_what_no_method_gives_is_named(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     for name, remedy in (("sigma", "fastfill"), ("oracle_loss", "stand-in"), ("class_mean_distance", "train split")):
         with pytest.raises(InputError, match=remedy):
-            BackfillOrders(folder, (name,), 0, "cosine", find_methods(("rm_naive",)), {}).check()
+            order_of(folder, name)
 
 
 def test_class_means_come_from_the_train_split(tmp_path: Path) -> None:
@@ -106,7 +111,6 @@ def test_class_means_come_from_the_train_split(tmp_path: Path) -> None:
     more = {"new": vector_column(np.ones((6, 6), np.float32)), "label": np.repeat([5, 7, 9], 2)}
     write_parquet(tmp_path / "train.parquet", pa.table(train | more))
     folder = folder_of(tmp_path)
-    orders = BackfillOrders(folder, ("class_mean_distance",), 0, "cosine", find_methods(("rm_naive",)), {})
     unit = folder.gallery.old / np.linalg.norm(folder.gallery.old, axis=1, keepdims=True)
     expected = np.argsort(unit[:, :3].max(axis=1), kind="stable")
-    assert orders.of(method("rm_naive"))["class_mean_distance"].tolist() == expected.tolist()
+    assert order_of(folder, "class_mean_distance")("rm_naive") == expected.tolist()

@@ -10,24 +10,25 @@ import pyarrow as pa
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.cluster.replay import ReplayPlace
-from ray_backfill.cluster.train import Workers
-from ray_backfill.comparison.merges import FittedMerges
-from ray_backfill.comparison.orders import BackfillOrders
-from ray_backfill.comparison.simulate import Evaluation, Run, replay_methods, simulate
-from ray_backfill.comparison.tabulate import Curves, tabulate
+from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.comparison.left_out import LeftOut
+from ray_backfill.comparison.orders import resolve_orders
+from ray_backfill.comparison.replay import Curves, replay_here
+from ray_backfill.comparison.resolve import resolve
+from ray_backfill.comparison.tabulate import tabulate
 from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.errors import InputError
 from ray_backfill.files import read_json
 from ray_backfill.methods import find_methods
 from ray_backfill.replay import Curve
+from ray_backfill.runs.context import Context
 from ray_backfill.runs.pipeline import evaluate_folder
+from ray_backfill.runs.results import Facts, write_results
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable, read_folder, vector_column, write_parquet
 from ray_backfill.training.fits import FitSettings
 from ray_backfill.training.head_loop import HeadTraining
 from ray_backfill.training.transform_loop import TransformTraining
 
-RUN = Run(command="test")
 CLASSES = 6
 
 
@@ -57,19 +58,17 @@ def folder(tmp_path: Path) -> Path:
 EVALUATION = Evaluation(methods=("rm_naive", "offline"), orders=("random", "classifier_score"), points=5)
 
 
-def run_on(folder: Path, out: Path, evaluation: Evaluation = EVALUATION, run: Run = RUN) -> Path:
-    return simulate(read_folder(folder), out, evaluation, {}, run)
+def run_on(folder: Path, out: Path, evaluation: Evaluation = EVALUATION, left_out: tuple[LeftOut, ...] = ()) -> Path:
+    comparison = resolve(read_folder(folder), evaluation, FitSettings())
+    return write_results(replace(comparison, left_out=left_out), out, Facts(command="test"))
 
 
 def replay_all(data: EmbeddingFolder, evaluation: Evaluation = EVALUATION) -> Curves:
-    methods = evaluation.find_methods()
-    orders = BackfillOrders(data, evaluation.orders, evaluation.order_seed, evaluation.distance, methods, {})
-    merges = FittedMerges(data, evaluation.merges, evaluation, {})
-    return replay_methods(data, ground_truth(data), methods, orders, merges, evaluation, {})
+    return replay_here(resolve(data, evaluation, FitSettings()))
 
 
 def test_tables_hold_what_the_curves_say(folder: Path, tmp_path: Path) -> None:
-    out = run_on(folder, tmp_path / "out", run=Run("test", left_out={"rm": "no train split"}))
+    out = run_on(folder, tmp_path / "out", left_out=(LeftOut("method", "rm", "no train split"),))
     curves, summary = pd.read_parquet(out / "curves.parquet"), pd.read_parquet(out / "summary.parquet")
     assert summary.method.drop_duplicates().tolist() == ["old", "new", "rm_naive", "offline"]
     data = read_folder(folder)
@@ -197,7 +196,7 @@ def test_a_half_written_result_is_made_again(folder: Path, tmp_path: Path, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("ray_backfill.comparison.simulate.write_report", stop)
+        patch.setattr("ray_backfill.runs.results.write_report", stop)
         with pytest.raises(KeyboardInterrupt):
             run_on(folder, tmp_path / "out")
     assert not read_json(tmp_path / "out" / "manifest.json")["finished"]
@@ -266,7 +265,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
     with pytest.raises(InputError, match=r"queries\.parquet has no column 'label'; add it, or give"):
         ground_truth(read_folder(folder))
     with pytest.raises(InputError, match="needs the gallery column 'order_score'"):
-        BackfillOrders(read_folder(folder), ("given",), 0, "cosine", find_methods(("old",)), {}).check()
+        resolve_orders(read_folder(folder), ("given",), 0, "cosine", find_methods(("old",)))
     for bad in (
         Evaluation(methods=("rn",)),
         Evaluation(metrics=("acc",)),
@@ -304,7 +303,7 @@ def evaluate(folder: Path, out: Path, **change: Any) -> dict[str, Any]:
     """The manifest of a run on a user's folder, from preflight to report."""
     evaluation = replace(EVALUATION, orders=("random",), **change)
     small = FitSettings(heads=HeadTraining(epochs=1), transforms=TransformTraining(epochs=1, hidden=8))
-    results = evaluate_folder(folder, out, evaluation, small, Workers(), ReplayPlace(), "test")
+    results = evaluate_folder(folder, evaluation, small, Context(out))
     return read_json(results / "manifest.json")
 
 

@@ -13,12 +13,12 @@ from papers import published
 from papers.published import PublishedTable
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.train import Workers
+from ray_backfill.comparison.resolve import check_distances_agree
 from ray_backfill.datasets import dataset_module, dataset_names
 from ray_backfill.errors import InputError
 from ray_backfill.models.backbones import check_arch
 from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import describe_recipe, load_recipe, recipe_names
-from ray_backfill.runs.checks import check_distances_agree
 from ray_backfill.runs.planning import count_images, plan_upgrade
 
 
@@ -155,7 +155,7 @@ def test_published_recipes_follow_their_protocol(name: str) -> None:
         assert (recipe.protocol.old_counts, recipe.protocol.new_counts) == ((50, 500), (2183, 2183))  # women, men
     is_face = "vgg" in name
     assert recipe.new.training.classification == transforms.loss.classification == ("arcface" if is_face else "softmax")
-    check_distances_agree(recipe.evaluation.find_methods(), recipe.evaluation, recipe.fits)
+    check_distances_agree(recipe.evaluation.find_methods(), recipe.evaluation.distance, recipe.fits)
 
 
 RESNET_50_TWICE = {"imagenet", "imagenet_fastfill", "places365_fastfill"}

@@ -11,9 +11,9 @@ import pytest
 from ray_backfill.datasets import Items
 from ray_backfill.errors import InputError
 from ray_backfill.methods import all_methods
-from ray_backfill.runs.checks import check_evaluation, check_recipe, unfittable
+from ray_backfill.runs.checks import check_evaluation, check_recipe
 from ray_backfill.recipes import load_recipe
-from ray_backfill.comparison.merges import unfittable as unfittable_merges
+from ray_backfill.comparison.left_out import find_left_out
 from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
 from ray_backfill.training.fits import FitSettings
 from tests.datasets._pictures import write_tree
@@ -39,14 +39,19 @@ def folder_of(path: Path, train: dict[str, Any] | None, **gallery: Any) -> Embed
 
 
 def left_out(folder: EmbeddingFolder, distance: str = "cosine") -> dict[str, str]:
-    return unfittable(folder, list(all_methods().values()), FitSettings(), distance)
+    found = find_left_out(folder, list(all_methods().values()), (), FitSettings(), distance)
+    return {each.name: each.reason for each in found}
+
+
+def merges_left_out(folder: EmbeddingFolder, *merges: str) -> list[str]:
+    return [each.name for each in find_left_out(folder, (), merges, FitSettings(), "cosine")]
 
 
 def test_a_whole_folder_leaves_out_only_what_needs_further_models(tmp_path: Path) -> None:
     found = left_out(folder_of(tmp_path, {}))
     assert found.keys() == OTHER_MODELS
     assert found["bct"] == "needs embeddings of a further model: a column 'bct' in gallery.parquet"
-    assert unfittable_merges(read_folder(tmp_path), ("raw", "isotonic", "csls")) == {}
+    assert merges_left_out(read_folder(tmp_path), "raw", "isotonic", "csls") == []
 
 
 def test_further_models_must_be_in_every_split_that_is_needed(tmp_path: Path) -> None:
@@ -60,10 +65,10 @@ def test_further_models_must_be_in_every_split_that_is_needed(tmp_path: Path) ->
 def test_without_labels_or_without_a_train_split(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "a", {"label": None})
     assert left_out(folder).keys() == LABELLED | OTHER_MODELS
-    assert unfittable_merges(folder, ("raw", "quantile", "isotonic")).keys() == {"isotonic merge"}
+    assert merges_left_out(folder, "raw", "quantile", "isotonic") == ["isotonic"]
     folder = folder_of(tmp_path / "b", None)
     assert left_out(folder).keys() == FITTED | OTHER_MODELS
-    assert unfittable_merges(folder, ("raw", "quantile", "rrf")).keys() == {"quantile merge"}
+    assert merges_left_out(folder, "raw", "quantile", "rrf") == ["quantile"]
 
 
 @pytest.mark.parametrize("distance", ["l2", "inner_product"])
@@ -77,10 +82,10 @@ def test_heads_take_part_under_the_distance_they_train_under(tmp_path: Path, dis
 def test_train_splits_of_one_class_or_without_a_pair(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "a", {"label": np.zeros(40, int)})
     assert "at least 2 classes" in left_out(folder)["rm"]
-    assert unfittable_merges(folder, ("isotonic",)).keys() == {"isotonic merge"}
+    assert merges_left_out(folder, "isotonic") == ["isotonic"]
     folder = folder_of(tmp_path / "b", {"label": np.arange(40)})
     assert "more than one item" in left_out(folder)["fastfill"]
-    assert unfittable_merges(folder, ("logistic",)).keys() == {"logistic merge"}
+    assert merges_left_out(folder, "logistic") == ["logistic"]
 
 
 @pytest.mark.parametrize(

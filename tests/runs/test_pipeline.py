@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ray_backfill.runs import pipeline
-from ray_backfill.cluster.train import Workers
+from ray_backfill.runs import images
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Method, find_methods
-from ray_backfill.runs.pipeline import models_of, recipe_classes, train_recipe_backbone
+from ray_backfill.runs.context import Context
+from ray_backfill.runs.images import models_of, recipe_classes, train_recipe_backbone
 from ray_backfill.runs.checks import check_recipe
 from ray_backfill.recipes import load_recipe
 
@@ -29,7 +29,7 @@ def test_methods_say_which_backbones_are_trained() -> None:
 
 def test_unknown_models_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"unknown model 'teacher'; known: old, new, bct, .*side"):
-        train_recipe_backbone(RECIPE, "teacher", tmp_path, Workers())
+        train_recipe_backbone(RECIPE, "teacher", Context(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def test_each_kind_is_like_old_or_new(
         trained.append(arguments)
         return tmp_path
 
-    monkeypatch.setattr(pipeline, "train_backbone_stage", record)
-    monkeypatch.setattr(pipeline, "note_facts", lambda *_: None)
-    train_recipe_backbone(RECIPE, role, tmp_path, Workers())
+    monkeypatch.setattr(images, "train_backbone_stage", record)
+    monkeypatch.setattr(images, "note_facts", lambda *_: None)
+    train_recipe_backbone(RECIPE, role, Context(tmp_path))
     folders = [arguments[0] for arguments in trained]
     assert folders == [tmp_path / "backbones" / name for name in (*needs, role)]
     _, _, _, classes, backbone, training, _, kind, old = trained[-1]

@@ -10,7 +10,7 @@ from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.train import Workers
 from ray_backfill.methods import Method, all_backbones
 from ray_backfill.models.checkpoints import BackboneInfo
-from ray_backfill.runs.pipeline import models_of
+from ray_backfill.runs.images import models_of
 from ray_backfill.runs.planning.counts import Counts, ModelCounts
 from ray_backfill.runs.planning.fits import fit_cost
 from ray_backfill.runs.planning.settings import PlanningSettings

@@ -21,7 +21,7 @@ from ray_backfill.runs.planning import Counts, ModelCounts, Plan, PlanningSettin
 from ray_backfill.runs.planning.counts import count_images
 from ray_backfill.protocols import Protocol, split_classes
 from ray_backfill.recipes import ModelRecipe, Recipe
-from ray_backfill.comparison.simulate import Evaluation
+from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.store import vector_column, write_parquet
 from ray_backfill.training import pixels
 from ray_backfill.training.backbone_loop import BackboneTraining, train_backbone, training_rows

@@ -1,0 +1,59 @@
+"""What to compare and how, as the user says it."""
+
+from dataclasses import dataclass
+
+from ray_backfill.comparison.merges import check_merge
+from ray_backfill.distances import check_distance
+from ray_backfill.errors import InputError
+from ray_backfill.methods import Method, all_methods, find_methods
+from ray_backfill.metrics import parse_metric
+from ray_backfill.orders import check_order_name
+
+# A choice: the references, what needs no training, and the best known of each family.
+METHODS = (
+    *("old", "new", "offline", "rm_naive", "procrustes_query", "least_squares_gallery", "fct", "fastfill"),
+    *("rqt", "cl_s", "mcl", "rm"),
+)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is compared and how."""
+
+    # Upgrade methods, or "all"; old and new always take part, as the ends of the gain.
+    methods: tuple[str, ...] = METHODS
+    # Backfill orders: random, classifier_score, least_confidence, entropy, margin, centroid_cosine,
+    # class_mean_distance, sigma, oracle_loss (peeks), popularity, given.
+    orders: tuple[str, ...] = ("classifier_score",)
+    # How distances of the two systems are made comparable: raw (as they are), quantile, isotonic, logistic, csls, rrf.
+    merges: tuple[str, ...] = ("raw",)
+    # mAP, mAP@k, CMC@k; the first one leads the report.
+    metrics: tuple[str, ...] = ("mAP", "CMC@1")
+    # Moments of the backfill, t = 0 and t = 1 included.
+    points: int = 11
+    # cosine, l2 or inner_product.
+    distance: str = "cosine"
+    # Random seed of the random order.
+    order_seed: int = 0
+
+    def find_methods(self) -> list[Method]:
+        """The methods, old and new in front. Raises InputError for an unknown name."""
+        wanted = [name for word in self.methods for name in (all_methods() if word == "all" else (word,))]
+        return find_methods(tuple(dict.fromkeys(("old", "new", *wanted))))
+
+    def check(self) -> None:
+        """Raises InputError for any unknown name or impossible setting."""
+        self.find_methods()
+        for metric in self.metrics:
+            parse_metric(metric)
+        for order in self.orders:
+            check_order_name(order)
+        check_distance(self.distance)
+        for merge in self.merges:
+            check_merge(merge, self.distance)
+        if not self.metrics or not self.orders or not self.merges:
+            raise InputError("give at least one metric, one order and one merge")
+        if self.order_seed < 0:
+            raise InputError(f"the seed of an order must not be negative, got {self.order_seed}")
+        if not 2 <= self.points <= 1 << 16:
+            raise InputError(f"a curve needs at least 2 points and at most {1 << 16}, got {self.points}")

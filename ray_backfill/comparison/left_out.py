@@ -1,0 +1,79 @@
+"""Which methods and merges cannot take part on a folder of embeddings, and why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ray_backfill.comparison.merges import why_merge_cannot_be_fitted
+from ray_backfill.errors import InputError
+from ray_backfill.merges import MERGES
+from ray_backfill.methods import Method, TrainSet
+from ray_backfill.methods.rank_merge import DISTANCES as HEAD_DISTANCES
+from ray_backfill.store import EmbeddingFolder
+from ray_backfill.training.fits import FitSettings, check_fit
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A method, a merge, or the fitted merges of a method, and why it does not take part."""
+
+    kind: Literal["method", "merge", "fitted merges"]
+    name: str
+    reason: str
+
+    @property
+    def words(self) -> str:
+        """As it is shown: "rm", "csls merge", "bct with fitted merges"."""
+        suffix = {"method": "", "merge": " merge", "fitted merges": " with fitted merges"}
+        return self.name + suffix[self.kind]
+
+
+def find_left_out(
+    folder: EmbeddingFolder,
+    methods: Sequence[Method],
+    merges: Sequence[str],
+    fits: FitSettings,
+    distance: str,
+    to_come: Sequence[str] = (),
+) -> tuple[LeftOut, ...]:
+    """What cannot take part. to_come: models whose embeddings of the gallery will be made later."""
+    reasons = {method.name: _why_not(folder, method, fits, distance, to_come) for method in methods}
+    found = [LeftOut("method", name, reason) for name, reason in reasons.items() if reason]
+    for name in merges:
+        if reason := why_merge_cannot_be_fitted(name, folder.train):
+            found.append(LeftOut("merge", name, reason))
+    if folder.train is not None and any(MERGES[name].needs_train for name in merges):
+        for method in methods:
+            lacking = [model for model in method.models if model not in folder.train.vectors]
+            if lacking and not reasons[method.name] and not method.is_reference:
+                reason = f"needs a column {lacking[0]!r} in train.parquet"
+                found.append(LeftOut("fitted merges", method.name, reason))
+    return tuple(found)
+
+
+def _why_not(folder: EmbeddingFolder, method: Method, fits: FitSettings, distance: str, to_come: Sequence[str]) -> str:
+    """The reason why a method cannot take part, or ""."""
+    of_gallery = {model for model in method.models if model not in to_come}
+    splits = [(folder.gallery, of_gallery)]
+    if folder.queries is not None:
+        splits.append((folder.queries, set(method.models)))
+    if method.fit is not None:
+        if folder.train is None:
+            return "needs train.parquet to be fitted on"
+        if method.fit.needs_labels and folder.train.label is None:
+            return "needs a column 'label' in train.parquet to be fitted on"
+        splits.append((folder.train, set(method.models)))
+    for model in method.models:
+        for table, needed in splits:
+            if model in needed and model not in table.vectors:
+                return f"needs embeddings of a further model: a column {model!r} in {table.path.name}"
+    if method.kind == "heads" and fits.heads.loss.distance != distance:
+        if distance not in HEAD_DISTANCES:
+            return f"heads train under the cosine or the l2 distance, not {distance}"
+        return f"heads would train under the {fits.heads.loss.distance} distance; give --heads.loss.distance {distance}"
+    if method.fit is not None and folder.train is not None:
+        try:
+            check_fit(method, TrainSet(folder.train.vectors, folder.train.label, folder.classifier), fits, 1)
+        except InputError as error:
+            return str(error)
+    return ""

@@ -1,0 +1,30 @@
+"""The fitted networks of methods, each read from disk once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ray_backfill.files import read_json
+from ray_backfill.methods import Method
+from ray_backfill.models.checkpoints import load_network
+
+
+@dataclass(frozen=True)
+class Networks:
+    """folders: method -> folder of its fitted network."""
+
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    _read: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def of(self, method: Method) -> Any:
+        """The method's network in eval mode; None where the method fits nothing."""
+        if method.fit is None:
+            return None
+        if method.name not in self._read:
+            self._read[method.name] = load_network(self.folders[method.name])
+        return self._read[method.name]
+
+    def training_flops(self, method: Method) -> int:
+        """Floating-point operations that the method's fit took; 0 where it fits nothing."""
+        return read_json(self.folders[method.name] / "manifest.json")["training_flops"] if method.fit else 0

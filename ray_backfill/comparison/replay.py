@@ -1,0 +1,62 @@
+"""Replays every method of a comparison, in this process or wherever its systems are."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from tqdm import tqdm
+
+from ray_backfill.comparison.resolve import Comparison
+from ray_backfill.merges import Merge
+from ray_backfill.methods import Method
+from ray_backfill.replay import Curve, replay
+from ray_backfill.systems import IntArray, UpgradePair
+
+# A curve by (method, order, merge).
+Key = tuple[str, str, str]
+Curves = Mapping[Key, Curve]
+
+
+class Served(Protocol):
+    """One method's systems, ready to be replayed."""
+
+    @property
+    def pair(self) -> UpgradePair | None:
+        """None where they are not in this process."""
+
+    def curves(self, orders: Mapping[str, IntArray], merge: Merge) -> Mapping[str, Curve]:
+        """Order name -> curve."""
+        ...
+
+
+def replay_methods(comparison: Comparison, serve: Callable[[Method], Served]) -> Curves:
+    """The curve of each method, order and merge. serve: makes a method's systems."""
+    curves: dict[Key, Curve] = {}
+    for method in (bar := tqdm(comparison.methods, desc="replay", unit=" methods", dynamic_ncols=True)):
+        bar.set_postfix_str(method.title)
+        served = serve(method)
+        orders = comparison.orders_of(method, served.pair)
+        for name, merge in comparison.merges_of(method).items():
+            found = served.curves(orders, merge)
+            curves.update({(method.name, order, name): curve for order, curve in found.items()})
+    return curves
+
+
+def replay_here(comparison: Comparison, device: str = "cpu") -> Curves:
+    """``replay_methods`` in this process. device: see ``replay``."""
+    return replay_methods(comparison, lambda method: _Here(comparison, comparison.pair(method), device))
+
+
+@dataclass
+class _Here:
+    comparison: Comparison
+    pair: UpgradePair | None
+    device: str
+
+    def curves(self, orders: Mapping[str, IntArray], merge: Merge) -> Mapping[str, Curve]:
+        assert self.pair is not None
+        how = self.comparison.evaluation
+        return replay(
+            self.pair, self.comparison.truth, orders, how.points, how.metrics, how.distance, progress=True,
+            device=self.device, merge=merge,
+        )  # fmt: skip

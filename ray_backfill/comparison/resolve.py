@@ -1,0 +1,125 @@
+"""Resolves a comparison once: what is compared, on which truth, in which orders, and what is left out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.comparison.left_out import LeftOut, find_left_out
+from ray_backfill.comparison.merges import MergeFits, resolve_merges
+from ray_backfill.comparison.networks import Networks
+from ray_backfill.comparison.orders import BackfillOrders, embeddings_of, resolve_orders
+from ray_backfill.comparison.truth import check_vectors, ground_truth
+from ray_backfill.errors import InputError
+from ray_backfill.merges import Merge
+from ray_backfill.methods import Embeddings, Method
+from ray_backfill.store import EmbeddingFolder
+from ray_backfill.systems import GroundTruth, IntArray, UpgradePair
+from ray_backfill.training.fits import FitSettings
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that a replay, a drill or a report needs, checked. methods: those that take part, old and new first.
+
+    networks: of the methods that fit something, once they are fitted.
+    """
+
+    folder: EmbeddingFolder
+    evaluation: Evaluation
+    methods: tuple[Method, ...]
+    truth: GroundTruth
+    orders: BackfillOrders
+    merges: MergeFits
+    left_out: tuple[LeftOut, ...] = ()
+    networks: Networks = field(default_factory=Networks)
+
+    def fitted(self, folders: Mapping[str, Path]) -> "Comparison":
+        """The comparison with the networks in these folders; methods whose training diverged are left out.
+
+        folders: method -> folder of its fitted network.
+        """
+        diverged = [method for method in self.methods if method.fit and method.name not in folders]
+        left_out = [
+            LeftOut("method", method.name, f"its training diverged; lower --{method.kind}.lr to try again")
+            for method in diverged
+        ]
+        methods = tuple(method for method in self.methods if method not in diverged)
+        return replace(
+            self,
+            methods=methods,
+            orders=replace(self.orders, methods=methods),
+            left_out=(*self.left_out, *left_out),
+            networks=Networks(folders),
+        )
+
+    @cached_property
+    def embeddings(self) -> Embeddings:
+        """What methods make their pairs of systems from."""
+        return embeddings_of(self.folder)
+
+    def pair(self, method: Method) -> UpgradePair:
+        """The two systems that serve under this method. Cost: its map over queries and gallery."""
+        return method.pair(self.embeddings, self.networks.of(method))
+
+    def orders_of(self, method: Method, pair: UpgradePair | None = None) -> dict[str, IntArray]:
+        """Order name -> (N,) order. pair: of the method, where it is at hand."""
+        return self.orders.of(method, self.networks, pair)
+
+    def merges_of(self, method: Method) -> dict[str, Merge]:
+        """Merge name -> the merge, fitted for this method."""
+        return self.merges.of(method, self.networks)
+
+
+def resolve(
+    folder: EmbeddingFolder,
+    evaluation: Evaluation,
+    fits: FitSettings,
+    from_images: bool = False,
+    to_come: Sequence[str] | None = None,
+) -> Comparison:
+    """Check a folder of embeddings against what is to be compared on it.
+
+    from_images: the embeddings were made from a recipe's images, which were checked: a query that lost its class to
+        broken images is skipped, like any without an answer.
+    to_come: for a drill, the models whose embeddings of the gallery are made while it runs. A drill leaves nothing out.
+
+    Raises:
+        InputError: unknown names, vectors, labels or positives that do not fit, an order that cannot be made, no merge
+            that can be fitted; heads that train under another distance (from_images); anything left out (to_come).
+    """
+    evaluation.check()
+    wanted = evaluation.find_methods()
+    check_vectors(folder, evaluation.distance)
+    truth = ground_truth(folder, refuse_unknown_labels=not from_images)
+    if from_images:
+        check_distances_agree(wanted, evaluation.distance, fits)
+    left_out = find_left_out(folder, wanted, evaluation.merges, fits, evaluation.distance, to_come or ())
+    if left_out and to_come is not None:
+        raise InputError(f"{left_out[0].words}: {left_out[0].reason}")
+    gone = {(each.kind, each.name) for each in left_out}
+    methods = tuple(method for method in wanted if ("method", method.name) not in gone)
+    merges = [merge for merge in evaluation.merges if ("merge", merge) not in gone]
+    if not merges:
+        raise InputError("none of the --merges can be fitted on this folder; add raw, or give it a train.parquet")
+    distance, seed = evaluation.distance, evaluation.order_seed
+    return Comparison(
+        folder,
+        evaluation,
+        methods,
+        truth,
+        resolve_orders(folder, evaluation.orders, seed, distance, methods),
+        resolve_merges(folder, merges, distance, seed),
+        left_out,
+    )
+
+
+def check_distances_agree(methods: Sequence[Method], distance: str, fits: FitSettings) -> None:
+    """Raises InputError where heads would be trained under another distance than they are compared by."""
+    trained = fits.heads.loss.distance
+    if any(method.kind == "heads" for method in methods) and trained != distance:
+        raise InputError(
+            f"heads would train under the {trained} distance but be compared by {distance}; "
+            "give both --distance and --heads.loss.distance (cosine or l2), or only --methods without heads"
+        )

@@ -1,0 +1,112 @@
+"""From a comparison to a folder of results: every method and order replayed, tables written, reported."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ray_backfill import __version__
+from ray_backfill.comparison.costs import cost_table
+from ray_backfill.comparison.orders import store_sigma
+from ray_backfill.comparison.replay import Curves, replay_here
+from ray_backfill.comparison.resolve import Comparison
+from ray_backfill.comparison.tabulate import tabulate
+from ray_backfill.report import write_report
+from ray_backfill.stages import begin_stage, finish_stage, look_at_stage, note_facts
+from ray_backfill.store import write_parquet
+
+# Of the folder of results: goes up when a table gets another shape.
+FORMAT = 3
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the manifest says of a run that its comparison does not know.
+
+    settings: what decides the results besides the data and the evaluation. recipe: all of it, {} for a user's folder.
+    embeddings: facts about how the embeddings were made. backbones: model -> macs and parameters of one embedding, and
+    the training_flops it took, where the models are known.
+    """
+
+    command: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    recipe: dict[str, Any] = field(default_factory=dict)
+    embeddings: dict[str, Any] = field(default_factory=dict)
+    timings_s: dict[str, float] = field(default_factory=dict)
+    backbones: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def write_results(
+    comparison: Comparison, out: Path, facts: Facts, replayed: Callable[[Comparison], Curves] = replay_here
+) -> Path:
+    """Replay and report; does nothing if ``out`` holds these very results already.
+
+    replayed: gives the curves; by default in this process.
+
+    Raises:
+        InputError: ``out`` belongs to another run.
+    """
+    folder, evaluation = comparison.folder, comparison.evaluation
+    fingerprint = folder.fingerprint(folder.models)
+    # By name, so that "all" means other results when there are other methods.
+    compared = asdict(evaluation) | {"methods": [method.name for method in comparison.methods]}
+    wanted = {"format": FORMAT, "data": fingerprint, "evaluation": compared} | facts.settings
+    if look_at_stage(out, "simulation", wanted):
+        return out
+    for method in comparison.methods:
+        if method.has_sigma:
+            store_sigma(folder, method, comparison.networks)
+    # The folder is claimed when there is something to write: what fails or is stopped before leaves no trace.
+    started = time.perf_counter()
+    curves = replayed(comparison)
+    begin_stage(out, "simulation", wanted)
+    tables = tabulate(comparison.methods, curves, evaluation.metrics, (folder.queries or folder.gallery).group)
+    dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
+    frames = vars(tables) | {"costs": cost_table(comparison.methods, dims, comparison.networks, facts.backbones)}
+    for name, table in frames.items():
+        if table is not None:
+            write_parquet(out / f"{name}.parquet", pa.Table.from_pandas(table, preserve_index=False))
+    note_facts(out, _manifest(comparison, fingerprint, facts, round(time.perf_counter() - started, 2)))
+    write_report(out)
+    finish_stage(out)
+    return out
+
+
+def versions() -> dict[str, str]:
+    """The versions that decide numbers, for manifests."""
+    return {"ray_backfill": __version__} | {name: version(name) for name in ("ray", "torch", "numpy", "pyarrow")}
+
+
+def now() -> str:
+    """The time in UTC to the second, for manifests."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: float) -> dict[str, Any]:
+    """What the manifest says beside the settings."""
+    folder, evaluation, truth = comparison.folder, comparison.evaluation, comparison.truth
+    return {
+        "kind": "simulation",
+        "command": facts.command,
+        "recipe": facts.recipe,
+        "created": now(),
+        "versions": versions(),
+        "seed": evaluation.order_seed,
+        "primary_metric": evaluation.metrics[0],
+        "left_out": {each.words: each.reason for each in comparison.left_out},
+        "timings_s": facts.timings_s | {"replay": replay_s},
+        "backbones": facts.backbones,
+        "data": {
+            "fingerprint": fingerprint,
+            "gallery_items": len(folder.gallery),
+            "queries": truth.n_queries,
+            "queries_skipped": len(truth.skipped),
+        }
+        | {f"{model}_dim": folder.gallery.vectors[model].shape[1] for model in folder.models}
+        | facts.embeddings,
+    }
