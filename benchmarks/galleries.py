@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 import ray_backfill as rb
-from ray_backfill.comparison.networks import Networks
+from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.comparison.orders import embeddings_of
 from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.errors import InputError
@@ -97,7 +97,7 @@ def from_folder(data: Path, name: str, maps: Path | None, distance: str) -> Case
         raise InputError(f"{data} has no train.parquet, from which indexes and merges learn")
     if method.fit and maps is None:
         raise InputError(f"method {name!r} is fitted: give --maps RUN/maps of the run whose embeddings these are")
-    network = Networks({name: (maps or Path()) / name}).of(method)
+    network = FittedMaps({name: (maps or Path()) / name}).of(method)
     rows = slice(0, min(len(folder.train), _TRAIN_ITEMS))
     train: dict[str, FloatArray] = {model: vectors[rows] for model, vectors in folder.train.vectors.items()}
     label = None if folder.train.label is None else np.unique(folder.train.label[rows], return_inverse=True)[1]

@@ -21,7 +21,7 @@ import tyro
 
 from benchmarks.galleries import header, row
 from benchmarks.serving import machine
-from ray_backfill.cli import ScaleJob
+from ray_backfill.cli.options import ScaleJob
 from ray_backfill.comparison import replay, resolve
 from ray_backfill.files import read_json, write_json
 from ray_backfill.methods import find_methods

@@ -4,7 +4,9 @@ python jobs/embed_gallery.py --recipe omniglot --data-root PATH --out runs/omnig
 python jobs/embed_gallery.py --recipe imagenet --dry-run     (what it would need; needs no data)
 """
 
-from ray_backfill.cli import context_of, recipe_job, run_job, shown
+from ray_backfill.cli.jobs import context_of
+from ray_backfill.cli.parse import recipe_job
+from ray_backfill.cli.shell import run_job, shown
 from ray_backfill.files import read_json
 from ray_backfill.runs.images import embed_recipe
 

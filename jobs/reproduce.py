@@ -4,7 +4,7 @@ python jobs/reproduce.py --recipe omniglot --data-root PATH --subgroups omniglot
 """
 
 from papers.job import reproduce_job
-from ray_backfill.cli import run_job
+from ray_backfill.cli.shell import run_job
 
 if __name__ == "__main__":
     run_job(lambda: reproduce_job(__doc__ or ""))

@@ -6,7 +6,8 @@ python jobs/simulate.py --recipe cifar100 --data-root PATH --download
 python jobs/simulate.py --data DIR --out runs/mine --metrics mAP@100 CMC@1 --orders random
 """
 
-from ray_backfill.cli import run_job, simulate_job
+from ray_backfill.cli.jobs import simulate_job
+from ray_backfill.cli.shell import run_job
 
 if __name__ == "__main__":
     run_job(lambda: simulate_job(__doc__ or ""))

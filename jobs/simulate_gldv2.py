@@ -5,7 +5,8 @@ python jobs/simulate_gldv2.py --scale full    (761,757 invented embeddings; --ga
 ray job submit --working-dir . -- python jobs/simulate_gldv2.py --out /shared/runs/demo
 """
 
-from ray_backfill.cli import run_job, simulate_landmarks_job
+from ray_backfill.cli.jobs import simulate_landmarks_job
+from ray_backfill.cli.shell import run_job
 
 if __name__ == "__main__":
     run_job(lambda: simulate_landmarks_job(__doc__ or ""))

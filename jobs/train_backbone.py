@@ -6,7 +6,10 @@ python jobs/train_backbone.py --model new --recipe imagenet --dry-run     (what 
 
 import tyro
 
-from ray_backfill.cli import BackboneJob, context_of, recipe_job, run_job, shown
+from ray_backfill.cli.jobs import context_of
+from ray_backfill.cli.options import BackboneJob
+from ray_backfill.cli.parse import recipe_job
+from ray_backfill.cli.shell import run_job, shown
 from ray_backfill.runs.images import train_recipe_backbone
 
 

@@ -4,7 +4,8 @@ python jobs/train_mcl.py --recipe omniglot --data-root PATH --out runs/omniglot 
 python jobs/train_mcl.py --data DIR --out runs/mine --methods rm
 """
 
-from ray_backfill.cli import fit_job, run_job
+from ray_backfill.cli.jobs import fit_job
+from ray_backfill.cli.shell import run_job
 
 if __name__ == "__main__":
     run_job(lambda: fit_job(__doc__ or ""))

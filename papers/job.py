@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from papers.experiment import Experiment, Place, reproduce
-from ray_backfill.cli import checked_out, command_line, refuse_relative, shown
+from ray_backfill.cli.shell import checked_out, command_line, refuse_relative, shown
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.train import Workers
 

@@ -104,7 +104,7 @@ class _RemoteShards:
 
     def make_pair(self, method: Method) -> "_InShards":
         """Make the method's systems in every shard."""
-        network = self.comparison.networks.folders.get(method.name)
+        network = self.comparison.maps.folders.get(method.name)
         switches = self._answers([actor.make_pair.remote(method.name, network) for actor in self.actors])
         return _InShards(self, switches[0])
 

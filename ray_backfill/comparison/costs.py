@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ray_backfill.comparison.networks import Networks
+from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.methods import Adapter, Embeddings, HeadLoss, Method, TransformLoss
 from ray_backfill.systems import FloatArray
 from ray_backfill.training.arithmetic import counted_flops
@@ -37,7 +37,7 @@ class _Recorder(Mapping[str, FloatArray]):
 def cost_table(
     methods: Sequence[Method],
     dims: Mapping[str, int],
-    networks: Networks,
+    maps: FittedMaps,
     backbones: Mapping[str, Mapping[str, Any]],
 ) -> pd.DataFrame:
     """One row a method; columns: docs/results-format.md.
@@ -45,16 +45,16 @@ def cost_table(
     dims: of the embeddings, by model. backbones: by model what is known of it (macs, parameters, training_flops), {}
     where embeddings came without their models.
     """
-    return pd.DataFrame([_costs(method, dims, networks, backbones) for method in methods])
+    return pd.DataFrame([_costs(method, dims, maps, backbones) for method in methods])
 
 
 def _costs(
     method: Method,
     dims: Mapping[str, int],
-    networks: Networks,
+    maps: FittedMaps,
     backbones: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    network = networks.of(method)
+    network = maps.of(method)
     asked_query: list[str] = []
     asked_gallery: list[str] = []
 
@@ -84,7 +84,7 @@ def _costs(
         "query_parameters": sum(p.numel() for p in network.parameters()) if query_macs else 0,
         "query_macs": query_macs,
         "gallery_macs": gallery_macs,
-        "training_flops": networks.training_flops(method),
+        "training_flops": maps.training_flops(method),
         "trained_models": " + ".join(needed),
         "backbone_training_flops": _sum(backbones, needed, "training_flops"),
     }

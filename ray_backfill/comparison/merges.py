@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.comparison.networks import Networks
+from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.errors import InputError
 from ray_backfill.merges import MERGES, RAW, Merge, fit_merge
 from ray_backfill.methods import Embeddings, Method
@@ -48,7 +48,7 @@ class MergeFits:
     train: Embeddings | None = None
     label: IntArray | None = None
 
-    def of(self, method: Method, networks: Networks) -> dict[str, Merge]:
+    def of(self, method: Method, maps: FittedMaps) -> dict[str, Merge]:
         """The merges that concern the method, by name: old, new and offline serve one system at a time.
 
         Where the train split lacks embeddings of one of its models, only merges that are not fitted.
@@ -58,7 +58,7 @@ class MergeFits:
         pair, names = None, self.names
         if self.train is not None:
             if all(model in self.train.gallery for model in method.models):
-                pair = method.pair(self.train, networks.of(method))
+                pair = method.pair(self.train, maps.of(method))
             else:
                 names = tuple(name for name in names if not MERGES[name].needs_train)
         return {name: fit_merge(name, pair, self.label, self.distance, self.seed) for name in names}

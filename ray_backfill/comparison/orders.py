@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ray_backfill.comparison.networks import Networks
+from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.distances import ProductForm
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, Method
@@ -31,13 +31,13 @@ def embeddings_of(folder: EmbeddingFolder) -> Embeddings:
     return Embeddings((folder.queries or folder.gallery).vectors, folder.gallery.vectors)
 
 
-def store_sigma(folder: EmbeddingFolder, method: Method, networks: Networks) -> Path:
+def store_sigma(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Path:
     """Write ``sigma.parquet`` (id, sigma) of the gallery beside a network with uncertainty, if it is not there."""
-    path = networks.folders[method.name] / "sigma.parquet"
+    path = maps.folders[method.name] / "sigma.parquet"
     of_gallery = folder.fingerprint(method.models, ("gallery",)).encode()
     if not path.exists() or (pq.read_schema(path).metadata or {}).get(_GALLERY) != of_gallery:
         gallery = folder.gallery
-        log_variance_N = log_variances(method, Embeddings({}, gallery.vectors), networks.of(method))
+        log_variance_N = log_variances(method, Embeddings({}, gallery.vectors), maps.of(method))
         table = pa.table({"id": gallery.id, "sigma": np.exp(0.5 * log_variance_N)})
         write_parquet(path, table.replace_schema_metadata({_GALLERY: of_gallery}))
     return path
@@ -60,10 +60,10 @@ class BackfillOrders:
     # By order and method: several methods share the order of one.
     _carried: dict[tuple[str, str], IntArray] = field(default_factory=dict, repr=False, compare=False)
 
-    def of(self, method: Method, networks: Networks, pair: UpgradePair | None = None) -> dict[str, IntArray]:
+    def of(self, method: Method, maps: FittedMaps, pair: UpgradePair | None = None) -> dict[str, IntArray]:
         """Each order for this method. pair: the method's pair of systems, where it is at hand."""
         return {
-            name: self._of_method(name, method, networks, pair) if ORDERS[name].of_method else self.of_gallery[name]
+            name: self._of_method(name, method, maps, pair) if ORDERS[name].of_method else self.of_gallery[name]
             for name in self.names
         }
 
@@ -85,21 +85,21 @@ class BackfillOrders:
             return None
         return next((able[c] for c in _CARRIERS if c in able), next(iter(able.values()), None))
 
-    def _of_method(self, name: str, method: Method, networks: Networks, pair: UpgradePair | None) -> IntArray:
+    def _of_method(self, name: str, method: Method, maps: FittedMaps, pair: UpgradePair | None) -> IntArray:
         carrier = self._carrier(name, method)
         if carrier is None:
             return make_order(name, self.columns, self.seed)
         if (name, carrier.name) not in self._carried:
             own = pair if carrier is method else None
-            self._carried[name, carrier.name] = self._of_carrier(name, carrier, networks, own)
+            self._carried[name, carrier.name] = self._of_carrier(name, carrier, maps, own)
         return self._carried[name, carrier.name]
 
-    def _of_carrier(self, name: str, carrier: Method, networks: Networks, pair: UpgradePair | None) -> IntArray:
+    def _of_carrier(self, name: str, carrier: Method, maps: FittedMaps, pair: UpgradePair | None) -> IntArray:
         if name == "sigma":
-            sigma = read_sigma(networks.folders[carrier.name] / "sigma.parquet", self.folder.gallery)
+            sigma = read_sigma(maps.folders[carrier.name] / "sigma.parquet", self.folder.gallery)
             return make_order(name, replace(self.columns, sigma=sigma), self.seed)
         if pair is None:
-            pair = carrier.pair(embeddings_of(self.folder), networks.of(carrier))
+            pair = carrier.pair(embeddings_of(self.folder), maps.of(carrier))
         form = ProductForm.of(RetrievalSystem(pair.backward.gallery, pair.forward.gallery), self.distance)
         items = np.arange(pair.n_gallery)
         return make_order(name, replace(self.columns, true_loss=form.exact(items, items)), self.seed)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.left_out import LeftOut, find_left_out
+from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.comparison.merges import MergeFits, resolve_merges
-from ray_backfill.comparison.networks import Networks
 from ray_backfill.comparison.orders import BackfillOrders, embeddings_of, resolve_orders
 from ray_backfill.comparison.truth import check_vectors, ground_truth
 from ray_backfill.errors import InputError
@@ -23,7 +23,7 @@ from ray_backfill.training.fits import FitSettings
 class Comparison:
     """Everything that a replay, a drill or a report needs, checked. methods: those that take part, old and new first.
 
-    networks: of the methods that fit something, once they are fitted.
+    maps: of the methods that fit something, once they are fitted.
     """
 
     folder: EmbeddingFolder
@@ -33,10 +33,10 @@ class Comparison:
     orders: BackfillOrders
     merges: MergeFits
     left_out: tuple[LeftOut, ...] = ()
-    networks: Networks = field(default_factory=Networks)
+    maps: FittedMaps = field(default_factory=FittedMaps)
 
     def fitted(self, folders: Mapping[str, Path]) -> "Comparison":
-        """The comparison with the networks in these folders; methods whose training diverged are left out.
+        """The comparison with the maps in these folders; methods whose training diverged are left out.
 
         folders: method -> folder of its fitted network.
         """
@@ -51,7 +51,7 @@ class Comparison:
             methods=methods,
             orders=replace(self.orders, methods=methods),
             left_out=(*self.left_out, *left_out),
-            networks=Networks(folders),
+            maps=FittedMaps(folders),
         )
 
     @cached_property
@@ -61,15 +61,15 @@ class Comparison:
 
     def pair(self, method: Method) -> UpgradePair:
         """The two systems that serve under this method. Cost: its map over queries and gallery."""
-        return method.pair(self.embeddings, self.networks.of(method))
+        return method.pair(self.embeddings, self.maps.of(method))
 
     def orders_of(self, method: Method, pair: UpgradePair | None = None) -> dict[str, IntArray]:
         """Order name -> (N,) order. pair: of the method, where it is at hand."""
-        return self.orders.of(method, self.networks, pair)
+        return self.orders.of(method, self.maps, pair)
 
     def merges_of(self, method: Method) -> dict[str, Merge]:
         """Merge name -> the merge, fitted for this method."""
-        return self.merges.of(method, self.networks)
+        return self.merges.of(method, self.maps)
 
 
 def resolve(

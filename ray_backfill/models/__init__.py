@@ -1,1 +1,1 @@
-"""Networks and their files. No losses, no training."""
+"""FittedMaps and their files. No losses, no training."""

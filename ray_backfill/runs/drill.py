@@ -171,7 +171,7 @@ def _sides(comparison: Comparison, method: Method, live: LiveSettings) -> Sides:
     (merge,) = comparison.merges_of(method).values()
     check_live(method, merge)
     dims = dims_of([folder.gallery.vectors, comparison.embeddings.query])
-    sides = Sides(method, comparison.networks.of(method), merge, distance, dims)
+    sides = Sides(method, comparison.maps.of(method), merge, distance, dims)
     train = folder.train.vectors if folder.train else {}
     for settings, side in zip((live.old_index, live.new_index), SIDES, strict=True):
         check_index(settings, sides.dim(side), sides.live_distance)
@@ -190,7 +190,7 @@ def _shards(
     return [
         ShardJob(
             drill, folder.gallery.path, train.path if train else None, len(train) if train else 0, name,
-            comparison.networks.folders.get(name), sides.merge, sides.distance, dict(sides.dims),
+            comparison.maps.folders.get(name), sides.merge, sides.distance, dict(sides.dims),
             ShardPlace(first, last, live.old_index, live.new_index),
         )
         for first, last in pairwise(edges)
@@ -220,7 +220,7 @@ def _conclude(folder: Path, known: Known, facts: Mapping[str, Any], timings_s: d
 
 def _order(comparison: Comparison, method: Method) -> IntArray:
     if method.has_sigma:
-        store_sigma(comparison.folder, method, comparison.networks)
+        store_sigma(comparison.folder, method, comparison.maps)
     (order,) = comparison.orders_of(method).values()
     return order
 

@@ -60,14 +60,14 @@ def write_results(
         return out
     for method in comparison.methods:
         if method.has_sigma:
-            store_sigma(folder, method, comparison.networks)
+            store_sigma(folder, method, comparison.maps)
     # The folder is claimed when there is something to write: what fails or is stopped before leaves no trace.
     started = time.perf_counter()
     curves = replayed(comparison)
     begin_stage(out, "simulation", wanted)
     tables = tabulate(comparison.methods, curves, evaluation.metrics, (folder.queries or folder.gallery).group)
     dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
-    frames = vars(tables) | {"costs": cost_table(comparison.methods, dims, comparison.networks, facts.backbones)}
+    frames = vars(tables) | {"costs": cost_table(comparison.methods, dims, comparison.maps, facts.backbones)}
     for name, table in frames.items():
         if table is not None:
             write_parquet(out / f"{name}.parquet", pa.Table.from_pandas(table, preserve_index=False))

@@ -14,7 +14,7 @@ import scipy
 import torch
 from PIL import Image
 
-from ray_backfill.cli import run_job
+from ray_backfill.cli.shell import run_job
 from ray_backfill.cluster import embed
 from ray_backfill.cluster.embed import EmbedActors, EmbedSettings, embed_stage, split_rows
 from ray_backfill.comparison.truth import ground_truth

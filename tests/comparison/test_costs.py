@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ray_backfill.comparison.costs import cost_table
-from ray_backfill.comparison.networks import Networks
+from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.files import write_json
 from ray_backfill.methods import find_methods
 from ray_backfill.models.checkpoints import save_network
@@ -33,7 +33,7 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, objec
         save_network(path / name, network)
         write_json(path / name / "manifest.json", {"training_flops": 7})
     methods = find_methods(("old", "new", "offline", "rm_naive", "bct", *made))
-    table = cost_table(methods, DIMS, Networks({name: path / name for name in made}), BACKBONES)
+    table = cost_table(methods, DIMS, FittedMaps({name: path / name for name in made}), BACKBONES)
     return {str(row["method"]): row for row in table.to_dict("records")}  # type: ignore[misc]
 
 
@@ -74,6 +74,6 @@ def test_training_costs_the_map_and_the_models_beside_the_old_one(costs: dict[st
 
 
 def test_models_that_nobody_knows_cost_nobody_knows_what() -> None:
-    (row,) = cost_table(find_methods(("rm_naive",)), DIMS, Networks(), {}).to_dict("records")
+    (row,) = cost_table(find_methods(("rm_naive",)), DIMS, FittedMaps(), {}).to_dict("records")
     assert np.isnan(row["query_backbone_macs"])
     assert row["query_macs"] == 0

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from ray_backfill.comparison.networks import Networks
+from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.comparison.orders import resolve_orders, store_sigma
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, Method, find_methods
@@ -32,8 +32,8 @@ def folder_of(path: Path, rows: int = 30, **more: object) -> EmbeddingFolder:
 
 
 @pytest.fixture
-def networks(tmp_path: Path) -> Networks:
-    """Untrained networks: what they say is arbitrary, but each says something else."""
+def maps(tmp_path: Path) -> FittedMaps:
+    """Untrained maps: what they say is arbitrary, but each says something else."""
     torch.manual_seed(0)
     made = {
         "fastfill": Transform(TransformShape((4,), 6, 8, uncertainty=True)),
@@ -43,37 +43,37 @@ def networks(tmp_path: Path) -> Networks:
     }
     for name, network in made.items():
         save_network(tmp_path / "maps" / name, network.eval())
-    return Networks({name: tmp_path / "maps" / name for name in made})
+    return FittedMaps({name: tmp_path / "maps" / name for name in made})
 
 
 Order = Callable[..., list[int]]
 
 
-def order_of(folder: EmbeddingFolder, name: str, networks: Networks | None = None) -> Order:
+def order_of(folder: EmbeddingFolder, name: str, maps: FittedMaps | None = None) -> Order:
     """A method's order of this name, from the methods that have a network here, old and rm_naive."""
-    networks = networks or Networks()
-    methods = find_methods(("old", "rm_naive", *networks.folders))
+    maps = maps or FittedMaps()
+    methods = find_methods(("old", "rm_naive", *maps.folders))
     for each in methods:
         if each.has_sigma:
-            store_sigma(folder, each, networks)
+            store_sigma(folder, each, maps)
     orders = resolve_orders(folder, (name,), 0, "cosine", methods)
-    return lambda method, pair=None: orders.of(find_methods((method,))[0], networks, pair)[name].tolist()
+    return lambda method, pair=None: orders.of(find_methods((method,))[0], maps, pair)[name].tolist()
 
 
 def method(name: str) -> Method:
     return find_methods((name,))[0]
 
 
-def test_sigma_is_stored_and_each_method_follows_its_own(tmp_path: Path, networks: Networks) -> None:
+def test_sigma_is_stored_and_each_method_follows_its_own(tmp_path: Path, maps: FittedMaps) -> None:
     folder = folder_of(tmp_path)
-    order = order_of(folder, "sigma", networks)
-    found = {name: order(name) for name in (*networks.folders, "rm_naive")}
+    order = order_of(folder, "sigma", maps)
+    found = {name: order(name) for name in (*maps.folders, "rm_naive")}
     for name in ("fastfill", "fastfill_l2_u"):
-        network = networks.of(method(name))
+        network = maps.of(method(name))
         with torch.no_grad():
             log_variance = network.log_variance(network(torch.from_numpy(folder.gallery.old))).numpy()
         assert found[name] == np.argsort(-log_variance, kind="stable").tolist()
-        stored = pq.read_table(networks.folders[name] / "sigma.parquet")
+        stored = pq.read_table(maps.folders[name] / "sigma.parquet")
         np.testing.assert_allclose(stored["sigma"].to_numpy(), np.exp(log_variance / 2), rtol=1e-5)
     assert found["fastfill"] != found["fastfill_l2_u"]
     assert found["rm_naive"] == found["fct"] == found["fastfill"]  # no uncertainty of their own
@@ -84,13 +84,13 @@ def test_a_users_sigma_serves_whoever_has_none(tmp_path: Path) -> None:
     assert order_of(folder_of(tmp_path, sigma=sigma), "sigma")("rm_naive") == list(range(29, -1, -1))
 
 
-def test_the_oracle_knows_how_wrong_each_stand_in_is(tmp_path: Path, networks: Networks) -> None:
+def test_the_oracle_knows_how_wrong_each_stand_in_is(tmp_path: Path, maps: FittedMaps) -> None:
     folder = folder_of(tmp_path)
-    order = order_of(folder, "oracle_loss", networks)
+    order = order_of(folder, "oracle_loss", maps)
     e = Embeddings(folder.gallery.vectors, folder.gallery.vectors)
     found = {}
     for name in ("ridge_gallery", "fct", "fastfill"):
-        pair = method(name).pair(e, networks.of(method(name)))
+        pair = method(name).pair(e, maps.of(method(name)))
         a, b = pair.backward.gallery.astype(np.float64), pair.forward.gallery.astype(np.float64)
         loss = 1 - (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
         found[name] = order(name)

@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ray_backfill.cli import run_job, simulate_job
+from ray_backfill.cli.jobs import simulate_job
+from ray_backfill.cli.shell import run_job
 from ray_backfill.methods import all_methods
 from ray_backfill.store import vector_column, write_parquet
 from tests.jobs.conftest import ROOT

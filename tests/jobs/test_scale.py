@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import tyro
 
-from ray_backfill.cli import ScaleJob
+from ray_backfill.cli.options import ScaleJob
 from ray_backfill.files import read_json
 from tests.jobs.conftest import run_here
 

@@ -1,4 +1,4 @@
-"""The fitted networks of methods, each read from disk once."""
+"""The fitted maps of methods, each read from disk once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from ray_backfill.models.checkpoints import load_network
 
 
 @dataclass(frozen=True)
-class Networks:
+class FittedMaps:
     """folders: method -> folder of its fitted network."""
 
     folders: Mapping[str, Path] = field(default_factory=dict)

@@ -1,0 +1,121 @@
+"""What each job can be told: the dataclasses that its command line is made from."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Generic, Literal, TypeVar
+
+import tyro
+
+from ray_backfill.cluster.embed import EmbedActors
+from ray_backfill.cluster.replay import ReplayPlace
+from ray_backfill.cluster.train import Workers
+from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.live.settings import LiveSettings
+from ray_backfill.methods import all_methods
+from ray_backfill.recipes import Recipe
+from ray_backfill.runs.planning import PlanningSettings
+from ray_backfill.runs.synthetic import SyntheticGallery
+from ray_backfill.training.fits import FitSettings, is_closed_form
+
+ImagesT = TypeVar("ImagesT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeJob(Generic[ImagesT]):
+    """A run of a recipe. Everything of the recipe can be changed; what is shown as default is the recipe's."""
+
+    # The settings to start from.
+    recipe: str
+    # Where the images are, for recipes that need files.
+    data_root: Path | None
+    # Of everything random: it sets the seeds of the recipe.
+    seed: int
+    # Folder of the run. The same folder again continues or reuses what is there.
+    out: Path
+    settings: Annotated[Recipe[ImagesT], tyro.conf.arg(name="")]
+    workers: Workers
+    actors: EmbedActors
+    # Only say what the run would need: images, steps, GPU hours, storage. Needs no data of published data sets.
+    dry_run: bool = False
+    # Fetch the images into --data-root first, where anybody may.
+    download: bool = False
+    planning: PlanningSettings = field(default_factory=PlanningSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneJob(RecipeJob[ImagesT]):
+    """A run that trains one backbone of a recipe."""
+
+    # Which one: old, new, or a kind that some method needs beside them (bct, ract, ract_hard, side).
+    model: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateJob(RecipeJob[ImagesT]):
+    """A run of a whole recipe, from images to the report."""
+
+    # replay: how good the service would be at every moment, exactly. live: the backfill is done, under traffic.
+    mode: Literal["replay", "live"] = "replay"
+    # Of mode live.
+    live: LiveSettings = field(default_factory=LiveSettings)
+    place: Annotated[ReplayPlace, tyro.conf.arg(name="")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LandmarkJob(SimulateJob[ImagesT]):
+    """A run of a whole recipe, from images to the report; or, at full scale, of embeddings that are drawn."""
+
+    # demo: this. full: invented embeddings at the size of Google Landmarks v2; --scale full --help has its settings.
+    scale: Literal["demo", "full"] = "demo"
+
+
+def _training_free() -> tuple[str, ...]:
+    """Methods of the old and the new model alone that are fitted by a formula, if at all."""
+    methods = all_methods().values()
+    return tuple(m.name for m in methods if m.models == ("old", "new") and (m.fit is None or is_closed_form(m)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleJob:
+    """A run on invented embeddings at the size of Google Landmarks v2: proves scale, not which method is better."""
+
+    scale: Literal["full"] = "full"
+    gallery: SyntheticGallery = field(default_factory=SyntheticGallery)
+    # Folder of the run. The same folder again continues or reuses what is there.
+    out: Path = Path("runs/full")
+    evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(
+        default_factory=lambda: Evaluation(
+            methods=_training_free(),
+            orders=("random", "classifier_score", "class_mean_distance"),
+            metrics=("mAP@100", "CMC@1"),
+        )
+    )
+    fits: Annotated[FitSettings, tyro.conf.arg(name="")] = field(default_factory=FitSettings)
+    workers: Workers = field(default_factory=Workers)
+    place: Annotated[ReplayPlace, tyro.conf.arg(name="")] = field(default_factory=ReplayPlace)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataJob:
+    """A run on a folder of embeddings.
+
+    All methods by default: those that lack something are left out. The default order is random: the old classifier's
+    scores are seldom at hand.
+    """
+
+    # Folder with gallery.parquet and perhaps queries.parquet and train.parquet.
+    data: Path
+    # Folder of the run. The same folder again continues or reuses what is there.
+    out: Path
+    evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(
+        default_factory=lambda: Evaluation(methods=("all",), orders=("random",))
+    )
+    fits: Annotated[FitSettings, tyro.conf.arg(name="")] = field(default_factory=FitSettings)
+    workers: Workers = field(default_factory=Workers)
+    # Where the backfill of mode live runs.
+    actors: EmbedActors = field(default_factory=EmbedActors)
+    # replay: how good the service would be at every moment, exactly. live: the backfill is done, under traffic.
+    mode: Literal["replay", "live"] = "replay"
+    # Of mode live.
+    live: LiveSettings = field(default_factory=LiveSettings)
+    place: Annotated[ReplayPlace, tyro.conf.arg(name="")] = field(default_factory=ReplayPlace)

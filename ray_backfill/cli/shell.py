@@ -1,0 +1,64 @@
+"""What jobs and shell agree on: paths, the command as typed, errors as one line with exit code 2."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from ray_backfill.errors import InputError, input_error_in
+
+
+def run_job(main: Callable[[], None]) -> None:
+    """Run a job's main: an InputError, also an actor's or a worker's, is one line and exit code 2, Ctrl-C code 130."""
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("\nstopped; the same command continues where it was", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        found = input_error_in(error)
+        if found is None:
+            raise
+        print(f"error: {found}", file=sys.stderr)
+        sys.exit(2)
+
+
+def checked_out(out: Path) -> Path:
+    """The run's folder as an absolute path.
+
+    Raises:
+        InputError: a relative path inside a submitted job, whose working directory is a copy that Ray deletes; or a
+            path that is a file.
+    """
+    refuse_relative("--out", out)
+    out = out.absolute()
+    there = next(path for path in (out, *out.parents) if path.exists())
+    if not there.is_dir():
+        raise InputError(f"--out {out} cannot be made: {there} is a file; give a folder")
+    if not os.access(there, os.W_OK):
+        raise InputError(f"--out {out} cannot be made: {there} is not writable; give another folder")
+    return out
+
+
+def given_folder(data: Path) -> Path:
+    """The folder of embeddings as an absolute path. Raises InputError for a relative path inside a submitted job."""
+    refuse_relative("--data", data)
+    return data.absolute()
+
+
+def refuse_relative(option: str, path: Path) -> None:
+    """Raise InputError for a relative path inside a submitted job, whose working directory is a copy."""
+    if not path.is_absolute() and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        raise InputError(
+            f"{option} {path} is relative; a submitted job needs an absolute path on storage that all nodes share"
+        )
+
+
+def command_line() -> str:
+    """The command as it was typed, for the manifest."""
+    return " ".join(["python", *sys.argv])
+
+
+def shown(path: Path) -> Path:
+    """Relative to here where that is shorter to read."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
