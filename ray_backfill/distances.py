@@ -276,17 +276,9 @@ def _scale_rows(rows: Array, factor: Array, out: Array) -> None:
 
 @kernel
 def _exact_pairs(
-    query: Array,
-    gallery: Array,
-    row_of_query: Array,
-    row_of_item: Array,
-    of_query: Array,
-    of_item: Array,
-    length_Q: Array,
-    length_N: Array,
-    kind: int,
-    out: Array,
-) -> None:
+    query: Array, gallery: Array, row_of_query: Array, row_of_item: Array, of_query: Array, of_item: Array,
+    length_Q: Array, length_N: Array, kind: int, out: Array,
+) -> None:  # fmt: skip
     """kind: place in DISTANCES. row_of_...: rows of ``query`` and ``gallery``; of_...: places in the lengths."""
     room = np.empty(query.shape[1] // 4)
     for i in range(len(out)):

@@ -24,8 +24,8 @@ from ray_backfill.methods import Embeddings, Method, find_methods
 from ray_backfill.models.checkpoints import load_network
 from ray_backfill.replay import Curve
 from ray_backfill.replay.block import Block, KeyArray, Thresholds
-from ray_backfill.replay.engine import check_device_name, comparisons_bar, full_float32, measure_plan
-from ray_backfill.replay.plan import Plan, plan_replay
+from ray_backfill.replay.engine import check_device_name, comparisons_bar, full_float32, measure_prepared
+from ray_backfill.replay.prepare import Prepared, prepare_replay
 from ray_backfill.replay.shard import Found, GalleryShard
 from ray_backfill.store import read_vectors
 from ray_backfill.systems import IntArray, Switch, UpgradePair
@@ -108,11 +108,11 @@ class _RemoteShards:
         switches = self._answers([actor.make_pair.remote(method.name, network) for actor in self.actors])
         return _InShards(self, switches[0])
 
-    def serve(self, plan: Plan, merge: Merge) -> None:
+    def serve(self, prepared: Prepared, merge: Merge) -> None:
         """Make the shards answer for these orders and this merge."""
         parts = zip(self.actors, pairwise(self.edges), strict=True)
         sent = ray.put(merge)
-        self._answers([actor.serve.remote(plan.slices_ON[:, a:b], sent) for actor, (a, b) in parts])
+        self._answers([actor.serve.remote(prepared.slices_ON[:, a:b], sent) for actor, (a, b) in parts])
 
     def positive_keys(self, block: Block) -> list[KeyArray]:
         return self._ask("positive_keys", block)
@@ -158,11 +158,11 @@ class _InShards:
 
     def curves(self, orders: Mapping[str, IntArray], merge: Merge) -> Mapping[str, Curve]:
         how, truth = self.shards.comparison.evaluation, self.shards.comparison.truth
-        plan = plan_replay(truth, dict(orders), how.points, how.metrics, self.switch, merge)
-        self.shards.serve(plan, merge)
-        with comparisons_bar(plan, show=True) as report:
+        prepared = prepare_replay(truth, dict(orders), how.points, how.metrics, self.switch, merge)
+        self.shards.serve(prepared, merge)
+        with comparisons_bar(prepared, show=True) as report:
             self.shards.report = report
-            return measure_plan(plan, truth, self.shards, _BLOCKS)
+            return measure_prepared(prepared, truth, self.shards, _BLOCKS)
 
 
 class _ShardActor:

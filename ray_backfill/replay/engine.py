@@ -33,7 +33,7 @@ from ray_backfill.replay.counting import measure_counts
 from ray_backfill.replay.curve import Curve
 from ray_backfill.replay.fused import measure_fused
 from ray_backfill.replay.nearest_ranks import measure_nearest
-from ray_backfill.replay.plan import Plan, plan_replay, split_queries
+from ray_backfill.replay.prepare import Prepared, prepare_replay, split_queries
 from ray_backfill.replay.shard import GalleryShard, LocalShards, Shards
 from ray_backfill.systems import GroundTruth, IntArray, UpgradePair
 
@@ -96,45 +96,45 @@ def replay(
     _check_sizes(pair, truth)
     if threads is not None and threads < 1:
         raise InputError(f"a replay needs at least one thread, got {threads}")
-    plan = plan_replay(truth, orders, points, metrics, pair.switch, merge)
+    prepared = prepare_replay(truth, orders, points, metrics, pair.switch, merge)
     check_device(device)
     torch_device = None if device == "cpu" else device
     # Beside a GPU one thread answers a block while the other one's block is on it.
     n_threads = threads or (len(os.sched_getaffinity(0)) if torch_device is None else 2)
-    with comparisons_bar(plan, progress) as report, full_float32(torch_device):
-        shard = GalleryShard(pair, 0, plan.slices_ON, points, distance, report, torch_device, merge)
-        curves = measure_plan(plan, truth, LocalShards([shard]), n_threads)
+    with comparisons_bar(prepared, progress) as report, full_float32(torch_device):
+        shard = GalleryShard(pair, 0, prepared.slices_ON, points, distance, report, torch_device, merge)
+        curves = measure_prepared(prepared, truth, LocalShards([shard]), n_threads)
     return curves if isinstance(order, Mapping) else curves[""]
 
 
-def measure_plan(plan: Plan, truth: GroundTruth, shards: Shards, threads: int) -> dict[str, Curve]:
+def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, threads: int) -> dict[str, Curve]:
     """The curve of each order; blocks of queries go over the shards side by side, one a thread."""
-    n_orders, n_scored = len(plan.orders), len(plan.scored)
-    is_map, cuts = metric_codes(plan.metrics)
-    values = np.empty((n_orders, n_scored, plan.points, len(cuts)))
-    top1 = np.empty((n_orders, n_scored, plan.points), np.bool_)
-    blocks = split_queries(plan, truth, threads)
+    n_orders, n_scored = len(prepared.orders), len(prepared.scored)
+    is_map, cuts = metric_codes(prepared.metrics)
+    values = np.empty((n_orders, n_scored, prepared.points, len(cuts)))
+    top1 = np.empty((n_orders, n_scored, prepared.points), np.bool_)
+    blocks = split_queries(prepared, truth, threads)
 
     def measure_block(queries: IntArray) -> None:
         block = Block.of(truth, queries)
-        rows = slice(*np.searchsorted(plan.scored, (queries[0], queries[-1] + 1)))
+        rows = slice(*np.searchsorted(prepared.scored, (queries[0], queries[-1] + 1)))
         out = (is_map, cuts, values[:, rows], top1[:, rows])
-        if plan.nearest is None:
+        if prepared.nearest is None:
             keys_2P = reduce(np.add, shards.positive_keys(block))
-            thresholds = make_thresholds(block, keys_2P, plan.slices_ON, plan.merge)
+            thresholds = make_thresholds(block, keys_2P, prepared.slices_ON, prepared.merge)
             others = reduce(np.add, shards.count(block, thresholds))
-            if plan.merge.by_rank:
-                measure_fused(others, block, thresholds, plan.slices_ON, *out)
+            if prepared.merge.by_rank:
+                measure_fused(others, block, thresholds, prepared.slices_ON, *out)
             else:
                 measure_counts(others, block.positive_starts, *out)
         else:
-            found = shards.nearest(block, plan.nearest)
+            found = shards.nearest(block, prepared.nearest)
             of_query, keys, is_forward = (np.concatenate(part) for part in zip(*found, strict=True))
-            if plan.merge.is_mapped:
-                keys = merged_keys(keys, is_forward, plan.merge)
+            if prepared.merge.is_mapped:
+                keys = merged_keys(keys, is_forward, prepared.merge)
             measure_nearest(
                 of_query, keys, is_forward, block.positives, block.positive_starts, block.ignored, block.ignored_starts,
-                plan.slices_ON, *out,
+                prepared.slices_ON, *out,
             )  # fmt: skip
 
     # One thread a block, each with a product of its own: BLAS threads would only wait for each other.
@@ -147,20 +147,20 @@ def measure_plan(plan: Plan, truth: GroundTruth, shards: Shards, threads: int) -
             shards.cancel()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    t = np.linspace(0.0, 1.0, plan.points)
-    names = [metric.name for metric in plan.metrics]
+    t = np.linspace(0.0, 1.0, prepared.points)
+    names = [metric.name for metric in prepared.metrics]
     return {
         order: Curve(
-            t, {name: values[o, :, :, m] for m, name in enumerate(names)}, top1[o], plan.scored, plan.n_skipped
+            t, {name: values[o, :, :, m] for m, name in enumerate(names)}, top1[o], prepared.scored, prepared.n_skipped
         )
-        for o, order in enumerate(plan.orders)
+        for o, order in enumerate(prepared.orders)
     }
 
 
 @contextmanager
-def comparisons_bar(plan: Plan, show: bool) -> Iterator[Callable[[int], None]]:
+def comparisons_bar(prepared: Prepared, show: bool) -> Iterator[Callable[[int], None]]:
     """A progress bar over all comparisons of a query with an item in a system; yields what to report them to."""
-    total = 2 * len(plan.scored) * plan.slices_ON.shape[1]
+    total = 2 * len(prepared.scored) * prepared.slices_ON.shape[1]
     lock = Lock()
     with tqdm(
         total=total, desc="replay", unit=" pairs", unit_scale=True, disable=not show, delay=2, leave=False

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
 from ray_backfill.merges import RAW, Merge
-from ray_backfill.replay.engine import measure_plan
-from ray_backfill.replay.plan import plan_replay
+from ray_backfill.replay.engine import measure_prepared
+from ray_backfill.replay.prepare import prepare_replay
 from ray_backfill.replay.shard import GalleryShard, LocalShards
 from ray_backfill.systems import GroundTruth, UpgradePair
 
@@ -33,9 +33,9 @@ def replay_moment(
     """
     if is_backfilled.shape != (truth.n_gallery,):
         raise InputError(f"the mask has shape {is_backfilled.shape}, the gallery {truth.n_gallery} items")
-    plan = plan_replay(truth, {"": np.arange(truth.n_gallery)}, 3, metrics, pair.switch, merge)
+    prepared = prepare_replay(truth, {"": np.arange(truth.n_gallery)}, 3, metrics, pair.switch, merge)
     # Of three points the one in the middle: the forward system serves slice 0 there.
-    plan = replace(plan, slices_ON=np.where(is_backfilled, 0, 1).astype(np.uint16)[None])
-    shard = GalleryShard(pair, 0, plan.slices_ON, 3, distance, merge=merge)
-    (curve,) = measure_plan(plan, truth, LocalShards([shard]), len(os.sched_getaffinity(0))).values()
+    prepared = replace(prepared, slices_ON=np.where(is_backfilled, 0, 1).astype(np.uint16)[None])
+    shard = GalleryShard(pair, 0, prepared.slices_ON, 3, distance, merge=merge)
+    (curve,) = measure_prepared(prepared, truth, LocalShards([shard]), len(os.sched_getaffinity(0))).values()
     return {metric: values[:, 1] for metric, values in curve.per_query.items()}

@@ -237,31 +237,18 @@ def _is_within(v: float, item: int, q: int, limits: Array, slices_ON: Array) -> 
 
 @kernel
 def _drop_all(
-    keys: Array,
-    counts: Array,
-    needed: Array,
-    limits: Array,
-    gates: Array,
-    margins: Array,
-    ceilings: Array,
+    keys: Array, counts: Array, needed: Array, limits: Array, gates: Array, margins: Array, ceilings: Array,
     slices_ON: Array,
-) -> None:
+) -> None:  # fmt: skip
     for q in range(len(counts)):
         _drop(q, keys, counts, needed, limits, gates, margins, ceilings, slices_ON)
 
 
 @kernel
 def _drop(
-    q: int,
-    keys: Array,
-    counts: Array,
-    needed: Array,
-    limits: Array,
-    gates: Array,
-    margins: Array,
-    ceilings: Array,
+    q: int, keys: Array, counts: Array, needed: Array, limits: Array, gates: Array, margins: Array, ceilings: Array,
     slices_ON: Array,
-) -> None:
+) -> None:  # fmt: skip
     """Lower the limits of a query by what it has, and drop what is above them.
 
     The needed-th closest of the slices up to s is found by counting in bins of products: a limit may be too high by the

@@ -11,19 +11,9 @@ from ray_backfill.replay.nearest import item_of
 
 @kernel
 def measure_nearest(
-    rows: Array,
-    keys: Array,
-    is_forward: Array,
-    positives: Array,
-    positive_starts: Array,
-    ignored: Array,
-    ignored_starts: Array,
-    slices_ON: Array,
-    is_map: Array,
-    cuts: Array,
-    values: Array,
-    top1: Array,
-) -> None:
+    rows: Array, keys: Array, is_forward: Array, positives: Array, positive_starts: Array, ignored: Array,
+    ignored_starts: Array, slices_ON: Array, is_map: Array, cuts: Array, values: Array, top1: Array,
+) -> None:  # fmt: skip
     """Metrics of a block from the candidates of all shards and both systems, in any order; exact keys.
 
     rows: the query of each candidate. values: (O, b, T, metrics) float64. top1: (O, b, T) bool.

@@ -40,8 +40,8 @@ class GalleryShard:
 
     pair: all queries, and the N gallery items of this shard. slices_ON: (O, N) uint16 their slices in each order.
     report: is told the number of (query, item, system) comparisons done, tile by tile. torch_device: where torch makes
-    the products and places or gates them; None for numpy and compiled loops. merge: that of the plan; it may replace
-    pair and distance (``Merge.prepare``).
+    the products and places or gates them; None for numpy and compiled loops. merge: that of the prepared replay; it
+    may replace pair and distance (``Merge.prepare``).
     """
 
     def __init__(

@@ -7,8 +7,8 @@ import pytest
 
 import ray_backfill as rb
 from ray_backfill.merges import MERGES, MergeKind, fit_merge
-from ray_backfill.replay.engine import measure_plan
-from ray_backfill.replay.plan import plan_replay
+from ray_backfill.replay.engine import measure_prepared
+from ray_backfill.replay.prepare import prepare_replay
 from ray_backfill.replay.shard import GalleryShard, LocalShards
 
 KINDS = pytest.mark.parametrize("kind", MERGES.values(), ids=lambda kind: kind.name)
@@ -68,13 +68,13 @@ def test_shards_and_devices_give_what_the_whole_gives(
     pair, truth = service
     merge = fit_merge(kind.name, *train, "cosine")
     whole = rb.replay(pair, truth, ORDERS, 5, metrics, merge=merge)
-    plan = plan_replay(truth, ORDERS, 5, metrics, pair.switch, merge)
+    plan = prepare_replay(truth, ORDERS, 5, metrics, pair.switch, merge)
     for edges, device in (([0, 201, 202, 600], None), ([0, 600], "cpu")):
         shards = [
             GalleryShard(pair.items(a, b), a, plan.slices_ON[:, a:b], 5, "cosine", torch_device=device, merge=merge)
             for a, b in pairwise(edges)
         ]
-        parts = measure_plan(plan, truth, LocalShards(shards), threads=1)
+        parts = measure_prepared(plan, truth, LocalShards(shards), threads=1)
         for order in ORDERS:
             for metric in metrics:
                 np.testing.assert_array_equal(parts[order].per_query[metric], whole[order].per_query[metric])

@@ -18,14 +18,14 @@ from sklearn.metrics import average_precision_score
 
 import ray_backfill as rb
 from ray_backfill.distances import exact_distances
-from ray_backfill.replay.engine import measure_plan
-from ray_backfill.replay.plan import plan_replay
+from ray_backfill.replay.engine import measure_prepared
+from ray_backfill.replay.prepare import prepare_replay
 from ray_backfill.replay.shard import GalleryShard, LocalShards
 from tests import reference
 
 METRICS = ("mAP", "mAP@3", "mAP@100", "CMC@1", "CMC@2")
 CUT_METRICS = ("CMC@1", "mAP@3", "CMC@2")
-plan_module = importlib.import_module("ray_backfill.replay.plan")
+prepare = importlib.import_module("ray_backfill.replay.prepare")
 nearest_module = importlib.import_module("ray_backfill.replay.nearest")
 shard_module = importlib.import_module("ray_backfill.replay.shard")
 
@@ -65,15 +65,20 @@ def sharded(
     distance: str, cuts: list[int], torch_device: str | None = None,
 ) -> dict[str, rb.Curve]:  # fmt: skip
     """Like ``rb.replay``, over shards of the gallery cut at the given positions."""
-    plan = plan_replay(truth, orders, points, metrics, pair.switch)
+    prepared = prepare_replay(truth, orders, points, metrics, pair.switch)
     edges = [0, *cuts, pair.n_gallery]
     shards = [
         GalleryShard(
-            pair.items(first, last), first, plan.slices_ON[:, first:last], points, distance, torch_device=torch_device
+            pair.items(first, last),
+            first,
+            prepared.slices_ON[:, first:last],
+            points,
+            distance,
+            torch_device=torch_device,
         )
-        for first, last in pairwise(edges)
+        for a, b in pairwise(edges)
     ]
-    return measure_plan(plan, truth, LocalShards(shards), threads=2)
+    return measure_prepared(prepared, truth, LocalShards(shards), threads=2)
 
 
 @settings(max_examples=300, deadline=None)
@@ -108,7 +113,10 @@ def test_equals_brute_force(
     orders = {"a": rng.permutation(n_gallery), "b": rng.permutation(n_gallery)}
     n_shards = min(n_shards, n_gallery)
     cuts = sorted(rng.choice(np.arange(1, n_gallery), n_shards - 1, replace=False).tolist()) if n_shards > 1 else []
-    with patch.object(plan_module, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", least_room):
+    with (
+        patch.object(prepare, "_ITEMS_PER_CANDIDATE", 0),
+        patch.object(nearest_module, "_LEAST_ROOM", least_room),
+    ):
         results = [
             rb.replay(pair, truth, orders, points=points, metrics=metrics, distance=distance),
             sharded(pair, truth, orders, points, metrics, distance, cuts),
@@ -142,7 +150,7 @@ def test_candidates_equal_counts_where_the_two_systems_tie() -> None:
         truth = rb.GroundTruth.from_labels(rng.integers(0, 4, 6), rng.integers(0, 4, 60))
         order = rng.permutation(60)
         counted = rb.replay(pair, truth, order, 5, ("mAP", "mAP@5"), "l2")  # mAP has all counted
-        with patch.object(plan_module, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
+        with patch.object(prepare, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
             found = rb.replay(pair, truth, order, 5, ("mAP@5",), "l2")
         np.testing.assert_array_equal(found.per_query["mAP@5"], counted.per_query["mAP@5"])
 
@@ -175,8 +183,8 @@ def test_blocks_and_tiles_do_not_change_the_result() -> None:
     for metrics in (METRICS, CUT_METRICS):
         whole = rb.replay(pair, truth, order, points=3, metrics=metrics)
         with (
-            patch.object(plan_module, "_BLOCK_QUERIES", 7),
-            patch.object(plan_module, "_BLOCK_BYTES", 4000),
+            patch.object(prepare, "_BLOCK_QUERIES", 7),
+            patch.object(prepare, "_BLOCK_BYTES", 4000),
             patch.object(shard_module, "TILE_ITEMS", 11),
         ):
             pieces = rb.replay(pair, truth, order, points=3, metrics=metrics, threads=3)
@@ -303,7 +311,7 @@ def test_vectors_at_the_ends_of_float32(distance: str, size: float, metrics: tup
     pair = rb.UpgradePair(rb.RetrievalSystem(*arrays[:2]), rb.RetrievalSystem(*arrays[2:]))
     truth = rb.GroundTruth.from_labels(rng.integers(0, 4, 4), rng.integers(0, 4, 30))
     order = rng.permutation(30)
-    with patch.object(plan_module, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
+    with patch.object(prepare, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
         curve = rb.replay(pair, truth, order, 4, metrics, distance)
     exact = [exact_distances(s.query, s.gallery, distance) for s in (pair.forward, pair.backward)]
     for metric in metrics:
@@ -317,7 +325,7 @@ def test_many_ignored_items_of_one_query_do_not_make_lists_long() -> None:
     pair = random_pair(rng, 20, 5000, tied=False)
     ignored = [np.arange(2500) if q == 3 else np.empty(0, np.int64) for q in range(20)]
     truth = rb.GroundTruth.from_positives([[4000 + q] for q in range(20)], ignored, n_gallery=5000)
-    assert plan_replay(truth, {"a": np.arange(5000)}, 11, ("mAP@100",), pair.switch).nearest is None
+    assert prepare_replay(truth, {"a": np.arange(5000)}, 11, ("mAP@100",), pair.switch).nearest is None
     curve = rb.replay(pair, truth, np.arange(5000), points=3, metrics=("mAP@100",))
     expected = brute_force(pair, truth, np.arange(5000), 3, "mAP@100", "cosine")
     np.testing.assert_allclose(curve.values("mAP@100"), expected, atol=1e-9)
@@ -341,7 +349,7 @@ def test_ctrl_c_and_errors_end_a_replay_at_once() -> None:
     rng = np.random.default_rng(11)
     pair = random_pair(rng, 8, 4000, tied=False)
     truth = rb.GroundTruth.from_labels(rng.integers(0, 5, 8), rng.integers(0, 5, 4000))
-    plan = plan_replay(truth, {"a": np.arange(4000)}, 3, METRICS, pair.switch)
+    prepared = prepare_replay(truth, {"a": np.arange(4000)}, 3, METRICS, pair.switch)
     main = threading.main_thread().ident
     assert main is not None
     for stop in (KeyboardInterrupt, MemoryError):
@@ -357,9 +365,9 @@ def test_ctrl_c_and_errors_end_a_replay_at_once() -> None:
             time.sleep(0.01)
 
         with patch.object(shard_module, "TILE_ITEMS", 4):
-            shard = GalleryShard(pair, 0, plan.slices_ON, 3, "cosine", report)
+            shard = GalleryShard(pair, 0, prepared.slices_ON, 3, "cosine", report)
             with pytest.raises(stop):
-                measure_plan(plan, truth, LocalShards([shard]), threads=2)
+                measure_prepared(prepared, truth, LocalShards([shard]), threads=2)
         assert len(tiles) < 500  # of 2 x 2 x 1,000
 
 

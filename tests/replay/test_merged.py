@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 import ray_backfill as rb
 from ray_backfill.merges import RAW, Merge, ScoreMap
-from ray_backfill.replay.engine import measure_plan
-from ray_backfill.replay.plan import plan_replay
+from ray_backfill.replay.engine import measure_prepared
+from ray_backfill.replay.prepare import prepare_replay
 from ray_backfill.replay.shard import GalleryShard, LocalShards
 from tests import reference
 
 WHOLE = ("mAP", "mAP@3", "CMC@1", "CMC@2")
 CUT = ("CMC@1", "mAP@3")
 RRF = Merge("rrf", by_rank=True)
-plan_module = importlib.import_module("ray_backfill.replay.plan")
+prepare_module = importlib.import_module("ray_backfill.replay.prepare")
 nearest_module = importlib.import_module("ray_backfill.replay.nearest")
 shard_module = importlib.import_module("ray_backfill.replay.shard")
 
@@ -94,14 +94,14 @@ def replay_sharded(
     pair: rb.UpgradePair, truth: rb.GroundTruth, orders: dict[str, np.ndarray], points: int, metrics: tuple[str, ...],
     distance: str, merge: Merge, cuts: list[int], torch_device: str | None = None,
 ) -> dict[str, rb.Curve]:  # fmt: skip
-    plan = plan_replay(truth, orders, points, metrics, pair.switch, merge)
+    prepared = prepare_replay(truth, orders, points, metrics, pair.switch, merge)
     shards = [
         GalleryShard(
-            pair.items(a, b), a, plan.slices_ON[:, a:b], points, distance, torch_device=torch_device, merge=merge
+            pair.items(a, b), a, prepared.slices_ON[:, a:b], points, distance, torch_device=torch_device, merge=merge
         )
         for a, b in pairwise([0, *cuts, pair.n_gallery])
     ]
-    return measure_plan(plan, truth, LocalShards(shards), threads=2)
+    return measure_prepared(prepared, truth, LocalShards(shards), threads=2)
 
 
 def random_map(rng: np.random.Generator, lowest: float) -> ScoreMap:
@@ -162,7 +162,7 @@ def test_merged_replays_equal_brute_force(
     cuts = sorted(rng.choice(np.arange(1, n_gallery), n_shards - 1, replace=False).tolist()) if n_shards > 1 else []
     metrics = CUT if is_cut else WHOLE
     with (
-        patch.object(plan_module, "_ITEMS_PER_CANDIDATE", 0),
+        patch.object(prepare_module, "_ITEMS_PER_CANDIDATE", 0),
         patch.object(nearest_module, "_LEAST_ROOM", least_room),
         patch.object(shard_module, "TILE_ITEMS", 7),
     ):
@@ -193,7 +193,7 @@ def test_equal_scores_go_to_the_smaller_distance_then_the_earlier_position() -> 
         pair, merge = scores_on_knots(rng, 30)
         truth = rb.GroundTruth.from_positives([rng.choice(30, 5, replace=False)], n_gallery=30)
         order = rng.permutation(30)
-        with patch.object(plan_module, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
+        with patch.object(prepare_module, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
             for metrics in (WHOLE, CUT):
                 curve = rb.replay(pair, truth, order, 4, metrics, "inner_product", merge=merge)
                 for metric in metrics:
@@ -209,7 +209,7 @@ def test_scores_of_one_system_all_before_the_other(distance: str, shift: float) 
     pair, truth = random_pair(rng, 4, 60, False, "neither"), random_truth(rng, 4, 60)
     order, ends = rng.permutation(60), np.array([-100.0, 100.0])
     merge = Merge("apart", ScoreMap(ends, ends), ScoreMap(ends, ends + shift))
-    with patch.object(plan_module, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
+    with patch.object(prepare_module, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
         for metrics in (WHOLE, CUT):
             curve = rb.replay(pair, truth, order, 5, metrics, distance, merge=merge)
             for metric in metrics:
@@ -236,7 +236,7 @@ def test_candidates_equal_counts_under_maps() -> None:
         merge = Merge("random", random_map(rng, -0.5), random_map(rng, -0.5))
         order = rng.permutation(400)
         counted = rb.replay(pair, truth, order, 6, ("mAP", "mAP@5"), merge=merge)
-        with patch.object(plan_module, "_ITEMS_PER_CANDIDATE", 0):
+        with patch.object(prepare_module, "_ITEMS_PER_CANDIDATE", 0):
             found = rb.replay(pair, truth, order, 6, ("mAP@5",), merge=merge)
         np.testing.assert_array_equal(found.per_query["mAP@5"], counted.per_query["mAP@5"])
 

@@ -10,7 +10,7 @@ from ray_backfill.runs.images import models_of
 from ray_backfill.runs.planning.counts import count_images
 from ray_backfill.runs.planning.plan import STAGES, plan_upgrade
 from ray_backfill.runs.planning.settings import PlanningSettings
-from ray_backfill.runs.planning.wording import describe_plan
+from ray_backfill.runs.planning.describe import describe_plan
 from ray_backfill.runs.checks import check_choices, check_evaluation, check_recipe
 from ray_backfill.recipes import Recipe
 

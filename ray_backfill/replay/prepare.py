@@ -23,7 +23,7 @@ _ITEMS_PER_CANDIDATE = 2
 
 
 @dataclass(frozen=True)
-class Plan:
+class Prepared:
     """orders: their names. slices_ON: (O, N) uint16, the forward system serves items of slice s at the points i > s.
 
     scored: queries with a positive. nearest: how deep rankings are looked at; None for the whole of them. merge: how
@@ -40,14 +40,14 @@ class Plan:
     merge: Merge = RAW
 
 
-def plan_replay(
+def prepare_replay(
     truth: GroundTruth,
     orders: Mapping[str, IntArray],
     points: int,
     metrics: Sequence[str],
     switch: Switch,
     merge: Merge = RAW,
-) -> Plan:
+) -> Prepared:
     """Raises InputError: unknown metric, too few points, no order or one that is no permutation, no scored query."""
     parsed = tuple(parse_metric(name) for name in metrics)
     if not 2 <= points <= 1 << 16:
@@ -71,30 +71,30 @@ def plan_replay(
         deepest = nearest + int(np.diff(truth.ignored_starts).max())
         if _ITEMS_PER_CANDIDATE * deepest * (points - 1) > truth.n_gallery:
             nearest = None
-    return Plan(tuple(orders), parsed, points, slices, scored, len(truth.skipped), nearest, merge)
+    return Prepared(tuple(orders), parsed, points, slices, scored, len(truth.skipped), nearest, merge)
 
 
-def split_queries(plan: Plan, truth: GroundTruth, workers: int) -> list[IntArray]:
+def split_queries(prepared: Prepared, truth: GroundTruth, workers: int) -> list[IntArray]:
     """The scored queries in blocks of bounded memory, about equally many for each worker."""
-    n_slices, n_orders = plan.points - 1, len(plan.orders)
-    if plan.nearest is None:
-        n_positives = np.diff(truth.positive_starts)[plan.scored]
+    n_slices, n_orders = prepared.points - 1, len(prepared.orders)
+    if prepared.nearest is None:
+        n_positives = np.diff(truth.positive_starts)[prepared.scored]
         counts = 8 * n_orders * n_slices * (2 * n_positives + 1)
         bytes_Q = (
             counts
-            + 8 * n_orders * plan.points * n_positives
+            + 8 * n_orders * prepared.points * n_positives
             + 80 * n_positives
             + 4 * n_bins(2 * int(n_positives.max()))
         )
     else:
-        deepest = plan.nearest + int(np.diff(truth.ignored_starts).max())
-        bytes_Q = np.full(len(plan.scored), 8 * room(deepest, n_slices, n_orders) + 4 * n_orders * n_slices)
-    n_blocks = int(max(np.ceil(bytes_Q.sum() / _BLOCK_BYTES), np.ceil(len(plan.scored) / _BLOCK_QUERIES)))
-    n_blocks = min(len(plan.scored), workers * -(-n_blocks // workers))
+        deepest = prepared.nearest + int(np.diff(truth.ignored_starts).max())
+        bytes_Q = np.full(len(prepared.scored), 8 * room(deepest, n_slices, n_orders) + 4 * n_orders * n_slices)
+    n_blocks = int(max(np.ceil(bytes_Q.sum() / _BLOCK_BYTES), np.ceil(len(prepared.scored) / _BLOCK_QUERIES)))
+    n_blocks = min(len(prepared.scored), workers * -(-n_blocks // workers))
     # Cut where the running sums of queries and of bytes cross multiples, whichever comes first.
-    share = np.cumsum(np.maximum(bytes_Q / bytes_Q.sum(), 1 / len(plan.scored)))
-    block_of_query = np.minimum((share * n_blocks * (1 - 1e-9)).astype(np.int64), len(plan.scored))
-    return np.split(plan.scored, np.flatnonzero(np.diff(block_of_query)) + 1)
+    share = np.cumsum(np.maximum(bytes_Q / bytes_Q.sum(), 1 / len(prepared.scored)))
+    block_of_query = np.minimum((share * n_blocks * (1 - 1e-9)).astype(np.int64), len(prepared.scored))
+    return np.split(prepared.scored, np.flatnonzero(np.diff(block_of_query)) + 1)
 
 
 def _slice_of_item(order: IntArray, points: int, switch: Switch) -> NDArray[np.uint16]:
