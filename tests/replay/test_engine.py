@@ -68,14 +68,7 @@ def sharded(
     prepared = prepare_replay(truth, orders, points, metrics, pair.switch)
     edges = [0, *cuts, pair.n_gallery]
     shards = [
-        GalleryShard(
-            pair.items(first, last),
-            first,
-            prepared.slices_ON[:, first:last],
-            points,
-            distance,
-            torch_device=torch_device,
-        )
+        GalleryShard(pair.items(a, b), a, prepared.slices_ON[:, a:b], points, distance, torch_device=torch_device)
         for a, b in pairwise(edges)
     ]
     return measure_prepared(prepared, truth, LocalShards(shards), threads=2)
