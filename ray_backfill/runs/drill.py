@@ -81,9 +81,7 @@ def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> P
         return _drill(comparison, method, source, recipe.fits, live, context, asdict(recipe))
 
 
-def drill_folder(
-    data: Path, evaluation: Evaluation, fits: FitSettings, live: LiveSettings, context: Context
-) -> Path:
+def drill_folder(data: Path, evaluation: Evaluation, fits: FitSettings, live: LiveSettings, context: Context) -> Path:
     """The same for a folder of embeddings: the backfill brings in new embeddings that are there already.
 
     Raises:
@@ -182,9 +180,7 @@ def _sides(comparison: Comparison, method: Method, live: LiveSettings) -> Sides:
     return sides
 
 
-def _shards(
-    drill: Path, comparison: Comparison, sides: Sides, live: LiveSettings, edges: list[int]
-) -> list[ShardJob]:
+def _shards(drill: Path, comparison: Comparison, sides: Sides, live: LiveSettings, edges: list[int]) -> list[ShardJob]:
     folder, name = comparison.folder, sides.method.name
     train = folder.train
     return [

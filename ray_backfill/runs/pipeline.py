@@ -93,9 +93,7 @@ def evaluate_folder(
         return write_results(comparison, context.out / results, facts, replayed)
 
 
-def evaluate_synthetic(
-    gallery: SyntheticGallery, evaluation: Evaluation, fits: FitSettings, context: Context
-) -> Path:
+def evaluate_synthetic(gallery: SyntheticGallery, evaluation: Evaluation, fits: FitSettings, context: Context) -> Path:
     """Draw an invented gallery into ``out/embeddings``, then ``evaluate_folder``."""
     evaluation.check()
     data = context.out / "embeddings"
@@ -130,9 +128,7 @@ def fit_folder(
     return networks, left_out
 
 
-def fit_maps(
-    comparison: Comparison, methods: Sequence[Method], fits: FitSettings, context: Context
-) -> Comparison:
+def fit_maps(comparison: Comparison, methods: Sequence[Method], fits: FitSettings, context: Context) -> Comparison:
     """Fit what these methods need on the train split into ``out/maps``; returns the comparison with the networks."""
     if comparison.folder.train is None or not any(method.fit for method in methods):
         return comparison.fitted({})

@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ray_backfill.comparison.left_out import find_left_out
 from ray_backfill.datasets import Items
 from ray_backfill.errors import InputError
 from ray_backfill.methods import all_methods
-from ray_backfill.runs.checks import check_evaluation, check_recipe
 from ray_backfill.recipes import load_recipe
-from ray_backfill.comparison.left_out import find_left_out
+from ray_backfill.runs.checks import check_evaluation, check_recipe
 from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
 from ray_backfill.training.fits import FitSettings
 from tests.datasets._pictures import write_tree

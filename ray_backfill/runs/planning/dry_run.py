@@ -6,13 +6,13 @@ from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.train import Workers
 from ray_backfill.errors import InputError
 from ray_backfill.methods import all_backbones
+from ray_backfill.recipes import Recipe
+from ray_backfill.runs.checks import check_choices, check_evaluation, check_recipe
 from ray_backfill.runs.images import models_of
 from ray_backfill.runs.planning.counts import count_images
+from ray_backfill.runs.planning.describe import describe_plan
 from ray_backfill.runs.planning.plan import STAGES, plan_upgrade
 from ray_backfill.runs.planning.settings import PlanningSettings
-from ray_backfill.runs.planning.describe import describe_plan
-from ray_backfill.runs.checks import check_choices, check_evaluation, check_recipe
-from ray_backfill.recipes import Recipe
 
 
 def dry_run(

@@ -10,11 +10,11 @@ from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.train import Workers
 from ray_backfill.methods import Method, all_backbones
 from ray_backfill.models.checkpoints import BackboneInfo
+from ray_backfill.recipes import ModelRecipe, Recipe
 from ray_backfill.runs.images import models_of
 from ray_backfill.runs.planning.counts import Counts, ModelCounts
 from ray_backfill.runs.planning.fits import fit_cost
 from ray_backfill.runs.planning.settings import PlanningSettings
-from ray_backfill.recipes import ModelRecipe, Recipe
 from ray_backfill.training import pixels
 from ray_backfill.training.backbone_loop import images_per_worker
 from ray_backfill.training.step_cost import network_cost, step_flops

@@ -12,16 +12,16 @@ import torch
 
 from ray_backfill.cluster.embed import EmbedActors, EmbedSettings
 from ray_backfill.cluster.train import Workers
+from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.datasets import landmarks, open_source
 from ray_backfill.methods import all_backbones
 from ray_backfill.methods._objective import OldModel
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo
-from ray_backfill.runs.planning import Counts, ModelCounts, Plan, PlanningSettings, describe_plan, plan_upgrade
-from ray_backfill.runs.planning.counts import count_images
 from ray_backfill.protocols import Protocol, split_classes
 from ray_backfill.recipes import ModelRecipe, Recipe
-from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.runs.planning import Counts, ModelCounts, Plan, PlanningSettings, describe_plan, plan_upgrade
+from ray_backfill.runs.planning.counts import count_images
 from ray_backfill.store import vector_column, write_parquet
 from ray_backfill.training import pixels
 from ray_backfill.training.backbone_loop import BackboneTraining, train_backbone, training_rows

@@ -1,0 +1,77 @@
+"""The stages from images to embeddings: backbones trained, all splits embedded. Each is done once and kept."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ray_backfill.cluster.backbones import train_backbone_stage
+from ray_backfill.cluster.embed import embed_stage
+from ray_backfill.datasets import open_source
+from ray_backfill.errors import InputError
+from ray_backfill.methods import Method, all_backbones
+from ray_backfill.protocols import split_classes
+from ray_backfill.recipes import Recipe
+from ray_backfill.runs.checks import check_recipe
+from ray_backfill.runs.context import Context
+from ray_backfill.stages import is_finished, note_facts
+
+
+def train_recipe_backbone(recipe: Recipe[Any], role: str, context: Context) -> Path:
+    """Train one of the recipe's backbones (old, new or the name of a kind) into ``out/backbones/<role>``.
+
+    Trains the old backbone first where that takes part and is not there.
+
+    Raises:
+        InputError: unknown role, or anything wrong in the settings, the data or ``out``.
+    """
+    kind = None if role in ("old", "new") else all_backbones().get(role)
+    if kind is None and role not in ("old", "new"):
+        raise InputError(f"unknown model {role!r}; known: {', '.join(('old', 'new', *all_backbones()))}")
+    folder = context.out / "backbones" / role
+    if not is_finished(folder):
+        check_recipe(recipe, 1)
+    old = train_recipe_backbone(recipe, "old", context) if kind and kind.needs_old else None
+    like = kind.like if kind else role
+    old_classes, new_classes = recipe_classes(recipe)
+    model, classes = (recipe.old, old_classes) if like == "old" else (recipe.new, new_classes)
+    title = f"{kind.title if kind else role} backbone"
+    data, name, workers = recipe.images, kind.name if kind else "", context.workers
+    return timed(
+        folder,
+        lambda: train_backbone_stage(folder, title, data, classes, model.backbone, model.training, workers, name, old),
+    )
+
+
+def embed_recipe(recipe: Recipe[Any], context: Context) -> Path:
+    """Embed all splits by all backbones that the recipe's methods need, into ``out/embeddings``.
+
+    Trains the backbones if they are not there.
+    """
+    roles = models_of(recipe.evaluation.find_methods())
+    models = {role: train_recipe_backbone(recipe, role, context) for role in roles}
+    _, new_classes = recipe_classes(recipe)
+    folder, actors = context.out / "embeddings", context.actors
+    return timed(folder, lambda: embed_stage(folder, recipe.images, models, new_classes, recipe.embed, actors))
+
+
+def models_of(methods: Sequence[Method]) -> tuple[str, ...]:
+    """The backbones that these methods need: old, new, then further kinds in the order of ``all_backbones``."""
+    needed = {model for method in methods for model in method.models}
+    return ("old", "new", *(name for name in all_backbones() if name in needed))
+
+
+def recipe_classes(recipe: Recipe[Any]) -> tuple[list[int], list[int]]:
+    """The classes of the old and of the new model."""
+    train = open_source(recipe.images).items("train")
+    return split_classes(train.labels_N, recipe.protocol, train.groups_N)
+
+
+def timed(folder: Path, stage: Callable[[], Path]) -> Path:
+    """Run a stage and note its seconds, unless it was finished before."""
+    if is_finished(folder):
+        return stage()
+    started = time.perf_counter()
+    stage()
+    note_facts(folder, {"seconds": round(time.perf_counter() - started, 2)})
+    return folder
