@@ -10,7 +10,7 @@ from papers import page_tables
 from papers.claims import CLAIMS, FAILS, HOLDS, UNMEASURED, UNTOLD, Evidence, Judged, judge
 from papers.figure import curves_figure
 from papers.markdown import PageTable, cell, table_lines
-from papers.published import TABLES
+from papers.published import PAGE_TABLES
 from papers.runs import Case, Floats, Runs, SeedRun, read_runs
 from papers.spread import mean_and_spread
 from papers.training_free import TrainingFree, best_training_free
@@ -95,7 +95,7 @@ def render(page: PageInput, runs: Runs, picture: str | None) -> str:
         main=page_tables.main_table(runs, page.order),
         claims=_claims_table(judged),
         verdicts=_counts(judged),
-        papers=[(paper, page_tables.beside_published(runs, paper, page.order)) for paper in TABLES],
+        papers=[(paper, page_tables.beside_published(runs, paper, page.order)) for paper in PAGE_TABLES],
         orders=page_tables.orders_table(runs),
         against_random=page_tables.against_random(runs),
         merges=page_tables.merges_table(runs, page.order),

@@ -58,7 +58,14 @@ def beside_published(runs: Runs, paper: PublishedTable, order: str) -> PageTable
     has_gain = any(cell is not None and cell.gain is not None for entry in paper.rows for cell in entry.cells)
     orders = ("order",) if any(entry.order for entry in paper.rows) else ()
     gains = ("here: gain",) if has_gain else ()
-    header = ("", *orders, f"here: {ours} {runs.primary}", f"here: {ours} {CMC}", *gains, *paper.data_sets)
+    header = (
+        "",
+        *orders,
+        f"here: {ours} {runs.primary}",
+        f"here: {ours} {CMC}",
+        *gains,
+        *(column.data_set for column in paper.columns),
+    )
     rows = []
     for entry in paper.rows:
         case = Case(entry.method, order_of[entry])
@@ -67,12 +74,15 @@ def beside_published(runs: Runs, paper: PublishedTable, order: str) -> PageTable
             for metric in (runs.primary, CMC)
         ]
         gain = [mean_and_spread(runs.values(case, lambda r: r.gain))] if has_gain else []
-        printed = [NOTHING if c is None else _as_printed(c, paper.digits) for c in entry.cells]
+        printed = [as_printed(cell, paper.digits) for cell in entry.cells]
         rows.append((entry.name, *([case.order] if orders else []), *own, *gain, *printed))
     return PageTable(header, tuple(rows))
 
 
-def _as_printed(cell: Figures, digits: int) -> str:
+def as_printed(cell: Figures | None, digits: int) -> str:
+    """A cell of a paper: AUC mAP / AUC CMC@1 / gain."""
+    if cell is None:
+        return NOTHING
     gain = "" if cell.gain is None else f" / {cell.gain:g} %"
     return f"{cell.auc_map:.{digits}f} / {cell.auc_cmc1:.{digits}f}{gain}"
 

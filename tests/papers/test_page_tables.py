@@ -10,7 +10,7 @@ import pytest
 from papers import page_tables
 from papers.markdown import PageTable
 from papers.names import grouped, listed
-from papers.published import FF_TABLE_5, RM_TABLE_1, TABLES
+from papers.published import FF_TABLE_5, RM_TABLE_1
 from papers.runs import Case, SeedRun, read_runs
 from papers.spread import mean_and_spread
 from papers.training_free import best_training_free
@@ -141,34 +141,6 @@ def test_beside_the_papers(tmp_path: Path) -> None:
     ablation = page_tables.beside_published(runs, FF_TABLE_5, ORDER)
     assert ablation.rows[-1] == ("l2 + disc + uncertainty", "sigma", "44.1", "64.1", "44.84 / 66.49")
     assert ablation.rows[0] == ("l2", "random", "–", "–", "40.47 / 62.80")
-
-
-def test_printed_gains_agree_with_printed_areas() -> None:
-    """Typing errors show: gain is (AUC - old) / (new - old), up to what rounding to 0.1 and 1 % allows."""
-    odd = set()
-    for table in (t for t in TABLES if t.source.startswith("RM")):
-        by_method = {entry.method: entry.cells for entry in table.rows}
-        for entry in table.rows:
-            for data_set, own, old, new in zip(
-                table.data_sets, entry.cells, by_method["old"], by_method["new"], strict=True
-            ):
-                assert own is not None
-                assert old is not None
-                assert new is not None
-                assert own.gain is not None
-                gap = new.auc_map - old.auc_map
-                gain = 100 * (own.auc_map - old.auc_map) / gap
-                # three numbers, each off by 0.05 at most, and the rounding of the gain itself
-                slack = 0.5 + 100 * 0.05 * (2 + 2 * abs(gain) / 100) / gap
-                if abs(gain - own.gain) > slack:
-                    odd.add((table.source, entry.name, data_set))
-    # (41.4 - 21.6) / (47.4 - 21.6) = 76.7 %, where all versions of the paper print 78 %
-    assert odd == {("RM, table 1", "RM", "CIFAR-100")}
-
-
-def test_every_row_of_a_published_table_has_a_cell_for_each_data_set() -> None:
-    for table in TABLES:
-        assert {len(entry.cells) for entry in table.rows} == {len(table.data_sets)}
 
 
 def test_ablation(tmp_path: Path) -> None:
