@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ray_backfill import recipes
+from ray_backfill.cli.parse import parse_recipe_job
 from ray_backfill.comparison.resolve import check_distances_agree
 from ray_backfill.datasets import dataset_name, dataset_names, published
 from ray_backfill.errors import InputError
@@ -46,6 +47,13 @@ def test_recipes_say_what_they_need() -> None:
             complaints.append(str(error))
     assert complaints
     assert all(text.startswith("this recipe needs --data-root: ") for text in complaints)
+
+
+def test_help_says_what_the_recipe_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_recipe_job("A job.", arguments=["--recipe", "cifar100_open", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"cifar100_open: {describe_recipe('cifar100_open')}" in shown
 
 
 # Published recipe -> architectures of the old and the new model, and how many classes each knows.
