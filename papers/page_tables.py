@@ -1,10 +1,10 @@
 """The tables of a page as text, from the runs. Each function gives one table; None where there is nothing to show."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from papers.markdown import PageTable
 from papers.names import MERGES, ORDERS, grouped, in_order, is_oracle
@@ -12,13 +12,25 @@ from papers.published import Figures, PublishedTable
 from papers.runs import Case, Floats, Runs
 from papers.spread import mean_and_spread, mean_of, signed
 from papers.subgroups import MOMENTS, cases_with_gaps, gap_at, moments_read
-from ray_backfill.errors import InputError
 from ray_backfill.report.results import ORDER_FREE
 from ray_backfill.report.wording import NOTHING, amount, percent
+from ray_backfill.tables.schema import read_table
 
 CMC = "CMC@1"
-ABLATION_KEY = ("loss", "rho", "mining", "tau")
-ABLATION_NUMBERS = ("auc", "gain", "start", "end")
+
+
+@dataclass(frozen=True)
+class AblationRow:
+    """A row of ``ablation.parquet``: one setting of the heads on one seed; tau is NaN where the loss has none."""
+
+    loss: str
+    rho: bool
+    mining: bool
+    tau: float
+    auc: float
+    gain: float
+    start: float
+    end: float
 
 
 def main_table(runs: Runs, order: str) -> PageTable | None:
@@ -151,11 +163,12 @@ def ablation_table(path: Path) -> PageTable:
     Raises:
         InputError: no such file, or a column is missing.
     """
-    frame = _read(path, (*ABLATION_KEY, *ABLATION_NUMBERS))
+    frame = read_table(path, AblationRow, "run jobs/reproduce.py again")
     rows = []
-    for key, part in frame.groupby(list(ABLATION_KEY), sort=True, dropna=False):
+    for key, part in frame.groupby(["loss", "rho", "mining", "tau"], sort=True, dropna=False):
         loss, rho, mining, tau = key
-        numbers = (mean_and_spread(part[name].to_numpy(dtype=np.float64)) for name in ABLATION_NUMBERS)
+        measured = ("auc", "gain", "start", "end")
+        numbers = (mean_and_spread(part[name].to_numpy(dtype=np.float64)) for name in measured)
         what = (str(loss), _yes(rho), _yes(mining), f"{tau:g}" if tau == tau else NOTHING)
         rows.append((*what, *numbers, str(len(part))))
     return PageTable(("loss", "rho", "hard mining", "tau", "AUC", "gain", "M_0", "M_1", "runs"), tuple(rows))
@@ -223,20 +236,3 @@ def backbones_table(runs: Runs) -> PageTable | None:
         for name, facts in backbones.items()
     )
     return PageTable(header, tuple(rows))
-
-
-def _minutes(seconds: float | None) -> str:
-    return NOTHING if seconds is None else f"{seconds / 60:.1f}"
-
-
-def _read(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
-    if not path.is_file():
-        raise InputError(f"{path} is missing: write it first, or leave this part of the page out")
-    try:
-        frame = pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}): write it again") from error
-    missing = [c for c in columns if c not in frame.columns]
-    if missing or frame.empty:
-        raise InputError(f"{path} lacks {', '.join(missing) or 'rows'}: it needs the columns {', '.join(columns)}")
-    return frame

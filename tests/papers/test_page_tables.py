@@ -159,7 +159,7 @@ def test_ablation(tmp_path: Path) -> None:
 
 def test_ablation_that_lacks_a_column(tmp_path: Path) -> None:
     pd.DataFrame({"loss": ["mcl"]}).to_parquet(tmp_path / "ablation.parquet")
-    with pytest.raises(InputError, match="lacks rho, mining, tau"):
+    with pytest.raises(InputError, match="lacks the column rho, mining, tau"):
         page_tables.ablation_table(tmp_path / "ablation.parquet")
     with pytest.raises(InputError, match="is missing"):
         page_tables.ablation_table(tmp_path / "none.parquet")
