@@ -11,8 +11,8 @@ import numpy as np
 
 from papers.published import FF_KENDALL_TAU
 from papers.runs import Case, Floats, Runs
+from papers.spread import mean_of, plain, seed_by_seed
 from papers.subgroups import gap_at, moments_read
-from papers.wording import mean_of, plain, seed_by_seed
 from ray_backfill.report.results import ORDER_FREE, Row
 from ray_backfill.report.wording import percent
 

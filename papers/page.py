@@ -6,16 +6,17 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from papers import tables
+from papers import page_tables
 from papers.claims import CLAIMS, FAILS, HOLDS, UNMEASURED, UNTOLD, Evidence, Judged, judge
 from papers.figure import curves_figure
-from papers.published import TABLES
+from papers.markdown import PageTable, cell, table_lines
+from papers.published import PAGE_TABLES
 from papers.runs import Case, Floats, Runs, SeedRun, read_runs
+from papers.spread import mean_and_spread
 from papers.training_free import TrainingFree, best_training_free
-from papers.wording import cell, mean_and_spread
 from ray_backfill.errors import InputError
 from ray_backfill.files import write_whole
-from ray_backfill.report.figures import to_png
+from ray_backfill.report.drawing import to_png
 from ray_backfill.report.html import DATA_WORDS
 
 
@@ -60,7 +61,7 @@ def write_page(page: PageInput, path: Path) -> None:
     runs = read_runs(page.runs)
     if page.order not in runs.orders:
         raise InputError(f"no run has {page.order} order; there are: {', '.join(runs.orders)}")
-    metrics = [m for m in dict.fromkeys((runs.primary, tables.CMC)) if m in runs.metrics]
+    metrics = [m for m in dict.fromkeys((runs.primary, page_tables.CMC)) if m in runs.metrics]
     figure = curves_figure(runs, page.figure_methods, page.order, metrics)
     picture = path.with_suffix(".png")
     text = render(page, runs, picture.name if figure is not None else None)
@@ -81,7 +82,7 @@ def render(page: PageInput, runs: Runs, picture: str | None) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["cell"] = cell
+    environment.filters |= {"cell": cell, "table": table_lines}
     subgroups = read_runs(page.subgroup_runs) if page.subgroup_runs else None
     judged = judge(Evidence(runs, page.order, _kendall(page), subgroups), CLAIMS)
     return environment.get_template("page.md.jinja").render(
@@ -91,18 +92,18 @@ def render(page: PageInput, runs: Runs, picture: str | None) -> str:
         facts=_facts(page, runs),
         findings=_findings(page.findings),
         left_out=_left_out(runs),
-        main=tables.main_table(runs, page.order),
+        main=page_tables.main_table(runs, page.order),
         claims=_claims_table(judged),
         verdicts=_counts(judged),
-        papers=[(paper, tables.beside_published(runs, paper, page.order)) for paper in TABLES],
-        orders=tables.orders_table(runs),
-        against_random=tables.against_random(runs),
-        merges=tables.merges_table(runs, page.order),
+        papers=[(paper, page_tables.beside_published(runs, paper, page.order)) for paper in PAGE_TABLES],
+        orders=page_tables.orders_table(runs),
+        against_random=page_tables.against_random(runs),
+        merges=page_tables.merges_table(runs, page.order),
         training_free=_training_free_table(runs, page.order),
-        ablation=tables.ablation_table(page.ablation) if page.ablation else None,
-        subgroups=tables.subgroup_table(subgroups) if subgroups else None,
-        costs=tables.costs_table(runs),
-        backbones=tables.backbones_table(runs),
+        ablation=page_tables.ablation_table(page.ablation) if page.ablation else None,
+        subgroups=page_tables.subgroup_table(subgroups) if subgroups else None,
+        costs=page_tables.costs_table(runs),
+        backbones=page_tables.backbones_table(runs),
         UNTOLD=UNTOLD,
     )
 
@@ -152,19 +153,19 @@ def _left_out(runs: Runs) -> list[tuple[str, str]]:
     return sorted(reasons.items())
 
 
-def _claims_table(judged: list[Judged]) -> tables.Table:
+def _claims_table(judged: list[Judged]) -> PageTable:
     rows = (
         (j.claim.text + (f" ({j.claim.note})" if j.claim.note else ""), j.claim.source, j.words, j.verdict)
         for j in judged
     )
-    return tables.Table(("claim", "source", "measured, seed by seed", "here"), tuple(rows))
+    return PageTable(("claim", "source", "measured, seed by seed", "here"), tuple(rows))
 
 
 def _counts(judged: list[Judged]) -> dict[str, int]:
     return {v: sum(j.verdict == v for j in judged) for v in (HOLDS, FAILS, UNTOLD, UNMEASURED)}
 
 
-def _training_free_table(runs: Runs, order: str) -> tables.Table | None:
+def _training_free_table(runs: Runs, order: str) -> PageTable | None:
     """The best combination in the main order, and over all orders that need no training."""
     found = [
         (name, best)
@@ -174,7 +175,7 @@ def _training_free_table(runs: Runs, order: str) -> tables.Table | None:
     if not found:
         return None
     header = ("", "best of", "method", "merge", "order", f"AUC {runs.primary}", "gain", "full RM's gain", "share of it")
-    return tables.Table(header, tuple(_training_free_row(runs, name, best) for name, best in found))
+    return PageTable(header, tuple(_training_free_row(runs, name, best) for name, best in found))
 
 
 def _training_free_row(runs: Runs, name: str, best: TrainingFree) -> tuple[str, ...]:

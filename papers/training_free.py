@@ -7,7 +7,7 @@ import numpy as np
 
 from papers.names import LABEL_FREE_MERGES, TRAINED_ORDERS, TRAINING_FREE_METHODS, is_oracle
 from papers.runs import Case, Floats, Runs
-from papers.wording import mean_of
+from papers.spread import mean_of
 
 FULL_RM = "rm"
 

@@ -14,7 +14,7 @@ from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.train import Workers
 from ray_backfill.datasets import download, published
 from ray_backfill.errors import InputError
-from ray_backfill.recipes import NO_ROOT, load_recipe, recipe_names
+from ray_backfill.recipes import NO_ROOT, describe_recipe, load_recipe, recipe_names
 from ray_backfill.runs.planning import STAGES, PlanningSettings, dry_run
 
 
@@ -84,10 +84,11 @@ def parse_recipe_job(
         planning=PlanningSettings(decode_images_per_s_per_cpu=decoded_per_s),
         **more,
     )
+    recipes = f"{first.recipe}: {describe_recipe(first.recipe)}\n\nRecipes: {', '.join(recipe_names())}."
     return tyro.cli(
         kind[type(recipe.images)],  # type: ignore[index]
         default=default,
-        description=f"{description}\n\nRecipes: {', '.join(recipe_names())}.",
+        description=f"{description}\n\n{recipes}",
         args=list(arguments),
     )
 

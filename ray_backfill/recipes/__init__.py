@@ -1,9 +1,11 @@
-"""Complete runs as plain settings; one recipe a file, found by module name.
+"""Complete runs as plain settings, found by name.
 
-A recipe module defines ``recipe(data_root, seed) -> Recipe``. data_root is None for data that need no files.
+A module of recipes defines ``RECIPES``, a tuple of ``NamedRecipe``. A published experiment is a row of the table in
+``published.py``; recipes for other data have a file of their own.
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -14,7 +16,7 @@ from ray_backfill.cluster.embed import EmbedSettings
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.errors import InputError
 from ray_backfill.models.backbones import BackboneSettings
-from ray_backfill.plugins import load_plugin, plugin_names
+from ray_backfill.plugins import load_plugin, plugin_names, rows_from_outside
 from ray_backfill.protocols import Protocol
 from ray_backfill.training.backbone_loop import BackboneTraining
 from ray_backfill.training.fits import FitSettings
@@ -51,22 +53,46 @@ class Recipe(Generic[ImagesT]):
     evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(default_factory=Evaluation)
 
 
+@dataclass(frozen=True)
+class NamedRecipe:
+    """A row of ``RECIPES``. name: as typed after --recipe. description: a sentence or two.
+
+    build: makes the settings from the data root (None where none was given) and the seed.
+    """
+
+    name: str
+    description: str
+    build: Callable[[Path | None, int], Recipe[Any]]
+
+
 def recipe_names() -> list[str]:
     """The known recipes."""
-    return plugin_names(sys.modules[__name__])
+    return sorted(_known())
 
 
 def load_recipe(name: str, data_root: Path | None = None, seed: int = 0) -> Recipe[Any]:
     """The recipe ``name``. Raises InputError for an unknown name, or if it needs a data_root that is not given."""
-    loaded: Recipe[Any] = load_plugin(sys.modules[__name__], name).recipe(data_root, seed)
+    loaded = _find(name).build(data_root, seed)
     return replace(loaded, evaluation=replace(loaded.evaluation, order_seed=seed))
 
 
 def describe_recipe(name: str) -> str:
-    """What a recipe is, in two sentences or so: its first line and what its function says."""
-    module = load_plugin(sys.modules[__name__], name)
-    texts = (module.__doc__ or "").split("\n\n")[0], module.recipe.__doc__ or ""
-    return " ".join(" ".join(texts).split())
+    """What a recipe is, in a sentence or two. Raises InputError for an unknown name."""
+    return _find(name).description
+
+
+def _find(name: str) -> NamedRecipe:
+    known = _known()
+    if name not in known:
+        raise InputError(f"unknown recipe {name!r}; known: {', '.join(sorted(known))}")
+    return known[name]
+
+
+def _known() -> dict[str, NamedRecipe]:
+    package = sys.modules[__name__]
+    modules = [load_plugin(package, module) for module in plugin_names(package)]
+    rows = [row for module in modules for row in module.RECIPES]
+    return {row.name: row for row in (*rows, *rows_from_outside("RECIPES"))}
 
 
 def needs_root(data_root: Path | None, what: str) -> str:

@@ -1,8 +1,4 @@
-"""Rendered landmarks in the protocol of Google Landmarks v2: open class (30 % / 70 %), separate queries, mAP@100.
-
-Run:  python jobs/simulate_gldv2.py
-Time: two minutes on two CPU cores.
-"""
+"""Rendered landmarks: the demonstration that needs no files."""
 
 from pathlib import Path
 
@@ -10,13 +6,11 @@ from ray_backfill.cluster.embed import EmbedSettings
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.datasets import landmarks
 from ray_backfill.protocols import Protocol
-from ray_backfill.recipes import Recipe
+from ray_backfill.recipes import NamedRecipe, Recipe
 from ray_backfill.recipes._small import small_convnet, small_fits
 
 
-def recipe(data_root: Path | None, seed: int) -> Recipe[landmarks.Settings]:
-    """Demo size. The old model learns other landmarks than the new one, and fewer."""
-
+def _recipe(data_root: Path | None, seed: int) -> Recipe[landmarks.Settings]:
     return Recipe(
         images=landmarks.Settings(seed=seed),
         protocol=Protocol("open", old_share=0.3, seed=seed),
@@ -26,3 +20,13 @@ def recipe(data_root: Path | None, seed: int) -> Recipe[landmarks.Settings]:
         fits=small_fits(epochs=20, transform_epochs=30, seed=seed),
         evaluation=Evaluation(metrics=("mAP@100", "CMC@1")),
     )
+
+
+RECIPES = (
+    NamedRecipe(
+        "landmarks",
+        "Rendered landmarks in the protocol of Google Landmarks v2: open class (30 % / 70 %), separate queries, "
+        "mAP@100. Demo size. The old model learns other landmarks than the new one, and fewer.",
+        _recipe,
+    ),
+)

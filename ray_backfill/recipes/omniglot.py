@@ -1,22 +1,17 @@
-"""Handwritten characters (real images), extended class: the old model knows half of the 242 characters.
+"""Handwritten characters (real images): the demonstration of docs/results/omniglot.md."""
 
-Run:      python jobs/simulate.py --recipe omniglot --data-root PATH
-Time:     two minutes on two CPU cores.
-Expected: docs/results/omniglot.md
-"""
-
+from dataclasses import replace
 from pathlib import Path
 
+from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.datasets import omniglot
 from ray_backfill.protocols import Protocol
-from ray_backfill.recipes import Recipe, needs_root
+from ray_backfill.recipes import NamedRecipe, Recipe, needs_root
 from ray_backfill.recipes._small import small_convnet, small_fits
 
 
-def recipe(data_root: Path | None, seed: int) -> Recipe[omniglot.Settings]:
-    """Both models are trained alike; the new one is twice as wide and sees all characters."""
+def _halves(data_root: Path | None, seed: int) -> Recipe[omniglot.Settings]:
     root = needs_root(data_root, "the folder with omniglot_small1.zip and omniglot_small2.zip")
-
     return Recipe(
         images=omniglot.Settings(root=root),
         protocol=Protocol("extended", old_share=0.5),
@@ -24,3 +19,32 @@ def recipe(data_root: Path | None, seed: int) -> Recipe[omniglot.Settings]:
         new=small_convnet(32, epochs=12, seed=2 * seed + 1),
         fits=small_fits(epochs=100, seed=seed),
     )
+
+
+def _biased(data_root: Path | None, seed: int) -> Recipe[omniglot.Settings]:
+    plain = _halves(data_root, seed)
+    return replace(
+        plain,
+        images=replace(plain.images, groups=True),
+        protocol=Protocol("biased", old_share=0.1, seed=seed),
+        evaluation=Evaluation(
+            methods=("rm_naive", "fct", "fastfill", "rm"),
+            orders=("random", "classifier_score", "entropy", "sigma"),
+        ),
+    )
+
+
+RECIPES = (
+    NamedRecipe(
+        "omniglot",
+        "Handwritten characters (real images), extended class: the old model knows half of the 242 characters. Both "
+        "models are trained alike; the new one is twice as wide and sees all characters.",
+        _halves,
+    ),
+    NamedRecipe(
+        "omniglot_biased",
+        "Handwritten characters, with an old model that was trained on few characters of one of two subgroups. The old "
+        "model knows a tenth of the characters of the first subgroup and all of the second, as in FastFill 5.3.",
+        _biased,
+    ),
+)

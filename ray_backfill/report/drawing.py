@@ -5,10 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
 
 DPI = 150
 WIDTH_IN = 9.0  # scaled to a page of 900 px, a 10 point letter is 14 px high
@@ -31,6 +35,19 @@ class Style:
     marker: str
     width: float
     layer: int
+
+
+REFERENCE_STYLES = {
+    "old": Style(FAINT, ":", "", 1.8, 1),
+    "new": Style(FAINT, "--", "", 1.8, 1),
+    "offline": Style(INK, "-", "", 1.1, 1),
+}
+
+
+def numbered_style(index: int, width: float = 1.5) -> Style:
+    """A style for each number; a colour comes back only with other dashes and another marker."""
+    dashes = DASHES[index // len(COLOURS) % len(DASHES)]
+    return Style(COLOURS[index % len(COLOURS)], dashes, MARKERS[index % len(MARKERS)], width, 3 if width > 2 else 2)
 
 
 def blank_figure(height_in: float) -> Figure:
@@ -66,6 +83,27 @@ def dress(plot: Axes, title: str, unit: str) -> None:
         plot.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         plot.spines[side].set_color(FAINT)
+
+
+def draw_line(plot: Axes, t: Floats, value: Floats, style: Style, band: tuple[Floats, Floats] | None = None) -> None:
+    """A line over progress, and a band from its low to its high values. All: (T,) shares."""
+    if band is not None:
+        low, high = 100 * band[0], 100 * band[1]
+        plot.fill_between(100 * t, low, high, color=style.colour, alpha=0.11, linewidth=0, zorder=style.layer - 1)
+    plot.plot(
+        100 * t,
+        100 * value,
+        color=style.colour,
+        linestyle=style.dashes,
+        linewidth=style.width,
+        marker=style.marker,
+        markersize=5,
+        markeredgecolor="white",
+        markeredgewidth=0.6,
+        markevery=max(1, (len(t) - 1) // (MAX_MARKERS - 1)),
+        zorder=style.layer,
+        clip_on=False,
+    )
 
 
 def legend(

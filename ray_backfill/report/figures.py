@@ -7,22 +7,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ray_backfill.report.drawing import (
-    COLOURS,
-    DASHES,
-    DPI,
     ENTRY_IN,
     FAINT,
-    GRID,
     INK,
     LONG,
-    MARKERS,
-    MAX_MARKERS,
+    REFERENCE_STYLES,
     SHORT,
-    WIDTH_IN,
     Style,
     blank_figure,
+    draw_line,
     dress,
     legend,
+    numbered_style,
     panel_height,
     shorten,
     to_png,
@@ -40,15 +36,6 @@ from ray_backfill.report.selection import (
 from ray_backfill.report.wording import choice, percent, percent_sign
 
 __all__ = [
-    "COLOURS",
-    "DASHES",
-    "DPI",
-    "FAINT",
-    "GRID",
-    "INK",
-    "MARKERS",
-    "WIDTH_IN",
-    "Style",
     "curves_figure",
     "drawn_variants",
     "flips_figure",
@@ -133,7 +120,7 @@ def orders_figure(results: Results) -> Figure | None:
     entries = []
     listed = [v for v in results.variants if v in {r.variant for r in rows}]
     for row, name in zip(rows, names, strict=True):
-        style = _style(listed.index(row.variant), width=2.6 if row == best else 1.5)
+        style = numbered_style(listed.index(row.variant), width=2.6 if row == best else 1.5)
         _draw(plot, results, row, row.metric, style)
         entries.append((name, percent(row.auc), style))
     dress(plot, f"{best.title}: which {choice(results)}?", f"{best.metric} (%)")
@@ -152,7 +139,7 @@ def subgroups_figure(results: Results) -> Figure | None:
     plot, side = figure.subplots(1, 2, width_ratios=(2.55, 1))
     entries = []
     for index, (group, line) in enumerate(lines.items()):
-        style = Style(INK, ":", "", 1.8, 1) if group == GAP else _style(index, width=1.5)
+        style = Style(INK, ":", "", 1.8, 1) if group == GAP else numbered_style(index, width=1.5)
         _draw_line(plot, line, style, band=True)
         name = "gap, best to worst" if group == GAP else group
         entries.append((name, f"{percent(line.value[0])} \u2192 {percent(line.value[-1])}", style))
@@ -239,24 +226,15 @@ def has_intervals(results: Results) -> bool:
 
 def method_styles(results: Results, best: str | None) -> dict[str, Style]:
     """A style per method, the same in every figure; the baselines are grey, the best is thicker and on top."""
-    styles = {
-        "old": Style(FAINT, ":", "", 1.8, 1),
-        "new": Style(FAINT, "--", "", 1.8, 1),
-        "offline": Style(INK, "-", "", 1.1, 1),
-    }
+    styles = dict(REFERENCE_STYLES)
     own = own_methods(results)
     if len(own) > MAX_LINES:
         # Of many only the best are drawn: they get the looks that differ most.
         ranked = [r.method for r in best_per_method(results, results.primary) if r.method in own]
         own = tuple(dict.fromkeys((*ranked, *own)))
     for index, method in enumerate(own):
-        styles[method] = _style(index, width=2.7 if method == best else 1.5)
+        styles[method] = numbered_style(index, width=2.7 if method == best else 1.5)
     return styles
-
-
-def _style(index: int, width: float) -> Style:
-    dashes = DASHES[index // len(COLOURS) % len(DASHES)]
-    return Style(COLOURS[index % len(COLOURS)], dashes, MARKERS[index % len(MARKERS)], width, 3 if width > 2 else 2)
 
 
 def _longest(names: Sequence[str]) -> int:
@@ -274,20 +252,5 @@ def _draw(plot: Axes, results: Results, row: Row, metric: str, style: Style) -> 
 
 
 def _draw_line(plot: Axes, line: Line, style: Style, band: bool) -> None:
-    if band and np.isfinite(line.low).any():
-        t, low, high = 100 * line.t, 100 * line.low, 100 * line.high
-        plot.fill_between(t, low, high, color=style.colour, alpha=0.11, linewidth=0, zorder=style.layer - 1)
-    plot.plot(
-        100 * line.t,
-        100 * line.value,
-        color=style.colour,
-        linestyle=style.dashes,
-        linewidth=style.width,
-        marker=style.marker,
-        markersize=5,
-        markeredgecolor="white",
-        markeredgewidth=0.6,
-        markevery=max(1, (len(line.t) - 1) // (MAX_MARKERS - 1)),
-        zorder=style.layer,
-        clip_on=False,
-    )
+    has_band = band and np.isfinite(line.low).any()
+    draw_line(plot, line.t, line.value, style, (line.low, line.high) if has_band else None)

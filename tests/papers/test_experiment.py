@@ -11,25 +11,28 @@ from papers.experiment import Experiment, Place, reproduce
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.train import Workers
 from ray_backfill.datasets import landmarks
-from ray_backfill.recipes import Recipe, load_recipe
-from ray_backfill.recipes._small import small_convnet, small_fits
+from ray_backfill.recipes import ModelRecipe, Recipe, load_recipe
 
 METHODS = ("rm_naive", "least_squares_gallery", "fastfill", "rm")
 
 
 def tiny(name: str, data_root: Path | None, seed: int = 0) -> Recipe[Any]:
-    images = landmarks.Settings(seed=seed, image_size=16, landmarks=8, train_images=160, gallery_images=60, queries=16)
-    fits = small_fits(seed, epochs=1, transform_epochs=1)
-    heads = replace(fits.heads, classes=4, items=4)
     recipe = load_recipe("landmarks", None, seed)
+    images = landmarks.Settings(seed=seed, image_size=16, landmarks=8, train_images=160, gallery_images=60, queries=16)
+    heads = replace(recipe.fits.heads, epochs=1, classes=4, items=4)
+    transforms = replace(recipe.fits.transforms, epochs=1, batch=32, hidden=8)
     return replace(
         recipe,
         images=images,
-        old=small_convnet(4, epochs=1, seed=0),
-        new=small_convnet(6, epochs=1, seed=1),
-        fits=replace(fits, heads=heads, transforms=replace(fits.transforms, batch=32, hidden=8)),
+        old=_one_epoch(recipe.old, width=4),
+        new=_one_epoch(recipe.new, width=6),
+        fits=replace(recipe.fits, heads=heads, transforms=transforms),
         evaluation=replace(recipe.evaluation, metrics=("mAP", "CMC@1"), points=3),
     )
+
+
+def _one_epoch(model: ModelRecipe, width: int) -> ModelRecipe:
+    return ModelRecipe(replace(model.backbone, width=width), replace(model.training, epochs=1))
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -5,31 +5,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
+from papers.markdown import PageTable
 from papers.names import MERGES, ORDERS, grouped, in_order, is_oracle
 from papers.published import Figures, PublishedTable
 from papers.runs import Case, Floats, Runs
+from papers.spread import mean_and_spread, mean_of, signed
 from papers.subgroups import MOMENTS, cases_with_gaps, gap_at, moments_read
-from papers.wording import mean_and_spread, mean_of, signed
-from ray_backfill.errors import InputError
 from ray_backfill.report.results import ORDER_FREE
 from ray_backfill.report.wording import NOTHING, amount, percent
+from ray_backfill.tables.schema import read_table
 
 CMC = "CMC@1"
-ABLATION_KEY = ("loss", "rho", "mining", "tau")
-ABLATION_NUMBERS = ("auc", "gain", "start", "end")
 
 
 @dataclass(frozen=True)
-class Table:
-    """Cells as text, the first column left-aligned."""
+class AblationRow:
+    """A row of ``ablation.parquet``: one setting of the heads on one seed; tau is NaN where the loss has none."""
 
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    loss: str
+    rho: bool
+    mining: bool
+    tau: float
+    auc: float
+    gain: float
+    start: float
+    end: float
 
 
-def main_table(runs: Runs, order: str) -> Table | None:
+def main_table(runs: Runs, order: str) -> PageTable | None:
     """Mean and spread over seeds of every method in one order and the raw merge, in groups."""
     second = CMC if CMC in runs.metrics and runs.primary != CMC else None
     header = (
@@ -44,7 +48,7 @@ def main_table(runs: Runs, order: str) -> Table | None:
         for case in cases:
             cmc = [mean_and_spread(runs.areas(case, second))] if second else []
             rows.append((runs.title(case.method), mean_and_spread(runs.areas(case)), *cmc, *_conditions(runs, case)))
-    return Table(header, tuple(rows)) if rows else None
+    return PageTable(header, tuple(rows)) if rows else None
 
 
 def _conditions(runs: Runs, case: Case) -> tuple[str, ...]:
@@ -59,14 +63,21 @@ def _conditions(runs: Runs, case: Case) -> tuple[str, ...]:
     )
 
 
-def beside_published(runs: Runs, paper: PublishedTable, order: str) -> Table:
+def beside_published(runs: Runs, paper: PublishedTable, order: str) -> PageTable:
     """A paper's table with ours in the columns before it; where the paper takes a plain mean, ours is one too."""
     ours = "mean" if paper.plain_mean else "AUC"
     order_of = {entry: entry.order or order for entry in paper.rows}
     has_gain = any(cell is not None and cell.gain is not None for entry in paper.rows for cell in entry.cells)
     orders = ("order",) if any(entry.order for entry in paper.rows) else ()
     gains = ("here: gain",) if has_gain else ()
-    header = ("", *orders, f"here: {ours} {runs.primary}", f"here: {ours} {CMC}", *gains, *paper.data_sets)
+    header = (
+        "",
+        *orders,
+        f"here: {ours} {runs.primary}",
+        f"here: {ours} {CMC}",
+        *gains,
+        *(column.data_set for column in paper.columns),
+    )
     rows = []
     for entry in paper.rows:
         case = Case(entry.method, order_of[entry])
@@ -75,27 +86,32 @@ def beside_published(runs: Runs, paper: PublishedTable, order: str) -> Table:
             for metric in (runs.primary, CMC)
         ]
         gain = [mean_and_spread(runs.values(case, lambda r: r.gain))] if has_gain else []
-        printed = [NOTHING if c is None else _as_printed(c, paper.digits) for c in entry.cells]
+        printed = [as_printed(cell, paper.digits) for cell in entry.cells]
         rows.append((entry.name, *([case.order] if orders else []), *own, *gain, *printed))
-    return Table(header, tuple(rows))
+    return PageTable(header, tuple(rows))
 
 
-def _as_printed(cell: Figures, digits: int) -> str:
+def as_printed(cell: Figures | None, digits: int) -> str:
+    """A cell of a paper: AUC mAP / AUC CMC@1 / gain."""
+    if cell is None:
+        return NOTHING
     gain = "" if cell.gain is None else f" / {cell.gain:g} %"
     return f"{cell.auc_map:.{digits}f} / {cell.auc_cmc1:.{digits}f}{gain}"
 
 
-def orders_table(runs: Runs) -> Table | None:
+def orders_table(runs: Runs) -> PageTable | None:
     """Mean AUC by method and order, raw merge; the best deployable order of a row in bold."""
     return _grid(runs, runs.orders, ORDERS, lambda method, order: Case(method, order))
 
 
-def merges_table(runs: Runs, order: str) -> Table | None:
+def merges_table(runs: Runs, order: str) -> PageTable | None:
     """Mean AUC by method and merge, in one order; the best merge of a row in bold."""
     return _grid(runs, runs.merges, MERGES, lambda method, merge: Case(method, order, merge))
 
 
-def _grid(runs: Runs, columns: Sequence[str], known: tuple[str, ...], case: Callable[[str, str], Case]) -> Table | None:
+def _grid(
+    runs: Runs, columns: Sequence[str], known: tuple[str, ...], case: Callable[[str, str], Case]
+) -> PageTable | None:
     methods = [m for m in runs.methods if m not in ORDER_FREE]
     means = {(m, c): mean_of(runs.areas(case(m, c))) for m in methods for c in columns}
     compared = [m for m in methods if sum(np.isfinite(means[m, c]) for c in columns) > 1]
@@ -111,10 +127,10 @@ def _grid(runs: Runs, columns: Sequence[str], known: tuple[str, ...], case: Call
             text = percent(means[method, column])
             cells.append(f"**{text}**" if means[method, column] == best and not is_oracle(column) else text)
         rows.append((runs.title(method), *cells))
-    return Table(("", *(f"{c} (oracle)" if is_oracle(c) else c for c in used)), tuple(rows))
+    return PageTable(("", *(f"{c} (oracle)" if is_oracle(c) else c for c in used)), tuple(rows))
 
 
-def against_random(runs: Runs) -> Table | None:
+def against_random(runs: Runs) -> PageTable | None:
     """For each method with a random order: AUC of the other orders minus that, and in how many seeds it is above 0.
 
     The last row counts the methods for which an order is better than random in every seed.
@@ -133,7 +149,7 @@ def against_random(runs: Runs) -> Table | None:
         column = [own[index] for own in leads.values() if np.isfinite(own[index]).any()]
         always.append(f"{sum(bool((lead_S > 0).all()) for lead_S in column)} of {len(column)} methods")
     rows.append(("*better in every seed*", *always))
-    return Table(("", *(f"{o} (oracle)" if is_oracle(o) else o for o in orders)), tuple(rows))
+    return PageTable(("", *(f"{o} (oracle)" if is_oracle(o) else o for o in orders)), tuple(rows))
 
 
 def _lead(lead_S: Floats) -> str:
@@ -141,27 +157,28 @@ def _lead(lead_S: Floats) -> str:
     return f"{signed(mean_of(lead_S))}, {int((lead_S > 0).sum())} of {known}" if known else NOTHING
 
 
-def ablation_table(path: Path) -> Table:
+def ablation_table(path: Path) -> PageTable:
     """Mean and spread over the rows (seeds) of each setting of the heads.
 
     Raises:
         InputError: no such file, or a column is missing.
     """
-    frame = _read(path, (*ABLATION_KEY, *ABLATION_NUMBERS))
+    frame = read_table(path, AblationRow, "run jobs/reproduce.py again")
     rows = []
-    for key, part in frame.groupby(list(ABLATION_KEY), sort=True, dropna=False):
+    for key, part in frame.groupby(["loss", "rho", "mining", "tau"], sort=True, dropna=False):
         loss, rho, mining, tau = key
-        numbers = (mean_and_spread(part[name].to_numpy(dtype=np.float64)) for name in ABLATION_NUMBERS)
+        measured = ("auc", "gain", "start", "end")
+        numbers = (mean_and_spread(part[name].to_numpy(dtype=np.float64)) for name in measured)
         what = (str(loss), _yes(rho), _yes(mining), f"{tau:g}" if tau == tau else NOTHING)
         rows.append((*what, *numbers, str(len(part))))
-    return Table(("loss", "rho", "hard mining", "tau", "AUC", "gain", "M_0", "M_1", "runs"), tuple(rows))
+    return PageTable(("loss", "rho", "hard mining", "tau", "AUC", "gain", "M_0", "M_1", "runs"), tuple(rows))
 
 
 def _yes(flag: object) -> str:
     return "yes" if flag else "no"
 
 
-def subgroup_table(runs: Runs) -> Table | None:
+def subgroup_table(runs: Runs) -> PageTable | None:
     """The gap between best and worst subgroup at a few moments, by method and order."""
     cases = cases_with_gaps(runs)
     if not cases:
@@ -173,7 +190,7 @@ def subgroup_table(runs: Runs) -> Table | None:
         free = case.method in ORDER_FREE
         what = [NOTHING if free else case.order, *([NOTHING if free else case.merge] if several else [])]
         rows.append((runs.title(case.method), *what, *(mean_and_spread(gap_at(runs, case, m)) for m in MOMENTS)))
-    return Table(header, tuple(rows))
+    return PageTable(header, tuple(rows))
 
 
 def _moment(runs: Runs, moment: float) -> str:
@@ -183,7 +200,7 @@ def _moment(runs: Runs, moment: float) -> str:
     return f"t = {moment:g} ({'mean of ' if len(read) > 1 else 'read at '}{' and '.join(f'{t:g}' for t in read)})"
 
 
-def costs_table(runs: Runs) -> Table | None:
+def costs_table(runs: Runs) -> PageTable | None:
     """What each method costs, of the first seed whose run counted it."""
     costs = next((r.costs for r in runs.results if r.costs), ())
     if not costs:
@@ -200,10 +217,10 @@ def costs_table(runs: Runs) -> Table | None:
         counts = map(amount, (*of_query, number["gallery_macs"], number["training_flops"]))
         models = cost.trained_models or NOTHING, amount(number["backbone_training_flops"])
         rows.append((runs.title(name), cost.query_models, *counts, *models))
-    return Table(header, tuple(rows))
+    return PageTable(header, tuple(rows))
 
 
-def backbones_table(runs: Runs) -> Table | None:
+def backbones_table(runs: Runs) -> PageTable | None:
     """What one embedding of each model costs, and what its training took, from the first seed's manifest."""
     backbones = runs.results[0].manifest.get("backbones") or {}
     if not backbones:
@@ -218,21 +235,4 @@ def backbones_table(runs: Runs) -> Table | None:
         )
         for name, facts in backbones.items()
     )
-    return Table(header, tuple(rows))
-
-
-def _minutes(seconds: float | None) -> str:
-    return NOTHING if seconds is None else f"{seconds / 60:.1f}"
-
-
-def _read(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
-    if not path.is_file():
-        raise InputError(f"{path} is missing: write it first, or leave this part of the page out")
-    try:
-        frame = pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}): write it again") from error
-    missing = [c for c in columns if c not in frame.columns]
-    if missing or frame.empty:
-        raise InputError(f"{path} lacks {', '.join(missing) or 'rows'}: it needs the columns {', '.join(columns)}")
-    return frame
+    return PageTable(header, tuple(rows))

@@ -47,8 +47,3 @@ def seed_by_seed(values_S: Floats, show: Callable[[float], str] = signed) -> str
         return each
     spread = show(spread_of(values_S)).removeprefix("+")
     return f"{each} (mean {show(mean_of(values_S))} ± {spread})"
-
-
-def cell(text: object) -> str:
-    """A text that cannot break the row of a Markdown table that it stands in."""
-    return " ".join(str(text).split()).replace("|", "\\|")

@@ -1,0 +1,75 @@
+"""The published experiments on one page: which recipe is which, what to expect of it, and where the papers are silent.
+
+python -m papers.published_page    writes docs/published.md
+"""
+
+from pathlib import Path
+
+from papers.markdown import PageTable, table_lines
+from papers.page_tables import as_printed
+from papers.published import CURVES, TABLES, PublishedTable
+from ray_backfill.files import write_whole
+from ray_backfill.recipes.published import FF, PUBLISHED, RM, SILENT_IN_ALL
+from ray_backfill.report.wording import NOTHING
+
+PAGE = Path(__file__).parents[1] / "docs" / "published.md"
+_HEAD = """# The published experiments
+
+This page was written by `python -m papers.published_page`; do not edit it.
+
+    python jobs/simulate.py --recipe NAME --data-root PATH
+
+runs an experiment with the papers' hyper-parameters and protocol; `--dry-run` estimates its GPU hours first. On four
+A100 add `--workers.number 4 --workers.cpus 8 --actors.number 4 --actors.cpus 8`. We have run none of them.
+
+RM: Seo et al., *Metric Compatible Training for Online Backfilling in Large-Scale Retrieval*, 2025. FF: Jaeckle et al.,
+*FastFill: Efficient Compatible Model Update*, ICLR 2023."""
+_EXPECTED = """## What to expect
+
+AUC mAP / AUC CMC@1 / gain as printed, in per cent. FF takes the plain mean of its points for the AUC: compare it with
+`auc_mean` of `summary.parquet`."""
+
+
+def page() -> str:
+    """The page as Markdown."""
+    parts = [
+        _HEAD,
+        "## Recipes",
+        _recipes(),
+        "## Where the papers are silent, or ours differs",
+        f"All recipes:\n\n{_listed(SILENT_IN_ALL)}",
+        *(f"Recipes of {paper.name}:\n\n{_listed(paper.silent)}" for paper in (RM, FF)),
+        _EXPECTED,
+        *(_figures(table) for table in TABLES),
+        "### Curves and text",
+        _curves(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _recipes() -> str:
+    rows = ((f"`{row.name}`", row.description, " ".join(row.silent) or NOTHING) for row in PUBLISHED)
+    return table_lines(PageTable(("recipe", "what it is", "where the paper is silent"), tuple(rows)))
+
+
+def _curves() -> str:
+    rows = ((f"`{curves.recipe}`", curves.source, curves.words) for curves in CURVES)
+    return table_lines(PageTable(("recipe", "source", "what it shows"), tuple(rows)))
+
+
+def _listed(sentences: tuple[str, ...]) -> str:
+    return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def _figures(table: PublishedTable) -> str:
+    header = ("", "method", "order", *(f"{column.data_set}: `{column.recipe}`" for column in table.columns))
+    rows = (
+        (e.name, f"`{e.method}`", e.order or NOTHING, *(as_printed(cell, table.digits) for cell in e.cells))
+        for e in table.rows
+    )
+    return f"### {table.source}\n\n{table.setting}.\n\n{table_lines(PageTable(header, tuple(rows)))}"
+
+
+if __name__ == "__main__":
+    write_whole(PAGE, lambda temporary: temporary.write_text(page(), encoding="utf-8"))
+    print(PAGE)

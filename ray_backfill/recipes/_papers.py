@@ -1,0 +1,80 @@
+"""How the published experiments train models and maps: the papers' hyper-parameters.
+
+RM: Seo et al., Metric Compatible Training for Online Backfilling in Large-Scale Retrieval, 2025, section 5.2 and
+appendix B. FF: Jaeckle et al., FastFill, 2023, appendix A.2. All values stand here, also where they are the defaults
+elsewhere: a published experiment does not change when a default does. What the papers leave out stands in
+``published.py``.
+"""
+
+from typing import Literal
+
+from ray_backfill.methods._objective import CompatibleLosses
+from ray_backfill.methods.fastfill import TransformSettings
+from ray_backfill.methods.rank_merge import LossSettings
+from ray_backfill.models.backbones import BackboneSettings
+from ray_backfill.recipes import ModelRecipe
+from ray_backfill.training.augment import Augmentation
+from ray_backfill.training.backbone_loop import BackboneTraining
+from ray_backfill.training.fits import FitSettings
+from ray_backfill.training.head_loop import HeadTraining
+from ray_backfill.training.transform_loop import TransformTraining
+
+Classification = Literal["softmax", "arcface"]
+
+# At a batch of 1024. Nobody has tried that of the ViT, of whose training RM says nothing.
+_LR = {"resnet18": 1.024, "resnet50": 1.024, "vit_b_32": 0.1}
+
+
+def model(arch: str, dim: int, classification: Classification, seed: int) -> ModelRecipe:
+    """A backbone from scratch by FF's schedule for ImageNet; faces are classified by ArcFace."""
+    return ModelRecipe(
+        BackboneSettings(arch, dim=dim),
+        BackboneTraining(
+            classification=classification,
+            arcface_margin=0.5,
+            arcface_scale=64.0,
+            label_smoothing=0.1,
+            compatible=CompatibleLosses(influence=1.0, ract_weight=1.0, ract_tau=0.5),
+            epochs=100,
+            batch=1024,
+            lr=_LR[arch],
+            momentum=0.875,
+            weight_decay=2.0**-15,
+            warmup_epochs=5,
+            seed=seed,
+            augmentation=Augmentation(rotate_deg=0.0, shift=0.15, zoom=0.3, flip=True),
+            pair_augmentation=Augmentation(rotate_deg=0.0, shift=0.2, zoom=0.4, flip=True, colour=0.4),
+        ),
+    )
+
+
+def fits(blocks: int, classification: Classification, distance: str, seed: int) -> FitSettings:
+    """RM's heads and FF's transformations, which are classified as the new model is. blocks: of psi and of rho."""
+    return FitSettings(
+        heads=HeadTraining(
+            epochs=50,
+            classes=256,
+            items=4,
+            lr=1e-4,
+            blocks=blocks,
+            seed=seed,
+            loss=LossSettings(distance=distance, tau=1.0, hard_mining=True),
+        ),
+        transforms=TransformTraining(
+            epochs=80,
+            batch=1024,
+            lr=5e-4,
+            weight_decay=2.0**-15,
+            warmup_epochs=5,
+            fixed_norm_from=0.5,
+            hidden=2048,
+            seed=seed,
+            loss=TransformSettings(
+                disc_weight=1.0,
+                label_smoothing=0.1,
+                classification=classification,
+                arcface_margin=0.5,
+                arcface_scale=64.0,
+            ),
+        ),
+    )
