@@ -96,7 +96,7 @@ IMAGENET = DataSet(
 CIFAR100 = DataSet(
     "CIFAR-100",
     cifar100.Settings,
-    "CIFAR-100 with cifar-100-python/ or cifar-100-binary/; any folder with --download, which fetches it",
+    "CIFAR-100 with cifar-100-binary/; any folder with --download, which fetches it",
     Split(_HALF, "The old model learns the first 50 classes, the new one all 100."),
 )
 PLACES365 = DataSet(

@@ -27,7 +27,7 @@ from ray_backfill.datasets import (
 )
 from ray_backfill.errors import InputError
 from tests.datasets._pictures import omniglot_zips, plain, write_tree
-from tests.datasets._published import cifar_python, imagenet_flat, places_easy
+from tests.datasets._published import cifar_binary, imagenet_flat, places_easy
 from tests.datasets._published_more import small_gldv2, small_market, small_vggface
 
 
@@ -45,7 +45,7 @@ def _manifest(root: Path) -> Any:
 
 # The settings of a small instance of each source, made in an empty folder.
 EXAMPLES: dict[str, Callable[[Path], Any]] = {
-    "cifar100": lambda root: cifar100.Settings(root=str(cifar_python(root).parent)),
+    "cifar100": lambda root: cifar100.Settings(root=str(cifar_binary(root).parent)),
     "gldv2": small_gldv2,
     "image_folder": _image_folder,
     "imagenet": lambda root: imagenet.Settings(root=str(imagenet_flat(root)), image_size=16),

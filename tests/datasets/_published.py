@@ -1,6 +1,5 @@
 """Small instances of the published data sets, in the exact form in which their owners distribute them."""
 
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -30,75 +29,7 @@ def cifar_binary(root: Path) -> Path:
         records = [bytes([coarse, fine]) + cifar_planes(first + i) for i, (coarse, fine) in enumerate(labels)]
         (folder / name).write_bytes(b"".join(records))
     (folder / "fine_label_names.txt").write_text("apple\naquarium_fish\n")
-    (folder / "coarse_label_names.txt").write_text("aquatic_mammals\nfish\n")
     return folder
-
-
-def cifar_dict(labels: list[tuple[int, int]], first: int) -> dict[bytes, Any]:
-    """What the pickle of one file holds."""
-    planes = b"".join(cifar_planes(first + i) for i in range(len(labels)))
-    return {
-        b"filenames": [b"picture_s_%06d.png" % i for i in range(len(labels))],
-        b"batch_label": b"training batch 1 of 1",
-        b"fine_labels": [fine for _, fine in labels],
-        b"coarse_labels": [coarse for coarse, _ in labels],
-        b"data": np.frombuffer(planes, np.uint8).reshape(-1, 3072),
-    }
-
-
-def cifar_python(root: Path) -> Path:
-    """``root/cifar-100-python`` as the archive holds it: written by Python 2."""
-    folder = root / "cifar-100-python"
-    folder.mkdir(parents=True)
-    (folder / "train").write_bytes(python2_pickle(cifar_dict(CIFAR_TRAIN, 1)))
-    (folder / "test").write_bytes(python2_pickle(cifar_dict(CIFAR_TEST, 101)))
-    (folder / "meta").write_bytes(python2_pickle({b"fine_label_names": [b"apple"], b"coarse_label_names": [b"fish"]}))
-    return folder
-
-
-def python2_pickle(value: Any) -> bytes:
-    """What Python 2's cPickle writes in protocol 2: its text is bytes to us, which Python 3 writes otherwise."""
-    return b"\x80\x02" + _opcodes(value) + b"."
-
-
-def _opcodes(value: Any) -> bytes:
-    if isinstance(value, dict):
-        items = b"".join(_opcodes(key) + _opcodes(item) for key, item in value.items())
-        return b"}(" + items + b"u"
-    if isinstance(value, list):
-        return b"](" + b"".join(map(_opcodes, value)) + b"e"
-    if isinstance(value, bytes):
-        return (b"U" + bytes([len(value)]) if len(value) < 256 else b"T" + struct.pack("<i", len(value))) + value
-    if isinstance(value, int):
-        if 0 <= value < 256:
-            return b"K" + bytes([value])
-        return b"M" + struct.pack("<H", value) if 0 <= value < 65536 else b"J" + struct.pack("<i", value)
-    assert isinstance(value, np.ndarray)
-    return numpy_opcodes(value.shape, value.tobytes())
-
-
-def numpy_opcodes(
-    shape: tuple[int, ...], data: bytes, dtype: bytes = b"u1", fortran: bool = False, kind: bytes = b"numpy\nndarray\n"
-) -> bytes:
-    """The opcodes of an array, as numpy 1 under Python 2 had them written."""
-    number = {1: b"\x85", 2: b"\x86"}[len(shape)]
-    return (
-        b"cnumpy.core.multiarray\n_reconstruct\n"
-        + (b"c" + kind + b"K\x00\x85U\x01b\x87R(K\x01")
-        + (b"".join(map(_long, shape)) + number)
-        + (b"cnumpy\ndtype\n" + _opcodes(dtype) + b"K\x00K\x01\x87R")
-        + b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-        + (b"\x88" if fortran else b"\x89")
-        + (_opcodes(data) + b"tb")
-    )
-
-
-def _long(number: int) -> bytes:
-    """A number of any size."""
-    if 0 <= number < 1 << 31:
-        return _opcodes(number)
-    data = number.to_bytes(9, "little", signed=True)
-    return b"\x8a" + bytes([len(data)]) + data
 
 
 # Three classes of ImageNet, sorted, and the numbers that the development kit gives them: no order at all.

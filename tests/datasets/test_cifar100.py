@@ -1,7 +1,6 @@
 import hashlib
 import pickle
 import tarfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,23 +12,14 @@ from ray_backfill.datasets import cifar100, download, image_folder, landmarks
 from ray_backfill.datasets._decode import decode
 from ray_backfill.datasets.cifar100 import Settings, open_source
 from ray_backfill.errors import InputError
-from tests.datasets._pictures import encode
-from tests.datasets._published import (
-    CIFAR_TEST,
-    CIFAR_TRAIN,
-    cifar_binary,
-    cifar_dict,
-    cifar_python,
-    python2_pickle,
-)
+from tests.datasets._pictures import encode, write_tree
+from tests.datasets._published import CIFAR_TEST, cifar_binary
 
-VERSIONS = [cifar_binary, cifar_python]
 ALL = {"train": np.arange(5), "gallery": np.arange(4)}
 
 
-@pytest.mark.parametrize("write", VERSIONS)
-def test_labels_and_pixels(tmp_path: Path, write: Callable[[Path], Path]) -> None:
-    write(tmp_path)
+def test_labels_and_pixels(tmp_path: Path) -> None:
+    cifar_binary(tmp_path)
     source = open_source(Settings(str(tmp_path)))
     assert source.splits == ("train", "gallery")
     assert source.items("train").labels_N.tolist() == [19, 29, 0, 99, 0]
@@ -43,17 +33,6 @@ def test_labels_and_pixels(tmp_path: Path, write: Callable[[Path], Path]) -> Non
                 assert pixels[image, row, column].tolist() == [row, 2 * column, number]
 
 
-def test_both_versions_are_the_same_to_everyone(tmp_path: Path) -> None:
-    cifar_binary(tmp_path / "a")
-    cifar_python(tmp_path / "b")
-    binary, python = (open_source(Settings(str(tmp_path / name), image_size=20)) for name in "ab")
-    for split, rows in ALL.items():
-        np.testing.assert_array_equal(binary.items(split).ids_N, python.items(split).ids_N)
-        np.testing.assert_array_equal(binary.items(split).labels_N, python.items(split).labels_N)
-        np.testing.assert_array_equal(binary.read(split, rows).pixels_BSSC, python.read(split, rows).pixels_BSSC)
-    assert binary.fingerprint() == python.fingerprint()
-
-
 @pytest.mark.parametrize("size", [5, 16, 48])
 def test_other_sizes_are_made_as_those_of_image_files(tmp_path: Path, size: int) -> None:
     image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
@@ -63,20 +42,12 @@ def test_other_sizes_are_made_as_those_of_image_files(tmp_path: Path, size: int)
     np.testing.assert_array_equal(pixels, [decode(encode(Image.fromarray(image)), size, 3)])
 
 
-@pytest.mark.parametrize("write", VERSIONS)
-def test_the_root_may_be_the_inner_folder(tmp_path: Path, write: Callable[[Path], Path]) -> None:
-    assert len(open_source(Settings(str(write(tmp_path)))).items("train")) == 5
+def test_the_root_may_be_the_inner_folder(tmp_path: Path) -> None:
+    assert len(open_source(Settings(str(cifar_binary(tmp_path)))).items("train")) == 5
 
 
-def test_the_binary_version_comes_first(tmp_path: Path) -> None:
+def test_a_pickled_source_is_small_and_reads_the_same(tmp_path: Path) -> None:
     cifar_binary(tmp_path)
-    (cifar_python(tmp_path) / "train").write_bytes(b"rubbish")
-    assert len(open_source(Settings(str(tmp_path))).items("train")) == 5
-
-
-@pytest.mark.parametrize("write", VERSIONS)
-def test_a_pickled_source_is_small_and_reads_the_same(tmp_path: Path, write: Callable[[Path], Path]) -> None:
-    write(tmp_path)
     source = open_source(Settings(str(tmp_path)))
     before = source.fingerprint()
     sent = pickle.dumps(source)
@@ -120,29 +91,11 @@ def test_records_of_another_kind(tmp_path: Path) -> None:
         open_source(Settings(str(tmp_path)))
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({b"data": np.zeros((5, 3071), np.uint8)}, "'data', uint8 of N x 3072"),
-        ({b"data": np.zeros((0, 3072), np.uint8)}, "'data', uint8 of N x 3072"),
-        ({b"data": [1, 2]}, "'data', uint8 of N x 3072"),
-        ({b"data": np.zeros((4, 3072), np.uint8)}, "a number for each of its 4 images as 'coarse_labels'"),
-        ({b"fine_labels": [1, 2, 3, 4, 100]}, "'fine_labels'"),
-        ({b"fine_labels": [1, 2, 3, 4, -1]}, "'fine_labels'"),
-        ({b"fine_labels": [1, 2, 3, 4, b"5"]}, "'fine_labels'"),
-        ({b"coarse_labels": [1, 2, 3, 4, 20]}, "labels outside of 0 to 19"),
-    ],
-)
-def test_other_pickles_are_refused(tmp_path: Path, change: dict[bytes, object], problem: str) -> None:
-    folder = cifar_python(tmp_path)
-    (folder / "train").write_bytes(python2_pickle({**cifar_dict(CIFAR_TRAIN, 1), **change}))
-    with pytest.raises(InputError, match=problem):
-        open_source(Settings(str(tmp_path)))
-
-
-def test_a_pickle_that_runs_something_is_refused(tmp_path: Path) -> None:
-    (cifar_python(tmp_path) / "test").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
-    with pytest.raises(InputError, match=r"asks to call os\.system"):
+@pytest.mark.parametrize("names", [["cifar-100-python/train"], ["cifar-100-python.tar.gz"], ["train", "test", "meta"]])
+def test_the_python_version_is_refused_with_the_remedy(tmp_path: Path, names: list[str]) -> None:
+    write_tree(tmp_path, dict.fromkeys(names, b""))
+    remedy = r"add --download, or unpack cifar-100-binary\.tar\.gz there.* Where to get it: .*kriz/cifar\.html"
+    with pytest.raises(InputError, match=f"this is the python version, but only the binary one is read: {remedy}"):
         open_source(Settings(str(tmp_path)))
 
 
@@ -160,32 +113,24 @@ def test_what_is_missing_is_said_with_where_to_get_it(tmp_path: Path) -> None:
         open_source(Settings(str(tmp_path), 0))
 
 
-@pytest.mark.parametrize(("version", "write"), [("binary", cifar_binary), ("python", cifar_python)])
-def test_an_archive_that_is_there_is_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, write: Callable[[Path], Path]
-) -> None:
-    archive = tmp_path / f"cifar-100-{version}.tar.gz"
+def test_an_archive_that_is_there_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tmp_path / "cifar-100-binary.tar.gz"
     with tarfile.open(archive, "w:gz") as members:
-        members.add(write(tmp_path / "made"), f"cifar-100-{version}")
+        members.add(cifar_binary(tmp_path / "made"), "cifar-100-binary")
     settings = Settings(str(tmp_path))
     with pytest.raises(InputError, match=rf"{archive.name} is not unpacked: add --download"):
         open_source(settings)
-    with pytest.raises(InputError, match=f"instead of {getattr(cifar100, version.upper()).md5}"):
+    with pytest.raises(InputError, match=f"instead of {cifar100.ARCHIVE.md5}"):
         download(settings)  # it is not the true one
-    _accept(monkeypatch, version, archive)
+    # Taken for the true one; there is no network.
+    true = replace(
+        cifar100.ARCHIVE, md5=hashlib.md5(archive.read_bytes()).hexdigest(), url=f"http://127.0.0.1:9/{archive.name}"
+    )
+    monkeypatch.setattr(cifar100, "ARCHIVE", true)
     download(settings)
     assert open_source(settings).items("gallery").labels_N.tolist() == [fine for _, fine in CIFAR_TEST]
     archive.unlink()
     download(settings)  # nothing to do: neither archive nor network is needed
-
-
-def _accept(monkeypatch: pytest.MonkeyPatch, version: str, file: Path) -> None:
-    """Take ``file`` for what the owners offer; there is no network."""
-    known = getattr(cifar100, version.upper())
-    own = replace(known, md5=hashlib.md5(file.read_bytes()).hexdigest(), url=f"http://127.0.0.1:9/{known.name}")
-    files = {own if archive == known else archive: names for archive, names in cifar100._FILES.items()}
-    monkeypatch.setattr(cifar100, version.upper(), own)
-    monkeypatch.setattr(cifar100, "_FILES", files)
 
 
 def test_without_a_root_nothing_is_downloaded() -> None:
