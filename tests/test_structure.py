@@ -44,6 +44,7 @@ ONLY_IN = {
     "jinja2": {"report"},
     "rich": {"report"},
     "PIL": {"datasets"},
+    "pooch": {"datasets"},
     "sklearn": {"merges"},
     "scipy": {"datasets"},
 }

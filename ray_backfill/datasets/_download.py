@@ -1,23 +1,18 @@
 """Fetches the archives of data sets that anyone may have; nothing half-done stands where it could be taken for whole.
 
-A download that was killed leaves a hidden folder ``.<archive>.*.tmp`` in the root, which may be removed.
+pooch downloads and compares the checksum. Its Untar is not used: before Python 3.12 it lets members leave their folder,
+and it takes what a killed run has unpacked for whole. A download that was killed leaves a hidden folder
+``.<archive>.*.tmp`` in the root, which may be removed.
 """
 
-import hashlib
 import tarfile
-from collections.abc import Iterator
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from urllib.request import Request, urlopen
 
-from tqdm import tqdm
+import pooch
 
 from ray_backfill.errors import InputError
-
-_PIECE_BYTES = 1 << 20
-_PATIENCE_S = 60.0  # without a byte
 
 
 @dataclass(frozen=True)
@@ -30,7 +25,7 @@ class Archive:
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """The name of the file."""
         return self.url.rsplit("/", 1)[-1]
 
 
@@ -53,59 +48,36 @@ def fetch_folder(archive: Archive, root: Path) -> Path:
         root.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=root, prefix=f".{archive.name}.", suffix=".tmp") as temporary:
             file = root / archive.name
-            if not file.is_file():
-                file = Path(temporary) / archive.name
-                _fetch(archive, file, root)
-            _check(archive, file)
+            if file.is_file():
+                _check(archive, file)
+            else:
+                file = _fetch(archive, Path(temporary), root)
             _unpack(archive, file, Path(temporary) / "unpacked").rename(target)
     except OSError as error:
         raise InputError(f"cannot write {target}: {error.strerror or error}") from error
     return target
 
 
-def _fetch(archive: Archive, file: Path, root: Path) -> None:
+def _fetch(archive: Archive, folder: Path, root: Path) -> Path:
+    """The downloaded file, in ``folder``. pooch deletes one with a wrong checksum."""
+    # Some servers refuse the name under which Python introduces itself.
+    downloader = pooch.HTTPDownloader(progressbar=True, chunk_size=1 << 20, headers={"User-Agent": "ray-backfill"})
     try:
-        with file.open("wb") as output:
-            for piece in _pieces(archive):
-                output.write(piece)
-    except _NoConnectionError as error:
+        return Path(pooch.retrieve(archive.url, f"md5:{archive.md5}", archive.name, folder, downloader=downloader))
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the disk's; those of the network have no number
+            raise
         raise InputError(
-            f"cannot download {archive.url}: {error}. Check the network and try again; or fetch the file in any other "
-            f"way, put it into {root}, and start this again: it will be checked and unpacked"
+            f"cannot download {archive.url}: {' '.join(str(error).split())}. Check the network and try again; or fetch "
+            f"the file in any other way, put it into {root}, and start this again: it will be checked and unpacked"
         ) from error
 
 
-class _NoConnectionError(Exception):
-    """The server cannot be reached, refuses, or breaks off."""
-
-
-def _pieces(archive: Archive) -> Iterator[bytes]:
-    """The bytes from the server, with a bar. What fails while they are written elsewhere does not pass through here."""
-    # Some servers refuse the name under which Python introduces itself.
-    request = Request(archive.url, headers={"User-Agent": "ray-backfill"})
-    done = 0
-    try:
-        with urlopen(request, timeout=_PATIENCE_S) as answer:
-            total = int(answer.headers.get("Content-Length") or 0)
-            with tqdm(total=total or None, desc=archive.name, unit="B", unit_scale=True, dynamic_ncols=True) as bar:
-                while piece := answer.read(_PIECE_BYTES):
-                    done += len(piece)
-                    bar.update(len(piece))
-                    yield piece
-    except (OSError, HTTPException) as error:
-        raise _NoConnectionError(" ".join(str(error).split()) or type(error).__name__) from error
-    if done < total:
-        raise _NoConnectionError(f"the connection ended after {done} of {total} bytes")
-
-
 def _check(archive: Archive, file: Path) -> None:
-    hasher = hashlib.md5(usedforsecurity=False)
-    with file.open("rb") as data:
-        while piece := data.read(_PIECE_BYTES):
-            hasher.update(piece)
-    if hasher.hexdigest() != archive.md5:
+    found = pooch.file_hash(str(file), "md5")
+    if found != archive.md5:
         raise InputError(
-            f"{archive.name} has the md5 checksum {hasher.hexdigest()} instead of {archive.md5}: it is damaged, or "
+            f"{archive.name} has the md5 checksum {found} instead of {archive.md5}: it is damaged, or "
             "another file than its owners offered; nothing was unpacked. Remove it if you have it, and download again"
         )
 

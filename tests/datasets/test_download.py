@@ -1,11 +1,13 @@
+import errno
 import hashlib
 import io
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +46,7 @@ class Server:
     content: bytes = GOOD
     status: int = 200
     sent: int | None = None
-    requests: list[str] = field(default_factory=list)
+    requests: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
 
     def archive(self) -> Archive:
@@ -58,7 +60,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            state.requests.append(self.path)
+            state.requests.append((self.path, self.headers["User-Agent"]))
             self.send_response(state.status)
             self.send_header("Content-Length", str(len(state.content)))
             self.end_headers()
@@ -77,13 +79,16 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     http.server_close()
 
 
-def test_fetches_and_unpacks_and_leaves_nothing_else(server: Server, tmp_path: Path) -> None:
+def test_fetches_and_unpacks_and_leaves_nothing_else(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = tmp_path / "new" / "root"
     assert fetch_folder(server.archive(), root) == root / "thing"
     assert (root / "thing/a.bin").read_bytes() == b"a" * 5000
     assert (root / "thing/deep/b.txt").read_bytes() == b"b"
     assert names_in(root) == ["thing"]
-    assert server.requests == ["/thing.tar.gz"]
+    assert server.requests == [("/thing.tar.gz", "ray-backfill")]
+    assert "100%" in capsys.readouterr().err, "a bar"
 
 
 def test_an_archive_in_the_root_is_used_and_kept(server: Server, tmp_path: Path) -> None:
@@ -93,34 +98,39 @@ def test_an_archive_in_the_root_is_used_and_kept(server: Server, tmp_path: Path)
     assert server.requests == []
 
 
-def test_a_wrong_checksum_names_both(server: Server, tmp_path: Path) -> None:
-    expected, found = "0" * 32, hashlib.md5(GOOD).hexdigest()
-    with pytest.raises(InputError, match=rf"checksum {found} instead of {expected}.*nothing was unpacked"):
-        fetch_folder(replace(server.archive(), md5=expected), tmp_path)
-    assert names_in(tmp_path) == []
-
-
-def _gone(server: Server) -> None:
-    server.status = 404
-
-
-def _cut(server: Server) -> None:
-    server.sent = 50
-
-
-def _nobody(server: Server) -> None:
-    server.url = "http://127.0.0.1:9"
+@pytest.mark.parametrize("there", [False, True])
+def test_a_wrong_checksum_names_both(server: Server, tmp_path: Path, there: bool) -> None:
+    if there:
+        (tmp_path / "thing.tar.gz").write_bytes(GOOD)
+    with pytest.raises(InputError) as caught:
+        fetch_folder(replace(server.archive(), md5="0" * 32), tmp_path)
+    assert "0" * 32 in str(caught.value)
+    assert server.archive().md5 in str(caught.value)
+    assert names_in(tmp_path) == ["thing.tar.gz"] * there
+    assert len(server.requests) == (not there)
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
-    [(_gone, "404"), (_cut, "ended after 50 of"), (_nobody, "refused")],
+    [({"status": 404}, "404"), ({"sent": 50}, "50 bytes read"), ({"url": "http://127.0.0.1:9"}, "refused")],
 )
 def test_a_failing_download_says_what_to_do_by_hand(
-    server: Server, tmp_path: Path, change: Callable[[Server], None], problem: str
+    server: Server, tmp_path: Path, change: dict[str, Any], problem: str
 ) -> None:
-    change(server)
+    vars(server).update(change)
     with pytest.raises(InputError, match=rf"cannot download {server.url}/thing\.tar\.gz.*{problem}.*put it into"):
+        fetch_folder(server.archive(), tmp_path)
+    assert names_in(tmp_path) == []
+
+
+def test_a_full_disk_is_no_matter_of_the_network(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shutil.move", full)
+    with pytest.raises(InputError, match=rf"cannot write {tmp_path}/thing: No space left on device"):
         fetch_folder(server.archive(), tmp_path)
     assert names_in(tmp_path) == []
 
