@@ -10,8 +10,8 @@ from PIL import Image
 
 from benchmarks.galleries import header, row
 from benchmarks.timing import cpu_s
-from ray_backfill.datasets._decode import decode
-from ray_backfill.datasets._landmark_render import render
+from ray_backfill.datasets.landmarks.render import render
+from ray_backfill.images.decode import decode
 
 SIDE = 224
 # Sizes of photographs: ImageNet's usual one, a thumbnail's, a small camera's.

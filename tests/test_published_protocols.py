@@ -13,8 +13,9 @@ import pytest
 
 from ray_backfill.comparison.tabulate import GAP, tabulate
 from ray_backfill.comparison.truth import ground_truth
-from ray_backfill.datasets import ImageSource, image_folder, open_source
+from ray_backfill.datasets import image_folder, open_source
 from ray_backfill.errors import InputError
+from ray_backfill.images import ImageSource
 from ray_backfill.methods import find_methods
 from ray_backfill.protocols import Protocol, split_classes
 from ray_backfill.replay import Curve, replay

@@ -21,7 +21,7 @@ from ray.actor import ActorHandle
 
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.datasets import open_source
-from ray_backfill.datasets._ahead import read_ahead
+from ray_backfill.images.reading import read_ahead
 from ray_backfill.live.log import Embedded, part_path, write_part
 from ray_backfill.live.plan import DrillPlan, Operation, read_plan
 from ray_backfill.live.throttle import ThrottleSettings, TokenBucket

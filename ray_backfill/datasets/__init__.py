@@ -1,58 +1,23 @@
-"""What every source of images offers; one source a file, found by module name.
+"""Data sets: one a file (or a folder, where it needs more), found by module name.
 
-A source module defines ``Settings`` (a frozen dataclass, all a worker needs to open it again) and
+A data set's module defines ``Settings`` (a frozen dataclass, all a worker needs to open it again) and
 ``open_source(settings) -> ImageSource``. That of a published data set adds ``PUBLISHED`` (a ``Published``: how large
 the whole is; and ``published(settings)`` where that depends on the settings), ``HOME`` (where to get it, on what
 conditions), ``LAYOUT`` (how its folder must look) and, where its owner lets anyone fetch it,
-``download(root: Path) -> Path``. Sources know splits and pixels; they know no models.
+``download(root: Path) -> Path``.
 """
 
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, cast
-
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
+from typing import Any, cast
 
 from ray_backfill.errors import InputError
+from ray_backfill.images import ImageSource
 from ray_backfill.plugins import load_plugin, plugin_names
-
-SPLITS = ("train", "gallery", "queries")
-
-
-@dataclass(frozen=True)
-class Items:
-    """The rows of one split, without their pixels.
-
-    ids_N: (N,) int64, unique within the split. labels_N: (N,) int64 class of each image, -1 where nobody knows it.
-    groups_N: (N,) int64 subgroup, or None. cameras_N: (N,) int64 camera, or None: gallery images of a query's class AND
-    camera do not count for it. positives_N: of queries, (N,) lists of int64 ids of the gallery images that are right,
-    where that is not told by the labels; else None.
-    """
-
-    ids_N: NDArray[np.int64]
-    labels_N: NDArray[np.int64]
-    groups_N: NDArray[np.int64] | None = None
-    cameras_N: NDArray[np.int64] | None = None
-    positives_N: pa.ListArray | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids_N)
-
-
-@dataclass(frozen=True)
-class Pixels:
-    """A decoded batch: (B, S, S, C) uint8, and for each broken image its position in the batch with the reason.
-
-    A broken image's pixels are zero; whoever reads the batch must leave those positions out.
-    """
-
-    pixels_BSSC: NDArray[np.uint8]
-    broken: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,26 +33,6 @@ class Published:
     gallery: int
     queries: int = 0
     decoded_per_s: float = 300.0
-
-
-class ImageSource(Protocol):
-    """Splits of labelled images. ``splits`` names those it has: without "queries" the gallery queries itself."""
-
-    splits: tuple[str, ...]
-    image_size: int
-    channels: int
-
-    def items(self, split: str) -> Items:
-        """All rows of ``split``. Raises InputError for a split that is not in ``splits``."""
-
-    def read(self, split: str, rows: NDArray[np.int64]) -> Pixels:
-        """Decode the given rows of ``split`` (positions in ``items(split)``). Never raises for a broken image."""
-
-    def names(self, split: str, rows: NDArray[np.int64]) -> list[str] | None:
-        """What the user calls these images, such as their paths below the root; None if they have no names."""
-
-    def fingerprint(self) -> dict[str, Any]:
-        """JSON-able: changes when any image, label or split may have changed. Cheap (no decoding)."""
 
 
 def dataset_names() -> list[str]:
@@ -113,6 +58,58 @@ def published(settings: Any) -> Published | None:
     return getattr(module, "PUBLISHED", None)
 
 
+class NotThereError(InputError):
+    """No data set, or not in its owners' form. problem: the first clause of the message, without the remedy."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem}. {remedy}")
+        self.problem, self.remedy = problem, remedy
+
+    def __reduce__(self) -> tuple[type["NotThereError"], tuple[str, str]]:
+        """It comes back whole from an actor: by itself an exception is made again of its message alone."""
+        return NotThereError, (self.problem, self.remedy)
+
+
+def wrong_layout(settings: Any, problem: str, where: str = "") -> NotThereError:
+    """The error to raise for a folder that is not the data set: what is wrong, where to get it, how it must look.
+
+    problem: a clause, such as "there is no folder train"; an empty root is a problem of its own. where: the folder to
+    name; default: the root.
+    """
+    name = dataset_name(settings)
+    module = dataset_module(name)
+    what = f"{problem} (in {where or settings.root!r})" if settings.root else "no root is given"
+    return NotThereError(f"{name}: {what}", _where_to_get(module))
+
+
+def _where_to_get(module: ModuleType) -> str:
+    return f"Where to get it: {module.HOME}. How the folder must look: {module.LAYOUT}"
+
+
+def require_folders(settings: Any, root: Path, folders: Iterable[str], where: str = "") -> None:
+    """Raises NotThereError unless each of ``folders`` stands below ``root``. where: see ``wrong_layout``."""
+    for folder in folders:
+        if not settings.root or not (root / folder).is_dir():
+            raise wrong_layout(settings, f"there is no folder {folder}", where)
+
+
+def require_counts(settings: Any, *names: str) -> None:
+    """Raises InputError if one of these fields is below 1."""
+    for name in names:
+        if getattr(settings, name) < 1:
+            raise InputError(f"{dataset_name(settings)}: {name} must be at least 1, not {getattr(settings, name)}")
+
+
+def check_own_images(settings: Any) -> None:
+    """Raises InputError if images of the user's own cannot be read and divided as the settings say."""
+    require_counts(settings, "image_size")
+    name = dataset_name(settings)
+    if settings.channels not in (1, 3):
+        raise InputError(f"{name}: channels must be 3 (RGB) or 1 (grey), not {settings.channels}")
+    if not 0 < settings.train_fraction < 1:
+        raise InputError(f"{name}: train_fraction must be between 0 and 1, not {settings.train_fraction}")
+
+
 @lru_cache(maxsize=4)
 def open_source(settings: Any) -> ImageSource:
     """Open the source that ``settings`` (a ``Settings`` of one of the modules here) describes; once in a process."""
@@ -133,9 +130,6 @@ def download(settings: Any) -> None:
             raise InputError(f"{name}: no root is given, the folder to download to")
         module.download(Path(settings.root).expanduser())
     elif hasattr(module, "HOME"):
-        raise InputError(
-            f"{name} cannot be downloaded by a program. Where to get it: {module.HOME}. "
-            f"How the folder must look: {module.LAYOUT}"
-        )
+        raise InputError(f"{name} cannot be downloaded by a program. {_where_to_get(module)}")
     else:
         raise InputError(f"{name} has nothing to download: leave --download out")

@@ -9,7 +9,7 @@ Shapes: N images of a split; B images of a batch; S pixels a side.
 """
 
 import hashlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ray_backfill.datasets import ImageSource, Items, Pixels, Published
+from ray_backfill.datasets import Published, require_counts, wrong_layout
 from ray_backfill.datasets._download import Archive, fetch_folder
-from ray_backfill.datasets._file_source import facts_of
-from ray_backfill.datasets._layout import wrong_layout
 from ray_backfill.errors import InputError
+from ray_backfill.images import ImageSource, Items, Pixels
+from ray_backfill.images.source import facts_of
 
 # No JPEG files: they are only enlarged.
 PUBLISHED = Published(train=50_000, classes=100, gallery=10_000, decoded_per_s=4000)
@@ -99,7 +99,7 @@ class _Cifar:
                 for start in range(0, len(records_N), _PIECE):
                     hasher.update(records_N[start : start + _PIECE, 2:].tobytes())
             self._content = hasher.hexdigest()
-        return {"dataset": "cifar100", "content": self._content, **facts_of(asdict(self.settings))}
+        return {"dataset": "cifar100", "content": self._content, **facts_of(self.settings)}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_records": {}}  # a memory map would be sent as its whole content
@@ -111,12 +111,11 @@ def open_source(settings: Settings) -> ImageSource:
     Raises:
         InputError: image_size below 1; no or only half the files; a file that is damaged or something else.
     """
-    if settings.image_size < 1:
-        raise InputError(f"cifar100: image_size must be at least 1, not {settings.image_size}")
+    require_counts(settings, "image_size")
     root = Path(settings.root).expanduser()
     folder = _find(root) if settings.root else None
     if folder is None:
-        raise wrong_layout("cifar100", settings.root, HOME, LAYOUT, _what_is_wrong(root))
+        raise wrong_layout(settings, _what_is_wrong(root))
     source = _Cifar(settings, {split: folder / file for split, file in _FILES.items()}, settings.image_size)
     for split in source.splits:
         source.records(split)

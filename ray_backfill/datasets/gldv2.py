@@ -10,7 +10,7 @@ Source: Weyand et al., Google Landmarks Dataset v2 (CVPR 2020); its use: rank me
 Shapes: N images; Q queries; C lines of a table.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +19,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import csv
 
-from ray_backfill.datasets import ImageSource, Items, Published
-from ray_backfill.datasets._file_source import FileSource, facts_of
-from ray_backfill.datasets._items import digest_items
-from ray_backfill.datasets._layout import wrong_layout
-from ray_backfill.datasets._paths import Paths
+from ray_backfill.datasets import Published, require_counts, require_folders, wrong_layout
 from ray_backfill.errors import InputError
+from ray_backfill.images import ImageSource, Items, digest_items
+from ray_backfill.images.paths import Paths
+from ray_backfill.images.source import FileSource
 
 PUBLISHED = Published(train=1_580_470, classes=81_313, gallery=761_757, queries=1_129)
 HOME = "https://github.com/cvdfoundation/google-landmark (no account needed; each image has its own licence)"
@@ -67,54 +66,45 @@ def open_source(settings: Settings) -> ImageSource:
     Raises:
         InputError: settings out of range; a folder or table is missing, or a table does not fit the others.
     """
-    if settings.image_size < 1:
-        raise InputError(f"gldv2: image_size must be at least 1, not {settings.image_size}")
+    require_counts(settings, "image_size")
     if settings.queries not in _USAGES:
         raise InputError(f"gldv2: unknown queries {settings.queries!r}; known: {', '.join(_USAGES)}")
     root = Path(settings.root).expanduser()
-    for folder in _FOLDERS.values():
-        if not settings.root or not (root / folder).is_dir():
-            raise wrong_layout("gldv2", settings.root, HOME, LAYOUT, f"there is no folder {folder}")
+    require_folders(settings, root, _FOLDERS.values())
     ids, splits = {}, {}
-    ids["train"], labels_N = _train(settings.root)
+    ids["train"], labels_N = _train(settings)
     splits["train"] = Items(np.arange(len(labels_N)), labels_N)
-    ids["gallery"], labels_N = _index(settings.root)
+    ids["gallery"], labels_N = _index(settings)
     splits["gallery"] = Items(np.arange(len(labels_N)), labels_N)
     ids["queries"], positives_Q = _queries(settings, ids["gallery"])
     n_queries = len(positives_Q)
     splits["queries"] = Items(np.arange(n_queries), np.full(n_queries, -1), positives_N=positives_Q)
     paths = pa.concat_arrays([_paths(ids[split], folder) for split, folder in _FOLDERS.items()])
     firsts = np.cumsum([0, *(len(ids[split]) for split in _FOLDERS)])[:-1]
-    return FileSource(
-        name="gldv2",
-        listing=Paths(str(root), paths),
-        splits_items=splits,
-        positions={split: first + splits[split].ids_N for split, first in zip(_FOLDERS, firsts, strict=True)},
-        image_size=settings.image_size,
-        channels=3,
-        facts=facts_of(asdict(settings)) | {"items": digest_items(splits)},
-    )
+    positions = {split: first + splits[split].ids_N for split, first in zip(_FOLDERS, firsts, strict=True)}
+    facts = {"items": digest_items(splits)}
+    return FileSource("gldv2", settings, Paths(str(root), paths), splits, positions, facts=facts)
 
 
-def _train(root: str) -> tuple[pa.Array, NDArray[np.int64]]:
+def _train(settings: Settings) -> tuple[pa.Array, NDArray[np.int64]]:
     """Ids and labels."""
-    if (clean := _find(root, "train_clean.csv")) is not None:
+    if (clean := _find(settings, "train_clean.csv")) is not None:
         lists = _read(clean, {"landmark_id": pa.int64(), "images": pa.string()})
         ids, line_N = _split(lists["images"])
         labels = lists["landmark_id"].take(line_N)
         path = clean
     else:
-        path = _need(root, "train_clean.csv", "train.csv")
+        path = _need(settings, "train_clean.csv", "train.csv")
         table = _read(path, {"id": pa.string(), "landmark_id": pa.int64()})
         ids, labels = table["id"], table["landmark_id"]
     _check_ids(ids, path)
     return ids, labels.to_numpy()
 
 
-def _index(root: str) -> tuple[pa.Array, NDArray[np.int64]]:
+def _index(settings: Settings) -> tuple[pa.Array, NDArray[np.int64]]:
     """Ids, in the order of index.csv if it is there, and labels: -1 for images whose landmark nobody gives."""
-    all_ids, known = _find(root, "index.csv"), _find(root, "index_image_to_landmark.csv")
-    path = all_ids or known or _need(root, "index_image_to_landmark.csv", "index.csv")
+    all_ids, known = _find(settings, "index.csv"), _find(settings, "index_image_to_landmark.csv")
+    path = all_ids or known or _need(settings, "index_image_to_landmark.csv", "index.csv")
     ids = _read(path, {"id": pa.string()})["id"]
     _check_ids(ids, path)
     if known is None:
@@ -127,7 +117,7 @@ def _index(root: str) -> tuple[pa.Array, NDArray[np.int64]]:
 
 def _queries(settings: Settings, index_ids: pa.Array) -> tuple[pa.Array, pa.ListArray]:
     """Ids, and of each query the rows of the index that are right."""
-    path = _need(settings.root, "retrieval_solution_v2.1.csv")
+    path = _need(settings, "retrieval_solution_v2.1.csv")
     table = _read(path, {"id": pa.string(), "images": pa.string(), "Usage": pa.string()})
     _check_ids(table["id"], path)
     usage = pc.utf8_trim_whitespace(table["Usage"])
@@ -150,21 +140,21 @@ def _queries(settings: Settings, index_ids: pa.Array) -> tuple[pa.Array, pa.List
     return ids, pa.ListArray.from_arrays(starts, rows.cast(pa.int64()))
 
 
-def _find(root: str, name: str) -> Path | None:
+def _find(settings: Settings, name: str) -> Path | None:
     """A table, beside the folders, in metadata/, or in one of the folders."""
     for folder in ("", "metadata", *_FOLDERS.values()):
-        path = Path(root).expanduser() / folder / name
+        path = Path(settings.root).expanduser() / folder / name
         if path.is_file():
             return path
     return None
 
 
-def _need(root: str, *names: str) -> Path:
+def _need(settings: Settings, *names: str) -> Path:
     """The first of these tables that is there."""
     for name in names:
-        if (path := _find(root, name)) is not None:
+        if (path := _find(settings, name)) is not None:
             return path
-    raise wrong_layout("gldv2", root, HOME, LAYOUT, f"there is no file {' or '.join(names)}")
+    raise wrong_layout(settings, f"there is no file {' or '.join(names)}")
 
 
 def _read(path: Path, columns: dict[str, pa.DataType]) -> dict[str, pa.Array]:

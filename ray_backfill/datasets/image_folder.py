@@ -7,15 +7,18 @@ its own splits. Any other tree is divided, class by class. Licence: that of the 
 Shapes: N images; F folders of images.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
-from ray_backfill.datasets import ImageSource, Items
-from ray_backfill.datasets._division import check_settings, divide
-from ray_backfill.datasets._file_source import FileSource, facts_of, number_classes
-from ray_backfill.datasets._files import Listing, list_images
+from ray_backfill.datasets import check_own_images
 from ray_backfill.errors import InputError
+from ray_backfill.images import ImageSource, Items
+from ray_backfill.images.classes import number_classes
+from ray_backfill.images.draws import divide
+from ray_backfill.images.folders import Listing
+from ray_backfill.images.source import FileSource
+from ray_backfill.images.zips import list_images
 
 _FOLDERS = {"gallery": ("gallery", "val", "test"), "queries": ("queries", "query")}
 
@@ -44,18 +47,11 @@ def open_source(settings: Settings) -> ImageSource:
             empty class, an unreadable zip file.
     Cost: one listing of the tree, and a sort.
     """
-    check_settings("image_folder", settings.image_size, settings.channels, settings.train_fraction)
+    check_own_images(settings)
     listing = list_images(settings.root)
     own = _own_splits(listing)
     splits = _split_rows(listing, own) if own else _divided_rows(listing, settings)
-    return FileSource(
-        name="image_folder",
-        listing=listing,
-        splits_items=splits,
-        image_size=settings.image_size,
-        channels=settings.channels,
-        facts=facts_of(asdict(settings)),
-    )
+    return FileSource("image_folder", settings, listing, splits, channels=settings.channels)
 
 
 def _own_splits(listing: Listing) -> dict[str, str]:

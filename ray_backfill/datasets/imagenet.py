@@ -13,19 +13,19 @@ Shapes: N validation images.
 import csv
 import hashlib
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ray_backfill.datasets import ImageSource, Items, Published
-from ray_backfill.datasets._class_folders import classes_below, items_below, rank_classes, require_known
-from ray_backfill.datasets._file_source import FileSource, facts_of
-from ray_backfill.datasets._files import Listing, list_images
-from ray_backfill.datasets._layout import wrong_layout
+from ray_backfill.datasets import Published, require_counts, require_folders, wrong_layout
 from ray_backfill.errors import InputError
+from ray_backfill.images import ImageSource, Items
+from ray_backfill.images.classes import classes_below, items_below, rank_classes, require_known
+from ray_backfill.images.folders import Listing, list_folders
+from ray_backfill.images.source import FileSource
 
 # Photographs of 500 x 375 pixels (90 kB): 344.
 PUBLISHED = Published(train=1_281_167, classes=1000, gallery=50_000, decoded_per_s=500)
@@ -66,31 +66,22 @@ def open_source(settings: Settings) -> ImageSource:
             class of val that train lacks.
     Cost: one listing of the tree.
     """
-    if settings.image_size < 1:
-        raise InputError(f"imagenet: image_size must be at least 1, not {settings.image_size}")
+    require_counts(settings, "image_size")
     root = Path(settings.root).expanduser()
     images = root / _KAGGLE if (root / _KAGGLE).is_dir() else root
-    for split in ("train", "val"):
-        if not settings.root or not (images / split).is_dir():
-            raise wrong_layout("imagenet", settings.root and str(images), HOME, LAYOUT, f"there is no folder {split}")
-    listing = list_images(str(images), below=("train", "val"))
+    require_folders(settings, images, ("train", "val"), str(images))
+    listing = list_folders(str(images), below=("train", "val"))
     label_of = rank_classes(listing)
     _require_wnids(listing)
-    facts = facts_of(asdict(settings))
+    facts = {}
     if "val" in listing.folders and not classes_below(listing, "val"):
-        gallery = _flat_items(root, listing, label_of)
+        gallery = _flat_items(settings, listing, label_of)
         # The names of the files do not tell their classes here.
         facts["val_labels"] = hashlib.sha256(gallery.labels_N.astype("<i8").tobytes()).hexdigest()
     else:
         gallery = items_below("imagenet", listing, "val", label_of)
-    return FileSource(
-        name="imagenet",
-        listing=listing,
-        splits_items={"train": items_below("imagenet", listing, "train", label_of), "gallery": gallery},
-        image_size=settings.image_size,
-        channels=3,
-        facts=facts,
-    )
+    splits = {"train": items_below("imagenet", listing, "train", label_of), "gallery": gallery}
+    return FileSource("imagenet", settings, listing, splits, facts=facts)
 
 
 def _require_wnids(listing: Listing) -> None:
@@ -98,12 +89,12 @@ def _require_wnids(listing: Listing) -> None:
         for number, name in classes_below(listing, split).items():
             if not re.fullmatch(_WNID, name):
                 raise InputError(
-                    f"imagenet: {listing.containers[0]}/{listing.folders[number]} is not named by a WordNet id such as "
+                    f"imagenet: {listing.root}/{listing.folders[number]} is not named by a WordNet id such as "
                     "n01440764: use the original folders (folders of your own are read by the data set image_folder)"
                 )
 
 
-def _flat_items(root: Path, listing: Listing, label_of: dict[str, int]) -> Items:
+def _flat_items(settings: Settings, listing: Listing, label_of: dict[str, int]) -> Items:
     """The images right in val/; their numbers run from 1 without a gap, as those of the ground truth do."""
     ids_N = np.flatnonzero(listing.folder_N == listing.folders.index("val"))
     names = listing.names.take(pa.array(ids_N))
@@ -112,10 +103,10 @@ def _flat_items(root: Path, listing: Listing, label_of: dict[str, int]) -> Items
         first = int(ids_N[pc.index(numbers.is_null(), True).as_py()])
         raise InputError(f"imagenet: {listing.where(first)} is not named ILSVRC2012_val_00000001.JPEG or the like")
     numbers_N = numbers.cast(pa.int64()).to_numpy()
-    file, wnids_N = _ground_truth(root)
+    file, wnids_N = _ground_truth(settings)
     if len(wnids_N) != len(ids_N):
         raise InputError(
-            f"imagenet: {file} tells the classes of {len(wnids_N)} images, but {listing.containers[0]}/val holds "
+            f"imagenet: {file} tells the classes of {len(wnids_N)} images, but {listing.root}/val holds "
             f"{len(ids_N)}: unpack ILSVRC2012_img_val.tar again, and take the ground truth of ILSVRC2012"
         )
     missing_N = np.setdiff1d(np.arange(1, len(ids_N) + 1), numbers_N)
@@ -126,8 +117,9 @@ def _flat_items(root: Path, listing: Listing, label_of: dict[str, int]) -> Items
     return Items(ids_N, labels_N[numbers_N - 1])
 
 
-def _ground_truth(root: Path) -> tuple[Path, list[str]]:
+def _ground_truth(settings: Settings) -> tuple[Path, list[str]]:
     """The file that tells the classes of the validation images, and their wnids, from image 1 on."""
+    root = Path(settings.root).expanduser()
     if (root / _SOLUTION).is_file():  # needs no meta.mat
         return root / _SOLUTION, _read_solution(root / _SOLUTION)
     for folder in _DEVKITS:
@@ -135,7 +127,7 @@ def _ground_truth(root: Path) -> tuple[Path, list[str]]:
         if file.is_file():
             return file, _read_ground_truth(file)
     problem = f"val has no class folders, and neither {_GROUND_TRUTH} nor {_SOLUTION} tells the classes of its images"
-    raise wrong_layout("imagenet", str(root), HOME, LAYOUT, problem)
+    raise wrong_layout(settings, problem, str(root))
 
 
 def _read_solution(file: Path) -> list[str]:

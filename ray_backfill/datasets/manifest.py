@@ -1,11 +1,10 @@
 """Your own images, listed in a CSV or Parquet file: nothing is searched for, and they may lie in an object store.
 
-Columns, by name, in any order, others are ignored: ``path`` (local, or a URI: see ``_paths``, also for options such as
-``s3://bucket/folder?anonymous=true``); ``label`` (text or integer; empty, -1, nan: nobody knows it; in the gallery);
-and, if there, ``split`` (train, gallery, queries; also val, test and index for the gallery, query for queries);
-``group`` and ``camera`` (integers, or text that is numbered by name); ``id`` (int64, unique; else the row's number,
-from 0). Without ``split`` the rows are divided, class by class. A CSV file is UTF-8 with commas and a header. Licence:
-that of the images.
+Columns, by name, in any order, others are ignored: ``path`` (local, or a URI: see ``images.paths``, also for its
+options); ``label`` (text or integer; empty, -1, nan: nobody knows it; in the gallery); and, if there, ``split``
+(train, gallery, queries; also val, test and index for the gallery, query for queries); ``group`` and ``camera``
+(integers, or text that is numbered by name); ``id`` (int64, unique; else the row's number, from 0). Without ``split``
+the rows are divided, class by class. A CSV file is UTF-8 with commas and a header. Licence: that of the images.
 
 Shapes: N rows of the manifest; P of them in a split; C classes.
 """
@@ -13,7 +12,7 @@ Shapes: N rows of the manifest; P of them in a split; C classes.
 import csv
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +23,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from ray_backfill.datasets import SPLITS, ImageSource, Items
-from ray_backfill.datasets._division import check_settings, divide
-from ray_backfill.datasets._file_source import FileSource, facts_of
-from ray_backfill.datasets._items import digest_items
-from ray_backfill.datasets._paths import Paths
+from ray_backfill.datasets import check_own_images
 from ray_backfill.errors import InputError
+from ray_backfill.images import SPLITS, ImageSource, Items, digest_items
+from ray_backfill.images.draws import divide
+from ray_backfill.images.paths import Paths
+from ray_backfill.images.source import FileSource
 
 _NEEDED, _OPTIONAL = ("path", "label"), ("split", "group", "camera", "id")
 _SPLIT_OF = dict.fromkeys(("gallery", "val", "test", "index"), "gallery") | {
@@ -68,7 +67,7 @@ def open_source(settings: Settings) -> ImageSource:
             unknown word in ``split``; a kind of URI that cannot be read.
     Cost: one pass over the manifest; memory for the paths, and some forty bytes a row.
     """
-    check_settings("manifest", settings.image_size, settings.channels, settings.train_fraction)
+    check_own_images(settings)
     table = _Table.read(settings.root)
     names, labels_N = _number_labels(table.coded["label"])
     split_N = _split_of_rows(table, names, labels_N, settings)
@@ -86,17 +85,8 @@ def open_source(settings: Settings) -> ImageSource:
             None if cameras_N is None else cameras_N[rows_P],
         )
         positions[split] = rows_P
-    facts = facts_of(asdict(settings)) | {"rows": digest_items(splits)}
-    del facts["images"]  # like the root: the same images in another place
-    return FileSource(
-        name="manifest",
-        listing=Paths(_images_root(settings), table.paths),
-        splits_items=splits,
-        image_size=settings.image_size,
-        channels=settings.channels,
-        facts=facts,
-        positions=positions,
-    )
+    files, facts = Paths(_images_root(settings), table.paths), {"rows": digest_items(splits)}
+    return FileSource("manifest", settings, files, splits, positions, settings.channels, facts)
 
 
 @dataclass(frozen=True)

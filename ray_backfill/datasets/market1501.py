@@ -8,7 +8,7 @@ Source: rank merge, section 5.1; the page of the data set.
 Shapes: N images.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ray_backfill.datasets import ImageSource, Items, Published
-from ray_backfill.datasets._file_source import FileSource, facts_of
-from ray_backfill.datasets._files import Listing, list_images
-from ray_backfill.datasets._layout import wrong_layout
+from ray_backfill.datasets import Published, require_counts, require_folders
 from ray_backfill.errors import InputError
+from ray_backfill.images import ImageSource, Items
+from ray_backfill.images.folders import Listing, list_folders
+from ray_backfill.images.source import FileSource
 
 # Its images have 64 x 128 pixels.
 PUBLISHED = Published(train=12_936, classes=751, gallery=15_913, queries=3_368, decoded_per_s=2000)
@@ -52,14 +52,11 @@ def open_source(settings: Settings) -> ImageSource:
     Raises:
         InputError: a folder is missing, a name is not of this data set, or a query or training image shows nobody.
     """
-    if settings.image_size < 1:
-        raise InputError(f"market1501: image_size must be at least 1, not {settings.image_size}")
+    require_counts(settings, "image_size")
     root = Path(settings.root).expanduser()
     root = root / _TOP if (root / _TOP).is_dir() else root
-    for folder in _FOLDERS.values():
-        if not settings.root or not (root / folder).is_dir():
-            raise wrong_layout("market1501", settings.root, HOME, LAYOUT, f"there is no folder {folder}")
-    listing = list_images(str(root), below=tuple(_FOLDERS.values()))
+    require_folders(settings, root, _FOLDERS.values())
+    listing = list_folders(str(root), below=tuple(_FOLDERS.values()))
     identity_N, camera_N = _parse(listing)
     splits, positions = {}, {}
     for split, folder in _FOLDERS.items():
@@ -74,15 +71,7 @@ def open_source(settings: Settings) -> ImageSource:
             identity_N[positions[split]],
             cameras_N=camera_N[positions[split]],
         )
-    return FileSource(
-        name="market1501",
-        listing=listing,
-        splits_items=splits,
-        positions=positions,
-        image_size=settings.image_size,
-        channels=3,
-        facts=facts_of(asdict(settings)),
-    )
+    return FileSource("market1501", settings, listing, splits, positions)
 
 
 def _number(listing: Listing, folder: str) -> int:

@@ -5,7 +5,7 @@ Source: Lake, Salakhutdinov, Tenenbaum, Human-level concept learning through pro
 alphabets in both files counted once. The first drawers train, the others are the gallery, which queries itself.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +14,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from PIL import Image
 
-from ray_backfill.datasets import ImageSource, Items
-from ray_backfill.datasets._file_source import FileSource, facts_of, number_classes
-from ray_backfill.datasets._files import Listing, list_zips
+from ray_backfill.datasets import require_counts
 from ray_backfill.errors import InputError
+from ray_backfill.images import ImageSource, Items
+from ray_backfill.images.classes import number_classes
+from ray_backfill.images.folders import Listing
+from ray_backfill.images.source import FileSource
+from ray_backfill.images.zips import list_zips
 
 FILES = ("omniglot_small1.zip", "omniglot_small2.zip")
 # The names of the same files where the authors offer them.
@@ -44,8 +47,7 @@ def open_source(settings: Settings) -> ImageSource:
     Raises:
         InputError: settings out of range; the zip files are missing, unreadable, or hold something else.
     """
-    if settings.image_size < 1:
-        raise InputError(f"omniglot: image_size must be at least 1, not {settings.image_size}")
+    require_counts(settings, "image_size")
     if not 1 <= settings.train_drawers < _DRAWERS:
         raise InputError(f"omniglot: train_drawers must be 1 to {_DRAWERS - 1}, not {settings.train_drawers}")
     listing = list_zips(_find_files(settings.root))
@@ -56,19 +58,11 @@ def open_source(settings: Settings) -> ImageSource:
     groups_N = (alphabet_of_class >= len(alphabets) // 2).astype(np.int64)[labels_N] if settings.groups else None
     ids_N = np.arange(len(labels_N), dtype=np.int64)
     train_N = drawers_N <= settings.train_drawers
-    return FileSource(
-        name="omniglot",
-        listing=listing,
-        splits_items={
-            split: Items(ids_N[rows], labels_N[rows], None if groups_N is None else groups_N[rows])
-            for split, rows in (("train", train_N), ("gallery", ~train_N))
-        },
-        image_size=settings.image_size,
-        channels=1,
-        facts=facts_of(asdict(settings)),
-        resample=Image.Resampling.BOX,
-        inverted=True,
-    )
+    splits = {
+        split: Items(ids_N[rows], labels_N[rows], None if groups_N is None else groups_N[rows])
+        for split, rows in (("train", train_N), ("gallery", ~train_N))
+    }
+    return FileSource("omniglot", settings, listing, splits, channels=1, resample=Image.Resampling.BOX, inverted=True)
 
 
 def _find_files(root: str) -> list[Path]:

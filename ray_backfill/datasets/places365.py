@@ -5,15 +5,14 @@ http://places2.csail.mit.edu. The validation images are the gallery, which queri
 sorted classes, as in the owners' own list. Licence: for research and education, not for commerce.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from ray_backfill.datasets import ImageSource, Published
-from ray_backfill.datasets._class_folders import items_below, rank_classes
-from ray_backfill.datasets._file_source import FileSource, facts_of
-from ray_backfill.datasets._files import list_images
-from ray_backfill.datasets._layout import wrong_layout
-from ray_backfill.errors import InputError
+from ray_backfill.datasets import Published, require_counts, require_folders
+from ray_backfill.images import ImageSource
+from ray_backfill.images.classes import items_below, rank_classes
+from ray_backfill.images.folders import list_folders
+from ray_backfill.images.source import FileSource
 
 # The easy format has 256 x 256 pixels.
 PUBLISHED = Published(train=1_803_460, classes=365, gallery=36_500, decoded_per_s=1200)
@@ -44,24 +43,13 @@ def open_source(settings: Settings) -> ImageSource:
         InputError: image_size below 1; no such folders; an empty class; a class of val that train lacks.
     Cost: one listing of the tree.
     """
-    if settings.image_size < 1:
-        raise InputError(f"places365: image_size must be at least 1, not {settings.image_size}")
+    require_counts(settings, "image_size")
     root = Path(settings.root).expanduser()
     if (root / _FOLDER).is_dir():
         root = root / _FOLDER
-    for split in ("train", "val"):
-        if not settings.root or not (root / split).is_dir():
-            raise wrong_layout("places365", str(settings.root and root), HOME, LAYOUT, f"there is no folder {split}")
-    listing = list_images(str(root), below=("train", "val"))
+    folders = {"train": "train", "gallery": "val"}
+    require_folders(settings, root, folders.values(), str(root))
+    listing = list_folders(str(root), below=tuple(folders.values()))
     label_of = rank_classes(listing)
-    return FileSource(
-        name="places365",
-        listing=listing,
-        splits_items={
-            "train": items_below("places365", listing, "train", label_of),
-            "gallery": items_below("places365", listing, "val", label_of),
-        },
-        image_size=settings.image_size,
-        channels=3,
-        facts=facts_of(asdict(settings)),
-    )
+    splits = {split: items_below("places365", listing, folder, label_of) for split, folder in folders.items()}
+    return FileSource("places365", settings, listing, splits)

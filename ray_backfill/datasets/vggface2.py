@@ -10,20 +10,18 @@ Shapes: N images; F folders.
 
 import csv
 import re
-import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.datasets import ImageSource, Items, Published
-from ray_backfill.datasets._file_source import FileSource, facts_of
-from ray_backfill.datasets._files import Listing, list_images
-from ray_backfill.datasets._hashing import hash_ids
-from ray_backfill.datasets._items import digest_items
-from ray_backfill.datasets._layout import wrong_layout
+from ray_backfill.datasets import Published, require_counts, require_folders, wrong_layout
 from ray_backfill.errors import InputError
+from ray_backfill.images import ImageSource, Items, digest_items
+from ray_backfill.images.draws import shuffled
+from ray_backfill.images.folders import Listing, list_folders
+from ray_backfill.images.source import FileSource
 
 # Its images have 137 x 180 pixels on average.
 PUBLISHED = Published(train=3_141_890, classes=8_631, gallery=25_000, decoded_per_s=1500)
@@ -59,33 +57,21 @@ def open_source(settings: Settings) -> ImageSource:
             in that file.
     Cost: one listing of the tree; the fingerprint asks for size and time of every file.
     """
-    for name in ("image_size", "per_class"):
-        if getattr(settings, name) < 1:
-            raise InputError(f"vggface2: {name} must be at least 1, not {getattr(settings, name)}")
+    require_counts(settings, "image_size", "per_class")
     root = Path(settings.root).expanduser()
     images = root / "data" if (root / "data" / "train").is_dir() else root
-    for folder in _SPLITS.values():
-        if not settings.root or not (images / folder).is_dir():
-            raise wrong_layout("vggface2", settings.root, HOME, LAYOUT, f"there is no folder {folder}")
+    require_folders(settings, images, _SPLITS.values())
     tables = [path for path in (root / "identity_meta.csv", root / "meta" / "identity_meta.csv") if path.is_file()]
     if not tables:
-        raise wrong_layout("vggface2", settings.root, HOME, LAYOUT, "there is no file identity_meta.csv")
-    listing = list_images(str(images), below=tuple(_SPLITS.values()))
+        raise wrong_layout(settings, "there is no file identity_meta.csv")
+    listing = list_folders(str(images), below=tuple(_SPLITS.values()))
     positions = _positions(listing, settings)
     labels_F, groups_F = _people(listing, tables[0])
     splits = {}
     for split, positions_N in positions.items():
         folder_N = listing.folder_N[positions_N]
         splits[split] = Items(np.arange(len(positions_N)), labels_F[folder_N], groups_F[folder_N])
-    return FileSource(
-        name="vggface2",
-        listing=listing,
-        splits_items=splits,
-        positions=positions,
-        image_size=settings.image_size,
-        channels=3,
-        facts=facts_of(asdict(settings)) | {"items": digest_items(splits)},
-    )
+    return FileSource("vggface2", settings, listing, splits, positions, facts={"items": digest_items(splits)})
 
 
 def _positions(listing: Listing, settings: Settings) -> dict[str, NDArray[np.int64]]:
@@ -98,20 +84,12 @@ def _positions(listing: Listing, settings: Settings) -> dict[str, NDArray[np.int
         if folder.startswith("train/"):
             found["train"].append(np.arange(first, last))
         else:
-            found["gallery"].append(first + _sample(folder.rpartition("/")[2], last - first, settings))
+            drawn = shuffled(settings.seed, folder.rpartition("/")[2], last - first)[: settings.per_class]
+            found["gallery"].append(first + np.sort(drawn))
     for split, parts in found.items():
         if not parts:
-            raise wrong_layout("vggface2", settings.root, HOME, LAYOUT, f"there are no images in {_SPLITS[split]}")
+            raise wrong_layout(settings, f"there are no images in {_SPLITS[split]}")
     return {split: np.concatenate(parts) for split, parts in found.items()}
-
-
-def _sample(person: str, count: int, settings: Settings) -> NDArray[np.int64]:
-    """Which of a person's images, sorted by name, are the gallery: ``per_class`` at random, or all if there are fewer.
-
-    The person's name takes part, so that a sample stays the same when others come or go.
-    """
-    shuffled = np.argsort(hash_ids(settings.seed, zlib.crc32(person.encode()), np.arange(count)), kind="stable")
-    return np.sort(shuffled[: settings.per_class])
 
 
 def _people(listing: Listing, table: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from ray_backfill.comparison.resolve import check_distances_agree
-from ray_backfill.datasets import ImageSource, open_source
-from ray_backfill.datasets._sample import require_readable
+from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
+from ray_backfill.images import ImageSource
+from ray_backfill.images.reading import require_readable
 from ray_backfill.methods import TrainSet, TransformLoss, all_backbones
 from ray_backfill.models.backbones import check_arch
 from ray_backfill.orders import ORDERS

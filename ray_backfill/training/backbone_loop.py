@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ray_backfill.datasets import ImageSource
 from ray_backfill.errors import InputError, require_positive
+from ray_backfill.images import ImageSource
 from ray_backfill.methods import BackboneKind
 from ray_backfill.methods._objective import Classification, Objective, ObjectiveSettings, OldModel
 from ray_backfill.models.backbones import Backbone, pixels_to_float

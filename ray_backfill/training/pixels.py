@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ray_backfill.datasets import ImageSource
-from ray_backfill.datasets._ahead import DecodeTimes, read_ahead
+from ray_backfill.images import ImageSource
+from ray_backfill.images.reading import DecodeTimes, read_ahead
 
 # Decoded images up to this size are decoded once and kept, by all workers of a machine together.
 CACHE_BYTES = 1 << 30

@@ -8,7 +8,7 @@ from ray.train import WorkerGroupError
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 
 from ray_backfill.cli.shell import run_job
-from ray_backfill.datasets._layout import wrong_layout
+from ray_backfill.datasets import NotThereError
 from ray_backfill.errors import InputError
 
 FOUND = InputError("cannot open s3://bucket: check its name")
@@ -48,7 +48,7 @@ def test_other_errors_keep_their_traceback() -> None:
 
 
 def test_a_folder_that_is_not_the_data_set_is_one_line_also_from_an_actor(capsys: pytest.CaptureFixture[str]) -> None:
-    found = wrong_layout("places365", "/nowhere", "its home page", "train/, val/", "there is no such folder")
+    found = NotThereError("places365: there is no such folder", "Where to get it: its home page")
     again = pickle.loads(pickle.dumps(found))
     assert str(again) == str(found)
     for error in (found, RayTaskError("f", "a wall of text", again).as_instanceof_cause()):

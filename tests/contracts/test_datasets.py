@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from ray_backfill.datasets import (
-    SPLITS,
-    ImageSource,
     cifar100,
     dataset_module,
     dataset_name,
@@ -26,6 +24,7 @@ from ray_backfill.datasets import (
     places365,
 )
 from ray_backfill.errors import InputError
+from ray_backfill.images import SPLITS, ImageSource
 from tests.datasets._pictures import omniglot_zips, plain, write_tree
 from tests.datasets._published import cifar_binary, imagenet_flat, places_easy
 from tests.datasets._published_more import small_gldv2, small_market, small_vggface

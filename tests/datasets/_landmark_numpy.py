@@ -1,4 +1,4 @@
-"""What ``_landmark_render`` must paint, said in numpy: its oracle.
+"""What ``landmarks.render`` must paint, said in numpy: its oracle.
 
 Shapes: B images; P pixels of an image (S * S, top row first); S pixels a side. Planes are (B, P) float32.
 """
@@ -6,8 +6,7 @@ Shapes: B images; P pixels of an image (S * S, top row first); S pixels a side. 
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.datasets._hashing import hash_grid
-from ray_backfill.datasets._landmark_scene import (
+from ray_backfill.datasets.landmarks.scene import (
     ARCH,
     BLOCK,
     DOME,
@@ -24,6 +23,7 @@ from ray_backfill.datasets._landmark_scene import (
     landmark_shapes,
     views,
 )
+from ray_backfill.images.draws import hash_grid
 
 # Planes of this many pixels stay in a core's cache, which is worth a factor of two.
 _PIXELS_AT_ONCE = 32 * 1024

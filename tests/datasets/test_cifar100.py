@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from ray_backfill.datasets import cifar100, download, image_folder, landmarks
-from ray_backfill.datasets._decode import decode
 from ray_backfill.datasets.cifar100 import Settings, open_source
 from ray_backfill.errors import InputError
+from ray_backfill.images.decode import decode
 from tests.datasets._pictures import encode, write_tree
 from tests.datasets._published import CIFAR_TEST, cifar_binary
 

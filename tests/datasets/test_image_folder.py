@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_backfill.datasets import ImageSource
-from ray_backfill.datasets._file_source import FileSource
 from ray_backfill.datasets.image_folder import Settings, open_source
 from ray_backfill.errors import InputError
+from ray_backfill.images import ImageSource
+from ray_backfill.images.source import FileSource
 from tests.datasets._pictures import noisy_jpeg, plain, write_tree, write_zip
 
 RED, BLUE = plain((255, 0, 0)), plain((0, 0, 255))

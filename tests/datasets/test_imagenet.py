@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from ray_backfill.datasets import ImageSource
 from ray_backfill.datasets.imagenet import Settings, open_source
 from ray_backfill.errors import InputError
+from ray_backfill.images import ImageSource
 from tests.datasets._pictures import encode, noisy_jpeg
 from tests.datasets._published import (
     GOLDFISH,

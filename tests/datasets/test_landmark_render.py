@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ray_backfill.datasets import _landmark_render
+from ray_backfill.datasets.landmarks.render import render
 from tests.datasets import _landmark_numpy
 
 
@@ -9,5 +9,5 @@ from tests.datasets import _landmark_numpy
 def test_compiled_loops_paint_what_numpy_paints(size: int, difficulty: float, images: int) -> None:
     rng = np.random.default_rng(size)
     ids, labels = rng.integers(0, 1 << 42, images), rng.integers(0, 10_000, images)
-    painted = _landmark_render.render(7, ids, labels, size, difficulty)
+    painted = render(7, ids, labels, size, difficulty)
     np.testing.assert_array_equal(painted, _landmark_numpy.render(7, ids, labels, size, difficulty))

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ray_backfill.datasets import SPLITS, ImageSource
 from ray_backfill.datasets.landmarks import Settings, class_sizes, open_source
 from ray_backfill.errors import InputError
+from ray_backfill.images import SPLITS, ImageSource
 
 TINY = Settings(landmarks=20, train_images=300, gallery_images=200, queries=50)
 # Of the first eight images of each split of TINY.
@@ -104,9 +104,9 @@ def test_labels_come_in_no_order() -> None:
 
 def test_a_million_items_are_quick() -> None:
     source = open_source(Settings(landmarks=5000, gallery_images=1_000_000))
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(source.items("gallery")) == 1_000_000
-    assert time.perf_counter() - start < 2  # 0.1 s measured; a Python loop takes longer than this
+    assert time.process_time() - start < 2  # 0.1 s measured; a Python loop takes longer than this
     assert read_one(source, "gallery", 999_999).shape == (32, 32, 3)
 
 

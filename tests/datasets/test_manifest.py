@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from ray_backfill.datasets import ImageSource, _paths, manifest
+from ray_backfill.datasets import manifest
 from ray_backfill.datasets.manifest import Settings, open_source
 from ray_backfill.errors import InputError
+from ray_backfill.images import ImageSource, paths
 from tests.datasets._pictures import noisy_jpeg, plain, write_tree
 
 RED, BLUE = plain((255, 0, 0)), plain((0, 0, 255))
@@ -189,7 +190,7 @@ def test_the_same_images_in_another_place_are_the_same_images(tmp_path: Path) ->
 def test_images_in_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tree(tmp_path / "bucket", {"deep/1.png": RED, "deep/2.png": BLUE})
     store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
-    monkeypatch.setattr(_paths, "open_system", lambda uri: (store, "bucket"))
+    monkeypatch.setattr(paths, "open_system", lambda uri: (store, "bucket"))
     path = write_csv(
         tmp_path / "m.csv", "path,label,split", "1.png,a,train", "s3://bucket/deep/2.png,a,val", "9.png,a,val"
     )

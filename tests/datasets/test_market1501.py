@@ -4,9 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_backfill.datasets import ImageSource
 from ray_backfill.datasets.market1501 import Settings, open_source
 from ray_backfill.errors import InputError
+from ray_backfill.images import ImageSource
 from tests.datasets._pictures import write_tree
 from tests.datasets._published_more import flat, market, small_market
 

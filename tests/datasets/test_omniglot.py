@@ -3,10 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_backfill.datasets import ImageSource
-from ray_backfill.datasets._file_source import FileSource
 from ray_backfill.datasets.omniglot import Settings, open_source
 from ray_backfill.errors import InputError
+from ray_backfill.images import ImageSource
+from ray_backfill.images.source import FileSource
 from tests.datasets._pictures import drawing, omniglot_zips, plain, write_zip
 
 REAL = Path(__file__).parents[3] / "shared" / "data"

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from ray_backfill.comparison.left_out import find_left_out
-from ray_backfill.datasets import Items
 from ray_backfill.errors import InputError
+from ray_backfill.images import Items
 from ray_backfill.methods import all_methods
 from ray_backfill.recipes import load_recipe
 from ray_backfill.runs.checks import check_evaluation, check_recipe

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.multiprocessing.spawn import spawn
 
-from ray_backfill.datasets import ImageSource, Pixels, landmarks, open_source
+from ray_backfill.datasets import landmarks, open_source
 from ray_backfill.errors import InputError
+from ray_backfill.images import ImageSource, Pixels
 from ray_backfill.methods import all_backbones
 from ray_backfill.methods._objective import OldModel
 from ray_backfill.models.backbones import BackboneSettings, pixels_to_float

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.datasets import ImageSource, Published, open_source, published
-from ray_backfill.datasets._layout import NotThereError
+from ray_backfill.datasets import NotThereError, Published, open_source, published
+from ray_backfill.images import ImageSource
 from ray_backfill.protocols import Protocol, split_classes
 from ray_backfill.recipes import NO_ROOT, Recipe
 from ray_backfill.training.backbone_loop import training_rows

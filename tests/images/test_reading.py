@@ -1,13 +1,17 @@
 """Decoding ahead: the same batches in the same order, however many decoders share them, and a bounded number ahead."""
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ray_backfill.datasets import Items, Pixels
-from ray_backfill.datasets._ahead import DecodeTimes, read_ahead
+from ray_backfill.datasets import image_folder
+from ray_backfill.errors import InputError
+from ray_backfill.images import Items, Pixels
+from ray_backfill.images.reading import DecodeTimes, read_ahead, require_readable
+from tests.datasets._pictures import plain, write_tree
 
 
 class Numbered:
@@ -59,17 +63,19 @@ def test_no_more_than_two_batches_are_decoded_ahead() -> None:
 
 
 def test_nothing_more_is_decoded_once_the_consumer_stops() -> None:
-    opened = threading.Event()
+    opened, begun = threading.Event(), threading.Semaphore(0)
 
     class Slow(Numbered):
         def read(self, split: str, rows: NDArray[np.int64]) -> Pixels:
+            begun.release()
             assert rows[0] < 32 or opened.wait(20), "only the first batch is read at once"
             return super().read(split, rows)
 
     source, before = Slow(), threading.active_count()
     ahead = read_ahead(source, "gallery", [np.arange(i, i + 32) for i in range(0, 256, 32)], threads=2)
     next(ahead)
-    threading.Timer(0.5, opened.set).start()  # closing waits for what has begun
+    assert all(begun.acquire(timeout=20) for _ in range(4)), "two decoders share each of two batches"
+    threading.Timer(0.2, opened.set).start()  # closing waits for what has begun
     ahead.close()  # type: ignore[attr-defined]
     assert len(source.rows) == 64, "the third batch had not begun"
     assert threading.active_count() <= before + 1, "the timer at most"
@@ -82,3 +88,23 @@ def test_what_a_source_raises_is_raised() -> None:
 
     with pytest.raises(OSError, match="no such disk"):
         list(read_ahead(Failing(), "gallery", [np.arange(20)], threads=2))
+
+
+def test_one_image_that_can_be_read_is_enough_but_of_each_split(tmp_path: Path) -> None:
+    write_tree(tmp_path, {f"{split}/c/{i:03d}.png": b"" for split in ("train", "val") for i in range(40)})
+    source = image_folder.open_source(image_folder.Settings(str(tmp_path)))
+    with pytest.raises(
+        InputError, match=r"none of 16 images of the split 'train' .* the first: .*train/c/000\.png: not"
+    ):
+        require_readable(source)
+    write_tree(tmp_path, {"train/c/000.png": plain((1, 2, 3))})
+    with pytest.raises(InputError, match=r"none of 16 images of the split 'gallery'"):
+        require_readable(source)
+    write_tree(tmp_path, {"val/c/039.png": plain((1, 2, 3))})
+    require_readable(source)
+
+
+def test_a_split_of_one_broken_image(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"train/c/0.png": plain((1, 2, 3)), "val/c/0.png": b""})
+    with pytest.raises(InputError, match="none of 1 images of the split 'gallery'"):
+        require_readable(image_folder.open_source(image_folder.Settings(str(tmp_path))))

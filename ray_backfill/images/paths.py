@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs
 
-from ray_backfill.datasets._files import CHUNK, digest_of, file_stamp
 from ray_backfill.errors import InputError
+from ray_backfill.images.folders import CHUNK, digest_of, file_stamp
 
 SCHEMES = ("file", "s3", "gs", "gcs")
 _SCHEME = r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://"

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ray_backfill.datasets._decode import decode
+from ray_backfill.images.decode import decode
 from tests.datasets._pictures import encode, noisy_jpeg, plain
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)

@@ -5,16 +5,16 @@ Shapes: N rows of a split; B rows read; S pixels a side; C channels.
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from ray_backfill.datasets import SPLITS, Items, Pixels
-from ray_backfill.datasets._decode import decode
 from ray_backfill.errors import InputError
+from ray_backfill.images import SPLITS, Items, Pixels
+from ray_backfill.images.decode import decode
 
 # Part of every fingerprint: raise it with any change to the decoder that changes a pixel.
 _DECODER_VERSION = 2
@@ -50,25 +50,29 @@ class Files(Protocol):
 
 @dataclass
 class FileSource:
-    """``splits_items``: the rows of each split; an id is the position of its file in ``listing``.
+    """A data set of image files.
 
-    ``positions``: of each split, (N,) int64 the position of each row's file, where an id is something else.
-    ``inverted``: read dark strokes on white as bright strokes on black. ``facts``: what else the images depend on.
+    name: of the data set. settings: the data set's own dataclass with ``image_size``; all of them but where the images
+    are take part in the fingerprint. splits_items: the rows of each split; an id is the position of its file in
+    ``listing``. positions: of each split, (N,) int64 the position of each row's file, where an id is something else.
+    facts: what else the images depend on. inverted: read dark strokes on white as bright strokes on black.
     """
 
     name: str
+    settings: Any
     listing: Files
     splits_items: dict[str, Items]
-    image_size: int
-    channels: int
-    facts: dict[str, Any]
+    positions: dict[str, NDArray[np.int64]] | None = None
+    channels: int = 3
+    facts: dict[str, Any] = field(default_factory=dict)
     resample: Image.Resampling = Image.Resampling.BILINEAR
     inverted: bool = False
-    positions: dict[str, NDArray[np.int64]] | None = None
     splits: tuple[str, ...] = field(init=False)
+    image_size: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.splits = tuple(split for split in SPLITS if split in self.splits_items)
+        self.image_size = self.settings.image_size
 
     def items(self, split: str) -> Items:
         """The rows of ``split``. Raises InputError if there is none of that name."""
@@ -111,7 +115,8 @@ class FileSource:
 
     def fingerprint(self) -> dict[str, Any]:
         """Names, sizes and checksums (or times) of the files, not their pixels. The root's place does not count."""
-        return {"dataset": self.name, "decoder": _DECODER_VERSION, "files": self.listing.digest(), **self.facts}
+        own = facts_of(self.settings) | self.facts
+        return {"dataset": self.name, "decoder": _DECODER_VERSION, "files": self.listing.digest(), **own}
 
 
 def _fetch(listing: Files, positions: list[int]) -> Iterator[bytes | Exception]:
@@ -137,16 +142,6 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def number_classes(classes_F: list[Any]) -> tuple[list[Any], NDArray[np.int64]]:
-    """The distinct classes, sorted, and the (F,) int64 number of each given one among them.
-
-    Meant for the classes of folders: ``numbers_F[listing.folder_N]`` are the labels of the files in them.
-    """
-    names = sorted(set(classes_F))
-    number = {name: i for i, name in enumerate(names)}
-    return names, np.array([number[name] for name in classes_F], np.int64)
-
-
-def facts_of(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings without the root: the same images in another place are the same images."""
-    return {name: value for name, value in settings.items() if name != "root"}
+def facts_of(settings: Any) -> dict[str, Any]:
+    """Settings without where the images are: the same images in another place are the same images."""
+    return {name: value for name, value in asdict(settings).items() if name not in ("root", "images")}

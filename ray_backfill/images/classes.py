@@ -1,13 +1,26 @@
-"""Data sets that come as ``train/<class>/...`` and ``val/<class>/...``; val is the gallery, which queries itself.
+"""Classes told by folders.
 
 Shapes: N images of a listing or of a split; F folders of the listing.
 """
 
-import numpy as np
+from typing import Any
 
-from ray_backfill.datasets import Items
-from ray_backfill.datasets._files import Listing
+import numpy as np
+from numpy.typing import NDArray
+
 from ray_backfill.errors import InputError
+from ray_backfill.images import Items
+from ray_backfill.images.folders import Listing
+
+
+def number_classes(classes_F: list[Any]) -> tuple[list[Any], NDArray[np.int64]]:
+    """The distinct classes, sorted, and the (F,) int64 number of each given one among them.
+
+    For the classes of folders: ``numbers_F[listing.folder_N]`` are the labels of the files in them.
+    """
+    names = sorted(set(classes_F))
+    number = {name: i for i, name in enumerate(names)}
+    return names, np.array([number[name] for name in classes_F], np.int64)
 
 
 def classes_below(listing: Listing, split: str) -> dict[int, str]:

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.datasets import SPLITS, ImageSource, Items, Pixels
-from ray_backfill.datasets._hashing import hash_ids
-from ray_backfill.datasets._landmark_render import render
+from ray_backfill.datasets import require_counts
+from ray_backfill.datasets.landmarks.render import render
 from ray_backfill.errors import InputError
+from ray_backfill.images import SPLITS, ImageSource, Items, Pixels
+from ray_backfill.images.draws import hash_ids
 
 # Part of the fingerprint: raise it with any change of the renderer that changes a pixel or a label.
 _RENDERER_VERSION = 1
@@ -117,9 +118,7 @@ def _shares(count: int, weights_L: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def open_source(settings: Settings) -> ImageSource:
     """A source with train, gallery and queries. Raises InputError for counts below 1 and negative strengths."""
-    for name in ("image_size", "landmarks", "train_images", "gallery_images", "queries"):
-        if getattr(settings, name) < 1:
-            raise InputError(f"landmarks: {name} must be at least 1, not {getattr(settings, name)}")
+    require_counts(settings, "image_size", "landmarks", "train_images", "gallery_images", "queries")
     for name in ("zipf", "difficulty"):
         if not 0 <= getattr(settings, name) <= 3:
             raise InputError(f"landmarks: {name} must be between 0 and 3, not {getattr(settings, name)}")

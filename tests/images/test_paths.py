@@ -13,10 +13,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from ray_backfill.datasets import Items, _paths
-from ray_backfill.datasets._file_source import FileSource
-from ray_backfill.datasets._paths import Paths, open_system
+from ray_backfill.datasets import landmarks
 from ray_backfill.errors import InputError
+from ray_backfill.images import Items
+from ray_backfill.images import paths as module
+from ray_backfill.images.paths import Paths, open_system
+from ray_backfill.images.source import FileSource
 from tests.datasets._pictures import plain, write_tree
 
 RED, BLUE = plain((255, 0, 0)), plain((0, 0, 255))
@@ -38,7 +40,7 @@ def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise OSError("no such bucket")
         return fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), bucket
 
-    monkeypatch.setattr(_paths, "open_system", opener)
+    monkeypatch.setattr(module, "open_system", opener)
     return opened
 
 
@@ -126,7 +128,7 @@ def test_public_buckets_of_google_are_asked_without_credentials(monkeypatch: pyt
             asked.append(uri)
             return None, "bucket"
 
-    monkeypatch.setattr(_paths, "fs", SimpleNamespace(FileSystem=Systems))
+    monkeypatch.setattr(module, "fs", SimpleNamespace(FileSystem=Systems))
     open_system("gs://bucket?anonymous=true")
     open_system("gs://bucket")
     assert asked == ["gs://anonymous@bucket", "gs://bucket"]
@@ -168,7 +170,7 @@ def test_digest_of_remote_files_asks_nothing(stores: list[str]) -> None:
 
 def source_of(files: Any) -> FileSource:
     rows = np.arange(len(files))
-    return FileSource("test", files, {"train": Items(rows, rows)}, image_size=4, channels=3, facts={})
+    return FileSource("test", landmarks.Settings(image_size=4), files, {"train": Items(rows, rows)})
 
 
 class Slow:

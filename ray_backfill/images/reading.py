@@ -1,4 +1,4 @@
-"""Decodes the next batches while the current one is in use."""
+"""Reads images for those who use them: the next batches while one is in use, and a few before hours of work."""
 
 import time
 from collections import deque
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.datasets import ImageSource, Pixels
+from ray_backfill.errors import InputError
+from ray_backfill.images import ImageSource, Pixels
 
 Rows = NDArray[np.int64]
 
@@ -17,6 +18,8 @@ Rows = NDArray[np.int64]
 _BATCHES_AHEAD = 2
 # A decoder takes no fewer images at a time, but for the last: handing them over costs about as much as a small image.
 _FEWEST_IMAGES = 8
+# Images of a split that are tried: if half of all are broken, these are all broken once in 65,536 times.
+_TRIED = 16
 
 
 @dataclass
@@ -86,3 +89,21 @@ def _joined(rows: Rows, futures: list[Future[_Decoded]], times: DecodeTimes) -> 
         broken |= {first + i: reason for i, reason in share.pixels.broken.items()}
         first += share.rows
     return rows, Pixels(np.concatenate([share.pixels.pixels_BSSC for share in shares]), broken)
+
+
+def require_readable(source: ImageSource) -> None:
+    """Read images spread over each split, until one can be read; mostly that is the first.
+
+    Raises:
+        InputError: none of them can be read: all are missing or broken, or the store does not answer.
+    """
+    for split in source.splits:
+        n_images = len(source.items(split))
+        rows = np.unique(np.linspace(0, n_images - 1, min(_TRIED, n_images)).astype(np.int64))
+        broken = source.read(split, rows[:1]).broken
+        # One after the other, images that a store does not give would take minutes.
+        if broken and len(source.read(split, rows[1:]).broken) == len(rows) - 1:
+            raise InputError(
+                f"none of {len(rows)} images of the split {split!r} that were tried can be read; the first: "
+                f"{broken[0]}. Check the paths, and that the images are there"
+            )

@@ -1,4 +1,4 @@
-"""Paints landmark scenes, image by image, as implicit shapes on a pixel grid; rules in _landmark_scene.
+"""Paints landmark scenes, image by image, as implicit shapes on a pixel grid; the rules are in scene.py.
 
 Shapes: B images; n shapes; S pixels a side, top row first. All arithmetic is float32, in the order in which it is
 written: tests/datasets/_landmark_numpy.py says the same in numpy, and both give the same pixels.
@@ -7,8 +7,7 @@ written: tests/datasets/_landmark_numpy.py says the same in numpy, and both give
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.datasets._hashing import hash_ids
-from ray_backfill.datasets._landmark_scene import (
+from ray_backfill.datasets.landmarks.scene import (
     ARCH,
     DOME,
     ELLIPSE,
@@ -23,11 +22,12 @@ from ray_backfill.datasets._landmark_scene import (
     landmark_shapes,
     views,
 )
+from ray_backfill.images.draws import hash_ids
 from ray_backfill.kernels import Array, kernel
 
 _F = np.float32
 _GROUND, _HALF, _ONE, _TWO, _ZERO = _F(GROUND), _F(0.5), _F(1), _F(2), _F(0)
-# Of splitmix64, as in _hashing.
+# The constants of splitmix64, as in images/draws.py.
 _GOLDEN, _MIX_1, _MIX_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _27, _30, _31, _BYTE = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(0xFF)
 

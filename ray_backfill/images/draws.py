@@ -1,7 +1,9 @@
-"""Random numbers that depend on (seed, stream, id) alone: the same whatever is drawn before, after or beside them.
+"""Random draws that depend on (seed, stream, id) alone: the same whatever is drawn before, after or beside them.
 
-Shapes: N ids; K numbers an id.
+Shapes: N ids or images; K numbers an id.
 """
+
+import zlib
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,3 +36,23 @@ def uniform(seed: int, stream: int, ids_N: NDArray[np.int64], count: int) -> NDA
     """(N, count) float32 in [0, 1), multiples of 2**-24."""
     grid_NK = hash_grid(seed, stream, ids_N, count)
     return (grid_NK >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def shuffled(seed: int, name: str, count: int) -> NDArray[np.int64]:
+    """0 .. count - 1 in an order that ``name`` has for itself: it stays when other names come or go."""
+    return np.argsort(hash_ids(seed, zlib.crc32(name.encode()), np.arange(count)), kind="stable")
+
+
+def divide(names: list[str], labels_N: NDArray[np.int64], train_fraction: float, seed: int) -> NDArray[np.bool_]:
+    """(N,) which images train: of each class ``train_fraction``, at least one, and not all unless there is only one.
+
+    names: those of the classes; labels_N: the number of each image's class among them.
+    """
+    order_N = np.argsort(labels_N, kind="stable")
+    starts = np.searchsorted(labels_N[order_N], np.arange(len(names) + 1))
+    train_N = np.zeros(len(labels_N), bool)
+    for label, name in enumerate(names):
+        rows = order_N[starts[label] : starts[label + 1]]
+        wanted = min(max(round(train_fraction * len(rows)), 1), max(len(rows) - 1, 1))
+        train_N[rows[shuffled(seed, name, len(rows))[:wanted]]] = True
+    return train_N

@@ -1,0 +1,78 @@
+"""Images by row: what every source of them offers, and what sources are made of. Nothing here knows a data set."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+SPLITS = ("train", "gallery", "queries")
+
+
+@dataclass(frozen=True)
+class Items:
+    """The rows of one split, without their pixels.
+
+    ids_N: (N,) int64, unique within the split. labels_N: (N,) int64 class of each image, -1 where nobody knows it.
+    groups_N: (N,) int64 subgroup, or None. cameras_N: (N,) int64 camera, or None: gallery images of a query's class AND
+    camera do not count for it. positives_N: of queries, (N,) lists of int64 ids of the gallery images that are right,
+    where that is not told by the labels; else None.
+    """
+
+    ids_N: NDArray[np.int64]
+    labels_N: NDArray[np.int64]
+    groups_N: NDArray[np.int64] | None = None
+    cameras_N: NDArray[np.int64] | None = None
+    positives_N: pa.ListArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids_N)
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """A decoded batch: (B, S, S, C) uint8, and for each broken image its position in the batch with the reason.
+
+    A broken image's pixels are zero; whoever reads the batch must leave those positions out.
+    """
+
+    pixels_BSSC: NDArray[np.uint8]
+    broken: dict[int, str] = field(default_factory=dict)
+
+
+class ImageSource(Protocol):
+    """Splits of labelled images. ``splits`` names those it has: without "queries" the gallery queries itself."""
+
+    splits: tuple[str, ...]
+    image_size: int
+    channels: int
+
+    def items(self, split: str) -> Items:
+        """All rows of ``split``. Raises InputError for a split that is not in ``splits``."""
+
+    def read(self, split: str, rows: NDArray[np.int64]) -> Pixels:
+        """Decode the given rows of ``split`` (positions in ``items(split)``). Never raises for a broken image."""
+
+    def names(self, split: str, rows: NDArray[np.int64]) -> list[str] | None:
+        """What the user calls these images, such as their paths below the root; None if they have no names."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """JSON-able: changes when any image, label or split may have changed. Cheap (no decoding)."""
+
+
+def digest_items(splits_items: Mapping[str, Items]) -> str:
+    """Changes with any id, label, group, camera or list of positives; for labels that the files do not tell."""
+    hasher = hashlib.sha256()
+    for split in sorted(splits_items):
+        for column in fields(Items):
+            values = getattr(splits_items[split], column.name)
+            hasher.update(f"{split} {column.name}\0".encode())
+            if isinstance(values, pa.ListArray):
+                hasher.update(values.value_lengths().to_numpy().data)
+                values = values.flatten().to_numpy()
+            if values is not None:
+                hasher.update(np.ascontiguousarray(values).data)
+    return hasher.hexdigest()

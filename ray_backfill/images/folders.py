@@ -1,0 +1,229 @@
+"""Image files in a folder tree, as sorted columns that can be read by position.
+
+Hidden files and macOS's own (``__MACOSX``) are left out. A file costs its name and some ten bytes, not a Python object.
+
+Shapes: N files; F folders that hold files themselves.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from ray_backfill.errors import InputError
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+# Names that are Python objects at the same time.
+CHUNK = 65_536
+
+
+@dataclass(eq=False)
+class Listing:
+    """All images below ``root``, sorted by folder, then name. It can be pickled.
+
+    folders: F sorted paths below the root, "/" between the parts; the root itself is "". folder_N: (N,) int32, the
+    number of each file's folder, ascending. names: N file names.
+    """
+
+    root: str
+    folders: list[str]
+    folder_N: NDArray[np.int32]
+    names: pa.LargeStringArray
+    remote: bool = field(default=False, init=False)
+    _digest: str = field(default="", init=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def folder(self, position: int) -> str:
+        """The folder of one file below the root."""
+        return self.folders[self.folder_N[position]]
+
+    def name(self, position: int) -> str:
+        """The path of one file below the root."""
+        return _joined(self.folder(position), self.names[position].as_py())
+
+    def where(self, position: int) -> str:
+        """The path of one file, for messages."""
+        return f"{self.root}/{self.name(position)}"
+
+    def read(self, position: int) -> bytes:
+        """The bytes of one file. Raises what the system raises when it cannot be read."""
+        return Path(self.where(position)).read_bytes()
+
+    def digest(self) -> str:
+        """Changes with any name, and with the size or the time of any file.
+
+        Cost: one disk access a file, the first time.
+        """
+        if not self._digest:
+            self._digest = digest_of(self._stamped(), len(self))
+        return self._digest
+
+    def stamp(self, position: int, name: str) -> str:
+        """What changes with the content of one file. name: the path below the root."""
+        return file_stamp(f"{self.root}/{name}")
+
+    def _stamped(self) -> Iterator[str]:
+        for start in range(0, len(self), CHUNK):
+            for position, name in enumerate(self.names[start : start + CHUNK].to_pylist(), start):
+                folder = self.folder(position)
+                yield f"{folder}/{name}\0{self.stamp(position, _joined(folder, name))}\n"
+
+
+def list_folders(root: str, below: Sequence[str] | None = None) -> Listing:
+    """List the images of a folder tree.
+
+    below: the folders below the root to look into, those that are there; others are not walked. Default: all.
+
+    Raises:
+        InputError: no images, a folder without images, a folder that cannot be read, a name that is no UTF-8.
+    """
+    path = Path(root).expanduser()
+    tops = [""] if below is None else [top for top in below if (path / top).is_dir()]
+    columns, seen = _Columns(), set()
+    with tqdm(desc=f"list {path}", unit=" files", delay=2, leave=False, dynamic_ncols=True) as bar:
+        for folder, names in walk(path, tops):
+            columns.add(folder, names)
+            seen.add(folder)
+            bar.update(len(names))
+        listing = columns.listing(str(path))
+    places = "" if below is None else f" (in {', '.join(below)})"
+    require_images(root, listing, seen, places)
+    return listing
+
+
+class _Columns:
+    """Names of files, folder by folder in any order, packed whenever there are ``CHUNK`` of them."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._runs: list[tuple[int, int]] = []
+        self._names: list[str] = []
+        self._packed: list[pa.Array] = []
+
+    def add(self, folder: str, names: list[str]) -> None:
+        if names:
+            self._runs.append((self._numbers.setdefault(folder, len(self._numbers)), len(names)))
+            self._names += names
+        if len(self._names) >= CHUNK:
+            self._pack()
+
+    def _pack(self) -> None:
+        self._packed.append(pa.array(self._names, pa.large_string()))
+        self._names = []
+
+    def listing(self, root: str) -> Listing:
+        self._pack()
+        names = pa.concat_arrays(self._packed)
+        self._packed.clear()
+        folders = sorted(self._numbers)
+        rank_F = np.empty(len(folders), np.int32)
+        rank_F[[self._numbers[folder] for folder in folders]] = np.arange(len(folders))
+        numbers, counts = np.array(self._runs, np.int64).reshape(-1, 2).T
+        folder_N = np.repeat(rank_F[numbers], counts)
+        # Bytes of UTF-8 sort as the characters do.
+        keys = [("folder", "ascending"), ("name", "ascending")]
+        order = pc.sort_indices(pa.record_batch({"folder": folder_N, "name": names}), sort_keys=keys)
+        return Listing(root, folders, folder_N[order.to_numpy()], names.take(order))
+
+
+def digest_of(lines: Iterable[str], total: int) -> str:
+    """SHA-256 of the lines, with a bar if it takes long."""
+    hasher = hashlib.sha256()
+    for line in tqdm(lines, total=total, desc="fingerprint", unit=" files", delay=2, leave=False, dynamic_ncols=True):
+        hasher.update(line.encode())
+    return hasher.hexdigest()
+
+
+def file_stamp(path: str) -> str:
+    """Size and time of a file, or "missing"."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a Path object would cost as much as the stat
+    except OSError:
+        return "missing"
+    return f"{status.st_size}:{status.st_mtime_ns}"
+
+
+def _joined(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def is_hidden(part: str) -> bool:
+    """Whether a file or folder of this name is left out."""
+    return (part.startswith(".") and part != ".") or part == "__MACOSX"
+
+
+def walk(root: Path, tops: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each folder with its images, at most ``CHUNK`` at a time. Links to folders are followed."""
+    ahead = list(tops)
+    while ahead:
+        folder = ahead.pop()
+        names: list[str] = []
+        try:
+            with os.scandir(root / folder) as entries:
+                for entry in entries:
+                    is_folder = _is_folder(entry)
+                    if is_hidden(entry.name) or not (is_folder or entry.name.lower().endswith(SUFFIXES)):
+                        continue
+                    if not entry.name.isascii():
+                        _require_utf8(entry)
+                    if is_folder:
+                        _refuse_loop(entry)
+                        ahead.append(_joined(folder, entry.name))
+                    else:
+                        names.append(entry.name)
+                    if len(names) == CHUNK:
+                        yield folder, names
+                        names = []
+        except OSError as error:
+            raise InputError(f"cannot read folder {error.filename}: {error.strerror}") from error
+        yield folder, names
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads nowhere
+        return False
+
+
+def _refuse_loop(entry: os.DirEntry[str]) -> None:
+    if entry.is_symlink() and Path(entry.path).parent.resolve().is_relative_to(Path(entry.path).resolve()):
+        raise InputError(f"the link {entry.path} leads to a folder above it, so that there is no end: remove the link")
+
+
+def _require_utf8(entry: os.DirEntry[str]) -> None:
+    try:
+        entry.name.encode()
+    except UnicodeEncodeError as error:
+        folder = os.path.dirname(entry.path)  # noqa: PTH120 - the same without a second object
+        raise InputError(
+            f"the name {os.fsencode(entry.name)!r} in {folder} is not UTF-8: rename it (many: convmv)"
+        ) from error
+
+
+def require_images(root: str, listing: Listing, seen: set[str], places: str = "") -> None:
+    """Refuse a listing without images, and one where a folder that has been ``seen`` holds none, nor any below it."""
+    if not len(listing):
+        expected = ", ".join(SUFFIXES[:3])
+        raise InputError(f"no images in {root}{places}: expected files such as {expected} in a folder per class")
+    filled = {above for folder in listing.folders for above in _ancestors(folder)}
+    parents = {above for folder in seen for above in _ancestors(folder)[1:]}
+    if empty := sorted(seen - filled - parents):
+        more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
+        named = ", ".join(map(repr, empty[:3]))
+        raise InputError(f"an empty class in {root}: no images in {named}{more}; add images or remove the folder")
+
+
+def _ancestors(folder: str) -> list[str]:
+    """The folder itself, its parent, and so on to the root, ""."""
+    parts = folder.split("/") if folder else []
+    return ["/".join(parts[:depth]) for depth in range(len(parts), -1, -1)]
