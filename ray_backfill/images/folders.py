@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -88,51 +87,22 @@ def list_folders(root: str, below: Sequence[str] | None = None) -> Listing:
     """
     path = Path(root).expanduser()
     tops = [""] if below is None else [top for top in below if (path / top).is_dir()]
-    columns, seen = _Columns(), set()
+    found: dict[str, list[pa.Array]] = {}
     with tqdm(desc=f"list {path}", unit=" files", delay=2, leave=False, dynamic_ncols=True) as bar:
         for folder, names in walk(path, tops):
-            columns.add(folder, names)
-            seen.add(folder)
+            found.setdefault(folder, []).append(pa.array(sorted(names), pa.large_string()))
             bar.update(len(names))
-        listing = columns.listing(str(path))
-    places = "" if below is None else f" (in {', '.join(below)})"
-    require_images(root, listing, seen, places)
+    filled: dict[str, pa.Array] = {}
+    for folder, batches in sorted(found.items()):
+        # Arrow sorts by bytes of UTF-8, which is the order of characters, too.
+        names = batches[0] if len(batches) == 1 else pa.concat_arrays(batches).sort()
+        if len(names):
+            filled[folder] = names
+    folder_N = np.repeat(np.arange(len(filled), dtype=np.int32), list(map(len, filled.values())))
+    all_names = pa.chunked_array(filled.values(), pa.large_string()).combine_chunks()
+    listing = Listing(str(path), list(filled), folder_N, all_names)
+    require_images(root, listing, set(found), "" if below is None else f" (in {', '.join(below)})")
     return listing
-
-
-class _Columns:
-    """Names of files, folder by folder in any order, packed whenever there are ``CHUNK`` of them."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._runs: list[tuple[int, int]] = []
-        self._names: list[str] = []
-        self._packed: list[pa.Array] = []
-
-    def add(self, folder: str, names: list[str]) -> None:
-        if names:
-            self._runs.append((self._numbers.setdefault(folder, len(self._numbers)), len(names)))
-            self._names += names
-        if len(self._names) >= CHUNK:
-            self._pack()
-
-    def _pack(self) -> None:
-        self._packed.append(pa.array(self._names, pa.large_string()))
-        self._names = []
-
-    def listing(self, root: str) -> Listing:
-        self._pack()
-        names = pa.concat_arrays(self._packed)
-        self._packed.clear()
-        folders = sorted(self._numbers)
-        rank_F = np.empty(len(folders), np.int32)
-        rank_F[[self._numbers[folder] for folder in folders]] = np.arange(len(folders))
-        numbers, counts = np.array(self._runs, np.int64).reshape(-1, 2).T
-        folder_N = np.repeat(rank_F[numbers], counts)
-        # Bytes of UTF-8 sort as the characters do.
-        keys = [("folder", "ascending"), ("name", "ascending")]
-        order = pc.sort_indices(pa.record_batch({"folder": folder_N, "name": names}), sort_keys=keys)
-        return Listing(root, folders, folder_N[order.to_numpy()], names.take(order))
 
 
 def digest_of(lines: Iterable[str], total: int) -> str:
