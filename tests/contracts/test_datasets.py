@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, asdict, fields, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from ray_backfill.datasets import (
+    NotThereError,
     cifar100,
     dataset_module,
     dataset_name,
@@ -156,3 +158,25 @@ def test_an_unknown_split_is_refused(source: ImageSource) -> None:
         source.items("nowhere")
     with pytest.raises(InputError, match="'nowhere'"):
         source.read("nowhere", np.array([0]))
+
+
+def test_numbers_out_of_range_are_refused(settings: Any) -> None:
+    name = dataset_name(settings)
+    wrong: dict[str, float] = {"image_size": 0, "per_class": 0, "channels": 4, "train_fraction": 1.0}
+    for field in wrong.keys() & {f.name for f in fields(settings)}:
+        with pytest.raises(InputError, match=rf"^{name}: {field} must be .*, not {wrong[field]}"):
+            dataset_module(name).open_source(replace(settings, **{field: wrong[field]}))
+
+
+def test_what_is_not_there_is_said_with_where_to_get_it(settings: Any, tmp_path: Path) -> None:
+    name = dataset_name(settings)
+    module = dataset_module(name)
+    if not hasattr(module, "HOME"):
+        return
+    where = re.escape(f"Where to get it: {module.HOME}. How the folder must look: {module.LAYOUT}")
+    for root, problem in (
+        ("", "no root is given"),
+        (str(tmp_path / "nowhere"), r"there is no \w+.* \(in '.*nowhere'\)"),
+    ):
+        with pytest.raises(NotThereError, match=rf"^{name}: {problem}\. {where}$"):
+            module.open_source(replace(settings, root=root))

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from ray_backfill.images import ImageSource
+
 
 def encode(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
     buffer = io.BytesIO()
@@ -22,6 +24,13 @@ def noisy_jpeg(size: int = 64) -> bytes:
     """A JPEG whose data fills the file evenly, so that cutting it off loses pixels."""
     pixels = np.random.default_rng(0).integers(0, 256, (size, size, 3), dtype=np.uint8)
     return encode(Image.fromarray(pixels), "JPEG", quality=90)
+
+
+def names(source: ImageSource, split: str) -> list[str]:
+    """What the user calls each image of a split."""
+    found = source.names(split, np.arange(len(source.items(split))))
+    assert found is not None
+    return found
 
 
 def write_tree(root: Path, files: dict[str, bytes]) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ray_backfill.datasets import download, imagenet, places365, wrong_layout
+from ray_backfill.datasets import download, imagenet, places365
 from ray_backfill.datasets._download import Archive, fetch_folder
 from ray_backfill.errors import InputError
 
@@ -175,14 +175,6 @@ def test_a_stop_in_the_middle_leaves_nothing(server: Server, tmp_path: Path, mon
     with pytest.raises(KeyboardInterrupt):
         fetch_folder(server.archive(), tmp_path)
     assert names_in(tmp_path) == []
-
-
-def test_the_message_for_a_wrong_folder() -> None:
-    where = f"Where to get it: {places365.HOME}. How the folder must look: {places365.LAYOUT}"
-    error = wrong_layout(places365.Settings("/data"), "train is missing")
-    assert str(error) == f"places365: train is missing (in '/data'). {where}"
-    assert error.problem == "places365: train is missing (in '/data')"
-    assert str(wrong_layout(places365.Settings(""), "anything")) == f"places365: no root is given. {where}"
 
 
 @pytest.mark.parametrize("module", [imagenet, places365])

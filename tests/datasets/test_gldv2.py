@@ -8,7 +8,7 @@ import pytest
 
 from ray_backfill.datasets.gldv2 import Settings, open_source
 from ray_backfill.errors import InputError
-from tests.datasets._pictures import noisy_jpeg, write_tree
+from tests.datasets._pictures import write_tree
 from tests.datasets._published_more import INDEX, QUERIES, ROWS, TRAIN, gldv2_tables, hexadecimal, place, small_gldv2
 
 LATER = 1_000_000
@@ -56,16 +56,6 @@ def test_pixels_are_those_of_the_named_file(tmp_path: Path) -> None:
         first += count
     reds = source.read("queries", np.array([3, 1])).pixels_BSSC[:, 4, 4, 0]
     np.testing.assert_allclose(reds, [10.0 * (first + 4), 10.0 * (first + 2)], atol=3)
-
-
-def test_missing_and_broken_images_show_when_they_are_read(tmp_path: Path) -> None:
-    settings = small_gldv2(tmp_path)
-    (tmp_path / place("index", ROWS[1])).unlink()
-    (tmp_path / place("index", ROWS[3])).write_bytes(noisy_jpeg()[:700])
-    pixels = open_source(settings).read("gallery", np.arange(5))
-    assert sorted(pixels.broken) == [1, 3]
-    assert ROWS[1] in pixels.broken[1]
-    assert "truncated" in pixels.broken[3]
 
 
 def test_windows_line_ends_and_other_places_change_nothing(tmp_path: Path) -> None:

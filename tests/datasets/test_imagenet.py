@@ -10,7 +10,7 @@ from scipy.io import savemat
 from ray_backfill.datasets.imagenet import Settings, open_source
 from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource
-from tests.datasets._pictures import encode, noisy_jpeg
+from tests.datasets._pictures import encode, names, noisy_jpeg
 from tests.datasets._published import (
     GOLDFISH,
     TENCH,
@@ -31,10 +31,8 @@ def opened(root: Path) -> ImageSource:
 
 
 def labels_by_name(source: ImageSource, split: str) -> dict[str, int]:
-    items = source.items(split)
-    names = source.names(split, np.arange(len(items)))
-    assert names is not None
-    return {name.rsplit("/", 1)[1]: int(label) for name, label in zip(names, items.labels_N, strict=True)}
+    labels = source.items(split).labels_N.tolist()
+    return {name.rsplit("/", 1)[1]: label for name, label in zip(names(source, split), labels, strict=True)}
 
 
 def middle(source: ImageSource, split: str, name: str) -> list[int]:
@@ -219,13 +217,7 @@ def test_an_image_outside_of_the_class_folders(tmp_path: Path, split: str) -> No
         opened(tmp_path)
 
 
-def test_missing_folders_are_said_with_where_to_get_them(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no root is given.*https://image-net\.org.*train/<wnid>"):
-        open_source(Settings(""))
-    with pytest.raises(InputError, match=r"there is no folder train \(in .*an account is needed"):
-        opened(tmp_path)
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     shutil.rmtree(imagenet_folders(tmp_path) / "val")
     with pytest.raises(InputError, match="there is no folder val"):
         opened(tmp_path)
-    with pytest.raises(InputError, match="image_size must be at least 1, not 0"):
-        open_source(Settings(str(tmp_path), 0))

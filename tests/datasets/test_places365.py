@@ -6,7 +6,6 @@ import pytest
 
 from ray_backfill.datasets.places365 import Settings, open_source
 from ray_backfill.errors import InputError
-from tests.datasets._pictures import noisy_jpeg
 from tests.datasets._published import jpeg, places_easy
 
 
@@ -37,36 +36,13 @@ def test_nested_classes_and_a_class_with_one_image(tmp_path: Path) -> None:
     np.testing.assert_allclose(pixels[0, 8, 8], [100, 100, 100], atol=2)
 
 
-def test_truncated_and_missing_files(tmp_path: Path) -> None:
-    folder = places_easy(tmp_path) / "places365_standard" / "train" / "airfield"
-    (folder / "00000001.jpg").write_bytes(noisy_jpeg()[:-600])
-    source = open_source(Settings(str(tmp_path), image_size=16))
-    (folder / "00000002.jpg").unlink()
-    broken = source.read("train", np.arange(3)).broken
-    assert sorted(broken) == [0, 1]
-    assert "airfield/00000001.jpg: " in broken[0]
-
-
 def test_a_class_of_val_that_train_lacks(tmp_path: Path) -> None:
     shutil.rmtree(places_easy(tmp_path) / "places365_standard" / "train" / "zen_garden")
     with pytest.raises(InputError, match="val has the class 'zen_garden', which train lacks"):
         open_source(Settings(str(tmp_path)))
 
 
-def test_an_empty_class(tmp_path: Path) -> None:
-    for image in (places_easy(tmp_path) / "places365_standard" / "train" / "zen_garden").iterdir():
-        image.unlink()
-    with pytest.raises(InputError, match="no images in 'train/zen_garden'"):
-        open_source(Settings(str(tmp_path)))
-
-
-def test_missing_folders_are_said_with_where_to_get_them(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no root is given.*places2\.csail\.mit\.edu.*train/<class>"):
-        open_source(Settings(""))
-    with pytest.raises(InputError, match=r"there is no folder train \(in .*easyformat\.tar"):
-        open_source(Settings(str(tmp_path)))
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     shutil.rmtree(places_easy(tmp_path) / "places365_standard" / "val")
     with pytest.raises(InputError, match=r"there is no folder val \(in .*places365_standard'\)"):
         open_source(Settings(str(tmp_path)))
-    with pytest.raises(InputError, match="image_size must be at least 1, not 0"):
-        open_source(Settings(str(tmp_path), 0))
