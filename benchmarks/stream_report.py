@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.processes import Sample
-from benchmarks.stream import LIMIT, Bare, Streamed, data_of, steady
+from benchmarks.stream_rates import LIMIT, Bare, Streamed, data_of, steady
 from ray_backfill.datasets import open_source
 from ray_backfill.report.drawing import COLOURS, FAINT, GRID, INK, blank_figure, to_png
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import decoding, stages, stream, timing
+from benchmarks import decoding, stages, stream, stream_rates, timing
 from benchmarks.processes import Family, Sample, watch
 from benchmarks.stream_report import _rates, _tenths, draw
 
@@ -48,8 +48,8 @@ def test_a_family_is_found_measured_and_killed_as_a_whole(tmp_path: Path) -> Non
 
 def test_the_steady_rate_and_memory_leave_out_start_and_end() -> None:
     parts = [(10.0, 100), (11.0, 100), (12.0, 100), (14.0, 100), (15.0, 40)]
-    assert stream.steady(parts, actors=2) == pytest.approx(240 / 4), "from 11 s on"
-    assert stream.steady(parts, actors=1) == pytest.approx(340 / 5)
+    assert stream_rates.steady(parts, actors=2) == pytest.approx(240 / 4), "from 11 s on"
+    assert stream_rates.steady(parts, actors=1) == pytest.approx(340 / 5)
     done = [0, 0, 0, 100, 200, 200, 400, 400, 400]
     found = samples(done, [1.0, 500.0, 90.0, 50.0, 51.0, 52.0, 60.0, 9.0, 1.0])
     assert _tenths(found) == (50.0, 52.0)
@@ -76,8 +76,8 @@ def test_the_figure_of_the_stream(tmp_path: Path) -> None:
     assert middle == sorted(middle)
     draw(
         stream.parse([]),
-        stream.Streamed(found, parts),
-        stream.Bare("2 x 1", 120.0, 1.0, 110.0, 1.0),
+        stream_rates.Streamed(found, parts),
+        stream_rates.Bare("2 x 1", 120.0, 1.0, 110.0, 1.0),
         tmp_path / "stream.png",
     )
     assert (tmp_path / "stream.png").stat().st_size > 10_000

@@ -72,7 +72,6 @@ def test_the_whole_image_is_squeezed_not_cropped() -> None:
 RED_INK = Image.new("CMYK", (40, 40), (0, 255, 255, 0))  # magenta and yellow
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 @pytest.mark.parametrize(
     ("image", "channels", "colour"),
     [
@@ -82,14 +81,11 @@ RED_INK = Image.new("CMYK", (40, 40), (0, 255, 255, 0))  # magenta and yellow
         (RED_INK, 1, [76]),  # 0.299 * 255
     ],
 )
-def test_grey_and_colour_and_ink_become_what_is_asked_for(
-    kind: str, image: Image.Image, channels: int, colour: list[int]
-) -> None:
-    if (image.mode, kind) == ("CMYK", "PNG"):
-        pytest.skip("there are none")
-    pixels = decode(encode(image, kind, quality=95), 8, channels)
-    assert pixels.shape == (8, 8, channels)
-    np.testing.assert_allclose(pixels.astype(int), np.broadcast_to(colour, pixels.shape), atol=4)
+def test_grey_and_colour_and_ink_become_what_is_asked_for(image: Image.Image, channels: int, colour: list[int]) -> None:
+    for kind in ("JPEG",) if image.mode == "CMYK" else ("JPEG", "PNG"):
+        pixels = decode(encode(image, kind, quality=95), 8, channels)
+        assert pixels.shape == (8, 8, channels)
+        np.testing.assert_allclose(pixels.astype(int), np.broadcast_to(colour, pixels.shape), atol=4)
 
 
 def test_transparent_is_white() -> None:
