@@ -72,20 +72,16 @@ def _split_rows(listing: Listing, own: dict[str, str]) -> dict[str, Items]:
     used_F = np.flatnonzero(splits_F != "").tolist()
     numbers_F = np.full(len(parts), -1)
     numbers_F[used_F] = number_classes([_class_name(parts[number][2], listing, number) for number in used_F])[1]
-    splits = {}
-    for split in own:
-        ids_N = np.flatnonzero((splits_F == split)[listing.folder_N])
-        splits[split] = Items(ids_N, numbers_F[listing.folder_N[ids_N]])
-    return splits
+    items = Items(np.arange(len(listing)), numbers_F[listing.folder_N])
+    return {split: items.take(np.flatnonzero((splits_F == split)[listing.folder_N])) for split in own}
 
 
 def _divided_rows(listing: Listing, settings: Settings) -> dict[str, Items]:
     classes = [_class_name(folder, listing, number) for number, folder in enumerate(listing.folders)]
     names, numbers_F = number_classes(classes)
-    labels_N = numbers_F[listing.folder_N]
-    train_N = divide(names, labels_N, settings.train_fraction, settings.seed)
-    rows = {"train": np.flatnonzero(train_N), "gallery": np.flatnonzero(~train_N)}
-    return {split: Items(ids_N, labels_N[ids_N]) for split, ids_N in rows.items()}
+    items = Items(np.arange(len(listing)), numbers_F[listing.folder_N])
+    train_N = divide(names, items.labels_N, settings.train_fraction, settings.seed)
+    return {"train": items.take(np.flatnonzero(train_N)), "gallery": items.take(np.flatnonzero(~train_N))}
 
 
 def _class_name(name: str, listing: Listing, folder: int) -> str:

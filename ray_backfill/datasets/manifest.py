@@ -73,18 +73,9 @@ def open_source(settings: Settings) -> ImageSource:
     split_N = _split_of_rows(table, names, labels_N, settings)
     groups_N, cameras_N = (_numbers(table.coded[name]) if name in table.coded else None for name in ("group", "camera"))
     _check_rows(table, split_N, labels_N, cameras_N)
-    splits, positions = {}, {}
-    for number, split in enumerate(SPLITS):
-        rows_P = np.flatnonzero(split_N == number)
-        if not len(rows_P):
-            continue
-        splits[split] = Items(
-            table.ids_N[rows_P],
-            labels_N[rows_P],
-            None if groups_N is None else groups_N[rows_P],
-            None if cameras_N is None else cameras_N[rows_P],
-        )
-        positions[split] = rows_P
+    items = Items(table.ids_N, labels_N, groups_N, cameras_N)
+    positions = {split: np.flatnonzero(split_N == number) for number, split in enumerate(SPLITS) if number in split_N}
+    splits = {split: items.take(rows_P) for split, rows_P in positions.items()}
     files, facts = Paths(_images_root(settings), table.paths), {"rows": digest_items(splits)}
     return FileSource("manifest", settings, files, splits, positions, settings.channels, facts)
 

@@ -58,7 +58,7 @@ def open_source(settings: Settings) -> ImageSource:
     require_folders(settings, root, _FOLDERS.values())
     listing = list_folders(str(root), below=tuple(_FOLDERS.values()))
     identity_N, camera_N = _parse(listing)
-    splits, positions = {}, {}
+    positions = {}
     for split, folder in _FOLDERS.items():
         of_split_N = listing.folder_N == _number(listing, folder)
         if split == "gallery":
@@ -66,11 +66,10 @@ def open_source(settings: Settings) -> ImageSource:
         elif (nobody := np.flatnonzero(of_split_N & (identity_N <= _DISTRACTOR))).size:
             raise InputError(f"{listing.where(int(nobody[0]))} shows nobody: junk and distractors are for the gallery")
         positions[split] = np.flatnonzero(of_split_N)
-        splits[split] = Items(
-            np.arange(len(positions[split])),
-            identity_N[positions[split]],
-            cameras_N=camera_N[positions[split]],
-        )
+    splits = {
+        split: Items(np.arange(len(rows)), identity_N[rows], cameras_N=camera_N[rows])
+        for split, rows in positions.items()
+    }
     return FileSource("market1501", settings, listing, splits, positions)
 
 

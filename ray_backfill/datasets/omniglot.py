@@ -56,12 +56,9 @@ def open_source(settings: Settings) -> ImageSource:
     labels_N = numbers_F[listing.folder_N]
     alphabets, alphabet_of_class = np.unique([alphabet for alphabet, *_ in names], return_inverse=True)
     groups_N = (alphabet_of_class >= len(alphabets) // 2).astype(np.int64)[labels_N] if settings.groups else None
-    ids_N = np.arange(len(labels_N), dtype=np.int64)
+    items = Items(np.arange(len(labels_N)), labels_N, groups_N)
     train_N = drawers_N <= settings.train_drawers
-    splits = {
-        split: Items(ids_N[rows], labels_N[rows], None if groups_N is None else groups_N[rows])
-        for split, rows in (("train", train_N), ("gallery", ~train_N))
-    }
+    splits = {"train": items.take(np.flatnonzero(train_N)), "gallery": items.take(np.flatnonzero(~train_N))}
     return FileSource("omniglot", settings, listing, splits, channels=1, resample=Image.Resampling.BOX, inverted=True)
 
 

@@ -67,10 +67,8 @@ def open_source(settings: Settings) -> ImageSource:
     listing = list_folders(str(images), below=tuple(_SPLITS.values()))
     positions = _positions(listing, settings)
     labels_F, groups_F = _people(listing, tables[0])
-    splits = {}
-    for split, positions_N in positions.items():
-        folder_N = listing.folder_N[positions_N]
-        splits[split] = Items(np.arange(len(positions_N)), labels_F[folder_N], groups_F[folder_N])
+    folder_of = {split: listing.folder_N[rows] for split, rows in positions.items()}
+    splits = {split: Items(np.arange(len(at)), labels_F[at], groups_F[at]) for split, at in folder_of.items()}
     return FileSource("vggface2", settings, listing, splits, positions, facts={"items": digest_items(splits)})
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +30,10 @@ class Items:
 
     def __len__(self) -> int:
         return len(self.ids_N)
+
+    def take(self, rows: NDArray[np.int64]) -> "Items":
+        """The rows at these positions."""
+        return replace(self, **{name: values.take(rows) for name, values in vars(self).items() if values is not None})
 
 
 @dataclass(frozen=True)
