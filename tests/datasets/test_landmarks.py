@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from ray_backfill.datasets.landmarks import Settings, class_sizes, open_source
+from ray_backfill.datasets.landmarks.render import render
 from ray_backfill.errors import InputError
 from ray_backfill.images import SPLITS, ImageSource
+from tests.datasets import _landmark_numpy
 
 TINY = Settings(landmarks=20, train_images=300, gallery_images=200, queries=50)
 # Of the first eight images of each split of TINY.
@@ -137,3 +139,11 @@ def test_extreme_difficulties_still_give_pictures(difficulty: float) -> None:
 def test_settings_out_of_range(wrong: dict[str, int]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):
         open_source(replace(TINY, **wrong))
+
+
+@pytest.mark.parametrize(("size", "difficulty", "images"), [(32, 1.0, 600), (33, 3.0, 60), (16, 0.0, 60), (1, 1.0, 20)])
+def test_compiled_loops_paint_what_numpy_paints(size: int, difficulty: float, images: int) -> None:
+    rng = np.random.default_rng(size)
+    ids, labels = rng.integers(0, 1 << 42, images), rng.integers(0, 10_000, images)
+    painted = render(7, ids, labels, size, difficulty)
+    np.testing.assert_array_equal(painted, _landmark_numpy.render(7, ids, labels, size, difficulty))
