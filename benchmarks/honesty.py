@@ -14,7 +14,7 @@ from ray_backfill.live.plan import NEW, OLD, DrillPlan
 from ray_backfill.live.quality import depth, exact_quality, live_quality, recall
 from ray_backfill.live.results import exact_answers
 from ray_backfill.live.shard import View
-from ray_backfill.merges import MERGES, RAW, Merge, fit_merge
+from ray_backfill.merges import RAW, Merge, all_merges, fit_merge
 from ray_backfill.merges.score_map import ScoreMap
 from ray_backfill.systems import IntArray, RetrievalSystem, UpgradePair
 
@@ -151,7 +151,7 @@ def answers(found: tuple[Found, Found], merge: Merge, k: int) -> Answer:
 
 def _fitted(case: Case, empty: tuple[Partition, Partition] | None) -> dict[str, Merge]:
     """Raw, and the merges that can be fitted: on exact distances, or on those of indexes. empty: those, trained."""
-    names = [name for name in FITTED if case.train_label is not None or not MERGES[name].needs_labels]
+    names = [name for name in FITTED if case.train_label is not None or not all_merges()[name].needs_labels]
     train = case.train_pair
     if empty is None:
         return {"raw": RAW} | {name: fit_merge(name, train, case.train_label, case.distance) for name in names}

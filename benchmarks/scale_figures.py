@@ -108,7 +108,7 @@ def tables(folders: dict[str, EmbeddingFolder]) -> None:
         row(what, *(f"{values[what]:.1f}" for values in found))
     for source, target in (MODELS, MODELS[::-1]):
         row(f"R² of {target} from {source}", *(f"{foretold(f, source, target):.2f}" for f in folders.values()))
-    scores = [np.quantile(np.asarray(f.gallery.old_score), (0.1, 0.5, 0.9)) for f in folders.values()]
+    scores = [np.quantile(f.gallery.numbers["old_score"], (0.1, 0.5, 0.9)) for f in folders.values()]
     row("old score: 10 %, 50 %, 90 %", *(", ".join(f"{v:.2f}" for v in of_folder) for of_folder in scores))
 
 

@@ -24,13 +24,14 @@ from ray_backfill.cluster.maps import fit_side_by_side
 from ray_backfill.cluster.session import session
 from ray_backfill.cluster.train import Workers
 from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.comparison.orders import read_sigma, true_losses
+from ray_backfill.comparison.orders import read_sigma, true_losses, why_not_of_images
 from ray_backfill.comparison.replay import replay_here
 from ray_backfill.comparison.resolve import resolve
 from ray_backfill.files import read_json
-from ray_backfill.merges import MERGES
+from ray_backfill.merges import all_merges
 from ray_backfill.methods import Method, find_methods
 from ray_backfill.models.checkpoints import load_network
+from ray_backfill.orders import find_order
 from ray_backfill.recipes import Recipe, describe_recipe, load_recipe
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.pipeline import evaluate_folder, run_recipe
@@ -116,8 +117,7 @@ def _run_seed(experiment: Experiment, seed: int, place: Place, out: Path, comman
     folder = out / f"seed-{seed}"
     evaluation = replace(recipe.evaluation, methods=experiment.methods)
     methods = evaluation.find_methods()
-    able = {"sigma": any(m.has_sigma for m in methods), "oracle_loss": any(m.aligned for m in methods)}
-    orders = tuple(order for order in _ORDERS if able.get(order, True))
+    orders = tuple(name for name in _ORDERS if not why_not_of_images(find_order(name), methods))
     recipe = replace(recipe, evaluation=replace(evaluation, orders=orders))
     context = Context(folder, place.workers, place.actors, command=command)
     results = run_recipe(recipe, context)
@@ -129,7 +129,7 @@ def _run_seed(experiment: Experiment, seed: int, place: Place, out: Path, comman
 
 
 def _merges(evaluation: Evaluation) -> tuple[str, ...]:
-    return tuple(name for name in MERGES if name != "csls" or evaluation.distance == "cosine")
+    return tuple(name for name, kind in all_merges().items() if kind.suits(evaluation.distance))
 
 
 def _run_subgroups(experiment: Experiment, seed: int, place: Place, out: Path, command: str) -> SeedRun | None:

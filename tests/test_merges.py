@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 
 import ray_backfill as rb
 from ray_backfill.distances import exact_distances
-from ray_backfill.merges import MERGES, RAW, Merge, ScoreMap, csls, fit_merge, fitting
+from ray_backfill.merges import RAW, Merge, ScoreMap, all_merges, csls, fit_merge, fitting
 
 OFF_DIAGONAL = ~np.eye(60, dtype=bool)
 
@@ -311,7 +311,7 @@ def test_csls_says_so_where_distances_are_not_cosine() -> None:
         fit_merge("csls", pair, None, "cosine").prepare(pair, "l2")
 
 
-@pytest.mark.parametrize("name", MERGES)
+@pytest.mark.parametrize("name", all_merges())
 def test_merges_travel(name: str) -> None:
     """A pickled merge gives the same curve."""
     pair, label = labelled_pair()

@@ -1,28 +1,28 @@
 """Orders: hand-made scores, stability, and the contract that every order in the table meets."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from ray_backfill.errors import InputError
-from ray_backfill.orders import ORDERS, GalleryColumns, check_order, make_order
+from ray_backfill.orders import GalleryColumns, all_orders, check_order, make_order
 
 GALLERY = GalleryColumns(
     old=np.array([[1, 0], [0, 2], [3, 0.1], [1, 1]], np.float32),
-    label=np.array([0, 1, 0, 1]),
-    old_score=np.array([0.9, 0.2, 0.2, 0.5]),
-    old_entropy=np.array([0.1, 1.3, 0.7, 0.7]),
-    old_margin=np.array([0.8, 0.1, 0.3, 0.3]),
-    class_means=np.array([[2, 0], [0, 3.0]]),
-    sigma=np.array([0.3, 0.9, 0.3, 0.1]),
-    true_loss=np.array([0.1, 0.2, 0.9, 0.4]),
-    popularity=np.array([5, 0, 7, 5.0]),
-    order_score=np.array([3.0, 1.0, 2.0, 0.0]),
+    columns={
+        "label": np.array([0, 1, 0, 1]),
+        "old_score": np.array([0.9, 0.2, 0.2, 0.5]),
+        "old_entropy": np.array([0.1, 1.3, 0.7, 0.7]),
+        "old_margin": np.array([0.8, 0.1, 0.3, 0.3]),
+        "class_means": np.array([[2, 0], [0, 3.0]]),
+        "sigma": np.array([0.3, 0.9, 0.3, 0.1]),
+        "true_loss": np.array([0.1, 0.2, 0.9, 0.4]),
+        "popularity": np.array([5, 0, 7, 5.0]),
+        "order_score": np.array([3.0, 1.0, 2.0, 0.0]),
+    },
 )
 
 
-@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("name", all_orders())
 def test_every_order_is_a_seeded_permutation(name: str) -> None:
     order = make_order(name, GALLERY, seed=3)
     check_order(order, 4)
@@ -46,7 +46,7 @@ def test_what_is_uncertain_far_or_popular_comes_first() -> None:
 
 
 def test_the_old_classifiers_guess_goes_before_labels_that_nobody_has_yet() -> None:
-    guessed = replace(GALLERY, old_class=np.zeros(4, int))
+    guessed = GalleryColumns(GALLERY.old, {**GALLERY.columns, "old_class": np.zeros(4, int)})
     whole = GALLERY.old.sum(axis=0)
     cosines = [g @ whole / np.linalg.norm(g) for g in GALLERY.old]
     assert make_order("centroid_cosine", guessed).tolist() == np.argsort(cosines).tolist()
@@ -77,7 +77,7 @@ def test_missing_columns_unknown_names_and_nan_are_named() -> None:
     with pytest.raises(InputError, match="unknown order 'alphabetical'; known: random"):
         make_order("alphabetical", bare)
     with pytest.raises(InputError, match="row 2 is NaN"):
-        make_order("given", GalleryColumns(old=GALLERY.old, order_score=np.array([1, 2, np.nan, 3])))
+        make_order("given", GalleryColumns(GALLERY.old, {"order_score": np.array([1, 2, np.nan, 3])}))
 
 
 @pytest.mark.parametrize("order", [[0, 1, 1], [0, 1], [1, 2, 3], [0, -1, 2]])

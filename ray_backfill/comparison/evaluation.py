@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from ray_backfill.comparison.merges import check_merge
 from ray_backfill.distances import check_distance
 from ray_backfill.errors import InputError
+from ray_backfill.merges import check_merge
 from ray_backfill.methods import Method, all_methods, find_methods
 from ray_backfill.metrics import parse_metric
-from ray_backfill.orders import check_order_name
+from ray_backfill.orders import find_order
 
 # A choice: the references, what needs no training, and the best known of each family.
 METHODS = (
@@ -47,7 +47,7 @@ class Evaluation:
         for metric in self.metrics:
             parse_metric(metric)
         for order in self.orders:
-            check_order_name(order)
+            find_order(order)
         check_distance(self.distance)
         for merge in self.merges:
             check_merge(merge, self.distance)

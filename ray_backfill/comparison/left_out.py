@@ -1,31 +1,15 @@
 """Which methods and merges cannot take part on a folder of embeddings, and why."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from ray_backfill.comparison.merges import why_merge_cannot_be_fitted
 from ray_backfill.errors import InputError
-from ray_backfill.merges import MERGES
+from ray_backfill.merges import all_merges
 from ray_backfill.methods import Method, TrainSet
 from ray_backfill.methods.rank_merge import DISTANCES as HEAD_DISTANCES
 from ray_backfill.store import EmbeddingFolder
+from ray_backfill.tables.results import LeftOut
 from ray_backfill.training.fits import FitSettings, check_fit
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A method, a merge, or the fitted merges of a method, and why it does not take part."""
-
-    kind: Literal["method", "merge", "fitted merges"]
-    name: str
-    reason: str
-
-    @property
-    def words(self) -> str:
-        """As it is shown: "rm", "csls merge", "bct with fitted merges"."""
-        suffix = {"method": "", "merge": " merge", "fitted merges": " with fitted merges"}
-        return self.name + suffix[self.kind]
 
 
 def find_left_out(
@@ -42,7 +26,7 @@ def find_left_out(
     for name in merges:
         if reason := why_merge_cannot_be_fitted(name, folder.train):
             found.append(LeftOut("merge", name, reason))
-    if folder.train is not None and any(MERGES[name].needs_train for name in merges):
+    if folder.train is not None and any(all_merges()[name].needs_train for name in merges):
         for method in methods:
             lacking = [model for model in method.models if model not in folder.train.vectors]
             if lacking and not reasons[method.name] and not method.is_reference:

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.comparison.maps import FittedMaps
-from ray_backfill.errors import InputError
-from ray_backfill.merges import MERGES, RAW, Merge, fit_merge
+from ray_backfill.merges import RAW, Merge, all_merges, fit_merge
 from ray_backfill.methods import Embeddings, Method
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable
 from ray_backfill.systems import IntArray
@@ -18,19 +17,12 @@ from ray_backfill.systems import IntArray
 _ITEMS = 20_000
 
 
-def check_merge(name: str, distance: str) -> None:
-    """Raises InputError for an unknown merge, or one that this distance does not have."""
-    if name not in MERGES:
-        raise InputError(f"unknown merge {name!r}; known: {', '.join(MERGES)}")
-    if name == "csls" and distance != "cosine":
-        raise InputError(f"the csls merge is for the cosine distance, not {distance}; drop it from --merges")
-
-
 def why_merge_cannot_be_fitted(name: str, train: EmbeddingTable | None) -> str:
     """The reason, or "" where the merge can be fitted on this train split."""
-    if MERGES[name].needs_train and train is None:
+    kind = all_merges()[name]
+    if kind.needs_train and train is None:
         return "needs train.parquet to be fitted on"
-    if not MERGES[name].needs_labels or train is None:
+    if not kind.needs_labels or train is None:
         return ""
     if train.label is None:
         return "needs a column 'label' in train.parquet to be fitted on"
@@ -54,20 +46,20 @@ class MergeFits:
         Where the train split lacks embeddings of one of its models, only merges that are not fitted.
         """
         if method.is_reference:
-            return {"raw": RAW}
+            return {RAW.name: RAW}
         pair, names = None, self.names
         if self.train is not None:
             if all(model in self.train.gallery for model in method.models):
                 pair = method.pair(self.train, maps.of(method))
             else:
-                names = tuple(name for name in names if not MERGES[name].needs_train)
+                names = tuple(name for name in names if not all_merges()[name].needs_train)
         return {name: fit_merge(name, pair, self.label, self.distance, self.seed) for name in names}
 
 
 def resolve_merges(folder: EmbeddingFolder, names: Sequence[str], distance: str, seed: int) -> MergeFits:
     """Choose the train items that these merges are fitted on, at most 20,000. seed: of that choice and of the fits."""
     train = folder.train
-    if train is None or not any(MERGES[name].needs_train for name in names):
+    if train is None or not any(all_merges()[name].needs_train for name in names):
         return MergeFits(tuple(names), distance, seed)
     rows = _some_rows(train, seed)
     # A vector of zeros has no known distance to others.

@@ -1,6 +1,6 @@
 """The backfill orders of a comparison: most belong to the gallery, some to each method."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ray_backfill.distances import ProductForm
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, Method
 from ray_backfill.methods.fastfill import TransformSettings, item_losses, log_variances, pseudo_classifier
-from ray_backfill.orders import ORDERS, GalleryColumns, make_order
+from ray_backfill.orders import GalleryColumns, Order, find_order, make_order
 from ray_backfill.store import Classifier, EmbeddingFolder, EmbeddingTable, write_parquet
 from ray_backfill.systems import IntArray, RetrievalSystem, UpgradePair
 
@@ -24,6 +24,13 @@ _GALLERY = b"gallery"
 # Whose uncertainty and whose stand-ins order the gallery for methods that have none of their own: the first of these
 # that takes part, else any method that has them.
 _CARRIERS = ("fastfill", "fct")
+# Column that an order takes from a method -> whether a method can give it.
+_CAN_GIVE: Mapping[str, Callable[[Method], bool]] = {
+    "sigma": lambda method: method.has_sigma,
+    "true_loss": lambda method: method.aligned,
+}
+# Columns that an order finds where images were embedded, see ``cluster.embed``.
+_OF_IMAGES = frozenset(("label", "old_score", "old_entropy", "old_margin", "old_class", "class_means"))
 
 
 def embeddings_of(folder: EmbeddingFolder) -> Embeddings:
@@ -45,64 +52,65 @@ def store_sigma(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Pa
 
 @dataclass(frozen=True)
 class BackfillOrders:
-    """The named orders over a gallery; some depend on the method. methods: all that take part.
+    """The orders over a gallery; some depend on the method. methods: all that take part.
 
     of_gallery: the orders that are the same for every method, (N,) each.
     """
 
     folder: EmbeddingFolder
-    names: tuple[str, ...]
+    orders: tuple[Order, ...]
     seed: int
     distance: str
     methods: tuple[Method, ...]
-    columns: GalleryColumns
+    gallery: GalleryColumns
     of_gallery: Mapping[str, IntArray]
     # By order and method: several methods share the order of one.
     _carried: dict[tuple[str, str], IntArray] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, method: Method, maps: FittedMaps, pair: UpgradePair | None = None) -> dict[str, IntArray]:
-        """Each order for this method. pair: the method's pair of systems, where it is at hand."""
+        """Each order for this method, by name. pair: the method's pair of systems, where it is at hand."""
         return {
-            name: self._of_method(name, method, maps, pair) if ORDERS[name].of_method else self.of_gallery[name]
-            for name in self.names
+            order.name: self._of_method(order, method, maps, pair) if order.of_method else self.of_gallery[order.name]
+            for order in self.orders
         }
 
     def check(self) -> None:
         """Raises InputError for an order of a method that nothing here can give."""
-        for name in self.names:
-            if ORDERS[name].of_method and self._carrier(name, self.methods[0]) is None and self._column(name) is None:
-                make_order(name, self.columns, self.seed)  # says what is missing
+        for order in self.orders:
+            if order.of_method and self._carrier(order, self.methods[0]) is None:
+                make_order(order.name, self.gallery, self.seed)  # says what is missing
 
-    def _column(self, name: str) -> NDArray[np.float64] | None:
-        return self.folder.gallery.sigma if name == "sigma" else None
-
-    def _carrier(self, name: str, method: Method) -> Method | None:
-        """Whose uncertainty or stand-ins this order of this method takes."""
-        able = {m.name: m for m in self.methods if (m.has_sigma if name == "sigma" else m.aligned)}
+    def _carrier(self, order: Order, method: Method) -> Method | None:
+        """Whose uncertainty or stand-ins this order of this method takes; None for the gallery's own column."""
+        (column,) = order.needs
+        able = {m.name: m for m in self.methods if _CAN_GIVE[column](m)}
         if method.name in able:
             return method
-        if self._column(name) is not None:
+        if column in self.gallery.columns:
             return None
         return next((able[c] for c in _CARRIERS if c in able), next(iter(able.values()), None))
 
-    def _of_method(self, name: str, method: Method, maps: FittedMaps, pair: UpgradePair | None) -> IntArray:
-        carrier = self._carrier(name, method)
+    def _of_method(self, order: Order, method: Method, maps: FittedMaps, pair: UpgradePair | None) -> IntArray:
+        carrier = self._carrier(order, method)
         if carrier is None:
-            return make_order(name, self.columns, self.seed)
-        if (name, carrier.name) not in self._carried:
+            return make_order(order.name, self.gallery, self.seed)
+        if (order.name, carrier.name) not in self._carried:
             own = pair if carrier is method else None
-            self._carried[name, carrier.name] = self._of_carrier(name, carrier, maps, own)
-        return self._carried[name, carrier.name]
+            self._carried[order.name, carrier.name] = self._of_carrier(order, carrier, maps, own)
+        return self._carried[order.name, carrier.name]
 
-    def _of_carrier(self, name: str, carrier: Method, maps: FittedMaps, pair: UpgradePair | None) -> IntArray:
-        if name == "sigma":
-            sigma = read_sigma(maps.folders[carrier.name] / "sigma.parquet", self.folder.gallery)
-            return make_order(name, replace(self.columns, sigma=sigma), self.seed)
-        if pair is None:
-            pair = carrier.pair(embeddings_of(self.folder), maps.of(carrier))
-        form = ProductForm.of(RetrievalSystem(pair.backward.gallery, pair.forward.gallery), self.distance)
-        items = np.arange(pair.n_gallery)
-        return make_order(name, replace(self.columns, true_loss=form.exact(items, items)), self.seed)
+    def _of_carrier(self, order: Order, carrier: Method, maps: FittedMaps, pair: UpgradePair | None) -> IntArray:
+        (column,) = order.needs
+        given: NDArray[np.floating]
+        if column == "sigma":
+            given = read_sigma(maps.folders[carrier.name] / "sigma.parquet", self.folder.gallery)
+        else:
+            pair = pair or carrier.pair(embeddings_of(self.folder), maps.of(carrier))
+            form = ProductForm.of(RetrievalSystem(pair.backward.gallery, pair.forward.gallery), self.distance)
+            items = np.arange(pair.n_gallery)
+            given = form.exact(items, items)
+        columns = {**self.gallery.columns, column: given}
+        return make_order(order.name, replace(self.gallery, columns=columns), self.seed)
 
 
 def resolve_orders(
@@ -111,26 +119,38 @@ def resolve_orders(
     """Make the orders of the gallery, and check that those of methods can be made.
 
     Raises:
-        InputError: an order lacks a column, or no method gives what it needs.
+        InputError: an unknown order, one that lacks a column, or no method gives what it needs.
     """
-    columns = _columns(folder, names)
-    of_gallery = {name: make_order(name, columns, seed) for name in names if not ORDERS[name].of_method}
-    orders = BackfillOrders(folder, tuple(names), seed, distance, tuple(methods), columns, of_gallery)
+    found = tuple(find_order(name) for name in names)
+    needed = dict.fromkeys(column for order in found for column in order.needs)
+    there = {name: values for name in needed if (values := _column(folder, name)) is not None}
+    columns = GalleryColumns(folder.gallery.old, there)
+    of_gallery = {order.name: make_order(order.name, columns, seed) for order in found if not order.of_method}
+    orders = BackfillOrders(folder, found, seed, distance, tuple(methods), columns, of_gallery)
     orders.check()
     return orders
 
 
-def _columns(folder: EmbeddingFolder, names: Sequence[str]) -> GalleryColumns:
-    gallery = folder.gallery
-    label, old_class = (
-        None if column is None else np.unique(column, return_inverse=True)[1]
-        for column in (gallery.label, gallery.old_class)
-    )
-    return GalleryColumns(
-        gallery.old, label, gallery.old_score, gallery.old_entropy, gallery.old_margin, old_class,
-        class_means=_class_means(folder.train) if "class_mean_distance" in names else None,
-        sigma=gallery.sigma, popularity=gallery.popularity, order_score=gallery.order_score,
-    )  # fmt: skip
+def _column(folder: EmbeddingFolder, name: str) -> NDArray[Any] | None:
+    """What an order may read under this name, None where the folder lacks it."""
+    classes = {"label": folder.gallery.label, "old_class": folder.gallery.old_class}
+    if name in classes:
+        found = classes[name]
+        return None if found is None else np.unique(found, return_inverse=True)[1]
+    if name == "class_means":
+        return _class_means(folder.train)
+    # A user may give the uncertainty, but nobody the true loss.
+    return folder.gallery.numbers.get(name) if name in _CAN_GIVE else folder.gallery.find_numbers(name)
+
+
+def why_not_of_images(order: Order, methods: Sequence[Method]) -> str:
+    """The reason why an order cannot be made where images are embedded and these methods take part, or ""."""
+    if order.of_method:
+        able = any(_CAN_GIVE[column](method) for column in order.needs for method in methods)
+        return "" if able else "needs a method that gives it; add fastfill to --methods"
+    if order.needs and not _OF_IMAGES.intersection(order.needs):
+        return f"needs a column {order.needs[0]!r}, which images do not have"
+    return ""
 
 
 def true_losses(

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.comparison.left_out import LeftOut, find_left_out
+from ray_backfill.comparison.left_out import find_left_out
 from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.comparison.merges import MergeFits, resolve_merges
 from ray_backfill.comparison.orders import BackfillOrders, embeddings_of, resolve_orders
@@ -16,6 +16,7 @@ from ray_backfill.merges import Merge
 from ray_backfill.methods import Embeddings, Method
 from ray_backfill.store import EmbeddingFolder
 from ray_backfill.systems import GroundTruth, IntArray, UpgradePair
+from ray_backfill.tables.results import LeftOut
 from ray_backfill.training.fits import FitSettings
 
 

@@ -37,7 +37,8 @@ class References:
             InputError: another distance than cosine, vectors of other dimensions than the references, a zero vector.
         Cost: 2 R d for each vector, and a copy of queries and gallery.
         """
-        require_cosine(distance)
+        if distance != "cosine":
+            raise InputError(f"the csls merge is made for the cosine distance, not {distance}")
         if system.query.shape[1] != self.query.shape[1]:
             raise InputError(
                 f"CSLS was fit on vectors of {self.query.shape[1]} dimensions, these have {system.query.shape[1]}; "
@@ -49,19 +50,8 @@ class References:
         return RetrievalSystem(query, gallery)
 
 
-def require_cosine(distance: str) -> None:
-    """Raises InputError for any other distance."""
-    if distance != "cosine":
-        raise InputError(f"merge 'csls' is made for the cosine distance, got {distance!r}; use cosine or another merge")
-
-
-def fit_csls(train: UpgradePair, distance: str, seed: int) -> tuple[References, References]:
-    """Of the backward and of the forward system.
-
-    Raises:
-        InputError: another distance than cosine.
-    """
-    require_cosine(distance)
+def fit_csls(train: UpgradePair, seed: int) -> tuple[References, References]:
+    """The references of the backward and of the forward system."""
     rows = np.arange(train.n_gallery)
     if len(rows) > _MOST_ROWS:
         rows = np.sort(np.random.default_rng(seed).choice(rows, _MOST_ROWS, replace=False))

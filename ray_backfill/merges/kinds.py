@@ -1,13 +1,14 @@
-"""The merges by name. To add one, write its fit and name it in ``MERGES``."""
+"""The kinds of merges. To add one, add a row to ``MERGES``, here or in a module of another distribution."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from ray_backfill.distances import check_distance
 from ray_backfill.errors import InputError
-from ray_backfill.merges.csls import fit_csls, require_cosine
+from ray_backfill.merges.csls import fit_csls
 from ray_backfill.merges.fitting import Maps, fit_isotonic, fit_logistic, fit_quantile
 from ray_backfill.merges.merge import RAW, Merge
+from ray_backfill.plugins import rows_from_outside
 from ray_backfill.systems import IntArray, UpgradePair
 
 # Train pair, labels, distance and seed to a merge. Train and labels are there if the kind needs them.
@@ -19,17 +20,25 @@ FitMaps = Callable[[UpgradePair, IntArray | None, str, int], Maps]
 class MergeKind:
     """One way to merge. name: as typed. title: as shown. source: paper and equation.
 
-    needs_train, needs_labels: what it is fitted on. is_monotone: it keeps each system's own ranking, so that M_0 and
-    M_1 are those of raw distances.
+    fit: makes the merge. needs_train, needs_labels: what it is fitted on. distances: those that it is made for; () for
+    any. is_monotone: it keeps each system's own ranking, so that M_0 and M_1 are those of raw distances. is_by_rank: it
+    compares places in the two lists. glossary: word -> meaning, for reports.
     """
 
     name: str
     title: str
     source: str
-    needs_train: bool
-    needs_labels: bool
-    is_monotone: bool
     fit: Fit
+    needs_train: bool = True
+    needs_labels: bool = False
+    distances: tuple[str, ...] = ()
+    is_monotone: bool = True
+    is_by_rank: bool = False
+    glossary: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def suits(self, distance: str) -> bool:
+        """Whether it is made for this distance."""
+        return not self.distances or distance in self.distances
 
 
 def _raw(train: UpgradePair | None, label: IntArray | None, distance: str, seed: int) -> Merge:
@@ -42,7 +51,7 @@ def _rrf(train: UpgradePair | None, label: IntArray | None, distance: str, seed:
 
 def _csls(train: UpgradePair | None, label: IntArray | None, distance: str, seed: int) -> Merge:
     assert train is not None
-    return Merge("csls", references=fit_csls(train, distance, seed))
+    return Merge("csls", references=fit_csls(train, seed))
 
 
 def _by_maps(name: str, fit_maps: FitMaps) -> Fit:
@@ -54,32 +63,68 @@ def _by_maps(name: str, fit_maps: FitMaps) -> Fit:
     return fit
 
 
-MERGES = {
-    kind.name: kind
-    for kind in (
-        MergeKind("raw", "raw distances", "rank merge, eq. 5", False, False, True, _raw),
-        MergeKind(
-            "quantile", "quantile mapping", "Bolstad et al. 2003, section 2.2, of distances", True, False, True,
-            _by_maps("quantile", fit_quantile),
-        ),
-        MergeKind(
-            "isotonic", "isotonic calibration", "Zadrozny and Elkan 2002, section 3", True, True, True,
-            _by_maps("isotonic", fit_isotonic),
-        ),
-        MergeKind(
-            "logistic", "logistic calibration", "Platt 1999, section 2", True, True, True,
-            _by_maps("logistic", fit_logistic),
-        ),
-        MergeKind("csls", "CSLS", "Conneau et al. 2018, section 2.3", True, False, False, _csls),
-        MergeKind("rrf", "reciprocal rank fusion", "Cormack et al. 2009, section 2", False, False, True, _rrf),
-    )
-}  # fmt: skip
+MERGES = (
+    MergeKind("raw", "raw distances", "rank merge, eq. 5", _raw, needs_train=False),
+    MergeKind(
+        "quantile", "quantile mapping", "Bolstad et al. 2003, section 2.2, of distances",
+        _by_maps("quantile", fit_quantile),
+        glossary={
+            "quantile": "A merge: a distance of the backward system becomes the forward distance that equally many "
+            "pairs of train items fall below. Needs train embeddings, no labels.",
+        },
+    ),
+    MergeKind(
+        "isotonic", "isotonic calibration", "Zadrozny and Elkan 2002, section 3", _by_maps("isotonic", fit_isotonic),
+        needs_labels=True,
+        glossary={
+            "isotonic": "A merge: each system's distance becomes the chance that two items so far apart belong "
+            "together, a falling staircase fitted on pairs of train items. Needs train embeddings with labels.",
+        },
+    ),
+    MergeKind(
+        "logistic", "logistic calibration", "Platt 1999, section 2", _by_maps("logistic", fit_logistic),
+        needs_labels=True,
+        glossary={
+            "logistic": "A merge: as isotonic, with an S-shaped curve in place of the staircase. Needs train "
+            "embeddings with labels.",
+        },
+    ),
+    MergeKind(
+        "csls", "CSLS", "Conneau et al. 2018, section 2.3", _csls,
+        distances=("cosine",),
+        is_monotone=False,
+        glossary={
+            "CSLS": "A merge (cross-domain similarity local scaling): a similarity counts for less between vectors "
+            "that are close to many train vectors. Needs train embeddings, no labels, and the cosine distance.",
+        },
+    ),
+    MergeKind(
+        "rrf", "reciprocal rank fusion", "Cormack et al. 2009, section 2", _rrf,
+        needs_train=False,
+        is_by_rank=True,
+        glossary={
+            "RRF": "A merge (reciprocal rank fusion): each system ranks its own items, and items are compared by "
+            "their places there, not by distance. Needs nothing.",
+        },
+    ),
+)  # fmt: skip
 
 
-def check_merge_name(name: str) -> None:
-    """Raises InputError for an unknown name; the message lists the known ones."""
-    if name not in MERGES:
-        raise InputError(f"unknown merge {name!r}; known: {', '.join(MERGES)}")
+def all_merges() -> dict[str, MergeKind]:
+    """Every known merge by name: ours, then those of other distributions."""
+    return {kind.name: kind for kind in (*MERGES, *rows_from_outside("MERGES"))}
+
+
+def check_merge(name: str, distance: str) -> None:
+    """Raises InputError for an unknown name (the message lists the known ones), or a distance that it is not for."""
+    known = all_merges()
+    if name not in known:
+        raise InputError(f"unknown merge {name!r}; known: {', '.join(known)}")
+    if not known[name].suits(distance):
+        distances = " or ".join(known[name].distances)
+        raise InputError(
+            f"the {name} merge is made for the {distances} distance, not {distance}; use {distances} or another merge"
+        )
 
 
 def fit_merge(name: str, train: UpgradePair | None, label: IntArray | None, distance: str, seed: int = 0) -> Merge:
@@ -90,14 +135,12 @@ def fit_merge(name: str, train: UpgradePair | None, label: IntArray | None, dist
 
     Raises:
         InputError: unknown name (the message lists the known ones), train or labels that the merge needs and that are
-            not there or do not fit together, csls with another distance than cosine.
+            not there or do not fit together, a distance that the merge is not for.
     Cost: at most ``fitting.MOST_PAIRS`` distances a system, and a sort of them.
     """
-    check_merge_name(name)
     check_distance(distance)
-    if name == "csls":
-        require_cosine(distance)
-    kind = MERGES[name]
+    check_merge(name, distance)
+    kind = all_merges()[name]
     if kind.needs_train:
         if train is None:
             raise InputError(f"merge {name!r} is fitted on train embeddings, which are not there; add them or use raw")

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ray_backfill.comparison.orders import why_not_of_images
 from ray_backfill.comparison.resolve import check_distances_agree
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
@@ -12,7 +13,7 @@ from ray_backfill.images import ImageSource
 from ray_backfill.images.reading import require_readable
 from ray_backfill.methods import TrainSet, TransformLoss, all_backbones
 from ray_backfill.models.backbones import check_arch
-from ray_backfill.orders import ORDERS
+from ray_backfill.orders import find_order
 from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import Recipe
 from ray_backfill.training.backbone_loop import images_per_worker, training_rows
@@ -46,14 +47,9 @@ def check_choices(recipe: Recipe[Any]) -> None:
     """Raises InputError for methods, orders and losses that do not fit each other, whatever the images are."""
     recipe.evaluation.check()
     methods = recipe.evaluation.find_methods()
-    for order in recipe.evaluation.orders:
-        needs = ORDERS[order].needs
-        if needs and needs[0] in ("popularity", "order_score"):
-            raise InputError(f"order {order!r} needs a column {needs[0]!r}, which images do not have")
-        if needs and needs[0] in ("sigma", "true_loss"):
-            able = any(m.has_sigma if needs[0] == "sigma" else m.aligned for m in methods)
-            if not able:
-                raise InputError(f"order {order!r} needs a method that gives it; add fastfill to --methods")
+    for name in recipe.evaluation.orders:
+        if reason := why_not_of_images(find_order(name), methods):
+            raise InputError(f"order {name!r} {reason}")
     check_distances_agree(methods, recipe.evaluation.distance, recipe.fits)
     trained, assumed = recipe.new.training.classification, recipe.fits.transforms.loss.classification
     if trained != assumed and any(isinstance(m.fit, TransformLoss) and m.fit.disc for m in methods):

@@ -16,7 +16,7 @@ from ray_backfill.cluster.maps import fit_stage, for_maps
 from ray_backfill.cluster.replay import check_shards, replay_in_shards
 from ray_backfill.cluster.session import placed, session
 from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.comparison.left_out import LeftOut, find_left_out
+from ray_backfill.comparison.left_out import find_left_out
 from ray_backfill.comparison.replay import Curves, replay_here
 from ray_backfill.comparison.resolve import Comparison, resolve
 from ray_backfill.errors import InputError
@@ -32,6 +32,7 @@ from ray_backfill.runs.synthetic import STAGE as SYNTHETIC
 from ray_backfill.runs.synthetic import SyntheticGallery, draw_gallery
 from ray_backfill.stages import is_finished
 from ray_backfill.store import EmbeddingFolder, read_folder
+from ray_backfill.tables.results import LeftOut
 from ray_backfill.training.fits import FitSettings
 
 

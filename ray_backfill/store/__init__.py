@@ -6,15 +6,15 @@ and ``new`` (lists of float16 or float32, one length per column), and any furthe
 of another model of that name; optional ``label`` and ``group`` (of queries, for subgroups; integers or strings; label
 -1: nobody knows it), ``camera``; for orders ``old_score``, ``old_entropy``, ``old_margin``, ``old_class`` (of the old
 classifier: top probability, entropy, top minus second probability, top class), ``sigma``, ``popularity``,
-``order_score`` (the user's own, low first); queries may carry ``positives`` and ``ignored`` (lists of gallery ids)
-instead of labels. Without a queries file the gallery queries itself, each item excluded from its own answer.
-``classifier.parquet`` may hold the new model's classifier: ``label``, ``weight`` (lists), ``bias``. Other columns, such
-as ``name``, are for their owner.
+``order_score`` (the user's own, low first), and any further column of numbers that an order asks for; queries may carry
+``positives`` and ``ignored`` (lists of gallery ids) instead of labels. Without a queries file the gallery queries
+itself, each item excluded from its own answer. ``classifier.parquet`` may hold the new model's classifier: ``label``,
+``weight`` (lists), ``bias``. Other columns, such as ``name``, are for their owner.
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,30 @@ from tqdm import tqdm
 
 from ray_backfill.errors import InputError
 from ray_backfill.files import write_whole
-from ray_backfill.store._columns import as_id_lists, as_ids, as_numbers, open_parquet, part_files, some
+from ray_backfill.store._columns import as_id_lists, as_ids, as_integers, as_numbers, open_parquet, part_files, some
 from ray_backfill.store._vectors import as_vectors, float_type, is_vectors, read_rows
 from ray_backfill.store._vectors import room_for as room_for
 from ray_backfill.systems import FloatArray
 
 SPLITS = ("gallery", "queries", "train", "classifier")
 _PIECE_BYTES = 64 << 20
-_NAME_COLUMNS = ("label", "group", "old_class")
-_INTEGER_COLUMNS = ("camera",)
-_FLOAT_COLUMNS = ("old_score", "old_entropy", "old_margin", "sigma", "popularity", "order_score")
-_ID_LIST_COLUMNS = ("positives", "ignored")
+# Column -> how it is read and checked. Fingerprints are made in this order.
+_COLUMNS: Mapping[str, Callable[[pa.ChunkedArray, Path, str], Any]] = {
+    "id": as_ids,
+    "label": as_ids,
+    "group": as_ids,
+    "camera": as_integers,
+    "old_score": as_numbers,
+    "old_entropy": as_numbers,
+    "old_margin": as_numbers,
+    "old_class": as_ids,
+    "sigma": as_numbers,
+    "popularity": as_numbers,
+    "order_score": as_numbers,
+    "positives": as_id_lists,
+    "ignored": as_id_lists,
+}
+_NUMBERS = tuple(name for name, read in _COLUMNS.items() if read is as_numbers)
 
 
 @dataclass(frozen=True)
@@ -45,26 +58,30 @@ class EmbeddingTable:
     """One split, read and checked; N rows. Columns that the files lack are None. Lists of ids stay lists of ids.
 
     vectors: by the model's name (N, d) float16 or float32, as stored; large ones are mapped from a temporary file.
+    numbers: by name (N,), those columns of numbers of the data contract that are there.
     """
 
     path: Path
     id: NDArray[Any]
     vectors: dict[str, FloatArray]
+    numbers: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     label: NDArray[Any] | None = None
     group: NDArray[Any] | None = None
     camera: NDArray[np.int64] | None = None
-    old_score: NDArray[np.float64] | None = None
-    old_entropy: NDArray[np.float64] | None = None
-    old_margin: NDArray[np.float64] | None = None
     old_class: NDArray[Any] | None = None
-    sigma: NDArray[np.float64] | None = None
-    popularity: NDArray[np.float64] | None = None
-    order_score: NDArray[np.float64] | None = None
     positives: list[NDArray[Any]] | None = None
     ignored: list[NDArray[Any]] | None = None
 
     def __len__(self) -> int:
         return len(self.id)
+
+    def find_numbers(self, name: str) -> NDArray[np.float64] | None:
+        """(N,) any column of numbers, None where the files lack it; one that is not of the data contract is read now.
+
+        Raises:
+            InputError: the column does not hold numbers, or not in every row.
+        """
+        return self.numbers.get(name) if name in _NUMBERS else read_numbers(self.path, name)
 
     @property
     def old(self) -> FloatArray:
@@ -103,15 +120,21 @@ class EmbeddingFolder:
         """Of gallery and queries."""
         return tuple(name for name in self.gallery.vectors if name in (self.queries or self.gallery).vectors)
 
-    def fingerprint(self, models: Sequence[str] = ("old", "new"), splits: Sequence[str] = SPLITS) -> str:
+    def fingerprint(
+        self, models: Sequence[str] = ("old", "new"), splits: Sequence[str] = SPLITS, further: Iterable[str] = ()
+    ) -> str:
         """Changes with any value of any column of these splits, but for embeddings of other models than these.
 
+        further: columns of numbers of the gallery that are not of the data contract, as far as they are there.
         Cost: one pass over the bytes, the first time.
         """
         digest = hashlib.blake2b(digest_size=12)
         for (split, model, _), of_column in self._digests.items():
             if split in splits and model in ("", *models):
                 digest.update(of_column)
+        for name in further:
+            if name not in _COLUMNS and (numbers := self.gallery.find_numbers(name)) is not None:
+                _digest(digest, numbers)
         return digest.hexdigest()
 
     @cached_property
@@ -120,15 +143,20 @@ class EmbeddingFolder:
         found: dict[tuple[str, str, str], bytes] = {}
         for split in SPLITS:
             table = getattr(self, split)
-            columns = {} if table is None else {f.name: getattr(table, f.name) for f in fields(table)}
-            vectors = columns.pop("vectors", {})
-            of_model = {("", name): values for name, values in columns.items() if name != "path"}
-            for (model, name), values in (of_model | {(m, "vectors"): v for m, v in vectors.items()}).items():
+            for (model, name), values in _columns_of(table).items() if table is not None else ():
                 digest = hashlib.blake2b(f"{split} {model} {name}".encode())
                 for array in [values] if isinstance(values, np.ndarray) else values or []:
                     _digest(digest, array)
                 found[split, model, name] = digest.digest()
         return found
+
+
+def _columns_of(table: "EmbeddingTable | Classifier") -> dict[tuple[str, str], Any]:
+    """By model (for vectors) and name; None for what is not there."""
+    if isinstance(table, Classifier):
+        return {("", name): values for name, values in vars(table).items()}
+    known = {("", name): table.numbers.get(name) if name in _NUMBERS else getattr(table, name) for name in _COLUMNS}
+    return known | {(model, "vectors"): vectors for model, vectors in table.vectors.items()}
 
 
 def _digest(digest: Any, array: NDArray[Any]) -> None:
@@ -204,7 +232,7 @@ def read_table(
     for file, part in zip(files, parts, strict=True):
         if part.keys() != parts[0].keys():
             raise InputError(f"{file} has columns {sorted(part)}, but {files[0]} has {sorted(parts[0])}")
-        for name in {"id", *_NAME_COLUMNS} & part.keys():
+        for name in (name for name in part if _COLUMNS[name] is as_ids):
             kinds = part[name].dtype, parts[0][name].dtype
             if kinds[0].kind != kinds[1].kind:
                 raise InputError(f"column {name!r} holds {kinds[0]} in {file}, but {kinds[1]} in {files[0]}")
@@ -224,12 +252,25 @@ def read_table(
         for name in models
         if name in needed or all(name in s.names and is_vectors(s.field(name).type) for s in schemas)
     ]
-    return EmbeddingTable(path, vectors=read_rows(files, 0, len(columns["id"]), names), **columns)
+    numbers = {name: columns.pop(name) for name in _NUMBERS if name in columns}
+    return EmbeddingTable(path, vectors=read_rows(files, 0, len(columns["id"]), names), numbers=numbers, **columns)
 
 
 def read_vectors(path: Path, first: int, last: int, models: Sequence[str]) -> dict[str, FloatArray]:
     """The columns of these models, rows first .. last - 1 of a split, and no other rows."""
     return read_rows(part_files(path), first, last, models)
+
+
+def read_numbers(path: Path, name: str) -> NDArray[np.float64] | None:
+    """(N,) a column of numbers of a split; None where a file lacks it.
+
+    Raises:
+        InputError: the column does not hold numbers, or not in every row.
+    """
+    found = [(file, open_parquet(file)) for file in part_files(path)]
+    if any(name not in opened.schema_arrow.names for _, opened in found):
+        return None
+    return np.concatenate([as_numbers(opened.read(columns=[name])[name], file, name) for file, opened in found])
 
 
 def _read_columns(file: Path, needed: Sequence[str]) -> dict[str, Any]:
@@ -239,21 +280,9 @@ def _read_columns(file: Path, needed: Sequence[str]) -> dict[str, Any]:
     for column in ("id", *needed):
         if column not in there:
             raise InputError(f"{file} has no column {column!r}; it has: {', '.join(there)}")
-    present = [
-        name for name in there if name in EmbeddingTable.__dataclass_fields__ and name not in ("vectors", "path")
-    ]
+    present = [name for name in there if name in _COLUMNS]
     table = opened.read(columns=present)
-    columns: dict[str, Any] = {}
-    for name in present:
-        if name == "id" or name in _NAME_COLUMNS:
-            columns[name] = as_ids(table[name], file, name)
-        elif name in _INTEGER_COLUMNS:
-            columns[name] = as_numbers(table[name], file, name, np.int64)
-        elif name in _FLOAT_COLUMNS:
-            columns[name] = as_numbers(table[name], file, name, np.float64)
-        elif name in _ID_LIST_COLUMNS:
-            columns[name] = as_id_lists(table[name], file, name)
-    return columns
+    return {name: _COLUMNS[name](table[name], file, name) for name in present}
 
 
 def vector_column(vectors_ND: FloatArray) -> pa.FixedSizeListArray:

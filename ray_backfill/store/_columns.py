@@ -49,7 +49,11 @@ def as_ids(column: pa.ChunkedArray, file: Path, name: str) -> NDArray[Any]:
     raise InputError(f"{file}, column {name!r} must be integers or strings, not {column.type}")
 
 
-def as_numbers(column: pa.ChunkedArray, file: Path, name: str, dtype: type) -> NDArray[Any]:
+def as_integers(column: pa.ChunkedArray, file: Path, name: str) -> NDArray[Any]:
+    return as_numbers(column, file, name, np.int64)
+
+
+def as_numbers(column: pa.ChunkedArray, file: Path, name: str, dtype: type = np.float64) -> NDArray[Any]:
     no_nulls(column, file, name)
     try:
         values: NDArray[Any] = column.cast(pa.from_numpy_dtype(dtype)).to_numpy()

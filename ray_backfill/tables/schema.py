@@ -1,5 +1,6 @@
 """A frozen dataclass is the schema of a table: one field for each column, annotated with its type and its meaning."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -36,6 +37,11 @@ def frame(row_type: type[RowT], rows: Sequence[RowT]) -> pd.DataFrame:
     return pd.DataFrame([vars(row) for row in rows], columns=list(columns(row_type)))
 
 
+def block(row_type: type, *values: object) -> pd.DataFrame:
+    """Several rows at once: one value for each column, in order; what is no array is the same in every row."""
+    return pd.DataFrame(dict(zip(columns(row_type), values, strict=True)))
+
+
 def write_table(path: Path, table: pd.DataFrame) -> None:
     """Write a frame as a Parquet file, whole or not at all."""
     arrow = pa.Table.from_pandas(table, preserve_index=False)
@@ -62,6 +68,24 @@ def read_table(path: Path, row_type: type, again: str, may_be_empty: bool = Fals
     if found.empty and not may_be_empty:
         raise InputError(f"{path} has no rows: {again}")
     return found[list(columns(row_type))]
+
+
+def read_manifest(path: Path, needed: Sequence[str], again: str) -> dict[str, Any]:
+    """Read the manifest of a folder of tables. needed: keys that it must have.
+
+    Raises:
+        InputError: the file is missing or no JSON object, or lacks a key.
+    """
+    if not path.is_file():
+        raise InputError(f"{path} is missing: {again}, or give the folder that it wrote")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON ({error}): {again}") from error
+    missing = [key for key in needed if not isinstance(manifest, dict) or key not in manifest]
+    if missing:
+        raise InputError(f"{path} lacks the key {', '.join(missing)}: {again} with this version")
+    return dict(manifest)
 
 
 def rows_of(row_type: type[RowT], table: pd.DataFrame) -> list[RowT]:

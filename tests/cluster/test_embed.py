@@ -62,9 +62,8 @@ def test_vectors_scores_and_labels_are_those_of_the_models(tmp_path: Path, monke
             columns = pq.read_table(out / f"{split}.parquet")
             third = np.stack(columns["bct"].to_numpy())
             np.testing.assert_allclose(third, load_backbone(bct)[0].embed(pixels).numpy(), atol=1e-5)
-        assert table.old_score is not None
         p = scipy.special.softmax(logits.numpy().astype(np.float64), axis=1)
-        np.testing.assert_allclose(table.old_score, p.max(1), atol=1e-5)
+        np.testing.assert_allclose(table.numbers["old_score"], p.max(1), atol=1e-5)
         np.testing.assert_allclose(columns["old_entropy"], scipy.stats.entropy(p, axis=1), atol=1e-5)
         np.testing.assert_allclose(columns["old_margin"], p.max(1) - p.min(1), atol=1e-5)  # of two classes
         np.testing.assert_array_equal(columns["old_class"], np.array([4, 7])[p.argmax(1)])

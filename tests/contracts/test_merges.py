@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.merges import MERGES, MergeKind, fit_merge
+from ray_backfill.merges import MergeKind, all_merges, fit_merge
 from ray_backfill.replay.engine import measure_prepared
 from ray_backfill.replay.prepare import prepare_replay
 from ray_backfill.replay.shard import GalleryShard, LocalShards
 
-KINDS = pytest.mark.parametrize("kind", MERGES.values(), ids=lambda kind: kind.name)
+KINDS = pytest.mark.parametrize("kind", all_merges().values(), ids=lambda kind: kind.name)
 METRICS = pytest.mark.parametrize("metrics", [("mAP", "CMC@1"), ("mAP@5", "CMC@1")], ids=["whole", "cut"])
 ORDERS = {"first": np.arange(600), "random": np.random.default_rng(9).permutation(600)}
 
@@ -44,7 +44,9 @@ Service = tuple[rb.UpgradePair, rb.GroundTruth]
 
 
 @METRICS
-@pytest.mark.parametrize("kind", [kind for kind in MERGES.values() if kind.is_monotone], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [kind for kind in all_merges().values() if kind.is_monotone], ids=lambda kind: kind.name
+)
 def test_monotone_merges_leave_both_ends(
     kind: MergeKind, metrics: tuple[str, ...], train: Train, service: Service
 ) -> None:
@@ -82,10 +84,10 @@ def test_shards_and_devices_give_what_the_whole_gives(
 
 @KINDS
 def test_merges_say_what_they_are(kind: MergeKind) -> None:
-    assert MERGES[kind.name] is kind
+    assert all_merges()[kind.name] is kind
     assert kind.title
     assert kind.source
-    assert len({other.title for other in MERGES.values()}) == len(MERGES)
+    assert len({other.title for other in all_merges().values()}) == len(all_merges())
 
 
 @KINDS

@@ -142,9 +142,6 @@ def test_the_old_classifier_is_a_softmax_over_known_classes(tmp_path: Path) -> N
     folder = draw(settings, tmp_path)
     gallery, train = folder.gallery, folder.train
     assert train is not None
-    assert gallery.old_score is not None
-    assert gallery.old_entropy is not None
-    assert gallery.old_margin is not None
     assert gallery.old_class is not None
     means = {label: train.old[row].astype(float) for row, label in enumerate(np.asarray(train.label))}
     for row in range(0, 600, 60):
@@ -154,9 +151,9 @@ def test_the_old_classifier_is_a_softmax_over_known_classes(tmp_path: Path) -> N
             dot = sum(p * q for p, q in zip(item, mean, strict=True))
             weights[label] = math.exp(scale * dot / math.sqrt(sum(item**2) * sum(mean**2)))
         chances = sorted((w / sum(weights.values()) for w in weights.values()), reverse=True)
-        assert gallery.old_score[row] == pytest.approx(chances[0], rel=0.01)
-        assert gallery.old_margin[row] == pytest.approx(chances[0] - chances[1], abs=0.01)
-        assert gallery.old_entropy[row] == pytest.approx(-sum(p * math.log(p) for p in chances), rel=0.01)
+        assert gallery.numbers["old_score"][row] == pytest.approx(chances[0], rel=0.01)
+        assert gallery.numbers["old_margin"][row] == pytest.approx(chances[0] - chances[1], abs=0.01)
+        assert gallery.numbers["old_entropy"][row] == pytest.approx(-sum(p * math.log(p) for p in chances), rel=0.01)
         assert weights[gallery.old_class[row]] == pytest.approx(max(weights.values()), rel=0.01)
 
 
