@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from papers.names import REFERENCES
 from papers.published import FF_KENDALL_TAU
 from papers.runs import Case, Floats, Runs
 from papers.spread import mean_of, plain, seed_by_seed
 from papers.subgroups import gap_at, moments_read
-from ray_backfill.report.results import ORDER_FREE, Row
+from ray_backfill.report.results import Row
 from ray_backfill.report.wording import percent
 
 HOLDS, FAILS, UNTOLD, UNMEASURED = "holds", "**does not hold**", "not told apart", "not measured"
@@ -96,7 +97,7 @@ def _missing(evidence: Evidence, *sides: Side) -> Measured | None:
     lacking = [c for c in cases if not evidence.runs.has(c)]
     if not lacking:
         return None
-    names = (c.method if c.method in ORDER_FREE else f"{c.method} in {c.order} order" for c in lacking)
+    names = (c.method if c.method in REFERENCES else f"{c.method} in {c.order} order" for c in lacking)
     words = f"no seed has {', '.join(names)}"
     return Measured(np.full(len(evidence.runs.seeds), np.nan), words)
 
@@ -162,7 +163,7 @@ def worst_of(method: str) -> Callable[[Evidence], Measured]:
 
     def measure(evidence: Evidence) -> Measured:
         runs = evidence.runs
-        others = [m for m in runs.methods if m not in ORDER_FREE and runs.has(Case(m, evidence.order))]
+        others = [m for m in runs.methods if m not in REFERENCES and runs.has(Case(m, evidence.order))]
         if missing := _missing(evidence, Side(method)):
             return missing
         if not others:

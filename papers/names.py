@@ -36,11 +36,6 @@ LABEL_FREE_MERGES = ("raw", "quantile", "csls", "rrf")
 TRAINED_ORDERS = ("sigma",)
 
 
-def is_oracle(order: str) -> bool:
-    """Whether an order peeks at the answer: an upper bound that nobody can deploy."""
-    return order.startswith("oracle")
-
-
 def in_order(found: Iterable[str], known: tuple[str, ...]) -> tuple[str, ...]:
     """The names that were found, once each: known ones in their order, then the others as they came."""
     names = tuple(dict.fromkeys(found))

@@ -125,10 +125,10 @@ def _findings(path: Path | None) -> str:
 
 def _facts(page: PageInput, runs: Runs) -> list[tuple[str, str]]:
     """What was run, on what: a value where all seeds agree, else one a seed."""
-    data = [r.manifest.get("data", {}) for r in runs.results]
+    data = [r.manifest.data for r in runs.results]
     words = {key: name for key, name in DATA_WORDS.items() if key != "fingerprint"}
     sizes = [(name, _agreed([d.get(key) for d in data])) for key, name in words.items() if any(key in d for d in data)]
-    versions = [r.manifest.get("versions", {}) for r in runs.results]
+    versions = [r.manifest.versions for r in runs.results]
     names = dict.fromkeys(name for v in versions for name in v)
     return [
         ("seeds", ", ".join(map(str, runs.seeds))),
@@ -149,7 +149,7 @@ def _agreed(values: list[object]) -> str:
 def _left_out(runs: Runs) -> list[tuple[str, str]]:
     reasons: dict[str, str] = {}
     for results in reversed(runs.results):
-        reasons |= results.manifest.get("left_out", {})
+        reasons |= {each.words: each.reason for each in results.manifest.left_out}
     return sorted(reasons.items())
 
 

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from papers.markdown import PageTable
-from papers.names import MERGES, ORDERS, grouped, in_order, is_oracle
+from papers.names import MERGES, ORDERS, REFERENCES, grouped, in_order
 from papers.published import Figures, PublishedTable
 from papers.runs import Case, Floats, Runs
 from papers.spread import mean_and_spread, mean_of, signed
 from papers.subgroups import MOMENTS, cases_with_gaps, gap_at, moments_read
-from ray_backfill.report.results import ORDER_FREE
 from ray_backfill.report.wording import NOTHING, amount, percent
 from ray_backfill.tables.schema import read_table
 
@@ -112,7 +111,7 @@ def merges_table(runs: Runs, order: str) -> PageTable | None:
 def _grid(
     runs: Runs, columns: Sequence[str], known: tuple[str, ...], case: Callable[[str, str], Case]
 ) -> PageTable | None:
-    methods = [m for m in runs.methods if m not in ORDER_FREE]
+    methods = [m for m in runs.methods if m not in REFERENCES]
     means = {(m, c): mean_of(runs.areas(case(m, c))) for m in methods for c in columns}
     compared = [m for m in methods if sum(np.isfinite(means[m, c]) for c in columns) > 1]
     used = in_order((c for c in columns if any(np.isfinite(means[m, c]) for m in compared)), known)
@@ -120,14 +119,14 @@ def _grid(
         return None
     rows = []
     for method in compared:
-        real = [means[method, c] for c in used if not is_oracle(c) and np.isfinite(means[method, c])]
+        real = [means[method, c] for c in used if c not in runs.oracles and np.isfinite(means[method, c])]
         best = max(real, default=float("nan"))
         cells = []
         for column in used:
             text = percent(means[method, column])
-            cells.append(f"**{text}**" if means[method, column] == best and not is_oracle(column) else text)
+            cells.append(f"**{text}**" if means[method, column] == best and column not in runs.oracles else text)
         rows.append((runs.title(method), *cells))
-    return PageTable(("", *(f"{c} (oracle)" if is_oracle(c) else c for c in used)), tuple(rows))
+    return PageTable(("", *(f"{c} (oracle)" if c in runs.oracles else c for c in used)), tuple(rows))
 
 
 def against_random(runs: Runs) -> PageTable | None:
@@ -137,7 +136,7 @@ def against_random(runs: Runs) -> PageTable | None:
     """
     orders = tuple(o for o in runs.orders if o != "random")
     leads: dict[str, list[Floats]] = {}
-    for method in (m for m in runs.methods if m not in ORDER_FREE):
+    for method in (m for m in runs.methods if m not in REFERENCES):
         own = [runs.areas(Case(method, o)) - runs.areas(Case(method, "random")) for o in orders]
         if any(np.isfinite(lead_S).any() for lead_S in own):
             leads[method] = own
@@ -149,7 +148,7 @@ def against_random(runs: Runs) -> PageTable | None:
         column = [own[index] for own in leads.values() if np.isfinite(own[index]).any()]
         always.append(f"{sum(bool((lead_S > 0).all()) for lead_S in column)} of {len(column)} methods")
     rows.append(("*better in every seed*", *always))
-    return PageTable(("", *(f"{o} (oracle)" if is_oracle(o) else o for o in orders)), tuple(rows))
+    return PageTable(("", *(f"{o} (oracle)" if o in runs.oracles else o for o in orders)), tuple(rows))
 
 
 def _lead(lead_S: Floats) -> str:
@@ -187,7 +186,7 @@ def subgroup_table(runs: Runs) -> PageTable | None:
     header = ("", "order", *(["merge"] if several else []), *(_moment(runs, m) for m in MOMENTS))
     rows = []
     for case in cases:
-        free = case.method in ORDER_FREE
+        free = case.method in REFERENCES
         what = [NOTHING if free else case.order, *([NOTHING if free else case.merge] if several else [])]
         rows.append((runs.title(case.method), *what, *(mean_and_spread(gap_at(runs, case, m)) for m in MOMENTS)))
     return PageTable(header, tuple(rows))
@@ -212,17 +211,17 @@ def costs_table(runs: Runs) -> PageTable | None:
     by_method = {cost.method: cost for cost in costs}
     rows = []
     for name in (m for methods in grouped(by_method).values() for m in methods):
-        cost, number = by_method[name], by_method[name].numbers
-        of_query = (number[c] for c in ("query_backbone_macs", "query_macs", "query_parameters"))
-        counts = map(amount, (*of_query, number["gallery_macs"], number["training_flops"]))
-        models = cost.trained_models or NOTHING, amount(number["backbone_training_flops"])
+        cost = by_method[name]
+        of_query = (cost.query_backbone_macs, cost.query_macs, cost.query_parameters)
+        counts = map(amount, (*of_query, cost.gallery_macs, cost.training_flops))
+        models = cost.trained_models or NOTHING, amount(cost.backbone_training_flops)
         rows.append((runs.title(name), cost.query_models, *counts, *models))
     return PageTable(header, tuple(rows))
 
 
 def backbones_table(runs: Runs) -> PageTable | None:
     """What one embedding of each model costs, and what its training took, from the first seed's manifest."""
-    backbones = runs.results[0].manifest.get("backbones") or {}
+    backbones = runs.results[0].manifest.backbones
     if not backbones:
         return None
     counted = ("parameters", "macs", "training_flops")

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from papers.names import MERGES, ORDERS, in_order, listed
+from papers.names import MERGES, ORDERS, REFERENCES, in_order, listed
 from ray_backfill.errors import InputError
 from ray_backfill.report import Results, read_results
-from ray_backfill.report.results import ORDER_FREE, Line, Row, Variant
+from ray_backfill.report.results import Line, Row, Variant
 
 Floats = NDArray[np.float64]
 
@@ -67,6 +67,11 @@ class Runs:
         return in_order((v.order for r in self.results for v in r.variants), ORDERS)
 
     @property
+    def oracles(self) -> frozenset[str]:
+        """Orders that peek at the answer: upper bounds that nobody can deploy."""
+        return frozenset(order for r in self.results for order in r.oracles)
+
+    @property
     def merges(self) -> tuple[str, ...]:
         """Merges of any seed, raw first."""
         return in_order((v.merge for r in self.results for v in r.variants), MERGES)
@@ -77,7 +82,7 @@ class Runs:
 
     def found(self, case: Case, metric: str | None = None) -> list[Row | None]:
         """The row of each seed, None where there is none; old, new and offline are found in any order and merge."""
-        variant = None if case.method in ORDER_FREE else Variant(case.order, case.merge)
+        variant = None if case.method in REFERENCES else Variant(case.order, case.merge)
         return [rows.get((case.method, variant, metric or self.primary)) for rows in self.rows]
 
     def has(self, case: Case, metric: str | None = None) -> bool:
@@ -159,5 +164,5 @@ def _joined(results: Sequence[Results]) -> Results:
 def _index(results: Results) -> dict[tuple[str, Variant | None, str], Row]:
     index: dict[tuple[str, Variant | None, str], Row] = {}
     for row in results.rows:
-        index.setdefault((row.method, None if row.method in ORDER_FREE else row.variant, row.metric), row)
+        index.setdefault((row.method, None if row.method in REFERENCES else row.variant, row.metric), row)
     return index

@@ -3,8 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from papers.names import REFERENCES
 from papers.runs import Case, Floats, Runs
-from ray_backfill.report.results import GAP, ORDER_FREE, Results, Variant
+from ray_backfill.report.results import Results, Variant
+from ray_backfill.tables.results import GAP
 
 MOMENTS = (0.0, 0.25, 0.5, 1.0)
 
@@ -36,7 +38,7 @@ def cases_with_gaps(runs: Runs) -> list[Case]:
     seen: set[str] = set()
     for results in runs.results:
         for (method, variant, metric), lines in results.groups.items():
-            if metric == runs.primary and GAP in lines and not (method in ORDER_FREE and method in seen):
+            if metric == runs.primary and GAP in lines and not (method in REFERENCES and method in seen):
                 found[Case(method, variant.order, variant.merge)] = None
                 seen.add(method)
     place = {method: index for index, method in enumerate(runs.methods)}

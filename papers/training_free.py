@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from papers.names import LABEL_FREE_MERGES, TRAINED_ORDERS, TRAINING_FREE_METHODS, is_oracle
+from papers.names import LABEL_FREE_MERGES, TRAINED_ORDERS, TRAINING_FREE_METHODS
 from papers.runs import Case, Floats, Runs
 from papers.spread import mean_of
 
@@ -30,7 +30,7 @@ def best_training_free(runs: Runs, orders: Iterable[str]) -> TrainingFree | None
     Orders that need a trained model or the answer are passed over. Full RM is taken in the order of the best
     combination, raw merge; share_S is NaN where it was not run so, or has no gain above 0.
     """
-    free = [o for o in dict.fromkeys(orders) if not is_oracle(o) and o not in TRAINED_ORDERS]
+    free = [o for o in dict.fromkeys(orders) if o not in runs.oracles and o not in TRAINED_ORDERS]
     cases = [Case(m, o, merge) for m in TRAINING_FREE_METHODS for o in free for merge in LABEL_FREE_MERGES]
     means = {case: mean_of(runs.areas(case)) for case in cases if runs.has(case)}
     measured = {case: mean for case, mean in means.items() if np.isfinite(mean)}

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ray_backfill.comparison.tabulate import GAP, tabulate
+from ray_backfill.comparison.tabulate import tabulate
 from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.datasets import image_folder, open_source
 from ray_backfill.errors import InputError
@@ -21,6 +21,7 @@ from ray_backfill.protocols import Protocol, split_classes
 from ray_backfill.replay import Curve, replay
 from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
 from ray_backfill.systems import GroundTruth, RetrievalSystem, UpgradePair
+from ray_backfill.tables.results import GAP
 from tests.datasets._pictures import noisy_jpeg, write_tree
 from tests.datasets._published_more import (
     INDEX,

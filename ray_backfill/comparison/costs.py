@@ -13,6 +13,8 @@ import pandas as pd
 from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.methods import Adapter, Embeddings, HeadLoss, Method, TransformLoss
 from ray_backfill.systems import FloatArray
+from ray_backfill.tables.results import CostRow
+from ray_backfill.tables.schema import frame
 from ray_backfill.training.arithmetic import counted_flops
 
 
@@ -40,12 +42,12 @@ def cost_table(
     maps: FittedMaps,
     backbones: Mapping[str, Mapping[str, Any]],
 ) -> pd.DataFrame:
-    """One row a method; columns: docs/results-format.md.
+    """One ``CostRow`` a method.
 
     dims: of the embeddings, by model. backbones: by model what is known of it (macs, parameters, training_flops), {}
     where embeddings came without their models.
     """
-    return pd.DataFrame([_costs(method, dims, maps, backbones) for method in methods])
+    return frame(CostRow, [_costs(method, dims, maps, backbones) for method in methods])
 
 
 def _costs(
@@ -53,7 +55,7 @@ def _costs(
     dims: Mapping[str, int],
     maps: FittedMaps,
     backbones: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Any]:
+) -> CostRow:
     network = maps.of(method)
     asked_query: list[str] = []
     asked_gallery: list[str] = []
@@ -76,18 +78,18 @@ def _costs(
     # The old model is there already.
     needed = [name for name in dims if name in {*asked_query, *asked_gallery, *fitted_on} and name != "old"]
     switches = " then " if len(query_models) > 1 and method.is_reference else " + "
-    return {
-        "method": method.name,
-        "title": method.title,
-        "query_models": switches.join(query_models),
-        "query_backbone_macs": _sum(backbones, [query_models[-1]] if method.is_reference else query_models, "macs"),
-        "query_parameters": sum(p.numel() for p in network.parameters()) if query_macs else 0,
-        "query_macs": query_macs,
-        "gallery_macs": gallery_macs,
-        "training_flops": maps.training_flops(method),
-        "trained_models": " + ".join(needed),
-        "backbone_training_flops": _sum(backbones, needed, "training_flops"),
-    }
+    return CostRow(
+        method=method.name,
+        title=method.title,
+        query_models=switches.join(query_models),
+        query_backbone_macs=_sum(backbones, [query_models[-1]] if method.is_reference else query_models, "macs"),
+        query_parameters=sum(p.numel() for p in network.parameters()) if query_macs else 0,
+        query_macs=query_macs,
+        gallery_macs=gallery_macs,
+        training_flops=maps.training_flops(method),
+        trained_models=" + ".join(needed),
+        backbone_training_flops=_sum(backbones, needed, "training_flops"),
+    )
 
 
 def _fitted_on(method: Method) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""The tables of a results folder, from its curves. Columns: docs/results-format.md."""
+"""The tables of a results folder, from its curves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,26 +9,39 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ray_backfill import metrics as m
-from ray_backfill.comparison.replay import Curves
+from ray_backfill.comparison.replay import Curves, Key
+from ray_backfill.merges import RAW
 from ray_backfill.methods import Method
 from ray_backfill.replay import Curve
 from ray_backfill.systems import IntArray
-
-# Whatever the merge, the references are replayed without one: they are single systems.
-_MERGE_OF_REFERENCES = "raw"
-REFERENCES = ("old", "new", "offline")
-# In the column ``group``: best group minus worst group.
-GAP = "(gap)"
+from ray_backfill.tables.results import (
+    GAP,
+    NEGATIVE_FLIPS,
+    NEGATIVE_FLIPS_VS_OLD,
+    NEW,
+    OLD,
+    POSITIVE_FLIPS,
+    POSITIVE_FLIPS_VS_OLD,
+    CurvePoint,
+    DifferenceRow,
+    SubgroupPoint,
+    SummaryRow,
+)
+from ray_backfill.tables.schema import block, frame
 
 
 @dataclass(frozen=True)
 class Tables:
-    """curves, summary, differences: docs/results-format.md. subgroups: None where queries have no group."""
+    """By name as in ``tables.results``. subgroups: None where queries have no group."""
 
     curves: pd.DataFrame
     summary: pd.DataFrame
     differences: pd.DataFrame
     subgroups: pd.DataFrame | None
+
+
+# By (method, order, merge, metric).
+Draws = Mapping[tuple[str, str, str, str], NDArray[np.float64]]
 
 
 def tabulate(
@@ -42,120 +55,105 @@ def tabulate(
         for key in tqdm(keys, desc="intervals", unit=" curves", delay=2, leave=False, dynamic_ncols=True)
     }
     areas = {key: m.auc_draws(curves[key[:3]].t, means) for key, means in draws.items()}
-    titles = {method.name: method.title for method in methods}
-    curve_rows, summary_rows = [], []
-    for own, curve in curves.items():
-        method, order, merge = own
-        old_key, new_key = (("old", order, _MERGE_OF_REFERENCES), ("new", order, _MERGE_OF_REFERENCES))
-        old, new = curves[old_key], curves[new_key]
-        key = {"method": method, "order": order, "merge": merge}
-        flips = _flips(curve, old)
-        for metric in metrics:
-            values, (low, high) = curve.values(metric), m.interval(draws[*own, metric])
-            curve_rows.append(_rows(key | {"metric": metric}, curve.t, values, low, high))
-            start, end = values[0], values[-1]
-            auc_low, auc_high = m.interval(areas[*own, metric])
-            gain_low, gain_high = m.interval(
-                m.gain_draws(areas[*own, metric], areas[*old_key, metric], areas[*new_key, metric])
-            )
-            summary_rows.append(
-                key
-                | {
-                    "title": titles[method],
-                    "metric": metric,
-                    "auc": curve.auc(metric),
-                    "auc_low": auc_low,
-                    "auc_high": auc_high,
-                    "auc_mean": curve.auc_mean(metric),
-                    "gain": curve.gain(metric, old, new),
-                    "gain_low": gain_low,
-                    "gain_high": gain_high,
-                    "start": start,
-                    "end": end,
-                    "monotone": curve.monotone(metric),
-                    "largest_fall": m.largest_fall(values),
-                    "starts_at_old": bool(start >= old.values(metric)[0] - 1e-12),
-                    "ends_at_new": bool(end >= new.values(metric)[-1] - 1e-12),
-                    "negative_flips_max": float(flips["negative_flips"].mean(axis=0).max()),
-                }
-            )
-        for name, flipped_QT in flips.items():
-            low, high = m.interval(m.bootstrap_means(flipped_QT))
-            curve_rows.append(_rows(key | {"metric": name}, curve.t, flipped_QT.mean(axis=0), low, high))
-    m.resamples.cache_clear()  # 2 bytes for each draw and query
-    return Tables(
-        pd.concat(curve_rows, ignore_index=True),
-        pd.DataFrame(summary_rows),
-        _differences(curves, metrics, areas),
+    by_name = {method.name: method for method in methods}
+    tables = Tables(
+        pd.concat([points for key in curves for points in _curve(curves, key, metrics, draws)], ignore_index=True),
+        frame(SummaryRow, [_summary(curves, key, metric, areas, by_name) for key in curves for metric in metrics]),
+        frame(DifferenceRow, list(_differences(curves, metrics, areas, by_name))),
         None if group_of_query is None else _subgroups(curves, metrics, group_of_query),
     )
+    m.resamples.cache_clear()  # 2 bytes for each draw and query
+    return tables
+
+
+def _of_reference(name: str, order: str) -> Key:
+    """Whatever the merge, the references are replayed without one: they are single systems."""
+    return name, order, RAW.name
+
+
+def _curve(curves: Curves, key: Key, metrics: Sequence[str], draws: Draws) -> Iterator[pd.DataFrame]:
+    """Quality, then flips."""
+    curve = curves[key]
+    for metric in metrics:
+        yield block(CurvePoint, *key, metric, curve.t, curve.values(metric), *m.interval(draws[*key, metric]))
+    for metric, flipped_QT in _flips(curve, curves[_of_reference(OLD, key[1])]).items():
+        interval = m.interval(m.bootstrap_means(flipped_QT))
+        yield block(CurvePoint, *key, metric, curve.t, flipped_QT.mean(axis=0), *interval)
 
 
 def _flips(curve: Curve, old: Curve) -> dict[str, NDArray[np.float64]]:
     """(Q, T) 1.0 where a query has flipped: against the method's own start, and against {old, old}."""
-    now = curve.top1_correct
-    flips = {}
-    for suffix, before in (("", curve.top1_correct[:, :1]), ("_vs_old", old.top1_correct[:, :1])):
-        flips[f"negative_flips{suffix}"] = (before & ~now).astype(np.float64)
-        flips[f"positive_flips{suffix}"] = (~before & now).astype(np.float64)
-    return flips
+    now, own_start, old_start = curve.top1_correct, curve.top1_correct[:, :1], old.top1_correct[:, :1]
+    flipped = {
+        NEGATIVE_FLIPS: own_start & ~now,
+        POSITIVE_FLIPS: ~own_start & now,
+        NEGATIVE_FLIPS_VS_OLD: old_start & ~now,
+        POSITIVE_FLIPS_VS_OLD: ~old_start & now,
+    }
+    return {metric: flipped_QT.astype(np.float64) for metric, flipped_QT in flipped.items()}
+
+
+def _summary(curves: Curves, key: Key, metric: str, areas: Draws, methods: Mapping[str, Method]) -> SummaryRow:
+    method, order, merge = key
+    old_key, new_key = _of_reference(OLD, order), _of_reference(NEW, order)
+    curve, old, new, values = curves[key], curves[old_key], curves[new_key], curves[key].values(metric)
+    auc_low, auc_high = m.interval(areas[*key, metric])
+    gain_low, gain_high = m.interval(
+        m.gain_draws(areas[*key, metric], areas[*old_key, metric], areas[*new_key, metric])
+    )
+    return SummaryRow(
+        method=method,
+        order=order,
+        merge=merge,
+        title=methods[method].title,
+        metric=metric,
+        auc=curve.auc(metric),
+        auc_low=float(auc_low),
+        auc_high=float(auc_high),
+        auc_mean=curve.auc_mean(metric),
+        gain=curve.gain(metric, old, new),
+        gain_low=float(gain_low),
+        gain_high=float(gain_high),
+        start=values[0],
+        end=values[-1],
+        monotone=curve.monotone(metric),
+        largest_fall=m.largest_fall(values),
+        starts_at_old=bool(values[0] >= old.values(metric)[0] - 1e-12),
+        ends_at_new=bool(values[-1] >= new.values(metric)[-1] - 1e-12),
+        negative_flips_max=float(curve.negative_flips().max()),
+    )
 
 
 def _differences(
-    curves: Curves, metrics: Sequence[str], areas: Mapping[tuple[str, str, str, str], NDArray[np.float64]]
-) -> pd.DataFrame:
+    curves: Curves, metrics: Sequence[str], areas: Draws, methods: Mapping[str, Method]
+) -> Iterator[DifferenceRow]:
     """AUC of one curve minus that of another, of which method, order or merge is another and the rest the same.
 
     References are compared with all merges of their order.
     """
-    rows = []
     for own in curves:
         for other in curves:
             differing = sum(a != b for a, b in zip(own, other, strict=True))
-            against_reference = own[1] == other[1] and other[0] in REFERENCES and own != other
+            against_reference = own[1] == other[1] and methods[other[0]].is_reference and own != other
             if differing != 1 and not against_reference:
                 continue
             for metric in metrics:
                 low, high = m.interval(areas[*own, metric] - areas[*other, metric])
-                rows.append(
-                    {
-                        "method": own[0],
-                        "order": own[1],
-                        "merge": own[2],
-                        "other_method": other[0],
-                        "other_order": other[1],
-                        "other_merge": other[2],
-                        "metric": metric,
-                        "difference": curves[own].auc(metric) - curves[other].auc(metric),
-                        "low": low,
-                        "high": high,
-                    }
-                )
-    return pd.DataFrame(rows)
+                difference = curves[own].auc(metric) - curves[other].auc(metric)
+                yield DifferenceRow(*own, *other, metric, difference, float(low), float(high))
 
 
 def _subgroups(curves: Curves, metrics: Sequence[str], group_of_query: NDArray[np.generic]) -> pd.DataFrame:
     """Each curve over the queries of each group that has any scored one; and the gap between best and worst group."""
     scored: IntArray = next(iter(curves.values())).scored
-    rows = []
-    for (method, order, merge), curve in curves.items():
+    blocks = []
+    for key, curve in curves.items():
         own = {str(g): curve.of_queries(group_of_query == g) for g in np.unique(group_of_query[scored])}
         for metric in metrics:
-            key: dict[str, str | int] = {"method": method, "order": order, "merge": merge, "metric": metric}
             for group, part in own.items():
-                found: dict[str, str | int] = {"group": group, "queries": len(part.scored)}
-                rows.append(_rows(key | found, curve.t, part.values(metric), *part.interval(metric)))
+                points = (curve.t, part.values(metric), *part.interval(metric))
+                blocks.append(block(SubgroupPoint, *key, metric, group, len(part.scored), *points))
             values = np.array([part.values(metric) for part in own.values()])
-            gap, nothing = values.max(axis=0) - values.min(axis=0), np.full(len(curve.t), np.nan)
-            rows.append(_rows(key | {"group": GAP, "queries": len(scored)}, curve.t, gap, nothing, nothing))
-    return pd.concat(rows, ignore_index=True)
-
-
-def _rows(
-    key: Mapping[str, str | int],
-    t: NDArray[np.float64],
-    value: NDArray[np.float64],
-    low: NDArray[np.float64],
-    high: NDArray[np.float64],
-) -> pd.DataFrame:
-    return pd.DataFrame({**key, "t": t, "value": value, "low": low, "high": high})
+            gap = values.max(axis=0) - values.min(axis=0)
+            blocks.append(block(SubgroupPoint, *key, metric, GAP, len(scored), curve.t, gap, np.nan, np.nan))
+    return pd.concat(blocks, ignore_index=True)

@@ -6,7 +6,8 @@ from rich.console import Console
 
 from ray_backfill.files import write_whole
 from ray_backfill.report import figures, html, terminal
-from ray_backfill.report.results import Results, read_results
+from ray_backfill.report.reading import read_results
+from ray_backfill.report.results import Results
 from ray_backfill.report.terminal import overview
 from ray_backfill.report.wording import verdict
 

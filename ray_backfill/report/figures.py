@@ -23,7 +23,7 @@ from ray_backfill.report.drawing import (
     shorten,
     to_png,
 )
-from ray_backfill.report.results import DAGGER, FLIP_METRICS, GAP, ORDER_FREE, Line, Results, Row, Variant
+from ray_backfill.report.results import DAGGER, Line, Results, Row, Variant
 from ray_backfill.report.selection import (
     MAX_LINES,
     best_per_method,
@@ -34,6 +34,7 @@ from ray_backfill.report.selection import (
     own_methods,
 )
 from ray_backfill.report.wording import choice, percent, percent_sign
+from ray_backfill.tables.results import FLIP_METRICS, GAP
 
 __all__ = [
     "curves_figure",
@@ -64,7 +65,7 @@ def drawn_variants(results: Results) -> list[Variant]:
     Where some have to go, oracle orders go first.
     """
     ranked = sorted(
-        (r for r in results.rows if r.metric == results.primary and r.method not in ORDER_FREE and r.auc == r.auc),
+        (r for r in results.rows if r.metric == results.primary and not r.is_reference and r.auc == r.auc),
         key=lambda r: (not r.is_bound, r.auc),
         reverse=True,
     )
@@ -104,7 +105,7 @@ def panels_figure(results: Results, panels: Sequence[tuple[str, Variant]]) -> Fi
 def orders_figure(results: Results) -> Figure | None:
     """The best method once per order and merge, to compare those; None where there is only one."""
     best = results.best()
-    if best is None or len(results.variants) == 1 or best.method in ORDER_FREE:
+    if best is None or len(results.variants) == 1 or best.is_reference:
         return None
     rows = compared_variants(results, best.method)
     total = sum(r.metric == best.metric and r.method == best.method for r in results.rows)
@@ -114,7 +115,7 @@ def orders_figure(results: Results) -> Figure | None:
     figure = blank_figure(height)
     both = len(results.orders) > 1 and len(results.merges) > 1
     # The whole label of two names would not fit a legend.
-    names = [f"{r.variant.order_name}, {r.variant.merge}" if both else results.label(r.variant) for r in rows]
+    names = [f"{results.order_name(r.order)}, {r.merge}" if both else results.label(r.variant) for r in rows]
     longest = _longest(names)
     plot, side = figure.subplots(1, 2, width_ratios=(2.55 if longest == SHORT else 1.9, 1))
     entries = []
@@ -184,14 +185,12 @@ def gain_figure(results: Results) -> Figure:
     """
     everything = best_per_method(results, results.primary) if is_large(results) else results.table(results.primary)
     kept, notes = (drawn_rows(everything), drawn_in_words(everything)) if is_large(results) else (everything, [])
-    rows = [r for r in kept if not r.is_reference and np.isfinite(r.gain)]
+    rows = [r for r in kept if not r.is_end and np.isfinite(r.gain)]
     figure = blank_figure(max(1.6, 0.32 * len(rows) + 1.1))
     plot = figure.add_subplot()
     styles = method_styles(results, None)
     several = len(results.variants) > 1
-    names = [
-        r.title + (f", {results.label(r.variant)}" if several and r.method not in ORDER_FREE else "") for r in rows
-    ]
+    names = [r.title + (f", {results.label(r.variant)}" if several and not r.is_reference else "") for r in rows]
     widths = [100 * r.gain for r in rows]
     bars = plot.barh(range(len(rows)), widths, height=0.62, color=[styles[r.method].colour for r in rows])
     for bar, row in zip(bars, rows, strict=True):
@@ -226,8 +225,9 @@ def has_intervals(results: Results) -> bool:
 
 def method_styles(results: Results, best: str | None) -> dict[str, Style]:
     """A style per method, the same in every figure; the baselines are grey, the best is thicker and on top."""
-    styles = dict(REFERENCE_STYLES)
     own = own_methods(results)
+    # Any other reference looks like offline.
+    styles = dict.fromkeys(results.methods, REFERENCE_STYLES["offline"]) | REFERENCE_STYLES
     if len(own) > MAX_LINES:
         # Of many only the best are drawn: they get the looks that differ most.
         ranked = [r.method for r in best_per_method(results, results.primary) if r.method in own]
@@ -248,7 +248,7 @@ def _bound_note(rows: Sequence[Row]) -> list[str]:
 def _draw(plot: Axes, results: Results, row: Row, metric: str, style: Style) -> None:
     line = results.line(row, metric)
     if line is not None:
-        _draw_line(plot, line, style, band=row.method not in ORDER_FREE)
+        _draw_line(plot, line, style, band=not row.is_reference)
 
 
 def _draw_line(plot: Axes, line: Line, style: Style, band: bool) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ray_backfill.report.results import Results, Row, Variant
 from ray_backfill.report.selection import best_per_method, own_methods
+from ray_backfill.tables.results import OLD
 
 DARKEST = 0.5  # opacity: text stays readable on it
 
@@ -32,13 +33,13 @@ class Grid:
 def grids(results: Results) -> list[Grid]:
     """Method by order at the first merge, and method by merge at the first order that one could deploy."""
     merge = results.merges[0]
-    order = next((o for o in results.orders if not Variant(o, "").is_oracle), results.orders[0])
+    order = next((o for o in results.orders if o not in results.oracles), results.orders[0])
     found = []
     if len(results.orders) > 1:
         fixed = f"{merge} merge" if len(results.merges) > 1 else ""
         found.append(_grid(results, "order", fixed, [Variant(o, merge) for o in results.orders]))
     if len(results.merges) > 1:
-        fixed = f"{Variant(order, merge).order_name} order" if len(results.orders) > 1 else ""
+        fixed = f"{results.order_name(order)} order" if len(results.orders) > 1 else ""
         found.append(_grid(results, "merge", fixed, [Variant(order, m) for m in results.merges]))
     return [grid for grid in found if grid.rows]
 
@@ -51,13 +52,13 @@ def _grid(results: Results, what: str, fixed: str, variants: Sequence[Variant]) 
     rows = {m: cells for m, cells in rows.items() if any(cells)}
     areas = [r.auc for cells in rows.values() for r in cells if r is not None and math.isfinite(r.auc)]
     low, high = _scale(results, areas)
-    columns = tuple(v.order_name if what == "order" else v.merge for v in variants)
+    columns = tuple(results.order_name(v.order) if what == "order" else v.merge for v in variants)
     return Grid(what, fixed, columns, tuple((by_method[m], _cells(cells, low, high)) for m, cells in rows.items()))
 
 
 def _scale(results: Results, areas: Sequence[float]) -> tuple[float, float]:
     """From white to darkest: from the old service to the best cell, or from the worst where none is above old."""
-    old = next((r.auc for r in results.rows if r.method == "old" and r.metric == results.primary), math.inf)
+    old = next((r.auc for r in results.rows if r.method == OLD and r.metric == results.primary), math.inf)
     high = max(areas, default=1.0)
     return (old if old < high else min(areas, default=0.0)), high
 

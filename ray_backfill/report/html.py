@@ -7,7 +7,7 @@ from typing import Any
 from ray_backfill.report import figures, selection, wording
 from ray_backfill.report.grids import grids
 from ray_backfill.report.parts import DATA_WORDS, bind, data_facts, data_uri, flatten, page_environment, picture
-from ray_backfill.report.results import ORDER_FREE, Results, Row
+from ray_backfill.report.results import Results, Row
 
 __all__ = ["DATA_WORDS", "render"]
 FEW_RIVALS = 10  # of many other methods, the closest ones stand in the open
@@ -40,7 +40,6 @@ def render(results: Results, curves_png: bytes) -> str:
         gain_in_words=wording.GAIN_IN_WORDS,
         glossary=wording.glossary(results),
         oracle_note=wording.ORACLE_NOTE,
-        order_free=ORDER_FREE,
         has_orders=len(results.orders) > 1,
         has_merges=len(results.merges) > 1,
         has_bounds=any(r.is_bound for r in results.rows),
@@ -63,9 +62,9 @@ def render(results: Results, curves_png: bytes) -> str:
         bar=_bar,
         starts_group=lambda before, row: before is not None and results.group(before) != results.group(row),
         curves=data_uri(curves_png),
-        data=data_facts(results.manifest.get("data", {})),
-        timings=[(stage, f"{seconds:.1f}") for stage, seconds in results.manifest.get("timings_s", {}).items()],
-        settings=list(flatten({k: v for k in ("settings", "recipe") for k, v in results.manifest.get(k, {}).items()})),
+        data=data_facts(results.manifest.data),
+        timings=[(stage, f"{seconds:.1f}") for stage, seconds in results.manifest.timings_s.items()],
+        settings=list(flatten({**results.manifest.settings, **results.manifest.recipe})),
         **_more_pictures(results),
     )
 
@@ -76,16 +75,21 @@ def _costs(results: Results) -> list[list[str]]:
         return []
     place = {row.method: index for index, row in enumerate(selection.shown_rows(results, results.primary))}
     costs = sorted(results.costs, key=lambda cost: place.get(cost.method, len(place)))
-    known = [c for c in COST_WORDS if not _is_unknown([cost.numbers.get(c, 0.0) for cost in costs])]
-    lines = [["method", *(COST_WORDS[c] for c in known)]]
-    for cost in costs:
-        names = {"query_models": cost.query_models, "trained_models": cost.trained_models or wording.NOTHING}
-        lines.append([cost.title, *(names.get(c) or wording.amount(cost.numbers[c]) for c in known)])
+    columns = {name: [getattr(cost, name) for cost in costs] for name in COST_WORDS}
+    known = [name for name, values in columns.items() if not _is_unknown(values)]
+    lines = [["method", *(COST_WORDS[name] for name in known)]]
+    for index, cost in enumerate(costs):
+        lines.append([cost.title, *(_cost(columns[name][index]) for name in known)])
     return lines
 
 
-def _is_unknown(numbers: Sequence[float]) -> bool:
+def _cost(value: str | float) -> str:
+    return wording.amount(value) if not isinstance(value, str) else value or wording.NOTHING
+
+
+def _is_unknown(values: Sequence[str | float]) -> bool:
     """Whether a column tells nothing: some numbers are not known, and the others are 0."""
+    numbers = [value for value in values if not isinstance(value, str)]
     return any(math.isnan(n) for n in numbers) and not any(n > 0 for n in numbers)
 
 

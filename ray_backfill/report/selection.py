@@ -3,11 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from ray_backfill.report.results import ORDER_FREE, Difference, Results, Row
+from ray_backfill.report.results import Difference, Results, Row
 
 MANY_ROWS = 25  # a table beyond this many shows each method once
 MAX_LINES = 8  # lines beside old, new and offline that an eye can tell apart in one panel
-BASELINE = "rm_naive"
 
 Compared = list[tuple[Row, Difference]]
 
@@ -19,7 +18,7 @@ def is_large(results: Results) -> bool:
 
 def own_methods(results: Results) -> tuple[str, ...]:
     """All methods but old, new and offline."""
-    return tuple(m for m in results.methods if m not in ORDER_FREE)
+    return tuple(dict.fromkeys(r.method for r in results.rows if not r.is_reference))
 
 
 def best_per_method(results: Results, metric: str) -> list[Row]:
@@ -29,10 +28,10 @@ def best_per_method(results: Results, metric: str) -> list[Row]:
     """
     rows = results.table(metric)
     best: dict[str, Row] = {}
-    for row in (r for r in rows if r.method not in ORDER_FREE):
+    for row in (r for r in rows if not r.is_reference):
         if row.method not in best or _rank(row) > _rank(best[row.method]):
             best[row.method] = row
-    return [r for r in rows if r.method in ORDER_FREE] + sorted(best.values(), key=_rank, reverse=True)
+    return [r for r in rows if r.is_reference] + sorted(best.values(), key=_rank, reverse=True)
 
 
 def shown_rows(results: Results, metric: str) -> list[Row]:
@@ -42,18 +41,18 @@ def shown_rows(results: Results, metric: str) -> list[Row]:
 
 def drawn_rows(rows: Sequence[Row]) -> list[Row]:
     """old, new and offline, the few others with the highest AUC, and the baseline; in the order given."""
-    ranked = sorted((r for r in rows if r.method not in ORDER_FREE), key=_rank, reverse=True)
-    kept = {r.method for r in ranked[:MAX_LINES]} | {BASELINE, *ORDER_FREE}
-    return [r for r in rows if r.method in kept]
+    ranked = sorted((r for r in rows if not r.is_reference), key=_rank, reverse=True)
+    kept = {r.method for r in ranked[:MAX_LINES]}
+    return [r for r in rows if r.method in kept or r.is_baseline or r.is_reference]
 
 
 def drawn_in_words(rows: Sequence[Row]) -> list[str]:
     """What a figure says of ``drawn_rows``: "the 8 best of 43 methods"; nothing where all of them are drawn."""
-    own = [r for r in rows if r.method not in ORDER_FREE]
-    drawn = [r for r in drawn_rows(rows) if r.method not in ORDER_FREE]
+    own = [r for r in rows if not r.is_reference]
+    drawn = [r for r in drawn_rows(rows) if not r.is_reference]
     if len(drawn) == len(own):
         return []
-    extra = [f"and {r.title}, the baseline" for r in drawn if r.method == BASELINE][: len(drawn) - MAX_LINES]
+    extra = [f"and {r.title}, the baseline" for r in drawn if r.is_baseline][: len(drawn) - MAX_LINES]
     return [f"the {MAX_LINES} best of {len(own)} methods", *extra]
 
 

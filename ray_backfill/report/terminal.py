@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ray_backfill.report.results import ORDER_FREE, Results, Row, Variant
+from ray_backfill.report.results import Results, Row, Variant
 from ray_backfill.report.selection import shown_rows
 from ray_backfill.report.wording import (
     COLUMNS_IN_WORDS,
@@ -62,7 +62,7 @@ def draw_table(results: Results, console: Console | None = None) -> None:
 
 def _table(results: Results, rows: Sequence[Row]) -> Table:
     bound = (
-        f", {results.variants[0].order_name} order"
+        f", {results.order_name(results.orders[0])} order"
         if len(results.variants) == 1 and any(row.is_bound for row in rows)
         else ""
     )
@@ -75,7 +75,7 @@ def _table(results: Results, rows: Sequence[Row]) -> Table:
     # By method, only the references are set apart: there the neighbours' orders differ anyway.
     sections = [_section(results, row, by_method=len(rows) < len(results.table(results.primary))) for row in rows]
     for index, row in enumerate(rows):
-        style = "bold" if row is best else "dim" if row.is_reference else ""
+        style = "bold" if row is best else "dim" if row.is_end else ""
         last_of_group = index + 1 < len(rows) and sections[index] != sections[index + 1]
         # Text, not str: a title such as "[red]" must not be read as markup.
         table.add_row(*(Text(str(c)) for c in frame.iloc[index]), style=style, end_section=last_of_group)
@@ -83,7 +83,7 @@ def _table(results: Results, rows: Sequence[Row]) -> Table:
 
 
 def _section(results: Results, row: Row, by_method: bool) -> object:
-    return row.method in ORDER_FREE if by_method else results.group(row)
+    return row.is_reference if by_method else results.group(row)
 
 
 def _frame(results: Results, rows: Sequence[Row]) -> pd.DataFrame:
@@ -93,15 +93,15 @@ def _frame(results: Results, rows: Sequence[Row]) -> pd.DataFrame:
 
 def _cells(results: Results, row: Row, others: Mapping[tuple[str, Variant, str], Row]) -> dict[str, str]:
     cells = {"method": row.title}
-    free = row.method in ORDER_FREE
+    free = row.is_reference
     if len(results.orders) > 1:
-        cells["order"] = NOTHING if free else row.variant.order_name
+        cells["order"] = NOTHING if free else results.order_name(row.order)
     if len(results.merges) > 1:
-        cells["merge"] = NOTHING if free else row.variant.merge
+        cells["merge"] = NOTHING if free else row.merge
     cells[f"AUC {results.primary}"] = percent(row.auc)
     cells["gain"] = percent_sign(row.gain)
     # old and new are what the conditions compare with: a tick there would say nothing.
-    starts, ends = (" ", " ") if row.is_reference else (tick(row.starts_at_old), tick(row.ends_at_new))
+    starts, ends = (" ", " ") if row.is_end else (tick(row.starts_at_old), tick(row.ends_at_new))
     cells["M_0"] = f"{percent(row.start)} {starts}"
     cells["M_1"] = f"{percent(row.end)} {ends}"
     cells["falls"] = falls(row)

@@ -2,8 +2,9 @@
 
 import math
 
-from ray_backfill.report.results import DAGGER, ORDER_FREE, Difference, Results, Row
+from ray_backfill.report.results import DAGGER, Difference, Results, Row
 from ray_backfill.report.selection import best_per_method, is_large, own_methods
+from ray_backfill.tables.results import NEW, OLD
 
 MINUS = "\u2212"
 NOTHING = "\u2013"
@@ -43,27 +44,6 @@ GLOSSARY = {
     "mAP@k looks at the first k results only.",
     "CMC@k": "The share of queries with at least one right item among the first k results.",
 }
-MERGE_GLOSSARY = {
-    "quantile": "A merge: a distance of the backward system becomes the forward distance that equally many pairs of "
-    "train items fall below. Needs train embeddings, no labels.",
-    "isotonic": "A merge: each system's distance becomes the chance that two items so far apart belong together, a "
-    "falling staircase fitted on pairs of train items. Needs train embeddings with labels.",
-    "logistic": "A merge: as isotonic, with an S-shaped curve in place of the staircase. Needs train embeddings with "
-    "labels.",
-    "csls": "A merge (cross-domain similarity local scaling): a similarity counts for less between vectors that are "
-    "close to many train vectors. Needs train embeddings, no labels, and the cosine distance.",
-    "rrf": "A merge (reciprocal rank fusion): each system ranks its own items, and items are compared by their places "
-    "there, not by distance. Needs nothing.",
-}
-ADAPTER = (
-    "A small map between the embeddings of two models, fitted on pairs of embeddings without labels. gallery: it maps "
-    "the old gallery into the new space; query: it maps new queries into the old space."
-)
-TRANSFORM = "The network that maps an old embedding (and what else was stored) into the space of the new model."
-SIGMA = (
-    "How uncertain FastFill is about the new embedding that it predicts for an item; as an order, the most uncertain "
-    "items are backfilled first."
-)
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -92,17 +72,16 @@ def amount(number: float) -> str:
 
 
 def glossary(results: Results) -> dict[str, str]:
-    """Word -> meaning: what every page needs, and the words that stand for something in this run."""
-    methods = own_methods(results)
-    with_sigma = ("fastfill", "fastfill_l2_u", "fastfill_disc_u")
-    found = {("CSLS" if m == "csls" else "RRF" if m == "rrf" else m): MERGE_GLOSSARY.get(m, "") for m in results.merges}
-    if any(m.endswith(("_gallery", "_query")) for m in methods):
-        found["Adapter"] = ADAPTER
-    if any(m.startswith(("fct", "fastfill", "bict")) for m in methods):
-        found["h"] = TRANSFORM
-    if "sigma" in results.orders or any(m in with_sigma for m in methods):
-        found["sigma"] = SIGMA
-    return GLOSSARY | {word: meaning for word, meaning in found.items() if meaning}
+    """Word -> meaning: what every page needs, and the words of the merges, methods and orders of this run."""
+    traits, found = results.manifest.traits, dict(GLOSSARY)
+    for of_kind, names in (
+        (traits.merges, results.merges),
+        (traits.methods, results.methods),
+        (traits.orders, results.orders),
+    ):
+        for name in names:
+            found |= of_kind[name].glossary
+    return found
 
 
 def choice(results: Results) -> str:
@@ -118,10 +97,10 @@ def size(results: Results) -> str:
 
 
 def left_out(results: Results) -> dict[str, list[str]]:
-    """Reason -> the methods that could not take part for it."""
+    """Reason -> what could not take part for it."""
     by_reason: dict[str, list[str]] = {}
-    for method, reason in results.manifest.get("left_out", {}).items():
-        by_reason.setdefault(reason, []).append(method)
+    for each in results.manifest.left_out:
+        by_reason.setdefault(each.reason, []).append(each.words)
     return by_reason
 
 
@@ -148,9 +127,9 @@ def verdict(results: Results) -> str:
     if best is None:
         return "No method was compared but old and new, so there is nothing to recommend."
     metric = results.primary
-    reference = {r.method: r for r in results.panel(metric, best.variant) if r.is_reference}
-    old, new = reference.get("old"), reference.get("new")
-    depends = len(results.variants) > 1 and best.method not in ORDER_FREE
+    by_name = {r.method: r for r in results.panel(metric, best.variant)}
+    old, new = by_name.get(OLD), by_name.get(NEW)
+    depends = len(results.variants) > 1 and not best.is_reference
     name = best.title + (f" ({results.label(best.variant)})" if depends else "")
     average = f"{percent_sign(best.auc)} {metric} on average"
     if old and new and new.auc <= old.auc:
@@ -182,7 +161,7 @@ def runner_up(results: Results) -> str:
         if best is not None
         and r.metric == results.primary
         and r.method != best.method
-        and not (r.is_reference or r.is_bound or math.isnan(r.auc))
+        and not (r.is_end or r.is_bound or math.isnan(r.auc))
     ]
     if not others:
         return ""
@@ -215,8 +194,8 @@ def safety(results: Results) -> str:
         return _safety_of_many(results)
     safe: dict[str, list[str]] = {}
     for row in results.table(results.primary):
-        if row.is_safe and not (row.is_reference or row.is_bound):
-            plain = row.method in ORDER_FREE or len(results.variants) == 1
+        if row.is_safe and not (row.is_end or row.is_bound):
+            plain = row.is_reference or len(results.variants) == 1
             safe.setdefault("" if plain else results.label(row.variant), []).append(row.title)
     if not safe:
         return "No method meets all three safety conditions."
@@ -225,7 +204,7 @@ def safety(results: Results) -> str:
 
 
 def _safety_of_many(results: Results) -> str:
-    rows = [r for r in best_per_method(results, results.primary) if r.method not in ORDER_FREE and not r.is_bound]
+    rows = [r for r in best_per_method(results, results.primary) if not r.is_reference and not r.is_bound]
     safe = [r.title for r in rows if r.is_safe]
     each = f", each in its best {choice(results)}" if choice(results) else ""
     if not safe:

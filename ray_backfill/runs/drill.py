@@ -32,8 +32,9 @@ from ray_backfill.live.results import Known, drill_tables
 from ray_backfill.live.settings import LiveSettings
 from ray_backfill.live.shard import ShardPlace
 from ray_backfill.live.sides import SIDES, Sides, check_live, dims_of, new_models, old_models
-from ray_backfill.merges import Merge
+from ray_backfill.merges import Merge, all_merges
 from ray_backfill.methods import Method, find_methods
+from ray_backfill.orders import find_order
 from ray_backfill.recipes import Recipe
 from ray_backfill.report.live import write_live_report
 from ray_backfill.runs.checks import check_evaluation, check_recipe
@@ -102,8 +103,8 @@ def _check(evaluation: Evaluation, live: LiveSettings) -> tuple[Method, Evaluati
     metrics = tuple(dict.fromkeys("mAP@100" if metric == "mAP" else metric for metric in evaluation.metrics))
     evaluation = replace(evaluation, metrics=metrics)
     evaluation.check()
-    check_live(method, Merge(evaluation.merges[0], by_rank=evaluation.merges[0] == "rrf"))
-    if evaluation.orders[0].startswith("oracle"):
+    check_live(method, Merge(evaluation.merges[0], by_rank=all_merges()[evaluation.merges[0]].is_by_rank))
+    if find_order(evaluation.orders[0]).is_oracle:
         raise InputError(f"order {evaluation.orders[0]!r} peeks at embeddings that are still to come; choose another")
     return method, evaluation
 
@@ -131,7 +132,7 @@ def _drill(
     drill_folder, evaluation = context.out / "live", comparison.evaluation
     wanted = {
         "format": FORMAT,
-        "data": comparison.folder.fingerprint(method.models),
+        "data": comparison.folder.fingerprint(method.models, further=comparison.orders.gallery.columns),
         "evaluation": asdict(evaluation),
         "fit": settings_of(method, fits, evaluation.distance) if method.fit else {},
         "live": asdict(live),
@@ -246,6 +247,7 @@ def _facts(
         "title": method.title,
         "order": evaluation.orders[0],
         "merge": evaluation.merges[0],
+        "glossary": all_merges()[evaluation.merges[0]].glossary,
         "primary_metric": evaluation.metrics[0],
         "metrics": list(evaluation.metrics),
         "distance": evaluation.distance,

@@ -8,20 +8,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from ray_backfill import __version__
 from ray_backfill.comparison.costs import cost_table
 from ray_backfill.comparison.orders import store_sigma
 from ray_backfill.comparison.replay import Curves, replay_here
 from ray_backfill.comparison.resolve import Comparison
 from ray_backfill.comparison.tabulate import tabulate
+from ray_backfill.comparison.traits import traits_of
+from ray_backfill.merges import RAW
 from ray_backfill.report import write_report
 from ray_backfill.stages import begin_stage, finish_stage, look_at_stage, note_facts
-from ray_backfill.store import write_parquet
+from ray_backfill.tables.results import Manifest
+from ray_backfill.tables.schema import write_table
 
 # Of the folder of results: goes up when a table gets another shape.
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def write_results(
         InputError: ``out`` belongs to another run.
     """
     folder, evaluation = comparison.folder, comparison.evaluation
-    fingerprint = folder.fingerprint(folder.models)
+    fingerprint = folder.fingerprint(folder.models, further=comparison.orders.gallery.columns)
     # By name, so that "all" means other results when there are other methods.
     compared = asdict(evaluation) | {"methods": [method.name for method in comparison.methods]}
     wanted = {"format": FORMAT, "data": fingerprint, "evaluation": compared} | facts.settings
@@ -70,8 +71,8 @@ def write_results(
     frames = vars(tables) | {"costs": cost_table(comparison.methods, dims, comparison.maps, facts.backbones)}
     for name, table in frames.items():
         if table is not None:
-            write_parquet(out / f"{name}.parquet", pa.Table.from_pandas(table, preserve_index=False))
-    note_facts(out, _manifest(comparison, fingerprint, facts, round(time.perf_counter() - started, 2)))
+            write_table(out / f"{name}.parquet", table)
+    note_facts(out, _manifest(comparison, fingerprint, facts, round(time.perf_counter() - started, 2)).facts())
     write_report(out)
     finish_stage(out)
     return out
@@ -87,26 +88,26 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: float) -> dict[str, Any]:
+def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: float) -> Manifest:
     """What the manifest says beside the settings."""
     folder, evaluation, truth = comparison.folder, comparison.evaluation, comparison.truth
-    return {
-        "kind": "simulation",
-        "command": facts.command,
-        "recipe": facts.recipe,
-        "created": now(),
-        "versions": versions(),
-        "seed": evaluation.order_seed,
-        "primary_metric": evaluation.metrics[0],
-        "left_out": {each.words: each.reason for each in comparison.left_out},
-        "timings_s": facts.timings_s | {"replay": replay_s},
-        "backbones": facts.backbones,
-        "data": {
-            "fingerprint": fingerprint,
-            "gallery_items": len(folder.gallery),
-            "queries": truth.n_queries,
-            "queries_skipped": len(truth.skipped),
-        }
-        | {f"{model}_dim": folder.gallery.vectors[model].shape[1] for model in folder.models}
-        | facts.embeddings,
+    sizes = {
+        "fingerprint": fingerprint,
+        "gallery_items": len(folder.gallery),
+        "queries": truth.n_queries,
+        "queries_skipped": len(truth.skipped),
     }
+    dims = {f"{model}_dim": folder.gallery.vectors[model].shape[1] for model in folder.models}
+    return Manifest(
+        command=facts.command,
+        recipe=facts.recipe,
+        created=now(),
+        versions=versions(),
+        seed=evaluation.order_seed,
+        primary_metric=evaluation.metrics[0],
+        traits=traits_of(comparison.methods, comparison.orders.orders, (RAW.name, *comparison.merges.names)),
+        left_out=comparison.left_out,
+        timings_s=facts.timings_s | {"replay": replay_s},
+        backbones=facts.backbones,
+        data=sizes | dims | facts.embeddings,
+    )

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ import pytest
 
 import ray_backfill as rb
 from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.comparison.left_out import LeftOut
 from ray_backfill.comparison.orders import resolve_orders
 from ray_backfill.comparison.replay import Curves, replay_here
 from ray_backfill.comparison.resolve import resolve
@@ -20,11 +20,15 @@ from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.errors import InputError
 from ray_backfill.files import read_json
 from ray_backfill.methods import find_methods
+from ray_backfill.orders import high_first
 from ray_backfill.replay import Curve
+from ray_backfill.report import read_results
+from ray_backfill.report.wording import glossary
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.pipeline import evaluate_folder
 from ray_backfill.runs.results import Facts, write_results
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable, read_folder, vector_column, write_parquet
+from ray_backfill.tables.results import LeftOut, Manifest
 from ray_backfill.training.fits import FitSettings
 from ray_backfill.training.head_loop import HeadTraining
 from ray_backfill.training.transform_loop import TransformTraining
@@ -92,7 +96,7 @@ def test_tables_hold_what_the_curves_say(folder: Path, tmp_path: Path) -> None:
     both_ends = summary[(summary.method.isin(["old", "new"])) & (summary.metric == "mAP")]
     assert set(both_ends.gain.round(9)) == {0.0, 1.0}
     manifest = read_json(out / "manifest.json")
-    assert manifest["left_out"] == {"rm": "no train split"}
+    assert manifest["left_out"] == [{"kind": "method", "name": "rm", "reason": "no train split"}]
     assert manifest["finished"]
     assert {p.name for p in out.iterdir()} == {
         *("curves.parquet", "summary.parquet", "differences.parquet", "costs.parquet"),
@@ -280,7 +284,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
     ("change", "message"),
     [
         ({"merges": ("sorted",)}, "unknown merge 'sorted'; known: raw"),
-        ({"merges": ("csls",), "distance": "l2"}, "csls merge is for the cosine distance"),
+        ({"merges": ("csls",), "distance": "l2"}, "csls merge is made for the cosine distance"),
         ({"merges": ()}, "one merge"),
         ({"points": 1 << 17}, "at most 65536"),
     ],
@@ -299,21 +303,25 @@ def test_flips_have_intervals(folder: Path, tmp_path: Path) -> None:
     assert (lost.high > lost.low).any()
 
 
-def evaluate(folder: Path, out: Path, **change: Any) -> dict[str, Any]:
+def evaluate(folder: Path, out: Path, **change: Any) -> Manifest:
     """The manifest of a run on a user's folder, from preflight to report."""
     evaluation = replace(EVALUATION, orders=("random",), **change)
     small = FitSettings(heads=HeadTraining(epochs=1), transforms=TransformTraining(epochs=1, hidden=8))
     results = evaluate_folder(folder, evaluation, small, Context(out))
-    return read_json(results / "manifest.json")
+    return Manifest.from_json(read_json(results / "manifest.json"))
+
+
+def reasons(found: Manifest) -> dict[str, str]:
+    return {each.words: each.reason for each in found.left_out}
 
 
 def test_what_cannot_be_fitted_is_left_out_and_the_rest_runs(folder: Path, tmp_path: Path) -> None:
     methods = ("rm_naive", "procrustes_query", "rm", "fastfill")
     found = evaluate(folder, tmp_path / "a", methods=methods, merges=("raw", "quantile", "isotonic", "rrf"))
-    assert set(found["left_out"]) == {"procrustes_query", "rm", "fastfill", "quantile merge", "isotonic merge"}
+    assert set(reasons(found)) == {"procrustes_query", "rm", "fastfill", "quantile merge", "isotonic merge"}
     write_split(folder / "train.parquet", 60, 3000, label=None)
     found = evaluate(folder, tmp_path / "b", methods=methods, merges=("raw", "quantile", "isotonic"))
-    assert set(found["left_out"]) == {"rm", "fastfill", "isotonic merge"}
+    assert set(reasons(found)) == {"rm", "fastfill", "isotonic merge"}
     summary = pd.read_parquet(tmp_path / "b" / "results" / "summary.parquet")
     assert set(summary[summary.method == "procrustes_query"]["merge"]) == {"raw", "quantile"}
 
@@ -324,7 +332,7 @@ def test_a_model_that_the_train_split_lacks_goes_without_fitted_merges(folder: P
         bct = vector_column(vectors(np.arange(rows) % CLASSES, 4, 0.8, first))
         write_split(folder / f"{split}.parquet", rows, first, bct=bct, side=["left"] * rows)
     found = evaluate(folder, tmp_path / "out", methods=("bct", "fct_side"), merges=("raw", "quantile", "rrf"))
-    assert found["left_out"] == {
+    assert reasons(found) == {
         "fct_side": "needs embeddings of a further model: a column 'side' in gallery.parquet",
         "bct with fitted merges": "needs a column 'bct' in train.parquet",
     }
@@ -334,5 +342,31 @@ def test_a_model_that_the_train_split_lacks_goes_without_fitted_merges(folder: P
 
 def test_all_means_the_methods_that_there_are(folder: Path, tmp_path: Path) -> None:
     found = evaluate(folder, tmp_path / "out", methods=("all",))
-    assert found["settings"]["evaluation"]["methods"] == ["old", "new", "offline", "rm_naive"]
-    assert {"rm", "fct", "bct"} < set(found["left_out"])
+    assert found.settings["evaluation"]["methods"] == ["old", "new", "offline", "rm_naive"]
+    assert {"rm", "fct", "bct"} < set(reasons(found))
+
+
+def test_a_plugins_order_reads_its_own_column_and_its_merge_takes_part(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recency = np.random.default_rng(0).random(60)
+    write_split(folder / "gallery.parquet", 60, 0, recency=recency)
+    orders = (rb.Order("newest", "newest first", "", high_first("recency"), ("recency",), glossary={"Newest": "..."}),)
+    merges = (rb.MergeKind("own", "own merge", "", lambda *_: rb.Merge("own", by_rank=True), needs_train=False),)
+    plugin = SimpleNamespace(ORDERS=orders, MERGES=merges)
+    monkeypatch.setattr("ray_backfill.plugins._modules_from_outside", lambda: (plugin,))
+    evaluation = replace(EVALUATION, orders=("newest",), merges=("raw", "own"))
+    comparison = resolve(read_folder(folder), evaluation, FitSettings())
+    assert comparison.orders.of_gallery["newest"].tolist() == np.argsort(-recency).tolist()
+    results = read_results(write_results(comparison, tmp_path / "out", Facts(command="test")))
+    assert (results.orders, results.merges) == (("newest",), ("raw", "own"))
+    assert glossary(results)["Newest"] == "..."
+    write_split(folder / "gallery.parquet", 60, 0, recency=recency[::-1])
+    with pytest.raises(InputError, match=r"another run \(data: "):
+        write_results(resolve(read_folder(folder), evaluation, FitSettings()), tmp_path / "out", Facts(command="test"))
+    write_split(folder / "gallery.parquet", 60, 0, recency=["today"] * 60)
+    with pytest.raises(InputError, match="column 'recency' must hold numbers"):
+        resolve(read_folder(folder), evaluation, FitSettings())
+    write_split(folder / "gallery.parquet", 60, 0)
+    with pytest.raises(InputError, match="order 'newest' needs the gallery column 'recency', which is not there"):
+        resolve(read_folder(folder), evaluation, FitSettings())

@@ -3,12 +3,16 @@
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from papers.runs import Case, Runs, SeedRun, read_runs
+from ray_backfill.tables.results import GAP, CurvePoint, DifferenceRow, SubgroupPoint, SummaryRow
+from ray_backfill.tables.schema import block, frame, write_table
+from tests.report.folder import made_traits
 
 T = (0.0, 0.25, 0.5, 0.75, 1.0)
 NAN = math.nan
@@ -54,36 +58,37 @@ def write_seed(
     **manifest: Any,
 ) -> Path:
     """Write one results folder; gaps by case become subgroups.parquet."""
-    folder.mkdir(parents=True, exist_ok=True)
-    curves: list[dict[str, Any]] = []
-    summary: list[dict[str, Any]] = []
-    for case, line in ((REFERENCES if references else {}) | dict(made)).items():
+    curves: list[pd.DataFrame] = []
+    summary: list[SummaryRow] = []
+    cases = (REFERENCES if references else {}) | dict(made)
+    for case, line in cases.items():
         for metric, shift in (("mAP", 0.0), ("CMC@1", CMC_ABOVE)):
-            key = case._asdict() | {"metric": metric}
             values = [v + shift for v in line.curve()]
-            curves += [key | {"t": t, "value": v, "low": NAN, "high": NAN} for t, v in zip(T, values, strict=True)]
+            curves.append(block(CurvePoint, *case, metric, T, values, NAN, NAN))
             area = trapezoid(values)
             gain = (area - shift - OLD) / (NEW - OLD)
-            unknown = dict.fromkeys(("auc_low", "auc_high", "gain_low", "gain_high"), NAN)
-            numbers = {"auc": area, "auc_mean": sum(values) / len(values), "gain": gain, "start": values[0]}
-            numbers |= {"end": values[-1], "largest_fall": line.fall, "negative_flips_max": 0.05}
-            flags = {"monotone": line.fall == 0, "starts_at_old": line.start >= OLD, "ends_at_new": line.end >= NEW}
-            summary.append(key | {"title": case.method.replace("_", " ")} | numbers | unknown | flags)
-    pd.DataFrame(curves).to_parquet(folder / "curves.parquet")
-    pd.DataFrame(summary).to_parquet(folder / "summary.parquet")
-    names = ("method", "order", "merge", "other_method", "other_order", "other_merge", "metric")
-    nothing = dict.fromkeys(names, "") | dict.fromkeys(("difference", "low", "high"), NAN)
-    pd.DataFrame([nothing]).to_parquet(folder / "differences.parquet")
+            summary.append(
+                SummaryRow(
+                    *case, case.method.replace("_", " "), metric, area, NAN, NAN, sum(values) / len(values), gain, NAN,
+                    NAN, values[0], values[-1], line.fall == 0, line.fall, line.start >= OLD, line.end >= NEW, 0.05,
+                )
+            )  # fmt: skip
+    write_table(folder / "curves.parquet", pd.concat(curves))
+    write_table(folder / "summary.parquet", frame(SummaryRow, summary))
+    nothing = DifferenceRow("", "", "", "", "", "", "", NAN, NAN, NAN)
+    write_table(folder / "differences.parquet", frame(DifferenceRow, [nothing]))
     if gaps is not None:
-        fixed = {"metric": "mAP", "low": NAN, "high": NAN, "queries": 9}
         rows = [
-            case._asdict() | fixed | {"t": t, "value": v * times, "group": group}
+            SubgroupPoint(*case, "mAP", group, 9, t, v * times, NAN, NAN)
             for case, values in gaps.items()
             for t, v in zip(gap_moments, values, strict=True)
-            for group, times in (("women", 2), ("(gap)", 1))  # women's own values must not be read as the gap
+            for group, times in (("women", 2), (GAP, 1))  # women's own values must not be read as the gap
         ]
-        pd.DataFrame(rows).to_parquet(folder / "subgroups.parquet")
-    (folder / "manifest.json").write_text(json.dumps(MANIFEST | manifest), encoding="utf-8")
+        write_table(folder / "subgroups.parquet", frame(SubgroupPoint, rows))
+    traits = made_traits(*({case[part] for case in cases} for part in range(3)))
+    (folder / "manifest.json").write_text(
+        json.dumps(MANIFEST | {"traits": asdict(traits)} | manifest), encoding="utf-8"
+    )
     return folder
 
 
@@ -98,5 +103,5 @@ MANIFEST: dict[str, Any] = {
     "primary_metric": "mAP",
     "versions": {"ray_backfill": "0.1.0", "numpy": "2.4.6"},
     "data": {"fingerprint": "sha256:abc", "gallery_items": 1936, "queries": 1936},
-    "left_out": {"fct_side": "no side information"},
+    "left_out": [{"kind": "method", "name": "fct_side", "reason": "no side information"}],
 }

@@ -14,6 +14,8 @@ from papers.figure import curves_figure
 from papers.page import PageInput, write_page
 from papers.runs import Case, SeedRun, read_runs
 from ray_backfill.errors import InputError
+from ray_backfill.tables.results import CostRow
+from ray_backfill.tables.schema import frame, write_table
 from tests.papers.folder import ORDER, Made, T, flat, runs_of, write_seed
 
 FINDINGS = "## Findings\n\nBy hand: {{ no template }} | <b>as it is</b>."
@@ -26,10 +28,8 @@ def page_of(tmp_path: Path) -> PageInput:
     made |= {Case("rm", "random"): flat(0.45), Case("rm_naive", ORDER, "csls"): flat(0.45)}
     made |= {Case("fastfill", "sigma"): flat(0.47), Case("rm_naive", "random"): flat(0.37)}
     runs = tuple(SeedRun(s, write_seed(tmp_path / f"s{s}", made, gaps=gaps)) for s in range(3))
-    names = {"method": "rm", "title": "full RM", "query_models": "new", "trained_models": "new"}
-    zeros = dict.fromkeys(("query_backbone_macs", "query_parameters", "query_macs", "backbone_training_flops"), 0)
-    row = names | zeros | {"gallery_macs": 0, "training_flops": 2e9}
-    pd.DataFrame([row]).to_parquet(tmp_path / "s0" / "costs.parquet")
+    cost = CostRow("rm", "full RM", "new", 0.0, 0, 0, 0, 2_000_000_000, "new", 0.0)
+    write_table(tmp_path / "s0" / "costs.parquet", frame(CostRow, [cost]))
     setting = {"loss": "mcl", "rho": True, "mining": True, "tau": 0.1, "auc": 0.5, "gain": 1, "start": 0.4, "end": 0.6}
     pd.DataFrame([setting]).to_parquet(tmp_path / "ablation.parquet")
     (tmp_path / "findings.md").write_text(FINDINGS)
@@ -106,7 +106,7 @@ def test_each_claim_has_a_row(tmp_path: Path) -> None:
 
 
 def test_one_seed_and_nothing_else(tmp_path: Path) -> None:
-    runs = (SeedRun(7, write_seed(tmp_path / "s", {Case("bct", ORDER): flat(0.4)}, versions={}, left_out={})),)
+    runs = (SeedRun(7, write_seed(tmp_path / "s", {Case("bct", ORDER): flat(0.4)}, versions={}, left_out=[])),)
     page = PageInput("Small", "Few.", runs, "make reproduce", "today", "here")
     write_page(page, tmp_path / "small.md")
     text = (tmp_path / "small.md").read_text(encoding="utf-8")

@@ -16,7 +16,9 @@ from papers.spread import mean_and_spread
 from papers.training_free import best_training_free
 from ray_backfill.errors import InputError
 from ray_backfill.report.wording import amount
-from tests.papers.folder import ORDER, Made, flat, runs_of, write_seed
+from ray_backfill.tables.results import CostRow
+from ray_backfill.tables.schema import frame, write_table
+from tests.papers.folder import NAN, ORDER, Made, flat, runs_of, write_seed
 
 
 def row(table: PageTable | None, first: str) -> dict[str, str]:
@@ -192,19 +194,17 @@ def test_no_subgroups(tmp_path: Path) -> None:
 def test_costs(tmp_path: Path) -> None:
     folder = write_seed(tmp_path / "seed-0", {Case("rm", ORDER): flat(0.4)}, backbones=BACKBONES)
     assert page_tables.costs_table(read_runs([SeedRun(0, folder)])) is None
-    numbers = {"query_parameters": 132864, "query_macs": 131072.0, "gallery_macs": 0.0, "training_flops": float("nan")}
-    numbers |= {"query_backbone_macs": 1.8e9, "backbone_training_flops": 2e15}
     rows = [
-        {"method": m, "title": m, "query_models": models, "trained_models": "new"} | numbers
+        CostRow(m, m, models, 1.8e9, 132_864, 131_072, 0, 12_345, "new", NAN)
         for m, models in (("rm", "new"), ("rm_naive", "old + new"))
     ]
-    pd.DataFrame(rows).to_parquet(folder / "costs.parquet")
+    write_table(folder / "costs.parquet", frame(CostRow, rows))
     runs = read_runs([SeedRun(0, folder)])
     table = page_tables.costs_table(runs)
     assert table is not None
     assert table.rows == (
-        ("rm_naive", "old + new", "1.8 G", "131.1 k", "132.9 k", "0", "–", "new", "2.0 P"),
-        ("rm", "new", "1.8 G", "131.1 k", "132.9 k", "0", "–", "new", "2.0 P"),
+        ("rm_naive", "old + new", "1.8 G", "131.1 k", "132.9 k", "0", "12.3 k", "new", "–"),
+        ("rm", "new", "1.8 G", "131.1 k", "132.9 k", "0", "12.3 k", "new", "–"),
     )
     models = page_tables.backbones_table(runs)
     assert models is not None

@@ -2,12 +2,26 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+
+from ray_backfill.tables.results import (
+    FLIP_METRICS,
+    CostRow,
+    CurvePoint,
+    DifferenceRow,
+    MergeTraits,
+    MethodTraits,
+    OrderTraits,
+    SummaryRow,
+    Traits,
+)
+from ray_backfill.tables.schema import block, frame, write_table
 
 T = (0.0, 0.5, 1.0)
 NAN = math.nan
@@ -20,7 +34,6 @@ METHODS: dict[str, tuple[Any, ...]] = {
     "bct": ("BCT", (0.25, 0.35, 0.45), 0.35, 0.35, 0.25, True, 0.0, False, False, NAN),
 }
 SAFE = (True, 0.0, True, True, 0.01)
-FLIPS = ("negative_flips", "positive_flips", "negative_flips_vs_old", "positive_flips_vs_old")
 SHIFT = {"mAP": 0.0, "CMC@1": 0.2}  # CMC@1 is mAP plus 20 points
 
 
@@ -43,60 +56,70 @@ def write_results(
 
     Each merge after the first costs 0.4 points; old and new have the first one only.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    curves: list[dict[str, Any]] = []
-    summary: list[dict[str, Any]] = []
+    curves: list[pd.DataFrame] = []
+    summary: list[SummaryRow] = []
     areas: dict[tuple[str, str, str, str], float] = {}
+    half = 0.01 if intervals else NAN
     for (late, order), (off, merge) in product(enumerate(orders), enumerate(merges)):
         for name, (title, values, auc, mean, gain, monotone, fall, at_old, at_new, negative) in methods.items():
             if off and name in ("old", "new"):
                 continue
-            key = {"method": name, "order": order, "merge": merge}
+            key = name, order, merge
             cost = 0.0 if name in ("old", "new") else 0.01 * late + 0.004 * off
             for metric, shift in SHIFT.items():
-                half = 0.01 if intervals else NAN
-                for t, value in zip(T, values, strict=True):
-                    point = {"metric": metric, "t": t, "value": value + shift}
-                    curves.append(key | point | {"low": value + shift - half, "high": value + shift + half})
-                area = auc + shift - cost
-                numbers = {"auc": area, "auc_low": area - half, "auc_high": area + half}
-                numbers |= {"auc_mean": mean + shift - cost, "gain": gain - 5 * cost}
-                numbers |= {"gain_low": gain - 5 * cost - 0.1, "gain_high": gain - 5 * cost + 0.1}
-                areas[name, order, merge, metric] = area
-                ends = {"start": values[0] + shift, "end": values[-1] + shift, "largest_fall": fall}
-                flags = {"monotone": monotone, "starts_at_old": at_old, "ends_at_new": at_new}
-                row = key | {"title": title, "metric": metric} | numbers | ends | flags
-                summary.append(row | {"negative_flips_max": negative})
-            for metric in FLIPS if flips else ():
-                curves += [key | {"metric": metric, "t": t, "value": 0.1 * t, "low": NAN, "high": NAN} for t in T]
-    pd.DataFrame(curves).to_parquet(folder / "curves.parquet")
-    pd.DataFrame(summary).to_parquet(folder / "summary.parquet")
-    _differences(areas).to_parquet(folder / "differences.parquet")
-    (folder / "manifest.json").write_text(json.dumps(MANIFEST | manifest), encoding="utf-8")
+                curve = pd.Series(values) + shift
+                curves.append(block(CurvePoint, *key, metric, T, curve, curve - half, curve + half))
+                area, late_gain = auc + shift - cost, gain - 5 * cost
+                areas[*key, metric] = area
+                summary.append(
+                    SummaryRow(
+                        *key, title, metric, area, area - half, area + half, mean + shift - cost, late_gain,
+                        late_gain - 0.1, late_gain + 0.1, values[0] + shift, values[-1] + shift, monotone, fall, at_old,
+                        at_new, negative,
+                    )
+                )  # fmt: skip
+            for metric in FLIP_METRICS if flips else ():
+                curves.append(block(CurvePoint, *key, metric, T, [0.1 * t for t in T], NAN, NAN))
+    write_table(folder / "curves.parquet", pd.concat(curves))
+    write_table(folder / "summary.parquet", frame(SummaryRow, summary))
+    write_table(folder / "differences.parquet", frame(DifferenceRow, _differences(areas)))
+    facts = MANIFEST | {"traits": asdict(made_traits(methods, orders, merges))} | manifest
+    (folder / "manifest.json").write_text(json.dumps(facts), encoding="utf-8")
     return folder
 
 
-def _differences(areas: Mapping[tuple[str, str, str, str], float]) -> pd.DataFrame:
+def made_traits(methods: Iterable[str], orders: Iterable[str], merges: Iterable[str]) -> Traits:
+    """What a manifest says of these names; every name but raw and random is explained by itself."""
+
+    def glossary(name: str) -> dict[str, str]:
+        return {} if name in (*METHODS, "raw", "random", "score") else {f"word of {name}": "its meaning"}
+
+    return Traits(
+        {m: MethodTraits(m, "family", m in ("old", "new", "offline"), m == "rm_naive", glossary(m)) for m in methods},
+        {o: OrderTraits(o, "oracle" in o, glossary(o)) for o in orders},
+        {m: MergeTraits(m, glossary(m)) for m in merges},
+    )
+
+
+def _differences(areas: Mapping[tuple[str, str, str, str], float]) -> list[DifferenceRow]:
     """All pairs that differ in one thing, and all with old and new of the same order."""
-    columns = ("method", "order", "merge", "other_method", "other_order", "other_merge", "metric")
     rows = []
     for a, b in product(areas, areas):
         apart = [x != y for x, y in zip(a[:3], b[:3], strict=True)]
         is_reference = a[1] == b[1] and (a[0] in ("old", "new") or b[0] in ("old", "new"))
         if a[3] == b[3] and (sum(apart) == 1 or (is_reference and apart[0])):
             lead = areas[a] - areas[b]
-            rows.append((*a[:3], *b, lead, lead - 0.02, lead + 0.02))
-    rows = rows or [("", "", "", "", "", "", "", NAN, NAN, NAN)]
-    return pd.DataFrame(rows, columns=[*columns, "difference", "low", "high"])
+            rows.append(DifferenceRow(*a[:3], *b, lead, lead - 0.02, lead + 0.02))
+    return rows or [DifferenceRow("", "", "", "", "", "", "", NAN, NAN, NAN)]
 
 
-def write_costs(folder: Path, methods: Sequence[str] = tuple(METHODS), **numbers: float) -> Path:
+def write_costs(folder: Path, query_backbone_macs: float = NAN) -> Path:
     """What a method costs, beside results that are there: 132,900 parameters, and nobody counted the backbone."""
-    names = {"query_models": "old + new", "trained_models": "new"}
-    counts = {"query_backbone_macs": NAN, "query_parameters": 132_900, "query_macs": 131_072, "gallery_macs": 0}
-    counts |= {"training_flops": 1.8e9, "backbone_training_flops": NAN} | numbers
-    rows = [{"method": name, "title": METHODS[name][0] if name in METHODS else name} for name in methods]
-    pd.DataFrame([row | names | counts for row in rows]).to_parquet(folder / "costs.parquet")
+    rows = [
+        CostRow(name, made[0], "old + new", query_backbone_macs, 132_900, 131_072, 0, 1_800_000_000, "new", NAN)
+        for name, made in METHODS.items()
+    ]
+    write_table(folder / "costs.parquet", frame(CostRow, rows))
     return folder
 
 
@@ -119,5 +142,5 @@ MANIFEST: dict[str, Any] = {
     },
     "primary_metric": "mAP",
     "timings_s": {"replay": 1.25},
-    "left_out": {"fct": "needs a train table"},
+    "left_out": [{"kind": "method", "name": "fct", "reason": "needs a train table"}],
 }

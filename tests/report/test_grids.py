@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from ray_backfill.report import read_results
 from ray_backfill.report.grids import DARKEST, grids
-from ray_backfill.report.results import read_results
 from tests.report.folder import METHODS, write_results
 
 

@@ -1,6 +1,8 @@
 """The page: right numbers, nothing from outside, nothing that a title could smuggle in."""
 
+import json
 import re
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -8,7 +10,8 @@ import pandas as pd
 import pytest
 
 from ray_backfill.report import write_report
-from tests.report.folder import METHODS, many_methods, write_costs, write_results
+from ray_backfill.tables.results import LeftOut
+from tests.report.folder import METHODS, made_traits, many_methods, write_costs, write_results
 
 
 class Cells(HTMLParser):
@@ -97,7 +100,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
         methods=methods,
         command=hostile,
         settings={hostile: hostile},
-        left_out={"fct": hostile},
+        left_out=[{"kind": "method", "name": "fct", "reason": hostile}],
         data={"notes": [hostile]},
     )
     text, cells = page(tmp_path)
@@ -120,7 +123,8 @@ def test_undefined_numbers_are_dashes(tmp_path: Path) -> None:
 
 def test_a_bare_manifest_and_no_flips_still_make_a_page(tmp_path: Path) -> None:
     write_results(tmp_path, flips=False)
-    (tmp_path / "manifest.json").write_text('{"primary_metric": "mAP"}')
+    traits = asdict(made_traits(METHODS, ("score",), ("raw",)))
+    (tmp_path / "manifest.json").write_text(json.dumps({"primary_metric": "mAP", "traits": traits}))
     text, cells = page(tmp_path)
     assert len(cells.addresses) == 1
     assert "Which queries change" not in text
@@ -195,6 +199,11 @@ def test_an_oracle_order_is_marked_where_it_is_the_only_one(tmp_path: Path) -> N
 
 
 def test_methods_left_out_for_one_reason_stand_together(tmp_path: Path) -> None:
-    _, cells = page(write_results(tmp_path, left_out={"fct": "no labels", "bict": "no labels", "rm": "no pairs"}))
-    assert ["fct, bict", "no labels"] in cells.rows
-    assert ["rm", "no pairs"] in cells.rows
+    gone = (
+        LeftOut("method", "fct", "no labels"),
+        LeftOut("merge", "isotonic", "no labels"),
+        LeftOut("method", "rm", "?"),
+    )
+    _, cells = page(write_results(tmp_path, left_out=[asdict(each) for each in gone]))
+    assert ["fct, isotonic merge", "no labels"] in cells.rows
+    assert ["rm", "?"] in cells.rows

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -9,8 +10,11 @@ import pytest
 
 from ray_backfill.errors import InputError
 from ray_backfill.report import print_table, write_report
-from ray_backfill.report.results import CURVE_COLUMNS, SUMMARY_COLUMNS, Variant, read_results
-from tests.report.folder import METHODS, write_costs, write_results
+from ray_backfill.report.reading import read_results
+from ray_backfill.report.results import Variant
+from ray_backfill.tables.results import TABLES
+from ray_backfill.tables.schema import columns
+from tests.report.folder import METHODS, made_traits, write_costs, write_results
 
 
 def change(path: Path, edit: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
@@ -46,10 +50,10 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "column"),
-    [("curves.parquet", c) for c in CURVE_COLUMNS] + [("summary.parquet", c) for c in SUMMARY_COLUMNS],
+    [(f"{name}.parquet", column) for name in ("curves", "summary", "costs") for column in columns(TABLES[name])],
 )
 def test_a_missing_column_is_named_in_one_line(tmp_path: Path, name: str, column: str) -> None:
-    write_results(tmp_path)
+    write_costs(write_results(tmp_path))
     change(tmp_path / name, lambda frame: frame.drop(columns=column))
     with pytest.raises(InputError, match=f"{name} lacks the column {column}: ") as caught:
         write_report(tmp_path)
@@ -73,8 +77,28 @@ def test_a_broken_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(InputError, match=r"manifest\.json is not valid JSON"):
         read_results(tmp_path)
-    (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(InputError, match="lacks the key primary_metric"):
+    for text in ("{}", "[]"):
+        (tmp_path / "manifest.json").write_text(text)
+        with pytest.raises(InputError, match="lacks the key primary_metric, traits"):
+            read_results(tmp_path)
+
+
+def test_a_folder_of_an_older_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    write_results(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"primary_metric": "mAP", "left_out": {"fct": "needs a train table"}}')
+    with pytest.raises(InputError, match=r"lacks the key traits: run simulate again with this version$"):
+        read_results(tmp_path)
+    write_results(tmp_path, left_out={"fct": "needs a train table"})
+    with pytest.raises(InputError, match=r"was written by another version .*: run simulate again with this version$"):
+        read_results(tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("method", "bct"), ("order", "score"), ("merge", "raw")])
+def test_what_the_manifest_says_nothing_of_is_named(tmp_path: Path, kind: str, name: str) -> None:
+    traits = asdict(made_traits(METHODS, ("score",), ("raw",)))
+    del traits[f"{kind}s"][name]
+    write_results(tmp_path, traits=traits)
+    with pytest.raises(InputError, match=f"has no traits of the {kind} {name}, which summary.parquet lists"):
         read_results(tmp_path)
 
 
@@ -115,11 +139,8 @@ def test_costs_are_read_where_they_are(tmp_path: Path) -> None:
     costs = read_results(write_costs(tmp_path)).costs
     assert [cost.method for cost in costs] == list(METHODS)
     assert costs[3].title == "full RM"
-    assert costs[3].numbers["query_parameters"] == 132_900
-    assert math.isnan(costs[3].numbers["query_backbone_macs"])
-    change(tmp_path / "costs.parquet", lambda frame: frame.drop(columns="gallery_macs"))
-    with pytest.raises(InputError, match=r"costs\.parquet lacks the column gallery_macs"):
-        read_results(tmp_path)
+    assert costs[3].query_parameters == 132_900
+    assert math.isnan(costs[3].query_backbone_macs)
 
 
 def test_curves_and_differences_keep_their_keys(tmp_path: Path) -> None:

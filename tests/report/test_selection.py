@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from ray_backfill.report import selection
-from ray_backfill.report.results import Results, Variant, read_results
+from ray_backfill.report.reading import read_results
+from ray_backfill.report.results import Results, Variant
 from tests.report.folder import METHODS, many_methods, write_results
 
 ORDERS = ("oracle_loss", "score", "random")  # the oracle has the highest AUC of all

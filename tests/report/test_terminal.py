@@ -90,7 +90,8 @@ def test_an_oracle_order_is_marked(tmp_path: Path) -> None:
 
 
 def test_the_reason_stands_before_dozens_of_names(tmp_path: Path) -> None:
-    left_out = {f"m{i}": "needs labels" for i in range(40)} | {"given": "no column order_score"}
+    reasons = {f"m{i}": "needs labels" for i in range(40)} | {"given": "no column order_score"}
+    left_out = [{"kind": "method", "name": name, "reason": reason} for name, reason in reasons.items()]
     lines = printed(write_results(tmp_path, left_out=left_out)).splitlines()
     (many,) = [line for line in lines if "needs labels" in line]
     assert many.strip().startswith("left out: 40 (needs labels): m0, m1, ")

@@ -6,7 +6,7 @@ import numpy as np
 
 from ray_backfill.report.live.drill import Checkpoint, Drill, Gap
 from ray_backfill.report.live.situations import cost, median
-from ray_backfill.report.wording import GLOSSARY, MERGE_GLOSSARY, MINUS, NOTHING, percent_sign
+from ray_backfill.report.wording import GLOSSARY, MINUS, NOTHING, percent_sign
 
 FEW = 4  # kinds of incidents that a sentence can list
 
@@ -132,9 +132,7 @@ def glossary(drill: Drill) -> dict[str, str]:
     found = {word: GLOSSARY[word] for word in ("Backfill", "M_t", "Order", "Merge")} | LIVE_GLOSSARY
     kinds = ("mAP", "CMC@k")
     found |= {kind: GLOSSARY[kind] for kind in kinds if any(m.startswith(kind[:3]) for m in drill.metrics)}
-    merge = str(drill.manifest.get("merge", ""))
-    extra = {
-        merge: MERGE_GLOSSARY.get(merge, ""),
+    extra = drill.manifest.get("glossary", {}) | {
         "Recall": "" if drill.is_exact else RECALL,
         "Churn": CHURN if drill.has_churn else "",
         "Kept old": KEPT_OLD if any(c.kept_old for c in drill.checkpoints) else "",

@@ -162,5 +162,6 @@ def test_the_glossary_has_the_words_of_this_drill(tmp_path: Path) -> None:
     assert not set(plain) & rare
     assert {"mAP", "CMC@k", "Violation", "Exact"} <= set(plain)
     changed: dict[tuple[int, str], Any] = {(4, "kept_old"): 1}
-    full = drill_of(tmp_path, is_exact=False, has_churn=True, legs=2, rollback_at=5, merge="csls", changed=changed)
-    assert set(glossary(full)) - set(plain) == rare | {"csls"}
+    words = {"CSLS": "A merge."}
+    full = drill_of(tmp_path, is_exact=False, has_churn=True, legs=2, rollback_at=5, glossary=words, changed=changed)
+    assert set(glossary(full)) - set(plain) == rare | {"CSLS"}

@@ -1,0 +1,116 @@
+"""Reads and checks a results folder: five tables and a manifest in, one typed, frozen ``Results`` out."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ray_backfill.errors import InputError
+from ray_backfill.report.results import Difference, Line, Pair, Results, Row, Variant
+from ray_backfill.tables.results import (
+    FLIP_METRICS,
+    TABLES,
+    CostRow,
+    CurvePoint,
+    DifferenceRow,
+    Manifest,
+    MethodTraits,
+    OrderTraits,
+    SummaryRow,
+    Traits,
+)
+from ray_backfill.tables.schema import columns, read_manifest, read_table, rows_of
+
+AGAIN = "run simulate again"
+
+
+def read_results(folder: Path) -> Results:
+    """Read the results folder of a simulation; subgroups and costs where they are.
+
+    Raises:
+        InputError: the folder, a file, a column or a key is missing, or the files contradict each other.
+    """
+    if not folder.is_dir():
+        raise InputError(f"no results folder at {folder}: give the folder that simulate wrote with --out")
+    found = {
+        name: read_table(folder / f"{name}.parquet", row_type, AGAIN)
+        for name, row_type in TABLES.items()
+        if name not in ("subgroups", "costs") or (folder / f"{name}.parquet").exists()
+    }
+    manifest = _manifest(folder / "manifest.json")
+    results = Results(
+        _rows(found["summary"], manifest.traits, folder / "manifest.json"),
+        _lines(found["curves"]),
+        _differences(rows_of(DifferenceRow, found["differences"])),
+        _groups(found["subgroups"]) if "subgroups" in found else {},
+        manifest,
+        tuple(rows_of(CostRow, found["costs"])) if "costs" in found else (),
+    )
+    _check(results, folder)
+    return results
+
+
+def _check(results: Results, folder: Path) -> None:
+    if not any(row.metric == results.primary for row in results.rows):
+        raise InputError(
+            f"{folder / 'summary.parquet'} has no rows for the primary metric {results.primary!r}: {AGAIN}"
+        )
+    for row in results.rows:
+        if row.metric not in FLIP_METRICS and results.line(row) is None:
+            raise InputError(
+                f"{folder / 'curves.parquet'} has no curve for {row.method}, {row.order} order, "
+                f"{row.merge} merge, {row.metric}, which summary.parquet lists: {AGAIN}"
+            )
+
+
+def _manifest(path: Path) -> Manifest:
+    found = read_manifest(path, ("primary_metric", "traits"), AGAIN)
+    try:
+        return Manifest.from_json(found)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise InputError(f"{path} was written by another version ({error}): {AGAIN} with this version") from error
+
+
+def _rows(table: pd.DataFrame, traits: Traits, path: Path) -> tuple[Row, ...]:
+    for column, known in (("method", traits.methods), ("order", traits.orders), ("merge", traits.merges)):
+        unknown = [name for name in table[column].unique() if name not in known]
+        if unknown:
+            raise InputError(f"{path} has no traits of the {column} {unknown[0]}, which summary.parquet lists: {AGAIN}")
+    return tuple(_row(row, traits.methods[row.method], traits.orders[row.order]) for row in rows_of(SummaryRow, table))
+
+
+def _row(row: SummaryRow, method: MethodTraits, order: OrderTraits) -> Row:
+    return Row(**vars(row), is_reference=method.is_reference, is_baseline=method.is_baseline, is_oracle=order.is_oracle)
+
+
+def _lines(curves: pd.DataFrame) -> dict[tuple[str, Variant, str], Line]:
+    # Sorted once and cut by position: hundreds of curves one by one take minutes.
+    ordered = curves.sort_values("t", kind="stable")
+    arrays = [ordered[name].to_numpy(dtype=np.float64) for name in Line._fields]
+    lines = {}
+    key_columns = [name for name in columns(CurvePoint) if name not in Line._fields]
+    groups: dict[Any, Any] = ordered.groupby(key_columns, sort=False).indices
+    for key, places in groups.items():
+        method, order, merge, metric = (str(name) for name in key)
+        lines[method, Variant(order, merge), metric] = Line(*(array[places] for array in arrays))
+    return lines
+
+
+def _differences(rows: list[DifferenceRow]) -> dict[Pair, Difference]:
+    return {
+        (
+            (row.method, Variant(row.order, row.merge)),
+            (row.other_method, Variant(row.other_order, row.other_merge)),
+            row.metric,
+        ): Difference(row.difference, row.low, row.high)
+        for row in rows
+    }
+
+
+def _groups(table: pd.DataFrame) -> dict[tuple[str, Variant, str], dict[str, Line]]:
+    found: dict[tuple[str, Variant, str], dict[str, Line]] = {}
+    for group, part in table.groupby("group", sort=False):
+        for key, line in _lines(part).items():
+            found.setdefault(key, {})[str(group)] = line
+    return found
