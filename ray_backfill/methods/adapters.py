@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError, require_positive
 from ray_backfill.methods import Adapter, Embeddings, Method
-from ray_backfill.methods._transform import transform
 from ray_backfill.methods.baselines import new_system
-from ray_backfill.models.maps import Affine, AffineShape
+from ray_backfill.models.maps import Affine, AffineShape, transform
 from ray_backfill.systems import RetrievalSystem, UpgradePair
 
 Wide = NDArray[np.float64]

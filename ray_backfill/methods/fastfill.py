@@ -17,9 +17,9 @@ from torch import Tensor
 from ray_backfill.errors import InputError, require_positive
 from ray_backfill.methods import Embeddings, Method, TransformLoss
 from ray_backfill.methods._objective import ObjectiveSettings, classification_losses
-from ray_backfill.methods._transform import transform
 from ray_backfill.methods.fct import transform_method
 from ray_backfill.models.backbones import class_logits
+from ray_backfill.models.maps import transform
 from ray_backfill.store import Classifier
 from ray_backfill.systems import FloatArray
 

@@ -7,7 +7,7 @@ authors' code. BiCT: Su et al., "Privacy-Preserving Model Upgrades with Bidirect
 from typing import Any
 
 from ray_backfill.methods import Embeddings, Method, TransformLoss
-from ray_backfill.methods._transform import transform
+from ray_backfill.models.maps import transform
 from ray_backfill.systems import RetrievalSystem, UpgradePair
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ray_backfill.errors import InputError, require_positive
 from ray_backfill.methods import Embeddings, HeadLoss, Method
-from ray_backfill.methods._transform import transform
 from ray_backfill.methods.baselines import new_system, old_system
+from ray_backfill.models.maps import transform
 from ray_backfill.systems import RetrievalSystem, UpgradePair
 
 DISTANCES = ("cosine", "l2")

@@ -8,9 +8,9 @@ import torch
 
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, all_methods, find_methods
-from ray_backfill.methods._transform import transform
 from ray_backfill.methods.rank_merge import LOSSES, LossBatch, LossSettings, head_loss
 from ray_backfill.models.heads import Heads, HeadShape
+from ray_backfill.models.maps import transform
 
 
 def distance(a: torch.Tensor, b: torch.Tensor, kind: str) -> float:
