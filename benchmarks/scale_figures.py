@@ -20,10 +20,12 @@ from ray_backfill.comparison.orders import embeddings_of
 from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.distances import normalise
 from ray_backfill.methods import all_methods
-from ray_backfill.methods.adapters import AdapterSettings, fit_affine, regression
+from ray_backfill.methods.adapters import regression
 from ray_backfill.report.drawing import COLOURS, FAINT, INK, blank_figure, to_png
 from ray_backfill.runs.synthetic import MODELS, SyntheticGallery, draw_gallery
 from ray_backfill.store import EmbeddingFolder, read_folder
+from ray_backfill.training.fit import TrainSet
+from ray_backfill.training.settings import FitSettings
 
 Values = NDArray[np.float64]
 # At the size of the demo's landmarks: 200 classes, of which its old model learns 60. Models that tell 200 classes apart
@@ -77,8 +79,7 @@ def qualities(folder: EmbeddingFolder) -> dict[str, float]:
         network = None
         if fit is not None:
             assert folder.train is not None
-            old, new = folder.train.old, folder.train.new
-            network = fit_affine(name.removesuffix("_gallery"), old, new, AdapterSettings(), unit=True)
+            network = fit.fit(TrainSet(folder.train.vectors, folder.train.label), FitSettings(), "cosine").network
         curve = rb.replay(known[name].pair(embeddings, network), truth, order, 11, ("mAP@100",))
         label = np.asarray((folder.queries or folder.gallery).label)[curve.scored]
         of_class = np.unique(label, return_inverse=True)[1]

@@ -37,7 +37,7 @@ from ray_backfill.runs.context import Context
 from ray_backfill.runs.pipeline import evaluate_folder, run_recipe
 from ray_backfill.stages import begin_stage, finish_stage
 from ray_backfill.store import read_folder, write_parquet
-from ray_backfill.training.fits import FitSettings
+from ray_backfill.training.settings import FitSettings
 
 # Made of images; least_confidence is classifier_score by definition.
 _ORDERS = (

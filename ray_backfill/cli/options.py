@@ -15,7 +15,7 @@ from ray_backfill.methods import all_methods
 from ray_backfill.recipes import Recipe
 from ray_backfill.runs.planning import PlanningSettings
 from ray_backfill.runs.synthetic import SyntheticGallery
-from ray_backfill.training.fits import FitSettings, is_closed_form
+from ray_backfill.training.settings import FitSettings
 
 ImagesT = TypeVar("ImagesT")
 
@@ -71,8 +71,7 @@ class LandmarkJob(SimulateJob[ImagesT]):
 
 def _training_free() -> tuple[str, ...]:
     """Methods of the old and the new model alone that are fitted by a formula, if at all."""
-    methods = all_methods().values()
-    return tuple(m.name for m in methods if m.models == ("old", "new") and (m.fit is None or is_closed_form(m)))
+    return tuple(m.name for m in all_methods().values() if m.models == ("old", "new") and not m.is_trained)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
 from ray_backfill.files import read_json, write_json
 from ray_backfill.methods import all_backbones
-from ray_backfill.methods._objective import OldModel
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
 from ray_backfill.models.gather import rank_and_size
@@ -33,6 +32,7 @@ from ray_backfill.training.backbone_loop import (
     training_rows,
 )
 from ray_backfill.training.feeding import feeding
+from ray_backfill.training.objective import OldModel, classify
 
 # The share of the time without pixels from which on it is told.
 _WAITS = 0.1
@@ -122,7 +122,7 @@ def _worker(config: dict[str, Any]) -> dict[str, Any]:
         text = f"loss {epoch.loss:.2f}, accuracy {100 * epoch.accuracy:.0f} %{waits}"
         config["progress"].set.remote(epoch.epoch, text)
 
-    kind = all_backbones()[config["kind"]] if config["kind"] else None
+    objective = all_backbones()[config["kind"]].objective if config["kind"] else classify
     old = OldModel(*load_backbone(Path(config["old"]))) if config["old"] else None
     checkpoint = ray.train.get_checkpoint()
     with checkpoint.as_directory() if checkpoint else nullcontext() as folder:
@@ -131,7 +131,7 @@ def _worker(config: dict[str, Any]) -> dict[str, Any]:
             history += read_json(resume_from / "history.json")["epochs"]
         device = ray.train.torch.get_device()
         threads: int = config["threads"]
-        done = train_backbone(source, rows, info, training, device, resume_from, on_epoch, kind, old, threads)
+        done = train_backbone(source, rows, info, training, device, resume_from, on_epoch, objective, old, threads)
     if is_first:
         save_backbone(Path(config["folder"]), done.network, info)
     fed = feeding(done.work, threads, device.type == "cuda")

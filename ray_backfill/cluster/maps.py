@@ -15,12 +15,13 @@ from tqdm import tqdm
 from ray_backfill.cluster.progress import progress_bar
 from ray_backfill.cluster.session import placed, session
 from ray_backfill.cluster.train import Workers, run_ddp
-from ray_backfill.methods import Method, TrainSet, find_methods
+from ray_backfill.methods import Method, find_methods
 from ray_backfill.models.checkpoints import save_network
 from ray_backfill.models.gather import rank_and_size
 from ray_backfill.stages import begin_stage, finish_stage, is_finished
 from ray_backfill.store import EmbeddingFolder, read_classifier, read_table
-from ray_backfill.training.fits import FitSettings, check_fit, epochs_of, fit, is_closed_form, settings_of
+from ray_backfill.training.fit import TrainSet
+from ray_backfill.training.settings import FitSettings
 
 # What of a folder decides a map.
 _FITTED_ON = ("train", "classifier")
@@ -44,36 +45,32 @@ def fit_stage(
     """
     assert folder.train is not None
     data = TrainSet(folder.train.vectors, folder.train.label, folder.classifier)
-    wanted = [method for method in methods if method.fit is not None]
-    for method in wanted:
-        check_fit(method, data, settings, 1)  # fails here, not in a worker with a long trace
-    folders = {method.name: out / method.name for method in wanted}
-    missing = [
-        method
-        for method in wanted
-        if not begin_stage(
-            folders[method.name],
-            "map",
-            {"data": folder.fingerprint(method.models, ("train", "classifier"))}
-            | settings_of(method, settings, distance),
-        )
-    ]
-    for method in filter(is_closed_form, missing):
-        fitted = fit(method, data, settings, distance)
-        save_network(folders[method.name], fitted.network)
-        finish_stage(folders[method.name], {"training_flops": fitted.flops})
-    trained = [method for method in missing if not is_closed_form(method)]
+    fits = {method.name: method.fit for method in methods if method.fit}
+    for fit in fits.values():
+        fit.check(data, settings, 1)  # fails here, not in a worker with a long trace
+    folders = {name: out / name for name in fits}
+    of_data = {method.name: folder.fingerprint(method.models, _FITTED_ON) for method in methods if method.fit}
+    missing = {
+        name: fit
+        for name, fit in fits.items()
+        if not begin_stage(folders[name], "map", {"data": of_data[name]} | fit.recorded(settings, distance))
+    }
+    trained = {name: fit for name, fit in missing.items() if fit.is_trained}
+    for name in missing.keys() - trained.keys():
+        fitted = fits[name].fit(data, settings, distance)
+        save_network(folders[name], fitted.network)
+        finish_stage(folders[name], {"training_flops": fitted.flops})
     if not trained:
         return folders
-    total = sum(epochs_of(method, settings) for method in trained)
+    total = sum(fit.epochs(settings) for fit in trained.values())
     with session(), progress_bar("train maps", total, "epochs") as progress:
         together = for_maps(workers)
-        for method in trained:
-            check_fit(method, data, settings, together.number)
+        for fit in trained.values():
+            fit.check(data, settings, together.number)
         config = {
             "data": str(folder.path),
             "models": tuple(folder.train.vectors),
-            "methods": [method.name for method in trained],
+            "methods": list(trained),
             "settings": settings,
             "distance": distance,
             "out": str(out),
@@ -118,10 +115,11 @@ def fit_side_by_side(data: Path, wanted: Sequence[tuple[str, FitSettings]], dist
 def _fit_alone(data: Path, name: str, settings: FitSettings, distance: str, folder: Path) -> None:
     torch.set_num_threads(1)
     (method,) = find_methods((name,))
-    if begin_stage(folder, "map", settings_of(method, settings, distance)):
+    assert method.fit is not None
+    if begin_stage(folder, "map", method.fit.recorded(settings, distance)):
         return
     train = read_table(data / "train.parquet", method.models)
-    fitted = fit(method, TrainSet(train.vectors, train.label, read_classifier(data)), settings, distance)
+    fitted = method.fit.fit(TrainSet(train.vectors, train.label, read_classifier(data)), settings, distance)
     save_network(folder, fitted.network)
     finish_stage(folder, {"training_flops": fitted.flops})
 
@@ -134,6 +132,7 @@ def _worker(config: dict[str, Any]) -> None:
     rank, size = rank_and_size()
     done = 0
     for method in find_methods(tuple(config["methods"])):
+        assert method.fit is not None
         last_loss = math.nan
 
         def on_epoch(epoch: int, loss: float, method: Method = method, done: int = done) -> None:
@@ -142,8 +141,8 @@ def _worker(config: dict[str, Any]) -> None:
             if rank == 0:
                 config["progress"].set.remote(done + epoch, f"{method.title}, loss {loss:.3f}")
 
-        fitted = fit(method, data, settings, config["distance"], ray.train.torch.get_device(), on_epoch)
-        done += epochs_of(method, settings)
+        fitted = method.fit.fit(data, settings, config["distance"], ray.train.torch.get_device(), on_epoch)
+        done += method.fit.epochs(settings)
         if rank == 0 and math.isfinite(last_loss):
             save_network(out / method.name, fitted.network.cpu())
             finish_stage(out / method.name, {"loss": last_loss, "workers": size, "training_flops": fitted.flops})

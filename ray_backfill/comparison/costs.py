@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ray_backfill.comparison.maps import FittedMaps
-from ray_backfill.methods import Adapter, Embeddings, HeadLoss, Method, TransformLoss
+from ray_backfill.methods import Embeddings, Method
 from ray_backfill.systems import FloatArray
 from ray_backfill.tables.results import CostRow
 from ray_backfill.tables.schema import frame
@@ -74,7 +74,7 @@ def _costs(
     one = macs(1, 1)
     query_macs, gallery_macs = macs(2, 1) - one, macs(1, 2) - one
     query_models = [name for name in dims if name in asked_query]
-    fitted_on = _fitted_on(method)
+    fitted_on = method.fit.models if method.fit else ()
     # The old model is there already.
     needed = [name for name in dims if name in {*asked_query, *asked_gallery, *fitted_on} and name != "old"]
     switches = " then " if len(query_models) > 1 and method.is_reference else " + "
@@ -90,15 +90,6 @@ def _costs(
         trained_models=" + ".join(needed),
         backbone_training_flops=_sum(backbones, needed, "training_flops"),
     )
-
-
-def _fitted_on(method: Method) -> tuple[str, ...]:
-    """Whose embeddings the fit sees."""
-    if isinstance(method.fit, TransformLoss):
-        return (*method.fit.inputs, method.fit.target)
-    if isinstance(method.fit, Adapter):
-        return method.fit.source, method.fit.target
-    return ("old", "new") if isinstance(method.fit, HeadLoss) else ()
 
 
 def _sum(backbones: Mapping[str, Mapping[str, Any]], names: Sequence[str], fact: str) -> float:

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from ray_backfill.comparison.merges import why_merge_cannot_be_fitted
 from ray_backfill.errors import InputError
 from ray_backfill.merges import all_merges
-from ray_backfill.methods import Method, TrainSet
-from ray_backfill.methods.rank_merge import DISTANCES as HEAD_DISTANCES
+from ray_backfill.methods import Method
 from ray_backfill.store import EmbeddingFolder
 from ray_backfill.tables.results import LeftOut
-from ray_backfill.training.fits import FitSettings, check_fit
+from ray_backfill.training.fit import TrainSet
+from ray_backfill.training.settings import FitSettings
 
 
 def find_left_out(
@@ -51,13 +51,11 @@ def _why_not(folder: EmbeddingFolder, method: Method, fits: FitSettings, distanc
         for table, needed in splits:
             if model in needed and model not in table.vectors:
                 return f"needs embeddings of a further model: a column {model!r} in {table.path.name}"
-    if method.kind == "heads" and fits.heads.loss.distance != distance:
-        if distance not in HEAD_DISTANCES:
-            return f"heads train under the cosine or the l2 distance, not {distance}"
-        return f"heads would train under the {fits.heads.loss.distance} distance; give --heads.loss.distance {distance}"
     if method.fit is not None and folder.train is not None:
+        if problem := method.fit.distance_problem(fits, distance):
+            return problem
         try:
-            check_fit(method, TrainSet(folder.train.vectors, folder.train.label, folder.classifier), fits, 1)
+            method.fit.check(TrainSet(folder.train.vectors, folder.train.label, folder.classifier), fits, 1)
         except InputError as error:
             return str(error)
     return ""

@@ -14,10 +14,12 @@ from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.distances import ProductForm
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, Method
-from ray_backfill.methods.fastfill import TransformSettings, item_losses, log_variances, pseudo_classifier
+from ray_backfill.methods.fastfill import item_losses
 from ray_backfill.orders import GalleryColumns, Order, find_order, make_order
 from ray_backfill.store import Classifier, EmbeddingFolder, EmbeddingTable, write_parquet
 from ray_backfill.systems import IntArray, RetrievalSystem, UpgradePair
+from ray_backfill.training.settings import TransformSettings
+from ray_backfill.training.transforms import pseudo_classifier
 
 # In the metadata of sigma.parquet: the fingerprint of its gallery.
 _GALLERY = b"gallery"
@@ -44,7 +46,8 @@ def store_sigma(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Pa
     of_gallery = folder.fingerprint(method.models, ("gallery",)).encode()
     if not path.exists() or (pq.read_schema(path).metadata or {}).get(_GALLERY) != of_gallery:
         gallery = folder.gallery
-        log_variance_N = log_variances(method, Embeddings({}, gallery.vectors), maps.of(method))
+        assert method.fit is not None
+        log_variance_N = method.fit.log_variances(gallery.vectors, maps.of(method))
         table = pa.table({"id": gallery.id, "sigma": np.exp(0.5 * log_variance_N)})
         write_parquet(path, table.replace_schema_metadata({_GALLERY: of_gallery}))
     return path

@@ -17,7 +17,7 @@ from ray_backfill.methods import Embeddings, Method
 from ray_backfill.store import EmbeddingFolder
 from ray_backfill.systems import GroundTruth, IntArray, UpgradePair
 from ray_backfill.tables.results import LeftOut
-from ray_backfill.training.fits import FitSettings
+from ray_backfill.training.settings import FitSettings
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Comparison:
 
         folders: method -> folder of its fitted network.
         """
-        diverged = [method for method in self.methods if method.fit and method.name not in folders]
         left_out = [
-            LeftOut("method", method.name, f"its training diverged; lower --{method.kind}.lr to try again")
-            for method in diverged
+            LeftOut("method", method.name, f"its training diverged; lower --{method.fit.option}.lr to try again")
+            for method in self.methods
+            if method.fit and method.name not in folders
         ]
-        methods = tuple(method for method in self.methods if method not in diverged)
+        methods = tuple(method for method in self.methods if not method.fit or method.name in folders)
         return replace(
             self,
             methods=methods,
@@ -118,9 +118,6 @@ def resolve(
 
 def check_distances_agree(methods: Sequence[Method], distance: str, fits: FitSettings) -> None:
     """Raises InputError where heads would be trained under another distance than they are compared by."""
-    trained = fits.heads.loss.distance
-    if any(method.kind == "heads" for method in methods) and trained != distance:
-        raise InputError(
-            f"heads would train under the {trained} distance but be compared by {distance}; "
-            "give both --distance and --heads.loss.distance (cosine or l2), or only --methods without heads"
-        )
+    for method in methods:
+        if method.fit and (problem := method.fit.distance_problem(fits, distance)):
+            raise InputError(f"{problem} (or choose another --distance, or only --methods without {method.fit.option})")

@@ -1,28 +1,23 @@
 """Upgrade methods; one paper a file, found by module name.
 
-A module of methods defines ``METHODS``, a tuple of ``Method``. Each method says which pair of retrieval systems serves
-the gallery during the backfill, and what has to be fitted or trained for it. A module may also define ``BACKBONES``, a
-tuple of ``BackboneKind``: networks that are trained and embedded beside the old and the new one.
+A module defines ``METHODS``, a tuple of ``Method``: each says which pair of retrieval systems serves the gallery during
+the backfill, and what has to be fitted or trained for it. It may also define ``BACKBONES``, a tuple of
+``BackboneKind``: networks that are trained and embed beside the old and the new one.
 """
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from ray_backfill.errors import InputError
-from ray_backfill.plugins import load_plugin, plugin_names
-from ray_backfill.store import Classifier
+from ray_backfill.plugins import load_plugin, plugin_names, rows_from_outside
 from ray_backfill.systems import FloatArray, UpgradePair
+from ray_backfill.training.fit import Fit
+from ray_backfill.training.objective import MakeObjective
 
-if TYPE_CHECKING:
-    from ray_backfill.methods._objective import Objective, ObjectiveSettings, OldModel
-    from ray_backfill.models.backbones import Backbone
-    from ray_backfill.models.checkpoints import BackboneInfo
+# What methods belong to, in the order in which pages show them.
+FAMILIES = ("References", "A new backbone", "Maps old to new", "Rank merge", "Adapters")
 
 
 @dataclass(frozen=True)
@@ -34,87 +29,45 @@ class Embeddings:
 
 
 @dataclass(frozen=True)
-class TrainSet:
-    """Stored embeddings to fit on; N items.
-
-    vectors: (N, d) float by the model's name. label: (N,) integers or strings, None where nobody labelled them.
-    classifier: of the new model, None where it is not known.
-    """
-
-    vectors: Mapping[str, NDArray[np.floating]]
-    label: NDArray[Any] | None
-    classifier: Classifier | None = None
-
-
-@dataclass(frozen=True)
-class HeadLoss:
-    """Trains psi, and rho where learn_new: the name of a loss of ``rank_merge``."""
-
-    loss: str
-    learn_new: bool = False
-    needs_labels: bool = True
-
-
-@dataclass(frozen=True)
-class TransformLoss:
-    """Trains FCT's h from the embeddings of some models to those of another; see ``fct.transform_loss``."""
-
-    inputs: tuple[str, ...] = ("old",)
-    target: str = "new"
-    l2: bool = True
-    disc: bool = False
-    uncertainty: bool = False
-
-    @property
-    def needs_labels(self) -> bool:
-        return self.disc
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """A map between the embeddings of two models that needs no labels: see ``adapters.KINDS``."""
-
-    kind: str
-    source: str
-    target: str
-
-    needs_labels = False
-
-
-@dataclass(frozen=True)
 class Method:
-    """One row of the comparison. name: as typed. title: as shown. source: paper and equation.
+    """One row of the comparison. name: as typed. title: as shown. source: paper and equation. family: of ``FAMILIES``.
 
     pair: embeddings and the fitted network (None where ``fit`` is None) to the two systems.
-    fit: what is fitted on the stored embeddings of the train split.
+    fit: what it learns from the stored embeddings of the train split.
     models: whose embeddings the pair needs; others than old and new name a backbone that is trained for it.
-    aligned: the backward gallery is a copy of the forward one as well as the map can make it.
+    backward, forward: the model x whose plain system {x, x} is this system of the pair; "" for any other system.
+    aligned: the backward gallery is a copy of the forward one, as well as the map can make it.
+    is_reference: it serves one system at a time, which no merge concerns.
+    glossary: word -> meaning, of words that a page about this method should explain.
     """
 
     name: str
     title: str
     source: str
     pair: Callable[[Embeddings, Any], UpgradePair]
-    fit: HeadLoss | TransformLoss | Adapter | None = None
+    family: str
+    fit: Fit | None = None
     models: tuple[str, ...] = ("old", "new")
+    backward: str = ""
+    forward: str = ""
     aligned: bool = False
+    is_reference: bool = False
+    glossary: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
-    def kind(self) -> Literal["heads", "transforms", "adapters", ""]:
-        """Which settings fit it; "" where there is nothing to fit."""
-        if self.fit is None:
-            return ""
-        return {HeadLoss: "heads", TransformLoss: "transforms", Adapter: "adapters"}[type(self.fit)]  # type: ignore[return-value]
+    def needs_labels(self) -> bool:
+        """Whether it needs labels of the train split."""
+        return self.fit is not None and self.fit.needs_labels
 
     @property
-    def is_reference(self) -> bool:
-        """Whether it serves one system at a time: old, new and offline, which no merge concerns."""
-        return self.name in ("old", "new", "offline")
+    def is_trained(self) -> bool:
+        """Whether something is trained for it on stored embeddings; a formula is not."""
+        return self.fit is not None and self.fit.is_trained
 
     @property
     def has_sigma(self) -> bool:
         """Whether its network tells how uncertain it is about an item."""
-        return isinstance(self.fit, TransformLoss) and self.fit.uncertainty
+        return self.fit is not None and self.fit.has_sigma
 
 
 @dataclass(frozen=True)
@@ -129,24 +82,26 @@ class BackboneKind:
     title: str
     source: str
     like: Literal["old", "new"]
-    objective: "Callable[[Backbone, BackboneInfo, ObjectiveSettings, OldModel | None], Objective]"
+    objective: MakeObjective
     needs_old: bool
 
 
 def all_backbones() -> dict[str, BackboneKind]:
     """Every kind of backbone beside old and new by name, in the order of modules and of their tables."""
-    return {kind.name: kind for module in _modules() for kind in getattr(module, "BACKBONES", ())}
+    return {kind.name: kind for kind in _rows("BACKBONES")}
 
 
 def all_methods() -> dict[str, Method]:
     """Every known method by name: the baselines, then in the order of modules and of their tables."""
-    return {method.name: method for module in _modules() for method in module.METHODS}
+    return {method.name: method for method in _rows("METHODS")}
 
 
-def _modules() -> list[ModuleType]:
+def _rows(table: str) -> list[Any]:
+    """Of that table in all of our modules, then of those that other distributions register."""
     package = sys.modules[__name__]
     names = sorted(plugin_names(package), key=lambda name: (name != "baselines", name))
-    return [load_plugin(package, name) for name in names]
+    ours = [row for name in names for row in getattr(load_plugin(package, name), table, ())]
+    return [*ours, *rows_from_outside(table)]
 
 
 def find_methods(names: tuple[str, ...]) -> list[Method]:

@@ -17,7 +17,7 @@ def backbone_method(name: str, title: str, source: str) -> Method:
             RetrievalSystem(_fit_width(query, old.shape[1]), old), RetrievalSystem(query, e.gallery[name])
         )
 
-    return Method(name, title, source, pair, models=("old", "new", name))
+    return Method(name, title, source, pair, "A new backbone", models=("old", "new", name), forward=name)
 
 
 def _fit_width(vectors_Nd: FloatArray, width: int) -> FloatArray:

@@ -7,86 +7,55 @@ regression), and "drift adapters", 2025 (low-rank affine, residual MLP) for retr
 Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from ray_backfill.errors import InputError, require_positive
-from ray_backfill.methods import Adapter, Embeddings, Method
+from ray_backfill.methods import Embeddings, Method
 from ray_backfill.methods.baselines import new_system
-from ray_backfill.models.maps import Affine, AffineShape, transform
+from ray_backfill.models.maps import transform
 from ray_backfill.systems import RetrievalSystem, UpgradePair
+from ray_backfill.training.adapters import Formula, FormulaFit, ResidualFit, Wide
+from ray_backfill.training.fit import Fit
+from ray_backfill.training.settings import AdapterSettings
 
-Wide = NDArray[np.float64]
-KINDS = ("procrustes", "procrustes_centred", "relaxed", "least_squares", "ridge", "low_rank", "residual_mlp")
-TITLES = {
-    "procrustes": "Procrustes",
-    "procrustes_centred": "centred Procrustes",
-    "relaxed": "relaxed Procrustes",
-    "least_squares": "least squares",
-    "ridge": "ridge",
-    "low_rank": "low-rank affine",
-    "residual_mlp": "residual MLP",
+_GLOSSARY = {
+    "Adapter": "A small map between the embeddings of two models, fitted on pairs of embeddings without labels. "
+    "gallery: it maps the old gallery into the new space; query: it maps new queries into the old space."
 }
 
 
-@dataclass(frozen=True)
-class AdapterSettings:
-    """How adapters are fitted."""
-
-    # Of ridge, in units of the inputs' mean variance a dimension: how strongly the map is drawn to zero.
-    ridge: float = 0.1
-    # Of the relaxed map, in the same units: how strongly it is drawn to the orthogonal one. 0 is least squares.
-    relaxation: float = 1.0
-    # Of the low-rank map: its rank as a share of the smaller dimension.
-    rank_share: float = 0.5
-
-    def __post_init__(self) -> None:
-        require_positive(self, "rank_share")
-        if self.ridge < 0 or self.relaxation < 0:
-            raise InputError("--adapters.ridge and --adapters.relaxation must not be negative")
-        if self.rank_share > 1:
-            raise InputError(f"--adapters.rank-share must be at most 1, got {self.rank_share}")
+def procrustes(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    return rotation(x_Np, y_Nq), np.zeros(y_Nq.shape[1])
 
 
-def fit_affine(
-    kind: str, source_Np: NDArray[np.floating], target_Nq: NDArray[np.floating], settings: AdapterSettings, unit: bool
-) -> Affine:
-    """The affine map of ``kind`` from one model's embeddings to another's.
-
-    unit: both sides are scaled to length 1 first, as the cosine distance does. residual_mlp: what its MLP starts from.
-    Cost: O(N p (p + q)), and O((p + q)^3).
-    """
-    x, y = (_unit(v) if unit else np.asarray(v, np.float64) for v in (source_Np, target_Nq))
-    weight, bias = solve(kind, x, y, settings)
-    network = Affine(AffineShape(x.shape[1], y.shape[1], unit))
-    with torch.no_grad():
-        network.linear.weight.copy_(torch.from_numpy(weight.T.copy()))
-        network.linear.bias.copy_(torch.from_numpy(bias))
-    return network.eval()
+def procrustes_centred(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    return _about_means(x_Np, y_Nq, rotation)
 
 
-def solve(kind: str, x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
-    """(p, q) weight W and (q,) bias b of x W + b."""
-    if kind == "procrustes":
-        return rotation(x_Np, y_Nq), np.zeros(y_Nq.shape[1])
+def relaxed(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    return _about_means(x_Np, y_Nq, lambda x, y: regression(x, y, settings.relaxation, towards=rotation(x, y)))
+
+
+def least_squares(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    return _about_means(x_Np, y_Nq, lambda x, y: regression(x, y, 0.0))
+
+
+def ridge(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    return _about_means(x_Np, y_Nq, lambda x, y: regression(x, y, settings.ridge))
+
+
+def low_rank(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    rank = max(1, round(settings.rank_share * min(x_Np.shape[1], y_Nq.shape[1])))
+    return _about_means(x_Np, y_Nq, lambda x, y: reduced_rank(x, y, rank))
+
+
+def _about_means(x_Np: Wide, y_Nq: Wide, weight_of: Callable[[Wide, Wide], Wide]) -> tuple[Wide, Wide]:
+    """(p, q) weight W for inputs and targets about their means, and the (q,) bias b that makes x W + b of it."""
     mean_x, mean_y = x_Np.mean(0), y_Nq.mean(0)
-    x, y = x_Np - mean_x, y_Nq - mean_y
-    if kind == "procrustes_centred":
-        weight = rotation(x, y)
-    elif kind == "relaxed":
-        weight = regression(x, y, settings.relaxation, towards=rotation(x, y))
-    elif kind == "ridge":
-        weight = regression(x, y, settings.ridge)
-    elif kind == "low_rank":
-        weight = reduced_rank(x, y, max(1, round(settings.rank_share * min(x.shape[1], y.shape[1]))))
-    elif kind in ("least_squares", "residual_mlp"):
-        weight = regression(x, y, 0.0)
-    else:
-        raise InputError(f"unknown adapter {kind!r}; known: {', '.join(KINDS)}")
+    weight = weight_of(x_Np - mean_x, y_Nq - mean_y)
     return weight, mean_y - mean_x @ weight
 
 
@@ -120,12 +89,6 @@ def reduced_rank(x_Np: Wide, y_Nq: Wide, rank: int) -> Wide:
     return weight @ vt[:rank].T @ vt[:rank]
 
 
-def _unit(vectors: NDArray[np.floating]) -> Wide:
-    wide = np.asarray(vectors, np.float64)
-    length = np.linalg.norm(wide, axis=1, keepdims=True)
-    return wide / np.where(length == 0, 1, length)
-
-
 def _gallery(e: Embeddings, network: Any) -> UpgradePair:
     """{new, A(old)} and {new, new}."""
     return UpgradePair(RetrievalSystem(e.query["new"], transform(network, e.gallery["old"])), new_system(e))
@@ -136,14 +99,29 @@ def _query(e: Embeddings, network: Any) -> UpgradePair:
     return UpgradePair(RetrievalSystem(transform(network, e.query["new"]), e.gallery["old"]), new_system(e))
 
 
-METHODS = tuple(
-    method
-    for kind in KINDS
-    for method in (
-        Method(
-            f"{kind}_gallery", f"{TITLES[kind]}, gallery", "old -> new", _gallery, Adapter(kind, "old", "new"),
-            aligned=True,
-        ),
-        Method(f"{kind}_query", f"{TITLES[kind]}, query", "new -> old", _query, Adapter(kind, "new", "old")),
+def _both_ways(name: str, title: str, fit: Callable[[str, str], Fit]) -> tuple[Method, Method]:
+    """fit: from one model's embeddings to another's."""
+    method = partial(Method, family="Adapters", forward="new", glossary=_GLOSSARY)
+    return (
+        method(f"{name}_gallery", f"{title}, gallery", "old -> new", _gallery, fit=fit("old", "new"), aligned=True),
+        method(f"{name}_query", f"{title}, query", "new -> old", _query, fit=fit("new", "old")),
     )
-)  # fmt: skip
+
+
+FORMULAS: dict[Formula, str] = {
+    procrustes: "Procrustes",
+    procrustes_centred: "centred Procrustes",
+    relaxed: "relaxed Procrustes",
+    least_squares: "least squares",
+    ridge: "ridge",
+    low_rank: "low-rank affine",
+}
+
+METHODS = (
+    *(
+        method
+        for formula, title in FORMULAS.items()
+        for method in _both_ways(formula.__name__, title, partial(FormulaFit, formula))
+    ),
+    *_both_ways("residual_mlp", "residual MLP", partial(ResidualFit, least_squares)),
+)

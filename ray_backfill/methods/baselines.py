@@ -1,5 +1,6 @@
 """No upgrade, a finished upgrade, and an upgrade that switches only when the backfill is done."""
 
+from functools import partial
 from typing import Any
 
 from ray_backfill.methods import Embeddings, Method
@@ -30,8 +31,12 @@ def _offline(e: Embeddings, network: Any) -> UpgradePair:
     return UpgradePair(old_system(e), new_system(e), switch="at_end")
 
 
+_reference = partial(Method, family="References", is_reference=True)
+
 METHODS = (
-    Method("old", "old", "no upgrade: {old, old} throughout", _old),
-    Method("new", "new", "finished upgrade: {new, new} throughout", _new),
-    Method("offline", "offline", "{old, old} until t = 1, then {new, new}", _offline),
+    _reference("old", "old", "no upgrade: {old, old} throughout", _old, backward="old", forward="old"),
+    _reference("new", "new", "finished upgrade: {new, new} throughout", _new, backward="new", forward="new"),
+    _reference(
+        "offline", "offline", "{old, old} until t = 1, then {new, new}", _offline, backward="old", forward="new"
+    ),
 )

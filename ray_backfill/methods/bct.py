@@ -18,15 +18,15 @@ from torch import Tensor
 
 from ray_backfill.methods import BackboneKind
 from ray_backfill.methods._compatible import backbone_method
-from ray_backfill.methods._objective import (
+from ray_backfill.models.backbones import Backbone, class_logits
+from ray_backfill.models.checkpoints import BackboneInfo
+from ray_backfill.training.objective import (
     Objective,
     ObjectiveSettings,
     OldModel,
     classification_losses,
     fit_width,
 )
-from ray_backfill.models.backbones import Backbone, class_logits
-from ray_backfill.models.checkpoints import BackboneInfo
 
 
 class BackwardCompatible(Objective):

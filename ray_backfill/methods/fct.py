@@ -4,32 +4,41 @@ Source: Ramanujan et al., "Forward Compatible Training for Large-Scale Embedding
 authors' code. BiCT: Su et al., "Privacy-Preserving Model Upgrades with Bidirectional Compatible Training", 2022.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-from ray_backfill.methods import Embeddings, Method, TransformLoss
+from ray_backfill.methods import Embeddings, Method
 from ray_backfill.models.maps import transform
 from ray_backfill.systems import RetrievalSystem, UpgradePair
+from ray_backfill.training.transforms import TransformFit
+
+_GLOSSARY = {"h": "The network that maps an old embedding (and what else was stored) into the space of the new model."}
 
 
-def transformed_gallery(fit: TransformLoss, e: Embeddings, network: Any) -> UpgradePair:
-    """{target, h(inputs)} and {target, target}."""
-    h_Nd = transform(network, *(e.gallery[name] for name in fit.inputs))
-    forward = RetrievalSystem(e.query[fit.target], e.gallery[fit.target])
-    return UpgradePair(RetrievalSystem(forward.query, h_Nd), forward)
-
-
-def transform_method(name: str, title: str, source: str, fit: TransformLoss) -> Method:
-    """A method whose backward gallery is h of stored embeddings."""
+def transform_method(
+    name: str,
+    title: str,
+    source: str,
+    fit: TransformFit,
+    family: str = "Maps old to new",
+    glossary: Mapping[str, str] | None = None,
+) -> Method:
+    """{target, h(inputs)} and {target, target}: the backward gallery is h of stored embeddings."""
 
     def pair(e: Embeddings, network: Any) -> UpgradePair:
-        return transformed_gallery(fit, e, network)
+        h_Nd = transform(network, *(e.gallery[name] for name in fit.inputs))
+        forward = RetrievalSystem(e.query[fit.target], e.gallery[fit.target])
+        return UpgradePair(RetrievalSystem(forward.query, h_Nd), forward)
 
-    models = tuple(dict.fromkeys(("old", "new", *fit.inputs, fit.target)))
-    return Method(name, title, source, pair, fit, models, aligned=True)
+    models = tuple(dict.fromkeys(("old", "new", *fit.models)))
+    words = _GLOSSARY | dict(glossary or {})
+    return Method(name, title, source, pair, family, fit, models, forward=fit.target, aligned=True, glossary=words)
 
 
 METHODS = (
-    transform_method("fct", "FCT", "FCT, eq. 3: ||new - h(old)||^2", TransformLoss()),
-    transform_method("fct_side", "FCT + side info", "FCT, section 4.3: h(old, side)", TransformLoss(("old", "side"))),
-    transform_method("bict", "BiCT", "BCT backbone, then h(old) towards it", TransformLoss(target="bct")),
+    transform_method("fct", "FCT", "FCT, eq. 3: ||new - h(old)||^2", TransformFit()),
+    transform_method("fct_side", "FCT + side info", "FCT, section 4.3: h(old, side)", TransformFit(("old", "side"))),
+    transform_method(
+        "bict", "BiCT", "BCT backbone, then h(old) towards it", TransformFit(target="bct"), "A new backbone"
+    ),
 )

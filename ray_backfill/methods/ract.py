@@ -15,16 +15,16 @@ from torch import Tensor
 
 from ray_backfill.methods import BackboneKind
 from ray_backfill.methods._compatible import backbone_method
-from ray_backfill.methods._objective import (
+from ray_backfill.models.backbones import Backbone
+from ray_backfill.models.checkpoints import BackboneInfo
+from ray_backfill.models.gather import gather
+from ray_backfill.training.objective import (
     Objective,
     ObjectiveSettings,
     OldModel,
     classification_losses,
     fit_width,
 )
-from ray_backfill.models.backbones import Backbone
-from ray_backfill.models.checkpoints import BackboneInfo
-from ray_backfill.models.gather import gather
 
 
 class RegressionAlleviating(Objective):

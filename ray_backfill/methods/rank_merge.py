@@ -8,93 +8,67 @@ CL-S trains. The two differ only with rho.
 Shapes: b anchors of this worker, B items of all workers, d dimensions.
 """
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_backfill.errors import InputError, require_positive
-from ray_backfill.methods import Embeddings, HeadLoss, Method
+from ray_backfill.methods import Embeddings, Method
 from ray_backfill.methods.baselines import new_system, old_system
 from ray_backfill.models.maps import transform
 from ray_backfill.systems import RetrievalSystem, UpgradePair
-
-DISTANCES = ("cosine", "l2")
-LOSSES = ("rqt", "cl_s", "cl_m", "mcl")
-
-
-@dataclass(frozen=True)
-class LossSettings:
-    """What is settable in the losses."""
-
-    # cosine or l2.
-    distance: str = "cosine"
-    # Temperature of exp(-distance / tau).
-    tau: float = 0.1
-    # Keep the harder half of each anchor's positives and negatives.
-    hard_mining: bool = True
-
-    def __post_init__(self) -> None:
-        require_positive(self, "tau")
-        if self.distance not in DISTANCES:
-            raise InputError(f"heads train under the cosine or the l2 distance, not {self.distance!r}")
+from ray_backfill.training.heads import HeadFit, LossBatch
+from ray_backfill.training.settings import LossSettings
 
 
-@dataclass(frozen=True)
-class LossBatch:
-    """Anchors of this worker against the items of all workers.
-
-    reverse_bd: psi(rho(new)) of the anchors. forward_bd: rho(new) of the anchors. old_Bd, forward_Bd: gathered.
-    label_B: gathered labels. first: the anchors are items first .. first + b - 1 of the gathered batch.
-    """
-
-    reverse_bd: Tensor
-    forward_bd: Tensor
-    old_Bd: Tensor
-    forward_Bd: Tensor
-    label_B: Tensor
-    first: int
+def rqt(batch: LossBatch, settings: LossSettings) -> Tensor:
+    """Mean distance of each anchor's psi(rho(new)) to its own old embedding. Source: eq. 9."""
+    own_bd = batch.old_Bd[batch.own]
+    if settings.distance == "cosine":
+        return (1 - F.cosine_similarity(batch.reverse_bd, own_bd)).mean()
+    return (batch.reverse_bd - own_bd).norm(dim=1).mean()
 
 
-def head_loss(name: str, batch: LossBatch, settings: LossSettings) -> Tensor:
-    """Mean loss over the anchors. Source: eq. 9 (rqt), 10 (cl_s), 14 (cl_m), 11 (mcl).
+def cl_s(batch: LossBatch, settings: LossSettings) -> Tensor:
+    """Each anchor's positives against its negatives in the old system. Source: eq. 10. Cost: O(b B d)."""
+    positive, negative = _old_sums(batch, settings)
+    return _pull(positive, [negative])
 
-    Raises:
-        InputError: unknown loss.
-    Cost: O(b B d).
-    """
-    own = slice(batch.first, batch.first + len(batch.reverse_bd))
-    if name == "rqt":
-        return _paired_distances(batch.reverse_bd, batch.old_Bd[own], settings.distance).mean()
-    if name not in LOSSES:
-        raise InputError(f"unknown loss {name!r}; known: {', '.join(LOSSES)}")
-    same_bB = batch.label_B[own, None] == batch.label_B[None, :]
-    self_bB = torch.zeros_like(same_bB)
-    self_bB[:, own].fill_diagonal_(True)
-    d_old_bB = _distances(batch.reverse_bd, batch.old_Bd, settings.distance)
-    log_p_old, log_n_old = _log_sums(d_old_bB, same_bB, ~same_bB, settings)
-    if name == "cl_s":
-        return _pull(log_p_old, [log_n_old])
-    d_new_bB = _distances(batch.forward_bd, batch.forward_Bd, settings.distance)
-    # An item's distance to itself in the new system is 0 and teaches nothing.
-    log_p_new, log_n_new = _log_sums(d_new_bB, same_bB & ~self_bB, ~same_bB, settings)
-    if name == "cl_m":
-        return _pull(log_p_old, [log_n_old]) + _pull(log_p_new, [log_n_new])
-    return _pull(log_p_old, [log_n_old, log_n_new]) + _pull(log_p_new, [log_n_new, log_n_old])
+
+def cl_m(batch: LossBatch, settings: LossSettings) -> Tensor:
+    """The same in each system by itself. Source: eq. 14. Cost: O(b B d)."""
+    (p_old, n_old), (p_new, n_new) = _old_sums(batch, settings), _new_sums(batch, settings)
+    return _pull(p_old, [n_old]) + _pull(p_new, [n_new])
+
+
+def mcl(batch: LossBatch, settings: LossSettings) -> Tensor:
+    """The positives of each system against the negatives of both. Source: eq. 11. Cost: O(b B d)."""
+    (p_old, n_old), (p_new, n_new) = _old_sums(batch, settings), _new_sums(batch, settings)
+    return _pull(p_old, [n_old, n_new]) + _pull(p_new, [n_new, n_old])
+
+
+def _old_sums(batch: LossBatch, settings: LossSettings) -> tuple[Tensor, Tensor]:
+    """``_log_sums`` of the backward system, {psi(rho(new)), old}."""
+    same_bB = batch.label_B[batch.own, None] == batch.label_B[None, :]
+    return _log_sums(_distances(batch.reverse_bd, batch.old_Bd, settings.distance), same_bB, ~same_bB, settings)
+
+
+def _new_sums(batch: LossBatch, settings: LossSettings) -> tuple[Tensor, Tensor]:
+    """``_log_sums`` of the forward system, {rho(new), rho(new)}."""
+    same_bB = batch.label_B[batch.own, None] == batch.label_B[None, :]
+    d_bB = _distances(batch.forward_bd, batch.forward_Bd, settings.distance)
+    # An item's distance to itself is 0 and teaches nothing.
+    positive_bB = same_bB.clone()
+    positive_bB[:, batch.own].fill_diagonal_(False)
+    return _log_sums(d_bB, positive_bB, ~same_bB, settings)
 
 
 def _distances(a_bd: Tensor, b_Bd: Tensor, distance: str) -> Tensor:
     if distance == "cosine":
         return 1 - F.normalize(a_bd, dim=1) @ F.normalize(b_Bd, dim=1).T
     return torch.cdist(a_bd, b_Bd)
-
-
-def _paired_distances(a_bd: Tensor, b_bd: Tensor, distance: str) -> Tensor:
-    if distance == "cosine":
-        return 1 - F.cosine_similarity(a_bd, b_bd)
-    return (a_bd - b_bd).norm(dim=1)
 
 
 def _log_sums(d_bB: Tensor, positive_bB: Tensor, negative_bB: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
@@ -141,16 +115,16 @@ def _with_heads(e: Embeddings, heads: Any) -> UpgradePair:
     )
 
 
+_method = partial(Method, family="Rank merge", pair=_with_heads)
+
 METHODS = (
-    Method("rm_naive", "RM naive", "rank merge, section 3.2", _naive),
-    Method("rqt", "RM RQT", "eq. 9", _with_heads, HeadLoss("rqt", needs_labels=False)),
-    Method("cl_s", "RM CL-S", "eq. 10", _with_heads, HeadLoss("cl_s")),
-    Method("cl_m", "RM CL-M", "eq. 14", _with_heads, HeadLoss("cl_m")),
-    Method("mcl", "RM MCL", "eq. 11", _with_heads, HeadLoss("mcl")),
-    Method(
-        "rqt_rho", "RM RQT + rho", "eq. 9 with rho", _with_heads, HeadLoss("rqt", learn_new=True, needs_labels=False)
-    ),
-    Method("cl_s_rho", "RM CL-S + rho", "eq. 10 with rho", _with_heads, HeadLoss("cl_s", learn_new=True)),
-    Method("cl_m_rho", "RM CL-M + rho", "eq. 14 with rho", _with_heads, HeadLoss("cl_m", learn_new=True)),
-    Method("rm", "full RM", "eq. 11-13: MCL with rho", _with_heads, HeadLoss("mcl", learn_new=True)),
+    Method("rm_naive", "RM naive", "rank merge, section 3.2", _naive, "Rank merge", backward="old", forward="new"),
+    _method("rqt", "RM RQT", "eq. 9", fit=HeadFit(rqt, needs_labels=False), forward="new"),
+    _method("cl_s", "RM CL-S", "eq. 10", fit=HeadFit(cl_s), forward="new"),
+    _method("cl_m", "RM CL-M", "eq. 14", fit=HeadFit(cl_m), forward="new"),
+    _method("mcl", "RM MCL", "eq. 11", fit=HeadFit(mcl), forward="new"),
+    _method("rqt_rho", "RM RQT + rho", "eq. 9 with rho", fit=HeadFit(rqt, learn_new=True, needs_labels=False)),
+    _method("cl_s_rho", "RM CL-S + rho", "eq. 10 with rho", fit=HeadFit(cl_s, learn_new=True)),
+    _method("cl_m_rho", "RM CL-M + rho", "eq. 14 with rho", fit=HeadFit(cl_m, learn_new=True)),
+    _method("rm", "full RM", "eq. 11-13: MCL with rho", fit=HeadFit(mcl, learn_new=True)),
 )

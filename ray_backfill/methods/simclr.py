@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ray_backfill.methods import BackboneKind, Method
-from ray_backfill.methods._objective import Objective, ObjectiveSettings, OldModel
+from ray_backfill.methods import BackboneKind
 from ray_backfill.models.backbones import Backbone
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.models.gather import gather, rank_and_size
+from ray_backfill.training.objective import Objective, ObjectiveSettings, OldModel
 
 
 class SimClr(Objective):
@@ -73,5 +73,3 @@ BACKBONES = (
         "side", "side information", "SimCLR (Chen et al. 2020), as in FCT", "old", _objective, needs_old=False
     ),
 )
-
-METHODS: tuple[Method, ...] = ()

@@ -19,7 +19,7 @@ from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.plugins import load_plugin, plugin_names, rows_from_outside
 from ray_backfill.protocols import Protocol
 from ray_backfill.training.backbone_loop import BackboneTraining
-from ray_backfill.training.fits import FitSettings
+from ray_backfill.training.settings import FitSettings
 
 ImagesT = TypeVar("ImagesT")
 

@@ -8,16 +8,12 @@ elsewhere: a published experiment does not change when a default does. What the 
 
 from typing import Literal
 
-from ray_backfill.methods._objective import CompatibleLosses
-from ray_backfill.methods.fastfill import TransformSettings
-from ray_backfill.methods.rank_merge import LossSettings
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.recipes import ModelRecipe
 from ray_backfill.training.augment import Augmentation
 from ray_backfill.training.backbone_loop import BackboneTraining
-from ray_backfill.training.fits import FitSettings
-from ray_backfill.training.head_loop import HeadTraining
-from ray_backfill.training.transform_loop import TransformTraining
+from ray_backfill.training.objective import CompatibleLosses
+from ray_backfill.training.settings import FitSettings, HeadTraining, LossSettings, TransformSettings, TransformTraining
 
 Classification = Literal["softmax", "arcface"]
 

@@ -3,9 +3,7 @@
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.recipes import ModelRecipe
 from ray_backfill.training.backbone_loop import BackboneTraining
-from ray_backfill.training.fits import FitSettings
-from ray_backfill.training.head_loop import HeadTraining
-from ray_backfill.training.transform_loop import TransformTraining
+from ray_backfill.training.settings import FitSettings, HeadTraining, TransformTraining
 
 
 def small_convnet(width: int, epochs: int, seed: int) -> ModelRecipe:

@@ -11,13 +11,13 @@ from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource
 from ray_backfill.images.reading import require_readable
-from ray_backfill.methods import TrainSet, TransformLoss, all_backbones
+from ray_backfill.methods import all_backbones
 from ray_backfill.models.backbones import check_arch
 from ray_backfill.orders import find_order
 from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import Recipe
 from ray_backfill.training.backbone_loop import images_per_worker, training_rows
-from ray_backfill.training.fits import check_fit
+from ray_backfill.training.fit import TrainSet
 
 
 def check_recipe(recipe: Recipe[Any], workers: int, models: Sequence[str] = ("old", "new")) -> None:
@@ -51,12 +51,9 @@ def check_choices(recipe: Recipe[Any]) -> None:
         if reason := why_not_of_images(find_order(name), methods):
             raise InputError(f"order {name!r} {reason}")
     check_distances_agree(methods, recipe.evaluation.distance, recipe.fits)
-    trained, assumed = recipe.new.training.classification, recipe.fits.transforms.loss.classification
-    if trained != assumed and any(isinstance(m.fit, TransformLoss) and m.fit.disc for m in methods):
-        raise InputError(
-            f"FastFill would take the new model's classifier for {assumed}, but it is trained by {trained}; "
-            f"give --transforms.loss.classification {trained}"
-        )
+    for method in methods:
+        if method.fit and (problem := method.fit.classifier_problem(recipe.fits, recipe.new.training.classification)):
+            raise InputError(problem)
 
 
 def check_evaluation(recipe: Recipe[Any], workers: int) -> None:
@@ -71,7 +68,7 @@ def check_evaluation(recipe: Recipe[Any], workers: int) -> None:
     stand_in = TrainSet({"": np.empty((len(rows), 0))}, train[rows])
     for method in methods:
         if method.fit is not None:
-            check_fit(method, stand_in, recipe.fits, workers)
+            method.fit.check(stand_in, recipe.fits, workers)
     _check_queries(source)
 
 

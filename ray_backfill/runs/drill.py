@@ -45,7 +45,7 @@ from ray_backfill.runs.results import now, versions
 from ray_backfill.stages import begin_stage, finish_stage, is_finished, look_at_stage, note_facts
 from ray_backfill.store import read_folder, write_parquet
 from ray_backfill.systems import IntArray
-from ray_backfill.training.fits import FitSettings, settings_of
+from ray_backfill.training.settings import FitSettings
 
 # Of the drill's folder: goes up when a table gets another shape.
 FORMAT = 1
@@ -134,7 +134,7 @@ def _drill(
         "format": FORMAT,
         "data": comparison.folder.fingerprint(method.models, further=comparison.orders.gallery.columns),
         "evaluation": asdict(evaluation),
-        "fit": settings_of(method, fits, evaluation.distance) if method.fit else {},
+        "fit": method.fit.recorded(fits, evaluation.distance) if method.fit else {},
         "live": asdict(live),
     }
     k = depth(evaluation.metrics, comparison.truth)
@@ -142,7 +142,7 @@ def _drill(
         return drill_folder
     comparison = fit_maps(comparison, [method], fits, context)
     if comparison.left_out:
-        raise InputError(f"the training of {method.name} diverged; lower --{method.kind}.lr to try again")
+        raise InputError(f"{method.name}: {comparison.left_out[0].reason}")
     sides = _sides(comparison, method, live)
     order = _order(comparison, method)
     # The folder is claimed when there is something to write: what fails before leaves no trace.

@@ -33,7 +33,7 @@ from ray_backfill.runs.synthetic import SyntheticGallery, draw_gallery
 from ray_backfill.stages import is_finished
 from ray_backfill.store import EmbeddingFolder, read_folder
 from ray_backfill.tables.results import LeftOut
-from ray_backfill.training.fits import FitSettings
+from ray_backfill.training.settings import FitSettings
 
 
 def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
@@ -124,8 +124,9 @@ def fit_folder(
     methods = [method for method in methods if method.name not in gone]
     networks = fit_stage(context.out / "maps", folder, methods, fits, evaluation.distance, context.workers)
     for method in methods:
-        if method.name not in networks:
-            raise InputError(f"training {method.name} diverged (its loss is not finite); lower --{method.kind}.lr")
+        if method.fit and method.name not in networks:
+            option = f"--{method.fit.option}.lr"
+            raise InputError(f"training {method.name} diverged (its loss is not finite); lower {option}")
     return networks, left_out
 
 

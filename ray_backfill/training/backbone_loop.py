@@ -17,8 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ray_backfill.errors import InputError, require_positive
 from ray_backfill.images import ImageSource
-from ray_backfill.methods import BackboneKind
-from ray_backfill.methods._objective import Classification, Objective, ObjectiveSettings, OldModel
 from ray_backfill.models.backbones import Backbone, pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.models.gather import gather, rank_and_size
@@ -26,6 +24,7 @@ from ray_backfill.training import pixels as pixel_feed
 from ray_backfill.training.arithmetic import counted_flops
 from ray_backfill.training.augment import Augmentation, augment
 from ray_backfill.training.feeding import Work
+from ray_backfill.training.objective import MakeObjective, Objective, ObjectiveSettings, OldModel, classify
 from ray_backfill.training.old_model import freeze_old
 from ray_backfill.training.pixels import PixelFeed
 from ray_backfill.training.schedule import warmup_cosine
@@ -47,7 +46,7 @@ class BackboneTraining(ObjectiveSettings):
     weight_decay: float = 2.0**-15
     # Epochs in which the learning rate rises.
     warmup_epochs: int = 5
-    # Of the first weights, the order of the images and their views.
+    # Random seed for the first weights, the order of the images and their views.
     seed: int = 0
     # How views of the training images differ from them.
     augmentation: Augmentation = field(default_factory=Augmentation)
@@ -112,14 +111,14 @@ def train_backbone(
     device: torch.device | None = None,
     resume_from: Path | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
-    kind: BackboneKind | None = None,
+    make_objective: MakeObjective = classify,
     old: OldModel | None = None,
     threads: int = 1,
 ) -> TrainedBackbone:
     """Train on the given rows of the train split; under DDP every worker calls this with the same arguments.
 
     resume_from: a folder that ``Epoch.save`` wrote; training goes on after its epoch.
-    kind: by which objective; None: plain classification. old: for kinds that need the old model. threads: that decode.
+    old: for objectives that need the old model. threads: that decode.
 
     Raises:
         InputError: see ``images_per_worker``.
@@ -131,7 +130,7 @@ def train_backbone(
     labels = source.items("train").labels_N
     targets = np.searchsorted(info.classes, labels)
     frozen = freeze_old(old, info, feed, rows, targets, device) if old else None
-    objective = _untrained(info, settings, kind, frozen, device)
+    objective = _untrained(info, settings, make_objective, frozen, device)
     optimizer, peak = _optimizer(objective, settings)
     done, flops_of_step = _restore(resume_from, objective, optimizer, device) if resume_from else (0, 0)
     model = _parallel(objective, info, size)
@@ -193,7 +192,7 @@ def _work(feed: PixelFeed, images: int, started: float, started_cpu: float) -> W
 def _untrained(
     info: BackboneInfo,
     settings: BackboneTraining,
-    kind: BackboneKind | None,
+    make_objective: MakeObjective,
     frozen: OldModel | None,
     device: torch.device,
 ) -> Objective:
@@ -201,8 +200,7 @@ def _untrained(
     torch.manual_seed(settings.seed)
     network = info.build().to(device)
     assert network.cosine_scale == settings.cosine_scale
-    objective = kind.objective(network, info, settings, frozen) if kind else Classification(network, settings)
-    return objective.to(device)
+    return make_objective(network, info, settings, frozen).to(device)
 
 
 def _views(images_BCSS: Tensor, objective: Objective, settings: BackboneTraining) -> list[Tensor]:

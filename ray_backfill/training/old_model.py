@@ -7,10 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ray_backfill.methods._objective import OldModel
 from ray_backfill.models.backbones import pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.models.gather import gather, rank_and_size
+from ray_backfill.training.objective import OldModel
 from ray_backfill.training.pixels import PixelFeed
 
 # Images embedded at a time.

@@ -7,12 +7,11 @@ from functools import lru_cache
 
 import torch
 
-from ray_backfill.methods import all_backbones
-from ray_backfill.methods._objective import Classification, OldModel
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.training.arithmetic import counted_flops, embed_macs, embed_parameters
 from ray_backfill.training.backbone_loop import BackboneTraining
+from ray_backfill.training.objective import MakeObjective, OldModel, classify
 
 # Images of a step that is counted for real, where a model cannot be built on the meta device.
 _FEW = 2
@@ -35,19 +34,21 @@ def network_cost(backbone: BackboneSettings, channels: int, image_size: int) -> 
 
 
 def step_flops(
-    info: BackboneInfo, training: BackboneTraining, kind: str, old: BackboneInfo | None, batch: int
+    info: BackboneInfo,
+    training: BackboneTraining,
+    batch: int,
+    make_objective: MakeObjective = classify,
+    old: BackboneInfo | None = None,
 ) -> float:
     """Floating-point operations of one training step on ``batch`` images of all workers together, gradients included.
 
-    kind: name of a ``BackboneKind``; empty: the plain classifier. old: of the frozen old model, for kinds that need it.
-    The same count as training itself makes (``TrainedBackbone.flops``), by the same objective.
+    old: of the frozen old model, for objectives that need it. Training itself counts the same
+    (``TrainedBackbone.flops``), with the same objective.
     """
     counted = batch if _has_shapes(info.backbone) else min(batch, _FEW)
     with _shapes_only(info.backbone):
-        of_kind = all_backbones()[kind] if kind else None
-        frozen = OldModel(old.build().eval(), old) if of_kind and of_kind.needs_old and old else None
-        network = info.build()
-        objective = of_kind.objective(network, info, training, frozen) if of_kind else Classification(network, training)
+        frozen = OldModel(old.build().eval(), old) if old else None
+        objective = make_objective(info.build(), info, training, frozen)
         view = torch.zeros(counted, info.channels, info.image_size, info.image_size)
         target = torch.zeros(counted, dtype=torch.long)
         with counted_flops() as flops:

@@ -23,7 +23,7 @@ from ray_backfill.live.settings import LiveSettings, ShardSettings
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.drill import drill_folder
 from ray_backfill.store import read_folder, vector_column, write_parquet
-from ray_backfill.training.fits import FitSettings
+from ray_backfill.training.settings import FitSettings
 
 ITEMS, QUERIES = 330, 24
 EVALUATION = Evaluation(metrics=("mAP@10", "CMC@1"), orders=("random",), points=8)

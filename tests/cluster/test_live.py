@@ -33,7 +33,7 @@ from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_ba
 from ray_backfill.runs import drill as drills
 from ray_backfill.runs.context import Context
 from ray_backfill.store import read_folder, vector_column, write_parquet
-from ray_backfill.training.fits import FitSettings
+from ray_backfill.training.settings import FitSettings
 from tests.cluster._drill import (
     EVALUATION,
     ITEMS,

@@ -19,7 +19,7 @@ from ray_backfill.errors import InputError
 from ray_backfill.models.checkpoints import save_network
 from ray_backfill.models.heads import Heads, HeadShape
 from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
-from ray_backfill.training.fits import FitSettings
+from ray_backfill.training.settings import FitSettings
 
 
 def embeddings(path: Path) -> EmbeddingFolder:

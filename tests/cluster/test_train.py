@@ -17,15 +17,14 @@ from ray_backfill.cluster.train import Workers, run_ddp
 from ray_backfill.datasets import landmarks
 from ray_backfill.errors import InputError
 from ray_backfill.files import read_json
-from ray_backfill.methods import TrainSet, find_methods
+from ray_backfill.methods import find_methods
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, load_network, save_backbone
 from ray_backfill.stages import begin_stage, finish_stage
 from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
 from ray_backfill.training.backbone_loop import BackboneTraining
-from ray_backfill.training.fits import FitSettings, check_fit, fit
-from ray_backfill.training.head_loop import HeadTraining
-from ray_backfill.training.transform_loop import TransformTraining
+from ray_backfill.training.fit import TrainSet
+from ray_backfill.training.settings import FitSettings, HeadTraining, TransformTraining
 
 IMAGES = landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4)
 BACKBONE = BackboneSettings(dim=8, width=4)
@@ -121,7 +120,8 @@ def test_two_workers_fit_what_one_process_fits(tmp_path: Path, monkeypatch: pyte
     data = TrainSet(folder.train.vectors, folder.train.label)
     last_weight = {"rqt": "psi.3.weight", "rm": "psi.3.weight", "fct": "mixer.6.weight"}
     for method in methods[1:]:
-        alone, trained = fit(method, data, FITS, "cosine").network, load_network(found[method.name])
+        assert method.fit is not None
+        alone, trained = method.fit.fit(data, FITS, "cosine").network, load_network(found[method.name])
         name = last_weight.get(method.name, "linear.weight")
         torch.testing.assert_close(trained.state_dict()[name], alone.state_dict()[name], rtol=1e-4, atol=1e-5)
         assert read_json(found[method.name] / "manifest.json")["finished"]
@@ -132,8 +132,10 @@ def test_what_cannot_be_trained_fails_before_any_worker_starts(tmp_path: Path) -
     with pytest.raises(InputError, match="at least 2 classes"):
         train_backbone_stage(tmp_path / "b", "old", IMAGES, [3], BACKBONE, TRAINING, Workers())
     folder = _folder(tmp_path / "data")
+    rm = find_methods(("rm",))[0].fit
+    assert rm is not None
     with pytest.raises(InputError, match="cannot be shared by 3 workers"):
-        check_fit(find_methods(("rm",))[0], TrainSet(folder.gallery.vectors, folder.gallery.label), FITS, 3)
+        rm.check(TrainSet(folder.gallery.vectors, folder.gallery.label), FITS, 3)
     with pytest.raises(InputError, match="9 x 1 CPUs"):
         for_maps(Workers(number=9))
     assert for_maps(Workers(number=2)) == Workers(number=1, cpus=2)

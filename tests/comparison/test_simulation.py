@@ -29,9 +29,7 @@ from ray_backfill.runs.pipeline import evaluate_folder
 from ray_backfill.runs.results import Facts, write_results
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable, read_folder, vector_column, write_parquet
 from ray_backfill.tables.results import LeftOut, Manifest
-from ray_backfill.training.fits import FitSettings
-from ray_backfill.training.head_loop import HeadTraining
-from ray_backfill.training.transform_loop import TransformTraining
+from ray_backfill.training.settings import FitSettings, HeadTraining, TransformTraining
 
 CLASSES = 6
 

@@ -7,10 +7,10 @@ import torch
 
 from ray_backfill.datasets import landmarks, open_source
 from ray_backfill.methods import BackboneKind, all_backbones, all_methods
-from ray_backfill.methods._objective import OldModel
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.training.backbone_loop import BackboneTraining, Epoch, train_backbone, training_rows
+from ray_backfill.training.objective import OldModel
 
 SOURCE = open_source(landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4))
 INFO = BackboneInfo(BackboneSettings(dim=8, width=4), channels=3, image_size=16, classes=[0, 1, 3])
@@ -24,10 +24,18 @@ def test_every_kind_learns_its_loss(kind: BackboneKind) -> None:
     rows = training_rows(SOURCE.items("train").labels_N, INFO.classes)
     epochs: list[Epoch] = []
     settings = BackboneTraining(epochs=8, batch=24, lr=0.05, warmup_epochs=1)
-    done = train_backbone(SOURCE, rows, INFO, settings, on_epoch=epochs.append, kind=kind, old=old)
+    done = train_backbone(SOURCE, rows, INFO, settings, on_epoch=epochs.append, make_objective=kind.objective, old=old)
     assert epochs[-1].loss < 0.95 * epochs[0].loss
     assert done.network.state_dict().keys() == INFO.build().state_dict().keys()
     assert all(value.isfinite().all() for value in done.network.state_dict().values())
+
+
+def test_names_are_unique_and_say_their_source() -> None:
+    kinds = all_backbones()
+    assert {"bct", "ract", "ract_hard", "side"} <= set(kinds)
+    assert not {"old", "new"} & set(kinds)
+    assert all(kind.source and kind.name == name and kind.like in ("old", "new") for name, kind in kinds.items())
+    assert len({kind.title for kind in kinds.values()}) == len(kinds)
 
 
 def test_methods_need_only_backbones_that_there_are() -> None:

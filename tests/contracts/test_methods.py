@@ -1,6 +1,7 @@
 """Every method, found by itself: it fits, its pair replays, and meets the ends that its systems promise."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,10 @@ import pytest
 import torch
 
 import ray_backfill as rb
-from ray_backfill.methods import Embeddings, Method, TrainSet, all_methods
+from ray_backfill.methods import FAMILIES, Embeddings, Method, all_backbones, all_methods
 from ray_backfill.models.checkpoints import load_network, save_network
-from ray_backfill.training.fits import FitSettings, epochs_of, fit, settings_of
-from ray_backfill.training.head_loop import HeadTraining
-from ray_backfill.training.transform_loop import TransformTraining
+from ray_backfill.training.fit import TrainSet
+from ray_backfill.training.settings import FitSettings, HeadTraining, TransformTraining
 
 # old has 4 dimensions, new 6 and less noise; whatever else a method needs has 5.
 DIMS = {"old": 4, "new": 6}
@@ -43,20 +43,27 @@ def fitted() -> dict[str, tuple[torch.nn.Module, list[float]]]:
 def fit_once(
     method: Method, fitted: dict[str, tuple[torch.nn.Module, list[float]]]
 ) -> tuple[torch.nn.Module, list[float]]:
+    assert method.fit is not None
     if method.name not in fitted:
         losses: list[float] = []
         data = TrainSet(draw(method, 40, 1), np.arange(40) % 5)
         fitted[method.name] = (
-            fit(method, data, SETTINGS, "cosine", on_epoch=lambda _, loss: losses.append(loss)).network,
+            method.fit.fit(data, SETTINGS, "cosine", on_epoch=lambda _, loss: losses.append(loss)).network,
             losses,
         )
     return fitted[method.name]
 
 
+def is_plain(model: str, system: rb.RetrievalSystem, e: Embeddings) -> bool:
+    """Whether it is this model's plain system, with the embeddings as they are stored."""
+    return system.query is e.query[model] and system.gallery is e.gallery[model]
+
+
 @pytest.mark.parametrize("method", all_methods().values(), ids=lambda m: m.name)
 def test_every_method_replays(method: Method, fitted: dict[str, tuple[torch.nn.Module, list[float]]]) -> None:
     network = fit_once(method, fitted)[0] if method.fit else None
-    pair = method.pair(Embeddings(draw(method, 10, 2), draw(method, 40, 3)), network)
+    e = Embeddings(draw(method, 10, 2), draw(method, 40, 3))
+    pair = method.pair(e, network)
     truth = rb.GroundTruth.from_labels(np.arange(10) % 5, np.arange(40) % 5)
     curve = rb.replay(pair, truth, np.arange(40), points=3)
     assert np.isfinite(curve.values("mAP")).all()
@@ -64,6 +71,8 @@ def test_every_method_replays(method: Method, fitted: dict[str, tuple[torch.nn.M
         alone = rb.replay(rb.UpgradePair(system, system), truth, np.arange(40), points=2)
         assert curve.values("mAP")[end] == pytest.approx(alone.values("mAP")[0])
     assert method.is_reference == (pair.backward is pair.forward or pair.switch == "at_end")
+    for plain, system in ((method.backward, pair.backward), (method.forward, pair.forward)):
+        assert plain == next((x for x in method.models if is_plain(x, system, e)), "")
     if method.aligned:
         assert pair.backward.gallery.shape == pair.forward.gallery.shape
 
@@ -71,7 +80,7 @@ def test_every_method_replays(method: Method, fitted: dict[str, tuple[torch.nn.M
 @pytest.mark.parametrize("method", FITTED, ids=lambda m: m.name)
 def test_every_training_lowers_its_loss(method: Method, fitted: dict[str, tuple[torch.nn.Module, list[float]]]) -> None:
     _, losses = fit_once(method, fitted)
-    if epochs_of(method, SETTINGS) == 1:  # a formula: tests/methods/test_adapters.py
+    if not method.is_trained:  # a formula: tests/methods/test_adapters.py
         return
     assert len(losses) == 15
     assert np.mean(losses[-3:]) < 0.9 * losses[0]
@@ -89,7 +98,8 @@ def test_every_network_is_kept_and_found_again(
         np.testing.assert_array_equal(ours.backward.query, theirs.backward.query)
         np.testing.assert_array_equal(ours.backward.gallery, theirs.backward.gallery)
         np.testing.assert_array_equal(ours.forward.gallery, theirs.forward.gallery)
-    assert json.loads(json.dumps(settings_of(method, SETTINGS, "cosine")))["fit"]
+    assert method.fit is not None
+    assert json.loads(json.dumps(method.fit.recorded(SETTINGS, "cosine")))["fit"]
 
 
 @pytest.mark.parametrize("method", FITTED, ids=lambda m: m.name)
@@ -105,7 +115,25 @@ def test_a_stand_in_does_not_depend_on_what_it_stands_among(
         np.testing.assert_array_equal(getattr(whole, side).gallery[7:19], getattr(shard, side).gallery)
 
 
-def test_names_are_unique_and_say_their_source() -> None:
+def test_names_are_unique_and_say_their_source_and_family() -> None:
     methods = all_methods()
     assert len({m.title for m in methods.values()}) == len(methods)
     assert all(m.source and m.name == name for name, m in methods.items())
+    assert {m.family for m in methods.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("method", FITTED, ids=lambda m: m.name)
+def test_a_fit_learns_from_models_of_its_method_by_options_that_there_are(method: Method) -> None:
+    assert method.fit is not None
+    assert set(method.fit.models) <= set(method.models)
+    assert hasattr(SETTINGS, method.fit.option)
+    assert method.is_trained == (
+        method.fit.cost(dict.fromkeys(method.models, 4), 99, 9, SETTINGS, "cosine", 1).steps > 0
+    )
+
+
+def test_other_distributions_add_methods_and_backbones(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, kind = all_methods()["rm_naive"], all_backbones()["bct"]
+    more = {"METHODS": [replace(ours, name="theirs")], "BACKBONES": [replace(kind, name="theirs")]}
+    monkeypatch.setattr("ray_backfill.methods.rows_from_outside", more.get)
+    assert list(all_methods())[-1] == list(all_backbones())[-1] == "theirs"

@@ -7,10 +7,9 @@ import torch
 from ray_backfill.errors import InputError
 from ray_backfill.live.sides import Sides, check_live, new_models, old_models
 from ray_backfill.merges import RAW, Merge, fit_merge
-from ray_backfill.methods import Embeddings, Method, TrainSet, all_methods
-from ray_backfill.training.fits import FitSettings, fit
-from ray_backfill.training.head_loop import HeadTraining
-from ray_backfill.training.transform_loop import TransformTraining
+from ray_backfill.methods import Embeddings, Method, all_methods
+from ray_backfill.training.fit import TrainSet
+from ray_backfill.training.settings import FitSettings, HeadTraining, TransformTraining
 
 DIMS = {"old": 4, "new": 6}
 RNG = np.random.default_rng(0)
@@ -29,7 +28,7 @@ def network(method: Method) -> torch.nn.Module | None:
     settings = FitSettings(
         heads=HeadTraining(epochs=1, classes=5, items=2), transforms=TransformTraining(epochs=1, batch=16, hidden=8)
     )
-    return fit(method, train, settings, "cosine").network
+    return method.fit.fit(train, settings, "cosine").network
 
 
 @pytest.mark.parametrize("method", LIVE, ids=lambda method: method.name)

@@ -7,7 +7,19 @@ import torch
 from sklearn.linear_model import LinearRegression, Ridge
 
 from ray_backfill.errors import InputError
-from ray_backfill.methods.adapters import KINDS, AdapterSettings, fit_affine, reduced_rank, regression, rotation, solve
+from ray_backfill.methods.adapters import (
+    FORMULAS,
+    least_squares,
+    procrustes,
+    procrustes_centred,
+    reduced_rank,
+    regression,
+    relaxed,
+    ridge,
+    rotation,
+)
+from ray_backfill.training.adapters import Formula, fit_affine
+from ray_backfill.training.settings import AdapterSettings
 
 RNG = np.random.default_rng(0)
 
@@ -17,8 +29,8 @@ def pair(p: int, q: int, n: int = 200, noise: float = 0.1) -> tuple[np.ndarray, 
     return x, x @ RNG.normal(size=(p, q)) + 0.5 + noise * RNG.normal(size=(n, q))
 
 
-def error(kind: str, x: np.ndarray, y: np.ndarray, settings: AdapterSettings | None = None) -> float:
-    weight, bias = solve(kind, x, y, settings or AdapterSettings())
+def error(formula: Formula, x: np.ndarray, y: np.ndarray, settings: AdapterSettings | None = None) -> float:
+    weight, bias = formula(x, y, settings or AdapterSettings())
     return float(((x @ weight + bias - y) ** 2).sum())
 
 
@@ -40,13 +52,13 @@ def test_a_rotation_is_found_again_whatever_the_dimensions(p: int, q: int) -> No
 def test_a_centred_rotation_finds_shifted_clouds_that_the_plain_one_misses() -> None:
     x = RNG.normal(size=(300, 5)) + 3.0
     y = (x - 3.0) @ np.linalg.qr(RNG.normal(size=(5, 5)))[0] - 2.0
-    assert error("procrustes_centred", x, y) < 1e-18 * len(x) < error("procrustes", x, y)
+    assert error(procrustes_centred, x, y) < 1e-18 * len(x) < error(procrustes, x, y)
 
 
 @pytest.mark.parametrize(("p", "q"), [(4, 7), (7, 4)])
 def test_least_squares_is_scikit_learns(p: int, q: int) -> None:
     x, y = pair(p, q)
-    weight, bias = solve("least_squares", x, y, AdapterSettings())
+    weight, bias = least_squares(x, y, AdapterSettings())
     oracle = LinearRegression().fit(x, y)
     np.testing.assert_allclose(weight, oracle.coef_.T, atol=1e-9)
     np.testing.assert_allclose(bias, oracle.intercept_, atol=1e-9)
@@ -55,7 +67,7 @@ def test_least_squares_is_scikit_learns(p: int, q: int) -> None:
 def test_ridge_is_scikit_learns() -> None:
     x, y = pair(6, 4)
     centred = x - x.mean(0)
-    weight, bias = solve("ridge", x, y, AdapterSettings(ridge=0.7))
+    weight, bias = ridge(x, y, AdapterSettings(ridge=0.7))
     oracle = Ridge(alpha=0.7 * (centred**2).sum() / 6).fit(x, y)
     np.testing.assert_allclose(weight, oracle.coef_.T, atol=1e-9)
     np.testing.assert_allclose(bias, oracle.intercept_, atol=1e-9)
@@ -64,15 +76,15 @@ def test_ridge_is_scikit_learns() -> None:
 def test_least_squares_copes_with_dimensions_that_say_nothing() -> None:
     x, y = pair(4, 3)
     x = np.hstack([x, x[:, :1], np.zeros((len(x), 1))])
-    np.testing.assert_allclose(error("least_squares", x, y), error("least_squares", x[:, :4], y), rtol=1e-9)
+    np.testing.assert_allclose(error(least_squares, x, y), error(least_squares, x[:, :4], y), rtol=1e-9)
 
 
 def test_the_relaxed_map_lies_between_its_two_ends() -> None:
     x, y = pair(5, 5)
-    free, tight = (solve("relaxed", x, y, AdapterSettings(relaxation=r))[0] for r in (1e-12, 1e12))
-    np.testing.assert_allclose(free, solve("least_squares", x, y, AdapterSettings())[0], atol=1e-6)
-    np.testing.assert_allclose(tight, solve("procrustes_centred", x, y, AdapterSettings())[0], atol=1e-6)
-    errors = [error("relaxed", x, y, AdapterSettings(relaxation=r)) for r in (0.0, 0.1, 1.0, 10.0)]
+    free, tight = (relaxed(x, y, AdapterSettings(relaxation=r))[0] for r in (1e-12, 1e12))
+    np.testing.assert_allclose(free, least_squares(x, y, AdapterSettings())[0], atol=1e-6)
+    np.testing.assert_allclose(tight, procrustes_centred(x, y, AdapterSettings())[0], atol=1e-6)
+    errors = [error(relaxed, x, y, AdapterSettings(relaxation=r)) for r in (0.0, 0.1, 1.0, 10.0)]
     assert errors == sorted(errors)
 
 
@@ -90,13 +102,13 @@ def test_reduced_rank_is_the_best_of_its_rank() -> None:
     np.testing.assert_allclose(reduced_rank(x, y, 5), regression(x, y, 0.0), atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("formula", FORMULAS)
 @pytest.mark.parametrize("unit", [True, False])
-def test_the_network_is_the_formula(kind: str, unit: bool) -> None:
+def test_the_network_is_the_formula(formula: Formula, unit: bool) -> None:
     x, y = (v.astype(np.float32) for v in pair(4, 6))
-    network = fit_affine(kind, x, y, AdapterSettings(), unit)
+    network = fit_affine(formula, x, y, AdapterSettings(), unit)
     wide = [v.astype(np.float64) / (np.linalg.norm(v, axis=1, keepdims=True) if unit else 1) for v in (x, y)]
-    weight, bias = solve(kind, wide[0], wide[1], AdapterSettings())
+    weight, bias = formula(wide[0], wide[1], AdapterSettings())
     with torch.no_grad():
         np.testing.assert_allclose(network(torch.from_numpy(x)).numpy(), wide[0] @ weight + bias, rtol=1e-4, atol=1e-5)
 
@@ -106,5 +118,3 @@ def test_wrong_settings_are_refused() -> None:
         AdapterSettings(ridge=-1)
     with pytest.raises(InputError, match="at most 1"):
         AdapterSettings(rank_share=1.5)
-    with pytest.raises(InputError, match="unknown adapter 'spline'"):
-        solve("spline", *pair(2, 2), AdapterSettings())

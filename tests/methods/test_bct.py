@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from ray_backfill.methods import all_backbones
-from ray_backfill.methods._objective import ObjectiveSettings, OldModel
 from ray_backfill.methods.bct import BackwardCompatible
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo
+from ray_backfill.training.objective import ObjectiveSettings, OldModel
 
 NEW = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, classes=[1, 3, 4, 7])
 OLD = BackboneInfo(BackboneSettings(dim=4, width=2), 1, 8, classes=[0, 3, 7])

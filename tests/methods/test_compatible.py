@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ray_backfill.methods import Embeddings, find_methods
-from ray_backfill.methods._objective import fit_width
+from ray_backfill.training.objective import fit_width
 
 
 @pytest.mark.parametrize("name", ["bct", "ract", "ract_hard"])

@@ -9,12 +9,12 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from ray_backfill.methods import all_backbones
-from ray_backfill.methods._objective import CompatibleLosses, Objective, ObjectiveSettings, OldModel
 from ray_backfill.methods.ract import contrast
 from ray_backfill.methods.simclr import nt_xent
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.models.gather import rank_and_size
+from ray_backfill.training.objective import CompatibleLosses, Objective, ObjectiveSettings, OldModel
 from tests.training._workers import leave_together
 
 TARGET = torch.tensor([0, 1, 0, 2, -1, 1, 3, 2])

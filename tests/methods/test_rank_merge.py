@@ -8,9 +8,11 @@ import torch
 
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, all_methods, find_methods
-from ray_backfill.methods.rank_merge import LOSSES, LossBatch, LossSettings, head_loss
+from ray_backfill.methods.rank_merge import cl_m, cl_s, mcl, rqt
 from ray_backfill.models.heads import Heads, HeadShape
 from ray_backfill.models.maps import transform
+from ray_backfill.training.heads import HeadLoss, LossBatch
+from ray_backfill.training.settings import LossSettings
 
 
 def distance(a: torch.Tensor, b: torch.Tensor, kind: str) -> float:
@@ -63,14 +65,15 @@ def random_batch(seed: int = 0, first: int = 4) -> LossBatch:
     return LossBatch(reverse[own], new[own], old, new, label, first)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("loss", [rqt, cl_s, cl_m, mcl])
 @pytest.mark.parametrize("kind", ["cosine", "l2"])
 @pytest.mark.parametrize("tau", [1.0, 0.1])
 @pytest.mark.parametrize("hard_mining", [True, False])
-def test_losses_equal_plain_loops(name: str, kind: str, tau: float, hard_mining: bool) -> None:
+def test_losses_equal_plain_loops(loss: HeadLoss, kind: str, tau: float, hard_mining: bool) -> None:
     settings = LossSettings(distance=kind, tau=tau, hard_mining=hard_mining)
     batch = random_batch()
-    assert head_loss(name, batch, settings).item() == pytest.approx(looped_loss(name, batch, settings), rel=1e-9)
+    expected = looped_loss(loss.__name__, batch, settings)
+    assert loss(batch, settings).item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_an_anchor_alone_in_its_class_has_no_new_term() -> None:
@@ -78,25 +81,23 @@ def test_an_anchor_alone_in_its_class_has_no_new_term() -> None:
     batch = random_batch()
     alone = LossBatch(batch.reverse_bd, batch.forward_bd, batch.old_Bd, batch.forward_Bd, torch.arange(12), batch.first)
     settings = LossSettings(hard_mining=False)
-    assert head_loss("cl_m", alone, settings).item() == pytest.approx(head_loss("cl_s", alone, settings).item())
+    assert cl_m(alone, settings).item() == pytest.approx(cl_s(alone, settings).item())
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_gradients_are_right(name: str) -> None:
+@pytest.mark.parametrize("loss", [rqt, cl_s, cl_m, mcl])
+def test_gradients_are_right(loss: HeadLoss) -> None:
     batch = random_batch()
 
-    def loss(reverse: torch.Tensor, forward: torch.Tensor) -> torch.Tensor:
+    def of_anchors(reverse: torch.Tensor, forward: torch.Tensor) -> torch.Tensor:
         everyone = torch.cat([batch.forward_Bd[: batch.first], forward, batch.forward_Bd[batch.first + 6 :]])
         changed = LossBatch(reverse, forward, batch.old_Bd, everyone, batch.label_B, batch.first)
-        return head_loss(name, changed, LossSettings())
+        return loss(changed, LossSettings())
 
     inputs = (batch.reverse_bd.clone().requires_grad_(), batch.forward_bd.clone().requires_grad_())
-    assert torch.autograd.gradcheck(loss, inputs, atol=1e-6)
+    assert torch.autograd.gradcheck(of_anchors, inputs, atol=1e-6)
 
 
-def test_unknown_losses_distances_and_methods_list_the_known_ones() -> None:
-    with pytest.raises(InputError, match="unknown loss 'triplet'; known: rqt, cl_s"):
-        head_loss("triplet", random_batch(), LossSettings())
+def test_unknown_distances_and_methods_list_the_known_ones() -> None:
     with pytest.raises(InputError, match="cosine or the l2 distance"):
         LossSettings(distance="inner_product")
     with pytest.raises(InputError, match=r"LossSettings\.tau must be greater than 0, got 0"):

@@ -15,12 +15,12 @@ from ray_backfill.methods import all_methods
 from ray_backfill.recipes import load_recipe
 from ray_backfill.runs.checks import check_evaluation, check_recipe
 from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
-from ray_backfill.training.fits import FitSettings
+from ray_backfill.training.settings import FitSettings
 from tests.datasets._pictures import write_tree
 
 MODELS = ("old", "new", "bct", "side")
-HEADS = {m.name for m in all_methods().values() if m.kind == "heads"}
-LABELLED = {m.name for m in all_methods().values() if m.fit and m.fit.needs_labels}
+HEADS = {m.name for m in all_methods().values() if m.fit and m.fit.option == "heads"}
+LABELLED = {m.name for m in all_methods().values() if m.needs_labels}
 OTHER_MODELS = {m.name for m in all_methods().values() if set(m.models) - {"old", "new"}}
 FITTED = {m.name for m in all_methods().values() if m.fit}
 

@@ -17,7 +17,6 @@ from ray_backfill.datasets import landmarks, open_source
 from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource, Pixels
 from ray_backfill.methods import all_backbones
-from ray_backfill.methods._objective import OldModel
 from ray_backfill.models.backbones import BackboneSettings, pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.training import backbone_loop
@@ -32,6 +31,7 @@ from ray_backfill.training.backbone_loop import (
     train_backbone,
     training_rows,
 )
+from ray_backfill.training.objective import OldModel, classify
 from ray_backfill.training.old_model import freeze_old
 from ray_backfill.training.pixels import PixelFeed
 from ray_backfill.training.schedule import warmup_cosine
@@ -171,7 +171,9 @@ def _train_on_two(rank: int, folder: str) -> None:
     epochs: list[Epoch] = []
     network = train_backbone(source, ROWS, INFO, replace(TRAINING, epochs=1), on_epoch=epochs.append).network
     others = [
-        train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=1), kind=KINDS[name], old=old_model([2, 9]))
+        train_backbone(
+            SOURCE, ROWS, INFO, replace(TRAINING, epochs=1), make_objective=KINDS[name].objective, old=old_model([2, 9])
+        )
         for name in ("bct", "ract_hard", "side")
     ]
     states = [network.state_dict(), *(other.network.state_dict() for other in others)]
@@ -188,7 +190,9 @@ def test_two_workers_share_the_images_and_keep_one_network(tmp_path: Path) -> No
         for name, value in mine.items():
             if "running" not in name:  # statistics of BatchNorm stay each worker's own
                 torch.testing.assert_close(other[name], value, rtol=0, atol=0)
-    alone = train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=1), kind=KINDS["bct"], old=old_model([2, 9]))
+    alone = train_backbone(
+        SOURCE, ROWS, INFO, replace(TRAINING, epochs=1), make_objective=KINDS["bct"].objective, old=old_model([2, 9])
+    )
     assert flops[0] == alone.flops  # of both workers together: half a batch each
     assert first_loss == second_loss
     assert not set(first_rows) & set(second_rows)
@@ -243,7 +247,14 @@ def test_every_kind_resumes_and_leaves_the_old_model_as_it_was(
 
     def train(resume_from: Path | None = None, on_epoch: Callable[[Epoch], None] | None = None) -> TrainedBackbone:
         return train_backbone(
-            SOURCE, ROWS, INFO, TRAINING, resume_from=resume_from, on_epoch=on_epoch, kind=KINDS[name], old=old
+            SOURCE,
+            ROWS,
+            INFO,
+            TRAINING,
+            resume_from=resume_from,
+            on_epoch=on_epoch,
+            make_objective=KINDS[name].objective,
+            old=old,
         )
 
     whole = train(on_epoch=lambda epoch: epoch.save(tmp_path) if epoch.epoch == 2 else None)
@@ -261,14 +272,14 @@ def test_influence_pulls_towards_the_old_classifier() -> None:
     """The old classifier recognises the new embedding only if it was trained to be compatible."""
     old = OldModel(train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=12, seed=5)).network, INFO)
     right = {}
-    for kind in (None, KINDS["bct"]):
-        done = train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=12), kind=kind, old=old if kind else None)
+    for name, objective in (("plain", classify), ("bct", KINDS["bct"].objective)):
+        done = train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=12), make_objective=objective, old=old)
         with torch.no_grad():
             embedding = done.network.embed(pixels_to_float(torch.from_numpy(SOURCE.read("train", ROWS).pixels_BSSC)))
             answers = old.network.classifier(embedding).argmax(1).numpy()
-        right[kind and kind.name] = float((np.asarray(INFO.classes)[answers] == LABELS[ROWS]).mean())
+        right[name] = float((np.asarray(INFO.classes)[answers] == LABELS[ROWS]).mean())
     assert right["bct"] > 0.6
-    assert right["bct"] > right[None] + 0.2
+    assert right["bct"] > right["plain"] + 0.2
 
 
 def test_class_means_are_those_of_readable_images_as_they_are() -> None:
@@ -294,7 +305,9 @@ def test_arcface_learns() -> None:
 
 def test_simclr_finds_the_other_view() -> None:
     epochs: list[Epoch] = []
-    train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=12), on_epoch=epochs.append, kind=KINDS["side"])
+    train_backbone(
+        SOURCE, ROWS, INFO, replace(TRAINING, epochs=12), on_epoch=epochs.append, make_objective=KINDS["side"].objective
+    )
     assert epochs[-1].loss < 0.9 * epochs[0].loss
 
 
@@ -308,7 +321,7 @@ def test_views_of_a_pair_differ_as_its_own_settings_say(monkeypatch: pytest.Monk
     monkeypatch.setattr(backbone_loop, "augment", spy)
     once = replace(TRAINING, epochs=1, batch=len(ROWS))
     train_backbone(SOURCE, ROWS, INFO, once)
-    train_backbone(SOURCE, ROWS, INFO, once, kind=KINDS["side"])
+    train_backbone(SOURCE, ROWS, INFO, once, make_objective=KINDS["side"].objective)
     assert used == [once.augmentation, once.pair_augmentation, once.pair_augmentation]
 
 
@@ -338,7 +351,7 @@ def test_arithmetic_of_a_convnet_training_is_counted_by_hand() -> None:
     done = train_backbone(SOURCE, ROWS, INFO, TRAINING)
     assert embed_macs(done.network, 3, 16) == embed
     assert done.flops == 3 * steps * step
-    ract = train_backbone(SOURCE, ROWS, INFO, TRAINING, kind=KINDS["ract"], old=old_model([1, 3]))
+    ract = train_backbone(SOURCE, ROWS, INFO, TRAINING, make_objective=KINDS["ract"].objective, old=old_model([1, 3]))
     similarities = 16 * 2 * (16 * 6 + 16 * 8)  # to old ones and to new ones
     backward = 16 * 2 * (16 * 6 + 2 * 16 * 8)  # old ones have no gradient
     old_step = 16 * 2 * (sum(convolutions) + 16 * 6)

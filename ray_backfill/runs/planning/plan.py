@@ -13,10 +13,10 @@ from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.recipes import ModelRecipe, Recipe
 from ray_backfill.runs.images import models_of
 from ray_backfill.runs.planning.counts import Counts, ModelCounts
-from ray_backfill.runs.planning.fits import fit_cost
 from ray_backfill.runs.planning.settings import PlanningSettings
 from ray_backfill.training import pixels
 from ray_backfill.training.backbone_loop import images_per_worker
+from ray_backfill.training.objective import classify
 from ray_backfill.training.step_cost import network_cost, step_flops
 
 STAGES = ("backbones", "embeddings", "maps")
@@ -185,7 +185,8 @@ def _backbone_stage(
     info, old = _info(recipe, model, counts), _info(recipe, "old", counts)
     batch = workers.number * images_per_worker(of.images, info.classes, how.training, workers.number)
     steps = of.images // batch * how.training.epochs
-    kind = model if model in all_backbones() else ""
+    kind = all_backbones().get(model)
+    objective, frozen = (kind.objective, old if kind.needs_old else None) if kind else (classify, None)
     fits_in_memory = of.images * counts.image_size**2 * counts.channels <= pixels.CACHE_BYTES // workers.number
     return Stage(
         "backbones",
@@ -196,7 +197,7 @@ def _backbone_stage(
         steps * batch,
         # Where they fit, each worker decodes all of them once.
         of.images * workers.number if fits_in_memory else steps * batch,
-        step_flops(info, how.training, kind, old, batch) * steps,
+        step_flops(info, how.training, batch, objective, frozen) * steps,
         workers.number,
         workers.number * workers.cpus,
         settings,
@@ -233,7 +234,7 @@ def _map_stages(
             continue
         dims = {model: _role(recipe, model)[0].backbone.dim for model in method.models}
         of, distance = counts.new, recipe.evaluation.distance
-        cost = fit_cost(method, dims, of.images, of.classes, recipe.fits, distance, workers.number)
+        cost = method.fit.cost(dims, of.images, of.classes, recipe.fits, distance, workers.number)
         yield Stage(
             "maps",
             f"fit {method.name}",

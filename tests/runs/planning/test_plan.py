@@ -15,7 +15,6 @@ from ray_backfill.cluster.train import Workers
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.datasets import landmarks, open_source
 from ray_backfill.methods import all_backbones
-from ray_backfill.methods._objective import OldModel
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.protocols import Protocol, split_classes
@@ -25,10 +24,9 @@ from ray_backfill.runs.planning.counts import count_images
 from ray_backfill.store import vector_column, write_parquet
 from ray_backfill.training import pixels
 from ray_backfill.training.backbone_loop import BackboneTraining, train_backbone, training_rows
-from ray_backfill.training.fits import FitSettings
-from ray_backfill.training.head_loop import HeadTraining
+from ray_backfill.training.objective import OldModel, classify
+from ray_backfill.training.settings import FitSettings, HeadTraining, TransformTraining
 from ray_backfill.training.step_cost import network_cost, step_flops
-from ray_backfill.training.transform_loop import TransformTraining
 
 COUNTS = Counts(
     train=1000,
@@ -113,7 +111,7 @@ def test_training_costs_three_times_a_forward_pass_but_for_the_gradient_of_image
     info = BackboneInfo(BackboneSettings("convnet", 12, 4), 3, 16, list(range(10)))
     forward = convnet_macs(4, 12) + 12 * 10
     first_layer = 9 * 3 * 4 * 16**2  # nobody needs the gradient of its input
-    assert step_flops(info, BackboneTraining(), "", None, batch=64) == 2 * 64 * (3 * forward - first_layer)
+    assert step_flops(info, BackboneTraining(), batch=64) == 2 * 64 * (3 * forward - first_layer)
 
 
 @pytest.mark.parametrize(("arch", "giga_macs"), [("resnet18", 1.8), ("resnet50", 4.1), ("vit_b_32", 4.4)])
@@ -147,7 +145,8 @@ def test_a_backbone_training_does_what_was_planned(kind: str, monkeypatch: pytes
     rows = training_rows(source.items("train").labels_N, both[role])
     steps = count_steps(torch.optim.SGD, monkeypatch)
     training = (recipe.old if role == "old" else recipe.new).training
-    trained = train_backbone(source, rows, infos[role], training, kind=of_kind, old=old)
+    objective = of_kind.objective if of_kind else classify
+    trained = train_backbone(source, rows, infos[role], training, make_objective=objective, old=old)
     assert stage.steps == len(steps)
     assert stage.flops == trained.flops
 

@@ -1,6 +1,7 @@
 """Class-balanced batches, and two DDP workers against one with the doubled batch."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,23 +11,27 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from ray_backfill.errors import InputError
-from ray_backfill.methods import HeadLoss, TrainSet, TransformLoss
-from ray_backfill.methods.rank_merge import LOSSES, LossBatch, LossSettings, head_loss
+from ray_backfill.methods.rank_merge import cl_m, cl_s, mcl, rqt
 from ray_backfill.models.gather import gather, rank_and_size
 from ray_backfill.models.heads import Heads, HeadShape
-from ray_backfill.training import head_loop
-from ray_backfill.training.head_loop import (
-    HeadTraining,
+from ray_backfill.training import heads as head_fit
+from ray_backfill.training.fit import TrainSet
+from ray_backfill.training.heads import (
+    HeadFit,
+    HeadLoss,
+    LossBatch,
     anchors_per_worker,
     balanced_batches,
     rows_by_class,
-    train_heads,
 )
-from ray_backfill.training.transform_loop import TransformTraining, train_transform
+from ray_backfill.training.settings import FitSettings, HeadTraining, LossSettings, TransformTraining
+from ray_backfill.training.transforms import TransformFit
 from tests.training._workers import leave_together
 
-FASTFILL = TransformLoss(disc=True, uncertainty=True)
-TRANSFORMS = TransformTraining(epochs=3, batch=24, hidden=8)
+FASTFILL = TransformFit(disc=True, uncertainty=True)
+LOSSES = {"rqt": rqt, "cl_s": cl_s, "cl_m": cl_m, "mcl": mcl}
+RM = HeadFit(mcl, learn_new=True)
+SETTINGS = FitSettings(HeadTraining(epochs=2, classes=4, items=4), TransformTraining(epochs=3, batch=24, hidden=8))
 
 
 def test_batches_hold_so_many_items_of_so_many_classes() -> None:
@@ -54,19 +59,19 @@ def test_what_cannot_be_shared_is_refused() -> None:
 
 
 def test_the_same_seed_trains_the_same_heads() -> None:
-    data, training = _data(), HeadTraining(epochs=2, classes=4, items=4)
-    first, second = (train_heads(data, HeadLoss("mcl", True), training)[0].state_dict() for _ in range(2))
-    other = train_heads(data, HeadLoss("mcl", True), HeadTraining(epochs=2, classes=4, items=4, seed=1))[0]
+    first, second = (RM.fit(_data(), SETTINGS, "cosine").network.state_dict() for _ in range(2))
+    seed_1 = replace(SETTINGS, heads=replace(SETTINGS.heads, seed=1))
+    other = RM.fit(_data(), seed_1, "cosine").network
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(first["psi.0.weight"], other.state_dict()["psi.0.weight"])
 
 
 def test_training_follows_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a factor of 0 nothing is learned."""
-    monkeypatch.setattr(head_loop, "warmup_cosine", lambda step, steps, warmup: 0.0)
+    monkeypatch.setattr(head_fit, "warmup_cosine", lambda step, steps, warmup: 0.0)
     torch.manual_seed(0)
     start = Heads(HeadShape(4, 5, learn_new=True)).state_dict()["rho.0.weight"].clone()
-    heads, _ = train_heads(_data(), HeadLoss("mcl", True), HeadTraining(epochs=1, classes=4, items=4))
+    heads = RM.fit(_data(), SETTINGS, "cosine").network
     torch.testing.assert_close(heads.state_dict()["rho.0.weight"], start, rtol=0, atol=0)
 
 
@@ -77,7 +82,7 @@ def _data() -> TrainSet:
     return TrainSet({"old": old, "new": new}, label)
 
 
-def _one_step(name: str, learn_new: bool, rows: slice) -> tuple[float, dict[str, torch.Tensor]]:
+def _one_step(head_loss: HeadLoss, learn_new: bool, rows: slice) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and mean gradients of the heads on these rows of the batch, gathered over whoever takes part."""
     data = _data()
     torch.manual_seed(0)
@@ -87,7 +92,7 @@ def _one_step(name: str, learn_new: bool, rows: slice) -> tuple[float, dict[str,
     reverse, forward = heads(mine)
     old, label = torch.from_numpy(data.vectors["old"][:16]), torch.from_numpy(np.asarray(data.label)[:16])
     batch = LossBatch(reverse, forward, old, gather(forward), label, first=rank * len(mine))
-    loss = head_loss(name, batch, LossSettings())
+    loss = head_loss(batch, LossSettings())
     loss.backward()
     gradients = {n: p.grad.clone() for n, p in heads.named_parameters() if p.grad is not None}
     for gradient in gradients.values():
@@ -103,13 +108,12 @@ def _one_step(name: str, learn_new: bool, rows: slice) -> tuple[float, dict[str,
 def _two_workers(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     results = {}
-    for name in LOSSES:
+    for name, loss in LOSSES.items():
         for learn_new in (False, True):
-            results[name, learn_new] = _one_step(name, learn_new, slice(rank * 8, rank * 8 + 8))
-    trained, _ = train_heads(_data(), HeadLoss("mcl", True), HeadTraining(epochs=2, classes=4, items=4))
-    transform, _ = train_transform(_data(), FASTFILL, TRANSFORMS)
+            results[name, learn_new] = _one_step(loss, learn_new, slice(rank * 8, rank * 8 + 8))
+    trained, transform = (fit.fit(_data(), SETTINGS, "cosine").network.state_dict() for fit in (RM, FASTFILL))
     if rank == 0:
-        torch.save((results, trained.state_dict(), transform.state_dict()), Path(folder) / "results.pt")
+        torch.save((results, trained, transform), Path(folder) / "results.pt")
     leave_together(rank, folder)
 
 
@@ -117,17 +121,16 @@ def test_two_workers_give_loss_and_gradient_of_one_with_the_doubled_batch(tmp_pa
     spawn(_two_workers, (str(tmp_path),), nprocs=2)
     results, trained, transform = torch.load(tmp_path / "results.pt", weights_only=True)
     for (name, learn_new), (loss, gradients) in results.items():
-        expected_loss, expected = _one_step(name, learn_new, slice(0, 16))
+        expected_loss, expected = _one_step(LOSSES[name], learn_new, slice(0, 16))
         assert loss == pytest.approx(expected_loss, rel=1e-12)
         assert gradients.keys() == expected.keys()
         for parameter, gradient in gradients.items():
             torch.testing.assert_close(gradient, expected[parameter], rtol=1e-9, atol=1e-12)
-    alone, _ = train_heads(_data(), HeadLoss("mcl", True), HeadTraining(epochs=2, classes=4, items=4))
-    for name, value in alone.state_dict().items():
+    for name, value in RM.fit(_data(), SETTINGS, "cosine").network.state_dict().items():
         if name.endswith(("0.bias", "running_mean")):
             continue  # a bias before BatchNorm has no gradient but rounding noise, which Adam scales to full steps
         torch.testing.assert_close(trained[name], value, rtol=1e-4, atol=1e-5)
-    for name, value in train_transform(_data(), FASTFILL, TRANSFORMS)[0].state_dict().items():
+    for name, value in FASTFILL.fit(_data(), SETTINGS, "cosine").network.state_dict().items():
         if re.search(r"(0|3)\.bias|running_mean", name):
             continue  # as above
         torch.testing.assert_close(transform[name], value, rtol=1e-3, atol=1e-4)

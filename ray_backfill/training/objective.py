@@ -1,4 +1,4 @@
-"""What trains a backbone: objectives, their settings, plain classification.
+"""What a backbone is trained by: objectives, their settings, and plain classification.
 
 Source: Deng et al., "ArcFace: Additive Angular Margin Loss", 2019, eq. 3; FastFill, section 5.1 (label smoothing).
 
@@ -7,7 +7,7 @@ that could not be read: it costs nothing and is nobody's negative.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,6 +18,25 @@ from torch import Tensor, nn
 from ray_backfill.errors import require_positive
 from ray_backfill.models.backbones import Backbone
 from ray_backfill.models.checkpoints import BackboneInfo
+
+
+@dataclass(frozen=True)
+class ClassificationSettings:
+    """How a loss compares an item with its class."""
+
+    # softmax, or arcface (an angular margin; for faces). Transformations take what the new model was trained with.
+    classification: Literal["softmax", "arcface"] = "softmax"
+    # Of softmax only.
+    label_smoothing: float = 0.1
+    # ArcFace: angle, in radians, by which an item must be closer to its own class.
+    arcface_margin: float = 0.5
+    # ArcFace: what cosines are multiplied by.
+    arcface_scale: float = 64.0
+
+    @property
+    def cosine_scale(self) -> float | None:
+        """The classifier's (see ``Backbone``)."""
+        return self.arcface_scale if self.classification == "arcface" else None
 
 
 @dataclass(frozen=True)
@@ -42,24 +61,11 @@ class CompatibleLosses:
 
 
 @dataclass(frozen=True)
-class ObjectiveSettings:
+class ObjectiveSettings(ClassificationSettings):
     """What is settable in the losses of backbones."""
 
-    # softmax, or arcface (an angular margin; for faces).
-    classification: Literal["softmax", "arcface"] = "softmax"
-    # Of softmax only.
-    label_smoothing: float = 0.1
-    # ArcFace: angle, in radians, by which an image must be closer to its own class.
-    arcface_margin: float = 0.5
-    # ArcFace: what cosines are multiplied by.
-    arcface_scale: float = 64.0
     # Losses of backbones that are trained to be compatible, and of the side-information model.
     compatible: CompatibleLosses = field(default_factory=CompatibleLosses)
-
-    @property
-    def cosine_scale(self) -> float | None:
-        """Of the classifier (see ``Backbone``)."""
-        return self.arcface_scale if self.classification == "arcface" else None
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class OldModel:
     """The old backbone, frozen: in eval mode, on the device that trains, no part of what is trained or saved.
 
     class_means_Cd: means of the old embeddings of the new model's classes; None where the old classifier knows classes
-    of the new model, and serves itself.
+    of the new model and takes part itself.
     """
 
     network: Backbone
@@ -83,7 +89,7 @@ class OldModel:
 class Objective(nn.Module):
     """A backbone with the loss that trains it. DDP wraps it; what is kept in the end is the backbone.
 
-    n_views: random views of each image that one step looks at.
+    n_views: how many random views of each image one step looks at.
     """
 
     n_views = 1
@@ -97,6 +103,10 @@ class Objective(nn.Module):
         raise NotImplementedError
 
 
+# Makes the objective of an untrained backbone; the old model is None for objectives that do without it.
+MakeObjective = Callable[[Backbone, BackboneInfo, ObjectiveSettings, OldModel | None], Objective]
+
+
 class Classification(Objective):
     """The backbone as a classifier of its classes."""
 
@@ -106,12 +116,19 @@ class Classification(Objective):
         return losses_B, logits_BC.argmax(1) == target_B
 
 
+def classify(
+    backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
+) -> Classification:
+    """The objective of the old and the new model."""
+    return Classification(backbone, settings)
+
+
 def classification_losses(
-    logits_BC: Tensor, target_B: Tensor, settings: ObjectiveSettings, cosine_scale: float | None
+    logits_BC: Tensor, target_B: Tensor, settings: ClassificationSettings, cosine_scale: float | None
 ) -> Tensor:
     """(B,) cross-entropy, 0 where the target is -1.
 
-    cosine_scale: of the classifier that the logits are from; None: they are linear, and no margin applies.
+    cosine_scale: of the classifier that made the logits; None: they are linear, and no margin applies.
     """
     if cosine_scale is None:
         smoothing = settings.label_smoothing

@@ -6,9 +6,8 @@ import pytest
 import torch
 from pytorch_metric_learning.losses import ArcFaceLoss
 
-from ray_backfill.methods import all_backbones
-from ray_backfill.methods._objective import Classification, ObjectiveSettings, classification_losses, fit_width
 from ray_backfill.models.backbones import Backbone, BackboneSettings, class_logits
+from ray_backfill.training.objective import Classification, ObjectiveSettings, classification_losses, fit_width
 
 ARCFACE = ObjectiveSettings(classification="arcface")
 
@@ -66,11 +65,3 @@ def test_widths_are_cut_or_filled_up() -> None:
     assert fit_width(vectors, 2).tolist() == [[0, 1], [3, 4]]
     assert fit_width(vectors, 3).tolist() == vectors.tolist()
     assert fit_width(vectors, 5).tolist() == [[0, 1, 2, 0, 0], [3, 4, 5, 0, 0]]
-
-
-def test_kinds_of_backbones_are_found_by_themselves() -> None:
-    kinds = all_backbones()
-    assert {"bct", "ract", "ract_hard", "side"} <= set(kinds)
-    assert not {"old", "new"} & set(kinds)
-    assert all(kind.source and kind.name == name and kind.like in ("old", "new") for name, kind in kinds.items())
-    assert len({kind.title for kind in kinds.values()}) == len(kinds)

@@ -1,0 +1,126 @@
+"""The loop that trains all maps on stored embeddings, alone or under DDP, and what maps trained item by item share.
+
+Shapes: N training items, W workers, b items of a worker, B = W * b.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ray_backfill.errors import InputError
+from ray_backfill.models.gather import gather, rank_and_size
+from ray_backfill.training.arithmetic import counted_flops
+from ray_backfill.training.fit import Fit, FitCost, Fitted, OnEpoch, cost_of_steps, invented
+from ray_backfill.training.schedule import warmup_cosine
+from ray_backfill.training.settings import FitSettings, TransformTraining
+
+# Rows of one batch, (B,).
+Rows = NDArray[np.int64]
+
+
+def train_map(
+    optimizer: torch.optim.Optimizer,
+    epochs: int,
+    batches_of: Callable[[int], Iterable[Rows]],
+    loss_of: Callable[[Rows], Tensor],
+    factor_of: Callable[[int, int], float],
+    on_epoch: OnEpoch | None,
+) -> int:
+    """Step by step through all batches of all epochs.
+
+    batches_of: prepares an epoch (from 1) and gives its batches, the same on every worker. loss_of: this worker's loss
+    on its share of a batch. factor_of: of the peak learning rate, for an epoch and its step.
+    Returns: the floating-point operations of all workers, counted in the first step.
+    """
+    peak = optimizer.param_groups[0]["lr"]
+    steps, flops_of_step = 0, 0
+    for epoch in range(1, epochs + 1):
+        losses = []
+        for step, rows in enumerate(batches_of(epoch)):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * factor_of(epoch, step)
+            optimizer.zero_grad()
+            with counted_flops(not flops_of_step) as flops:
+                loss = loss_of(rows)
+                loss.backward()
+            flops_of_step += flops()
+            optimizer.step()
+            losses.append(loss.detach())
+        steps += len(losses)
+        if on_epoch is not None:
+            on_epoch(epoch, float(gather(torch.stack(losses)[None]).mean()))
+    return flops_of_step * steps * rank_and_size()[1]
+
+
+def train_by_items(
+    network: nn.Module,
+    n_items: int,
+    settings: TransformTraining,
+    loss_of: Callable[[nn.Module, Tensor], Tensor],
+    device: torch.device,
+    on_epoch: OnEpoch | None,
+) -> int:
+    """Train a network whose loss is a mean over items. loss_of: the network, perhaps under DDP, and (b,) rows.
+
+    Source: FCT, the authors' code (Adam, warm-up, cosine, BatchNorm fixed in the second half).
+    Returns: as ``train_map``.
+    """
+    rank, size = rank_and_size()
+    share = share_of_batch(n_items, settings, size)
+    model: nn.Module = DistributedDataParallel(network) if size > 1 else network
+    steps, rng = n_items // (share * size), np.random.default_rng(settings.seed)
+
+    def batches_of(epoch: int) -> NDArray[np.int64]:
+        network.train()
+        if epoch > settings.fixed_norm_from * settings.epochs:
+            for module in network.modules():
+                if isinstance(module, nn.BatchNorm1d):
+                    module.eval()
+        return rng.permutation(n_items)[: steps * share * size].reshape(steps, size * share)
+
+    def loss_of_share(rows: Rows) -> Tensor:
+        return loss_of(model, torch.from_numpy(rows[rank * share : (rank + 1) * share]).to(device))
+
+    def factor_of(epoch: int, step: int) -> float:
+        return warmup_cosine((epoch - 1) * steps + step, settings.epochs * steps, settings.warmup_epochs * steps)
+
+    optimizer = torch.optim.Adam(network.parameters(), settings.lr, weight_decay=settings.weight_decay)
+    return train_map(optimizer, settings.epochs, batches_of, loss_of_share, factor_of, on_epoch)
+
+
+def share_of_batch(n_items: int, settings: TransformTraining, workers: int) -> int:
+    """Each worker's share of a batch. Raises InputError where it is less than 2."""
+    share = min(settings.batch, n_items) // workers
+    if share < 2:
+        raise InputError(f"{n_items} train items (batch {settings.batch}) are too few for {workers} workers")
+    return share
+
+
+def cost_by_items(
+    fit: Fit,
+    dims: Mapping[str, int],
+    n_items: int,
+    n_classes: int,
+    settings: FitSettings,
+    distance: str,
+    workers: int,
+    unit: int = 16,
+) -> FitCost:
+    """``Fit.cost`` of what is trained by ``train_by_items``. unit: see ``cost_of_steps``."""
+    batch = workers * share_of_batch(n_items, settings.transforms, workers)
+
+    def fit_on(n: int) -> Fitted:
+        tiny = replace(settings, transforms=replace(settings.transforms, epochs=1, batch=n))
+        return fit.fit(invented(dims, n, n_classes), tiny, distance)
+
+    return cost_of_steps(fit_on, unit, batch, n_items, settings.transforms.epochs)
+
+
+def as_tensor(vectors: NDArray[np.floating], device: torch.device) -> Tensor:
+    """Stored vectors as float32. A copy: what Parquet gives is read-only."""
+    return torch.from_numpy(np.array(vectors, np.float32)).to(device)

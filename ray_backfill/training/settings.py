@@ -1,0 +1,104 @@
+"""The settings of fits: what the command line calls --heads..., --transforms... and --adapters..."""
+
+from dataclasses import dataclass, field
+
+from ray_backfill.errors import InputError, require_positive
+from ray_backfill.training.objective import ClassificationSettings
+
+HEAD_DISTANCES = ("cosine", "l2")
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """What is settable in the losses of heads."""
+
+    # cosine or l2.
+    distance: str = "cosine"
+    # Temperature of exp(-distance / tau).
+    tau: float = 0.1
+    # Keep the harder half of each anchor's positives and negatives.
+    hard_mining: bool = True
+
+    def __post_init__(self) -> None:
+        require_positive(self, "tau")
+        if self.distance not in HEAD_DISTANCES:
+            raise InputError(f"heads train under the cosine or the l2 distance, not {self.distance!r}")
+
+
+@dataclass(frozen=True)
+class HeadTraining:
+    """How heads are trained. Deviates: the paper has lr 1e-4 and tau 1 (see docs/results/omniglot.md)."""
+
+    epochs: int = 50
+    # Classes in a batch, over all workers together.
+    classes: int = 64
+    # Items of each class in a batch.
+    items: int = 4
+    lr: float = 1e-3
+    # Linear-BatchNorm-ReLU blocks of psi and of rho; the last one is Linear only.
+    blocks: int = 2
+    seed: int = 0
+    loss: LossSettings = field(default_factory=LossSettings)
+
+    def __post_init__(self) -> None:
+        require_positive(self, "epochs", "classes", "items", "lr", "blocks")
+
+
+@dataclass(frozen=True)
+class TransformSettings(ClassificationSettings):
+    """What is settable in the loss of a transformation."""
+
+    # Weight of the classification loss beside the l2 loss (lambda of FastFill, eq. 5).
+    disc_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive(self, "disc_weight")
+
+
+@dataclass(frozen=True)
+class TransformTraining:
+    """How FCT's and FastFill's transformations are trained, and the MLPs of adapters."""
+
+    epochs: int = 80
+    # Items a step, over all workers together.
+    batch: int = 1024
+    lr: float = 5e-4
+    weight_decay: float = 2.0**-15
+    warmup_epochs: int = 5
+    # After this share of the epochs BatchNorm keeps the statistics it has.
+    fixed_norm_from: float = 0.5
+    # Width of the two hidden layers of the mixer.
+    hidden: int = 2048
+    seed: int = 0
+    loss: TransformSettings = field(default_factory=TransformSettings)
+
+    def __post_init__(self) -> None:
+        require_positive(self, "epochs", "batch", "lr", "hidden")
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """How adapters are fitted."""
+
+    # Of ridge, in units of the inputs' mean variance a dimension: how strongly the map is drawn to zero.
+    ridge: float = 0.1
+    # Of the relaxed map, in the same units: how strongly it is drawn to the orthogonal one. 0 is least squares.
+    relaxation: float = 1.0
+    # Of the low-rank map: its rank as a share of the smaller dimension.
+    rank_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_positive(self, "rank_share")
+        if self.ridge < 0 or self.relaxation < 0:
+            raise InputError("--adapters.ridge and --adapters.relaxation must not be negative")
+        if self.rank_share > 1:
+            raise InputError(f"--adapters.rank-share must be at most 1, got {self.rank_share}")
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """How everything that works on stored embeddings is fitted."""
+
+    heads: HeadTraining = field(default_factory=HeadTraining)
+    transforms: TransformTraining = field(default_factory=TransformTraining)
+    adapters: AdapterSettings = field(default_factory=AdapterSettings)
