@@ -32,7 +32,7 @@ from ray_backfill.training.backbone_loop import (
     training_rows,
 )
 from ray_backfill.training.feeding import feeding
-from ray_backfill.training.objective import OldModel, classify
+from ray_backfill.training.objective import Classification, OldModel
 
 # The share of the time without pixels from which on it is told.
 _WAITS = 0.1
@@ -122,7 +122,7 @@ def _worker(config: dict[str, Any]) -> dict[str, Any]:
         text = f"loss {epoch.loss:.2f}, accuracy {100 * epoch.accuracy:.0f} %{waits}"
         config["progress"].set.remote(epoch.epoch, text)
 
-    objective = all_backbones()[config["kind"]].objective if config["kind"] else classify
+    objective = all_backbones()[config["kind"]].objective if config["kind"] else Classification
     old = OldModel(*load_backbone(Path(config["old"]))) if config["old"] else None
     checkpoint = ray.train.get_checkpoint()
     with checkpoint.as_directory() if checkpoint else nullcontext() as folder:

@@ -75,7 +75,7 @@ class BackboneKind:
     """A backbone that some methods need beside old and new. name: as typed. title: as shown. source: paper.
 
     like: whose architecture, training settings and classes it takes. needs_old: whether the frozen old backbone takes
-    part in its training. objective: an untrained backbone with its loss; the old model is None unless needs_old.
+    part in its training; if not, its objective gets None.
     """
 
     name: str

@@ -10,40 +10,40 @@ Shapes: B images of this worker, C new classes, O old ones.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_backfill.methods import BackboneKind
-from ray_backfill.methods._compatible import backbone_method
+from ray_backfill.methods import BackboneKind, Embeddings, Method
 from ray_backfill.models.backbones import Backbone, class_logits
 from ray_backfill.models.checkpoints import BackboneInfo
-from ray_backfill.training.objective import (
-    Objective,
-    ObjectiveSettings,
-    OldModel,
-    classification_losses,
-    fit_width,
-)
+from ray_backfill.systems import FloatArray, RetrievalSystem, UpgradePair
+from ray_backfill.training.objective import Objective, ObjectiveSettings, OldModel, classification_losses, fit_width
 
 
 class BackwardCompatible(Objective):
     """Classification, plus the same loss of the frozen old classifier on the new embedding."""
 
     def __init__(
-        self, backbone: Backbone, settings: ObjectiveSettings, old: OldModel, old_target_C: Sequence[int]
+        self, backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
     ) -> None:
-        """old_target_C: each new class's position in the frozen classifier, -1 where that does not know it."""
-        super().__init__(backbone, settings)
+        super().__init__(backbone, info, settings, old)
+        assert old is not None
         classifier = old.network.classifier
         # Plain tensors, so no part of what is trained or saved. (Not buffers: DDP would send those at every step.)
         own_Cd, own_bias, means = classifier.weight.detach(), classifier.bias, old.class_means_Cd
         self._weight = own_Cd if means is None else F.normalize(means, dim=1) * own_Cd.norm(dim=1).mean()
         self._bias = None if means is not None or own_bias is None else own_bias.detach()
         self._scale = old.network.cosine_scale
-        self._old_target = torch.tensor([*old_target_C, -1], device=self._weight.device)  # the last one is for -1
+        # Each class's position in the frozen classifier, -1 where that does not know it; the last one is for -1.
+        position_C = np.arange(len(info.classes))
+        if means is None:
+            known_C = np.isin(info.classes, old.info.classes)
+            position_C = np.where(known_C, np.searchsorted(old.info.classes, info.classes), -1)
+        self._old_target = torch.tensor([*position_C.tolist(), -1], device=self._weight.device)
 
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
         embedding_Bd, logits_BC = self.backbone(views[0])
@@ -58,17 +58,29 @@ class BackwardCompatible(Objective):
         return classification_losses(logits_BO, self._old_target[target_B], self.settings, self._scale)
 
 
-def _objective(
-    backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
-) -> BackwardCompatible:
-    assert old is not None
-    if old.class_means_Cd is not None:
-        return BackwardCompatible(backbone, settings, old, range(len(info.classes)))
-    place = np.searchsorted(old.info.classes, info.classes)
-    known = np.isin(info.classes, old.info.classes)
-    return BackwardCompatible(backbone, settings, old, np.where(known, place, -1).tolist())
+def backbone_method(name: str, title: str, source: str) -> Method:
+    """{x, old} and {x, x}, where x is the backbone of this name."""
+
+    def pair(e: Embeddings, network: Any) -> UpgradePair:
+        query, old = e.query[name], e.gallery["old"]
+        return UpgradePair(
+            RetrievalSystem(_fit_width(query, old.shape[1]), old), RetrievalSystem(query, e.gallery[name])
+        )
+
+    return Method(name, title, source, pair, "A new backbone", models=("old", "new", name), forward=name)
 
 
-BACKBONES = (BackboneKind("bct", "BCT", "Shen et al. 2020, eq. 5", like="new", objective=_objective, needs_old=True),)
+def _fit_width(vectors_Nd: FloatArray, width: int) -> FloatArray:
+    """The first ``width`` dimensions, or zeros added: as its training compared it with the old model."""
+    if vectors_Nd.shape[1] >= width:
+        return vectors_Nd[:, :width]
+    wider = np.zeros((len(vectors_Nd), width), np.float32)
+    wider[:, : vectors_Nd.shape[1]] = vectors_Nd
+    return wider
+
+
+BACKBONES = (
+    BackboneKind("bct", "BCT", "Shen et al. 2020, eq. 5", like="new", objective=BackwardCompatible, needs_old=True),
+)
 
 METHODS = (backbone_method("bct", "BCT", "Shen et al. 2020: {bct, old}, {bct, bct}"),)

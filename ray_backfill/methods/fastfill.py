@@ -7,6 +7,7 @@ transformations (``training.transforms``). The plain l2 loss without uncertainty
 Shapes: N items, d dimensions of the new model.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,28 +48,17 @@ def item_losses(
         return (l2_N + settings.disc_weight * disc_N).double().numpy()
 
 
+_uncertain = partial(transform_method, glossary=_SIGMA)
+
 METHODS = (
-    transform_method(
-        "fastfill",
-        "FastFill",
-        "eq. 7: l2 + disc with uncertainty",
-        TransformFit(disc=True, uncertainty=True),
-        glossary=_SIGMA,
-    ),
+    _uncertain("fastfill", "FastFill", "eq. 7: l2 + disc with uncertainty", TransformFit(disc=True, uncertainty=True)),
     transform_method("fastfill_l2_disc", "FastFill l2+disc", "eq. 5", TransformFit(disc=True)),
     transform_method("fastfill_disc", "FastFill disc", "eq. 4", TransformFit(l2=False, disc=True)),
-    transform_method(
-        "fastfill_l2_u",
-        "FastFill l2, uncertain",
-        "eq. 7 without disc",
-        TransformFit(uncertainty=True),
-        glossary=_SIGMA,
-    ),
-    transform_method(
+    _uncertain("fastfill_l2_u", "FastFill l2, uncertain", "eq. 7 without disc", TransformFit(uncertainty=True)),
+    _uncertain(
         "fastfill_disc_u",
         "FastFill disc, uncertain",
         "eq. 7 without l2",
         TransformFit(l2=False, disc=True, uncertainty=True),
-        glossary=_SIGMA,
     ),
 )

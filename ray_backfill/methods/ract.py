@@ -14,29 +14,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ray_backfill.methods import BackboneKind
-from ray_backfill.methods._compatible import backbone_method
+from ray_backfill.methods.bct import backbone_method
 from ray_backfill.models.backbones import Backbone
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.models.gather import gather
-from ray_backfill.training.objective import (
-    Objective,
-    ObjectiveSettings,
-    OldModel,
-    classification_losses,
-    fit_width,
-)
+from ray_backfill.training.objective import Objective, ObjectiveSettings, OldModel, classification_losses, fit_width
 
 
 class RegressionAlleviating(Objective):
     """Classification, plus a contrastive loss against the frozen old model on the same views.
 
-    hardest: of each kind of negatives only so many are kept; None keeps all.
+    hard: only the hardest negatives of each kind are kept.
     """
 
-    def __init__(self, backbone: Backbone, settings: ObjectiveSettings, old: OldModel, hardest: int | None) -> None:
-        super().__init__(backbone, settings)
+    def __init__(
+        self,
+        backbone: Backbone,
+        info: BackboneInfo,
+        settings: ObjectiveSettings,
+        old: OldModel | None,
+        hard: bool = False,
+    ) -> None:
+        super().__init__(backbone, info, settings, old)
+        assert old is not None
         # In a tuple torch does not find the old network: no part of what is trained, put in train mode or saved.
-        self._old, self._hardest = (old,), hardest
+        self._old, self._hardest = (old,), settings.compatible.hard_negatives if hard else None
 
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
         new_bd, logits_bC = self.backbone(views[0])
@@ -73,18 +75,11 @@ def _hardest(logits_bB: Tensor, hardest: int | None) -> Tensor:
     return logits_bB.topk(min(hardest, logits_bB.shape[1]), dim=1).values
 
 
-def _objective(
-    backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None, *, hard: bool
-) -> RegressionAlleviating:
-    assert old is not None
-    return RegressionAlleviating(backbone, settings, old, settings.compatible.hard_negatives if hard else None)
-
+_hard = partial(RegressionAlleviating, hard=True)
 
 BACKBONES = (
-    BackboneKind("ract", "RACT", "Zhang et al. 2022", "new", partial(_objective, hard=False), needs_old=True),
-    BackboneKind(
-        "ract_hard", "RACT hard", "Zhang et al. 2022: hardest negatives", "new", partial(_objective, hard=True), True
-    ),
+    BackboneKind("ract", "RACT", "Zhang et al. 2022", "new", RegressionAlleviating, needs_old=True),
+    BackboneKind("ract_hard", "RACT hard", "Zhang et al. 2022: hardest negatives", "new", _hard, needs_old=True),
 )
 
 METHODS = (

@@ -58,11 +58,9 @@ def _old_sums(batch: LossBatch, settings: LossSettings) -> tuple[Tensor, Tensor]
 def _new_sums(batch: LossBatch, settings: LossSettings) -> tuple[Tensor, Tensor]:
     """``_log_sums`` of the forward system, {rho(new), rho(new)}."""
     same_bB = batch.label_B[batch.own, None] == batch.label_B[None, :]
-    d_bB = _distances(batch.forward_bd, batch.forward_Bd, settings.distance)
-    # An item's distance to itself is 0 and teaches nothing.
-    positive_bB = same_bB.clone()
-    positive_bB[:, batch.own].fill_diagonal_(False)
-    return _log_sums(d_bB, positive_bB, ~same_bB, settings)
+    negative_bB = ~same_bB
+    same_bB[:, batch.own].fill_diagonal_(False)  # an item's distance to itself is 0 and teaches nothing
+    return _log_sums(_distances(batch.forward_bd, batch.forward_Bd, settings.distance), same_bB, negative_bB, settings)
 
 
 def _distances(a_bd: Tensor, b_Bd: Tensor, distance: str) -> Tensor:

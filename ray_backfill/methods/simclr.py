@@ -27,11 +27,13 @@ class SimClr(Objective):
 
     n_views = 2
 
-    def __init__(self, backbone: Backbone, settings: ObjectiveSettings, dim: int) -> None:
-        """dim: of the embedding."""
-        super().__init__(backbone, settings)
+    def __init__(
+        self, backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
+    ) -> None:
+        super().__init__(backbone, info, settings, old)
         # DDP waits for the gradient of every parameter that has one, and nothing here gives the classifier any.
         backbone.classifier.requires_grad_(False)
+        dim = info.backbone.dim
         self.projection = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, settings.compatible.simclr_dim))
 
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,12 +66,6 @@ def nt_xent(first_bp: Tensor, second_bp: Tensor, readable_b: Tensor, tau: float)
     return (losses[0] + losses[1]) / 2, right[0]
 
 
-def _objective(backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None) -> SimClr:
-    return SimClr(backbone, settings, info.backbone.dim)
-
-
 BACKBONES = (
-    BackboneKind(
-        "side", "side information", "SimCLR (Chen et al. 2020), as in FCT", "old", _objective, needs_old=False
-    ),
+    BackboneKind("side", "side information", "SimCLR (Chen et al. 2020), as in FCT", "old", SimClr, needs_old=False),
 )

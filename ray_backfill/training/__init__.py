@@ -1,1 +1,1 @@
-"""Training loops in plain torch, alone or under DDP. They know nothing of Ray: cluster/ starts them on workers."""
+"""Training loops and fits in plain torch, alone or under DDP. They know neither Ray nor any method by name."""

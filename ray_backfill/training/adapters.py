@@ -3,7 +3,7 @@
 Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ray_backfill.models.maps import Affine, AffineShape, Residual, ResidualShape
-from ray_backfill.training.fit import Fit, FitCost, Fitted, OnEpoch, TrainSet
-from ray_backfill.training.map_loop import as_tensor, cost_by_items, share_of_batch, train_by_items
+from ray_backfill.training.fit import Device, Fit, Fitted, OnEpoch, TrainSet
+from ray_backfill.training.map_loop import as_tensor, share_of_batch, train_by_items
 from ray_backfill.training.settings import AdapterSettings, FitSettings
 
 Wide = NDArray[np.float64]
@@ -44,27 +44,28 @@ class FormulaFit(Fit):
         this = {"kind": self.formula.__name__, "source": self.source, "target": self.target}
         return {"fit": this, "adapters": asdict(settings.adapters), "unit": distance == "cosine"}
 
-    def check(self, data: TrainSet, settings: FitSettings, workers: int) -> None:
-        """A formula takes any data."""
+    def share(self, data: TrainSet, settings: FitSettings, workers: int) -> int:
+        """A formula takes everything at once, on one worker."""
+        return len(data)
 
     def fit(
-        self,
-        data: TrainSet,
-        settings: FitSettings,
-        distance: str,
-        device: torch.device | None = None,
-        on_epoch: OnEpoch | None = None,
+        self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
         source, target = (data.vectors[model] for model in self.models)
         # The two products that every formula needs; what follows does not grow with the items.
         flops = 2 * len(source) * source.shape[1] * (source.shape[1] + target.shape[1])
-        return Fitted(fit_affine(self.formula, source, target, settings.adapters, distance == "cosine"), flops)
+        return Fitted(self._affine(data, settings, distance), flops)
 
-    def cost(
-        self, dims: Mapping[str, int], n_items: int, n_classes: int, settings: FitSettings, distance: str, workers: int
-    ) -> FitCost:
-        """No steps, and next to no arithmetic."""
-        return FitCost(1, 0, n_items, 0.0, (dims[self.source] + 1) * dims[self.target])
+    def _affine(self, data: TrainSet, settings: FitSettings, distance: str) -> Affine:
+        """The map itself. Cost: O(N p (p + q)), and O((p + q)^3)."""
+        unit = distance == "cosine"
+        x, y = (_unit(data.vectors[m]) if unit else np.asarray(data.vectors[m], np.float64) for m in self.models)
+        weight, bias = self.formula(x, y, settings.adapters)
+        network = Affine(AffineShape(x.shape[1], y.shape[1], unit))
+        with torch.no_grad():
+            network.linear.weight.copy_(torch.from_numpy(weight.T.copy()))
+            network.linear.bias.copy_(torch.from_numpy(bias))
+        return network.eval()
 
 
 @dataclass(frozen=True)
@@ -82,25 +83,19 @@ class ResidualFit(FormulaFit):
         this = of_formula["fit"] | {"kind": "residual_mlp"}
         return of_formula | {"fit": this, "training": asdict(settings.transforms)}
 
-    def check(self, data: TrainSet, settings: FitSettings, workers: int) -> None:
-        share_of_batch(len(data), settings.transforms, workers)
+    def share(self, data: TrainSet, settings: FitSettings, workers: int) -> int:
+        return share_of_batch(len(data), settings.transforms, workers)
 
     def fit(
-        self,
-        data: TrainSet,
-        settings: FitSettings,
-        distance: str,
-        device: torch.device | None = None,
-        on_epoch: OnEpoch | None = None,
+        self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
         device, training, unit = device or torch.device("cpu"), settings.transforms, distance == "cosine"
         torch.manual_seed(training.seed)
-        source_Np, target_Nq = (data.vectors[model] for model in self.models)
-        base = fit_affine(self.formula, source_Np, target_Nq, settings.adapters, unit)
+        base = self._affine(data, settings, distance)
         network = Residual(ResidualShape(base.shape.input_dim, base.shape.output_dim, unit=unit))
         network.base.load_state_dict(base.linear.state_dict())
         network.to(device)
-        source, target = as_tensor(source_Np, device), as_tensor(target_Nq, device)
+        source, target = (as_tensor(data.vectors[model], device) for model in self.models)
         if unit:
             target = nn.functional.normalize(target, dim=1)
 
@@ -109,33 +104,6 @@ class ResidualFit(FormulaFit):
 
         flops = train_by_items(network, len(target), training, loss_of, device, on_epoch)
         return Fitted(network.eval(), flops)
-
-    def cost(
-        self, dims: Mapping[str, int], n_items: int, n_classes: int, settings: FitSettings, distance: str, workers: int
-    ) -> FitCost:
-        unit = -(-max(dims.values()) // 8) * 16  # items enough for the formula that it starts from
-        return cost_by_items(self, dims, n_items, n_classes, settings, distance, workers, unit)
-
-
-def fit_affine(
-    formula: Formula,
-    source_Np: NDArray[np.floating],
-    target_Nq: NDArray[np.floating],
-    settings: AdapterSettings,
-    unit: bool,
-) -> Affine:
-    """The affine map of this formula from one model's embeddings to another's.
-
-    unit: both sides are scaled to length 1 first, as the cosine distance does.
-    Cost: O(N p (p + q)), and O((p + q)^3).
-    """
-    x, y = (_unit(v) if unit else np.asarray(v, np.float64) for v in (source_Np, target_Nq))
-    weight, bias = formula(x, y, settings)
-    network = Affine(AffineShape(x.shape[1], y.shape[1], unit))
-    with torch.no_grad():
-        network.linear.weight.copy_(torch.from_numpy(weight.T.copy()))
-        network.linear.bias.copy_(torch.from_numpy(bias))
-    return network.eval()
 
 
 def _unit(vectors: NDArray[np.floating]) -> Wide:

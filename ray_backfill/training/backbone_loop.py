@@ -24,7 +24,7 @@ from ray_backfill.training import pixels as pixel_feed
 from ray_backfill.training.arithmetic import counted_flops
 from ray_backfill.training.augment import Augmentation, augment
 from ray_backfill.training.feeding import Work
-from ray_backfill.training.objective import MakeObjective, Objective, ObjectiveSettings, OldModel, classify
+from ray_backfill.training.objective import Classification, MakeObjective, Objective, ObjectiveSettings, OldModel
 from ray_backfill.training.old_model import freeze_old
 from ray_backfill.training.pixels import PixelFeed
 from ray_backfill.training.schedule import warmup_cosine
@@ -111,7 +111,7 @@ def train_backbone(
     device: torch.device | None = None,
     resume_from: Path | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
-    make_objective: MakeObjective = classify,
+    make_objective: MakeObjective = Classification,
     old: OldModel | None = None,
     threads: int = 1,
 ) -> TrainedBackbone:

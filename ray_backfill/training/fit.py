@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,10 @@ from ray_backfill.store import Classifier
 from ray_backfill.systems import FloatArray
 from ray_backfill.training.settings import FitSettings
 
+# Where to train; None: on the CPU.
+Device = torch.device | None
 # Called with an epoch (from 1) and its mean loss over all workers.
-OnEpoch = Callable[[int, float], None]
+OnEpoch = Callable[[int, float], None] | None
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,6 @@ class FitCost:
     steps: int
     items: int
     flops: float
-    parameters: int
 
 
 class Fit(ABC):
@@ -88,17 +89,16 @@ class Fit(ABC):
         """Everything that decides the result beside the data, as plain data for a manifest."""
 
     @abstractmethod
+    def share(self, data: TrainSet, settings: FitSettings, workers: int) -> int:
+        """Each worker's share of a batch. Raises InputError if the data or the batch cannot be shared by so many."""
+
     def check(self, data: TrainSet, settings: FitSettings, workers: int) -> None:
         """Raises InputError if so many workers cannot fit on these data."""
+        self.share(data, settings, workers)
 
     @abstractmethod
     def fit(
-        self,
-        data: TrainSet,
-        settings: FitSettings,
-        distance: str,
-        device: torch.device | None = None,
-        on_epoch: OnEpoch | None = None,
+        self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
         """Learn; under DDP every worker calls this with the same arguments.
 
@@ -109,15 +109,37 @@ class Fit(ABC):
             InputError: see ``check``.
         """
 
-    @abstractmethod
     def cost(
         self, dims: Mapping[str, int], n_items: int, n_classes: int, settings: FitSettings, distance: str, workers: int
     ) -> FitCost:
         """What ``fit`` will compute. dims: of each model's embeddings. n_items, n_classes: of the train split.
 
+        A step's arithmetic is a n + c n^2 for a batch of n items (c: pairs of items, for heads). The fit itself counts
+        it on two tiny batches, which tell both. A formula has no steps, and costs next to nothing.
+
         Raises:
             InputError: too few items for so many workers.
         """
+        if not self.is_trained:
+            return FitCost(1, 0, n_items, 0.0)
+        batch = workers * self.share(_invented(dict.fromkeys(dims, 0), n_items, n_classes), settings, workers)
+        heads, transforms, n = settings.heads, settings.transforms, 2 * settings.heads.items
+        one, two = (
+            self.fit(
+                _invented(dims, size, n_classes, heads.items),
+                replace(
+                    settings,
+                    heads=replace(heads, epochs=1, classes=size // heads.items),
+                    transforms=replace(transforms, epochs=1, batch=size),
+                ),
+                distance,
+            )
+            for size in (n, 2 * n)
+        )
+        c = (two.flops - 2 * one.flops) / (2 * n**2)
+        a = one.flops / n - c * n
+        steps = max(1, n_items // batch) * self.epochs(settings)
+        return FitCost(self.epochs(settings), steps, steps * batch, (a * batch + c * batch**2) * steps)
 
     def distance_problem(self, settings: FitSettings, distance: str) -> str:
         """Why what it learns cannot be compared by this distance; "" if it can."""
@@ -132,22 +154,8 @@ class Fit(ABC):
         raise NotImplementedError
 
 
-def cost_of_steps(fit_on: Callable[[int], Fitted], unit: int, batch: int, n_items: int, epochs: int) -> FitCost:
-    """What a training will compute, counted on two tiny batches by the fit itself.
-
-    A step's arithmetic is a n + c n^2 for a batch of n items (c: pairs of items, for heads): two batches tell both.
-    fit_on: fits on so many items in one step. unit: the size of the smaller batch. batch: of the real training.
-    """
-    one, two = fit_on(unit), fit_on(2 * unit)
-    c = (two.flops - 2 * one.flops) / (2 * unit**2)
-    a = one.flops / unit - c * unit
-    steps = max(1, n_items // batch) * epochs
-    parameters = sum(parameter.numel() for parameter in one.network.parameters())
-    return FitCost(epochs, steps, steps * batch, (a * batch + c * batch**2) * steps, parameters)
-
-
-def invented(dims: Mapping[str, int], n: int, n_classes: int, per_class: int = 1) -> TrainSet:
-    """n random items to count the arithmetic of a step on; so many in a row are of one class."""
+def _invented(dims: Mapping[str, int], n: int, n_classes: int, per_class: int = 1) -> TrainSet:
+    """n random items; so many in a row are of one class."""
     rng = np.random.default_rng(0)
     vectors = {model: rng.normal(size=(n, dim)).astype(np.float32) for model, dim in dims.items()}
     weight, bias = np.zeros((n_classes, dims["new"]), np.float32), np.zeros(n_classes, np.float32)

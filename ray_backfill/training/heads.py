@@ -3,7 +3,7 @@
 Shapes: N training items, W workers, b anchors of a worker, B = W * b; d dimensions.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ray_backfill.errors import InputError
 from ray_backfill.models.gather import gather, rank_and_size
 from ray_backfill.models.heads import Heads, HeadShape
-from ray_backfill.training.fit import Fit, FitCost, Fitted, OnEpoch, TrainSet, cost_of_steps, invented
+from ray_backfill.training.fit import Device, Fit, Fitted, OnEpoch, TrainSet
 from ray_backfill.training.map_loop import Rows, as_tensor, train_map
 from ray_backfill.training.schedule import warmup_cosine
 from ray_backfill.training.settings import HEAD_DISTANCES, FitSettings, HeadTraining, LossSettings
@@ -62,11 +62,11 @@ class HeadFit(Fit):
         return settings.heads.epochs
 
     def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
-        this = {"kind": "heads", "loss": self.loss.__name__, "learn_new": self.learn_new}
-        return {"fit": this | {"needs_labels": self.needs_labels}, "training": asdict(settings.heads)}
+        this = {"kind": "heads", **asdict(self), "loss": self.loss.__name__}
+        return {"fit": this, "training": asdict(settings.heads)}
 
-    def check(self, data: TrainSet, settings: FitSettings, workers: int) -> None:
-        anchors_per_worker(*classes_of(data, settings.heads, self.needs_labels), workers)
+    def share(self, data: TrainSet, settings: FitSettings, workers: int) -> int:
+        return anchors_per_worker(*classes_of(data, settings.heads, self.needs_labels), workers)
 
     def distance_problem(self, settings: FitSettings, distance: str) -> str:
         trained = settings.heads.loss.distance
@@ -77,12 +77,7 @@ class HeadFit(Fit):
         return f"heads would train under the {trained} distance; give --heads.loss.distance {distance}"
 
     def fit(
-        self,
-        data: TrainSet,
-        settings: FitSettings,
-        distance: str,
-        device: torch.device | None = None,
-        on_epoch: OnEpoch | None = None,
+        self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
         device = device or torch.device("cpu")
         rank, size = rank_and_size()
@@ -113,18 +108,6 @@ class HeadFit(Fit):
             on_epoch,
         )
         return Fitted(heads.eval(), flops)
-
-    def cost(
-        self, dims: Mapping[str, int], n_items: int, n_classes: int, settings: FitSettings, distance: str, workers: int
-    ) -> FitCost:
-        heads = settings.heads
-        batch = workers * anchors_per_worker(np.arange(n_classes), heads, workers)
-
-        def fit_on(n: int) -> Fitted:
-            tiny = replace(settings, heads=replace(heads, epochs=1, classes=n // heads.items))
-            return self.fit(invented(dims, n, n_classes, heads.items), tiny, distance)
-
-        return cost_of_steps(fit_on, 2 * heads.items, batch, n_items, heads.epochs)
 
 
 def classes_of(

@@ -3,8 +3,7 @@
 Shapes: N training items, W workers, b items of a worker, B = W * b.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -15,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ray_backfill.errors import InputError
 from ray_backfill.models.gather import gather, rank_and_size
 from ray_backfill.training.arithmetic import counted_flops
-from ray_backfill.training.fit import Fit, FitCost, Fitted, OnEpoch, cost_of_steps, invented
+from ray_backfill.training.fit import OnEpoch
 from ray_backfill.training.schedule import warmup_cosine
-from ray_backfill.training.settings import FitSettings, TransformTraining
+from ray_backfill.training.settings import TransformTraining
 
 # Rows of one batch, (B,).
 Rows = NDArray[np.int64]
@@ -29,7 +28,7 @@ def train_map(
     batches_of: Callable[[int], Iterable[Rows]],
     loss_of: Callable[[Rows], Tensor],
     factor_of: Callable[[int, int], float],
-    on_epoch: OnEpoch | None,
+    on_epoch: OnEpoch,
 ) -> int:
     """Step by step through all batches of all epochs.
 
@@ -63,7 +62,7 @@ def train_by_items(
     settings: TransformTraining,
     loss_of: Callable[[nn.Module, Tensor], Tensor],
     device: torch.device,
-    on_epoch: OnEpoch | None,
+    on_epoch: OnEpoch,
 ) -> int:
     """Train a network whose loss is a mean over items. loss_of: the network, perhaps under DDP, and (b,) rows.
 
@@ -83,14 +82,18 @@ def train_by_items(
                     module.eval()
         return rng.permutation(n_items)[: steps * share * size].reshape(steps, size * share)
 
-    def loss_of_share(rows: Rows) -> Tensor:
-        return loss_of(model, torch.from_numpy(rows[rank * share : (rank + 1) * share]).to(device))
-
     def factor_of(epoch: int, step: int) -> float:
         return warmup_cosine((epoch - 1) * steps + step, settings.epochs * steps, settings.warmup_epochs * steps)
 
-    optimizer = torch.optim.Adam(network.parameters(), settings.lr, weight_decay=settings.weight_decay)
-    return train_map(optimizer, settings.epochs, batches_of, loss_of_share, factor_of, on_epoch)
+    mine = slice(rank * share, (rank + 1) * share)
+    return train_map(
+        torch.optim.Adam(network.parameters(), settings.lr, weight_decay=settings.weight_decay),
+        settings.epochs,
+        batches_of,
+        lambda rows: loss_of(model, torch.from_numpy(rows[mine]).to(device)),
+        factor_of,
+        on_epoch,
+    )
 
 
 def share_of_batch(n_items: int, settings: TransformTraining, workers: int) -> int:
@@ -99,26 +102,6 @@ def share_of_batch(n_items: int, settings: TransformTraining, workers: int) -> i
     if share < 2:
         raise InputError(f"{n_items} train items (batch {settings.batch}) are too few for {workers} workers")
     return share
-
-
-def cost_by_items(
-    fit: Fit,
-    dims: Mapping[str, int],
-    n_items: int,
-    n_classes: int,
-    settings: FitSettings,
-    distance: str,
-    workers: int,
-    unit: int = 16,
-) -> FitCost:
-    """``Fit.cost`` of what is trained by ``train_by_items``. unit: see ``cost_of_steps``."""
-    batch = workers * share_of_batch(n_items, settings.transforms, workers)
-
-    def fit_on(n: int) -> Fitted:
-        tiny = replace(settings, transforms=replace(settings.transforms, epochs=1, batch=n))
-        return fit.fit(invented(dims, n, n_classes), tiny, distance)
-
-    return cost_of_steps(fit_on, unit, batch, n_items, settings.transforms.epochs)
 
 
 def as_tensor(vectors: NDArray[np.floating], device: torch.device) -> Tensor:

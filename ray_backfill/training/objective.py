@@ -94,7 +94,10 @@ class Objective(nn.Module):
 
     n_views = 1
 
-    def __init__(self, backbone: Backbone, settings: ObjectiveSettings) -> None:
+    def __init__(
+        self, backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
+    ) -> None:
+        """backbone: untrained. old: None for objectives that do without it."""
         super().__init__()
         self.backbone, self.settings = backbone, settings
 
@@ -103,24 +106,17 @@ class Objective(nn.Module):
         raise NotImplementedError
 
 
-# Makes the objective of an untrained backbone; the old model is None for objectives that do without it.
+# An objective's class, or the same with some of its arguments.
 MakeObjective = Callable[[Backbone, BackboneInfo, ObjectiveSettings, OldModel | None], Objective]
 
 
 class Classification(Objective):
-    """The backbone as a classifier of its classes."""
+    """The backbone as a classifier of its classes: the objective of the old and the new model."""
 
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
         _, logits_BC = self.backbone(views[0])
         losses_B = classification_losses(logits_BC, target_B, self.settings, self.backbone.cosine_scale)
         return losses_B, logits_BC.argmax(1) == target_B
-
-
-def classify(
-    backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
-) -> Classification:
-    """The objective of the old and the new model."""
-    return Classification(backbone, settings)
 
 
 def classification_losses(

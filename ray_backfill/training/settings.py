@@ -29,15 +29,19 @@ class LossSettings:
 class HeadTraining:
     """How heads are trained. Deviates: the paper has lr 1e-4 and tau 1 (see docs/results/omniglot.md)."""
 
+    # Passes over the train items.
     epochs: int = 50
     # Classes in a batch, over all workers together.
     classes: int = 64
     # Items of each class in a batch.
     items: int = 4
+    # Peak learning rate, of Adam.
     lr: float = 1e-3
     # Linear-BatchNorm-ReLU blocks of psi and of rho; the last one is Linear only.
     blocks: int = 2
+    # Random seed of the first weights and of the batches.
     seed: int = 0
+    # The loss.
     loss: LossSettings = field(default_factory=LossSettings)
 
     def __post_init__(self) -> None:
@@ -59,17 +63,23 @@ class TransformSettings(ClassificationSettings):
 class TransformTraining:
     """How FCT's and FastFill's transformations are trained, and the MLPs of adapters."""
 
+    # Passes over the train items.
     epochs: int = 80
     # Items a step, over all workers together.
     batch: int = 1024
+    # Peak learning rate, of Adam.
     lr: float = 5e-4
+    # Pull of every weight towards 0 (L2).
     weight_decay: float = 2.0**-15
+    # Epochs in which the learning rate rises.
     warmup_epochs: int = 5
     # After this share of the epochs BatchNorm keeps the statistics it has.
     fixed_norm_from: float = 0.5
     # Width of the two hidden layers of the mixer.
     hidden: int = 2048
+    # Random seed of the first weights and of the batches.
     seed: int = 0
+    # The loss.
     loss: TransformSettings = field(default_factory=TransformSettings)
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.training.arithmetic import counted_flops, embed_macs, embed_parameters
 from ray_backfill.training.backbone_loop import BackboneTraining
-from ray_backfill.training.objective import MakeObjective, OldModel, classify
+from ray_backfill.training.objective import Classification, MakeObjective, OldModel
 
 # Images of a step that is counted for real, where a model cannot be built on the meta device.
 _FEW = 2
@@ -37,7 +37,7 @@ def step_flops(
     info: BackboneInfo,
     training: BackboneTraining,
     batch: int,
-    make_objective: MakeObjective = classify,
+    make_objective: MakeObjective = Classification,
     old: BackboneInfo | None = None,
 ) -> float:
     """Floating-point operations of one training step on ``batch`` images of all workers together, gradients included.

@@ -18,8 +18,8 @@ from ray_backfill.models.backbones import class_logits
 from ray_backfill.models.maps import Transform, TransformShape, transform
 from ray_backfill.store import Classifier
 from ray_backfill.systems import FloatArray
-from ray_backfill.training.fit import Fit, FitCost, Fitted, OnEpoch, TrainSet
-from ray_backfill.training.map_loop import as_tensor, cost_by_items, share_of_batch, train_by_items
+from ray_backfill.training.fit import Device, Fit, Fitted, OnEpoch, TrainSet
+from ray_backfill.training.map_loop import as_tensor, share_of_batch, train_by_items
 from ray_backfill.training.objective import classification_losses
 from ray_backfill.training.settings import FitSettings, TransformSettings
 
@@ -57,8 +57,11 @@ class TransformFit(Fit):
     def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
         return {"fit": {"kind": "transforms", **asdict(self)}, "training": asdict(settings.transforms)}
 
+    def share(self, data: TrainSet, settings: FitSettings, workers: int) -> int:
+        return share_of_batch(len(data), settings.transforms, workers)
+
     def check(self, data: TrainSet, settings: FitSettings, workers: int) -> None:
-        share_of_batch(len(data), settings.transforms, workers)
+        super().check(data, settings, workers)
         if self.disc and self.target in data.vectors:
             classifier_of(data, self.target)
 
@@ -72,12 +75,7 @@ class TransformFit(Fit):
         )
 
     def fit(
-        self,
-        data: TrainSet,
-        settings: FitSettings,
-        distance: str,
-        device: torch.device | None = None,
-        on_epoch: OnEpoch | None = None,
+        self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
         device, training = device or torch.device("cpu"), settings.transforms
         torch.manual_seed(training.seed)
@@ -99,11 +97,6 @@ class TransformFit(Fit):
 
         flops = train_by_items(_WithUncertainty(network), len(target), training, loss_of, device, on_epoch)
         return Fitted(network.eval(), flops)
-
-    def cost(
-        self, dims: Mapping[str, int], n_items: int, n_classes: int, settings: FitSettings, distance: str, workers: int
-    ) -> FitCost:
-        return cost_by_items(self, dims, n_items, n_classes, settings, distance, workers)
 
     def log_variances(self, gallery: Mapping[str, FloatArray], network: Any) -> NDArray[np.float64]:
         """Source: FastFill, section 4.2."""

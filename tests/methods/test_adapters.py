@@ -18,8 +18,9 @@ from ray_backfill.methods.adapters import (
     ridge,
     rotation,
 )
-from ray_backfill.training.adapters import Formula, fit_affine
-from ray_backfill.training.settings import AdapterSettings
+from ray_backfill.training.adapters import Formula, FormulaFit
+from ray_backfill.training.fit import TrainSet
+from ray_backfill.training.settings import AdapterSettings, FitSettings
 
 RNG = np.random.default_rng(0)
 
@@ -103,10 +104,11 @@ def test_reduced_rank_is_the_best_of_its_rank() -> None:
 
 
 @pytest.mark.parametrize("formula", FORMULAS)
-@pytest.mark.parametrize("unit", [True, False])
-def test_the_network_is_the_formula(formula: Formula, unit: bool) -> None:
+@pytest.mark.parametrize("distance", ["cosine", "l2"])
+def test_the_network_is_the_formula(formula: Formula, distance: str) -> None:
     x, y = (v.astype(np.float32) for v in pair(4, 6))
-    network = fit_affine(formula, x, y, AdapterSettings(), unit)
+    data, unit = TrainSet({"old": x, "new": y}, None), distance == "cosine"
+    network = FormulaFit(formula, "old", "new").fit(data, FitSettings(), distance).network
     wide = [v.astype(np.float64) / (np.linalg.norm(v, axis=1, keepdims=True) if unit else 1) for v in (x, y)]
     weight, bias = formula(wide[0], wide[1], AdapterSettings())
     with torch.no_grad():

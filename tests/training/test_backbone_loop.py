@@ -31,7 +31,7 @@ from ray_backfill.training.backbone_loop import (
     train_backbone,
     training_rows,
 )
-from ray_backfill.training.objective import OldModel, classify
+from ray_backfill.training.objective import Classification, OldModel
 from ray_backfill.training.old_model import freeze_old
 from ray_backfill.training.pixels import PixelFeed
 from ray_backfill.training.schedule import warmup_cosine
@@ -272,7 +272,7 @@ def test_influence_pulls_towards_the_old_classifier() -> None:
     """The old classifier recognises the new embedding only if it was trained to be compatible."""
     old = OldModel(train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=12, seed=5)).network, INFO)
     right = {}
-    for name, objective in (("plain", classify), ("bct", KINDS["bct"].objective)):
+    for name, objective in (("plain", Classification), ("bct", KINDS["bct"].objective)):
         done = train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=12), make_objective=objective, old=old)
         with torch.no_grad():
             embedding = done.network.embed(pixels_to_float(torch.from_numpy(SOURCE.read("train", ROWS).pixels_BSSC)))

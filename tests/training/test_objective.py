@@ -6,7 +6,8 @@ import pytest
 import torch
 from pytorch_metric_learning.losses import ArcFaceLoss
 
-from ray_backfill.models.backbones import Backbone, BackboneSettings, class_logits
+from ray_backfill.models.backbones import BackboneSettings, class_logits
+from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.training.objective import Classification, ObjectiveSettings, classification_losses, fit_width
 
 ARCFACE = ObjectiveSettings(classification="arcface")
@@ -54,8 +55,10 @@ def test_softmax_is_smoothed_cross_entropy_by_hand() -> None:
     "settings", [ObjectiveSettings(), ObjectiveSettings("arcface", arcface_scale=4.0)], ids=["softmax", "arcface"]
 )
 def test_unreadable_images_cost_nothing(settings: ObjectiveSettings) -> None:
-    network = Backbone(BackboneSettings(dim=6, width=2), 1, 8, 3, cosine_scale=settings.cosine_scale).eval()
-    losses, right = Classification(network, settings)([torch.rand(4, 1, 8, 8)], torch.tensor([0, -1, 2, -1]))
+    info = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, [0, 1, 2], cosine_scale=settings.cosine_scale)
+    losses, right = Classification(info.build().eval(), info, settings, None)(
+        [torch.rand(4, 1, 8, 8)], torch.tensor([0, -1, 2, -1])
+    )
     assert (losses > 0).tolist() == [True, False, True, False]
     assert not right[[1, 3]].any()
 

@@ -16,7 +16,7 @@ from ray_backfill.runs.planning.counts import Counts, ModelCounts
 from ray_backfill.runs.planning.settings import PlanningSettings
 from ray_backfill.training import pixels
 from ray_backfill.training.backbone_loop import images_per_worker
-from ray_backfill.training.objective import classify
+from ray_backfill.training.objective import Classification
 from ray_backfill.training.step_cost import network_cost, step_flops
 
 STAGES = ("backbones", "embeddings", "maps")
@@ -186,7 +186,7 @@ def _backbone_stage(
     batch = workers.number * images_per_worker(of.images, info.classes, how.training, workers.number)
     steps = of.images // batch * how.training.epochs
     kind = all_backbones().get(model)
-    objective, frozen = (kind.objective, old if kind.needs_old else None) if kind else (classify, None)
+    objective, frozen = (kind.objective, old if kind.needs_old else None) if kind else (Classification, None)
     fits_in_memory = of.images * counts.image_size**2 * counts.channels <= pixels.CACHE_BYTES // workers.number
     return Stage(
         "backbones",

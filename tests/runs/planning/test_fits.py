@@ -35,7 +35,6 @@ def test_a_fit_does_what_was_planned(name: str, monkeypatch: pytest.MonkeyPatch)
     fitted = method.fit.fit(data, SETTINGS, "cosine")
     assert cost.steps == len(steps)
     assert cost.flops == pytest.approx(fitted.flops, rel=1e-9)
-    assert cost.parameters == sum(parameter.numel() for parameter in fitted.network.parameters())
 
 
 def test_workers_share_batches() -> None:

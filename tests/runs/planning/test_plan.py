@@ -24,7 +24,7 @@ from ray_backfill.runs.planning.counts import count_images
 from ray_backfill.store import vector_column, write_parquet
 from ray_backfill.training import pixels
 from ray_backfill.training.backbone_loop import BackboneTraining, train_backbone, training_rows
-from ray_backfill.training.objective import OldModel, classify
+from ray_backfill.training.objective import Classification, OldModel
 from ray_backfill.training.settings import FitSettings, HeadTraining, TransformTraining
 from ray_backfill.training.step_cost import network_cost, step_flops
 
@@ -145,7 +145,7 @@ def test_a_backbone_training_does_what_was_planned(kind: str, monkeypatch: pytes
     rows = training_rows(source.items("train").labels_N, both[role])
     steps = count_steps(torch.optim.SGD, monkeypatch)
     training = (recipe.old if role == "old" else recipe.new).training
-    objective = of_kind.objective if of_kind else classify
+    objective = of_kind.objective if of_kind else Classification
     trained = train_backbone(source, rows, infos[role], training, make_objective=objective, old=old)
     assert stage.steps == len(steps)
     assert stage.flops == trained.flops
