@@ -118,6 +118,8 @@ def resolve(
 
 def check_distances_agree(methods: Sequence[Method], distance: str, fits: FitSettings) -> None:
     """Raises InputError where heads would be trained under another distance than they are compared by."""
-    for method in methods:
-        if method.fit and (problem := method.fit.distance_problem(fits, distance)):
-            raise InputError(f"{problem} (or choose another --distance, or only --methods without {method.fit.option})")
+    if any(method.fit and method.fit.distance_problem(fits, distance) for method in methods):
+        raise InputError(
+            f"heads would train under the {fits.heads.loss.distance} distance but be compared by {distance}; "
+            "give both --distance and --heads.loss.distance (cosine or l2), or only --methods without heads"
+        )
