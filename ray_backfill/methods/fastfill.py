@@ -16,15 +16,14 @@ from numpy.typing import NDArray
 
 from ray_backfill.methods.fct import transform_method
 from ray_backfill.models.maps import transform
+from ray_backfill.orders import ORDERS
 from ray_backfill.store import Classifier
 from ray_backfill.systems import FloatArray
 from ray_backfill.training.settings import TransformSettings
 from ray_backfill.training.transforms import TransformFit, class_rows, disc_losses
 
-_SIGMA = {
-    "sigma": "How uncertain FastFill is about the new embedding that it predicts for an item; as an order, the most "
-    "uncertain items are backfilled first."
-}
+# The order of the same name explains it.
+_SIGMA = next(order.glossary for order in ORDERS if order.name == "sigma")
 
 
 def item_losses(
