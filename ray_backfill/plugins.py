@@ -2,7 +2,7 @@
 
 To add a method, data set or recipe to this project, add one file. A distribution of its own adds one by naming a module
 as an entry point of the group ``ray_backfill``; that module defines the same tables as ours do: ``METHODS``,
-``ORDERS``, ``MERGES``, ``RECIPES``.
+``BACKBONES``, ``ORDERS``, ``MERGES``, ``RECIPES``.
 """
 
 import importlib
