@@ -10,7 +10,7 @@ from benchmarks.galleries import Case, backfill, header, new_shard, of_length_on
 from ray_backfill.distances import ProductForm
 from ray_backfill.index import Found, IndexSettings, Partition
 from ray_backfill.live.answers import Answer, merge_answers
-from ray_backfill.live.plan import NEW, OLD, DrillPlan
+from ray_backfill.live.operations import NEW, OLD, DrillPlan
 from ray_backfill.live.quality import depth, exact_quality, live_quality, recall
 from ray_backfill.live.results import exact_answers
 from ray_backfill.live.shard import View

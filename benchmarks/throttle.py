@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
-from ray_backfill.live.log import Journal
+from ray_backfill.live.parts import Journal
 from ray_backfill.live.settings import LiveSettings
 from ray_backfill.live.throttle import ThrottleSettings
 from ray_backfill.live.timeline import read_events

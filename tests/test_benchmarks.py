@@ -13,8 +13,8 @@ from benchmarks.galleries import Case, backfill, new_shard, of_length_one, rando
 from benchmarks.serving_figures import honesty_figure, price_figure
 from ray_backfill.files import read_json, write_json
 from ray_backfill.index import IndexSettings, make_partition
-from ray_backfill.live.log import Journal
-from ray_backfill.live.plan import NEW, OLD
+from ray_backfill.live.operations import NEW, OLD
+from ray_backfill.live.parts import Journal
 from ray_backfill.live.throttle import ThrottleSettings
 from ray_backfill.merges import RAW
 from ray_backfill.store import write_parquet

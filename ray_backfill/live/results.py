@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ray_backfill.index import IndexSettings, make_partition
 from ray_backfill.live.answers import Answer, merge_answers
-from ray_backfill.live.log import Journal, read_part
-from ray_backfill.live.plan import NEW, OLD, Checkpoint, DrillPlan
+from ray_backfill.live.operations import NEW, OLD, Checkpoint, DrillPlan
+from ray_backfill.live.parts import Journal, read_part
 from ray_backfill.live.quality import exact_quality, live_quality, mean, only_alive, recall
 from ray_backfill.live.sides import Sides, new_models
 from ray_backfill.live.timeline import Stretch, counts, incidents, read_events, served, timeline

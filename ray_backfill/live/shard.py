@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ray_backfill.index import Found, IndexSettings, Partition, make_partition
 from ray_backfill.live.answers import Answer, ShardAnswer, merge_answers
-from ray_backfill.live.log import Embedded
-from ray_backfill.live.plan import NEW, NOWHERE, OLD, DrillPlan, Operation
+from ray_backfill.live.operations import NEW, NOWHERE, OLD, DrillPlan, Operation
+from ray_backfill.live.parts import Embedded
 from ray_backfill.live.sides import Side, Sides
 from ray_backfill.systems import FloatArray, IntArray
 

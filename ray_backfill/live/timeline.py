@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ray_backfill.live.plan import NEW, NOWHERE, OLD, Checkpoint, DrillPlan
+from ray_backfill.live.operations import NEW, NOWHERE, OLD, Checkpoint, DrillPlan
 from ray_backfill.systems import IntArray
 
 Entries = Sequence[Mapping[str, Any]]

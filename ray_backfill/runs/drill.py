@@ -13,20 +13,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from ray_backfill.cluster.backfill import EmbedJob, FromImages, FromStore
+from ray_backfill.cluster.drill.driver import run_drill
+from ray_backfill.cluster.drill.embedding import EmbedJob, FromImages, FromStore
+from ray_backfill.cluster.drill.service import Drill
+from ray_backfill.cluster.drill.shards import ShardJob, shard_edges
 from ray_backfill.cluster.embed import EmbedActors, embed_stage
-from ray_backfill.cluster.live import run_drill
-from ray_backfill.cluster.service import Drill
 from ray_backfill.cluster.session import placed, session
-from ray_backfill.cluster.shards import ShardJob, shard_edges
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.orders import store_sigma
 from ray_backfill.comparison.resolve import Comparison, resolve
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
 from ray_backfill.index import check_index, make_partition
-from ray_backfill.live.log import BadPartError, Journal
-from ray_backfill.live.plan import DrillPlan, make_plan, read_plan, write_plan
+from ray_backfill.live.operations import DrillPlan, make_plan, read_plan, write_plan
+from ray_backfill.live.parts import BadPartError, Journal
 from ray_backfill.live.quality import depth
 from ray_backfill.live.results import Known, drill_tables
 from ray_backfill.live.settings import LiveSettings

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ray_backfill.distances import exact_distances
 from ray_backfill.errors import InputError
 from ray_backfill.live import results
-from ray_backfill.live.plan import NEW, NOWHERE, OLD
+from ray_backfill.live.operations import NEW, NOWHERE, OLD
 from ray_backfill.live.quality import depth, exact_quality, live_quality, mean, only_alive, recall
 from ray_backfill.live.results import exact_answers
 from ray_backfill.live.sides import Sides

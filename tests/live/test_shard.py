@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from ray_backfill.distances import exact_distances
 from ray_backfill.index import IndexSettings
 from ray_backfill.live.answers import is_consistent, merge_answers
-from ray_backfill.live.log import Embedded
-from ray_backfill.live.plan import NEW, OLD, ChurnSettings, DrillPlan, Operation, make_plan
+from ray_backfill.live.operations import NEW, OLD, ChurnSettings, DrillPlan, Operation, make_plan
+from ray_backfill.live.parts import Embedded
 from ray_backfill.live.shard import Shard, ShardPlace
 from ray_backfill.live.sides import Sides
 from ray_backfill.merges import RAW, Merge, ScoreMap, fit_merge

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_backfill.live.plan import Checkpoint, ChurnSettings, make_plan
+from ray_backfill.live.operations import Checkpoint, ChurnSettings, make_plan
 from ray_backfill.live.timeline import Stretch, counts, incidents, read_events, served, timeline
 
 COLUMNS = {

@@ -13,8 +13,8 @@ from ray_backfill.report.drawing import (
     dress,
     legend,
 )
-from ray_backfill.report.live.drill import Drill, Floats
-from ray_backfill.report.live.wording import points
+from ray_backfill.report.live.reading import Drill, Floats
+from ray_backfill.report.live.sentences import points
 from ray_backfill.report.wording import percent
 
 OLD_COLOUR, NEW_COLOUR, LIVE_COLOUR, EXACT_COLOUR = "#9aa2b1", COLOURS[0], COLOURS[1], COLOURS[2]

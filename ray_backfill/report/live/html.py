@@ -1,9 +1,9 @@
 """The page of a live drill as one HTML file that needs nothing else."""
 
-from ray_backfill.report.live import figures, situations, timeline, wording
-from ray_backfill.report.live.checkpoints import checkpoint_table, metric_table
-from ray_backfill.report.live.drill import Drill
-from ray_backfill.report.live.wording import count, duration, megabytes, milliseconds, rate
+from ray_backfill.report.live import figures, panels, sentences, situations
+from ray_backfill.report.live.checkpoint_table import checkpoint_table, metric_table
+from ray_backfill.report.live.reading import Drill
+from ray_backfill.report.live.sentences import count, duration, megabytes, milliseconds, rate
 from ray_backfill.report.parts import bind, data_facts, data_uri, flatten, page_environment, picture
 
 MANY_INCIDENTS = 20  # beyond this many the list is folded away, but for the first ones
@@ -16,14 +16,14 @@ def render(drill: Drill, curves_png: bytes) -> str:
     return template.render(
         drill=drill,
         manifest=manifest,
-        verdict=_bound(wording.verdict(drill)),
-        details=_bound(" ".join(wording.details(drill))),
-        source=wording.source(drill),
+        verdict=_bound(sentences.verdict(drill)),
+        details=_bound(" ".join(sentences.details(drill))),
+        source=sentences.source(drill),
         facts=_facts(drill),
         alarms=_alarms(drill),
-        alarming=wording.is_alarming(drill),
+        alarming=sentences.is_alarming(drill),
         curves=data_uri(curves_png),
-        timeline=picture(timeline.timeline_figure(drill)),
+        timeline=picture(panels.timeline_figure(drill)),
         partitions=picture(figures.partitions_figure(drill)),
         recall=picture(figures.recall_figure(drill)),
         situations=_situations(drill),
@@ -35,7 +35,7 @@ def render(drill: Drill, curves_png: bytes) -> str:
         notes=manifest.get("data", {}).get("notes", []),
         timings=[(stage, f"{seconds:.1f}") for stage, seconds in manifest.get("timings_s", {}).items()],
         settings=list(flatten(manifest.get("settings", {}))),
-        glossary=wording.glossary(drill),
+        glossary=sentences.glossary(drill),
     )
 
 
@@ -69,13 +69,13 @@ def _facts(drill: Drill) -> dict[str, str]:
 def _alarms(drill: Drill) -> list[str]:
     """What must not be overlooked, a line a checkpoint."""
     lines = [
-        f"At {wording.moment(c)}: {count(c.violations)} answers broke a law of the service."
+        f"At {sentences.moment(c)}: {count(c.violations)} answers broke a law of the service."
         for c in drill.checkpoints
         if c.violations
     ]
     for checkpoint, items in drill.missing:
         what = "too few" if items > 0 else "too many"
-        lines.append(f"At {wording.moment(checkpoint)}: the partitions serve {count(abs(items))} items {what}.")
+        lines.append(f"At {sentences.moment(checkpoint)}: the partitions serve {count(abs(items))} items {what}.")
     return [_bound(line) for line in lines]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ray_backfill.report.live.drill import Drill, Floats
+from ray_backfill.report.live.reading import Drill, Floats
 
 BEFORE, DURING, AFTER, MEASURING = "before the first item", "during the backfill", "after it", "measuring"
 FEW_SECONDS = 3  # a median of fewer says nothing

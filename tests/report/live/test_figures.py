@@ -13,7 +13,7 @@ from PIL import Image
 from ray_backfill.report.drawing import to_png
 from ray_backfill.report.live import read_drill, write_live_report
 from ray_backfill.report.live.figures import partitions_figure, quality_figure, recall_figure
-from ray_backfill.report.live.timeline import MAX_POINTS, resampled, timeline_figure
+from ray_backfill.report.live.panels import MAX_POINTS, resampled, timeline_figure
 from tests.report.live.folder import replayed_value, write_drill, write_timeline
 
 

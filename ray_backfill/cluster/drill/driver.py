@@ -16,10 +16,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ray_backfill.cluster.backfill import embed_operations, missing_parts
-from ray_backfill.cluster.service import Drill, Service
-from ray_backfill.cluster.watch import write_targets
-from ray_backfill.live.log import part_path
+from ray_backfill.cluster.drill.embedding import embed_operations, missing_parts
+from ray_backfill.cluster.drill.service import Drill, Service
+from ray_backfill.cluster.drill.watch import write_targets
+from ray_backfill.live.parts import part_path
 
 # Between two looks at the actors while the driver waits for embeddings; and how long the pipeline may take to stop.
 _LOOK_S, _STOP_S = 1.0, 20.0

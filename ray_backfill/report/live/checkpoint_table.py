@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from ray_backfill.report.live.drill import Checkpoint, Drill
-from ray_backfill.report.live.wording import count, duration, megabytes, milliseconds, points, progress, rate
+from ray_backfill.report.live.reading import Checkpoint, Drill
+from ray_backfill.report.live.sentences import count, duration, megabytes, milliseconds, points, progress, rate
 from ray_backfill.report.wording import percent
 
 SPACE = "\u00a0"  # a heading breaks elsewhere

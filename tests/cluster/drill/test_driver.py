@@ -16,16 +16,16 @@ import pytest
 import ray
 import torch
 
-from ray_backfill.cluster import service
-from ray_backfill.cluster.backfill import FromImages, _without_useless, embed_again
+from ray_backfill.cluster.drill import service
+from ray_backfill.cluster.drill.embedding import FromImages, _without_useless, embed_again
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.comparison.resolve import resolve
 from ray_backfill.datasets import open_source
 from ray_backfill.datasets.image_folder import Settings
 from ray_backfill.errors import InputError
 from ray_backfill.index import IndexSettings
-from ray_backfill.live.log import Embedded, Journal, part_path
-from ray_backfill.live.plan import ChurnSettings
+from ray_backfill.live.operations import ChurnSettings
+from ray_backfill.live.parts import Embedded, Journal, part_path
 from ray_backfill.live.schedule import TrafficSettings
 from ray_backfill.live.throttle import ThrottleSettings
 from ray_backfill.models.backbones import BackboneSettings, pixels_to_float
@@ -34,7 +34,7 @@ from ray_backfill.runs import drill as drills
 from ray_backfill.runs.context import Context
 from ray_backfill.store import read_folder, vector_column, write_parquet
 from ray_backfill.training.fits import FitSettings
-from tests.cluster._drill import (
+from tests.cluster.drill._drill import (
     EVALUATION,
     ITEMS,
     SETTINGS,
@@ -48,7 +48,7 @@ from tests.cluster._drill import (
 )
 from tests.datasets._pictures import drawing, write_tree
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

@@ -9,7 +9,7 @@ import pytest
 
 from ray_backfill.errors import InputError
 from ray_backfill.report.live import print_live_table, read_drill, write_live_report
-from ray_backfill.report.live.drill import COUNTS, INCIDENT_COLUMNS, NUMBERS, QUALITY_COLUMNS, REPLAYED_COLUMNS
+from ray_backfill.report.live.reading import COUNTS, INCIDENT_COLUMNS, NUMBERS, QUALITY_COLUMNS, REPLAYED_COLUMNS
 from ray_backfill.report.live.situations import AFTER, BEFORE, DURING, MEASURING, cost, situations
 from tests.report.live.folder import ITEMS, replayed_value, write_drill, write_timeline
 

@@ -13,15 +13,15 @@ import pyarrow as pa
 import ray
 from ray.actor import ActorHandle
 
-from ray_backfill.cluster.backfill import EmbedJob, Pacer, embed_again
+from ray_backfill.cluster.drill.embedding import EmbedJob, Pacer, embed_again
+from ray_backfill.cluster.drill.router import Router, UnansweredError
+from ray_backfill.cluster.drill.shards import ShardJob, start_shards
+from ray_backfill.cluster.drill.traffic import TrafficJob, start_traffic
+from ray_backfill.cluster.drill.watch import DriverWatch
 from ray_backfill.cluster.embed import EmbedActors
-from ray_backfill.cluster.router import Router, UnansweredError
-from ray_backfill.cluster.shards import ShardJob, start_shards
-from ray_backfill.cluster.traffic import TrafficJob, start_traffic
-from ray_backfill.cluster.watch import DriverWatch
 from ray_backfill.live.answers import Answer
-from ray_backfill.live.log import BadPartError, Journal, read_broken, read_part, set_aside
-from ray_backfill.live.plan import Checkpoint, DrillPlan
+from ray_backfill.live.operations import Checkpoint, DrillPlan
+from ray_backfill.live.parts import BadPartError, Journal, read_broken, read_part, set_aside
 from ray_backfill.live.quality import live_quality, only_alive
 from ray_backfill.live.settings import LiveSettings
 from ray_backfill.live.shard import ShardSize

@@ -14,8 +14,8 @@ import ray
 from numpy.typing import NDArray
 from ray.actor import ActorHandle
 
-from ray_backfill.cluster.router import Router, UnansweredError
-from ray_backfill.cluster.watch import TrafficWatch
+from ray_backfill.cluster.drill.router import Router, UnansweredError
+from ray_backfill.cluster.drill.watch import TrafficWatch
 from ray_backfill.live.schedule import Schedule, TrafficSettings
 from ray_backfill.store import write_parquet
 from ray_backfill.systems import FloatArray, IntArray

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_backfill.live.log import (
+from ray_backfill.live.operations import Operation
+from ray_backfill.live.parts import (
     BadPartError,
     Embedded,
     Journal,
@@ -15,7 +16,6 @@ from ray_backfill.live.log import (
     set_aside,
     write_part,
 )
-from ray_backfill.live.plan import Operation
 
 OPERATION = Operation(3, "backfill", np.array([7, 2, 9, 4]))
 

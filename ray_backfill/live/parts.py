@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ray_backfill.files import write_whole
-from ray_backfill.live.plan import Operation
+from ray_backfill.live.operations import Operation
 from ray_backfill.store import vector_column
 from ray_backfill.systems import FloatArray, IntArray
 

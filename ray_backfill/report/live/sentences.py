@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from ray_backfill.report.live.drill import Checkpoint, Drill, Gap
+from ray_backfill.report.live.reading import Checkpoint, Drill, Gap
 from ray_backfill.report.live.situations import cost, median
 from ray_backfill.report.wording import GLOSSARY, MINUS, NOTHING, percent_sign
 

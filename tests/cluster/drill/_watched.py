@@ -13,7 +13,7 @@ from pathlib import Path
 
 import ray
 
-from ray_backfill.cluster.watch import DriverWatch, TrafficWatch, write_targets
+from ray_backfill.cluster.drill.watch import DriverWatch, TrafficWatch, write_targets
 
 
 def beats(folder: Path) -> Iterator[int]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_backfill.cluster.router import Routed, Router, UnansweredError
-from ray_backfill.cluster.traffic import TrafficActor, TrafficJob
+from ray_backfill.cluster.drill.router import Routed, Router, UnansweredError
+from ray_backfill.cluster.drill.traffic import TrafficActor, TrafficJob
 from ray_backfill.live.answers import Answer, ShardAnswer
 from ray_backfill.live.schedule import TrafficSettings
 from ray_backfill.live.timeline import read_events

@@ -22,8 +22,8 @@ from ray.actor import ActorHandle
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.datasets import open_source
 from ray_backfill.images.reading import read_ahead
-from ray_backfill.live.log import Embedded, part_path, write_part
-from ray_backfill.live.plan import DrillPlan, Operation, read_plan
+from ray_backfill.live.operations import DrillPlan, Operation, read_plan
+from ray_backfill.live.parts import Embedded, part_path, write_part
 from ray_backfill.live.throttle import ThrottleSettings, TokenBucket
 from ray_backfill.models.backbones import Backbone, pixels_to_float
 from ray_backfill.models.checkpoints import load_backbone

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from ray_backfill.report.drawing import COLOURS, FAINT, INK, WIDTH_IN, Style, blank_figure, dress, legend, shorten
-from ray_backfill.report.live.drill import Drill, Floats, Timeline
+from ray_backfill.report.live.reading import Drill, Floats, Timeline
+from ray_backfill.report.live.sentences import milliseconds, rate
 from ray_backfill.report.live.situations import DURING, median, situations
-from ray_backfill.report.live.wording import milliseconds, rate
 from ray_backfill.report.wording import NOTHING
 
 MAX_POINTS = 450  # a line of more is not finer, only darker

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from ray.actor import ActorHandle
 
 from ray_backfill.live.answers import ShardAnswer
-from ray_backfill.live.log import BadPartError, Journal, read_part
-from ray_backfill.live.plan import read_plan
+from ray_backfill.live.operations import read_plan
+from ray_backfill.live.parts import BadPartError, Journal, read_part
 from ray_backfill.live.settings import ShardSettings
 from ray_backfill.live.shard import Shard, ShardPlace, ShardSize
 from ray_backfill.live.sides import Sides, new_models, old_models

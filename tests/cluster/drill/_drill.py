@@ -14,10 +14,10 @@ import pytest
 import ray
 
 import ray_backfill as rb
+from ray_backfill.cluster.drill.service import Service
 from ray_backfill.cluster.embed import EmbedActors
-from ray_backfill.cluster.service import Service
 from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.live.plan import read_plan
+from ray_backfill.live.operations import read_plan
 from ray_backfill.live.schedule import TrafficSettings
 from ray_backfill.live.settings import LiveSettings, ShardSettings
 from ray_backfill.runs.context import Context
