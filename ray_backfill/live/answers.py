@@ -5,12 +5,19 @@ Shapes: b queries, k items an answer, short answers filled up with position -1 a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ray_backfill.kernels import Array, kernel
+from ray_backfill.store import vector_column, vectors_of, write_parquet
 from ray_backfill.systems import IntArray
+from ray_backfill.tables.drill import AnswerRow
+from ray_backfill.tables.schema import columns
 
 
 @dataclass(frozen=True)
@@ -54,25 +61,24 @@ def merge_answers(answers: Sequence[Answer], k: int) -> Answer:
     merged = answers[0]
     for answer in answers[1:]:
         merged = _merge_two(merged, answer, k)
-    return merged if merged.position.shape[1] == k else _merge_two(merged, _nothing(len(merged)), k)
+    return merged if merged.position.shape[1] == k else _merge_two(merged, _unfilled(len(merged), 0), k)
 
 
 def _merge_two(one: Answer, other: Answer, k: int) -> Answer:
-    shape = (len(one), k)
-    out = Answer(np.empty(shape, np.int64), np.empty(shape, np.float32), np.empty(shape), np.empty(shape, np.bool_))
-    _merge_rows(*_columns(one), *_columns(other), *_columns(out))
+    out = _unfilled(len(one), k)
+    _merge_rows(*_arrays(one), *_arrays(other), *_arrays(out))
     return out
 
 
-def _nothing(n_queries: int) -> Answer:
-    shape = (n_queries, 0)
+def _unfilled(n_queries: int, k: int) -> Answer:
+    shape = (n_queries, k)
     return Answer(np.empty(shape, np.int64), np.empty(shape, np.float32), np.empty(shape), np.empty(shape, np.bool_))
 
 
-def _columns(answer: Answer) -> list[Array]:
+def _arrays(answer: Answer) -> list[Array]:
     """What comes from Ray can only be read, and compiled loops are made for arrays that can be written."""
-    columns = (answer.position, answer.distance, answer.score, answer.is_new)
-    return [values if values.flags.writeable else values.copy() for values in columns]
+    arrays = (answer.position, answer.distance, answer.score, answer.is_new)
+    return [values if values.flags.writeable else values.copy() for values in arrays]
 
 
 @kernel
@@ -107,3 +113,20 @@ def is_consistent(answer: Answer) -> bool:
     """Whether no query is answered by the same item twice."""
     ordered = np.sort(answer.position, axis=1)
     return not bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any())
+
+
+def write_answers(drill: Path, moment: int, answer: Answer) -> None:
+    """Keep the answers to all queries at a checkpoint in the drill's folder."""
+    lists: tuple[NDArray[Any], ...] = (answer.position, answer.distance, answer.is_new.astype(np.float32))
+    named = {name: vector_column(values) for name, values in zip(columns(AnswerRow), lists, strict=True)}
+    write_parquet(_answers_path(drill, moment), pa.table(named))
+
+
+def read_answers(drill: Path, moment: int) -> IntArray:
+    """(Q, k) the positions of the items that ``write_answers`` wrote."""
+    name = columns(AnswerRow)[0]
+    return vectors_of(pq.read_table(_answers_path(drill, moment), columns=[name])[name])
+
+
+def _answers_path(drill: Path, moment: int) -> Path:
+    return drill / "answers" / f"checkpoint-{moment:04d}.parquet"

@@ -4,28 +4,27 @@ Everything that it learns goes to disk as it happens (the journal, the answers a
 traffic), so that a driver that was killed is continued by the next one.
 """
 
-import logging
-import queue
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
-from ray_backfill.cluster.drill.embedding import embed_operations, missing_parts
-from ray_backfill.cluster.drill.service import Drill, Service
+from ray_backfill.cluster.drill.job import DrillJob
+from ray_backfill.cluster.drill.recorder import Recorder
+from ray_backfill.cluster.drill.shard_set import ShardSet
+from ray_backfill.cluster.drill.supervisor import EmbeddingSupervisor
+from ray_backfill.cluster.drill.throttling import ThrottleLoop
+from ray_backfill.cluster.drill.traffic import Traffic
 from ray_backfill.cluster.drill.watch import write_targets
-from ray_backfill.live.parts import part_path
+from ray_backfill.live.answers import write_answers
+from ray_backfill.live.quality import live_quality, only_alive
+from ray_backfill.tables.drill import Checkpoint
+from ray_backfill.tables.journal import CheckpointMeasured, Finished, Journal, Started, of_type
 
-# Between two looks at the actors while the driver waits for embeddings; and how long the pipeline may take to stop.
-_LOOK_S, _STOP_S = 1.0, 20.0
 
-
-def run_drill(drill: Drill) -> None:
+def run_drill(job: DrillJob) -> None:
     """Do what of the plan is not done, in a connected Ray; returns when all of it is applied and measured.
 
     Leaves ``journal.jsonl``, ``parts``, ``answers`` and ``events`` in the drill's folder.
@@ -33,95 +32,125 @@ def run_drill(drill: Drill) -> None:
     Raises:
         RuntimeError: a shard did not come back, or an answer broke an invariant.
     """
-    write_targets(drill.folder / "prometheus_targets.json")
-    drill.journal.mend()
-    entries = drill.journal.entries()
-    if any(entry["kind"] == "finished" for entry in entries):
+    write_targets(job.folder / "prometheus_targets.json")
+    journal = Journal(job.folder)
+    journal.mend()
+    entries = journal.entries()
+    if of_type(entries, Finished):
         return
-    with _serving(drill, entries) as service:
+    with _serving(job) as driver:
         if not entries:
-            service.rest(drill.settings.traffic.warm_up_s + drill.settings.quiet_s)
-        _backfill(drill, service, {entry["moment"] for entry in entries if entry["kind"] == "checkpoint"})
-        service.rest(drill.settings.quiet_s)
-        service.check_parts()
-        service.note("finished")
+            driver.traffic.rest(job.settings.traffic.warm_up_s + job.settings.quiet_s)
+        _backfill(driver, {entry.moment for entry in of_type(entries, CheckpointMeasured)})
+        driver.traffic.rest(job.settings.quiet_s)
+        driver.embedding.check_parts(job.plan)
+        driver.recorder.add(Finished(driver.recorder.now_s()))
 
 
-def _backfill(drill: Drill, service: Service, measured: set[int]) -> None:
+def _backfill(driver: "Driver", measured: set[int]) -> None:
     """Apply operation after operation as their embeddings arrive, and measure at every checkpoint."""
-    plan, done = drill.plan, drill.journal.applied()
+    plan, done = driver.job.plan, driver.recorder.journal.applied()
     total = sum(len(o.positions) for o in plan.operations if o.kind == "backfill")
     before = sum(len(o.positions) for o in plan.operations[:done] if o.kind == "backfill")
     with (
-        _embedding(drill, service) as arrived,
+        driver.embedding.running(plan) as arrivals,
         tqdm(total=total, initial=before, desc="backfill", unit=" items", dynamic_ncols=True) as bar,
     ):
         for checkpoint in plan.checkpoints:
             for operation in plan.operations[done : checkpoint.applied]:
                 if operation.has_vectors:
-                    arrived.wait_for(operation.number, partial(service.look_after, operation.number))
-                service.apply(operation.number + 1)
+                    arrivals.wait_for(operation.number, partial(driver.look_after, operation.number))
+                driver.apply(operation.number + 1)
                 if operation.kind == "backfill":
                     bar.update(len(operation.positions))
             done = max(done, checkpoint.applied)
             if checkpoint.moment not in measured:
-                bar.write(service.measure(checkpoint), file=sys.stderr)
-
-
-class _Arrivals:
-    """Which operations have their embeddings on disk, as the pipeline tells."""
-
-    def __init__(self, parts: Path) -> None:
-        self.parts = parts
-        self.told: queue.Queue[BaseException | int | None] = queue.Queue()
-
-    def wait_for(self, number: int, meanwhile: Callable[[], None]) -> None:
-        """Returns when the file is there. meanwhile: is called every second."""
-        while not part_path(self.parts, number).exists():
-            try:
-                told = self.told.get(timeout=_LOOK_S)
-            except queue.Empty:
-                meanwhile()
-                continue
-            if isinstance(told, BaseException):
-                raise told
-            if told is None and not part_path(self.parts, number).exists():
-                raise RuntimeError(f"the pipeline has ended without the embeddings of operation {number}")
+                bar.write(driver.measure(checkpoint), file=sys.stderr)
 
 
 @contextmanager
-def _embedding(drill: Drill, service: Service) -> Iterator[_Arrivals]:
-    """The pipeline runs beside the driver for the length of the block, ahead of what is applied."""
-    arrived = _Arrivals(drill.embed.parts)
-
-    def run() -> None:
-        try:
-            missing = missing_parts(drill.plan, drill.embed.parts)
-            for number in embed_operations(missing, drill.embed, service.pacer, drill.actors):
-                arrived.told.put(number)
-            arrived.told.put(None)
-        except BaseException as error:  # the driver raises it
-            arrived.told.put(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield arrived
-    finally:
-        # Left alone it would outlive the connection to Ray, and start a Ray of its own with its next call.
-        if thread.is_alive():
-            logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # that it fails now is meant
-        service.stop_embedding()
-        thread.join(_STOP_S)
-
-
-@contextmanager
-def _serving(drill: Drill, entries: list[dict[str, Any]]) -> Iterator[Service]:
+def _serving(job: DrillJob) -> Iterator["Driver"]:
     """Shards and traffic for the length of the block."""
-    service = Service(drill, entries)
+    driver = Driver(job)
     try:
-        service.start()
-        yield service
-        service.stop_traffic()
+        driver.start()
+        yield driver
+        driver.traffic.stop()
     finally:
-        service.close()
+        driver.close()
+
+
+class Driver:
+    """The running parts of a drill, and what takes several of them."""
+
+    def __init__(self, job: DrillJob) -> None:
+        self.job = job
+        self.recorder = recorder = Recorder(job.name, job.folder)
+        self.embedding = EmbeddingSupervisor(job.embed, job.settings.throttle, recorder.incident)
+        self.shards = ShardSet(job, self.embedding.make_again, recorder.incident)
+        self.traffic = Traffic(job, recorder.leg, self.shards.router)
+        self.throttle = ThrottleLoop(
+            job.settings.throttle, self.embedding.pacer, self.traffic.recent_ms, recorder.throttled
+        )
+
+    def start(self) -> None:
+        """Returns when all shards are there and the traffic has begun."""
+        recorder, applied = self.recorder, self.recorder.journal.applied()
+        self.shards.apply(applied)
+        for operation in self.job.plan.operations[:applied]:
+            if operation.has_vectors:
+                self.embedding.note_broken(operation.number)
+        self.traffic.wait_until_ready()
+        zero = recorder.start_clock()
+        recorder.add(Started(recorder.now_s(), recorder.leg, self.traffic.warm_up_s))
+        if recorder.leg:
+            recorder.incident("driver restarted", f"{applied} operations were applied before")
+        self.traffic.start(zero)
+        self.throttle.start()
+
+    def apply(self, applied: int) -> None:
+        """Have the first ``applied`` operations applied by every shard, whatever it takes, and write it down."""
+        operation = self.job.plan.operations[applied - 1]
+        size = self.shards.apply(applied)
+        lost = self.embedding.note_broken(operation.number) if operation.has_vectors else 0
+        self.recorder.applied(operation, len(operation.positions) - lost, size)
+        self._look_after_actors()
+
+    def look_after(self, applied: int) -> None:
+        """Shards that were started again have what they had; whoever else died is noted, or raised."""
+        self.shards.apply(applied)
+        self._look_after_actors()
+
+    def measure(self, checkpoint: Checkpoint) -> str:
+        """Ask every query of the evaluation; keep the answers, and tell the quality in a line."""
+        recorder, questions = self.recorder, self.job.questions
+        began_s = recorder.now_s()
+        answers = self.shards.answers(checkpoint, questions)
+        write_answers(self.job.folder, checkpoint.moment, answers)
+        state = self.job.plan.state(checkpoint.applied, self.embedding.broken)
+        quality = live_quality(answers.position, only_alive(questions.truth, state), questions.metrics)
+        size = self.shards.apply(checkpoint.applied)
+        for metric, value in quality.items():
+            recorder.watch.quality(metric, value)
+        recorder.add(
+            CheckpointMeasured(
+                recorder.now_s(), checkpoint.moment, began_s, quality,
+                size.old_items, size.new_items, size.old_bytes, size.new_bytes,
+            )
+        )  # fmt: skip
+        named = ", ".join(f"{metric} {100 * value:.1f} %" for metric, value in quality.items())
+        phase = " after the rollback" if checkpoint.phase == "rollback" else ""
+        return f"t = {checkpoint.t:.2f}{phase}: {named}"
+
+    def close(self) -> None:
+        """Ends all that this driver has started."""
+        self.throttle.close()
+        self.recorder.close()
+        self.traffic.close()
+        self.shards.close()
+        self.embedding.close()
+
+    def _look_after_actors(self) -> None:
+        """Notes embedding actors that were started again; raises what stopped the traffic, if anything did."""
+        self.embedding.look_after()
+        self.traffic.look_after()

@@ -61,16 +61,13 @@ class FromStore:
 
 @dataclass(frozen=True)
 class EmbedJob:
-    """What every embedding actor gets. old, new: models that embed for a rollback, and for everything else."""
+    """drill: its folder. old, new: models that embed for a rollback, and for everything else. actors: that do it."""
 
     drill: Path
     source: FromImages | FromStore
     old: tuple[str, ...]
     new: tuple[str, ...]
-
-    @property
-    def parts(self) -> Path:
-        return self.drill / "parts"
+    actors: EmbedActors
 
 
 class Pacer:
@@ -103,7 +100,7 @@ class Pacer:
         self.bucket.set_rate(items_per_s, time())
 
 
-def embed_operations(numbers: Sequence[int], job: EmbedJob, pacer: ActorHandle, actors: EmbedActors) -> Iterator[int]:
+def embed_operations(numbers: Sequence[int], job: EmbedJob, pacer: ActorHandle) -> Iterator[int]:
     """Embed these operations and store them; yields each number when its file is there, about in this order."""
     if not numbers:
         return
@@ -112,8 +109,8 @@ def embed_operations(numbers: Sequence[int], job: EmbedJob, pacer: ActorHandle, 
         _PoolEmbedder,
         fn_constructor_kwargs={"job": job, "pacer": pacer},
         batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=min(actors.number, len(numbers))),
-        num_cpus=actors.cpus,
+        compute=ray.data.ActorPoolStrategy(size=min(job.actors.number, len(numbers))),
+        num_cpus=job.actors.cpus,
         num_gpus=1 if on_gpu else 0,
     )
     for row in finished.iter_rows():
@@ -131,9 +128,9 @@ def _embed_one(number: int, job: EmbedJob) -> None:
     _Embedder(job, None)({"number": np.array([number])})
 
 
-def missing_parts(plan: DrillPlan, parts: Path) -> list[int]:
-    """Operations whose embeddings are not stored yet."""
-    return [o.number for o in plan.operations if o.has_vectors and not part_path(parts, o.number).exists()]
+def missing_parts(plan: DrillPlan, drill: Path) -> list[int]:
+    """Operations whose embeddings are not stored yet. drill: its folder."""
+    return [o.number for o in plan.operations if o.has_vectors and not part_path(drill, o.number).exists()]
 
 
 class _PoolEmbedder:
@@ -158,8 +155,8 @@ class _Embedder:
     def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         for number in batch["number"]:
             operation = self.plan.operations[int(number)]
-            if not part_path(self.job.parts, operation.number).exists():
-                write_part(self.job.parts, operation, self.embed(operation.positions, self._models(operation)))
+            if not part_path(self.job.drill, operation.number).exists():
+                write_part(self.job.drill, operation, self.embed(operation.positions, self._models(operation)))
         return {"number": batch["number"]}
 
     def _models(self, operation: Operation) -> tuple[str, ...]:
