@@ -4,7 +4,7 @@ Shapes: b queries, k items an answer, short answers filled up with position -1 a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ray_backfill.kernels import Array, kernel
 from ray_backfill.store import vector_column, vectors_of, write_parquet
 from ray_backfill.systems import IntArray
 from ray_backfill.tables.drill import AnswerRow
@@ -54,59 +53,11 @@ class ShardAnswer:
 
 
 def merge_answers(answers: Sequence[Answer], k: int) -> Answer:
-    """The k best of several answers to the same queries, of disjoint items, each best first.
-
-    Cost: O(b k) for each answer.
-    """
-    merged = answers[0]
-    for answer in answers[1:]:
-        merged = _merge_two(merged, answer, k)
-    return merged if merged.position.shape[1] == k else _merge_two(merged, _unfilled(len(merged), 0), k)
-
-
-def _merge_two(one: Answer, other: Answer, k: int) -> Answer:
-    out = _unfilled(len(one), k)
-    _merge_rows(*_arrays(one), *_arrays(other), *_arrays(out))
-    return out
-
-
-def _unfilled(n_queries: int, k: int) -> Answer:
-    shape = (n_queries, k)
-    return Answer(np.empty(shape, np.int64), np.empty(shape, np.float32), np.empty(shape), np.empty(shape, np.bool_))
-
-
-def _arrays(answer: Answer) -> list[Array]:
-    """What comes from Ray can only be read, and compiled loops are made for arrays that can be written."""
-    arrays = (answer.position, answer.distance, answer.score, answer.is_new)
-    return [values if values.flags.writeable else values.copy() for values in arrays]
-
-
-@kernel
-def _merge_rows(
-    p1: Array, d1: Array, s1: Array, n1: Array, p2: Array, d2: Array, s2: Array, n2: Array,
-    p: Array, d: Array, s: Array, n: Array,
-) -> None:  # fmt: skip
-    """Positions, distances, scores and flags of two answers into those of one; fillers, at the end, stay there."""
-    for q in range(len(p)):
-        i = j = 0
-        for place in range(p.shape[1]):
-            if i < p1.shape[1] and (j == p2.shape[1] or _is_before(p1, d1, s1, i, p2, d2, s2, j, q)):
-                p[q, place], d[q, place], s[q, place], n[q, place] = p1[q, i], d1[q, i], s1[q, i], n1[q, i]
-                i += 1
-            elif j < p2.shape[1]:
-                p[q, place], d[q, place], s[q, place], n[q, place] = p2[q, j], d2[q, j], s2[q, j], n2[q, j]
-                j += 1
-            else:
-                p[q, place], d[q, place], s[q, place], n[q, place] = -1, np.inf, np.inf, False
-
-
-@kernel
-def _is_before(p1: Array, d1: Array, s1: Array, i: int, p2: Array, d2: Array, s2: Array, j: int, q: int) -> bool:
-    if s1[q, i] != s2[q, j]:
-        return s1[q, i] < s2[q, j]
-    if d1[q, i] != d2[q, j]:
-        return d1[q, i] < d2[q, j]
-    return p1[q, i] < p2[q, j]
+    """The k best of several answers to the same queries, of disjoint items. Cost: a sort of all columns."""
+    arrays = [np.concatenate([getattr(answer, field.name) for answer in answers], axis=1) for field in fields(Answer)]
+    position, distance, score, _ = arrays
+    best = np.lexsort((position, distance, score))[:, :k]
+    return Answer(*(np.take_along_axis(values, best, axis=1) for values in arrays))
 
 
 def is_consistent(answer: Answer) -> bool:
