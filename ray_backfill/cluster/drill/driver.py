@@ -17,7 +17,7 @@ from ray_backfill.cluster.drill.shard_set import ShardSet
 from ray_backfill.cluster.drill.supervisor import EmbeddingSupervisor
 from ray_backfill.cluster.drill.throttling import ThrottleLoop
 from ray_backfill.cluster.drill.traffic import Traffic
-from ray_backfill.cluster.drill.watch import write_targets
+from ray_backfill.cluster.drill.watch import QUALITY, write_targets
 from ray_backfill.live.answers import write_answers
 from ray_backfill.live.quality import live_quality, only_alive
 from ray_backfill.tables.drill import Checkpoint
@@ -44,7 +44,7 @@ def run_drill(job: DrillJob) -> None:
         _backfill(driver, {entry.moment for entry in of_type(entries, CheckpointMeasured)})
         driver.traffic.rest(job.settings.quiet_s)
         driver.embedding.check_parts(job.plan)
-        driver.recorder.add(Finished(driver.recorder.now_s()))
+        driver.recorder.journal.add(Finished(driver.recorder.now_s()))
 
 
 def _backfill(driver: "Driver", measured: set[int]) -> None:
@@ -89,9 +89,7 @@ class Driver:
         self.embedding = EmbeddingSupervisor(job.embed, job.settings.throttle, recorder.incident)
         self.shards = ShardSet(job, self.embedding.make_again, recorder.incident)
         self.traffic = Traffic(job, recorder.leg, self.shards.router)
-        self.throttle = ThrottleLoop(
-            job.settings.throttle, self.embedding.pacer, self.traffic.recent_ms, recorder.throttled
-        )
+        self.throttle = ThrottleLoop(job.settings.throttle, self.embedding, self.traffic, recorder)
 
     def start(self) -> None:
         """Returns when all shards are there and the traffic has begun."""
@@ -102,7 +100,7 @@ class Driver:
                 self.embedding.note_broken(operation.number)
         self.traffic.wait_until_ready()
         zero = recorder.start_clock()
-        recorder.add(Started(recorder.now_s(), recorder.leg, self.traffic.warm_up_s))
+        recorder.journal.add(Started(recorder.now_s(), recorder.leg, self.traffic.warm_up_s))
         if recorder.leg:
             recorder.incident("driver restarted", f"{applied} operations were applied before")
         self.traffic.start(zero)
@@ -131,8 +129,8 @@ class Driver:
         quality = live_quality(answers.position, only_alive(questions.truth, state), questions.metrics)
         size = self.shards.apply(checkpoint.applied)
         for metric, value in quality.items():
-            recorder.watch.quality(metric, value)
-        recorder.add(
+            recorder.watch.set(QUALITY, value, metric)
+        recorder.journal.add(
             CheckpointMeasured(
                 recorder.now_s(), checkpoint.moment, began_s, quality,
                 size.old_items, size.new_items, size.old_bytes, size.new_bytes,
@@ -145,7 +143,7 @@ class Driver:
     def close(self) -> None:
         """Ends all that this driver has started."""
         self.throttle.close()
-        self.recorder.close()
+        self.recorder.watch.close()
         self.traffic.close()
         self.shards.close()
         self.embedding.close()

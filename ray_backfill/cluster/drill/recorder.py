@@ -4,11 +4,11 @@ import math
 import time
 from pathlib import Path
 
-from ray_backfill.cluster.drill.watch import DriverWatch
+from ray_backfill.cluster.drill import watch
 from ray_backfill.live.operations import Operation
 from ray_backfill.live.shard import ShardSize
 from ray_backfill.live.timeline import read_events
-from ray_backfill.tables.journal import Applied, Entry, Incident, Journal, Started, Throttled, of_type
+from ray_backfill.tables.journal import Applied, Incident, Journal, Started, Throttled, of_type
 
 
 class Recorder:
@@ -18,7 +18,7 @@ class Recorder:
     """
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.journal, self.watch = Journal(folder), DriverWatch(name)
+        self.journal, self.watch = Journal(folder), watch.Watch(name)
         entries = self.journal.entries()
         self.leg = len(of_type(entries, Started))
         self.before_s = max([e.elapsed_s for e in entries] + read_events(folder).scheduled_s.tolist(), default=0.0)
@@ -34,34 +34,30 @@ class Recorder:
         """Seconds since the drill began."""
         return round(self.before_s if self.zero is None else time.time() - self.zero, 3)
 
-    def add(self, entry: Entry) -> None:
-        """Append to the journal."""
-        self.journal.add(entry)
-
     def incident(self, what: str, detail: str) -> None:
         """Something went wrong, and the drill goes on."""
-        self.add(Incident(self.now_s(), what, detail))
-        self.watch.incident(what)
+        self.journal.add(Incident(self.now_s(), what, detail))
+        self.watch.count(watch.INCIDENTS, 1, what)
 
     def applied(self, operation: Operation, items: int, size: ShardSize) -> None:
         """All shards have applied an operation. items: that it moved. size: of all shards together."""
-        self.add(Applied(self.now_s(), operation.number + 1, operation.kind, items))
-        self.watch.progress(size.new_items / max(size.old_items + size.new_items, 1))
-        self.watch.partition("old", size.old_items, size.old_bytes)
-        self.watch.partition("new", size.new_items, size.new_bytes)
+        self.journal.add(Applied(self.now_s(), operation.number + 1, operation.kind, items))
+        self.watch.set(watch.PROGRESS, size.new_items / max(size.old_items + size.new_items, 1))
+        for side, n_items, n_bytes in (
+            ("old", size.old_items, size.old_bytes),
+            ("new", size.new_items, size.new_bytes),
+        ):
+            self.watch.set(watch.PARTITION_ITEMS, n_items, side)
+            self.watch.set(watch.PARTITION_BYTES, n_bytes, side)
         if operation.kind == "backfill" and items:
             now = time.monotonic()
-            self.watch.backfilled(items)
+            self.watch.count(watch.ITEMS, items)
             if self.last_applied is not None:
-                self.watch.rate(items / max(now - self.last_applied, 1e-9))
+                self.watch.set(watch.RATE, items / max(now - self.last_applied, 1e-9))
             self.last_applied = now
 
     def throttled(self, items_per_s: float, p99_ms: float | None) -> None:
         """The throttle allows this rate, infinite if any, for this latency of the queries."""
-        self.watch.throttle(items_per_s)
+        self.watch.set(watch.THROTTLE, items_per_s)
         if math.isfinite(items_per_s):
-            self.add(Throttled(self.now_s(), round(items_per_s, 1), p99_ms))
-
-    def close(self) -> None:
-        """The metrics disappear; the journal stays."""
-        self.watch.close()
+            self.journal.add(Throttled(self.now_s(), round(items_per_s, 1), p99_ms))

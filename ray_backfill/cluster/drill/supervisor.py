@@ -119,6 +119,14 @@ class EmbeddingSupervisor:
             self.tell("embedding actor restarted", "Ray Data started another one")
         self.started = max(self.started, started)
 
+    def reserved(self) -> int:
+        """Items that the pacer has let through so far."""
+        return ray.get(self.pacer.reserved.remote())
+
+    def set_rate(self, items_per_s: float) -> None:
+        """How many items all actors together may embed a second from now on."""
+        ray.get(self.pacer.set_rate.remote(items_per_s))
+
     def close(self) -> None:
         """Embedding actors fail without the pacer, and the pipeline with them; one that has ended does not notice."""
         ray.kill(self.pacer)

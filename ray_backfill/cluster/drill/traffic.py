@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 
 from ray_backfill.cluster.drill.job import DrillJob
 from ray_backfill.cluster.drill.router import Router, UnansweredError
-from ray_backfill.cluster.drill.watch import TrafficWatch
+from ray_backfill.cluster.drill.watch import LATENCY, QUERIES, RETRIES, Watch
 from ray_backfill.live.schedule import Schedule, TrafficSettings
 from ray_backfill.store import write_parquet
 from ray_backfill.systems import FloatArray, IntArray
@@ -43,7 +43,7 @@ class TrafficActor:
     def __init__(self, job: TrafficJob, router: Router, backward: FloatArray, forward: FloatArray) -> None:
         self.job, self.router = job, router
         self.backward, self.forward = backward, forward
-        self.watch = TrafficWatch(job.drill)
+        self.watch = Watch(job.drill)
         self.unwritten: list[EventRow] = []
         self.recent_ms: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         self.files, self.is_stopped, self.zero = 0, False, 0.0
@@ -111,9 +111,10 @@ class TrafficActor:
         )
         self.unwritten.append(event)
         self.recent_ms.append((ended, event.latency_ms))
-        tell = self.watch.answered if event.is_answered else self.watch.unanswered
-        tell(event.queries, event.latency_ms / 1000)
-        self.watch.retried(event.retries)
+        # What was given up has waited at least so long: the quantiles of the latency must not hide it.
+        self.watch.observe(LATENCY, event.latency_ms / 1000)
+        self.watch.count(QUERIES, event.queries, "answered" if event.is_answered else "unanswered")
+        self.watch.count(RETRIES, event.retries)
 
     async def _write_regularly(self) -> None:
         since = time.time()
