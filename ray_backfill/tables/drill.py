@@ -152,7 +152,7 @@ class SecondRow:
     """A second of the drill."""
 
     elapsed_s: Annotated[int, "when it began"]
-    queries: Annotated[int, "that were due in it and were answered"]
+    queries: Annotated[int, "that were due in it and were answered; warm-ups are not counted"]
     unanswered: Annotated[int, "that were due in it and were not answered by their deadline"]
     p50_ms: Annotated[float, "quantiles of the latency; NaN if no query was due"]
     p99_ms: float
@@ -204,3 +204,19 @@ class DrillFacts:
 def facts_of(manifest: Mapping[str, Any]) -> DrillFacts:
     """The facts among the keys of a manifest."""
     return DrillFacts(**{f.name: manifest[f.name] for f in fields(DrillFacts) if f.name in manifest})
+
+
+# File in RUN/live, without its ending -> the type of its rows.
+TABLES: Mapping[str, type] = {
+    "checkpoints": CheckpointRow,
+    "quality": QualityRow,
+    "replayed": ReplayedRow,
+    "timeline": SecondRow,
+    "incidents": IncidentRow,
+    "plan/items": ItemRow,
+    "plan/operations": OperationRow,
+    "plan/steps": StepRow,
+    "plan/checkpoints": Checkpoint,
+    "answers/checkpoint-MOMENT": AnswerRow,
+    "events/leg-LEG-ACTOR-NUMBER": EventRow,
+}

@@ -55,7 +55,7 @@ class CheckpointMeasured(Entry):
 
 @dataclass(frozen=True)
 class Throttled(Entry):
-    """The throttle has set the rate of the backfill. p99_ms: of the queries before that; None if there were none."""
+    """The throttle has set the rate of the backfill. p99_ms: of the queries before that, if there were any."""
 
     kind = "throttle"
     items_per_s: float
