@@ -12,6 +12,7 @@ from benchmarks.galleries import Case, backfill, new_shard, of_length_one, rando
 from benchmarks.serving_figures import honesty_figure, price_figure
 from ray_backfill.files import read_json, write_json
 from ray_backfill.index import IndexSettings, make_partition
+from ray_backfill.live.answers import answer_of
 from ray_backfill.live.operations import NEW, OLD
 from ray_backfill.live.throttle import ThrottleSettings
 from ray_backfill.merges import RAW
@@ -102,7 +103,7 @@ def test_answers_of_the_honesty_benchmark_are_those_of_a_shard(case: Case) -> No
     for _ in backfill(case, shard, plan.checkpoints[1].applied):
         pass
     served = shard.search(case.pair.backward.query, case.pair.forward.query, 50).best
-    mine = honesty.answers(honesty.search(case, shard.view, 50), RAW, 50)
+    mine = answer_of(*honesty.search(case, shard.view, 50), RAW, 50)
     for name in ("position", "distance", "score", "is_new"):
         np.testing.assert_array_equal(getattr(mine, name), getattr(served, name))
 

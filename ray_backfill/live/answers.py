@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from ray_backfill.index import Found
+from ray_backfill.merges import Merge
 from ray_backfill.store import vector_column, vectors_of, write_parquet
 from ray_backfill.systems import IntArray
 from ray_backfill.tables.drill import AnswerRow
@@ -52,12 +54,26 @@ class ShardAnswer:
     missing_items: int
 
 
+def answer_of(old: Found, new: Found, merge: Merge, k: int) -> Answer:
+    """The k best of what the old and the new partition found."""
+    position = np.concatenate([old.position, new.position], axis=1)
+    distance = np.concatenate([old.distance, new.distance], axis=1)
+    is_new = np.broadcast_to(np.arange(position.shape[1]) >= old.position.shape[1], position.shape)
+    score = merge.scores(distance.ravel(), is_new.ravel()).reshape(position.shape)
+    score[position < 0] = np.inf
+    return _best([position, distance, score, is_new], k)
+
+
 def merge_answers(answers: Sequence[Answer], k: int) -> Answer:
-    """The k best of several answers to the same queries, of disjoint items. Cost: a sort of all columns."""
-    arrays = [np.concatenate([getattr(answer, field.name) for answer in answers], axis=1) for field in fields(Answer)]
-    position, distance, score, _ = arrays
+    """The k best of several answers to the same queries, of disjoint items."""
+    return _best([np.concatenate([getattr(a, field.name) for a in answers], axis=1) for field in fields(Answer)], k)
+
+
+def _best(columns: Sequence[NDArray[Any]], k: int) -> Answer:
+    """The first k in the order of an answer, of all of its columns."""
+    position, distance, score, _ = columns
     best = np.lexsort((position, distance, score))[:, :k]
-    return Answer(*(np.take_along_axis(values, best, axis=1) for values in arrays))
+    return Answer(*(np.take_along_axis(values, best, axis=1) for values in columns))
 
 
 def is_consistent(answer: Answer) -> bool:

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ray_backfill.index import IndexSettings, make_partition
-from ray_backfill.live.answers import Answer, merge_answers, read_answers
+from ray_backfill.index import IndexSettings, Partition, make_partition
+from ray_backfill.live.answers import answer_of, read_answers
 from ray_backfill.live.operations import NEW, OLD, DrillPlan
 from ray_backfill.live.parts import read_part
 from ray_backfill.live.quality import exact_quality, live_quality, mean, only_alive, recall
@@ -104,24 +104,20 @@ def _embeddings(folder: Path, known: Known) -> tuple[Embeddings, dict[int, IntAr
 def exact_answers(sides: Sides, pair: UpgradePair, state: NDArray[np.uint8], k: int) -> IntArray:
     """(Q, k) positions of the best items of a gallery in this state, by exact search."""
     prepared, distance = sides.merge.prepare(pair, sides.distance)
-    found = []
-    for system, side in ((prepared.backward, OLD), (prepared.forward, NEW)):
+
+    def filled(system: RetrievalSystem, side: int) -> Partition:
         positions = np.flatnonzero(state == side)
         partition = make_partition(IndexSettings(), distance, system.gallery.shape[1], None)
-        if len(positions):
-            partition = partition.with_rows(system.gallery[positions], positions)
-        found.append((partition, system, side == NEW))
-    answers = []
+        return partition.with_rows(system.gallery[positions], positions) if len(positions) else partition
+
+    backward, forward = prepared.backward, prepared.forward
+    old, new = filled(backward, OLD), filled(forward, NEW)
+    found = []
     for first in range(0, pair.n_queries, _BATCH):
-        of_sides = []
-        for partition, system, is_new in found:
-            best = partition.search(system.query[first : first + _BATCH], k)
-            flags = np.full(best.position.shape, is_new)
-            score = sides.merge.scores(best.distance.ravel(), flags.ravel()).reshape(flags.shape)
-            score[best.position < 0] = np.inf
-            of_sides.append(Answer(best.position, best.distance, score, flags))
-        answers.append(merge_answers(of_sides, k).position)
-    return np.concatenate(answers)
+        some = slice(first, first + _BATCH)
+        both = old.search(backward.query[some], k), new.search(forward.query[some], k)
+        found.append(answer_of(*both, sides.merge, k).position)
+    return np.concatenate(found)
 
 
 def _replayed(known: Known, embedded: Embeddings, pair: UpgradePair, is_plain: bool) -> list[ReplayedRow]:

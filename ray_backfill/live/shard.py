@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.index import Found, IndexSettings, Partition, make_partition
-from ray_backfill.live.answers import Answer, ShardAnswer, merge_answers
+from ray_backfill.index import IndexSettings, Partition, make_partition
+from ray_backfill.live.answers import ShardAnswer, answer_of
 from ray_backfill.live.operations import NEW, NOWHERE, OLD, DrillPlan, Operation
 from ray_backfill.live.parts import Embedded
 from ray_backfill.live.sides import Side, Sides
@@ -82,11 +82,10 @@ class Shard:
         """The k best of both partitions together. backward: (b, d), forward: (b, d') vectors of the same queries."""
         view = self.view
         total = max(view.old.n + view.new.n, 1)
-        found = [
-            self._scored(part.search(query, k, share=part.n / total), is_new)
-            for part, query, is_new in ((view.old, backward, False), (view.new, forward, True))
-        ]
-        return ShardAnswer(merge_answers(found, k), view.applied, view.old.n, view.new.n, view.missing)
+        old = view.old.search(backward, k, share=view.old.n / total)
+        new = view.new.search(forward, k, share=view.new.n / total)
+        best = answer_of(old, new, self.sides.merge, k)
+        return ShardAnswer(best, view.applied, view.old.n, view.new.n, view.missing)
 
     def apply(self, operation: Operation, embedded: Embedded | None) -> None:
         """Apply the plan's next operation; one that was applied before changes nothing.
@@ -186,15 +185,6 @@ class Shard:
     def _empty(self, side: Side) -> Partition:
         settings = self.place.old_index if side == "backward" else self.place.new_index
         return make_partition(settings, self.sides.live_distance, self.sides.dim(side), self.train.get(side))
-
-    def _scored(self, found: Found, is_new: bool) -> Answer:
-        flags = np.full(found.position.shape, is_new)
-        if not self.sides.merge.is_mapped:
-            return Answer(found.position, found.distance, found.distance.astype(np.float64), flags)
-        is_filler = found.position < 0
-        score = self.sides.merge.scores(found.distance.ravel(), flags.ravel()).reshape(found.distance.shape)
-        score[is_filler] = np.inf
-        return Answer(found.position, found.distance, score, flags)
 
     def _is_own(self, positions: IntArray) -> NDArray[np.bool_]:
         return (positions >= self.place.first) & (positions < self.place.last)
