@@ -104,10 +104,7 @@ class TrafficActor:
             is_warm_up,
             routed.retries if routed else retries,
             routed.violations if routed else 0,
-            routed.applied[0] if routed else -1,
-            routed.applied[1] if routed else -1,
-            routed.old_items if routed else -1,
-            routed.new_items if routed else -1,
+            *((*routed.applied, routed.old_items, routed.new_items) if routed else [-1] * 4),
         )
         self.unwritten.append(event)
         self.recent_ms.append((ended, event.latency_ms))
