@@ -108,7 +108,7 @@ def exact_answers(sides: Sides, pair: UpgradePair, state: NDArray[np.uint8], k: 
     def filled(system: RetrievalSystem, side: int) -> Partition:
         positions = np.flatnonzero(state == side)
         partition = make_partition(IndexSettings(), distance, system.gallery.shape[1], None)
-        return partition.with_rows(system.gallery[positions], positions) if len(positions) else partition
+        return partition.with_rows(system.gallery[positions], positions)
 
     backward, forward = prepared.backward, prepared.forward
     old, new = filled(backward, OLD), filled(forward, NEW)

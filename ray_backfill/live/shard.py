@@ -8,7 +8,6 @@ Shapes: b queries, k items an answer, n items of an operation that belong to the
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,18 +121,13 @@ class Shard:
     def _moved(self, embedded: Embedded) -> View:
         """Embedded items into the new partition; those that have been in the old one leave it."""
         is_own = self._is_own(embedded.positions)
-        positions, state = embedded.positions[is_own], self.state
+        positions, view = embedded.positions[is_own], self.view
         vectors = self.sides.gallery("forward", {m: v[is_own] for m, v in embedded.vectors.items()})
         local = positions - self.place.first
-        leaving = positions[state[local] == OLD]
-        view = self.view
-        moved = replace(
-            view,
-            old=view.old.without(leaving) if len(leaving) else view.old,
-            new=view.new.with_rows(vectors, positions) if len(positions) else view.new,
-        )
-        state[local] = NEW
-        return moved
+        old = view.old.without(positions[self.state[local] == OLD])
+        new = view.new.with_rows(vectors, positions)
+        self.state[local] = NEW
+        return replace(view, old=old, new=new)
 
     def _newly_lost(self, operation: Operation, embedded: Embedded) -> int:
         """Inserted items that cannot come, or at a rollback cannot stay; those that never came are counted already."""
@@ -143,13 +137,10 @@ class Shard:
 
     def _without(self, positions: IntArray) -> View:
         local, view = positions - self.place.first, self.view
-        from_old, from_new = (positions[self.state[local] == side] for side in (OLD, NEW))
+        before = self.state[local]
         self.state[local] = NOWHERE
-        return replace(
-            view,
-            old=view.old.without(from_old) if len(from_old) else view.old,
-            new=view.new.without(from_new) if len(from_new) else view.new,
-        )
+        old, new = view.old.without(positions[before == OLD]), view.new.without(positions[before == NEW])
+        return replace(view, old=old, new=new)
 
     def _rolled_back(self, embedded: Embedded) -> View:
         """Everything into the old partition: from the stored old embeddings, and of inserted items the given ones."""
@@ -159,9 +150,8 @@ class Shard:
         inserted = embedded.positions[is_own]
         stored = np.setdiff1d(alive, self.plan.held_back)
         old = self._filled_old(stored[np.argsort(self.plan.rank[stored])])
-        if len(inserted):
-            vectors = {model: values[is_own] for model, values in embedded.vectors.items()}
-            old = old.with_rows(self.sides.gallery("backward", vectors), inserted)
+        vectors = {model: values[is_own] for model, values in embedded.vectors.items()}
+        old = old.with_rows(self.sides.gallery("backward", vectors), inserted)
         self.state[alive - self.place.first] = OLD
         return replace(self.view, old=old, new=self._empty("forward"))
 
@@ -170,17 +160,12 @@ class Shard:
         old = self._empty("backward")
         if not len(positions):
             return old
-        stored = self._old_vectors
+        stored = self.read_old(self.place.first, self.place.last)
         for first in range(0, len(positions), _ROWS):
             some = positions[first : first + _ROWS]
             vectors = {model: values[some - self.place.first] for model, values in stored.items()}
             old = old.with_rows(self.sides.gallery("backward", vectors), some)
-        del self._old_vectors
         return old.compacted() if old.needs_compaction else old
-
-    @cached_property
-    def _old_vectors(self) -> dict[str, FloatArray]:
-        return self.read_old(self.place.first, self.place.last)
 
     def _empty(self, side: Side) -> Partition:
         settings = self.place.old_index if side == "backward" else self.place.new_index
