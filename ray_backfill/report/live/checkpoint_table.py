@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from ray_backfill.report.live.drill_folder import Drill
 from ray_backfill.report.live.numbers import count, duration, megabytes, milliseconds, points, progress, rate
-from ray_backfill.report.live.reading import Drill
 from ray_backfill.report.wording import percent
 from ray_backfill.tables.drill import CheckpointRow, QualityRow
 

@@ -5,8 +5,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ray_backfill.report.drawing import COLOURS, FAINT, INK, Style, blank_figure, dress, legend
+from ray_backfill.report.live.drill_folder import Drill, Floats
 from ray_backfill.report.live.numbers import points
-from ray_backfill.report.live.reading import Drill, Floats
 from ray_backfill.report.wording import percent
 
 OLD_COLOUR, NEW_COLOUR, LIVE_COLOUR, EXACT_COLOUR = "#9aa2b1", COLOURS[0], COLOURS[1], COLOURS[2]

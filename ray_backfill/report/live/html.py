@@ -2,8 +2,8 @@
 
 from ray_backfill.report.live import figures, panels, sentences, situations
 from ray_backfill.report.live.checkpoint_table import checkpoint_table, metric_table
+from ray_backfill.report.live.drill_folder import Drill
 from ray_backfill.report.live.numbers import count, duration, megabytes, milliseconds, rate
-from ray_backfill.report.live.reading import Drill
 from ray_backfill.report.parts import bind, data_facts, data_uri, flatten, page_environment, picture
 
 MANY_INCIDENTS = 20  # beyond this many the list is folded away, but for the first ones

@@ -2,8 +2,8 @@
 
 import math
 
+from ray_backfill.report.live.drill_folder import Drill, Gap
 from ray_backfill.report.live.numbers import count, duration, milliseconds, points, progress, rate
-from ray_backfill.report.live.reading import Drill, Gap
 from ray_backfill.report.live.situations import cost, median
 from ray_backfill.report.wording import GLOSSARY, percent_sign
 from ray_backfill.tables.drill import CheckpointRow

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ray_backfill.report.live.reading import Drill
+from ray_backfill.report.live.drill_folder import Drill
 from ray_backfill.tables.drill import SecondRow
 
 BEFORE, DURING, AFTER, MEASURING = "before the first item", "during the backfill", "after it", "measuring"

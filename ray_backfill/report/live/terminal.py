@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ray_backfill.report.live.checkpoint_table import checkpoint_table
-from ray_backfill.report.live.reading import Drill
+from ray_backfill.report.live.drill_folder import Drill
 from ray_backfill.report.live.sentences import details, is_alarming, source, verdict
 from ray_backfill.report.terminal import PIPED_WIDTH
 
