@@ -11,8 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from ray_backfill.cluster.drill.driver import run_drill
 from ray_backfill.cluster.drill.embedding import EmbedJob, FromImages, FromStore
 from ray_backfill.cluster.drill.job import DrillJob, Questions
@@ -43,10 +41,11 @@ from ray_backfill.runs.images import models_of, recipe_classes, train_recipe_bac
 from ray_backfill.runs.pipeline import fit_maps
 from ray_backfill.runs.results import now, versions
 from ray_backfill.stages import begin_stage, finish_stage, is_finished, look_at_stage, note_facts
-from ray_backfill.store import read_folder, write_parquet
+from ray_backfill.store import read_folder
 from ray_backfill.systems import IntArray
 from ray_backfill.tables.drill import DrillFacts
 from ray_backfill.tables.journal import Journal, Started, of_type
+from ray_backfill.tables.schema import write_table
 from ray_backfill.training.fits import FitSettings, settings_of
 
 # Of the drill's folder: goes up when a table gets another shape.
@@ -206,7 +205,7 @@ def _conclude(folder: Path, known: Known, facts: DrillFacts, timings_s: dict[str
             f"{error.reason}; it was well when the drill ended: delete {folder} to run it again"
         ) from error
     for name, table in tables.items():
-        write_parquet(folder / f"{name}.parquet", pa.Table.from_pandas(table, preserve_index=False))
+        write_table(folder / f"{name}.parquet", table)
     timings_s = timings_s | {"tables": round(time.perf_counter() - started, 2)}
     entries = Journal(folder).entries()
     seconds, legs = max(entry.elapsed_s for entry in entries), len(of_type(entries, Started))
