@@ -19,6 +19,7 @@ from ray_backfill.cluster.drill.throttling import ThrottleLoop
 from ray_backfill.cluster.drill.traffic import Traffic
 from ray_backfill.cluster.drill.watch import QUALITY, write_targets
 from ray_backfill.live.answers import write_answers
+from ray_backfill.live.operations import Operation
 from ray_backfill.live.quality import live_quality, only_alive
 from ray_backfill.tables.drill import Checkpoint
 from ray_backfill.tables.journal import CheckpointMeasured, Finished, Journal, Started, of_type
@@ -60,7 +61,7 @@ def _backfill(driver: "Driver", measured: set[int]) -> None:
             for operation in plan.operations[done : checkpoint.applied]:
                 if operation.has_vectors:
                     arrivals.wait_for(operation.number, partial(driver.look_after, operation.number))
-                driver.apply(operation.number + 1)
+                driver.apply(operation)
                 if operation.kind == "backfill":
                     bar.update(len(operation.positions))
             done = max(done, checkpoint.applied)
@@ -106,10 +107,9 @@ class Driver:
         self.traffic.start(zero)
         self.throttle.start()
 
-    def apply(self, applied: int) -> None:
-        """Have the first ``applied`` operations applied by every shard, whatever it takes, and write it down."""
-        operation = self.job.plan.operations[applied - 1]
-        size = self.shards.apply(applied)
+    def apply(self, operation: Operation) -> None:
+        """Have an operation and all before it applied by every shard, whatever it takes, and write it down."""
+        size = self.shards.apply(operation.number + 1)
         lost = self.embedding.note_broken(operation.number) if operation.has_vectors else 0
         self.recorder.applied(operation, len(operation.positions) - lost, size)
         self._look_after_actors()

@@ -17,7 +17,7 @@ import ray_backfill as rb
 from ray_backfill.cluster.drill.driver import Driver
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.live.operations import read_plan
+from ray_backfill.live.operations import Operation, read_plan
 from ray_backfill.live.schedule import TrafficSettings
 from ray_backfill.live.settings import LiveSettings, ShardSettings
 from ray_backfill.runs.context import Context
@@ -90,10 +90,10 @@ def run(
     """A whole drill. before_apply: is called with the driver and the number of an operation before it is applied."""
     apply = Driver.apply
 
-    def meddled(driver: Driver, applied: int) -> None:
+    def meddled(driver: Driver, operation: Operation) -> None:
         if before_apply is not None:
-            before_apply(driver, applied - 1)
-        apply(driver, applied)
+            before_apply(driver, operation.number)
+        apply(driver, operation)
 
     with monkeypatch.context() as patched, looking_at_the_end(monkeypatch) as served:
         patched.setattr(Driver, "apply", meddled)
