@@ -16,8 +16,8 @@ from ray_backfill.comparison.orders import embeddings_of
 from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.errors import InputError
 from ray_backfill.index import IndexSettings, Partition
-from ray_backfill.live.log import Embedded
-from ray_backfill.live.plan import ChurnSettings, DrillPlan, make_plan
+from ray_backfill.live.operations import ChurnSettings, DrillPlan, make_plan
+from ray_backfill.live.parts import Embedded
 from ray_backfill.live.shard import Shard, ShardPlace, View
 from ray_backfill.live.sides import Sides, check_live, dims_of, new_models
 from ray_backfill.merges import RAW
@@ -31,7 +31,7 @@ _INNER = 40
 # How much images of a class differ, by model, and what of an embedding says nothing.
 _SPREAD = {"old": 1.0, "new": 0.75}
 _NOISE = 0.3
-# Train vectors of a shard, as in ``cluster.shards``.
+# Train vectors of a shard, as in ``cluster.drill.shards``.
 _TRAIN_ITEMS = 50_000
 
 

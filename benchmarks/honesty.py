@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from benchmarks.galleries import Case, backfill, header, new_shard, of_length_one, random_plan, row
 from ray_backfill.distances import ProductForm
 from ray_backfill.index import Found, IndexSettings, Partition
-from ray_backfill.live.answers import Answer, merge_answers
-from ray_backfill.live.plan import NEW, OLD, DrillPlan
+from ray_backfill.live.answers import Answer, answer_of
+from ray_backfill.live.operations import NEW, OLD, DrillPlan
 from ray_backfill.live.quality import depth, exact_quality, live_quality, recall
 from ray_backfill.live.results import exact_answers
 from ray_backfill.live.shard import View
@@ -114,15 +114,15 @@ def measure(
         found = search(case, shard.view, k)
         at = checkpoint.moment
         curves.t.append(checkpoint.t)
-        raw = answers(found, RAW, k)
+        raw = answer_of(*found, RAW, k)
         for side in (OLD, NEW):
             curves.recall[side].append(recall(raw.position, exact.best[at], state, side))
             curves.bias[side].append(_bias(case.pair, case.distance, raw, side))
         curves.share_new.append((_share_new(raw.position, state), _share_new(exact.best[at], state)))
         for merge_name, merge in all_merges.items():
-            position = answers(found, merge, k).position
+            position = answer_of(*found, merge, k).position
             curves.add(curves.quality, merge_name, live_quality(position, case.truth, METRICS))
-        reranked = answers(_with_exact_distances(case.pair, case.distance, found), RAW, k).position
+        reranked = answer_of(*_with_exact_distances(case.pair, case.distance, found), RAW, k).position
         curves.add(curves.quality, RERANKED, live_quality(reranked, case.truth, METRICS))
         for merge_name, quality in exact.quality[at].items():
             curves.add(curves.exact, merge_name, quality)
@@ -136,17 +136,6 @@ def search(case: Case, view: View, k: int) -> tuple[Found, Found]:
         view.old.search(pair.backward.query, k, share=view.old.n / total),
         view.new.search(pair.forward.query, k, share=view.new.n / total),
     )
-
-
-def answers(found: tuple[Found, Found], merge: Merge, k: int) -> Answer:
-    """The answers of a shard with this merge. Monotone merges keep each side's order, so the same items do for all."""
-    sides = []
-    for of_side, is_new in zip(found, (False, True), strict=True):
-        flags = np.full(of_side.position.shape, is_new)
-        score = merge.scores(of_side.distance.ravel(), flags.ravel()).reshape(flags.shape)
-        score[of_side.position < 0] = np.inf
-        sides.append(Answer(of_side.position, of_side.distance, score, flags))
-    return merge_answers(sides, k)
 
 
 def _fitted(case: Case, empty: tuple[Partition, Partition] | None) -> dict[str, Merge]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.galleries import Case, backfill, header, new_shard, random_plan, row, threads, waste
 from ray_backfill.index import IndexSettings, Partition, make_partition
 from ray_backfill.index.faiss_index import _search
-from ray_backfill.live.plan import DrillPlan
+from ray_backfill.live.operations import DrillPlan
 from ray_backfill.live.results import exact_answers
 from ray_backfill.live.shard import Shard, View
 from ray_backfill.systems import FloatArray, IntArray, UpgradePair

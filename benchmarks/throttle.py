@@ -19,12 +19,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
-from ray_backfill.live.log import Journal
 from ray_backfill.live.settings import LiveSettings
 from ray_backfill.live.throttle import ThrottleSettings
-from ray_backfill.live.timeline import read_events
+from ray_backfill.live.timeline import backfills, read_events
 from ray_backfill.report.drawing import COLOURS, FAINT, GRID, INK, blank_figure, to_png
 from ray_backfill.stages import is_finished
+from ray_backfill.tables.journal import CheckpointMeasured, Journal, of_type
 
 # What drills share: all but their own folder.
 _SHARED = ("backbones", "before", "maps")
@@ -33,7 +33,7 @@ _RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
-class Measured:
+class Outcome:
     """One setting. p50, p95, p99: milliseconds while it backfilled. interval: 95 % of the p99, over resampled requests.
 
     before: p99 in the quiet time before the backfill began. items_per_s: that were applied.
@@ -56,7 +56,7 @@ class Measured:
         return f"{self.throttle.items_per_s:,.0f} items/s" if self.throttle.items_per_s else "no throttle"
 
 
-def measure(throttle: ThrottleSettings, folders: list[Path]) -> Measured:
+def measure(throttle: ThrottleSettings, folders: list[Path]) -> Outcome:
     """From the journals and events of one setting's drills; latencies of all of them together.
 
     Counted are requests that were due between the first and the last applied operation of the backfill, but for the
@@ -68,12 +68,12 @@ def measure(throttle: ThrottleSettings, folders: list[Path]) -> Measured:
     during, before = [], []
     items, seconds = 0, 0.0
     for folder in folders:
-        entries = Journal(folder / "journal.jsonl").entries()
-        applied = [e for e in entries if e["kind"] == "applied" and e["operation"] == "backfill"]
+        entries = Journal(folder).entries()
+        applied = backfills(entries)
         if len(applied) < 2:
             raise InputError(f"{folder} has fewer than two operations of a backfill; lower its part_items")
-        start_s, end_s = applied[0]["elapsed_s"], applied[-1]["elapsed_s"]
-        asking = [(e["began_s"], e["elapsed_s"]) for e in entries if e["kind"] == "checkpoint"]
+        start_s, end_s = applied[0].elapsed_s, applied[-1].elapsed_s
+        asking = [(entry.began_s, entry.elapsed_s) for entry in of_type(entries, CheckpointMeasured)]
         events = read_events(folder)
         events = events[~events.is_warm_up]
         within = (events.scheduled_s >= start_s) & (events.scheduled_s < end_s)
@@ -82,7 +82,7 @@ def measure(throttle: ThrottleSettings, folders: list[Path]) -> Measured:
             within &= ~((events.scheduled_s >= began_s) & (events.scheduled_s < ended_s))
             seconds -= max(0.0, min(ended_s, end_s) - max(began_s, start_s))
         during.append(events[within])
-        items += sum(entry["items"] for entry in applied[1:])
+        items += sum(entry.items for entry in applied[1:])
         # Between the warm-up and the first checkpoint the traffic is alone.
         before.append(events[events.scheduled_s < min(began_s for began_s, _ in asking)])
     counted, calm = pd.concat(during), pd.concat(before) if before else pd.DataFrame({"latency_ms": []})
@@ -91,7 +91,7 @@ def measure(throttle: ThrottleSettings, folders: list[Path]) -> Measured:
     latency = counted.latency_ms.to_numpy(np.float64)
     p50, p95, p99 = np.quantile(latency, [0.5, 0.95, 0.99])
     answered = counted.queries.where(counted.is_answered, 0)
-    return Measured(
+    return Outcome(
         throttle, items / max(seconds, 1e-9), len(counted), float(p50), float(p95), float(p99), _interval(latency),
         float(np.quantile(calm.latency_ms, 0.99)) if len(calm) else float("nan"),
         int(counted.queries.sum() - answered.sum()),
@@ -106,7 +106,7 @@ def _interval(latency: NDArray[np.float64]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def print_table(found: list[Measured]) -> None:
+def print_table(found: list[Outcome]) -> None:
     """Markdown, in the order of the settings."""
     columns = ("throttle", "items/s achieved", "requests", "p50 ms", "p95 ms", "p99 ms (95 % interval)",
                "p99 ms before it began", "unanswered")  # fmt: skip
@@ -118,7 +118,7 @@ def print_table(found: list[Measured]) -> None:
         print("| " + " | ".join(cells) + " |")
 
 
-def draw(found: list[Measured], path: Path) -> None:
+def draw(found: list[Outcome], path: Path) -> None:
     """Rates as a curve; targets as points, each with its line."""
     figure = blank_figure(4.4)
     plot = figure.subplots()

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from benchmarks import honesty, prices, scale, throttle
@@ -13,11 +12,14 @@ from benchmarks.galleries import Case, backfill, new_shard, of_length_one, rando
 from benchmarks.serving_figures import honesty_figure, price_figure
 from ray_backfill.files import read_json, write_json
 from ray_backfill.index import IndexSettings, make_partition
-from ray_backfill.live.log import Journal
-from ray_backfill.live.plan import NEW, OLD
+from ray_backfill.live.answers import answer_of
+from ray_backfill.live.operations import NEW, OLD
 from ray_backfill.live.throttle import ThrottleSettings
 from ray_backfill.merges import RAW
 from ray_backfill.store import write_parquet
+from ray_backfill.tables.drill import EventRow
+from ray_backfill.tables.journal import Applied, CheckpointMeasured, Journal, Started
+from ray_backfill.tables.schema import arrow_table
 from tests.test_structure import ROOT
 
 
@@ -101,7 +103,7 @@ def test_answers_of_the_honesty_benchmark_are_those_of_a_shard(case: Case) -> No
     for _ in backfill(case, shard, plan.checkpoints[1].applied):
         pass
     served = shard.search(case.pair.backward.query, case.pair.forward.query, 50).best
-    mine = honesty.answers(honesty.search(case, shard.view, 50), RAW, 50)
+    mine = answer_of(*honesty.search(case, shard.view, 50), RAW, 50)
     for name in ("position", "distance", "score", "is_new"):
         np.testing.assert_array_equal(getattr(mine, name), getattr(served, name))
 
@@ -129,21 +131,17 @@ def write_drill(folder: Path) -> None:
 
     Its latency in ms is its scheduled time in s; of those of the checkpoint a thousand times that.
     """
-    journal = Journal(folder / "journal.jsonl")
-    journal.add("started", elapsed_s=0.0, leg=0)
-    journal.add("checkpoint", elapsed_s=9.0, began_s=8.0, moment=0)
+    journal = Journal(folder)
+    journal.add(Started(0.0, leg=0, warm_up_s=3.0))
+    journal.add(CheckpointMeasured(9.0, 0, 8.0, {}, 0, 0, 0, 0))
     for elapsed_s, operation in ((10.0, "backfill"), (12.0, "delete"), (14.0, "backfill"), (20.0, "backfill")):
-        journal.add("applied", elapsed_s=elapsed_s, applied=1, operation=operation, items=400)
-    journal.add("checkpoint", elapsed_s=17.0, began_s=15.0, moment=1)
-    due = np.arange(300) / 10
-    columns = {
-        "scheduled_s": due,
-        "latency_ms": np.where((due >= 15) & (due < 17), 1000 * due, due),
-        "queries": np.full(300, 2),
-        "is_answered": (due != 18) & (due != 25),
-        "is_warm_up": due < 3,
-    }
-    write_parquet(folder / "events" / "leg-000.parquet", pa.table(columns))
+        journal.add(Applied(elapsed_s, 1, operation, items=400))
+    journal.add(CheckpointMeasured(17.0, 1, 15.0, {}, 0, 0, 0, 0))
+    events = [
+        EventRow(s, 1000 * s if 15 <= s < 17 else s, 2, s not in (18, 25), s < 3, 0, 0, 1, 1, 1, 1)
+        for s in (np.arange(300) / 10).tolist()
+    ]
+    write_parquet(folder / "events" / "leg-000.parquet", arrow_table(EventRow, events))
 
 
 def test_the_throttle_benchmark_counts_what_is_due_while_items_are_applied(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""A half-done gallery as it serves: what its shards, its log, its traffic and its throttle do; no Ray."""
+"""A half-done gallery as it serves: what its operations, its shards, its traffic and its throttle do; no Ray."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
-from ray_backfill.live.plan import NEW, NOWHERE
+from ray_backfill.live.operations import NEW, NOWHERE
 from ray_backfill.merges import Merge
 from ray_backfill.metrics import measure, metric_codes, parse_metric
 from ray_backfill.replay import replay_moment

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from ray_backfill.errors import InputError, require_positive
 from ray_backfill.index import IndexSettings
-from ray_backfill.live.plan import ChurnSettings
+from ray_backfill.live.operations import ChurnSettings
 from ray_backfill.live.schedule import TrafficSettings
 from ray_backfill.live.throttle import ThrottleSettings
 

@@ -8,15 +8,14 @@ Shapes: b queries, k items an answer, n items of an operation that belong to the
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.index import Found, IndexSettings, Partition, make_partition
-from ray_backfill.live.answers import Answer, ShardAnswer, merge_answers
-from ray_backfill.live.log import Embedded
-from ray_backfill.live.plan import NEW, NOWHERE, OLD, DrillPlan, Operation
+from ray_backfill.index import IndexSettings, Partition, make_partition
+from ray_backfill.live.answers import ShardAnswer, answer_of
+from ray_backfill.live.operations import NEW, NOWHERE, OLD, DrillPlan, Operation
+from ray_backfill.live.parts import Embedded
 from ray_backfill.live.sides import Side, Sides
 from ray_backfill.systems import FloatArray, IntArray
 
@@ -82,11 +81,10 @@ class Shard:
         """The k best of both partitions together. backward: (b, d), forward: (b, d') vectors of the same queries."""
         view = self.view
         total = max(view.old.n + view.new.n, 1)
-        found = [
-            self._scored(part.search(query, k, share=part.n / total), is_new)
-            for part, query, is_new in ((view.old, backward, False), (view.new, forward, True))
-        ]
-        return ShardAnswer(merge_answers(found, k), view.applied, view.old.n, view.new.n, view.missing)
+        old = view.old.search(backward, k, share=view.old.n / total)
+        new = view.new.search(forward, k, share=view.new.n / total)
+        best = answer_of(old, new, self.sides.merge, k)
+        return ShardAnswer(best, view.applied, view.old.n, view.new.n, view.missing)
 
     def apply(self, operation: Operation, embedded: Embedded | None) -> None:
         """Apply the plan's next operation; one that was applied before changes nothing.
@@ -123,18 +121,13 @@ class Shard:
     def _moved(self, embedded: Embedded) -> View:
         """Embedded items into the new partition; those that have been in the old one leave it."""
         is_own = self._is_own(embedded.positions)
-        positions, state = embedded.positions[is_own], self.state
+        positions, view = embedded.positions[is_own], self.view
         vectors = self.sides.gallery("forward", {m: v[is_own] for m, v in embedded.vectors.items()})
         local = positions - self.place.first
-        leaving = positions[state[local] == OLD]
-        view = self.view
-        moved = replace(
-            view,
-            old=view.old.without(leaving) if len(leaving) else view.old,
-            new=view.new.with_rows(vectors, positions) if len(positions) else view.new,
-        )
-        state[local] = NEW
-        return moved
+        old = view.old.without(positions[self.state[local] == OLD])
+        new = view.new.with_rows(vectors, positions)
+        self.state[local] = NEW
+        return replace(view, old=old, new=new)
 
     def _newly_lost(self, operation: Operation, embedded: Embedded) -> int:
         """Inserted items that cannot come, or at a rollback cannot stay; those that never came are counted already."""
@@ -144,13 +137,10 @@ class Shard:
 
     def _without(self, positions: IntArray) -> View:
         local, view = positions - self.place.first, self.view
-        from_old, from_new = (positions[self.state[local] == side] for side in (OLD, NEW))
+        before = self.state[local]
         self.state[local] = NOWHERE
-        return replace(
-            view,
-            old=view.old.without(from_old) if len(from_old) else view.old,
-            new=view.new.without(from_new) if len(from_new) else view.new,
-        )
+        old, new = view.old.without(positions[before == OLD]), view.new.without(positions[before == NEW])
+        return replace(view, old=old, new=new)
 
     def _rolled_back(self, embedded: Embedded) -> View:
         """Everything into the old partition: from the stored old embeddings, and of inserted items the given ones."""
@@ -160,9 +150,8 @@ class Shard:
         inserted = embedded.positions[is_own]
         stored = np.setdiff1d(alive, self.plan.held_back)
         old = self._filled_old(stored[np.argsort(self.plan.rank[stored])])
-        if len(inserted):
-            vectors = {model: values[is_own] for model, values in embedded.vectors.items()}
-            old = old.with_rows(self.sides.gallery("backward", vectors), inserted)
+        vectors = {model: values[is_own] for model, values in embedded.vectors.items()}
+        old = old.with_rows(self.sides.gallery("backward", vectors), inserted)
         self.state[alive - self.place.first] = OLD
         return replace(self.view, old=old, new=self._empty("forward"))
 
@@ -171,30 +160,16 @@ class Shard:
         old = self._empty("backward")
         if not len(positions):
             return old
-        stored = self._old_vectors
+        stored = self.read_old(self.place.first, self.place.last)
         for first in range(0, len(positions), _ROWS):
             some = positions[first : first + _ROWS]
             vectors = {model: values[some - self.place.first] for model, values in stored.items()}
             old = old.with_rows(self.sides.gallery("backward", vectors), some)
-        del self._old_vectors
         return old.compacted() if old.needs_compaction else old
-
-    @cached_property
-    def _old_vectors(self) -> dict[str, FloatArray]:
-        return self.read_old(self.place.first, self.place.last)
 
     def _empty(self, side: Side) -> Partition:
         settings = self.place.old_index if side == "backward" else self.place.new_index
         return make_partition(settings, self.sides.live_distance, self.sides.dim(side), self.train.get(side))
-
-    def _scored(self, found: Found, is_new: bool) -> Answer:
-        flags = np.full(found.position.shape, is_new)
-        if not self.sides.merge.is_mapped:
-            return Answer(found.position, found.distance, found.distance.astype(np.float64), flags)
-        is_filler = found.position < 0
-        score = self.sides.merge.scores(found.distance.ravel(), flags.ravel()).reshape(found.distance.shape)
-        score[is_filler] = np.inf
-        return Answer(found.position, found.distance, score, flags)
 
     def _is_own(self, positions: IntArray) -> NDArray[np.bool_]:
         return (positions >= self.place.first) & (positions < self.place.last)

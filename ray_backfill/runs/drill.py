@@ -11,22 +11,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from ray_backfill.cluster.backfill import EmbedJob, FromImages, FromStore
+from ray_backfill.cluster.drill.driver import run_drill
+from ray_backfill.cluster.drill.embedding import EmbedJob, FromImages, FromStore
+from ray_backfill.cluster.drill.job import DrillJob, Questions
+from ray_backfill.cluster.drill.shards import ShardJob, shard_edges
 from ray_backfill.cluster.embed import EmbedActors, embed_stage
-from ray_backfill.cluster.live import run_drill
-from ray_backfill.cluster.service import Drill
 from ray_backfill.cluster.session import placed, session
-from ray_backfill.cluster.shards import ShardJob, shard_edges
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.orders import store_sigma
 from ray_backfill.comparison.resolve import Comparison, resolve
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
 from ray_backfill.index import check_index, make_partition
-from ray_backfill.live.log import BadPartError, Journal
-from ray_backfill.live.plan import DrillPlan, make_plan, read_plan, write_plan
+from ray_backfill.live.operations import DrillPlan, make_plan, read_plan, write_plan
+from ray_backfill.live.parts import BadPartError
 from ray_backfill.live.quality import depth
 from ray_backfill.live.results import Known, drill_tables
 from ray_backfill.live.settings import LiveSettings
@@ -43,8 +41,11 @@ from ray_backfill.runs.images import models_of, recipe_classes, train_recipe_bac
 from ray_backfill.runs.pipeline import fit_maps
 from ray_backfill.runs.results import now, versions
 from ray_backfill.stages import begin_stage, finish_stage, is_finished, look_at_stage, note_facts
-from ray_backfill.store import read_folder, write_parquet
+from ray_backfill.store import read_folder
 from ray_backfill.systems import IntArray
+from ray_backfill.tables.drill import DrillFacts
+from ray_backfill.tables.journal import Journal, Started, of_type
+from ray_backfill.tables.schema import write_table
 from ray_backfill.training.settings import FitSettings
 
 # Of the drill's folder: goes up when a table gets another shape.
@@ -148,19 +149,19 @@ def _drill(
     # The folder is claimed when there is something to write: what fails before leaves no trace.
     begin_stage(drill_folder, "live", wanted)
     plan = _plan(drill_folder, order, evaluation.points, live)
-    edges = shard_edges(plan.n_items, live.shards.number)
     queries = comparison.embeddings.query
-    drill = Drill(
-        context.out.name, drill_folder, plan, _shards(drill_folder, comparison, sides, live, edges), edges,
-        EmbedJob(drill_folder, source, old_models(method), new_models(method)), context.actors,
-        *sides.queries(queries), comparison.truth, evaluation.metrics, k, live,
+    job = DrillJob(
+        context.out.name, drill_folder, plan,
+        Questions(*sides.queries(queries), comparison.truth, evaluation.metrics, k),
+        _shards(drill_folder, comparison, sides, live, plan.n_items),
+        EmbedJob(drill_folder, source, old_models(method), new_models(method), context.actors), live,
     )  # fmt: skip
     started = time.perf_counter()
     with session():
-        run_drill(drill)
+        run_drill(job)
     timings_s = {"drill": round(time.perf_counter() - started, 2)}
     gallery = {model: comparison.folder.gallery.vectors[model] for model in old_models(method)}
-    known = Known(plan, sides, comparison.truth, evaluation.metrics, k, evaluation.points, queries, gallery)
+    known = Known(plan, sides, comparison.truth, evaluation.metrics, evaluation.points, queries, gallery)
     return _conclude(drill_folder, known, _facts(comparison, method, live, plan, context, recipe), timings_s)
 
 
@@ -181,7 +182,7 @@ def _sides(comparison: Comparison, method: Method, live: LiveSettings) -> Sides:
     return sides
 
 
-def _shards(drill: Path, comparison: Comparison, sides: Sides, live: LiveSettings, edges: list[int]) -> list[ShardJob]:
+def _shards(drill: Path, comparison: Comparison, sides: Sides, live: LiveSettings, n_items: int) -> list[ShardJob]:
     folder, name = comparison.folder, sides.method.name
     train = folder.train
     return [
@@ -190,11 +191,11 @@ def _shards(drill: Path, comparison: Comparison, sides: Sides, live: LiveSetting
             comparison.maps.folders.get(name), sides.merge, sides.distance, dict(sides.dims),
             ShardPlace(first, last, live.old_index, live.new_index),
         )
-        for first, last in pairwise(edges)
+        for first, last in pairwise(shard_edges(n_items, live.shards.number))
     ]  # fmt: skip
 
 
-def _conclude(folder: Path, known: Known, facts: Mapping[str, Any], timings_s: dict[str, float]) -> Path:
+def _conclude(folder: Path, known: Known, facts: DrillFacts, timings_s: dict[str, float]) -> Path:
     """Tables and report of a drill that has ended."""
     started = time.perf_counter()
     try:
@@ -204,12 +205,11 @@ def _conclude(folder: Path, known: Known, facts: Mapping[str, Any], timings_s: d
             f"{error.reason}; it was well when the drill ended: delete {folder} to run it again"
         ) from error
     for name, table in tables.items():
-        write_parquet(folder / f"{name}.parquet", pa.Table.from_pandas(table, preserve_index=False))
+        write_table(folder / f"{name}.parquet", table)
     timings_s = timings_s | {"tables": round(time.perf_counter() - started, 2)}
-    entries = Journal(folder / "journal.jsonl").entries()
-    seconds = max(entry["elapsed_s"] for entry in entries)
-    legs = sum(entry["kind"] == "started" for entry in entries)
-    note_facts(folder, dict(facts) | {"timings_s": timings_s, "seconds": seconds, "legs": legs})
+    entries = Journal(folder).entries()
+    seconds, legs = max(entry.elapsed_s for entry in entries), len(of_type(entries, Started))
+    note_facts(folder, asdict(replace(facts, timings_s=timings_s, seconds=seconds, legs=legs)))
     write_live_report(folder)
     finish_stage(folder)
     return folder
@@ -236,29 +236,28 @@ def _facts(
     plan: DrillPlan,
     context: Context,
     recipe: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> DrillFacts:
     """What the report says beside the tables."""
     folder, evaluation = comparison.folder, comparison.evaluation
-    return {
-        "kind": "live",
-        "command": context.command,
-        "created": now(),
-        "method": method.name,
-        "title": method.title,
-        "order": evaluation.orders[0],
-        "merge": evaluation.merges[0],
-        "glossary": all_merges()[evaluation.merges[0]].glossary,
-        "primary_metric": evaluation.metrics[0],
-        "metrics": list(evaluation.metrics),
-        "distance": evaluation.distance,
-        "recipe": dict(recipe),
-        "is_exact": live.old_index.kind == live.new_index.kind == "exact",
-        "has_churn": bool(live.churn.inserts or live.churn.deletes),
-        "rolled_back": any(operation.kind == "rollback" for operation in plan.operations),
-        "data": {
+    return DrillFacts(
+        command=context.command,
+        created=now(),
+        method=method.name,
+        title=method.title,
+        order=evaluation.orders[0],
+        merge=evaluation.merges[0],
+        glossary=all_merges()[evaluation.merges[0]].glossary,
+        primary_metric=evaluation.metrics[0],
+        metrics=evaluation.metrics,
+        distance=evaluation.distance,
+        recipe=dict(recipe),
+        is_exact=live.old_index.kind == live.new_index.kind == "exact",
+        has_churn=bool(live.churn.inserts or live.churn.deletes),
+        rolled_back=any(operation.kind == "rollback" for operation in plan.operations),
+        data={
             "gallery_items": len(folder.gallery),
             "queries": len(folder.queries or folder.gallery),
             "fingerprint": folder.fingerprint(method.models),
         },
-        "versions": versions(),
-    }
+        versions=versions(),
+    )

@@ -285,10 +285,16 @@ def _read_columns(file: Path, needed: Sequence[str]) -> dict[str, Any]:
     return {name: _COLUMNS[name](table[name], file, name) for name in present}
 
 
-def vector_column(vectors_ND: FloatArray) -> pa.FixedSizeListArray:
-    """(N, d) float16 or float32 as an Arrow column that every Parquet reader understands."""
+def vector_column(vectors_ND: NDArray[Any]) -> pa.FixedSizeListArray:
+    """(N, d) numbers as an Arrow column of lists that every Parquet reader understands."""
     flat = np.ascontiguousarray(vectors_ND).ravel()
     return pa.FixedSizeListArray.from_arrays(pa.array(flat), vectors_ND.shape[1])
+
+
+def vectors_of(column: pa.ChunkedArray) -> NDArray[Any]:
+    """(N, d) numbers of a column that ``vector_column`` made."""
+    lists = column.combine_chunks()
+    return lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, lists.type.list_size)
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:

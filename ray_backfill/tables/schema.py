@@ -16,7 +16,15 @@ from ray_backfill.files import write_whole
 RowT = TypeVar("RowT")
 
 # Type of a field -> the type of its column, as the docs print it.
-_COLUMN_TYPES: Mapping[Any, str] = {str: "string", int: "int64", float: "float64", bool: "bool", bool | None: "bool"}
+_COLUMN_TYPES: Mapping[Any, str] = {
+    str: "string",
+    int: "int64",
+    float: "float64",
+    bool: "bool",
+    bool | None: "bool",
+    list[int]: "list of int64",
+    list[float]: "list of float32",
+}
 _CASTS: Mapping[Any, Callable[[Any], Any]] = {
     str: str,
     int: int,
@@ -40,6 +48,12 @@ def frame(row_type: type[RowT], rows: Sequence[RowT]) -> pd.DataFrame:
 def block(row_type: type, *values: object) -> pd.DataFrame:
     """Several rows at once: one value for each column, in order; what is no array is the same in every row."""
     return pd.DataFrame(dict(zip(columns(row_type), values, strict=True)))
+
+
+def arrow_table(row_type: type[RowT], rows: Sequence[RowT]) -> pa.Table:
+    """The rows as an Arrow table; its columns have their types even if there are no rows."""
+    kinds = {name: _COLUMN_TYPES[kind] for name, (kind, _) in _annotations(row_type).items()}
+    return pa.table({name: pa.array([getattr(row, name) for row in rows], kind) for name, kind in kinds.items()})
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:

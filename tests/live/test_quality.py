@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ray_backfill.distances import exact_distances
 from ray_backfill.errors import InputError
 from ray_backfill.live import results
-from ray_backfill.live.plan import NEW, NOWHERE, OLD
+from ray_backfill.live.operations import NEW, NOWHERE, OLD
 from ray_backfill.live.quality import depth, exact_quality, live_quality, mean, only_alive, recall
 from ray_backfill.live.results import exact_answers
 from ray_backfill.live.sides import Sides
 from ray_backfill.merges import RAW, Merge, fit_merge
 from ray_backfill.methods import all_methods
 from ray_backfill.systems import GroundTruth, RetrievalSystem, UpgradePair
+from tests.live._rankings import rankings
 
 METRICS = ("mAP@1", "mAP@3", "mAP@20", "CMC@1", "CMC@4")
 State = NDArray[np.uint8]
@@ -43,19 +43,6 @@ def quantile_merge() -> Merge:
     rng = np.random.default_rng(7)
     old, new = (rng.integers(1, 4, size=(30, dim)).astype(np.float32) for dim in (2, 3))
     return fit_merge("quantile", UpgradePair(RetrievalSystem(old, old), RetrievalSystem(new, new)), None, "cosine", 0)
-
-
-def rankings(pair: UpgradePair, state: State, merge: Merge) -> list[list[int]]:
-    """Each query's items that are somewhere, sorted by (score, distance, position): of NEW ones by the new system."""
-    old = exact_distances(pair.backward.query, pair.backward.gallery, "cosine")
-    new = exact_distances(pair.forward.query, pair.forward.gallery, "cosine")
-    ranked = []
-    for q in range(len(old)):
-        distances = np.where(state == NEW, new[q], old[q])
-        scores = merge.scores(distances, state == NEW)
-        keys = [(scores[item], distances[item], item) for item, side in enumerate(state) if side != NOWHERE]
-        ranked.append([item for _, _, item in sorted(keys)])
-    return ranked
 
 
 def by_loop(metric: str, ranked: Lists, positives: Lists, ignored: Lists, state: State) -> float:

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ray_backfill.distances import exact_distances
 from ray_backfill.index import IndexSettings
 from ray_backfill.live.answers import is_consistent, merge_answers
-from ray_backfill.live.log import Embedded
-from ray_backfill.live.plan import NEW, OLD, ChurnSettings, DrillPlan, Operation, make_plan
+from ray_backfill.live.operations import NEW, OLD, ChurnSettings, DrillPlan, Operation, make_plan
+from ray_backfill.live.parts import Embedded
 from ray_backfill.live.shard import Shard, ShardPlace
 from ray_backfill.live.sides import Sides
 from ray_backfill.merges import RAW, Merge, ScoreMap, fit_merge
 from ray_backfill.methods import Embeddings, all_methods
+from tests.live._rankings import rankings
 
 N, DIMS = 60, {"old": 3, "new": 5}
 METHOD = all_methods()["rm_naive"]
@@ -52,18 +52,9 @@ def shards(plan: DrillPlan, merge: Merge, edges: list[int], kind: str = "exact")
 
 
 def by_full_sort(state: NDArray[np.uint8], merge: Merge, k: int) -> NDArray[Any]:
-    """(Q, k) positions by (score, distance, position) over all items that are somewhere."""
+    """(Q, k) positions, filled up with -1."""
     pair, distance = merge.prepare(METHOD.pair(Embeddings(QUERIES, GALLERY), None), "cosine")
-    old = exact_distances(pair.backward.query, pair.backward.gallery, distance)
-    new = exact_distances(pair.forward.query, pair.forward.gallery, distance)
-    answers = []
-    for q in range(len(old)):
-        items = np.flatnonzero(state)
-        is_new = state[items] == NEW
-        d = np.where(is_new, new[q, items], old[q, items])
-        best = np.lexsort((items, d, merge.scores(d, is_new)))[:k]
-        answers.append(np.pad(items[best], (0, k - len(best)), constant_values=-1))
-    return np.array(answers)
+    return np.array([(items + [-1] * k)[:k] for items in rankings(pair, state, merge, distance)])
 
 
 def search(parts: list[Shard], k: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:

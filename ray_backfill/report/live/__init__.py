@@ -7,8 +7,8 @@ from rich.console import Console
 from ray_backfill.files import write_whole
 from ray_backfill.report.drawing import to_png
 from ray_backfill.report.live import figures, html, terminal
-from ray_backfill.report.live.drill import Drill, read_drill
-from ray_backfill.report.live.wording import verdict
+from ray_backfill.report.live.drill_folder import Drill, read_drill
+from ray_backfill.report.live.sentences import verdict
 
 __all__ = ["Drill", "print_live_table", "read_drill", "verdict", "write_live_report"]
 

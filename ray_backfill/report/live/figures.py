@@ -4,17 +4,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ray_backfill.report.drawing import (
-    COLOURS,
-    FAINT,
-    INK,
-    Style,
-    blank_figure,
-    dress,
-    legend,
-)
-from ray_backfill.report.live.drill import Drill, Floats
-from ray_backfill.report.live.wording import points
+from ray_backfill.report.drawing import COLOURS, FAINT, INK, Style, blank_figure, dress, legend
+from ray_backfill.report.live.drill_folder import Drill, Floats
+from ray_backfill.report.live.numbers import points
 from ray_backfill.report.wording import percent
 
 OLD_COLOUR, NEW_COLOUR, LIVE_COLOUR, EXACT_COLOUR = "#9aa2b1", COLOURS[0], COLOURS[1], COLOURS[2]
@@ -44,9 +36,9 @@ def quality_figure(drill: Drill) -> Figure:
         ):
             curve = drill.replayed.get((metric, serving))
             if curve is not None:
-                t = curve.t if len(curve.t) > 1 or serving == "backfill" else np.array([0.0, 1.0])
-                _dots(plot, t, np.broadcast_to(curve.value, t.shape), style)
-                entries.append((name, _from_to(curve.value), style))
+                value = np.array([point.value for point in curve])
+                _dots(plot, np.array([point.t for point in curve]), value, style)
+                entries.append((name, _from_to(value), style))
         entries = _live_dots(plot, drill, metric) + entries
         legend(side, PANEL_IN, "start → end (%)", entries, _notes(drill, metric))
     return figure
@@ -78,7 +70,7 @@ def partitions_figure(drill: Drill) -> Figure:
 
 def recall_figure(drill: Drill) -> Figure | None:
     """The share of the exact answer that approximate indexes find, by side; None where they are exact."""
-    if drill.is_exact:
+    if drill.facts.is_exact:
         return None
     figure = blank_figure(2.7)
     plot, side = figure.subplots(1, 2, width_ratios=(2.55, 1))
@@ -100,19 +92,19 @@ def recall_figure(drill: Drill) -> Figure | None:
 
 
 def _live_dots(plot: Axes, drill: Drill, metric: str) -> list[tuple[str, str, Style]]:
-    quality = drill.quality[metric]
+    live, exact = np.array([(q.live, q.exact) for q in drill.quality[metric]]).T
     t = np.array([c.t for c in drill.checkpoints])
     back = np.array([c.is_rollback for c in drill.checkpoints])
     entries = []
     if (~back).any():
-        _dots(plot, t[~back], quality.live[~back], LIVE, size=7)
-        entries.append(("live", _from_to(quality.live[~back]), LIVE))
-    if not drill.is_exact or drill.has_churn or not np.array_equal(*quality, equal_nan=True):
-        _dots(plot, t, quality.exact, EXACT, size=9)
-        entries.append(("exact", _from_to(quality.exact[~back]), EXACT))
+        _dots(plot, t[~back], live[~back], LIVE, size=7)
+        entries.append(("live", _from_to(live[~back]), LIVE))
+    if not drill.facts.is_exact or drill.facts.has_churn or not np.array_equal(live, exact, equal_nan=True):
+        _dots(plot, t, exact, EXACT, size=9)
+        entries.append(("exact", _from_to(exact[~back]), EXACT))
     if back.any():
-        _dots(plot, t[back], quality.live[back], BACK, size=9)
-        entries.append(("live, rolled back", percent(quality.live[back][-1]), BACK))
+        _dots(plot, t[back], live[back], BACK, size=9)
+        entries.append(("live, rolled back", percent(live[back][-1]), BACK))
     return entries
 
 

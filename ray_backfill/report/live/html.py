@@ -1,9 +1,9 @@
 """The page of a live drill as one HTML file that needs nothing else."""
 
-from ray_backfill.report.live import figures, situations, timeline, wording
-from ray_backfill.report.live.checkpoints import checkpoint_table, metric_table
-from ray_backfill.report.live.drill import Drill
-from ray_backfill.report.live.wording import count, duration, megabytes, milliseconds, rate
+from ray_backfill.report.live import figures, panels, sentences, situations
+from ray_backfill.report.live.checkpoint_table import checkpoint_table, metric_table
+from ray_backfill.report.live.drill_folder import Drill
+from ray_backfill.report.live.numbers import count, duration, megabytes, milliseconds, rate
 from ray_backfill.report.parts import bind, data_facts, data_uri, flatten, page_environment, picture
 
 MANY_INCIDENTS = 20  # beyond this many the list is folded away, but for the first ones
@@ -11,19 +11,17 @@ MANY_INCIDENTS = 20  # beyond this many the list is folded away, but for the fir
 
 def render(drill: Drill, curves_png: bytes) -> str:
     """The page. ``curves_png`` is what stands beside it as curves.png, so that the two never differ."""
-    template = page_environment().get_template("live/live.html.jinja")
-    manifest = drill.manifest
+    data, template = drill.facts.data, page_environment().get_template("live/live.html.jinja")
     return template.render(
         drill=drill,
-        manifest=manifest,
-        verdict=_bound(wording.verdict(drill)),
-        details=_bound(" ".join(wording.details(drill))),
-        source=wording.source(drill),
+        verdict=_bound(sentences.verdict(drill)),
+        details=_bound(" ".join(sentences.details(drill))),
+        source=sentences.source(drill),
         facts=_facts(drill),
         alarms=_alarms(drill),
-        alarming=wording.is_alarming(drill),
+        alarming=sentences.is_alarming(drill),
         curves=data_uri(curves_png),
-        timeline=picture(timeline.timeline_figure(drill)),
+        timeline=picture(panels.timeline_figure(drill)),
         partitions=picture(figures.partitions_figure(drill)),
         recall=picture(figures.recall_figure(drill)),
         situations=_situations(drill),
@@ -31,11 +29,11 @@ def render(drill: Drill, curves_png: bytes) -> str:
         metrics=[(metric, *metric_table(drill, metric)) for metric in drill.metrics],
         incidents=[(duration(i.elapsed_s), i.kind, i.detail) for i in drill.incidents],
         many=MANY_INCIDENTS,
-        data=data_facts(manifest.get("data", {})),
-        notes=manifest.get("data", {}).get("notes", []),
-        timings=[(stage, f"{seconds:.1f}") for stage, seconds in manifest.get("timings_s", {}).items()],
-        settings=list(flatten(manifest.get("settings", {}))),
-        glossary=wording.glossary(drill),
+        data=data_facts(data),
+        notes=data.get("notes", []),
+        timings=[(stage, f"{seconds:.1f}") for stage, seconds in drill.facts.timings_s.items()],
+        settings=list(flatten(drill.settings)),
+        glossary=sentences.glossary(drill),
     )
 
 
@@ -53,29 +51,29 @@ def _facts(drill: Drill) -> dict[str, str]:
     facts = {"items at the end": count(last.items)}
     if forward:
         facts["backfilled"] = count(forward[-1].backfilled)
-        facts["time"] = duration(drill.checkpoints[-1].elapsed_s)
+        facts["time"] = duration(last.elapsed_s)
     facts["memory at the end"] = f"{megabytes(last.old_bytes + last.new_bytes)} MB"
     if drill.has_traffic:
-        facts["queries answered"] = count(drill.total("queries"))
-        facts["unanswered"] = count(drill.total("unanswered"))
-    facts["violations"] = count(drill.total("violations"))
+        facts["queries answered"] = count(drill.total(lambda c: c.queries))
+        facts["unanswered"] = count(drill.total(lambda c: c.unanswered))
+    facts["violations"] = count(drill.total(lambda c: c.violations))
     facts["incidents"] = count(len(drill.incidents))
     facts["judged by"] = drill.primary
-    if "created" in drill.manifest:
-        facts["run"] = str(drill.manifest["created"]).replace("T", " ")[:19]
+    if drill.facts.created:
+        facts["run"] = drill.facts.created.replace("T", " ")[:19]
     return facts
 
 
 def _alarms(drill: Drill) -> list[str]:
     """What must not be overlooked, a line a checkpoint."""
     lines = [
-        f"At {wording.moment(c)}: {count(c.violations)} answers broke a law of the service."
+        f"At {sentences.moment(c)}: {count(c.violations)} answers broke a law of the service."
         for c in drill.checkpoints
         if c.violations
     ]
     for checkpoint, items in drill.missing:
         what = "too few" if items > 0 else "too many"
-        lines.append(f"At {wording.moment(checkpoint)}: the partitions serve {count(abs(items))} items {what}.")
+        lines.append(f"At {sentences.moment(checkpoint)}: the partitions serve {count(abs(items))} items {what}.")
     return [_bound(line) for line in lines]
 
 

@@ -1,11 +1,13 @@
 """Latency before, during and after the backfill: medians over the timeline's seconds. The tables are not touched."""
 
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from ray_backfill.report.live.drill import Drill, Floats
+from ray_backfill.report.live.drill_folder import Drill
+from ray_backfill.tables.drill import SecondRow
 
 BEFORE, DURING, AFTER, MEASURING = "before the first item", "during the backfill", "after it", "measuring"
 FEW_SECONDS = 3  # a median of fewer says nothing
@@ -26,18 +28,17 @@ class Situation:
 
 def situations(drill: Drill) -> dict[str, Situation]:
     """By name, those that the drill was in: before the first item, during the backfill, after it, and measuring."""
-    line = drill.timeline
-    at_work = np.flatnonzero(line.items > 0)
-    first, last = (at_work[0], at_work[-1]) if len(at_work) else (len(line.items), len(line.items))
-    second = np.arange(len(line.items))
-    serving = ~line.is_measuring & ~line.is_warm_up
-    masks = {
-        BEFORE: serving & (second < first),
-        DURING: serving & (second >= first) & (second <= last),
-        AFTER: serving & (second > last),
-        MEASURING: line.is_measuring,
+    seconds = drill.timeline
+    at_work = [i for i, second in enumerate(seconds) if second.items > 0]
+    first, last = (at_work[0], at_work[-1]) if at_work else (len(seconds), len(seconds))
+    serving = [(i, second) for i, second in enumerate(seconds) if not (second.is_measuring or second.is_warm_up)]
+    kinds = {
+        BEFORE: [second for i, second in serving if i < first],
+        DURING: [second for i, second in serving if first <= i <= last],
+        AFTER: [second for i, second in serving if i > last],
+        MEASURING: [second for second in seconds if second.is_measuring],
     }
-    return {name: _situation(name, drill, mask) for name, mask in masks.items() if mask.any()}
+    return {name: _situation(name, of_kind) for name, of_kind in kinds.items() if of_kind}
 
 
 def cost(drill: Drill) -> tuple[float, float] | None:
@@ -50,20 +51,19 @@ def cost(drill: Drill) -> tuple[float, float] | None:
     return both if np.isfinite(both).all() else None
 
 
-def median(values: Floats) -> float:
+def median(values: Iterable[float]) -> float:
     """The median of the numbers among the values; NaN where there are none."""
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else float("nan")
+    known = [value for value in values if math.isfinite(value)]
+    return float(np.median(known)) if known else math.nan
 
 
-def _situation(name: str, drill: Drill, mask: npt.NDArray[np.bool_]) -> Situation:
-    line = drill.timeline
+def _situation(name: str, seconds: Sequence[SecondRow]) -> Situation:
     return Situation(
         name,
-        int(mask.sum()),
-        median(line.p50_ms[mask]),
-        median(line.p99_ms[mask]),
-        float(line.queries[mask].mean()),
-        float(line.items[mask].mean()),
-        int(line.unanswered[mask].sum()),
+        len(seconds),
+        median(s.p50_ms for s in seconds),
+        median(s.p99_ms for s in seconds),
+        float(np.mean([s.queries for s in seconds])),
+        float(np.mean([s.items for s in seconds])),
+        sum(s.unanswered for s in seconds),
     )

@@ -7,9 +7,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ray_backfill.report.live.checkpoints import checkpoint_table
-from ray_backfill.report.live.drill import Drill
-from ray_backfill.report.live.wording import details, is_alarming, source, verdict
+from ray_backfill.report.live.checkpoint_table import checkpoint_table
+from ray_backfill.report.live.drill_folder import Drill
+from ray_backfill.report.live.sentences import details, is_alarming, source, verdict
 from ray_backfill.report.terminal import PIPED_WIDTH
 
 # Of the page's columns those that fit a terminal.

@@ -13,7 +13,7 @@ from PIL import Image
 from ray_backfill.report.drawing import to_png
 from ray_backfill.report.live import read_drill, write_live_report
 from ray_backfill.report.live.figures import partitions_figure, quality_figure, recall_figure
-from ray_backfill.report.live.timeline import MAX_POINTS, resampled, timeline_figure
+from ray_backfill.report.live.panels import MAX_POINTS, binned, timeline_figure
 from tests.report.live.folder import replayed_value, write_drill, write_timeline
 
 
@@ -99,21 +99,20 @@ def test_thousands_of_seconds_become_few_points_and_no_peak_is_lost(tmp_path: Pa
     frame.loc[777, ["p99_ms", "unanswered"]] = 9999.0, 5
     frame.loc[2000:2100, ["p50_ms", "p99_ms"]] = float("nan")
     frame.to_parquet(tmp_path / "timeline.parquet")
-    whole = read_drill(tmp_path).timeline
-    few, seconds = resampled(whole)
-    assert seconds == 12  # 5000 over 450, rounded up
-    assert MAX_POINTS // 2 < len(few.elapsed_s) <= MAX_POINTS
-    assert np.nanmax(few.p99_ms) == 9999.0
-    # A point of 12 seconds, and of at most 11 at the end of a leg.
+    drill = read_drill(tmp_path)
+    few = binned(drill.timeline)
+    assert [second for point in few for second in point] == list(drill.timeline)
+    assert MAX_POINTS // 2 < len(few) <= MAX_POINTS
+    # 5000 over 450, rounded up: a point of 12 seconds, and of at most 11 at the end of a leg.
     sizes = [12] * (1234 // 12) + [1234 % 12] + [12] * ((5000 - 1234) // 12) + [(5000 - 1234) % 12]
-    assert [round(float(x), 6) for x in few.unanswered[few.unanswered > 0]] == [round(5 / 12, 6)]
-    assert np.dot(few.items, sizes) == pytest.approx(whole.items.sum())
-    assert np.dot(few.queries, sizes) == pytest.approx(whole.queries.sum())
-    assert few.leg.tolist() == [0] * (1234 // 12 + 1) + [1] * (len(sizes) - 1234 // 12 - 1)
-    figure = timeline_figure(read_drill(tmp_path))
+    assert [len(point) for point in few] == sizes
+    assert {len({second.leg for second in point}) for point in few} == {1}
+    figure = timeline_figure(drill)
     assert figure is not None
+    latency, _, queries = figure.axes[:3]
+    assert max(np.nanmax(np.asarray(line.get_ydata(), float)) for line in latency.lines[:4]) == 9999.0
+    marks = np.asarray(next(line for line in queries.lines if line.get_marker() == "v").get_ydata(), float)
+    assert marks.tolist() == [5 / 12], "unanswered, a second of the point"
     with Image.open(io.BytesIO(to_png(figure))) as picture:
         assert picture.width == 1350
-    same, one = resampled(read_drill(write_drill(tmp_path)).timeline)
-    assert one == 1
-    assert len(same.elapsed_s) == 210
+    assert len(binned(read_drill(write_drill(tmp_path)).timeline)) == 210

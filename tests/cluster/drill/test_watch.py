@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ray_backfill.cluster.watch import LATENCY_BUCKETS_S, METRICS
+from ray_backfill.cluster.drill.watch import LATENCY_BUCKETS_S, METRICS
 from tests.head import answers, free_port, running_head
 from tests.test_structure import ROOT
 
@@ -130,7 +130,7 @@ def test_every_panel_shows_what_was_written(tmp_path: Path) -> None:
         rays_targets = head.temp_dir / "prom_metrics_service_discovery.json"
         with prometheus(tmp_path, rays_targets) as query:
             drill = subprocess.Popen(
-                [sys.executable, "-m", "tests.cluster._watched", str(tmp_path)],
+                [sys.executable, "-m", "tests.cluster.drill._watched", str(tmp_path)],
                 env=head.environment | {"RAY_ADDRESS": head.address},
                 cwd=ROOT,
                 stdin=subprocess.PIPE,

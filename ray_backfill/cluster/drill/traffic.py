@@ -3,47 +3,26 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import ray
-from numpy.typing import NDArray
 from ray.actor import ActorHandle
 
-from ray_backfill.cluster.router import Router, UnansweredError
-from ray_backfill.cluster.watch import TrafficWatch
+from ray_backfill.cluster.drill.job import DrillJob
+from ray_backfill.cluster.drill.router import Router, UnansweredError
+from ray_backfill.cluster.drill.watch import LATENCY, QUERIES, RETRIES, Watch
 from ray_backfill.live.schedule import Schedule, TrafficSettings
 from ray_backfill.store import write_parquet
 from ray_backfill.systems import FloatArray, IntArray
+from ray_backfill.tables.drill import EventRow
+from ray_backfill.tables.schema import arrow_table
 
 # Events are written to disk so often.
 _WRITE_S = 5.0
 # What ``recent`` looks back on, at most.
 _RECENT = 20_000
-
-
-@dataclass(frozen=True)
-class Event:
-    """One request. scheduled_s: since the drill began. latency_ms: from then to the answer, or to giving up.
-
-    applied_least, applied_most: operations that shards had applied; -1 where there was no answer.
-    """
-
-    scheduled_s: float
-    latency_ms: float
-    queries: int
-    is_answered: bool
-    is_warm_up: bool
-    retries: int
-    violations: int
-    applied_least: int
-    applied_most: int
-    old_items: int
-    new_items: int
 
 
 @dataclass(frozen=True)
@@ -61,18 +40,11 @@ class TrafficJob:
 class TrafficActor:
     """One stream of requests. It runs until it is told to stop."""
 
-    def __init__(
-        self,
-        job: TrafficJob,
-        shards: Sequence[ActorHandle],
-        sizes_PS: IntArray,
-        backward: FloatArray,
-        forward: FloatArray,
-    ) -> None:
-        self.job, self.router = job, Router(shards, sizes_PS)
+    def __init__(self, job: TrafficJob, router: Router, backward: FloatArray, forward: FloatArray) -> None:
+        self.job, self.router = job, router
         self.backward, self.forward = backward, forward
-        self.watch = TrafficWatch(job.drill)
-        self.unwritten: list[Event] = []
+        self.watch = Watch(job.drill)
+        self.unwritten: list[EventRow] = []
         self.recent_ms: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         self.files, self.is_stopped, self.zero = 0, False, 0.0
         self.failure: Exception | None = None
@@ -124,7 +96,7 @@ class TrafficActor:
         except Exception as error:  # unanswered all the same; ``run`` raises it
             self.failure, self.is_stopped = error, True
         ended = time.time()
-        event = Event(
+        event = EventRow(
             scheduled - self.zero,
             1000 * (ended - scheduled),
             len(queries),
@@ -132,16 +104,14 @@ class TrafficActor:
             is_warm_up,
             routed.retries if routed else retries,
             routed.violations if routed else 0,
-            routed.applied[0] if routed else -1,
-            routed.applied[1] if routed else -1,
-            routed.old_items if routed else -1,
-            routed.new_items if routed else -1,
+            *((*routed.applied, routed.old_items, routed.new_items) if routed else [-1] * 4),
         )
         self.unwritten.append(event)
         self.recent_ms.append((ended, event.latency_ms))
-        tell = self.watch.answered if event.is_answered else self.watch.unanswered
-        tell(event.queries, event.latency_ms / 1000)
-        self.watch.retried(event.retries)
+        # What was given up has waited at least so long: the quantiles of the latency must not hide it.
+        self.watch.observe(LATENCY, event.latency_ms / 1000)
+        self.watch.count(QUERIES, event.queries, "answered" if event.is_answered else "unanswered")
+        self.watch.count(RETRIES, event.retries)
 
     async def _write_regularly(self) -> None:
         since = time.time()
@@ -155,23 +125,51 @@ class TrafficActor:
         events, self.unwritten = self.unwritten, []
         if events:
             path = self.job.events / f"{self.job.name}-{self.files:05d}.parquet"
-            write_parquet(path, pa.table(_columns(events)))
+            write_parquet(path, arrow_table(EventRow, events))
             self.files += 1
 
 
-def _columns(events: Sequence[Event]) -> dict[str, NDArray[Any]]:
-    rows = [asdict(event) for event in events]
-    return {name: np.array([row[name] for row in rows]) for name in Event.__dataclass_fields__}
+class Traffic:
+    """All actors that send queries, each with a schedule of its own; none where the rate is 0."""
 
+    def __init__(self, job: DrillJob, leg: int, router: Router) -> None:
+        settings, questions = job.settings.traffic, job.questions
+        self.warm_up_s = settings.warm_up_s if settings.rate_per_s else 0.0
+        make = ray.remote(num_cpus=0, max_concurrency=1000)(TrafficActor)
+        sent = ray.put(questions.backward), ray.put(questions.forward)
+        names = [f"leg-{leg:03d}-{i:03d}" for i in range(settings.actors if settings.rate_per_s else 0)]
+        jobs = [TrafficJob(settings, i, job.folder / "events", n, questions.k, job.name) for i, n in enumerate(names)]
+        self.actors: list[ActorHandle] = [make.remote(of_actor, router, *sent) for of_actor in jobs]
+        self.running: list[Any] = []
 
-def start_traffic(
-    jobs: Sequence[TrafficJob],
-    shards: Sequence[ActorHandle],
-    sizes_PS: IntArray,
-    backward: FloatArray,
-    forward: FloatArray,
-) -> list[ActorHandle]:
-    """One actor a job. backward, forward: (Q, d) the queries as both systems see them."""
-    make = ray.remote(num_cpus=0, max_concurrency=1000)(TrafficActor)
-    sent = ray.put(backward), ray.put(forward)
-    return [make.remote(job, list(shards), sizes_PS, *sent) for job in jobs]
+    def wait_until_ready(self) -> None:
+        ray.get([actor.is_ready.remote() for actor in self.actors])
+
+    def start(self, zero: float) -> None:
+        """Send until ``stop``. zero: ``time.time`` when the drill began."""
+        self.running = [actor.run.remote(zero) for actor in self.actors]
+
+    def rest(self, seconds: float) -> None:
+        """Let the traffic run alone, if there is any."""
+        if self.actors:
+            time.sleep(seconds)
+
+    def recent_ms(self, seconds: float) -> list[float]:
+        """The latencies of the last ``seconds``."""
+        found = ray.get([actor.recent.remote(seconds) for actor in self.actors])
+        return [latency for some in found for latency in some]
+
+    def look_after(self) -> None:
+        """Raises what stopped an actor, if anything did."""
+        if self.running:
+            ray.get(ray.wait(self.running, num_returns=len(self.running), timeout=0)[0])
+
+    def stop(self) -> None:
+        """Returns when all that was sent is answered or given up, and all events are on disk."""
+        for actor in self.actors:
+            actor.stop.remote()
+        ray.get(self.running)
+
+    def close(self) -> None:
+        for actor in self.actors:
+            ray.kill(actor)

@@ -6,12 +6,12 @@ and seeds, and kept; so a drill that is started again goes on with the very same
 Positions are those of the gallery's table, 0 .. N - 1; items that are inserted later have theirs from the start.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +22,10 @@ from ray_backfill.errors import InputError
 from ray_backfill.files import write_whole
 from ray_backfill.orders import check_order
 from ray_backfill.systems import IntArray
+from ray_backfill.tables.drill import Checkpoint, ItemRow, OperationRow, StepRow
+from ray_backfill.tables.schema import arrow_table, columns
 
 Kind = Literal["backfill", "insert", "delete", "rollback"]
-KINDS: tuple[Kind, ...] = ("backfill", "insert", "delete", "rollback")
 # Where an item is. Deleted ones and those that are still to come are nowhere.
 NOWHERE, OLD, NEW = 0, 1, 2
 
@@ -39,7 +40,7 @@ class ChurnSettings:
     deletes: int = 0
     # Give the upgrade up at this progress and serve everything by the old model again; 0: never.
     rollback_at: float = 0.0
-    # Of who is inserted and deleted, and when.
+    # Random seed for which items are inserted and deleted, and when.
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -67,16 +68,6 @@ class Operation:
     def has_vectors(self) -> bool:
         """Whether a model has to embed its items."""
         return self.kind != "delete"
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Quality is measured when the first ``applied`` operations are done. t: share of the plan's items backfilled."""
-
-    moment: int
-    applied: int
-    t: float
-    phase: Literal["backfill", "rollback"] = "backfill"
 
 
 @dataclass(frozen=True)
@@ -142,6 +133,11 @@ def apply_to(state: NDArray[np.uint8], operation: Operation, is_embedded: NDArra
         state[positions[is_embedded]] = NEW
 
 
+def positions_of(operations: Iterable[Operation]) -> IntArray:
+    """The positions of these operations, one after the other."""
+    return np.concatenate([np.empty(0, np.int64), *(operation.positions for operation in operations)])
+
+
 def make_plan(order: IntArray, points: int, part_items: int, churn: ChurnSettings) -> DrillPlan:
     """The operations of a backfill in this order, and where its quality is measured.
 
@@ -162,80 +158,69 @@ def make_plan(order: IntArray, points: int, part_items: int, churn: ChurnSetting
     order, held_back = order[~is_held_back[order]], order[is_held_back[order]]
     deleted = order[rng.choice(len(order), churn.deletes, replace=False)]
     measured, t = np.arange(points) * len(order) // (points - 1), np.linspace(0.0, 1.0, points)
-    edges = np.unique(np.concatenate([np.arange(0, len(order), part_items), measured]))
-    n_parts = len(edges) - 1
-    inserts, deletes = (np.array_split(items, n_parts) for items in (held_back, deleted))
     operations: list[Operation] = []
-    checkpoints: list[Checkpoint] = []
-    gone = np.zeros(n_items, np.bool_)
-
-    def add(kind: Kind, positions: IntArray) -> None:
-        if len(positions):
-            operations.append(Operation(len(operations), kind, positions))
-
-    def measure(done: int) -> None:
-        """All points that fall on this number of items: with few items several may."""
-        for point in np.flatnonzero(measured == done):
+    # With few items several points may fall on the same number of them.
+    checkpoints = [Checkpoint(int(point), 0, float(t[point])) for point in np.flatnonzero(measured == 0)]
+    for last, moves in _parts(order, held_back, deleted, part_items, measured):
+        operations += [Operation(len(operations) + i, kind, positions) for i, (kind, positions) in enumerate(moves)]
+        for point in np.flatnonzero(measured == last):
             checkpoints.append(Checkpoint(len(checkpoints), len(operations), float(t[point])))
-
-    measure(0)
-    for part, (first, last) in enumerate(pairwise(edges.tolist())):
-        items = order[first:last]
-        add("backfill", items[~gone[items]])
-        add("insert", inserts[part])
-        add("delete", deletes[part])
-        gone[deletes[part]] = True
-        measure(int(last))
         if churn.rollback_at and last / len(order) >= churn.rollback_at:
-            inserted = [o.positions for o in operations if o.kind == "insert"]
-            operations.append(
-                Operation(len(operations), "rollback", np.concatenate([np.empty(0, np.int64), *inserted]))
-            )
-            checkpoints.append(Checkpoint(len(checkpoints), len(operations), float(last / len(order)), "rollback"))
+            inserted = positions_of(o for o in operations if o.kind == "insert")
+            operations.append(Operation(len(operations), "rollback", inserted))
+            checkpoints.append(Checkpoint(len(checkpoints), len(operations), last / len(order), "rollback"))
             break
     return DrillPlan(n_items, order, held_back, tuple(operations), tuple(checkpoints))
 
 
+def _parts(
+    order: IntArray, held_back: IntArray, deleted: IntArray, part_items: int, measured: IntArray
+) -> Iterator[tuple[int, list[tuple[Kind, IntArray]]]]:
+    """Part after part of the order, cut where it is measured: the items done by its end, and what happens in it."""
+    edges = np.unique(np.concatenate([np.arange(0, len(order), part_items), measured]))
+    inserts, deletes = (np.array_split(items, len(edges) - 1) for items in (held_back, deleted))
+    gone = np.zeros(len(order) + len(held_back), np.bool_)
+    for part, (first, last) in enumerate(pairwise(edges.tolist())):
+        items = order[first:last]
+        moves: list[tuple[Kind, IntArray]] = [
+            ("backfill", items[~gone[items]]),
+            ("insert", inserts[part]),
+            ("delete", deletes[part]),
+        ]
+        gone[deletes[part]] = True
+        yield last, [(kind, positions) for kind, positions in moves if len(positions)]
+
+
 def write_plan(path: Path, plan: DrillPlan) -> None:
-    """As Parquet: a row an item of an operation; the rest in its metadata is small. There whole or not at all."""
+    """Write the plan as Parquet; each of its four files is there whole or not at all, the checkpoints come last."""
     numbers = [np.full(len(o.positions), o.number) for o in plan.operations]
-    positions = [o.positions for o in plan.operations]
-    table = pa.table(
-        {
-            "operation": np.concatenate([np.empty(0, np.int64), *numbers]),
-            "position": np.concatenate([np.empty(0, np.int64), *positions]),
-        }
-    )
-    operations = pa.table({"kind": [o.kind for o in plan.operations]})
-    checkpoints = pa.table(
-        {name: [getattr(c, name) for c in plan.checkpoints] for name in ("moment", "applied", "t", "phase")}
-    )
-    items = pa.table(
-        {
-            "position": np.concatenate([plan.order, plan.held_back]),
-            "is_held_back": np.repeat([False, True], [len(plan.order), len(plan.held_back)]),
-        }
-    )
+    steps = np.concatenate([np.empty(0, np.int64), *numbers]), positions_of(plan.operations)
+    is_held_back = np.repeat([False, True], [len(plan.order), len(plan.held_back)])
+    items = np.concatenate([plan.order, plan.held_back]), is_held_back
+    tables = {
+        "items": pa.table(dict(zip(columns(ItemRow), items, strict=True))),
+        "steps": pa.table(dict(zip(columns(StepRow), steps, strict=True))),
+        "operations": arrow_table(OperationRow, [OperationRow(o.kind) for o in plan.operations]),
+        "checkpoints": arrow_table(Checkpoint, plan.checkpoints),
+    }
     path.mkdir(parents=True, exist_ok=True)
-    for name, content in (("items", items), ("steps", table), ("operations", operations), ("checkpoints", checkpoints)):
-        write_whole(path / f"{name}.parquet", partial(pq.write_table, content))
+    for name, table in tables.items():
+        write_whole(path / f"{name}.parquet", partial(pq.write_table, table))
 
 
 def read_plan(path: Path) -> DrillPlan:
-    """What ``write_plan`` wrote."""
+    """Read what ``write_plan`` wrote."""
     items, steps, operations, checkpoints = (
         pq.read_table(path / f"{name}.parquet") for name in ("items", "steps", "operations", "checkpoints")
     )
-    position, held = items["position"].to_numpy(), np.asarray(items["is_held_back"])
-    number, of_step = steps["operation"].to_numpy(), steps["position"].to_numpy()
+    position, is_held_back = (items[name].to_numpy() for name in columns(ItemRow))
+    number, of_step = (steps[name].to_numpy() for name in columns(StepRow))
     starts = np.searchsorted(number, np.arange(operations.num_rows + 1))
+    kinds = [OperationRow(**row).kind for row in operations.to_pylist()]
     return DrillPlan(
         items.num_rows,
-        position[~held],
-        position[held],
-        tuple(
-            Operation(i, kind, of_step[starts[i] : starts[i + 1]])
-            for i, kind in enumerate(operations["kind"].to_pylist())
-        ),
+        position[~is_held_back],
+        position[is_held_back],
+        tuple(Operation(i, cast(Kind, kind), of_step[starts[i] : starts[i + 1]]) for i, kind in enumerate(kinds)),
         tuple(Checkpoint(**row) for row in checkpoints.to_pylist()),
     )

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from ray_backfill.report.live import read_drill, verdict
-from ray_backfill.report.live.drill import Drill
-from ray_backfill.report.live.wording import details, duration, glossary, is_alarming, megabytes, milliseconds, points
-from ray_backfill.report.live.wording import rate as per_second
+from ray_backfill.report.live.drill_folder import Drill
+from ray_backfill.report.live.numbers import duration, megabytes, milliseconds, points
+from ray_backfill.report.live.numbers import rate as per_second
+from ray_backfill.report.live.sentences import details, glossary, is_alarming
 from tests.report.live.folder import METRICS, replayed_value, write_drill
 
 WHOLE = "Nothing was lost: 0 of 8,750 queries unanswered, 0 violations, and the two partitions hold the whole gallery"

@@ -13,7 +13,21 @@ from pathlib import Path
 
 import ray
 
-from ray_backfill.cluster.watch import DriverWatch, TrafficWatch, write_targets
+from ray_backfill.cluster.drill.watch import (
+    INCIDENTS,
+    ITEMS,
+    LATENCY,
+    PARTITION_BYTES,
+    PARTITION_ITEMS,
+    PROGRESS,
+    QUALITY,
+    QUERIES,
+    RATE,
+    RETRIES,
+    THROTTLE,
+    Watch,
+    write_targets,
+)
 
 
 def beats(folder: Path) -> Iterator[int]:
@@ -30,33 +44,34 @@ class Driver:
     """Sets the gauges once, and counts items until the stop."""
 
     def __init__(self) -> None:
-        self.watch, self.other = DriverWatch("scraped"), DriverWatch("other")
+        self.watch, self.other = Watch("scraped"), Watch("other")
 
     def run(self, folder: Path) -> int:
         self.set_other()
-        self.watch.progress(0.25)
-        self.watch.partition("old", 750, 750 * 128)
-        self.watch.partition("new", 250, 250 * 256)
-        self.watch.rate(120.5)
-        self.watch.throttle(700)
-        self.watch.quality("mAP", 0.41)
-        self.watch.quality("CMC@1", 0.5)
+        self.watch.set(PROGRESS, 0.25)
+        for side, items, n_bytes in (("old", 750, 750 * 128), ("new", 250, 250 * 256)):
+            self.watch.set(PARTITION_ITEMS, items, side)
+            self.watch.set(PARTITION_BYTES, n_bytes, side)
+        self.watch.set(RATE, 120.5)
+        self.watch.set(THROTTLE, 700)
+        self.watch.set(QUALITY, 0.41, "mAP")
+        self.watch.set(QUALITY, 0.5, "CMC@1")
         for kind in ("actor died", "write failed", "actor died"):
-            self.watch.incident(kind)
+            self.watch.count(INCIDENTS, 1, kind)
         items = 0
         for _ in beats(folder):
-            self.watch.backfilled(10)
+            self.watch.count(ITEMS, 10)
             items += 10
         return items
 
     def set_other(self) -> None:
         """What the panels of the first drill must not show."""
-        self.other.progress(0.99)
-        self.other.partition("old", 10_000, 10_000)
-        self.other.throttle(500)
-        self.other.throttle(math.inf)
-        self.other.backfilled(5000)
-        self.other.backfilled(0)
+        self.other.set(PROGRESS, 0.99)
+        self.other.set(PARTITION_ITEMS, 10_000, "old")
+        self.other.set(THROTTLE, 500)
+        self.other.set(THROTTLE, math.inf)
+        self.other.count(ITEMS, 5000)
+        self.other.count(ITEMS, 0)
 
 
 @ray.remote(num_cpus=0)
@@ -64,17 +79,19 @@ class Sender:
     """Ten requests of two queries are answered for each one that is not; one in five is sent twice."""
 
     def __init__(self) -> None:
-        self.watch = TrafficWatch("scraped")
+        self.watch = Watch("scraped")
 
     def run(self, folder: Path) -> int:
         retries = 0
         for beat in beats(folder):
-            self.watch.answered(2, 0.42)
+            self.watch.observe(LATENCY, 0.42)
+            self.watch.count(QUERIES, 2, "answered")
             if beat % 5 == 0:
-                self.watch.retried()
+                self.watch.count(RETRIES, 1)
                 retries += 1
             if beat % 10 == 0:
-                self.watch.unanswered(1, 2.0)
+                self.watch.observe(LATENCY, 2.0)
+                self.watch.count(QUERIES, 1, "unanswered")
         return retries
 
 

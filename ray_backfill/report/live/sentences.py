@@ -2,11 +2,11 @@
 
 import math
 
-import numpy as np
-
-from ray_backfill.report.live.drill import Checkpoint, Drill, Gap
+from ray_backfill.report.live.drill_folder import Drill, Gap
+from ray_backfill.report.live.numbers import count, duration, milliseconds, points, progress, rate
 from ray_backfill.report.live.situations import cost, median
-from ray_backfill.report.wording import GLOSSARY, MINUS, NOTHING, percent_sign
+from ray_backfill.report.wording import GLOSSARY, percent_sign
+from ray_backfill.tables.drill import CheckpointRow
 
 FEW = 4  # kinds of incidents that a sentence can list
 
@@ -38,55 +38,6 @@ LEG = "The part of the drill that one driver process ran. After it was killed, t
 ROLLED_BACK = "The way back: every item is served by its old embedding again, as before the backfill."
 
 
-def count(number: float) -> str:
-    """A number of things: "12,345"; an en dash where there is none."""
-    return f"{number:,.0f}" if math.isfinite(number) else NOTHING
-
-
-def rate(number: float) -> str:
-    """Things per second with three digits: "520", "49.8", "0.25"; an en dash where there is none."""
-    if not math.isfinite(number):
-        return NOTHING
-    return f"{number:,.0f}" if number >= 99.95 or number == 0 else f"{number:.3g}"
-
-
-def milliseconds(number: float) -> str:
-    """A latency without its unit: "41", "4.2"; an en dash where nothing was asked."""
-    if not math.isfinite(number):
-        return NOTHING
-    return f"{number:,.0f}" if number >= 9.95 else f"{number:.1f}"
-
-
-def megabytes(size: float) -> str:
-    """Bytes in millions, without the unit: "51.2"."""
-    return f"{size / 1e6:,.0f}" if size >= 99.95e6 else f"{size / 1e6:.1f}"
-
-
-def duration(seconds: float) -> str:
-    """A time as people say it: "8.5 s", "42 s", "3 min 12 s", "2 h 5 min"."""
-    if not math.isfinite(seconds):
-        return NOTHING
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def points(share: float) -> str:
-    """A difference of two shares in points, with its sign: "0" only where they are equal, else never rounded to it."""
-    if not math.isfinite(share):
-        return NOTHING
-    if share == 0:
-        return "0"
-    size = 100 * abs(share)
-    text = f"{size:.2f}" if size >= 0.005 else f"{size:.0e}"
-    return f"{'+' if share > 0 else MINUS}{text}"
-
-
 def verdict(drill: Drill) -> str:
     """Whether the service was as good as promised, and whether anything was lost. An alarm goes first."""
     lost = _losses(drill)
@@ -104,27 +55,22 @@ def details(drill: Drill) -> list[str]:
 
 def is_alarming(drill: Drill) -> bool:
     """Whether the service broke a law: a violation, or an item that no partition or both had."""
-    return drill.total("violations") > 0 or bool(drill.missing)
+    return drill.total(lambda c: c.violations) > 0 or bool(drill.missing)
 
 
 def source(drill: Drill) -> str:
     """Where the numbers come from: "full RM, classifier_score order, raw merge; exact indexes"."""
-    manifest = drill.manifest
-    names = [str(manifest.get("title") or manifest.get("method") or "")]
-    names += [f"{manifest[key]} {key}" for key in ("order", "merge") if manifest.get(key)]
-    return ", ".join(n for n in names if n) + ("; exact indexes" if drill.is_exact else "; approximate indexes")
+    facts = drill.facts
+    names = [facts.title or facts.method]
+    names += [f"{name} {what}" for name, what in ((facts.order, "order"), (facts.merge, "merge")) if name]
+    return ", ".join(n for n in names if n) + ("; exact indexes" if facts.is_exact else "; approximate indexes")
 
 
-def moment(checkpoint: Checkpoint) -> str:
+def moment(checkpoint: CheckpointRow) -> str:
     """When a checkpoint was: "t = 40 %", "the end of the rollback"."""
     if checkpoint.is_rollback:
         return "the end of the rollback" if checkpoint.new_items == 0 else "the rollback"
     return f"t = {progress(checkpoint)}"
-
-
-def progress(checkpoint: Checkpoint) -> str:
-    """The share that is backfilled: "40 %", "33.3 %"."""
-    return f"{100 * checkpoint.t:.4g} %"
 
 
 def glossary(drill: Drill) -> dict[str, str]:
@@ -132,12 +78,12 @@ def glossary(drill: Drill) -> dict[str, str]:
     found = {word: GLOSSARY[word] for word in ("Backfill", "M_t", "Order", "Merge")} | LIVE_GLOSSARY
     kinds = ("mAP", "CMC@k")
     found |= {kind: GLOSSARY[kind] for kind in kinds if any(m.startswith(kind[:3]) for m in drill.metrics)}
-    extra = drill.manifest.get("glossary", {}) | {
-        "Recall": "" if drill.is_exact else RECALL,
-        "Churn": CHURN if drill.has_churn else "",
+    extra = dict(drill.facts.glossary) | {
+        "Recall": "" if drill.facts.is_exact else RECALL,
+        "Churn": CHURN if drill.facts.has_churn else "",
         "Kept old": KEPT_OLD if any(c.kept_old for c in drill.checkpoints) else "",
         "Rollback": ROLLED_BACK if drill.rolled_back else "",
-        "Leg": LEG if drill.legs > 1 else "",
+        "Leg": LEG if drill.facts.legs > 1 else "",
     }
     return found | {word: meaning for word, meaning in extra.items() if meaning}
 
@@ -152,7 +98,7 @@ def _promise(drill: Drill) -> str:
         return f"Live answers gave no {farthest.metric} at {moment(farthest.checkpoint)}, where exact indexes do."
     if farthest.size == 0:
         return _equal(drill, off_promise, everywhere)
-    if drill.is_exact:
+    if drill.facts.is_exact:
         return (
             f"Live quality is not what exact indexes give: it is off by up to {_unsigned(farthest)}, although both "
             "indexes are exact."
@@ -174,7 +120,7 @@ def _equal(drill: Drill, off_promise: list[Gap], everywhere: str) -> str:
     if off.size == 0:
         return f"{exact}, and the replayed curve at the {known} of them that it has."
     why = ""
-    if drill.has_churn:
+    if drill.facts.has_churn:
         why = ", which knows nothing of the items that came and went"
     elif any(c.kept_old for c in drill.checkpoints):
         why = ", which knows nothing of broken images"
@@ -191,8 +137,8 @@ def at_all(number: int) -> str:
 
 
 def _losses(drill: Drill) -> str:
-    unanswered, sent = drill.total("unanswered"), drill.total("queries") + drill.total("unanswered")
-    violations = drill.total("violations")
+    unanswered, sent = drill.total(lambda c: c.unanswered), drill.sent
+    violations = drill.total(lambda c: c.violations)
     bad = []
     if violations:
         answers = "answer" if violations == 1 else "answers"
@@ -227,7 +173,7 @@ def _work(drill: Drill) -> str:
         work += f", up to {moment(last)}"
     if not drill.has_traffic:
         return f"{work}. No query was sent meanwhile."
-    answered = rate(median(np.array([c.queries_per_s for c in forward])))
+    answered = rate(median(c.queries_per_s for c in forward))
     return f"{work}, while {answered} queries a second were answered."
 
 
@@ -237,7 +183,7 @@ def _latency(drill: Drill) -> str:
     if not known:
         return ""
     worst = max(known, key=lambda c: c.p99_ms)
-    middle = median(np.array([c.p99_ms for c in known]))
+    middle = median(c.p99_ms for c in known)
     sentence = f"p99 latency was {milliseconds(middle)} ms"
     if len(known) > 1:
         sentence += f" at the median checkpoint and {milliseconds(worst.p99_ms)} ms at the worst ({moment(worst)})"
@@ -246,16 +192,17 @@ def _latency(drill: Drill) -> str:
         before, during = both
         sentence += f"; in a typical second {milliseconds(during)} ms while items were backfilled"
         sentence += f", {milliseconds(before)} ms before the first"
-    retried = drill.total("retried")
+    retried = drill.total(lambda c: c.retried)
     were = "query was" if retried == 1 else "queries were"
     return f"{sentence}." + (f" {count(retried)} {were} asked again." if retried else "")
 
 
 def _approximate(drill: Drill) -> str:
-    if drill.is_exact:
+    if drill.facts.is_exact:
         return ""
-    sides = [(getattr(c, f"{side}_recall"), side, c) for side in ("old", "new") for c in drill.checkpoints]
-    known = [s for s in sides if math.isfinite(s[0])]
+    old = [(c.old_recall, "old", c) for c in drill.checkpoints]
+    new = [(c.new_recall, "new", c) for c in drill.checkpoints]
+    known = [s for s in old + new if math.isfinite(s[0])]
     if not known:
         return ""
     lowest, side, checkpoint = min(known, key=lambda s: s[0])
@@ -297,9 +244,9 @@ def _way_back(drill: Drill) -> str:
 def _incidents(drill: Drill) -> str:
     happened = [i.kind for i in drill.incidents]
     kinds = {kind: happened.count(kind) for kind in happened if kind not in ("rollback", "broken image")}
-    if not kinds and drill.legs <= 1:
+    if not kinds and drill.facts.legs <= 1:
         return ""
-    legs = f"The driver was started {drill.legs} times. " if drill.legs > 1 else ""
+    legs = f"The driver was started {drill.facts.legs} times. " if drill.facts.legs > 1 else ""
     named = [kind + (f" ({times} times)" if times > 1 else "") for kind, times in list(kinds.items())[:FEW]]
     rest = f" and {len(kinds) - FEW} more kinds" if len(kinds) > FEW else ""
     return f"{legs}Incidents: {', '.join(named)}{rest}." if named else legs.strip()

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from ray.actor import ActorHandle
 
 from ray_backfill.live.answers import ShardAnswer
-from ray_backfill.live.log import BadPartError, Journal, read_part
-from ray_backfill.live.plan import read_plan
+from ray_backfill.live.operations import read_plan
+from ray_backfill.live.parts import BadPartError, read_part
 from ray_backfill.live.settings import ShardSettings
 from ray_backfill.live.shard import Shard, ShardPlace, ShardSize
 from ray_backfill.live.sides import Sides, new_models, old_models
@@ -26,6 +26,7 @@ from ray_backfill.methods import find_methods
 from ray_backfill.models.checkpoints import load_network
 from ray_backfill.store import read_vectors
 from ray_backfill.systems import FloatArray
+from ray_backfill.tables.journal import Journal
 
 # Train items that indexes learn from, at most.
 _TRAIN_ITEMS = 50_000
@@ -71,7 +72,7 @@ class ShardActor:
             self._train_vectors(sides),
         )
         with suppress(BadPartError):  # the driver asks again, and hears of it
-            self.apply(Journal(job.drill / "journal.jsonl").applied())
+            self.apply(Journal(job.drill).applied())
         for queries in (1, 2):  # compiled code is loaded before the first query comes
             backward, forward = (np.ones((queries, dim), np.float32) for dim in sides.query_dims())
             self.shard.search(backward, forward, 1)
@@ -91,7 +92,7 @@ class ShardActor:
             BadPartError: the embeddings of an operation cannot be read; those before it are applied.
         """
         for operation in self.plan.operations[self.shard.view.applied : applied]:
-            self.shard.apply(operation, read_part(self._parts, operation) if operation.has_vectors else None)
+            self.shard.apply(operation, read_part(self.job.drill, operation) if operation.has_vectors else None)
             self.shard.compact()
         return self.shard.size(), os.getpid()
 
@@ -105,10 +106,6 @@ class ShardActor:
             found[f"{name}_position"] = positions
             found[f"{name}_vector"] = partition.vectors(positions)
         return found
-
-    @property
-    def _parts(self) -> Path:
-        return self.job.drill / "parts"
 
     def _train_vectors(self, sides: Sides) -> dict[str, FloatArray] | None:
         job = self.job

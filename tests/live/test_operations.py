@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_backfill.errors import InputError
-from ray_backfill.live.plan import NEW, NOWHERE, OLD, ChurnSettings, make_plan, read_plan, write_plan
+from ray_backfill.live.operations import NEW, NOWHERE, OLD, ChurnSettings, make_plan, read_plan, write_plan
 
 
 @settings(max_examples=60, deadline=None)

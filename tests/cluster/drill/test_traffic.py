@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_backfill.cluster.router import Routed, Router, UnansweredError
-from ray_backfill.cluster.traffic import TrafficActor, TrafficJob
+from ray_backfill.cluster.drill.router import Routed, Router, UnansweredError
+from ray_backfill.cluster.drill.traffic import TrafficActor, TrafficJob
 from ray_backfill.live.answers import Answer, ShardAnswer
 from ray_backfill.live.schedule import TrafficSettings
 from ray_backfill.live.timeline import read_events
@@ -36,10 +36,8 @@ class Answers:
 def sent(folder: Path, router: Answers, seconds: float) -> TrafficActor:
     settings = TrafficSettings(rate_per_s=100.0, arrivals="constant", warm_up_s=0.1, batch=2)
     vectors = np.ones((5, 3), np.float32)
-    actor = TrafficActor(
-        TrafficJob(settings, 0, folder / "events", "a", 4, "test"), [], np.empty((0, 0), np.int64), vectors, vectors
-    )
-    actor.router = router  # type: ignore[assignment]
+    job = TrafficJob(settings, 0, folder / "events", "a", 4, "test")
+    actor = TrafficActor(job, router, vectors, vectors)  # type: ignore[arg-type]
 
     async def run() -> None:
         running = asyncio.create_task(actor.run(time.time()))

@@ -14,10 +14,10 @@ import pytest
 import ray
 
 import ray_backfill as rb
+from ray_backfill.cluster.drill.driver import Driver
 from ray_backfill.cluster.embed import EmbedActors
-from ray_backfill.cluster.service import Service
 from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.live.plan import read_plan
+from ray_backfill.live.operations import Operation, read_plan
 from ray_backfill.live.schedule import TrafficSettings
 from ray_backfill.live.settings import LiveSettings, ShardSettings
 from ray_backfill.runs.context import Context
@@ -64,18 +64,18 @@ class Finished:
 def looking_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, tuple[str, bytes]]]:
     """Fills in position -> (side, vector) of all items when the drill ends; fails if shards have an item twice."""
     served: dict[int, tuple[str, bytes]] = {}
-    close = Service.close
+    close = Driver.close
 
-    def close_and_look(running: Service) -> None:
-        for dump in ray.get([shard.dump.remote() for shard in running.shards]):
+    def close_and_look(driver: Driver) -> None:
+        for dump in ray.get([shard.dump.remote() for shard in driver.shards.actors]):
             for side in ("old", "new"):
                 for position, vector in zip(dump[f"{side}_position"], dump[f"{side}_vector"], strict=True):
                     assert int(position) not in served, "an item is served twice"
                     served[int(position)] = side, vector.tobytes()
-        close(running)
+        close(driver)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Service, "close", close_and_look)
+        patched.setattr(Driver, "close", close_and_look)
         yield served
 
 
@@ -84,19 +84,19 @@ def run(
     out: Path,
     monkeypatch: pytest.MonkeyPatch,
     settings: LiveSettings = SETTINGS,
-    before_apply: Callable[[Any, int], None] | None = None,
+    before_apply: Callable[[Driver, int], None] | None = None,
     evaluation: Evaluation = EVALUATION,
 ) -> Finished:
-    """A whole drill. before_apply: is called with the service and the number of an operation before it is applied."""
-    apply = Service.apply
+    """A whole drill. before_apply: is called with the driver and the number of an operation before it is applied."""
+    apply = Driver.apply
 
-    def meddled(running: Service, applied: int) -> None:
+    def meddled(driver: Driver, operation: Operation) -> None:
         if before_apply is not None:
-            before_apply(running, applied - 1)
-        apply(running, applied)
+            before_apply(driver, operation.number)
+        apply(driver, operation)
 
     with monkeypatch.context() as patched, looking_at_the_end(monkeypatch) as served:
-        patched.setattr(Service, "apply", meddled)
+        patched.setattr(Driver, "apply", meddled)
         actors = EmbedActors(number=2, cpus=0.5)
         folder = drill_folder(data, evaluation, FitSettings(), settings, Context(out, actors=actors, command="test"))
     return Finished(folder, served)

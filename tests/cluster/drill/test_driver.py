@@ -8,7 +8,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,16 +15,17 @@ import pytest
 import ray
 import torch
 
-from ray_backfill.cluster import service
-from ray_backfill.cluster.backfill import FromImages, _without_useless, embed_again
+from ray_backfill.cluster.drill import throttling
+from ray_backfill.cluster.drill.driver import Driver
+from ray_backfill.cluster.drill.embedding import FromImages, _without_useless, embed_again
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.comparison.resolve import resolve
 from ray_backfill.datasets import open_source
 from ray_backfill.datasets.image_folder import Settings
 from ray_backfill.errors import InputError
 from ray_backfill.index import IndexSettings
-from ray_backfill.live.log import Embedded, Journal, part_path
-from ray_backfill.live.plan import ChurnSettings
+from ray_backfill.live.operations import ChurnSettings
+from ray_backfill.live.parts import Embedded, part_path
 from ray_backfill.live.schedule import TrafficSettings
 from ray_backfill.live.throttle import ThrottleSettings
 from ray_backfill.models.backbones import BackboneSettings, pixels_to_float
@@ -33,8 +33,9 @@ from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_ba
 from ray_backfill.runs import drill as drills
 from ray_backfill.runs.context import Context
 from ray_backfill.store import read_folder, vector_column, write_parquet
+from ray_backfill.tables.journal import Journal, Throttled, of_type
 from ray_backfill.training.settings import FitSettings
-from tests.cluster._drill import (
+from tests.cluster.drill._drill import (
     EVALUATION,
     ITEMS,
     SETTINGS,
@@ -48,7 +49,7 @@ from tests.cluster._drill import (
 )
 from tests.datasets._pictures import drawing, write_tree
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -88,7 +89,7 @@ class Faults:
     def __init__(self) -> None:
         self.done: list[str] = []
 
-    def __call__(self, service: Any, number: int) -> None:
+    def __call__(self, driver: Driver, number: int) -> None:
         faults = {
             1: self.kill_embedding_actor,
             3: self.cut_part,
@@ -98,43 +99,43 @@ class Faults:
             12: self.cut_applied_part,
         }
         if number in faults:
-            faults[number](service, number)
+            faults[number](driver, number)
             self.done.append(faults[number].__name__)
 
-    def kill_embedding_actor(self, service: Any, number: int) -> None:
-        os.kill(ray.get(service.pacer.started.remote())[0], signal.SIGKILL)
+    def kill_embedding_actor(self, driver: Driver, number: int) -> None:
+        os.kill(ray.get(driver.embedding.pacer.started.remote())[0], signal.SIGKILL)
 
-    def cut_part(self, service: Any, number: int) -> None:
-        path = wait_for_part(service, number)
+    def cut_part(self, driver: Driver, number: int) -> None:
+        path = wait_for_part(driver, number)
         path.write_bytes(path.read_bytes()[:200])
 
-    def cut_applied_part(self, service: Any, number: int) -> None:
+    def cut_applied_part(self, driver: Driver, number: int) -> None:
         """No shard reads it again; the driver does, before it ends."""
-        part_path(service.drill.embed.parts, 0).write_bytes(b"")
+        part_path(driver.job.folder, 0).write_bytes(b"")
 
-    def kill_writing_shard(self, service: Any, number: int) -> None:
-        wait_for_part(service, number)
-        service.shards[0].apply.remote(number + 1)
-        ray.kill(service.shards[0], no_restart=False)
+    def kill_writing_shard(self, driver: Driver, number: int) -> None:
+        wait_for_part(driver, number)
+        driver.shards.actors[0].apply.remote(number + 1)
+        ray.kill(driver.shards.actors[0], no_restart=False)
 
-    def deliver_twice(self, service: Any, number: int) -> None:
+    def deliver_twice(self, driver: Driver, number: int) -> None:
         """The same part is embedded and written once more, and applied several times, late and out of order."""
-        wait_for_part(service, number).unlink()
-        embed_again(number, service.drill.embed)
+        wait_for_part(driver, number).unlink()
+        embed_again(number, driver.job.embed)
         for _ in range(2):
-            service._applied_by_all(number + 1)
-            service._applied_by_all(1)
+            driver.shards.apply(number + 1)
+            driver.shards.apply(1)
 
-    def kill_searching_shard(self, service: Any, number: int) -> None:
+    def kill_searching_shard(self, driver: Driver, number: int) -> None:
         queries = np.ones((512, 8), np.float32), np.ones((512, 12), np.float32)
         for _ in range(4):
-            service.shards[1].search.remote(*queries, 10)
-        ray.kill(service.shards[1], no_restart=False)
+            driver.shards.actors[1].search.remote(*queries, 10)
+        ray.kill(driver.shards.actors[1], no_restart=False)
         time.sleep(1.0)
 
 
-def wait_for_part(service: Any, number: int) -> Path:
-    path = part_path(service.drill.embed.parts, number)
+def wait_for_part(driver: Driver, number: int) -> Path:
+    path = part_path(driver.job.folder, number)
     while not path.exists():
         time.sleep(0.05)
     return path
@@ -188,16 +189,15 @@ def test_churn_and_rollback(data: Path, tmp_path: Path, monkeypatch: pytest.Monk
         churn=ChurnSettings(inserts=20, deletes=15, rollback_at=0.5),
         throttle=ThrottleSettings(items_per_s=150.0, p99_ms=0.01),
     )
-    monkeypatch.setattr(service, "_CONTROL_S", 0.2)
+    monkeypatch.setattr(throttling, "_CONTROL_S", 0.2)
     faults = Faults()
 
-    def meddle(service: Any, number: int) -> None:
+    def meddle(driver: Driver, number: int) -> None:
         if number == 6:
-            faults.kill_searching_shard(service, number)
+            faults.kill_searching_shard(driver, number)
 
     drill = run(data, tmp_path, monkeypatch, settings, meddle)
-    rates = [e["items_per_s"] for e in Journal(drill.folder / "journal.jsonl").entries() if e["kind"] == "throttle"]
-    assert rates[-1] < 150 * 0.8
+    assert of_type(Journal(drill.folder).entries(), Throttled)[-1].items_per_s < 150 * 0.8
     quality, checkpoints = drill.table("quality"), drill.table("checkpoints")
     assert (quality.live == quality.exact).all(), "quality of the gallery as it was at that moment"
     assert checkpoints.unanswered.sum() > 0, "counted, and nobody got the answer of a part of the gallery:"
@@ -227,7 +227,7 @@ def test_a_killed_driver_is_continued(
     driver = subprocess.Popen(
         [sys.executable, "jobs/simulate.py", *arguments], env=environment, cwd=ROOT, stderr=subprocess.PIPE
     )
-    journal = Journal(tmp_path / "live" / "journal.jsonl")
+    journal = Journal(tmp_path / "live")
     deadline = time.monotonic() + 120
     while journal.applied() < 3 and time.monotonic() < deadline:
         assert driver.poll() is None, driver.communicate()[1].decode()[-2000:]
@@ -238,7 +238,7 @@ def test_a_killed_driver_is_continued(
     assert 3 <= applied < 15, "it was killed on the way"
     with journal.path.open("ab") as file:
         file.write(b'{"kind": "appl')
-    part_path(tmp_path / "live" / "parts", 1).write_bytes(b"PAR1")  # and a file was lost with the machine
+    part_path(tmp_path / "live", 1).write_bytes(b"PAR1")  # and a file was lost with the machine
     drill = run(data, tmp_path, monkeypatch, settings)
     assert_nothing_lost(drill, undisturbed)
     assert drill.table("incidents").kind.tolist() == ["part made again", "driver restarted"]

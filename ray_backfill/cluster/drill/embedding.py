@@ -7,6 +7,7 @@ itself, and only numbers come back. A file that is there is never made twice.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from time import sleep, time
 from typing import Any
@@ -22,8 +23,8 @@ from ray.actor import ActorHandle
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.datasets import open_source
 from ray_backfill.images.reading import read_ahead
-from ray_backfill.live.log import Embedded, part_path, write_part
-from ray_backfill.live.plan import DrillPlan, Operation, read_plan
+from ray_backfill.live.operations import DrillPlan, read_plan
+from ray_backfill.live.parts import Embedded, part_path, write_part
 from ray_backfill.live.throttle import ThrottleSettings, TokenBucket
 from ray_backfill.models.backbones import Backbone, pixels_to_float
 from ray_backfill.models.checkpoints import load_backbone
@@ -33,7 +34,7 @@ from ray_backfill.systems import FloatArray, IntArray
 # How much embedding actors stand back behind the other processes of their node, the shards above all.
 _NICE = 10
 
-Embed = Callable[[IntArray, Sequence[str]], Embedded]
+Embed = Callable[[IntArray, tuple[str, ...]], Embedded]
 
 
 @dataclass(frozen=True)
@@ -61,16 +62,13 @@ class FromStore:
 
 @dataclass(frozen=True)
 class EmbedJob:
-    """What every embedding actor gets. old, new: models that embed for a rollback, and for everything else."""
+    """drill: its folder. old, new: models that embed for a rollback, and for everything else. actors: that do it."""
 
     drill: Path
     source: FromImages | FromStore
     old: tuple[str, ...]
     new: tuple[str, ...]
-
-    @property
-    def parts(self) -> Path:
-        return self.drill / "parts"
+    actors: EmbedActors
 
 
 class Pacer:
@@ -103,17 +101,17 @@ class Pacer:
         self.bucket.set_rate(items_per_s, time())
 
 
-def embed_operations(numbers: Sequence[int], job: EmbedJob, pacer: ActorHandle, actors: EmbedActors) -> Iterator[int]:
+def embed_operations(numbers: Sequence[int], job: EmbedJob, pacer: ActorHandle) -> Iterator[int]:
     """Embed these operations and store them; yields each number when its file is there, about in this order."""
     if not numbers:
         return
     on_gpu = isinstance(job.source, FromImages) and job.source.on_gpu
     finished = ray.data.from_items([{"number": n} for n in numbers], override_num_blocks=len(numbers)).map_batches(
-        _PoolEmbedder,
+        _Embedder,
         fn_constructor_kwargs={"job": job, "pacer": pacer},
         batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=min(actors.number, len(numbers))),
-        num_cpus=actors.cpus,
+        compute=ray.data.ActorPoolStrategy(size=min(job.actors.number, len(numbers))),
+        num_cpus=job.actors.cpus,
         num_gpus=1 if on_gpu else 0,
     )
     for row in finished.iter_rows():
@@ -131,99 +129,83 @@ def _embed_one(number: int, job: EmbedJob) -> None:
     _Embedder(job, None)({"number": np.array([number])})
 
 
-def missing_parts(plan: DrillPlan, parts: Path) -> list[int]:
-    """Operations whose embeddings are not stored yet."""
-    return [o.number for o in plan.operations if o.has_vectors and not part_path(parts, o.number).exists()]
-
-
-class _PoolEmbedder:
-    """One actor of the pool: says that it has started, and lets queries go first on the CPUs that it shares."""
-
-    def __init__(self, job: EmbedJob, pacer: ActorHandle) -> None:
-        os.nice(_NICE)
-        self.embedder = _Embedder(job, pacer)
-        pacer.hello.remote(os.getpid())
-
-    def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        return self.embedder(batch)
+def missing_parts(plan: DrillPlan, drill: Path) -> list[int]:
+    """Operations whose embeddings are not stored yet. drill: its folder."""
+    return [o.number for o in plan.operations if o.has_vectors and not part_path(drill, o.number).exists()]
 
 
 class _Embedder:
-    """Models and source stay loaded. Without a pacer it does not wait."""
+    """One actor: models and source stay loaded.
+
+    One of the pool says that it has started, and lets queries go first on the CPUs that it shares. Without a pacer it
+    does not wait.
+    """
 
     def __init__(self, job: EmbedJob, pacer: ActorHandle | None) -> None:
+        os.nice(_NICE if pacer is not None else 0)
         self.job, self.pacer, self.plan = job, pacer, read_plan(job.drill / "plan")
-        self.embed = _open(job.source, self._wait)
+        source, wait = job.source, self._wait
+        self.embed = _from_store(source, wait) if isinstance(source, FromStore) else _from_images(source, wait)
+        if pacer is not None:
+            pacer.hello.remote(os.getpid())
 
     def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         for number in batch["number"]:
             operation = self.plan.operations[int(number)]
-            if not part_path(self.job.parts, operation.number).exists():
-                write_part(self.job.parts, operation, self.embed(operation.positions, self._models(operation)))
+            if not part_path(self.job.drill, operation.number).exists():
+                models = self.job.old if operation.kind == "rollback" else self.job.new
+                write_part(self.job.drill, operation, self.embed(operation.positions, models))
         return {"number": batch["number"]}
-
-    def _models(self, operation: Operation) -> tuple[str, ...]:
-        return self.job.old if operation.kind == "rollback" else self.job.new
 
     def _wait(self, items: int) -> None:
         if self.pacer is not None:
             sleep(ray.get(self.pacer.reserve.remote(items)))
 
 
-def _open(source: FromImages | FromStore, wait: Callable[[int], None]) -> Embed:
-    return _open_store(source, wait) if isinstance(source, FromStore) else _open_images(source, wait)
+def _from_store(source: FromStore, wait: Callable[[int], None]) -> Embed:
+    @cache
+    def vectors_of(models: tuple[str, ...]) -> dict[str, FloatArray]:
+        return read_table(source.gallery, models, models).vectors
 
-
-def _open_store(source: FromStore, wait: Callable[[int], None]) -> Embed:
-    tables: dict[tuple[str, ...], dict[str, FloatArray]] = {}
-
-    def embed(positions: IntArray, models: Sequence[str]) -> Embedded:
+    def embed(positions: IntArray, models: tuple[str, ...]) -> Embedded:
         wait(len(positions))
-        key = tuple(models)
-        if key not in tables:
-            tables[key] = read_table(source.gallery, key, key).vectors
-        return Embedded(positions, {model: values[positions] for model, values in tables[key].items()})
+        return Embedded(positions, {model: values[positions] for model, values in vectors_of(models).items()})
 
     return embed
 
 
-def _open_images(source: FromImages, wait: Callable[[int], None]) -> Embed:
+def _from_images(source: FromImages, wait: Callable[[int], None]) -> Embed:
     images = open_source(source.data)
     device = torch.device("cuda" if source.on_gpu else "cpu")
     torch.set_num_threads(source.threads)
-    loaded: dict[str, Backbone] = {}
     ids_N = np.concatenate([pq.read_table(f, columns=["id"])["id"].to_numpy() for f in _files(source.gallery)])
     all_ids = images.items("gallery").ids_N
     by_id = np.argsort(all_ids, kind="stable")
 
-    def embed(positions: IntArray, models: Sequence[str]) -> Embedded:
-        for model in models:
-            if model not in loaded:
-                loaded[model] = load_backbone(source.backbones[model])[0].to(device)
-        networks = {model: loaded[model] for model in models}
+    @cache
+    def network_of(model: str) -> Backbone:
+        return load_backbone(source.backbones[model])[0].to(device)
+
+    def embed(positions: IntArray, models: tuple[str, ...]) -> Embedded:
+        networks = {model: network_of(model) for model in models}
+        outputs = {m: [np.empty((0, n.classifier.in_features), np.float32)] for m, n in networks.items()}
         rows = by_id[np.searchsorted(all_ids, ids_N[positions], sorter=by_id)]
         batches = [rows[i : i + source.batch] for i in range(0, len(rows), source.batch)]
-        kept, broken, outputs = [], [], []
-        done = 0
+        is_broken, broken, done = np.zeros(len(rows), np.bool_), [], 0
         for of_batch, pixels in read_ahead(images, "gallery", batches, source.threads):
             wait(len(of_batch))
-            at = positions[done : done + len(of_batch)]
+            for i, reason in sorted(pixels.broken.items()):
+                is_broken[done + i] = True
+                broken.append((int(positions[done + i]), reason))
+            good = ~is_broken[done : done + len(of_batch)]
             done += len(of_batch)
-            good = np.setdiff1d(np.arange(len(of_batch)), list(pixels.broken))
-            kept.append(at[good])
-            broken += [(int(at[i]), reason) for i, reason in sorted(pixels.broken.items())]
-            if len(good):
+            if good.any():
                 with torch.inference_mode():
                     batch = pixels_to_float(torch.from_numpy(pixels.pixels_BSSC[good]).to(device))
-                    outputs.append({model: network.embed(batch).cpu().numpy() for model, network in networks.items()})
-        vectors = {
-            model: np.concatenate(
-                [np.empty((0, network.classifier.in_features), np.float32)] + [o[model] for o in outputs]
-            )
-            for model, network in networks.items()
-        }
-        found = Embedded(np.concatenate([np.empty(0, np.int64), *kept]), vectors, tuple(broken))
-        return _without_useless(found, source.zero_is_broken)
+                    for model, network in networks.items():
+                        outputs[model].append(network.embed(batch).cpu().numpy())
+        vectors: dict[str, FloatArray] = {model: np.concatenate(values) for model, values in outputs.items()}
+        return _without_useless(Embedded(positions[~is_broken], vectors, tuple(broken)), source.zero_is_broken)
 
     return embed
 

@@ -1,21 +1,20 @@
-"""What is on disk survives what dies: parts are whole or known to be bad, half a line was never written."""
+"""What is on disk survives what dies: parts are whole or known to be bad."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ray_backfill.live.log import (
+from ray_backfill.live.operations import Operation
+from ray_backfill.live.parts import (
     BadPartError,
     Embedded,
-    Journal,
     part_path,
     read_broken,
     read_part,
     set_aside,
     write_part,
 )
-from ray_backfill.live.plan import Operation
 
 OPERATION = Operation(3, "backfill", np.array([7, 2, 9, 4]))
 
@@ -32,7 +31,7 @@ def test_a_part_is_read_as_it_was_written(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read.vectors["new"], embedded().vectors["new"])
     assert read.broken == ((9, "truncated"),)
     assert read_broken(tmp_path, 3).tolist() == [9]
-    assert [path.name for path in tmp_path.iterdir()] == ["part-000003.parquet"], "no temporary file stays"
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["part-000003.parquet"], "no temporary file stays"
 
 
 def test_a_part_of_no_readable_image_has_its_columns(tmp_path: Path) -> None:
@@ -85,26 +84,3 @@ def test_a_part_of_another_plan_is_bad(tmp_path: Path, other: Operation) -> None
 def test_a_missing_part_is_bad(tmp_path: Path) -> None:
     with pytest.raises(BadPartError):
         read_part(tmp_path, OPERATION)
-
-
-def test_half_a_line_was_never_written(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "drill" / "journal.jsonl")
-    assert journal.entries() == []
-    assert journal.applied() == 0
-    journal.add("applied", applied=1)
-    journal.add("applied", applied=2)
-    with journal.path.open("ab") as file:
-        file.write(b'{"kind": "applied", "appl')
-    assert journal.applied() == 2
-    journal.mend()
-    journal.add("applied", applied=3)
-    assert [entry["applied"] for entry in journal.entries()] == [1, 2, 3]
-
-
-def test_a_journal_of_half_a_line_is_empty(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
-    journal.path.write_bytes(b'{"ki')
-    journal.mend()
-    assert journal.entries() == []
-    journal.add("started")
-    assert journal.entries() == [{"kind": "started"}]

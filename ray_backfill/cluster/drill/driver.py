@@ -1,0 +1,154 @@
+"""The driver of a drill: has items embedded, stored and applied while queries are served, and measures on the way.
+
+Everything that it learns goes to disk as it happens (the journal, the answers at checkpoints, the events of the
+traffic), so that a driver that was killed is continued by the next one.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from tqdm import tqdm
+
+from ray_backfill.cluster.drill.job import DrillJob
+from ray_backfill.cluster.drill.recorder import Recorder
+from ray_backfill.cluster.drill.shard_set import ShardSet
+from ray_backfill.cluster.drill.supervisor import EmbeddingSupervisor
+from ray_backfill.cluster.drill.throttling import ThrottleLoop
+from ray_backfill.cluster.drill.traffic import Traffic
+from ray_backfill.cluster.drill.watch import QUALITY, write_targets
+from ray_backfill.live.answers import write_answers
+from ray_backfill.live.operations import Operation
+from ray_backfill.live.quality import live_quality, only_alive
+from ray_backfill.tables.drill import Checkpoint
+from ray_backfill.tables.journal import CheckpointMeasured, Finished, Journal, Started, of_type
+
+
+def run_drill(job: DrillJob) -> None:
+    """Do what of the plan is not done, in a connected Ray; returns when all of it is applied and measured.
+
+    Leaves ``journal.jsonl``, ``parts``, ``answers`` and ``events`` in the drill's folder.
+
+    Raises:
+        RuntimeError: a shard did not come back, or an answer broke an invariant.
+    """
+    write_targets(job.folder / "prometheus_targets.json")
+    journal = Journal(job.folder)
+    journal.mend()
+    entries = journal.entries()
+    if of_type(entries, Finished):
+        return
+    with _serving(job) as driver:
+        if not entries:
+            driver.traffic.rest(job.settings.traffic.warm_up_s + job.settings.quiet_s)
+        _backfill(driver, {entry.moment for entry in of_type(entries, CheckpointMeasured)})
+        driver.traffic.rest(job.settings.quiet_s)
+        driver.embedding.check_parts(job.plan)
+        driver.recorder.journal.add(Finished(driver.recorder.now_s()))
+
+
+def _backfill(driver: "Driver", measured: set[int]) -> None:
+    """Apply operation after operation as their embeddings arrive, and measure at every checkpoint."""
+    plan, done = driver.job.plan, driver.recorder.journal.applied()
+    total = sum(len(o.positions) for o in plan.operations if o.kind == "backfill")
+    before = sum(len(o.positions) for o in plan.operations[:done] if o.kind == "backfill")
+    with (
+        driver.embedding.running(plan) as arrivals,
+        tqdm(total=total, initial=before, desc="backfill", unit=" items", dynamic_ncols=True) as bar,
+    ):
+        for checkpoint in plan.checkpoints:
+            for operation in plan.operations[done : checkpoint.applied]:
+                if operation.has_vectors:
+                    arrivals.wait_for(operation.number, partial(driver.look_after, operation.number))
+                driver.apply(operation)
+                if operation.kind == "backfill":
+                    bar.update(len(operation.positions))
+            done = max(done, checkpoint.applied)
+            if checkpoint.moment not in measured:
+                bar.write(driver.measure(checkpoint), file=sys.stderr)
+
+
+@contextmanager
+def _serving(job: DrillJob) -> Iterator["Driver"]:
+    """Shards and traffic for the length of the block."""
+    driver = Driver(job)
+    try:
+        driver.start()
+        yield driver
+        driver.traffic.stop()
+    finally:
+        driver.close()
+
+
+class Driver:
+    """The running parts of a drill, and what takes several of them."""
+
+    def __init__(self, job: DrillJob) -> None:
+        self.job = job
+        self.recorder = recorder = Recorder(job.name, job.folder)
+        self.embedding = EmbeddingSupervisor(job.embed, job.settings.throttle, recorder.incident)
+        self.shards = ShardSet(job, self.embedding.make_again, recorder.incident)
+        self.traffic = Traffic(job, recorder.leg, self.shards.router)
+        self.throttle = ThrottleLoop(job.settings.throttle, self.embedding, self.traffic, recorder)
+
+    def start(self) -> None:
+        """Returns when all shards are there and the traffic has begun."""
+        recorder, applied = self.recorder, self.recorder.journal.applied()
+        self.shards.apply(applied)
+        for operation in self.job.plan.operations[:applied]:
+            if operation.has_vectors:
+                self.embedding.note_broken(operation.number)
+        self.traffic.wait_until_ready()
+        zero = recorder.start_clock()
+        recorder.journal.add(Started(recorder.now_s(), recorder.leg, self.traffic.warm_up_s))
+        if recorder.leg:
+            recorder.incident("driver restarted", f"{applied} operations were applied before")
+        self.traffic.start(zero)
+        self.throttle.start()
+
+    def apply(self, operation: Operation) -> None:
+        """Have an operation and all before it applied by every shard, whatever it takes, and write it down."""
+        size = self.shards.apply(operation.number + 1)
+        lost = self.embedding.note_broken(operation.number) if operation.has_vectors else 0
+        self.recorder.applied(operation, len(operation.positions) - lost, size)
+        self._look_after_actors()
+
+    def look_after(self, applied: int) -> None:
+        """Shards that were started again have what they had; whoever else died is noted, or raised."""
+        self.shards.apply(applied)
+        self._look_after_actors()
+
+    def measure(self, checkpoint: Checkpoint) -> str:
+        """Ask every query of the evaluation; keep the answers, and tell the quality in a line."""
+        recorder, questions = self.recorder, self.job.questions
+        began_s = recorder.now_s()
+        answers = self.shards.answers(checkpoint, questions)
+        write_answers(self.job.folder, checkpoint.moment, answers)
+        state = self.job.plan.state(checkpoint.applied, self.embedding.broken)
+        quality = live_quality(answers.position, only_alive(questions.truth, state), questions.metrics)
+        size = self.shards.apply(checkpoint.applied)
+        for metric, value in quality.items():
+            recorder.watch.set(QUALITY, value, metric)
+        recorder.journal.add(
+            CheckpointMeasured(
+                recorder.now_s(), checkpoint.moment, began_s, quality,
+                size.old_items, size.new_items, size.old_bytes, size.new_bytes,
+            )
+        )  # fmt: skip
+        named = ", ".join(f"{metric} {100 * value:.1f} %" for metric, value in quality.items())
+        phase = " after the rollback" if checkpoint.phase == "rollback" else ""
+        return f"t = {checkpoint.t:.2f}{phase}: {named}"
+
+    def close(self) -> None:
+        """Ends all that this driver has started."""
+        self.throttle.close()
+        self.recorder.watch.close()
+        self.traffic.close()
+        self.shards.close()
+        self.embedding.close()
+
+    def _look_after_actors(self) -> None:
+        """Notes embedding actors that were started again; raises what stopped the traffic, if anything did."""
+        self.embedding.look_after()
+        self.traffic.look_after()

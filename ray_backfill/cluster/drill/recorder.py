@@ -1,0 +1,63 @@
+"""Writes down what happens in a drill and when: in its journal, and for whoever watches."""
+
+import math
+import time
+from pathlib import Path
+
+from ray_backfill.cluster.drill import watch
+from ray_backfill.live.operations import Operation
+from ray_backfill.live.shard import ShardSize
+from ray_backfill.live.timeline import read_events
+from ray_backfill.tables.journal import Applied, Incident, Journal, Started, Throttled, of_type
+
+
+class Recorder:
+    """The journal of a drill, its clock, and its metrics. leg: which driver of the drill this is, from 0.
+
+    Time goes on where that of the last driver ended, as far as is known; starting up is not on the clock.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.journal, self.watch = Journal(folder), watch.Watch(name)
+        entries = self.journal.entries()
+        self.leg = len(of_type(entries, Started))
+        self.before_s = max([e.elapsed_s for e in entries] + read_events(folder).scheduled_s.tolist(), default=0.0)
+        self.zero: float | None = None
+        self.last_applied: float | None = None
+
+    def start_clock(self) -> float:
+        """Returns ``time.time`` of the moment at which the drill would have begun without interruptions."""
+        self.zero = time.time() - self.before_s
+        return self.zero
+
+    def now_s(self) -> float:
+        """Seconds since the drill began."""
+        return round(self.before_s if self.zero is None else time.time() - self.zero, 3)
+
+    def incident(self, what: str, detail: str) -> None:
+        """Something went wrong, and the drill goes on."""
+        self.journal.add(Incident(self.now_s(), what, detail))
+        self.watch.count(watch.INCIDENTS, 1, what)
+
+    def applied(self, operation: Operation, items: int, size: ShardSize) -> None:
+        """All shards have applied an operation. items: that it moved. size: of all shards together."""
+        self.journal.add(Applied(self.now_s(), operation.number + 1, operation.kind, items))
+        self.watch.set(watch.PROGRESS, size.new_items / max(size.old_items + size.new_items, 1))
+        for side, n_items, n_bytes in (
+            ("old", size.old_items, size.old_bytes),
+            ("new", size.new_items, size.new_bytes),
+        ):
+            self.watch.set(watch.PARTITION_ITEMS, n_items, side)
+            self.watch.set(watch.PARTITION_BYTES, n_bytes, side)
+        if operation.kind == "backfill" and items:
+            now = time.monotonic()
+            self.watch.count(watch.ITEMS, items)
+            if self.last_applied is not None:
+                self.watch.set(watch.RATE, items / max(now - self.last_applied, 1e-9))
+            self.last_applied = now
+
+    def throttled(self, items_per_s: float, p99_ms: float | None) -> None:
+        """The throttle allows this rate, infinite if any, for this latency of the queries."""
+        self.watch.set(watch.THROTTLE, items_per_s)
+        if math.isfinite(items_per_s):
+            self.journal.add(Throttled(self.now_s(), round(items_per_s, 1), p99_ms))

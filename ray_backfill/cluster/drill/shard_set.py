@@ -1,0 +1,115 @@
+"""All shards of a drill as one: what is asked of them is done in the end, whoever dies meanwhile."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import fields
+
+import numpy as np
+import ray
+
+from ray_backfill.cluster.drill.job import DrillJob, Questions
+from ray_backfill.cluster.drill.router import Router, UnansweredError
+from ray_backfill.cluster.drill.shards import start_shards
+from ray_backfill.live.answers import Answer
+from ray_backfill.live.parts import BadPartError
+from ray_backfill.live.shard import ShardSize
+from ray_backfill.systems import FloatArray
+from ray_backfill.tables.drill import Checkpoint
+
+# Queries of a checkpoint that go to the shards together. Few: users ask at the same time.
+_BATCH = 16
+# How long a shard may take to come back before the drill is given up.
+_PATIENCE_S = 1800.0
+
+
+class ShardSet:
+    """make_again: has the embeddings of an operation made again that a shard could not read.
+
+    tell: hears of incidents, as (what, in detail).
+    """
+
+    def __init__(
+        self, job: DrillJob, make_again: Callable[[BadPartError], None], tell: Callable[[str, str], None]
+    ) -> None:
+        edges = [0, *(shard.place.last for shard in job.shards)]
+        self.actors = start_shards(job.shards, job.settings.shards)
+        self.router = Router(self.actors, job.plan.sizes(edges))
+        self.make_again, self.tell = make_again, tell
+        self.pids: dict[int, int] = {}
+
+    def apply(self, applied: int) -> ShardSize:
+        """Have the first ``applied`` operations applied by every shard; returns the size of all shards together.
+
+        Raises:
+            RuntimeError: a shard cannot be started, or does not come back in time.
+        """
+        sizes: dict[int, ShardSize] = {}
+        until = time.monotonic() + _PATIENCE_S
+        while len(sizes) < len(self.actors):
+            waiting = {i: s.apply.remote(applied) for i, s in enumerate(self.actors) if i not in sizes}
+            for shard, call in waiting.items():
+                try:
+                    sizes[shard], pid = ray.get(call)
+                    self._know(shard, pid)
+                except ray.exceptions.RayActorError as error:
+                    if time.monotonic() > until or error.actor_init_failed:
+                        raise RuntimeError(
+                            f"shard {shard} cannot be started, or took over {_PATIENCE_S:g} s"
+                        ) from error
+                    time.sleep(0.1)
+                except ray.exceptions.RayTaskError as error:
+                    if not isinstance(error.cause, BadPartError):
+                        raise
+                    self.make_again(error.cause)
+                    break  # the others may have met the same file: ask them again
+        return ShardSize(
+            applied,
+            sum(size.old_items for size in sizes.values()),
+            sum(size.new_items for size in sizes.values()),
+            sum(size.old_bytes for size in sizes.values()),
+            sum(size.new_bytes for size in sizes.values()),
+        )
+
+    def answers(self, checkpoint: Checkpoint, questions: Questions) -> Answer:
+        """The answers to all queries, every shard in the state of the checkpoint. One batch after the other.
+
+        Raises:
+            RuntimeError: an answer broke an invariant, or a shard did not come back in time.
+        """
+        return asyncio.run(self._answers(checkpoint, questions))
+
+    def close(self) -> None:
+        """The shards end; what they know is on disk."""
+        for actor in self.actors:
+            ray.kill(actor)
+
+    def _know(self, shard: int, pid: int) -> None:
+        if self.pids.get(shard, pid) != pid:
+            self.tell("shard restarted", f"shard {shard}")
+        self.pids[shard] = pid
+
+    async def _answers(self, checkpoint: Checkpoint, questions: Questions) -> Answer:
+        answers = [
+            await self._ask(
+                checkpoint, questions.backward[i : i + _BATCH], questions.forward[i : i + _BATCH], questions.k
+            )
+            for i in range(0, len(questions.backward), _BATCH)
+        ]
+        return Answer(*(np.concatenate([getattr(a, field.name) for a in answers]) for field in fields(Answer)))
+
+    async def _ask(self, checkpoint: Checkpoint, backward: FloatArray, forward: FloatArray, k: int) -> Answer:
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                routed = await self.router.search(backward, forward, k, _PATIENCE_S)
+            except UnansweredError as error:
+                raise RuntimeError(f"a shard did not come back within {_PATIENCE_S:g} s") from error
+            if routed.violations:
+                raise RuntimeError(f"checkpoint {checkpoint.moment}: an item was lost or served twice")
+            if routed.applied == (checkpoint.applied, checkpoint.applied):
+                return routed.answer
+            if time.monotonic() > until:
+                raise RuntimeError(f"shards are at operations {routed.applied}, not {checkpoint.applied}")
+            # A shard that was started again may lack operations whose embeddings cannot be read.
+            await asyncio.to_thread(self.apply, checkpoint.applied)

@@ -1,0 +1,132 @@
+"""Has the items of a drill embedded ahead of what is applied, and looks after what becomes of it."""
+
+import logging
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ray
+from ray.actor import ActorHandle
+
+from ray_backfill.cluster.drill.embedding import EmbedJob, Pacer, embed_again, embed_operations, missing_parts
+from ray_backfill.live.operations import DrillPlan
+from ray_backfill.live.parts import BadPartError, part_path, read_broken, read_part, set_aside
+from ray_backfill.live.throttle import ThrottleSettings
+from ray_backfill.systems import IntArray
+
+# How often the embeddings of an operation are made before the drill is given up.
+_ATTEMPTS = 3
+# Between two looks at the actors while embeddings are waited for; and how long the pipeline may take to stop.
+_LOOK_S, _STOP_S = 1.0, 20.0
+
+
+class Arrivals:
+    """Which operations have their embeddings on disk, as the pipeline tells. drill: its folder."""
+
+    def __init__(self, drill: Path) -> None:
+        self.drill = drill
+        self.told: queue.Queue[BaseException | int | None] = queue.Queue()
+
+    def wait_for(self, number: int, meanwhile: Callable[[], None]) -> None:
+        """Returns when the file is there. meanwhile: is called every second."""
+        while not part_path(self.drill, number).exists():
+            try:
+                told = self.told.get(timeout=_LOOK_S)
+            except queue.Empty:
+                meanwhile()
+                continue
+            if isinstance(told, BaseException):
+                raise told
+            if told is None and not part_path(self.drill, number).exists():
+                raise RuntimeError(f"the pipeline has ended without the embeddings of operation {number}")
+
+
+class EmbeddingSupervisor:
+    """The embedding actors with their pacer, and the files that they make.
+
+    broken: operation -> positions of its items whose image could not be read. tell: hears of incidents.
+    """
+
+    def __init__(self, job: EmbedJob, throttle: ThrottleSettings, tell: Callable[[str, str], None]) -> None:
+        self.job, self.tell = job, tell
+        self.pacer: ActorHandle = ray.remote(num_cpus=0)(Pacer).remote(throttle)
+        self.broken: dict[int, IntArray] = {}
+        self.made_again: Counter[int] = Counter()
+        self.started = job.actors.number
+
+    @contextmanager
+    def running(self, plan: DrillPlan) -> Iterator[Arrivals]:
+        """The pipeline embeds what is missing beside the driver, for the length of the block."""
+        arrivals = Arrivals(self.job.drill)
+
+        def run() -> None:
+            try:
+                for number in embed_operations(missing_parts(plan, self.job.drill), self.job, self.pacer):
+                    arrivals.told.put(number)
+                arrivals.told.put(None)
+            except BaseException as error:  # the driver raises it
+                arrivals.told.put(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        try:
+            yield arrivals
+        finally:
+            # Left alone it would outlive the connection to Ray, and start a Ray of its own with its next call.
+            if thread.is_alive():
+                logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # that it fails now is meant
+            self.close()
+            thread.join(_STOP_S)
+
+    def note_broken(self, number: int) -> int:
+        """Remember which items of an operation could not be read; returns how many."""
+        found = read_broken(self.job.drill, number)
+        self.broken.pop(number, None)
+        if len(found):
+            self.broken[number] = found
+        return len(found)
+
+    def make_again(self, bad: BadPartError) -> None:
+        """Set aside the embeddings of an operation, and make them again.
+
+        Raises:
+            RuntimeError: they were made too often already.
+        """
+        self.made_again[bad.number] += 1
+        if self.made_again[bad.number] > _ATTEMPTS:
+            raise RuntimeError(f"made {_ATTEMPTS} times, and still: {bad.reason}") from bad
+        self.tell("part made again", bad.reason)
+        set_aside(self.job.drill, bad.number)
+        embed_again(bad.number, self.job)
+        self.note_broken(bad.number)
+
+    def check_parts(self, plan: DrillPlan) -> None:
+        """Read all embeddings once more, and make again what cannot be read: whoever comes later needs them."""
+        for operation in plan.operations:
+            if operation.has_vectors:
+                try:
+                    read_part(self.job.drill, operation)
+                except BadPartError as error:
+                    self.make_again(error)
+
+    def look_after(self) -> None:
+        """Tell of embedding actors that were started again."""
+        started = len(ray.get(self.pacer.started.remote()))
+        for _ in range(self.started, started):
+            self.tell("embedding actor restarted", "Ray Data started another one")
+        self.started = max(self.started, started)
+
+    def reserved(self) -> int:
+        """Items that the pacer has let through so far."""
+        return ray.get(self.pacer.reserved.remote())
+
+    def set_rate(self, items_per_s: float) -> None:
+        """How many items all actors together may embed a second from now on."""
+        ray.get(self.pacer.set_rate.remote(items_per_s))
+
+    def close(self) -> None:
+        """Embedding actors fail without the pacer, and the pipeline with them; one that has ended does not notice."""
+        ray.kill(self.pacer)

@@ -1,0 +1,123 @@
+"""What a live backfill tells Prometheus while it runs: every metric, and who writes them.
+
+Ray exports each as ``ray_<name>`` on the metrics port of the node whose process wrote it, so a writer is made inside
+the process that measures; to make one needs no connection, to be seen does. docs/watching.md says how to look.
+"""
+
+import json
+import math
+import threading
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import ray
+from ray.util.metrics import Counter, Gauge, Histogram
+
+from ray_backfill.files import write_whole
+
+# fmt: off
+LATENCY_BUCKETS_S = (
+    0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075,
+    0.01, 0.015, 0.02, 0.03, 0.05, 0.075,
+    0.1, 0.15, 0.2, 0.3, 0.5, 0.75,
+    1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0,
+)
+# fmt: on
+
+# Ray forgets a gauge that is not set again within two of its report intervals, which are one second at least.
+_REFRESH_S = 0.5
+
+
+class Metric(NamedTuple):
+    """tag: the one that it has beside ``drill``, if any."""
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram"]
+    description: str
+    tag: str = ""
+
+    @property
+    def exported(self) -> str:
+        """As Prometheus knows it; a histogram's series have ``_bucket``, ``_sum`` and ``_count`` behind that."""
+        return f"ray_{self.name}{'_total' if self.kind == 'counter' else ''}"
+
+    def tags(self, value: str) -> dict[str, str]:
+        """The tag with this value, as Ray wants it."""
+        return {self.tag: value} if self.tag else {}
+
+
+PROGRESS = Metric("backfill_progress", "gauge", "Share of the gallery that is backfilled, 0 to 1")
+PARTITION_ITEMS = Metric("backfill_partition_items", "gauge", "Items that a partition serves", "partition")
+PARTITION_BYTES = Metric("backfill_partition_bytes", "gauge", "Bytes of a partition's vectors", "partition")
+ITEMS = Metric("backfill_items", "counter", "Items re-embedded and written, repeats included")
+RATE = Metric("backfill_rate_items_per_s", "gauge", "Items backfilled a second, as the driver measures it")
+THROTTLE = Metric(
+    "backfill_throttle_items_per_s", "gauge", "Items a second that the throttle allows; none without a limit"
+)
+QUALITY = Metric("backfill_live_quality", "gauge", "Quality of the answers that users get, 0 to 1", "metric")
+INCIDENTS = Metric("backfill_incidents", "counter", "Faults seen: processes that died, writes that failed", "kind")
+LATENCY = Metric("backfill_query_latency_seconds", "histogram", "From a request's scheduled time to its end")
+QUERIES = Metric("backfill_queries", "counter", "Queries answered, and not answered by their deadline", "outcome")
+RETRIES = Metric("backfill_retries", "counter", "Requests sent again")
+METRICS = (
+    PROGRESS, PARTITION_ITEMS, PARTITION_BYTES, ITEMS, RATE, THROTTLE, QUALITY, INCIDENTS, LATENCY, QUERIES, RETRIES,
+)  # fmt: skip
+
+
+class Watch:
+    """Writes the metrics of one drill. Repeats every gauge from a thread, until ``close``."""
+
+    def __init__(self, drill: str) -> None:
+        self._metrics = {metric: _made(metric, drill) for metric in METRICS}
+        self._values: dict[tuple[Metric, str], float] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        threading.Thread(target=self._refresh, daemon=True).start()
+
+    def set(self, gauge: Metric, value: float, tag: str = "") -> None:
+        """What a gauge shows from now on; an infinite value shows nothing."""
+        with self._lock:
+            if math.isinf(value):
+                self._values.pop((gauge, tag), None)
+            else:
+                self._values[gauge, tag] = float(value)
+                self._metrics[gauge].set(float(value), gauge.tags(tag))
+
+    def count(self, counter: Metric, by: float, tag: str = "") -> None:
+        """So many more."""
+        if by:  # Ray refuses to count by 0
+            self._metrics[counter].inc(by, counter.tags(tag))
+
+    def observe(self, histogram: Metric, value: float) -> None:
+        """One more value of a distribution."""
+        self._metrics[histogram].observe(value)
+
+    def close(self) -> None:
+        """The gauges disappear within two of Ray's report intervals; counters stay while their node lives."""
+        self._closed.set()
+
+    def _refresh(self) -> None:
+        while not self._closed.wait(_REFRESH_S):
+            with self._lock:
+                for (gauge, tag), value in self._values.items():
+                    self._metrics[gauge].set(value, gauge.tags(tag))
+
+
+def _made(metric: Metric, drill: str) -> Any:
+    tag_keys = ("drill", metric.tag) if metric.tag else ("drill",)
+    if metric.kind == "histogram":
+        made = Histogram(metric.name, metric.description, list(LATENCY_BUCKETS_S), tag_keys)
+    else:
+        made = {"gauge": Gauge, "counter": Counter}[metric.kind](metric.name, metric.description, tag_keys)
+    return made.set_default_tags({"drill": drill})
+
+
+def write_targets(path: Path) -> None:
+    """Write the metrics ports of the connected Ray's nodes in Prometheus's ``file_sd_configs`` format (a .json file).
+
+    Ray's own file of this kind is written by its dashboard, and a Ray that ``session`` starts has none; its metrics
+    are exported all the same.
+    """
+    targets = [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in ray.nodes() if node["Alive"]]
+    text = json.dumps([{"labels": {"job": "ray"}, "targets": targets}])
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

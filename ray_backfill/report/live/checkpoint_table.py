@@ -1,0 +1,71 @@
+"""The checkpoints as a table of texts; a column stands only where it says something."""
+
+from collections.abc import Callable
+
+from ray_backfill.report.live.drill_folder import Drill
+from ray_backfill.report.live.numbers import count, duration, megabytes, milliseconds, points, progress, rate
+from ray_backfill.report.wording import percent
+from ray_backfill.tables.drill import CheckpointRow, QualityRow
+
+SPACE = "\u00a0"  # a heading breaks elsewhere
+Column = tuple[str, Callable[[CheckpointRow, QualityRow], str]]
+
+
+def checkpoint_table(drill: Drill) -> tuple[list[str], list[list[str]]]:
+    """Headings, and a row a checkpoint: quality by the primary metric in per cent, differences in points."""
+    both = list(zip(drill.checkpoints, drill.quality[drill.primary], strict=True))
+    rare: list[Column] = [
+        ("violations", lambda c, q: count(c.violations)),
+        ("kept old", lambda c, q: count(c.kept_old)),
+        ("inserted", lambda c, q: count(c.inserted)),
+        ("deleted", lambda c, q: count(c.deleted)),
+    ]
+    shown = _columns(drill) + [(name, cell) for name, cell in rare if any(cell(c, q) != "0" for c, q in both)]
+    return [name for name, _ in shown], [[cell(c, q) for _, cell in shown] for c, q in both]
+
+
+def metric_table(drill: Drill, metric: str) -> tuple[list[str], list[list[str]]]:
+    """Headings, and a row a checkpoint: the quality alone, with every digit that decides."""
+    names, rows = ["t", "live", "exact", f"live −{SPACE}exact", "replayed", f"live −{SPACE}replayed"], []
+    for checkpoint, q in zip(drill.checkpoints, drill.quality[metric], strict=True):
+        promised = drill.promised(checkpoint, metric)
+        numbers = [percent(q.live, 2), percent(q.exact, 2), points(q.live - q.exact), percent(promised, 2)]
+        rows.append([where(checkpoint), *numbers, points(q.live - promised)])
+    return names, rows
+
+
+def where(checkpoint: CheckpointRow) -> str:
+    """How a row is called: its progress; a rollback's by what it is."""
+    return f"{progress(checkpoint)}, rolled back" if checkpoint.is_rollback else progress(checkpoint)
+
+
+def _columns(drill: Drill) -> list[Column]:
+    columns: list[Column] = [
+        ("t", lambda c, q: where(c)),
+        ("elapsed", lambda c, q: duration(c.elapsed_s)),
+        ("live", lambda c, q: percent(q.live)),
+        ("exact", lambda c, q: percent(q.exact)),
+        (f"−{SPACE}exact", lambda c, q: points(q.live - q.exact)),
+        (f"−{SPACE}replay", lambda c, q: points(q.live - drill.promised(c, drill.primary))),
+    ]
+    if not drill.facts.is_exact:
+        columns += [
+            ("recall old", lambda c, q: percent(c.old_recall)),
+            ("recall new", lambda c, q: percent(c.new_recall)),
+        ]
+    if drill.has_traffic:
+        columns += [
+            ("p50 ms", lambda c, q: milliseconds(c.p50_ms)),
+            ("p95 ms", lambda c, q: milliseconds(c.p95_ms)),
+            ("p99 ms", lambda c, q: milliseconds(c.p99_ms)),
+            ("queries/s", lambda c, q: rate(c.queries_per_s)),
+        ]
+    columns += [
+        ("items/s", lambda c, q: rate(c.items_per_s)),
+        ("old items", lambda c, q: count(c.old_items)),
+        ("new items", lambda c, q: count(c.new_items)),
+        ("MB", lambda c, q: megabytes(c.old_bytes + c.new_bytes)),
+        ("unanswered", lambda c, q: count(c.unanswered)),
+        ("retried", lambda c, q: count(c.retried)),
+    ]
+    return columns

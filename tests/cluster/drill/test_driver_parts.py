@@ -1,0 +1,80 @@
+"""The parts of a driver, each alone."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ray_backfill.cluster.drill import supervisor
+from ray_backfill.cluster.drill.embedding import EmbedJob, FromStore
+from ray_backfill.cluster.drill.recorder import Recorder
+from ray_backfill.cluster.drill.supervisor import Arrivals, EmbeddingSupervisor
+from ray_backfill.cluster.drill.throttling import ThrottleLoop
+from ray_backfill.cluster.embed import EmbedActors
+from ray_backfill.live.operations import Operation
+from ray_backfill.live.parts import BadPartError, Embedded, part_path, write_part
+from ray_backfill.live.throttle import ThrottleSettings
+from ray_backfill.tables.journal import Applied, Incident, Journal, Started, Throttled, of_type
+
+
+def test_the_clock_goes_on_where_the_last_driver_stopped(tmp_path: Path) -> None:
+    Journal(tmp_path).add(Started(0.0, 0, 1.0))
+    Journal(tmp_path).add(Applied(12.5, 1, "backfill", 30))
+    recorder = Recorder("test", tmp_path)
+    assert (recorder.leg, recorder.now_s()) == (1, 12.5), "starting up is not on the clock"
+    assert time.time() - recorder.start_clock() == pytest.approx(12.5, abs=0.5)
+    recorder.incident("shard restarted", "shard 1")
+    (incident,) = of_type(Journal(tmp_path).entries(), Incident)
+    assert (incident.what, incident.detail) == ("shard restarted", "shard 1")
+    assert 12.5 <= incident.elapsed_s < 14
+
+
+def test_the_throttle_slows_the_embedding_down_and_writes_it_down(tmp_path: Path) -> None:
+    rates: list[float] = []
+    embedding: Any = SimpleNamespace(reserved=lambda: 3000, set_rate=rates.append)
+    latencies_ms: list[float] = []
+    traffic: Any = SimpleNamespace(recent_ms=lambda seconds: latencies_ms)
+    loop = ThrottleLoop(ThrottleSettings(p99_ms=20), embedding, traffic, Recorder("test", tmp_path))
+    loop.step()
+    assert rates == [np.inf], "no query was due"
+    loop.reserved, latencies_ms[:] = 0, [50.0] * 100
+    loop.step()
+    assert rates[1] == pytest.approx(0.7 * 1000), "of 3,000 items in 3 s"
+    assert [(e.items_per_s, e.p99_ms) for e in of_type(Journal(tmp_path).entries(), Throttled)] == [(700.0, 50.0)]
+
+
+def test_a_driver_waits_for_a_file_and_hears_what_stopped_the_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_LOOK_S", 0.01)
+    arrivals, path = Arrivals(tmp_path), part_path(tmp_path, 3)
+    path.parent.mkdir()
+    arrivals.told.put(2)
+    arrivals.wait_for(3, path.touch)
+    for told, said in ((OSError("disk is full"), "disk is full"), (None, "without the embeddings of operation 4")):
+        arrivals.told.put(told)
+        with pytest.raises((OSError, RuntimeError), match=said):
+            arrivals.wait_for(4, path.touch)
+
+
+def test_embeddings_are_made_again_three_times_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_session: None
+) -> None:
+    def embed_again(number: int, job: EmbedJob) -> None:
+        embedded = Embedded(np.array([7]), {"new": np.ones((1, 2), np.float32)}, ((2, "cut"),))
+        write_part(job.drill, Operation(number, "backfill", np.array([7, 2])), embedded)
+
+    monkeypatch.setattr(supervisor, "embed_again", embed_again)
+    job = EmbedJob(tmp_path, FromStore(tmp_path), ("old",), ("new",), EmbedActors())
+    told: list[tuple[str, str]] = []
+    embedding = EmbeddingSupervisor(job, ThrottleSettings(), lambda what, detail: told.append((what, detail)))
+    for _ in range(3):
+        embedding.make_again(BadPartError(5, "damaged"))
+    assert told == [("part made again", "damaged")] * 3
+    assert embedding.broken[5].tolist() == [2]
+    with pytest.raises(RuntimeError, match="made 3 times, and still: damaged"):
+        embedding.make_again(BadPartError(5, "damaged"))
+    embedding.close()
