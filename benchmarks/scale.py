@@ -28,8 +28,7 @@ from ray_backfill.methods import find_methods
 from ray_backfill.runs import pipeline, results
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.synthetic import SyntheticGallery
-from ray_backfill.store import EmbeddingFolder
-from ray_backfill.store._vectors import MAPPED_BYTES
+from ray_backfill.store import MAPPED_BYTES, EmbeddingFolder
 
 # What is timed of the job: the name in the table, whose attribute it is, and its name there.
 CLOCKED: tuple[tuple[str, Any, str], ...] = (

@@ -21,9 +21,8 @@ from benchmarks.processes import Family, watch
 from benchmarks.serving import machine
 from benchmarks.stream_rates import BATCH, Streamed, bare_rates, data_of, make_backbones
 from ray_backfill.errors import InputError
-from ray_backfill.files import read_json, write_json
+from ray_backfill.files import is_finished, read_json, write_json
 from ray_backfill.recipes import load_recipe
-from ray_backfill.stages import is_finished
 
 
 def embed(arguments: argparse.Namespace) -> None:

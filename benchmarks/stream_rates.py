@@ -13,8 +13,8 @@ import numpy as np
 
 from benchmarks.processes import Sample
 from ray_backfill.datasets import landmarks, open_source
+from ray_backfill.files import begin_stage, finish_stage
 from ray_backfill.recipes import load_recipe
-from ray_backfill.stages import begin_stage, finish_stage
 
 BATCH, _WARM_UP_S = 256, 2.0
 # What is asked of the stream: a share of the images a second of the models alone.

@@ -27,7 +27,7 @@ from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.orders import read_sigma, true_losses, why_not_of_images
 from ray_backfill.comparison.replay import replay_here
 from ray_backfill.comparison.resolve import resolve
-from ray_backfill.files import read_json
+from ray_backfill.files import begin_stage, finish_stage, read_json
 from ray_backfill.merges import all_merges
 from ray_backfill.methods import Method, find_methods
 from ray_backfill.models.checkpoints import load_network
@@ -35,7 +35,6 @@ from ray_backfill.orders import find_order
 from ray_backfill.recipes import Recipe, describe_recipe, load_recipe
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.pipeline import evaluate_folder, run_recipe
-from ray_backfill.stages import begin_stage, finish_stage
 from ray_backfill.store import read_folder, write_parquet
 from ray_backfill.training.settings import FitSettings
 

@@ -12,7 +12,7 @@ import pytest
 
 from ray_backfill import store
 from ray_backfill.errors import InputError
-from ray_backfill.store import _vectors, read_folder, read_table, read_vectors, vector_column, write_parquet
+from ray_backfill.store import _columns, read_folder, read_table, read_vectors, vector_column, write_parquet
 
 
 def columns(rows: int = 4, first_id: int = 0) -> dict[str, Any]:
@@ -61,8 +61,8 @@ def test_large_columns_are_mapped_and_any_rows_can_be_read_alone(
     tmp_path: Path, mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if mapped:
-        monkeypatch.setattr("ray_backfill.store._vectors.MAPPED_BYTES", 0)
-    monkeypatch.setattr("ray_backfill.store._vectors._BATCH_ROWS", 4)
+        monkeypatch.setattr("ray_backfill.store._columns.MAPPED_BYTES", 0)
+    monkeypatch.setattr("ray_backfill.store._columns._BATCH_ROWS", 4)
     folder = tmp_path / "gallery.parquet"
     parts = [columns(9, first_id=0), columns(1, first_id=9), columns(14, first_id=10)]
     for i, part in enumerate(parts):
@@ -79,7 +79,7 @@ def test_large_columns_are_mapped_and_any_rows_can_be_read_alone(
 
 
 def test_a_bad_row_is_named_by_its_place_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray_backfill.store._vectors._BATCH_ROWS", 4)
+    monkeypatch.setattr("ray_backfill.store._columns._BATCH_ROWS", 4)
     vectors = np.ones((23, 3), np.float32)
     vectors[17, 1] = np.nan
     path = tmp_path / "g.parquet"
@@ -114,9 +114,9 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, A
 
 
 def test_a_full_temporary_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray_backfill.store._vectors.MAPPED_BYTES", 0)
+    monkeypatch.setattr("ray_backfill.store._columns.MAPPED_BYTES", 0)
     with Path("/dev/full").open("wb", buffering=0) as full:
-        monkeypatch.setattr("ray_backfill.store._vectors.TemporaryFile", lambda: full)
+        monkeypatch.setattr("ray_backfill.store._columns.TemporaryFile", lambda: full)
         with pytest.raises(InputError, match="set TMPDIR to a larger disk"):
             read_table(write(tmp_path / "g.parquet"))
 
@@ -247,7 +247,7 @@ def test_a_classifier_of_the_new_model_may_lie_beside_the_splits(tmp_path: Path)
 
 def test_room_is_in_memory_or_mapped_and_missing_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not isinstance(store.room_for(3, 4, np.float32), np.memmap)
-    monkeypatch.setattr(_vectors, "MAPPED_BYTES", 100)
+    monkeypatch.setattr(_columns, "MAPPED_BYTES", 100)
     room = store.room_for(30, 4, np.float32)
     assert isinstance(room, np.memmap)
     room[:] = np.arange(120).reshape(30, 4)

@@ -17,12 +17,11 @@ from ray_backfill.cluster.session import session
 from ray_backfill.cluster.train import Workers, run_ddp
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
-from ray_backfill.files import read_json, write_json
+from ray_backfill.files import begin_stage, finish_stage, read_json, write_json
 from ray_backfill.methods import all_backbones
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
 from ray_backfill.models.gather import rank_and_size
-from ray_backfill.stages import begin_stage, finish_stage
 from ray_backfill.training.arithmetic import embed_macs, embed_parameters
 from ray_backfill.training.backbone_loop import (
     BackboneTraining,

@@ -26,12 +26,11 @@ from ray_backfill.cluster.backbones import backbone_identity
 from ray_backfill.cluster.session import placed, session
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError, require_positive
-from ray_backfill.files import read_json, remove_halves
+from ray_backfill.files import begin_stage, finish_stage, is_finished, read_json, remove_halves
 from ray_backfill.images import ImageSource
 from ray_backfill.images.reading import DecodeTimes, read_ahead, require_readable
 from ray_backfill.models.backbones import pixels_to_float
 from ray_backfill.models.checkpoints import load_backbone
-from ray_backfill.stages import begin_stage, finish_stage, is_finished
 from ray_backfill.store import vector_column, write_parquet
 from ray_backfill.training.backbone_loop import training_rows
 from ray_backfill.training.feeding import Work, feeding, total

@@ -15,10 +15,10 @@ from tqdm import tqdm
 from ray_backfill.cluster.progress import progress_bar
 from ray_backfill.cluster.session import placed, session
 from ray_backfill.cluster.train import Workers, run_ddp
+from ray_backfill.files import begin_stage, finish_stage, is_finished
 from ray_backfill.methods import Method, find_methods
 from ray_backfill.models.checkpoints import save_network
 from ray_backfill.models.gather import rank_and_size
-from ray_backfill.stages import begin_stage, finish_stage, is_finished
 from ray_backfill.store import EmbeddingFolder, read_classifier, read_table
 from ray_backfill.training.fit import TrainSet
 from ray_backfill.training.settings import FitSettings
@@ -41,29 +41,26 @@ def fit_stage(
     Returns: method name -> folder, as ``load_network`` reads it; a method whose training diverged is missing.
 
     Raises:
-        InputError: a folder of other settings, or a split that cannot be fitted on.
+        InputError: a folder of other settings, or a split that so many workers cannot fit on.
     """
     assert folder.train is not None
     data = TrainSet(folder.train.vectors, folder.train.label, folder.classifier)
     fits = {method.name: method.fit for method in methods if method.fit}
-    for fit in fits.values():
-        fit.check(data, settings, 1)  # fails here, not in a worker with a long trace
     folders = {name: out / name for name in fits}
     of_data = {method.name: folder.fingerprint(method.models, _FITTED_ON) for method in methods if method.fit}
-    missing = {
-        name: fit
-        for name, fit in fits.items()
-        if not begin_stage(folders[name], "map", {"data": of_data[name]} | fit.recorded(settings, distance))
-    }
-    trained = {name: fit for name, fit in missing.items() if fit.is_trained}
-    for name in missing.keys() - trained.keys():
-        fitted = fits[name].fit(data, settings, distance)
+    trained = {}
+    for name, fit in fits.items():
+        if begin_stage(folders[name], "map", {"data": of_data[name]} | fit.recorded(settings, distance)):
+            continue
+        if fit.is_trained:
+            trained[name] = fit
+            continue
+        fitted = fit.fit(data, settings, distance)
         save_network(folders[name], fitted.network)
         finish_stage(folders[name], {"training_flops": fitted.flops})
     if not trained:
         return folders
-    total = sum(fit.epochs(settings) for fit in trained.values())
-    with session(), progress_bar("train maps", total, "epochs") as progress:
+    with session(), progress_bar("train maps", sum(fit.epochs(settings) for fit in trained.values()), "epochs") as bar:
         together = for_maps(workers)
         for fit in trained.values():
             fit.check(data, settings, together.number)
@@ -74,7 +71,7 @@ def fit_stage(
             "settings": settings,
             "distance": distance,
             "out": str(out),
-            "progress": progress,
+            "progress": bar,
         }
         run_ddp(_worker, config, together, "_ray", out)
     shutil.rmtree(out / "_ray", ignore_errors=True)

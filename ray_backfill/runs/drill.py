@@ -22,6 +22,7 @@ from ray_backfill.comparison.orders import store_sigma
 from ray_backfill.comparison.resolve import Comparison, resolve
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
+from ray_backfill.files import begin_stage, finish_stage, is_finished, look_at_stage, note_facts
 from ray_backfill.index import check_index, make_partition
 from ray_backfill.live.operations import DrillPlan, make_plan, read_plan, write_plan
 from ray_backfill.live.parts import BadPartError
@@ -40,7 +41,6 @@ from ray_backfill.runs.context import Context
 from ray_backfill.runs.images import models_of, recipe_classes, train_recipe_backbone
 from ray_backfill.runs.pipeline import fit_maps
 from ray_backfill.runs.results import now, versions
-from ray_backfill.stages import begin_stage, finish_stage, is_finished, look_at_stage, note_facts
 from ray_backfill.store import read_folder
 from ray_backfill.systems import IntArray
 from ray_backfill.tables.drill import DrillFacts

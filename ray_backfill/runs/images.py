@@ -9,12 +9,12 @@ from ray_backfill.cluster.backbones import train_backbone_stage
 from ray_backfill.cluster.embed import embed_stage
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
+from ray_backfill.files import is_finished, note_facts
 from ray_backfill.methods import Method, all_backbones
 from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import Recipe
 from ray_backfill.runs.checks import check_recipe
 from ray_backfill.runs.context import Context
-from ray_backfill.stages import is_finished, note_facts
 
 
 def train_recipe_backbone(recipe: Recipe[Any], role: str, context: Context) -> Path:

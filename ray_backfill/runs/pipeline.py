@@ -20,17 +20,15 @@ from ray_backfill.comparison.left_out import find_left_out
 from ray_backfill.comparison.replay import Curves, replay_here
 from ray_backfill.comparison.resolve import Comparison, resolve
 from ray_backfill.errors import InputError
-from ray_backfill.files import read_json
+from ray_backfill.files import is_finished
 from ray_backfill.methods import Method
 from ray_backfill.recipes import Recipe
 from ray_backfill.replay import check_device
 from ray_backfill.runs.checks import check_evaluation, check_recipe
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.images import embed_recipe, models_of, timed
-from ray_backfill.runs.results import Facts, write_results
-from ray_backfill.runs.synthetic import STAGE as SYNTHETIC
+from ray_backfill.runs.results import facts_of, write_results
 from ray_backfill.runs.synthetic import SyntheticGallery, draw_gallery
-from ray_backfill.stages import is_finished
 from ray_backfill.store import EmbeddingFolder, read_folder
 from ray_backfill.tables.results import LeftOut
 from ray_backfill.training.settings import FitSettings
@@ -82,15 +80,7 @@ def evaluate_folder(
         replayed = _replayer(folder, context, ray)
         started = time.perf_counter()
         comparison = fit_maps(comparison, comparison.methods, fits, context)
-        timings_s = _timings(context.out, comparison.methods) | {"maps": round(time.perf_counter() - started, 2)}
-        facts = Facts(
-            command=context.command,
-            settings={"fits": asdict(fits)},
-            recipe=dict(recipe or {}),
-            embeddings=_embedding_facts(data),
-            timings_s=timings_s,
-            backbones=_backbone_facts(context.out, folder.models) if recipe else {},
-        )
+        facts = facts_of(comparison, fits, context, recipe, maps_s=time.perf_counter() - started)
         return write_results(comparison, context.out / results, facts, replayed)
 
 
@@ -150,29 +140,3 @@ def _replayer(folder: EmbeddingFolder, context: Context, ray: ExitStack) -> Call
     ray.enter_context(session())
     check_shards(shards, place.device)
     return partial(replay_in_shards, number=shards, device=place.device)
-
-
-def _timings(out: Path, methods: Sequence[Method]) -> dict[str, float]:
-    """Seconds of the stages that made the embeddings, as far as this run's folder has them."""
-    names = (*(f"backbones/{model}" for model in models_of(methods)), "embeddings")
-    return {
-        name: read_json(out / name / "manifest.json").get("seconds", 0.0) for name in names if (out / name).is_dir()
-    }
-
-
-def _embedding_facts(data: Path) -> dict[str, Any]:
-    """What the embedding stage knows about its folder; nothing for a folder of the user's."""
-    path = data / "manifest.json"
-    manifest = read_json(path) if path.exists() else {}
-    facts = {"broken_images": manifest.get("broken_images", 0), "path": str(data)}
-    if manifest.get("stage") == SYNTHETIC:
-        facts["embeddings"] = "synthetic: drawn from a model of distances, no image was seen"
-        facts["synthetic"] = manifest["settings"]
-    return facts
-
-
-def _backbone_facts(out: Path, models: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What one embedding of each model costs, and what its training took."""
-    manifests = {model: read_json(out / "backbones" / model / "manifest.json") for model in models}
-    names = ("macs", "parameters", "training_flops", "seconds")
-    return {model: {name: facts.get(name) for name in names} for model, facts in manifests.items()}

@@ -1,7 +1,7 @@
 """From a comparison to a folder of results: every method and order replayed, tables written, reported."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -15,11 +15,14 @@ from ray_backfill.comparison.replay import Curves, replay_here
 from ray_backfill.comparison.resolve import Comparison
 from ray_backfill.comparison.tabulate import tabulate
 from ray_backfill.comparison.traits import traits_of
+from ray_backfill.files import begin_stage, finish_stage, look_at_stage, note_facts, read_json
 from ray_backfill.merges import RAW
 from ray_backfill.report import write_report
-from ray_backfill.stages import begin_stage, finish_stage, look_at_stage, note_facts
+from ray_backfill.runs.context import Context
+from ray_backfill.runs.synthetic import STAGE as SYNTHETIC
 from ray_backfill.tables.results import Manifest
 from ray_backfill.tables.schema import write_table
+from ray_backfill.training.settings import FitSettings
 
 # Of the folder of results: goes up when a table gets another shape.
 FORMAT = 4
@@ -40,6 +43,35 @@ class Facts:
     embeddings: dict[str, Any] = field(default_factory=dict)
     timings_s: dict[str, float] = field(default_factory=dict)
     backbones: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def facts_of(
+    comparison: Comparison, fits: FitSettings, context: Context, recipe: Mapping[str, Any] | None, maps_s: float
+) -> Facts:
+    """What the stages of this run's folder know. maps_s: seconds that fitting the maps took."""
+    out, folder = context.out, comparison.folder
+    made = {name: read_json(out / name / "manifest.json") for name in _stages(out, folder.models)}
+    of_data = read_json(folder.path / "manifest.json") if (folder.path / "manifest.json").exists() else {}
+    embeddings = {"broken_images": of_data.get("broken_images", 0), "path": str(folder.path)}
+    if of_data.get("stage") == SYNTHETIC:
+        embeddings["embeddings"] = "synthetic: drawn from a model of distances, no image was seen"
+        embeddings["synthetic"] = of_data["settings"]
+    known = ("macs", "parameters", "training_flops", "seconds")
+    return Facts(
+        context.command,
+        {"fits": asdict(fits)},
+        dict(recipe or {}),
+        embeddings,
+        {name: manifest.get("seconds", 0.0) for name, manifest in made.items()} | {"maps": round(maps_s, 2)},
+        {model: {name: made[f"backbones/{model}"].get(name) for name in known} for model in folder.models}
+        if recipe
+        else {},
+    )
+
+
+def _stages(out: Path, models: Sequence[str]) -> list[str]:
+    """The stages in this run's folder that made the embeddings."""
+    return [name for name in (*(f"backbones/{model}" for model in models), "embeddings") if (out / name).is_dir()]
 
 
 def write_results(

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ray_backfill.errors import InputError
-from ray_backfill.files import remove_halves
-from ray_backfill.stages import begin_stage, finish_stage
+from ray_backfill.files import begin_stage, finish_stage, remove_halves
 from ray_backfill.store import SPLITS, vector_column, write_parquet
 
 Floats = NDArray[np.float32]

@@ -27,9 +27,21 @@ from tqdm import tqdm
 
 from ray_backfill.errors import InputError
 from ray_backfill.files import write_whole
-from ray_backfill.store._columns import as_id_lists, as_ids, as_integers, as_numbers, open_parquet, part_files, some
-from ray_backfill.store._vectors import as_vectors, float_type, is_vectors, read_rows
-from ray_backfill.store._vectors import room_for as room_for
+from ray_backfill.store._columns import MAPPED_BYTES as MAPPED_BYTES
+from ray_backfill.store._columns import (
+    as_id_lists,
+    as_ids,
+    as_integers,
+    as_numbers,
+    as_vectors,
+    float_type,
+    is_vectors,
+    open_parquet,
+    part_files,
+    read_rows,
+    some,
+)
+from ray_backfill.store._columns import room_for as room_for
 from ray_backfill.systems import FloatArray
 
 SPLITS = ("gallery", "queries", "train", "classifier")

@@ -1,14 +1,26 @@
-"""Columns of Parquet files as arrays, checked; errors name file, column and the first offending rows."""
+"""Columns of Parquet files as arrays, checked; errors name file, column and the first offending rows.
 
+Columns of vectors are read row group by row group: in memory, or mapped from a temporary file if they are large.
+"""
+
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile, gettempdir
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from ray_backfill.errors import InputError
+from ray_backfill.systems import FloatArray
+
+# Columns of vectors above this size are mapped from a temporary file.
+MAPPED_BYTES = 1 << 30
+_BATCH_ROWS = 65_536
 
 
 def part_files(path: Path) -> list[Path]:
@@ -71,3 +83,129 @@ def no_nulls(column: pa.ChunkedArray | pa.Array, file: Path, name: str, first_ro
 def some(rows: NDArray[Any]) -> str:
     """The first three of the offending rows or ids, for a message."""
     return ", ".join(str(row) for row in rows[:3]) + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")
+
+
+def read_rows(files: Sequence[Path], first: int, last: int, names: Sequence[str]) -> dict[str, FloatArray]:
+    """Rows first .. last - 1 of all files one after the other, row group by row group."""
+    opened = [open_parquet(file) for file in files]
+    columns = {name: _Vectors(name, last - first, float_type(name, opened, files)) for name in names}
+    before = 0  # rows of the files and row groups so far
+    bar = tqdm(total=last - first, desc="read", unit=" vectors", delay=2, leave=False, dynamic_ncols=True)
+    for file, parquet in zip(files, opened, strict=True):
+        start_of_file = before
+        for group in range(parquet.num_row_groups):
+            rows = parquet.metadata.row_group(group).num_rows
+            if before < last and before + rows > first:
+                at = before
+                for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=list(names)):
+                    begin, end = max(first - at, 0), min(last - at, len(batch))
+                    if begin < end:
+                        for name, column in columns.items():
+                            column.add(batch.column(name).slice(begin, end - begin), file, at + begin - start_of_file)
+                        bar.update(end - begin)
+                    at += len(batch)
+            before += rows
+    bar.close()
+    return {name: column.array() for name, column in columns.items()}
+
+
+def is_vectors(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return is_list and pa.types.is_floating(kind.value_type)
+
+
+def float_type(name: str, opened: Sequence[pq.ParquetFile], files: Sequence[Path]) -> type[np.floating]:
+    """float16 if all files hold that, else float32."""
+    types = [parquet.schema_arrow.field(name).type for parquet in opened]
+    for file, kind in zip(files, types, strict=True):
+        if not is_vectors(kind):
+            raise InputError(f"{file}, column {name!r} must hold lists of float16 or float32, not {kind}")
+    return np.float16 if all(pa.types.is_float16(kind.value_type) for kind in types) else np.float32
+
+
+class _Vectors:
+    """One column of vectors, filled piece by piece: in memory, or in an unnamed temporary file if it is large."""
+
+    def __init__(self, name: str, rows: int, dtype: type[np.floating]) -> None:
+        self.name, self.rows, self.dtype, self.filled = name, rows, dtype, 0
+        self.width: int | None = None
+        self.first_file = Path()
+
+    def add(self, column: pa.Array, file: Path, first_row: int) -> None:
+        """The next rows, which are first_row and following of ``file``."""
+        vectors = as_vectors(column, file, self.name, first_row, self.dtype)
+        if self.width is None:
+            self.width, self.first_file = vectors.shape[1], file
+            if self.rows * self.width * np.dtype(self.dtype).itemsize > MAPPED_BYTES:
+                # It lives as long as its map.
+                self.file: IO[bytes] | None = TemporaryFile()  # noqa: SIM115
+            else:
+                self.file, self.memory = None, np.empty((self.rows, self.width), self.dtype)
+        if vectors.shape[1] != self.width:
+            raise InputError(
+                f"{file}, column {self.name!r}: {vectors.shape[1]} dimensions in row {first_row}, but {self.width} in "
+                f"{self.first_file}"
+            )
+        if self.file is None:
+            self.memory[self.filled : self.filled + len(vectors)] = vectors
+        else:
+            _write_temporary(self.file, vectors)
+        self.filled += len(vectors)
+
+    def array(self) -> FloatArray:
+        assert self.width is not None
+        assert self.filled == self.rows
+        if self.file is None:
+            return self.memory
+        return np.memmap(self.file, self.dtype, mode="r", shape=(self.rows, self.width))
+
+
+def room_for(rows: int, width: int, dtype: type[np.floating]) -> NDArray[Any]:
+    """(rows, width) to be filled: in memory, or above MAPPED_BYTES mapped from a temporary file.
+
+    Raises:
+        InputError: the disk has no room for it; found out now, because filling a map on a full disk kills the process.
+    """
+    n_bytes = rows * width * np.dtype(dtype).itemsize
+    if n_bytes <= MAPPED_BYTES:
+        return np.empty((rows, width), dtype)
+    with TemporaryFile() as file:  # its map keeps it
+        try:
+            os.posix_fallocate(file.fileno(), 0, n_bytes)
+        except OSError as error:
+            raise _no_room(error) from error
+        return np.memmap(file, dtype, mode="r+", shape=(rows, width))
+
+
+def _write_temporary(file: IO[bytes], vectors: NDArray[np.floating]) -> None:
+    try:
+        file.write(np.ascontiguousarray(vectors).data)
+        file.flush()  # its last bytes too find the disk full here, not where the map is made
+    except OSError as error:
+        raise _no_room(error) from error
+
+
+def _no_room(error: OSError) -> InputError:
+    return InputError(f"no room for large embeddings in {gettempdir()} ({error}); set TMPDIR to a larger disk")
+
+
+def as_vectors(array: pa.Array, file: Path, name: str, first_row: int, dtype: type[np.floating]) -> NDArray[Any]:
+    """Some rows of a column of lists as (n, d) of ``dtype``, checked."""
+    no_nulls(array, file, name, first_row)
+    if not pa.types.is_fixed_size_list(array.type):
+        lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+        ragged = np.flatnonzero(lengths != lengths[0])
+        if len(ragged):
+            raise InputError(
+                f"{file}, column {name!r}: lists of different length, {lengths[0]} in row {first_row} but "
+                f"{lengths[ragged[0]]} in row {some(first_row + ragged)}"
+            )
+    values = array.flatten()
+    if not len(values):
+        raise InputError(f"{file}, column {name!r}: the lists are empty")
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+        vectors: NDArray[Any] = values.to_numpy(zero_copy_only=False).astype(dtype, copy=False).reshape(len(array), -1)
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(bad):
+        raise InputError(f"{file}, column {name!r}: NaN or infinite values in row {some(first_row + bad)}")
+    return vectors

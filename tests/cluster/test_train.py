@@ -16,11 +16,10 @@ from ray_backfill.cluster.maps import fit_stage, for_maps
 from ray_backfill.cluster.train import Workers, run_ddp
 from ray_backfill.datasets import landmarks
 from ray_backfill.errors import InputError
-from ray_backfill.files import read_json
+from ray_backfill.files import begin_stage, finish_stage, read_json
 from ray_backfill.methods import find_methods
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, load_network, save_backbone
-from ray_backfill.stages import begin_stage, finish_stage
 from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
 from ray_backfill.training.backbone_loop import BackboneTraining
 from ray_backfill.training.fit import TrainSet

@@ -126,25 +126,16 @@ def plan_upgrade(
     settings = settings or PlanningSettings()
     methods = recipe.evaluation.find_methods()
     models = models_of(methods) if models is None else tuple(models)
-    trained = [_backbone_stage(recipe, model, counts, workers, settings) for model in models]
     macs = {
         model: network_cost(_role(recipe, model)[0].backbone, counts.channels, counts.image_size) for model in models
     }
     all_stages = {
-        "backbones": trained,
+        "backbones": [_backbone_stage(recipe, model, counts, workers, settings) for model in models],
         "embeddings": [_embed_stage(recipe, counts, models, actors, settings)],
         "maps": list(_map_stages(recipe, methods, counts, workers, settings)),
     }
-    sizes = {model: _weights(recipe, model, counts) for model in models}
     storage = {
-        "backbones": [
-            Stored("finished backbones", sum(sizes.values())),
-            Stored(
-                "checkpoints of the largest backbone while it trains",
-                _CHECKPOINTS * _TENSORS_A_WEIGHT * max(sizes.values()),
-                is_kept=False,
-            ),
-        ],
+        "backbones": list(_stored_backbones(recipe, counts, models)),
         "embeddings": list(_stored_embeddings(recipe, counts, models)),
         "maps": [],
     }
@@ -157,6 +148,13 @@ def plan_upgrade(
         workers,
         actors,
     )
+
+
+def _stored_backbones(recipe: Recipe[Any], counts: Counts, models: Sequence[str]) -> Iterator[Stored]:
+    sizes = [_weights(recipe, model, counts) for model in models]
+    yield Stored("finished backbones", sum(sizes))
+    largest = _CHECKPOINTS * _TENSORS_A_WEIGHT * max(sizes)
+    yield Stored("checkpoints of the largest backbone while it trains", largest, is_kept=False)
 
 
 def _role(recipe: Recipe[Any], model: str) -> tuple[ModelRecipe, str]:

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from ray_backfill.errors import InputError
-from ray_backfill.files import read_json
-from ray_backfill.stages import begin_stage, finish_stage, is_finished
+from ray_backfill.files import begin_stage, finish_stage, is_finished, read_json
 
 
 def test_a_stage_is_begun_continued_and_then_reused(tmp_path: Path) -> None:
