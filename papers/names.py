@@ -1,56 +1,44 @@
-"""Which names of methods, orders and merges belong together on a page. Unknown names are welcome everywhere."""
+"""Which methods, orders and merges belong together on a page: what their plugins say. Unknown names are welcome."""
 
 from collections.abc import Iterable
 
-REFERENCES = ("old", "new", "offline")
-BACKBONES = ("bct", "bict", "ract", "ract_hard")
-MAPS_OLD_TO_NEW = (
-    *("fct", "fct_side", "fastfill_disc", "fastfill_l2_disc", "fastfill_l2_u", "fastfill_disc_u", "fastfill"),
-)
-HEADS = ("rm_naive", "rqt", "cl_s", "cl_m", "mcl", "rqt_rho", "cl_s_rho", "cl_m_rho", "rm")
-CLOSED_FORMS = ("procrustes", "procrustes_centred", "relaxed", "least_squares", "ridge", "low_rank")
-SIDES = ("query", "gallery")
-CLOSED_FORM_ADAPTERS = tuple(f"{kind}_{side}" for kind in CLOSED_FORMS for side in SIDES)
-ADAPTERS = (*CLOSED_FORM_ADAPTERS, *(f"residual_mlp_{side}" for side in SIDES))
+from ray_backfill.merges import all_merges
+from ray_backfill.methods import FAMILIES, all_methods
+from ray_backfill.orders import all_orders
 
-# Heading -> methods, in the order of a page's tables.
-GROUPS = {
-    "References": REFERENCES,
-    "A new backbone": BACKBONES,
-    "Maps old to new": MAPS_OLD_TO_NEW,
-    "Rank merge: no map, or maps new to old": HEADS,
-    "Adapters": ADAPTERS,
-}
-OTHER = "Others"
-
-ORDERS = (
-    *("random", "classifier_score", "least_confidence", "entropy", "margin", "centroid_cosine", "class_mean_distance"),
-    *("sigma", "popularity", "given", "oracle_loss"),
-)
-MERGES = ("raw", "quantile", "csls", "rrf", "isotonic", "logistic")
+REFERENCES = tuple(method.name for method in all_methods().values() if method.is_reference)
+ORDERS = tuple(all_orders())
+MERGES = tuple(all_merges())
 
 # What needs neither gradient descent on pairs of embeddings nor, for the merge, any labels.
-TRAINING_FREE_METHODS = ("rm_naive", *CLOSED_FORM_ADAPTERS)
-LABEL_FREE_MERGES = ("raw", "quantile", "csls", "rrf")
-# sigma comes out of FastFill's trained map.
-TRAINED_ORDERS = ("sigma",)
+TRAINING_FREE_METHODS = tuple(
+    method.name
+    for method in all_methods().values()
+    if method.models == ("old", "new") and not method.is_reference and not method.is_trained
+)
+LABEL_FREE_MERGES = tuple(merge.name for merge in all_merges().values() if not merge.needs_labels)
+# They come out of a method's map.
+TRAINED_ORDERS = tuple(order.name for order in all_orders().values() if order.of_method)
+# The heading of methods that no plugin here knows.
+OTHER = "Others"
 
 
-def in_order(found: Iterable[str], known: tuple[str, ...]) -> tuple[str, ...]:
+def in_order(found: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
     """The names that were found, once each: known ones in their order, then the others as they came."""
     names = tuple(dict.fromkeys(found))
-    return tuple(n for n in known if n in names) + tuple(n for n in names if n not in known)
+    first = tuple(name for name in known if name in names)
+    return first + tuple(name for name in names if name not in first)
 
 
 def grouped(methods: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Heading -> the methods that were found, without empty groups."""
-    found = tuple(dict.fromkeys(methods))
-    known = {m for members in GROUPS.values() for m in members}
-    groups = {heading: tuple(m for m in members if m in found) for heading, members in GROUPS.items()}
-    groups[OTHER] = tuple(m for m in found if m not in known)
-    return {heading: members for heading, members in groups.items() if members}
+    """Family -> the methods that were found, in the order in which a page lists them; no family is empty."""
+    known = all_methods()
+    groups: dict[str, tuple[str, ...]] = dict.fromkeys((*FAMILIES, OTHER), ())
+    for name in in_order(methods, known):
+        groups[known[name].family if name in known else OTHER] += (name,)
+    return {family: names for family, names in groups.items() if names}
 
 
 def listed(methods: Iterable[str]) -> tuple[str, ...]:
     """The methods in the order in which a page lists them."""
-    return tuple(m for members in grouped(methods).values() for m in members)
+    return tuple(name for names in grouped(methods).values() for name in names)

@@ -7,7 +7,7 @@ from typing import Any
 import tyro
 
 from ray_backfill.cli.options import LandmarkJob, ScaleJob, SimulateJob
-from ray_backfill.cli.parse import is_data_job, parse_data_job, recipe_job
+from ray_backfill.cli.parse import is_data_job, names_of_plugins, parse_data_job, recipe_job
 from ray_backfill.cli.shell import checked_out, command_line, given_folder, shown
 from ray_backfill.cluster.replay import ReplayPlace
 from ray_backfill.report import print_table
@@ -40,7 +40,7 @@ def _say(results: Path, is_live: bool = False) -> None:
 
 
 def _run_full_scale(description: str) -> Path:
-    job = tyro.cli(ScaleJob, description=description)
+    job = tyro.cli(ScaleJob, description=f"{description}\n\n{names_of_plugins()}")
     print("These embeddings are invented: they prove scale and arithmetic, not which method is better on landmarks.")
     return evaluate_synthetic(job.gallery, job.evaluation, job.fits, context_of(job))
 

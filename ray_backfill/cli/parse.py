@@ -14,6 +14,9 @@ from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.train import Workers
 from ray_backfill.datasets import download, published
 from ray_backfill.errors import InputError
+from ray_backfill.merges import all_merges
+from ray_backfill.methods import all_methods
+from ray_backfill.orders import all_orders
 from ray_backfill.recipes import NO_ROOT, describe_recipe, load_recipe, recipe_names
 from ray_backfill.runs.planning import STAGES, PlanningSettings, dry_run
 
@@ -88,14 +91,23 @@ def parse_recipe_job(
     return tyro.cli(
         kind[type(recipe.images)],  # type: ignore[index]
         default=default,
-        description=f"{description}\n\n{recipes}",
+        description=f"{description}\n\n{recipes}\n\n{names_of_plugins()}",
         args=list(arguments),
     )
 
 
 def parse_data_job(description: str, arguments: Sequence[str] | None = None) -> DataJob:
     """Read the command line of a run on a folder of embeddings."""
-    return tyro.cli(DataJob, description=description, args=arguments)
+    return tyro.cli(DataJob, description=f"{description}\n\n{names_of_plugins()}", args=arguments)
+
+
+def names_of_plugins() -> str:
+    """What --methods, --orders and --merges take, for --help."""
+    orders = [
+        order.name + (" (an upper bound: it peeks)" if order.is_oracle else "") for order in all_orders().values()
+    ]
+    names = {"Methods": all_methods(), "Orders": orders, "Merges": all_merges()}
+    return "\n\n".join(f"{kind}: {', '.join(known)}." for kind, known in names.items())
 
 
 def is_data_job() -> bool:

@@ -20,12 +20,11 @@ METHODS = (
 class Evaluation:
     """What is compared and how."""
 
-    # Upgrade methods, or "all"; old and new always take part, as the ends of the gain.
+    # Upgrade methods (listed above), or "all"; old and new always take part, as the ends of the gain.
     methods: tuple[str, ...] = METHODS
-    # Backfill orders: random, classifier_score, least_confidence, entropy, margin, centroid_cosine,
-    # class_mean_distance, sigma, oracle_loss (peeks), popularity, given.
+    # Backfill orders (listed above).
     orders: tuple[str, ...] = ("classifier_score",)
-    # How distances of the two systems are made comparable: raw (as they are), quantile, isotonic, logistic, csls, rrf.
+    # How distances of the two systems are made comparable (listed above); raw: as they are.
     merges: tuple[str, ...] = ("raw",)
     # mAP, mAP@k, CMC@k; the first one leads the report.
     metrics: tuple[str, ...] = ("mAP", "CMC@1")

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.left_out import find_left_out
@@ -18,6 +19,14 @@ from ray_backfill.store import EmbeddingFolder
 from ray_backfill.systems import GroundTruth, IntArray, UpgradePair
 from ray_backfill.tables.results import LeftOut
 from ray_backfill.training.settings import FitSettings
+
+
+class System(NamedTuple):
+    """A retrieval system by name: the plain {model, model}, or one side of a method that has a system of its own."""
+
+    model: str = ""
+    method: str = ""
+    side: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,18 @@ class Comparison:
             left_out=(*self.left_out, *left_out),
             maps=FittedMaps(folders),
         )
+
+    @property
+    def systems(self) -> dict[System, list[str]]:
+        """The distinct systems that take part, and the methods that each serves: many share {new, new}."""
+        found: dict[System, list[str]] = {}
+        for method in self.methods:
+            for side, model in (("backward", method.backward), ("forward", method.forward)):
+                system = System(model) if model else System(method=method.name, side=side)
+                users = found.setdefault(system, [])
+                if method.name not in users:
+                    users.append(method.name)
+        return found
 
     @cached_property
     def embeddings(self) -> Embeddings:

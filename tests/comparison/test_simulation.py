@@ -14,7 +14,7 @@ import ray_backfill as rb
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.orders import resolve_orders
 from ray_backfill.comparison.replay import Curves, replay_here
-from ray_backfill.comparison.resolve import resolve
+from ray_backfill.comparison.resolve import System, resolve
 from ray_backfill.comparison.tabulate import tabulate
 from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.errors import InputError
@@ -342,6 +342,18 @@ def test_all_means_the_methods_that_there_are(folder: Path, tmp_path: Path) -> N
     found = evaluate(folder, tmp_path / "out", methods=("all",))
     assert found.settings["evaluation"]["methods"] == ["old", "new", "offline", "rm_naive"]
     assert {"rm", "fct", "bct"} < set(reasons(found))
+
+
+def test_methods_share_systems(folder: Path) -> None:
+    write_split(folder / "train.parquet", 60, 3000)
+    evaluation = replace(EVALUATION, methods=("rm_naive", "procrustes_gallery", "ridge_query"))
+    systems = resolve(read_folder(folder), evaluation, FitSettings()).systems
+    assert systems == {
+        System("old"): ["old", "rm_naive"],
+        System("new"): ["new", "rm_naive", "procrustes_gallery", "ridge_query"],
+        System(method="procrustes_gallery", side="backward"): ["procrustes_gallery"],
+        System(method="ridge_query", side="backward"): ["ridge_query"],
+    }
 
 
 def test_a_plugins_order_reads_its_own_column_and_its_merge_takes_part(
