@@ -185,10 +185,16 @@ def _exact_distances(system: RetrievalSystem, distance: str, position_Qk: IntArr
 
 def _with_exact_distances(pair: UpgradePair, distance: str, found: tuple[Found, Found]) -> tuple[Found, Found]:
     old, new = (
-        Found(_exact_distances(system, distance, of_side.position), of_side.position)
+        _sorted(Found(_exact_distances(system, distance, of_side.position), of_side.position))
         for system, of_side in zip((pair.backward, pair.forward), found, strict=True)
     )
     return old, new
+
+
+def _sorted(found: Found) -> Found:
+    """The closest first, as answers are merged; ties by position, fillers last."""
+    order = np.lexsort((found.position, found.distance))
+    return Found(*(np.take_along_axis(values, order, axis=1) for values in (found.distance, found.position)))
 
 
 def _bias(pair: UpgradePair, distance: str, answer: Answer, side: int) -> float:

@@ -108,6 +108,20 @@ def test_answers_of_the_honesty_benchmark_are_those_of_a_shard(case: Case) -> No
         np.testing.assert_array_equal(getattr(mine, name), getattr(served, name))
 
 
+def test_items_found_are_ranked_again_by_their_exact_distances(case: Case) -> None:
+    plan = random_plan(600, 3, 20)
+    shard = new_shard(case, plan, IndexSettings("SQ4"), IndexSettings("SQ4"))
+    for _ in backfill(case, shard, plan.checkpoints[1].applied):
+        pass
+    found = honesty.search(case, shard.view, 50)
+    sides = honesty._with_exact_distances(case.pair, case.distance, found)
+    answer = answer_of(*sides, RAW, 50)
+    assert (np.diff(answer.distance, axis=1) >= 0).all(), "each side closest first, and so both together"
+    for before, after in zip(found, sides, strict=True):
+        assert not np.array_equal(before.position, after.position), "codes had them in another order"
+        np.testing.assert_array_equal(np.sort(before.position), np.sort(after.position))
+
+
 def test_merges_of_an_index_are_fitted_on_its_own_distances(case: Case) -> None:
     """Of exact indexes they are the usual merges; of a quantised one they see what a search of it answers."""
     system = case.train_pair.backward
