@@ -194,7 +194,7 @@ def _with_exact_distances(pair: UpgradePair, distance: str, found: tuple[Found, 
 def _sorted(found: Found) -> Found:
     """The closest first, as answers are merged; ties by position, fillers last."""
     order = np.lexsort((found.position, found.distance))
-    return Found(*(np.take_along_axis(values, order, axis=1) for values in (found.distance, found.position)))
+    return Found(np.take_along_axis(found.distance, order, axis=1), np.take_along_axis(found.position, order, axis=1))
 
 
 def _bias(pair: UpgradePair, distance: str, answer: Answer, side: int) -> float:
