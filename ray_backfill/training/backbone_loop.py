@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_backfill.errors import InputError, require_positive
@@ -127,125 +127,96 @@ def train_backbone(
     rank, size = rank_and_size()
     batch = images_per_worker(len(rows), info.classes, settings, size)
     feed = PixelFeed(source, rows, threads, pixel_feed.CACHE_BYTES // size)
-    labels = source.items("train").labels_N
-    targets = np.searchsorted(info.classes, labels)
+    targets = np.searchsorted(info.classes, source.items("train").labels_N)
     frozen = freeze_old(old, info, feed, rows, targets, device) if old else None
-    objective = _untrained(info, settings, make_objective, frozen, device)
-    optimizer, peak = _optimizer(objective, settings)
-    done, flops_of_step = _restore(resume_from, objective, optimizer, device) if resume_from else (0, 0)
-    model = _parallel(objective, info, size)
+    torch.manual_seed(settings.seed)
+    objective = make_objective(info.build().to(device), info, settings, frozen).to(device)
     steps = len(rows) // (batch * size)
-    started, started_cpu = time.perf_counter(), time.process_time()
-
-    for epoch in range(done + 1, settings.epochs + 1):
+    training = _Training(objective, info, settings, steps, resume_from)
+    first, started, started_cpu = training.epoch + 1, time.perf_counter(), time.process_time()
+    for epoch in range(first, settings.epochs + 1):
         torch.manual_seed(settings.seed * 1_000_003 + epoch * 1009 + rank)  # augmentation; the same after a resume
-        model.train()
-        mine = rows[_batches(len(rows), batch * size, settings.seed, epoch)[:, rank * batch : (rank + 1) * batch]]
+        order = np.random.default_rng([settings.seed, epoch]).permutation(rows)[: steps * batch * size]
+        mine = order.reshape(steps, size, batch)[:, rank]
+        training.begin(epoch)
         sums = torch.zeros(3, device=device)  # loss, right answers, images
         for step, (step_rows, (pixels, readable)) in enumerate(zip(mine, feed.batches(mine), strict=True)):
-            factor = warmup_cosine((epoch - 1) * steps + step, settings.epochs * steps, settings.warmup_epochs * steps)
-            for group in optimizer.param_groups:
-                group["lr"] = peak * factor
             # A broken image has no target and no loss. (As a black image it does enter the statistics of BatchNorm, so
             # that all workers keep batches of one size.)
             target = torch.from_numpy(np.where(readable, targets[step_rows], -1)).to(device)
-            views = _views(pixels_to_float(pixels.to(device)), objective, settings)
-            with counted_flops(not flops_of_step) as flops:
-                loss_sum, right_sum = _backward(model, views, target, optimizer)
-            flops_of_step += flops()
-            optimizer.step()
-            sums += torch.stack([loss_sum, right_sum, (target >= 0).sum()])
+            sums += training.step(step, pixels_to_float(pixels.to(device)), target)
         if on_epoch is not None:
             loss, right, seen = gather(sums[None]).sum(0).tolist()
-            save = _saver(objective, optimizer, epoch, flops_of_step)
             waited = feed.times.wait_s / max(time.perf_counter() - started, 1e-9)
-            on_epoch(Epoch(epoch, loss / max(1, seen), right / max(1, seen), waited, save))
-    network = objective.backbone.eval()
-    work = _work(feed, steps * batch * (settings.epochs - done), started, started_cpu)
-    return TrainedBackbone(network, feed.broken, flops_of_step * steps * settings.epochs * size, work)
-
-
-def _optimizer(objective: Objective, settings: BackboneTraining) -> tuple[torch.optim.Optimizer, float]:
-    """SGD over what is trained, and its peak learning rate."""
-    trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
-    peak = settings.lr * (settings.pair_lr_share if objective.n_views > 1 else 1)
-    return torch.optim.SGD(trained, peak, settings.momentum, weight_decay=settings.weight_decay, nesterov=True), peak
-
-
-def _parallel(objective: Objective, info: BackboneInfo, size: int) -> nn.Module:
-    """Under DDP where there are several workers."""
-    # Some Hugging Face models have parameters that a plain forward pass does not use (DINOv2's mask token).
-    unused = info.backbone.arch.startswith("hf:")
-    return DistributedDataParallel(objective, find_unused_parameters=unused) if size > 1 else objective
-
-
-def _work(feed: PixelFeed, images: int, started: float, started_cpu: float) -> Work:
-    """What this worker has done since then (by ``perf_counter`` and ``process_time``)."""
-    return Work(
-        images=images,
+            on_epoch(Epoch(epoch, loss / max(1, seen), right / max(1, seen), waited, training.save))
+    work = Work(
+        images=steps * batch * (settings.epochs + 1 - first),
         model_s=time.perf_counter() - started - feed.times.wait_s,
         cpu_s=time.process_time() - started_cpu,
         **asdict(feed.times),
     )
+    flops = training.flops_of_step * steps * settings.epochs * size
+    return TrainedBackbone(objective.backbone.eval(), feed.broken, flops, work)
 
 
-def _untrained(
-    info: BackboneInfo,
-    settings: BackboneTraining,
-    make_objective: MakeObjective,
-    frozen: OldModel | None,
-    device: torch.device,
-) -> Objective:
-    """The network with its loss, its weights drawn from the seed."""
-    torch.manual_seed(settings.seed)
-    network = info.build().to(device)
-    assert network.cosine_scale == settings.cosine_scale
-    return make_objective(network, info, settings, frozen).to(device)
+class _Training:
+    """What a step of the training changes, and a checkpoint holds: the objective, its optimizer and the epoch."""
 
+    def __init__(
+        self, objective: Objective, info: BackboneInfo, settings: BackboneTraining, steps: int, resume_from: Path | None
+    ) -> None:
+        """steps: of an epoch."""
+        self.objective, self.settings, self.steps = objective, settings, steps
+        self.epoch, self.flops_of_step = 0, 0
+        self.is_pair = objective.n_views > 1
+        self.peak = settings.lr * (settings.pair_lr_share if self.is_pair else 1)
+        trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.SGD(
+            trained, self.peak, settings.momentum, weight_decay=settings.weight_decay, nesterov=True
+        )
+        if resume_from:
+            self._restore(resume_from)
+        # Some Hugging Face models have parameters that a plain forward pass does not use (DINOv2's mask token).
+        unused = info.backbone.arch.startswith("hf:")
+        is_shared = rank_and_size()[1] > 1
+        self.model = DistributedDataParallel(objective, find_unused_parameters=unused) if is_shared else objective
 
-def _views(images_BCSS: Tensor, objective: Objective, settings: BackboneTraining) -> list[Tensor]:
-    """As many random views of each image as the objective compares."""
-    how = settings.augmentation if objective.n_views == 1 else settings.pair_augmentation
-    return [augment(images_BCSS, how) for _ in range(objective.n_views)]
+    def begin(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.model.train()
 
+    def step(self, step: int, images_BCSS: Tensor, target_B: Tensor) -> Tensor:
+        """Learn from one batch; returns the sum of losses, the number of right answers, and that of readable images."""
+        settings, steps = self.settings, self.steps
+        factor = warmup_cosine((self.epoch - 1) * steps + step, settings.epochs * steps, settings.warmup_epochs * steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.peak * factor
+        how = settings.pair_augmentation if self.is_pair else settings.augmentation
+        views = [augment(images_BCSS, how) for _ in range(self.objective.n_views)]
+        with counted_flops(not self.flops_of_step) as flops:
+            losses, right = self.model(views, target_B)
+            self.optimizer.zero_grad()
+            # Divided by the size of the batch: each readable image weighs the same.
+            (losses.sum() / len(target_B)).backward()
+        self.flops_of_step += flops()
+        self.optimizer.step()
+        readable = target_B >= 0
+        return torch.stack([losses.detach().sum(), (right & readable).sum(), readable.sum()])
 
-def _backward(
-    model: nn.Module, views: list[Tensor], target: Tensor, optimizer: torch.optim.Optimizer
-) -> tuple[Tensor, Tensor]:
-    """Leaves gradients in the parameters; returns the sum of losses and the number of right answers."""
-    losses, right = model(views, target)
-    # Divided by the size of the batch: each readable image weighs the same.
-    optimizer.zero_grad()
-    (losses.sum() / len(target)).backward()
-    return losses.detach().sum(), (right & (target >= 0)).sum()
+    def save(self, folder: Path) -> None:
+        """Write what ``_restore`` reads."""
+        torch.save(self.objective.state_dict(), folder / "objective.pt")
+        torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
+        facts = {"epoch": self.epoch, "flops_of_step": self.flops_of_step}
+        (folder / "epoch.json").write_text(json.dumps(facts))
 
-
-def _batches(n_rows: int, batch: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """(steps, batch) a fresh permutation of the rows cut into batches; the rest of an epoch is left out."""
-    order = np.random.default_rng([seed, epoch]).permutation(n_rows)
-    return order[: n_rows // batch * batch].reshape(-1, batch)
-
-
-def _saver(
-    objective: Objective, optimizer: torch.optim.Optimizer, epoch: int, flops_of_step: int
-) -> Callable[[Path], None]:
-    def save(folder: Path) -> None:
-        torch.save(objective.state_dict(), folder / "objective.pt")
-        torch.save(optimizer.state_dict(), folder / "optimizer.pt")
-        (folder / "epoch.json").write_text(json.dumps({"epoch": epoch, "flops_of_step": flops_of_step}))
-
-    return save
-
-
-def _restore(
-    folder: Path, objective: Objective, optimizer: torch.optim.Optimizer, device: torch.device
-) -> tuple[int, int]:
-    """Load a checkpoint into objective and optimizer; returns its epoch and the arithmetic of a step."""
-    # weights_only: tensors and plain values, nothing that could run code.
-    objective.load_state_dict(torch.load(folder / "objective.pt", map_location=device, weights_only=True))
-    optimizer.load_state_dict(torch.load(folder / "optimizer.pt", map_location=device, weights_only=True))
-    facts = json.loads((folder / "epoch.json").read_text())
-    return int(facts["epoch"]), int(facts["flops_of_step"])
+    def _restore(self, folder: Path) -> None:
+        device = next(self.objective.parameters()).device
+        for part, file in ((self.objective, "objective.pt"), (self.optimizer, "optimizer.pt")):
+            # weights_only: tensors and plain values, nothing that could run code.
+            part.load_state_dict(torch.load(folder / file, map_location=device, weights_only=True))
+        facts = json.loads((folder / "epoch.json").read_text())
+        self.epoch, self.flops_of_step = int(facts["epoch"]), int(facts["flops_of_step"])
 
 
 def training_rows(labels_N: NDArray[np.int64], classes: list[int]) -> NDArray[np.int64]:

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ray_backfill.models.backbones import pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo
@@ -27,31 +26,19 @@ def freeze_old(
 ) -> OldModel:
     """The old model on the device, in eval mode, with class means where it knows none of the new model's classes.
 
-    info: of the new model. targets: of all rows of the train split. Under DDP every worker calls this.
+    A class mean is that of the old embeddings of the class's images as they are. info: of the new model. targets: of
+    all rows of the train split. Under DDP every worker calls this.
     """
-    network = old.network.to(device).eval().requires_grad_(False)
-    old = replace(old, network=network)
+    old = replace(old, network=old.network.to(device).eval().requires_grad_(False))
     if set(old.info.classes) & set(info.classes):
         return old
-    return replace(old, class_means_Cd=_class_means(old, len(info.classes), feed, rows, targets, device))
-
-
-def _class_means(
-    old: OldModel,
-    n_classes: int,
-    feed: PixelFeed,
-    rows: NDArray[np.int64],
-    targets: NDArray[np.int64],
-    device: torch.device,
-) -> Tensor:
-    """(C, d_old) means of the old embeddings of each class's images as they are; each worker embeds a share of them."""
     rank, size = rank_and_size()
-    mine = rows[rank::size]
+    mine = rows[rank::size]  # each worker embeds a share of the images
     batches = [mine[i : i + _BATCH] for i in range(0, len(mine), _BATCH)]
-    sums = torch.zeros(n_classes, old.info.backbone.dim + 1, device=device)  # the last column counts the images
+    sums = torch.zeros(len(info.classes), old.info.backbone.dim + 1, device=device)  # the last column counts the images
     for batch, (pixels, readable) in zip(batches, feed.batches(batches), strict=True):
         vectors = old.embed(pixels_to_float(pixels[torch.from_numpy(readable)].to(device)))
         vectors = torch.cat([vectors, torch.ones_like(vectors[:, :1])], dim=1)
         sums.index_add_(0, torch.from_numpy(targets[batch[readable]]).to(device), vectors)
     total = gather(sums[None]).sum(0)
-    return total[:, :-1] / total[:, -1:].clamp(min=1)
+    return replace(old, class_means_Cd=total[:, :-1] / total[:, -1:].clamp(min=1))
