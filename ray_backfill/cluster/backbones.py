@@ -5,7 +5,7 @@ import math
 import shutil
 import tempfile
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ray_backfill.cluster.train import Workers, run_ddp
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
 from ray_backfill.files import begin_stage, finish_stage, read_json, write_json
+from ray_backfill.images import ImageSource
 from ray_backfill.methods import all_backbones
 from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
@@ -37,21 +38,37 @@ from ray_backfill.training.objective import Classification, OldModel
 _WAITS = 0.1
 
 
-def train_backbone_stage(
-    folder: Path,
-    title: str,
-    data: Any,
-    classes: list[int],
-    backbone: BackboneSettings,
-    training: BackboneTraining,
-    workers: Workers,
-    kind: str = "",
-    old: Path | None = None,
-) -> Path:
-    """Train a backbone on the given classes of a data set and leave it in ``folder``; does nothing if it is there.
+@dataclass(frozen=True)
+class BackboneJob:
+    """What to train. title: for people. data: the ``Settings`` of a source. classes: of it, those to train on.
 
-    data: the ``Settings`` of a source. folder: on storage that all nodes share. kind: name of a ``BackboneKind``;
-    empty: the plain classifier that old and new are. old: folder of the trained old backbone, for kinds that need it.
+    kind: name of a ``BackboneKind``; empty: the plain classifier that old and new are. old: folder of the trained old
+    backbone, for kinds that need it.
+    """
+
+    title: str
+    data: Any
+    classes: list[int]
+    backbone: BackboneSettings
+    training: BackboneTraining
+    kind: str = ""
+    old: Path | None = None
+
+    def settings(self, source: ImageSource) -> dict[str, Any]:
+        """All that decides the trained network."""
+        plain = {
+            "data": source.fingerprint(),
+            "classes": self.classes,
+            "backbone": asdict(self.backbone),
+            "training": asdict(self.training),
+        }
+        kind = {"kind": self.kind} if self.kind else {}
+        return plain | kind | ({"old": backbone_identity(self.old)} if self.kind and self.old else {})
+
+
+def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers) -> Path:
+    """Train a backbone and leave it in ``folder``, on storage that all nodes share; does nothing if it is there.
+
     Returns: the folder, as ``load_backbone`` reads it. The manifest notes each epoch's ``history``, the
     ``training_flops`` of all workers together, what one embedding costs (``macs``, ``parameters``), and by ``feeding``
     what bounded the rate of the first worker.
@@ -59,31 +76,15 @@ def train_backbone_stage(
     Raises:
         InputError: the folder belongs to other settings, or the data cannot be trained on.
     """
-    source = open_source(data)
-    settings = {
-        "data": source.fingerprint(),
-        "classes": classes,
-        "backbone": asdict(backbone),
-        "training": asdict(training),
-    }
-    if kind:
-        settings |= {"kind": kind} | ({"old": backbone_identity(old)} if old else {})
-    rows = training_rows(source.items("train").labels_N, classes)
-    images_per_worker(len(rows), classes, training, workers.number)  # fails here, not in a worker with a long trace
+    source, training, title = open_source(job.data), job.training, job.title
+    settings = job.settings(source)
+    rows = training_rows(source.items("train").labels_N, job.classes)
+    images_per_worker(len(rows), job.classes, training, workers.number)  # not in a worker with a long trace
     if begin_stage(folder, "backbone", settings):
         return folder
-    info = BackboneInfo(backbone, source.channels, source.image_size, classes, cosine_scale=training.cosine_scale)
     with session(), progress_bar(f"train {title}", training.epochs, "epochs") as progress:
-        config = {
-            "data": data,
-            "info": info,
-            "training": training,
-            "kind": kind,
-            "old": old and str(old),
-            "folder": str(folder),
-            "threads": max(1, int(workers.cpus)),
-            "progress": progress,
-        }
+        threads = max(1, int(workers.cpus))
+        config = {"job": job, "folder": str(folder), "threads": threads, "progress": progress}
         facts = run_ddp(_worker, config, workers, "ray", folder)
     if facts.get("feeding", {}).get("limit") == "decode":
         print(f"train {title}: {facts['feeding']['bottleneck']}")
@@ -102,8 +103,12 @@ def backbone_identity(folder: Path) -> dict[str, Any]:
 
 def _worker(config: dict[str, Any]) -> dict[str, Any]:
     """Runs on every DDP worker; rank 0 reports checkpoints and writes the finished network."""
-    source, info, training = open_source(config["data"]), config["info"], config["training"]
-    rows = training_rows(source.items("train").labels_N, info.classes)
+    job: BackboneJob = config["job"]
+    source, training = open_source(job.data), job.training
+    info = BackboneInfo(
+        job.backbone, source.channels, source.image_size, job.classes, cosine_scale=training.cosine_scale
+    )
+    rows = training_rows(source.items("train").labels_N, job.classes)
     is_first = rank_and_size()[0] == 0
     history: list[dict[str, float]] = []
 
@@ -121,8 +126,8 @@ def _worker(config: dict[str, Any]) -> dict[str, Any]:
         text = f"loss {epoch.loss:.2f}, accuracy {100 * epoch.accuracy:.0f} %{waits}"
         config["progress"].set.remote(epoch.epoch, text)
 
-    objective = all_backbones()[config["kind"]].objective if config["kind"] else Classification
-    old = OldModel(*load_backbone(Path(config["old"]))) if config["old"] else None
+    objective = all_backbones()[job.kind].objective if job.kind else Classification
+    old = OldModel(*load_backbone(job.old)) if job.old else None
     checkpoint = ray.train.get_checkpoint()
     with checkpoint.as_directory() if checkpoint else nullcontext() as folder:
         resume_from = Path(folder) if folder else None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ray_backfill.cluster.backbones import train_backbone_stage
+from ray_backfill.cluster.backbones import BackboneJob, train_backbone_stage
 from ray_backfill.cluster.embed import embed_stage
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
@@ -36,11 +36,9 @@ def train_recipe_backbone(recipe: Recipe[Any], role: str, context: Context) -> P
     old_classes, new_classes = recipe_classes(recipe)
     model, classes = (recipe.old, old_classes) if like == "old" else (recipe.new, new_classes)
     title = f"{kind.title if kind else role} backbone"
-    data, name, workers = recipe.images, kind.name if kind else "", context.workers
-    return timed(
-        folder,
-        lambda: train_backbone_stage(folder, title, data, classes, model.backbone, model.training, workers, name, old),
-    )
+    name = kind.name if kind else ""
+    job = BackboneJob(title, recipe.images, classes, model.backbone, model.training, name, old)
+    return timed(folder, lambda: train_backbone_stage(folder, job, context.workers))
 
 
 def embed_recipe(recipe: Recipe[Any], context: Context) -> Path:

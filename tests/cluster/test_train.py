@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ray_backfill.cluster import backbones
-from ray_backfill.cluster.backbones import train_backbone_stage
+from ray_backfill.cluster.backbones import BackboneJob, train_backbone_stage
 from ray_backfill.cluster.maps import fit_stage, for_maps
 from ray_backfill.cluster.train import Workers, run_ddp
 from ray_backfill.datasets import landmarks
@@ -61,8 +61,8 @@ def test_a_crashed_worker_resumes_from_the_last_epoch(tmp_path: Path, monkeypatc
     old = _old_backbone(tmp_path / "old")
 
     def train(kind: str, old: Path) -> Path:
-        folder, classes = tmp_path / "bct", [0, 1, 3]
-        return train_backbone_stage(folder, "BCT", IMAGES, classes, BACKBONE, TRAINING, Workers(number=2), kind, old)
+        job = BackboneJob("BCT", IMAGES, [0, 1, 3], BACKBONE, TRAINING, kind, old)
+        return train_backbone_stage(tmp_path / "bct", job, Workers(number=2))
 
     folder = train("bct", old)
     assert (folder / ".crashed").exists()
@@ -129,7 +129,7 @@ def test_two_workers_fit_what_one_process_fits(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.usefixtures("ray_session")
 def test_what_cannot_be_trained_fails_before_any_worker_starts(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least 2 classes"):
-        train_backbone_stage(tmp_path / "b", "old", IMAGES, [3], BACKBONE, TRAINING, Workers())
+        train_backbone_stage(tmp_path / "b", BackboneJob("old", IMAGES, [3], BACKBONE, TRAINING), Workers())
     folder = _folder(tmp_path / "data")
     rm = find_methods(("rm",))[0].fit
     assert rm is not None

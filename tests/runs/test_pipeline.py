@@ -49,11 +49,10 @@ def test_each_kind_is_like_old_or_new(
     train_recipe_backbone(RECIPE, role, Context(tmp_path))
     folders = [arguments[0] for arguments in trained]
     assert folders == [tmp_path / "backbones" / name for name in (*needs, role)]
-    _, _, _, classes, backbone, training, _, kind, old = trained[-1]
-    model = getattr(RECIPE, like)
-    assert (backbone, training, kind) == (model.backbone, model.training, role)
-    assert classes == recipe_classes(RECIPE)[like == "new"]
-    assert old == (tmp_path / "backbones" / "old" if needs else None)
+    job, model = trained[-1][1], getattr(RECIPE, like)
+    assert (job.backbone, job.training, job.kind) == (model.backbone, model.training, role)
+    assert job.classes == recipe_classes(RECIPE)[like == "new"]
+    assert job.old == (tmp_path / "backbones" / "old" if needs else None)
 
 
 def test_what_cannot_be_trained_is_said_for_kinds_like_it() -> None:
