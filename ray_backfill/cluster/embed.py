@@ -8,7 +8,7 @@ numbers travel through Ray.
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -213,22 +213,21 @@ def _embed_all(missing: list[_Part], images: int, job: _Job, actors: int, cpus: 
 
 def _run(parts: list[_Part], job: _Job, actors: int, cpus: float) -> Iterator[Work]:
     """Embed the parts; yields what each finished one took. Raises the InputError of an actor."""
-    finished = ray.data.from_items([asdict(part) for part in parts], override_num_blocks=len(parts)).map_batches(
+    finished = ray.data.from_items([asdict(part) for part in parts], override_num_blocks=len(parts)).map(
         _Embedder,
         fn_constructor_kwargs={"job": job},
-        batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=actors),
         num_cpus=cpus,
         num_gpus=1 if job.on_gpu else 0,
     )
     for row in finished.iter_rows():
-        if row["problem"]:
-            raise InputError(row["problem"])
-        yield Work(**{field.name: row[field.name] for field in fields(Work)})
+        if problem := row.pop("problem"):
+            raise InputError(problem)
+        yield Work(**row)
 
 
 class _Embedder:
-    """One actor: the models and the source stay loaded; each call embeds and writes parts."""
+    """One actor: the models and the source stay loaded; each call embeds and writes a part."""
 
     def __init__(self, job: _Job) -> None:
         self._job, self._source = job, open_source(job.data)
@@ -237,16 +236,11 @@ class _Embedder:
         self._models = {name: load_backbone(Path(path))[0].to(self._device) for name, path in job.models.items()}
         self._old_classes = torch.tensor(load_backbone(Path(job.models["old"]))[1].classes, device=self._device)
 
-    def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        works, problem = [], ""
-        for split, *numbers in zip(*(batch[field.name] for field in fields(_Part)), strict=True):
-            try:
-                works.append(self._make(_Part(str(split), *map(int, numbers))))
-            except InputError as error:  # Ray Data would make a wall of text of it, and lose what it was
-                works.append(Work())
-                problem = str(error)
-        columns = {field.name: np.asarray([getattr(work, field.name) for work in works]) for field in fields(Work)}
-        return columns | {"problem": np.asarray([problem] * len(works))}
+    def __call__(self, part: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return asdict(self._make(_Part(**part))) | {"problem": ""}
+        except InputError as error:  # Ray Data would make a wall of text of it, and lose what it was
+            return asdict(Work()) | {"problem": str(error)}
 
     def _make(self, part: _Part) -> Work:
         """Embed a part and write it; returns what that took."""

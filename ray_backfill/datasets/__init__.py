@@ -110,6 +110,24 @@ def check_own_images(settings: Any) -> None:
         raise InputError(f"{name}: train_fraction must be between 0 and 1, not {settings.train_fraction}")
 
 
+@dataclass(frozen=True)
+class PublishedSettings:
+    """Where a published data set is, and how large its images shall be."""
+
+    # Folder that holds the data set as its owners distribute it.
+    root: str
+    # Pixels a side, after the whole image has been squeezed to a square.
+    image_size: int = 224
+
+    def __post_init__(self) -> None:
+        require_counts(self, "image_size")
+
+    @property
+    def folder(self) -> Path:
+        """The root as a path."""
+        return Path(self.root).expanduser()
+
+
 @lru_cache(maxsize=4)
 def open_source(settings: Any) -> ImageSource:
     """Open the source that ``settings`` (a ``Settings`` of one of the modules here) describes; once in a process."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ray_backfill.datasets import Published, require_counts, wrong_layout
+from ray_backfill.datasets import Published, PublishedSettings, wrong_layout
 from ray_backfill.datasets._download import Archive, fetch_folder
 from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource, Items, Pixels
@@ -40,11 +40,9 @@ _PIECE = 4096  # images at a time in a checksum
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(PublishedSettings):
     """Where it is, and how large its images shall be."""
 
-    # Folder that holds cifar-100-binary, or that folder itself.
-    root: str
     # Pixels a side; the images themselves have 32.
     image_size: int = 32
 
@@ -56,7 +54,6 @@ class _Cifar:
     image_size: int
     splits: tuple[str, ...] = ("train", "gallery")
     channels: int = 3
-    _records: dict[str, NDArray[np.uint8]] = field(default_factory=dict, repr=False)
     _content: str = field(default="", repr=False)
 
     def items(self, split: str) -> Items:
@@ -69,9 +66,7 @@ class _Cifar:
         """(N, 3074) as the file holds them; they stay on the disk."""
         if split not in self.files:
             raise InputError(f"cifar100 has no split {split!r}; it has: {', '.join(self.splits)}")
-        if split not in self._records:
-            self._records[split] = _read(self.files[split])
-        return self._records[split]
+        return np.memmap(self.files[split], np.uint8, "r").reshape(-1, _RECORD)
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Pixels:
         """Copy the rows, resized where another size than 32 is wanted; no image is ever broken."""
@@ -101,9 +96,6 @@ class _Cifar:
             self._content = hasher.hexdigest()
         return {"dataset": "cifar100", "content": self._content, **facts_of(self.settings)}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_records": {}}  # a memory map would be sent as its whole content
-
 
 def open_source(settings: Settings) -> ImageSource:
     """Find the files and check their sizes and labels.
@@ -111,15 +103,14 @@ def open_source(settings: Settings) -> ImageSource:
     Raises:
         InputError: image_size below 1; no or only half the files; a file that is damaged or something else.
     """
-    require_counts(settings, "image_size")
-    root = Path(settings.root).expanduser()
+    root = settings.folder
     folder = _find(root) if settings.root else None
     if folder is None:
         raise wrong_layout(settings, _what_is_wrong(root))
-    source = _Cifar(settings, {split: folder / file for split, file in _FILES.items()}, settings.image_size)
-    for split in source.splits:
-        source.records(split)
-    return source
+    files = {split: folder / file for split, file in _FILES.items()}
+    for file in files.values():
+        _check(file)
+    return _Cifar(settings, files, settings.image_size)
 
 
 def download(root: Path) -> Path:
@@ -153,8 +144,8 @@ def _what_is_wrong(root: Path) -> str:
     return "the files are not there"
 
 
-def _read(path: Path) -> NDArray[np.uint8]:
-    """(N, 3074) as a memory map. The coarse labels are only looked at to tell a file of another kind."""
+def _check(path: Path) -> None:
+    """Raises InputError for a file of another kind, which the coarse labels help to tell."""
     size = path.stat().st_size
     if size == 0 or size % _RECORD:
         raise InputError(
@@ -167,4 +158,3 @@ def _read(path: Path) -> NDArray[np.uint8]:
     for column, count in ((0, 20), (1, 100)):
         if records_N[:, column].max() >= count:
             raise InputError(f"{path} is not of CIFAR-100: it holds labels outside of 0 to {count - 1}")
-    return records_N

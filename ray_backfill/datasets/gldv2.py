@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import csv
 
-from ray_backfill.datasets import Published, require_counts, require_folders, wrong_layout
+from ray_backfill.datasets import Published, PublishedSettings, require_folders, wrong_layout
 from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource, Items, digest_items
 from ray_backfill.images.paths import Paths
@@ -44,13 +44,9 @@ _N_QUERIES = {"all": PUBLISHED.queries, "private": 750, "public": 379}
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(PublishedSettings):
     """Where it is, and how large its images shall be, and who asks."""
 
-    # Folder that holds train, index, test and the tables.
-    root: str
-    # Pixels a side, after the whole image has been squeezed to a square.
-    image_size: int = 224
     # Which of the test set's queries: all, private or public.
     queries: str = "all"
 
@@ -66,10 +62,9 @@ def open_source(settings: Settings) -> ImageSource:
     Raises:
         InputError: settings out of range; a folder or table is missing, or a table does not fit the others.
     """
-    require_counts(settings, "image_size")
     if settings.queries not in _USAGES:
         raise InputError(f"gldv2: unknown queries {settings.queries!r}; known: {', '.join(_USAGES)}")
-    root = Path(settings.root).expanduser()
+    root = settings.folder
     require_folders(settings, root, _FOLDERS.values())
     ids, splits = {}, {}
     ids["train"], labels_N = _train(settings)
@@ -143,7 +138,7 @@ def _queries(settings: Settings, index_ids: pa.Array) -> tuple[pa.Array, pa.List
 def _find(settings: Settings, name: str) -> Path | None:
     """A table, beside the folders, in metadata/, or in one of the folders."""
     for folder in ("", "metadata", *_FOLDERS.values()):
-        path = Path(settings.root).expanduser() / folder / name
+        path = settings.folder / folder / name
         if path.is_file():
             return path
     return None

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ray_backfill.datasets import Published, require_counts, require_folders, wrong_layout
+from ray_backfill.datasets import Published, PublishedSettings, require_folders, wrong_layout
 from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource, Items
 from ray_backfill.images.classes import classes_below, items_below, rank_classes, require_known
@@ -49,13 +49,8 @@ _VAL_NAME = r"^ILSVRC2012_val_(?P<number>\d{8})\.(?:JPEG|jpeg|JPG|jpg)$"
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(PublishedSettings):
     """Where it is, and how large its images shall be."""
-
-    # Folder that holds train and val, or Kaggle's ILSVRC.
-    root: str
-    # Pixels a side, after the whole image has been squeezed to a square.
-    image_size: int = 224
 
 
 def open_source(settings: Settings) -> ImageSource:
@@ -66,8 +61,7 @@ def open_source(settings: Settings) -> ImageSource:
             class of val that train lacks.
     Cost: one listing of the tree.
     """
-    require_counts(settings, "image_size")
-    root = Path(settings.root).expanduser()
+    root = settings.folder
     images = root / _KAGGLE if (root / _KAGGLE).is_dir() else root
     require_folders(settings, images, ("train", "val"), str(images))
     listing = list_folders(str(images), below=("train", "val"))
@@ -119,7 +113,7 @@ def _flat_items(settings: Settings, listing: Listing, label_of: dict[str, int]) 
 
 def _ground_truth(settings: Settings) -> tuple[Path, list[str]]:
     """The file that tells the classes of the validation images, and their wnids, from image 1 on."""
-    root = Path(settings.root).expanduser()
+    root = settings.folder
     if (root / _SOLUTION).is_file():  # needs no meta.mat
         return root / _SOLUTION, _read_solution(root / _SOLUTION)
     for folder in _DEVKITS:

@@ -9,14 +9,13 @@ Shapes: N images.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ray_backfill.datasets import Published, require_counts, require_folders
+from ray_backfill.datasets import Published, PublishedSettings, require_folders
 from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource, Items
 from ray_backfill.images.folders import Listing, list_folders
@@ -37,13 +36,8 @@ _JUNK, _DISTRACTOR = -1, 0
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(PublishedSettings):
     """Where it is, and how large its images shall be."""
-
-    # Folder that holds bounding_box_train, bounding_box_test and query, or Market-1501-v15.09.15 with these.
-    root: str
-    # Pixels a side, after the whole image has been squeezed to a square.
-    image_size: int = 224
 
 
 def open_source(settings: Settings) -> ImageSource:
@@ -52,8 +46,7 @@ def open_source(settings: Settings) -> ImageSource:
     Raises:
         InputError: a folder is missing, a name is not of this data set, or a query or training image shows nobody.
     """
-    require_counts(settings, "image_size")
-    root = Path(settings.root).expanduser()
+    root = settings.folder
     root = root / _TOP if (root / _TOP).is_dir() else root
     require_folders(settings, root, _FOLDERS.values())
     listing = list_folders(str(root), below=tuple(_FOLDERS.values()))

@@ -6,9 +6,8 @@ sorted classes, as in the owners' own list. Licence: for research and education,
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from ray_backfill.datasets import Published, require_counts, require_folders
+from ray_backfill.datasets import Published, PublishedSettings, require_folders
 from ray_backfill.images import ImageSource
 from ray_backfill.images.classes import items_below, rank_classes
 from ray_backfill.images.folders import list_folders
@@ -27,13 +26,8 @@ _FOLDER = "places365_standard"
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(PublishedSettings):
     """Where it is, and how large its images shall be."""
-
-    # Folder that holds places365_standard, or that folder itself.
-    root: str
-    # Pixels a side, after the whole image has been squeezed to a square.
-    image_size: int = 224
 
 
 def open_source(settings: Settings) -> ImageSource:
@@ -43,8 +37,7 @@ def open_source(settings: Settings) -> ImageSource:
         InputError: image_size below 1; no such folders; an empty class; a class of val that train lacks.
     Cost: one listing of the tree.
     """
-    require_counts(settings, "image_size")
-    root = Path(settings.root).expanduser()
+    root = settings.folder
     if (root / _FOLDER).is_dir():
         root = root / _FOLDER
     folders = {"train": "train", "gallery": "val"}

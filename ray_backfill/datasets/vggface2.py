@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.datasets import Published, require_counts, require_folders, wrong_layout
+from ray_backfill.datasets import Published, PublishedSettings, require_counts, require_folders, wrong_layout
 from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource, Items, digest_items
 from ray_backfill.images.draws import shuffled
@@ -36,13 +36,9 @@ _SPLITS = {"train": "train", "gallery": "test"}
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(PublishedSettings):
     """Where it is, and how large its images shall be, and the gallery's draw."""
 
-    # Folder that holds train, test and identity_meta.csv.
-    root: str
-    # Pixels a side, after the whole image has been squeezed to a square.
-    image_size: int = 224
     # Images of each person of the test set that are the gallery.
     per_class: int = 50
     # Of their draw.
@@ -57,8 +53,8 @@ def open_source(settings: Settings) -> ImageSource:
             in that file.
     Cost: one listing of the tree; the fingerprint asks for size and time of every file.
     """
-    require_counts(settings, "image_size", "per_class")
-    root = Path(settings.root).expanduser()
+    require_counts(settings, "per_class")
+    root = settings.folder
     images = root / "data" if (root / "data" / "train").is_dir() else root
     require_folders(settings, images, _SPLITS.values())
     tables = [path for path in (root / "identity_meta.csv", root / "meta" / "identity_meta.csv") if path.is_file()]

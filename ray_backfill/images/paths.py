@@ -34,7 +34,7 @@ class Paths:
     """Files by their paths below ``root``, a local folder or a URI. Can be pickled.
 
     root: "" if all paths stand for themselves, as absolute paths and URIs always do, whatever the root. paths: N, in
-    any order, also the same one twice.
+    any order, also the same one twice. remote: whether any file is reached over a network.
 
     Raises:
         InputError: a URI of a kind that cannot be read.
@@ -44,7 +44,7 @@ class Paths:
     paths: pa.StringArray | pa.LargeStringArray
     _systems: dict[tuple[int, str], tuple[fs.FileSystem, str]] = field(default_factory=dict, repr=False, compare=False)
     _digest: str = field(default="", repr=False, compare=False)
-    _remote: bool = field(init=False, repr=False, compare=False)
+    remote: bool = field(init=False, repr=False, compare=False)
     _root: tuple[str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -57,13 +57,8 @@ class Paths:
                 f"cannot read images at {unknown[0]}://: copy them to a local folder, or to one of "
                 + ", ".join(f"{scheme}://" for scheme in SCHEMES)
             )
-        self._remote = bool(found - {"", "file"})
+        self.remote = bool(found - {"", "file"})
         self._root = _split(self.root)
-
-    @property
-    def remote(self) -> bool:
-        """Whether any file is reached over a network."""
-        return self._remote
 
     def __len__(self) -> int:
         return len(self.paths)

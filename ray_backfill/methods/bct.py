@@ -72,11 +72,8 @@ def backbone_method(name: str, title: str, source: str) -> Method:
 
 def _fit_width(vectors_Nd: FloatArray, width: int) -> FloatArray:
     """The first ``width`` dimensions, or zeros added: as its training compared it with the old model."""
-    if vectors_Nd.shape[1] >= width:
-        return vectors_Nd[:, :width]
-    wider = np.zeros((len(vectors_Nd), width), np.float32)
-    wider[:, : vectors_Nd.shape[1]] = vectors_Nd
-    return wider
+    missing = width - vectors_Nd.shape[1]
+    return np.pad(vectors_Nd.astype(np.float32), ((0, 0), (0, missing))) if missing > 0 else vectors_Nd[:, :width]
 
 
 BACKBONES = (

@@ -57,9 +57,11 @@ class Fit(ABC):
     """One way to learn from stored embeddings. Each kind of fit is a frozen dataclass.
 
     option: the command-line options that set how it learns: --heads..., --transforms... or --adapters...
+    is_trained: False for a formula, which has no steps and needs no workers.
     """
 
     option: str
+    is_trained = True
 
     @property
     @abstractmethod
@@ -69,11 +71,6 @@ class Fit(ABC):
     @property
     def needs_labels(self) -> bool:
         return False
-
-    @property
-    def is_trained(self) -> bool:
-        """False for a formula, which has no steps and needs no workers."""
-        return True
 
     @property
     def has_sigma(self) -> bool:

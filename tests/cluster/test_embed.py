@@ -151,7 +151,7 @@ def test_cameras_positives_and_names_arrive(tmp_path: Path) -> None:
         out = tmp_path / f"e-{source.fingerprint()['dataset']}"
         actor = embed._Embedder(embed._Job(images, models, ("old", "new"), str(out), classes, settings, 1, False))
         for part in embed._parts(source, classes, settings.part_rows):
-            actor({name: np.array([value]) for name, value in asdict(part).items()})
+            actor(asdict(part))
         folder = read_folder(out)
         assert folder.queries is not None
         for split, table in (("gallery", folder.gallery), ("queries", folder.queries)):

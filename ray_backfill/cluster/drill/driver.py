@@ -5,8 +5,6 @@ traffic), so that a driver that was killed is continued by the next one.
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 from tqdm import tqdm
@@ -39,13 +37,18 @@ def run_drill(job: DrillJob) -> None:
     entries = journal.entries()
     if of_type(entries, Finished):
         return
-    with _serving(job) as driver:
+    driver = Driver(job)
+    try:
+        driver.start()
         if not entries:
             driver.traffic.rest(job.settings.traffic.warm_up_s + job.settings.quiet_s)
         _backfill(driver, {entry.moment for entry in of_type(entries, CheckpointMeasured)})
         driver.traffic.rest(job.settings.quiet_s)
         driver.embedding.check_parts(job.plan)
         driver.recorder.journal.add(Finished(driver.recorder.now_s()))
+        driver.traffic.stop()
+    finally:
+        driver.close()
 
 
 def _backfill(driver: "Driver", measured: set[int]) -> None:
@@ -67,18 +70,6 @@ def _backfill(driver: "Driver", measured: set[int]) -> None:
             done = max(done, checkpoint.applied)
             if checkpoint.moment not in measured:
                 bar.write(driver.measure(checkpoint), file=sys.stderr)
-
-
-@contextmanager
-def _serving(job: DrillJob) -> Iterator["Driver"]:
-    """Shards and traffic for the length of the block."""
-    driver = Driver(job)
-    try:
-        driver.start()
-        yield driver
-        driver.traffic.stop()
-    finally:
-        driver.close()
 
 
 class Driver:

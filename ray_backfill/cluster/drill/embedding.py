@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import ray
 import ray.data
 import torch
-from numpy.typing import NDArray
 from ray.actor import ActorHandle
 
 from ray_backfill.cluster.embed import EmbedActors
@@ -106,10 +105,9 @@ def embed_operations(numbers: Sequence[int], job: EmbedJob, pacer: ActorHandle) 
     if not numbers:
         return
     on_gpu = isinstance(job.source, FromImages) and job.source.on_gpu
-    finished = ray.data.from_items([{"number": n} for n in numbers], override_num_blocks=len(numbers)).map_batches(
+    finished = ray.data.from_items([{"number": n} for n in numbers], override_num_blocks=len(numbers)).map(
         _Embedder,
         fn_constructor_kwargs={"job": job, "pacer": pacer},
-        batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=min(job.actors.number, len(numbers))),
         num_cpus=job.actors.cpus,
         num_gpus=1 if on_gpu else 0,
@@ -122,11 +120,7 @@ def embed_again(number: int, job: EmbedJob) -> None:
     """Embed one operation at once, on a CPU that nobody has set aside; returns when its file is there."""
     if isinstance(job.source, FromImages):
         job = replace(job, source=replace(job.source, on_gpu=False))
-    ray.get(ray.remote(num_cpus=0)(_embed_one).remote(number, job))
-
-
-def _embed_one(number: int, job: EmbedJob) -> None:
-    _Embedder(job, None)({"number": np.array([number])})
+    ray.get(ray.remote(num_cpus=0)(lambda: _Embedder(job, None)({"number": number})).remote())
 
 
 def missing_parts(plan: DrillPlan, drill: Path) -> list[int]:
@@ -149,13 +143,12 @@ class _Embedder:
         if pacer is not None:
             pacer.hello.remote(os.getpid())
 
-    def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        for number in batch["number"]:
-            operation = self.plan.operations[int(number)]
-            if not part_path(self.job.drill, operation.number).exists():
-                models = self.job.old if operation.kind == "rollback" else self.job.new
-                write_part(self.job.drill, operation, self.embed(operation.positions, models))
-        return {"number": batch["number"]}
+    def __call__(self, row: dict[str, int]) -> dict[str, int]:
+        operation = self.plan.operations[row["number"]]
+        if not part_path(self.job.drill, operation.number).exists():
+            models = self.job.old if operation.kind == "rollback" else self.job.new
+            write_part(self.job.drill, operation, self.embed(operation.positions, models))
+        return row
 
     def _wait(self, items: int) -> None:
         if self.pacer is not None:

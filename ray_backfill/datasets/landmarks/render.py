@@ -48,7 +48,8 @@ def render(
     axis_S = ((np.arange(size, dtype=np.float32) + _HALF) * _F(2 / size) - _ONE).astype(np.float32)
     grain_B = hash_ids(seed, NOISE, ids_B)
     out_BSSC = np.empty((len(ids_B), size, size, 3), np.uint8)
-    _paint_images(out_BSSC, axis_S, _F(2 / size), view_BK, kind_Bn, shape_BnK, front_kind_Bn, front_BnK, grain_B)
+    screen = np.meshgrid(axis_S, -axis_S)
+    _paint_images(out_BSSC, *screen, _F(2 / size), view_BK, kind_Bn, shape_BnK, front_kind_Bn, front_BnK, grain_B)
     return out_BSSC
 
 
@@ -61,7 +62,8 @@ def _packed(shapes: Shapes) -> tuple[NDArray[np.int64], Floats]:
 @kernel
 def _paint_images(
     out_BSSC: Array,
-    axis_S: Array,
+    screen_x_SS: Array,
+    screen_y_SS: Array,
     step: np.float32,
     view_BK: Array,
     kind_Bn: Array,
@@ -71,12 +73,8 @@ def _paint_images(
     grain_B: Array,
 ) -> None:
     """step: distance of two pixels on the screen."""
-    size = len(axis_S)
+    size = len(screen_x_SS)
     x_SS, y_SS = np.empty((size, size), np.float32), np.empty((size, size), np.float32)
-    screen_x_SS, screen_y_SS = np.empty((size, size), np.float32), np.empty((size, size), np.float32)
-    for row in range(size):
-        for i in range(size):
-            screen_x_SS[row, i], screen_y_SS[row, i] = axis_S[i], -axis_S[row]
     planes, spare_SS = np.empty((3, size, size), np.float32), np.empty((size, size), np.float32)
     for b in range(len(out_BSSC)):
         view = view_BK[b]

@@ -108,12 +108,13 @@ def _pick(colours: Floats, u: Floats) -> Floats:
     return picked
 
 
-def _texture(u_BnK: Floats) -> tuple[Floats, Floats, Floats]:
-    """Columns, courses and relief: plain, columns, courses or windows."""
+def _texture(u_BnK: Floats, strength: float = 1.0) -> dict[str, Floats]:
+    """Columns, courses and relief of Shapes: plain, columns, courses or windows."""
     columns = _between(1.5, 4.5, u_BnK[..., 0]) * (u_BnK[..., 1] < 0.65)
     courses = _between(1.5, 4.5, u_BnK[..., 2]) * (u_BnK[..., 3] < 0.65)
     patterned = (columns > 0) | (courses > 0)
-    return columns, courses, _between(-0.25, 0.6, u_BnK[..., 4]) * patterned
+    relief = strength * (_between(-0.25, 0.6, u_BnK[..., 4]) * patterned)
+    return {"columns": columns, "courses": courses, "relief": relief}
 
 
 class _Part(NamedTuple):
@@ -147,7 +148,6 @@ def landmark_shapes(seed: int, labels_B: NDArray[np.int64]) -> Shapes:
         _gate(draws[:, 4], body),
         _ornament(draws[:, 5], body, crown),
     )
-    columns, courses, relief = _texture(draws[..., 7:])
     return Shapes(
         kind=np.stack([part.kind for part in parts], axis=1),
         **{
@@ -158,9 +158,7 @@ def landmark_shapes(seed: int, labels_B: NDArray[np.int64]) -> Shapes:
         },
         opacity=np.stack([np.broadcast_to(part.there, labels_B.shape) for part in parts], 1).astype(np.float32),
         colour=_landmark_colours(seed, labels_B),
-        columns=columns,
-        courses=courses,
-        relief=relief,
+        **_texture(draws[..., 7:]),
     )
 
 
@@ -238,7 +236,6 @@ def behind_shapes(seed: int, ids_B: NDArray[np.int64]) -> Shapes:
     height = np.where(wide, _between(0.05, 0.35, u[..., 2]), _between(0.08, 0.4, u[..., 2]))
     haze = np.float32(0.35) * np.array([0.74, 0.80, 0.88], np.float32)
     colour = np.where(wide[..., None], _pick(_CLUTTER[:2], u[..., 3]), _pick(_STONES, u[..., 3]))
-    columns, courses, relief = _texture(u[..., 7:12])
     return Shapes(
         kind=kind,
         x=_between(-1.5, 1.5, u[..., 4]),
@@ -249,9 +246,7 @@ def behind_shapes(seed: int, ids_B: NDArray[np.int64]) -> Shapes:
         mirrored=np.zeros_like(height),
         opacity=(u[..., 6] < 0.7).astype(np.float32),
         colour=0.65 * colour + haze,
-        columns=columns,
-        courses=courses,
-        relief=0.6 * relief,
+        **_texture(u[..., 7:12], strength=0.6),
     )
 
 
@@ -272,7 +267,6 @@ def front_shapes(seed: int, ids_B: NDArray[np.int64], difficulty: float) -> Shap
     ).astype(np.float32)
     feet = _between(-1.15, -0.7, u[..., 3])
     lift = np.where(slot == 0, _between(0.0, 0.9, u[..., 4]), np.float32(0.0))
-    columns, courses, relief = _texture(u[..., 7:12])
     return Shapes(
         kind=kind,
         x=_between(-1.1, 1.1, u[..., 5]),
@@ -283,9 +277,7 @@ def front_shapes(seed: int, ids_B: NDArray[np.int64], difficulty: float) -> Shap
         mirrored=np.zeros_like(width),
         opacity=(u[..., 6] < 0.4 * difficulty).astype(np.float32),
         colour=np.where((slot == 0)[..., None], _pick(_CLUTTER[:2], u[..., 12]), _pick(_CLUTTER, u[..., 12])),
-        columns=columns,
-        courses=courses,
-        relief=relief,
+        **_texture(u[..., 7:12]),
     )
 
 
