@@ -279,10 +279,9 @@ class _Embedder:
             values = np.concatenate([output[name] for output in outputs])
             is_vectors = values.ndim == 2
             columns[name] = vector_column(values.astype(self._job.settings.dtype)) if is_vectors else pa.array(values)
-        if items.groups_N is not None:
-            columns["group"] = pa.array(items.groups_N[rows])
-        if items.cameras_N is not None:
-            columns["camera"] = pa.array(items.cameras_N[rows])
+        for name, numbers_N in (("group", items.groups_N), ("camera", items.cameras_N)):
+            if numbers_N is not None:
+                columns[name] = pa.array(numbers_N[rows])
         if items.positives_N is not None:
             columns["positives"] = items.positives_N.take(pa.array(rows))
         if (names := self._source.names(split, rows)) is not None:
@@ -327,13 +326,11 @@ def _parts(source: ImageSource, train_classes: list[int], part_rows: int) -> Ite
 
 def _collect_broken(folder: Path, parts: list[_Part]) -> pa.Table:
     """All broken images as a table (split, id, reason); checks that every row of every part is accounted for."""
-    found: list[tuple[str, int, str]] = []
+    found: list[dict[str, Any]] = []
     for part in parts:
         metadata = pq.read_metadata(part.path(folder))
         broken = json.loads(metadata.metadata[_BROKEN])
         if metadata.num_rows + len(broken) != len(part):
             raise RuntimeError(f"{part.path(folder)} has lost rows: {metadata.num_rows} + {len(broken)} broken")
-        found += [(part.split, image_id, reason) for image_id, reason in broken]
-    columns = list(zip(*found, strict=True)) or [(), (), ()]
-    types = {"split": pa.string(), "id": pa.int64(), "reason": pa.string()}
-    return pa.table({name: pa.array(column, kind) for (name, kind), column in zip(types.items(), columns, strict=True)})
+        found += [{"split": part.split, "id": image_id, "reason": reason} for image_id, reason in broken]
+    return pa.Table.from_pylist(found, pa.schema({"split": pa.string(), "id": pa.int64(), "reason": pa.string()}))

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource
-from ray_backfill.plugins import load_plugin, plugin_names
+from ray_backfill.plugins import load_plugin
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,6 @@ class Published:
     gallery: int
     queries: int = 0
     decoded_per_s: float = 300.0
-
-
-def dataset_names() -> list[str]:
-    """The known sources."""
-    return plugin_names(sys.modules[__name__])
 
 
 def dataset_module(name: str) -> ModuleType:

@@ -83,13 +83,12 @@ def open_source(settings: Settings) -> ImageSource:
 
 def _train(settings: Settings) -> tuple[pa.Array, NDArray[np.int64]]:
     """Ids and labels."""
-    if (clean := _find(settings, "train_clean.csv")) is not None:
-        lists = _read(clean, {"landmark_id": pa.int64(), "images": pa.string()})
+    path = _need(settings, "train_clean.csv", "train.csv")
+    if path.name == "train_clean.csv":
+        lists = _read(path, {"landmark_id": pa.int64(), "images": pa.string()})
         ids, line_N = _split(lists["images"])
         labels = lists["landmark_id"].take(line_N)
-        path = clean
     else:
-        path = _need(settings, "train_clean.csv", "train.csv")
         table = _read(path, {"id": pa.string(), "landmark_id": pa.int64()})
         ids, labels = table["id"], table["landmark_id"]
     _check_ids(ids, path)

@@ -127,7 +127,11 @@ def _ground_truth(settings: Settings) -> tuple[Path, list[str]]:
 def _read_solution(file: Path) -> list[str]:
     """Kaggle's table: ImageId, and the boxes of the image as "wnid left top right bottom", one after the other."""
     wnids: dict[int, str] = {}
-    for row in _rows(file):
+    try:
+        rows = list(csv.DictReader(_text(file).splitlines()))
+    except csv.Error as error:
+        raise InputError(f"imagenet: {file} is no table ({error}): download it again") from error
+    for row in rows:
         image, boxes = row.get("ImageId") or "", row.get("PredictionString") or ""
         name = re.fullmatch(r"ILSVRC2012_val_(\d{8})", image.strip())
         wnid = re.match(_WNID, boxes)
@@ -140,13 +144,6 @@ def _read_solution(file: Path) -> list[str]:
     if sorted(wnids) != list(range(1, len(wnids) + 1)):
         raise InputError(f"imagenet: {file} does not hold all images from number 1 on: download it again")
     return [wnids[number] for number in range(1, len(wnids) + 1)]
-
-
-def _rows(file: Path) -> list[dict[str, str]]:
-    try:
-        return list(csv.DictReader(_text(file).splitlines()))
-    except csv.Error as error:
-        raise InputError(f"imagenet: {file} is no table ({error}): download it again") from error
 
 
 def _read_ground_truth(file: Path) -> list[str]:

@@ -53,7 +53,9 @@ def open_source(settings: Settings) -> ImageSource:
     identity_N, camera_N = _parse(listing)
     positions = {}
     for split, folder in _FOLDERS.items():
-        of_split_N = listing.folder_N == _number(listing, folder)
+        if folder not in listing.folders:
+            raise InputError(f"market1501: no images in {folder}")
+        of_split_N = listing.folder_N == listing.folders.index(folder)
         if split == "gallery":
             of_split_N &= identity_N != _JUNK
         elif (nobody := np.flatnonzero(of_split_N & (identity_N <= _DISTRACTOR))).size:
@@ -64,12 +66,6 @@ def open_source(settings: Settings) -> ImageSource:
         for split, rows in positions.items()
     }
     return FileSource("market1501", settings, listing, splits, positions)
-
-
-def _number(listing: Listing, folder: str) -> int:
-    if folder not in listing.folders:
-        raise InputError(f"market1501: no images in {folder}")
-    return listing.folders.index(folder)
 
 
 def _parse(listing: Listing) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

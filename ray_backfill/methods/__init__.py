@@ -55,11 +55,6 @@ class Method:
     glossary: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
-    def needs_labels(self) -> bool:
-        """Whether it needs labels of the train split."""
-        return self.fit is not None and self.fit.needs_labels
-
-    @property
     def is_trained(self) -> bool:
         """Whether something is trained for it on stored embeddings; a formula is not."""
         return self.fit is not None and self.fit.is_trained

@@ -176,7 +176,8 @@ def _trunk(settings: BackboneSettings, channels: int, image_size: int, config: d
         )
     except (OSError, ValueError) as error:
         raise InputError(f"the Hugging Face model {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
-    return _HuggingFaceTrunk(_image_half(model), by_name=True)
+    # Of a two-tower model such as CLIP the half that sees.
+    return _HuggingFaceTrunk(getattr(model, "vision_model", model), by_name=True)
 
 
 def _transformers_class(name: str) -> Any:
@@ -185,12 +186,6 @@ def _transformers_class(name: str) -> Any:
     if not module.startswith("transformers.models."):
         raise InputError(f"the checkpoint names {name!r}, which is no model of transformers")
     return getattr(importlib.import_module(module), kind)
-
-
-def _image_half(model: nn.Module) -> nn.Module:
-    """Of a two-tower model such as CLIP the half that sees; any other model whole."""
-    half: nn.Module = getattr(model, "vision_model", model)
-    return half
 
 
 def _statistics(settings: BackboneSettings, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

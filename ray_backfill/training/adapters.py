@@ -37,9 +37,6 @@ class FormulaFit(Fit):
     def models(self) -> tuple[str, ...]:
         return self.source, self.target
 
-    def epochs(self, settings: FitSettings) -> int:
-        return 1
-
     def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
         this = {"kind": self.formula.__name__, "source": self.source, "target": self.target}
         return {"fit": this, "adapters": asdict(settings.adapters), "unit": distance == "cosine"}
@@ -74,9 +71,6 @@ class ResidualFit(FormulaFit):
 
     option = "transforms"  # epochs, batches and learning rate; the formula is set by those of adapters
     is_trained = True
-
-    def epochs(self, settings: FitSettings) -> int:
-        return settings.transforms.epochs
 
     def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
         of_formula = super().recorded(settings, distance)

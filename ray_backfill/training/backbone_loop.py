@@ -117,14 +117,13 @@ def train_backbone(
 ) -> TrainedBackbone:
     """Train on the given rows of the train split; under DDP every worker calls this with the same arguments.
 
-    resume_from: a folder that ``Epoch.save`` wrote; training goes on after its epoch.
-    old: for objectives that need the old model. threads: that decode.
+    resume_from: a folder that ``Epoch.save`` wrote, to go on after. old: for objectives that need it. threads: decoders.
 
     Raises:
         InputError: see ``images_per_worker``.
     """
     device = device or torch.device("cpu")
-    rank, size = rank_and_size()
+    _, size = rank_and_size()
     batch = images_per_worker(len(rows), info.classes, settings, size)
     feed = PixelFeed(source, rows, threads, pixel_feed.CACHE_BYTES // size)
     targets = np.searchsorted(info.classes, source.items("train").labels_N)
@@ -133,12 +132,9 @@ def train_backbone(
     objective = make_objective(info.build().to(device), info, settings, frozen).to(device)
     steps = len(rows) // (batch * size)
     training = _Training(objective, info, settings, steps, resume_from)
-    first, started, started_cpu = training.epoch + 1, time.perf_counter(), time.process_time()
-    for epoch in range(first, settings.epochs + 1):
-        torch.manual_seed(settings.seed * 1_000_003 + epoch * 1009 + rank)  # augmentation; the same after a resume
-        order = np.random.default_rng([settings.seed, epoch]).permutation(rows)[: steps * batch * size]
-        mine = order.reshape(steps, size, batch)[:, rank]
-        training.begin(epoch)
+    done, started, started_cpu = training.epoch, time.perf_counter(), time.process_time()
+    for epoch in range(done + 1, settings.epochs + 1):
+        mine = training.begin(epoch, rows, batch)
         sums = torch.zeros(3, device=device)  # loss, right answers, images
         for step, (step_rows, (pixels, readable)) in enumerate(zip(mine, feed.batches(mine), strict=True)):
             # A broken image has no target and no loss. (As a black image it does enter the statistics of BatchNorm, so
@@ -147,10 +143,10 @@ def train_backbone(
             sums += training.step(step, pixels_to_float(pixels.to(device)), target)
         if on_epoch is not None:
             loss, right, seen = gather(sums[None]).sum(0).tolist()
-            waited = feed.times.wait_s / max(time.perf_counter() - started, 1e-9)
-            on_epoch(Epoch(epoch, loss / max(1, seen), right / max(1, seen), waited, training.save))
+            waited, seen = feed.times.wait_s / max(time.perf_counter() - started, 1e-9), max(1, seen)
+            on_epoch(Epoch(epoch, loss / seen, right / seen, waited, training.save))
     work = Work(
-        images=steps * batch * (settings.epochs + 1 - first),
+        images=steps * batch * (settings.epochs - done),
         model_s=time.perf_counter() - started - feed.times.wait_s,
         cpu_s=time.process_time() - started_cpu,
         **asdict(feed.times),
@@ -181,9 +177,13 @@ class _Training:
         is_shared = rank_and_size()[1] > 1
         self.model = DistributedDataParallel(objective, find_unused_parameters=unused) if is_shared else objective
 
-    def begin(self, epoch: int) -> None:
-        self.epoch = epoch
+    def begin(self, epoch: int, rows: NDArray[np.int64], batch: int) -> NDArray[np.int64]:
+        """Returns this worker's batches, (steps, batch) of the rows in an order of the epoch's own."""
+        self.epoch, seed, (rank, size) = epoch, self.settings.seed, rank_and_size()
+        torch.manual_seed(seed * 1_000_003 + epoch * 1009 + rank)  # augmentation; the same after a resume
         self.model.train()
+        order = np.random.default_rng([seed, epoch]).permutation(rows)[: self.steps * batch * size]
+        return order.reshape(self.steps, size, batch)[:, rank]
 
     def step(self, step: int, images_BCSS: Tensor, target_B: Tensor) -> Tensor:
         """Learn from one batch; returns the sum of losses, the number of right answers, and that of readable images."""

@@ -77,9 +77,9 @@ class Fit(ABC):
         """Whether its network tells how uncertain it is about an item (``log_variances``)."""
         return False
 
-    @abstractmethod
     def epochs(self, settings: FitSettings) -> int:
         """How many epochs its training takes; 1 for a formula."""
+        return getattr(settings, self.option).epochs if self.is_trained else 1
 
     @abstractmethod
     def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:

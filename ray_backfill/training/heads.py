@@ -58,9 +58,6 @@ class HeadFit(Fit):
     option = "heads"
     models = ("old", "new")
 
-    def epochs(self, settings: FitSettings) -> int:
-        return settings.heads.epochs
-
     def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
         this = {"kind": "heads", **asdict(self), "loss": self.loss.__name__}
         return {"fit": this, "training": asdict(settings.heads)}
@@ -143,10 +140,8 @@ def anchors_per_worker(label_N: NDArray[np.integer], settings: HeadTraining, wor
 
 def rows_by_class(label_N: NDArray[np.integer]) -> list[NDArray[np.int64]]:
     """The row numbers of each class, ascending. Cost: sorting: seconds for a million rows, so once a training."""
-    names, class_of_row = np.unique(label_N, return_inverse=True)
-    by_class = np.argsort(class_of_row, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(np.bincount(class_of_row))])
-    return [by_class[starts[c] : starts[c + 1]] for c in range(len(names))]
+    _, counts = np.unique(label_N, return_counts=True)
+    return np.split(np.argsort(label_N, kind="stable"), np.cumsum(counts)[:-1])
 
 
 def balanced_batches(

@@ -51,9 +51,6 @@ class TransformFit(Fit):
     def has_sigma(self) -> bool:
         return self.uncertainty
 
-    def epochs(self, settings: FitSettings) -> int:
-        return settings.transforms.epochs
-
     def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
         return {"fit": {"kind": "transforms", **asdict(self)}, "training": asdict(settings.transforms)}
 

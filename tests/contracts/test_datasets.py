@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ray_backfill import datasets
 from ray_backfill.datasets import (
     NotThereError,
     cifar100,
     dataset_module,
     dataset_name,
-    dataset_names,
     image_folder,
     imagenet,
     landmarks,
@@ -27,6 +27,7 @@ from ray_backfill.datasets import (
 )
 from ray_backfill.errors import InputError
 from ray_backfill.images import SPLITS, ImageSource
+from ray_backfill.plugins import plugin_names
 from tests.datasets._pictures import omniglot_zips, plain, write_tree
 from tests.datasets._published import cifar_binary, imagenet_flat, places_easy
 from tests.datasets._published_more import small_gldv2, small_market, small_vggface
@@ -60,7 +61,7 @@ EXAMPLES: dict[str, Callable[[Path], Any]] = {
 
 
 def test_every_source_has_an_example() -> None:
-    assert sorted(EXAMPLES) == dataset_names(), "give each source its smallest example here"
+    assert sorted(EXAMPLES) == plugin_names(datasets), "give each source its smallest example here"
 
 
 @pytest.fixture(params=sorted(EXAMPLES))

@@ -10,7 +10,7 @@ import pytest
 from ray_backfill import recipes
 from ray_backfill.cli.parse import parse_recipe_job
 from ray_backfill.comparison.resolve import check_distances_agree
-from ray_backfill.datasets import dataset_name, dataset_names, published
+from ray_backfill.datasets import dataset_module, dataset_name, published
 from ray_backfill.errors import InputError
 from ray_backfill.models.backbones import check_arch
 from ray_backfill.plugins import load_plugin, plugin_names
@@ -22,7 +22,7 @@ from ray_backfill.recipes.published import PUBLISHED
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_is_sound(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name, tmp_path, seed=3)
-    assert dataset_name(recipe.images) in dataset_names()
+    assert isinstance(recipe.images, dataset_module(dataset_name(recipe.images)).Settings)
     for model in (recipe.old, recipe.new):
         # Of another dimension it is the same network: so each is built once.
         check_arch(replace(model.backbone, dim=16), channels=3, image_size=64)

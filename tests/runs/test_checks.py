@@ -20,7 +20,7 @@ from tests.datasets._pictures import write_tree
 
 MODELS = ("old", "new", "bct", "side")
 HEADS = {m.name for m in all_methods().values() if m.fit and m.fit.option == "heads"}
-LABELLED = {m.name for m in all_methods().values() if m.needs_labels}
+LABELLED = {m.name for m in all_methods().values() if m.fit and m.fit.needs_labels}
 OTHER_MODELS = {m.name for m in all_methods().values() if set(m.models) - {"old", "new"}}
 FITTED = {m.name for m in all_methods().values() if m.fit}
 

@@ -103,12 +103,14 @@ class Driver:
         size = self.shards.apply(operation.number + 1)
         lost = self.embedding.note_broken(operation.number) if operation.has_vectors else 0
         self.recorder.applied(operation, len(operation.positions) - lost, size)
-        self._look_after_actors()
+        self.embedding.look_after()
+        self.traffic.look_after()
 
     def look_after(self, applied: int) -> None:
         """Shards that were started again have what they had; whoever else died is noted, or raised."""
         self.shards.apply(applied)
-        self._look_after_actors()
+        self.embedding.look_after()
+        self.traffic.look_after()
 
     def measure(self, checkpoint: Checkpoint) -> str:
         """Ask every query of the evaluation; keep the answers, and tell the quality in a line."""
@@ -138,8 +140,3 @@ class Driver:
         self.traffic.close()
         self.shards.close()
         self.embedding.close()
-
-    def _look_after_actors(self) -> None:
-        """Notes embedding actors that were started again; raises what stopped the traffic, if anything did."""
-        self.embedding.look_after()
-        self.traffic.look_after()

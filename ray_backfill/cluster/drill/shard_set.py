@@ -51,7 +51,9 @@ class ShardSet:
             for shard, call in waiting.items():
                 try:
                     sizes[shard], pid = ray.get(call)
-                    self._know(shard, pid)
+                    if self.pids.get(shard, pid) != pid:
+                        self.tell("shard restarted", f"shard {shard}")
+                    self.pids[shard] = pid
                 except ray.exceptions.RayActorError as error:
                     if time.monotonic() > until or error.actor_init_failed:
                         raise RuntimeError(
@@ -83,11 +85,6 @@ class ShardSet:
         """The shards end; what they know is on disk."""
         for actor in self.actors:
             ray.kill(actor)
-
-    def _know(self, shard: int, pid: int) -> None:
-        if self.pids.get(shard, pid) != pid:
-            self.tell("shard restarted", f"shard {shard}")
-        self.pids[shard] = pid
 
     async def _answers(self, checkpoint: Checkpoint, questions: Questions) -> Answer:
         answers = [

@@ -96,17 +96,6 @@ class ShardActor:
             self.shard.compact()
         return self.shard.size(), os.getpid()
 
-    @ray.method(concurrency_group="write")  # type: ignore[untyped-decorator]
-    def dump(self) -> dict[str, NDArray[Any]]:
-        """Every item of the shard as it is served: positions and vectors of both partitions."""
-        view = self.shard.view
-        found: dict[str, NDArray[Any]] = {}
-        for name, partition in (("old", view.old), ("new", view.new)):
-            positions = partition.positions()
-            found[f"{name}_position"] = positions
-            found[f"{name}_vector"] = partition.vectors(positions)
-        return found
-
     def _train_vectors(self, sides: Sides) -> dict[str, FloatArray] | None:
         job = self.job
         if job.train is None or (job.place.old_index.kind == job.place.new_index.kind == "exact"):

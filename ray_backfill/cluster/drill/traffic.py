@@ -49,9 +49,6 @@ class TrafficActor:
         self.files, self.is_stopped, self.zero = 0, False, 0.0
         self.failure: Exception | None = None
 
-    async def is_ready(self) -> bool:
-        return True
-
     async def run(self, zero: float) -> None:
         """Send until ``stop``; returns when all answers are there and all events are on disk.
 
@@ -143,7 +140,7 @@ class Traffic:
         self.running: list[Any] = []
 
     def wait_until_ready(self) -> None:
-        ray.get([actor.is_ready.remote() for actor in self.actors])
+        ray.get([actor.__ray_ready__.remote() for actor in self.actors])
 
     def start(self, zero: float) -> None:
         """Send until ``stop``. zero: ``time.time`` when the drill began."""

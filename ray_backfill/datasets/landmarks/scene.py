@@ -99,6 +99,11 @@ def _between(low: float, high: float, u: Floats) -> Floats:
     return low + (high - low) * u
 
 
+def _between_each(ranges: tuple[tuple[float, float], ...], which: NDArray[np.int64], u: Floats) -> Floats:
+    """``_between`` the ends of one of these ranges for each number."""
+    return np.choose(which, [_between(low, high, u) for low, high in ranges])
+
+
 def _choose(kinds: tuple[int, ...], u: Floats) -> NDArray[np.int64]:
     return np.array(kinds)[(u * len(kinds)).astype(np.int64)]
 
@@ -255,16 +260,8 @@ def front_shapes(seed: int, ids_B: NDArray[np.int64], difficulty: float) -> Shap
     u = uniform(seed, _FRONT, ids_B, 3 * 14).reshape(-1, 3, 14)
     kind = _choose((ELLIPSE, BLOCK, ELLIPSE, BLOCK), u[..., 0])
     slot = (u[..., 0] * 4).astype(np.int64)  # tree, pole, person, wall
-    width = np.select(
-        [slot == 0, slot == 1, slot == 2],
-        [_between(0.15, 0.4, u[..., 1]), _between(0.015, 0.06, u[..., 1]), _between(0.04, 0.09, u[..., 1])],
-        _between(0.15, 0.6, u[..., 1]),
-    ).astype(np.float32)
-    height = np.select(
-        [slot == 0, slot == 1, slot == 2],
-        [_between(0.15, 0.4, u[..., 2]), _between(0.5, 1.2, u[..., 2]), _between(0.12, 0.25, u[..., 2])],
-        _between(0.06, 0.22, u[..., 2]),
-    ).astype(np.float32)
+    width = _between_each(((0.15, 0.4), (0.015, 0.06), (0.04, 0.09), (0.15, 0.6)), slot, u[..., 1])
+    height = _between_each(((0.15, 0.4), (0.5, 1.2), (0.12, 0.25), (0.06, 0.22)), slot, u[..., 2])
     feet = _between(-1.15, -0.7, u[..., 3])
     lift = np.where(slot == 0, _between(0.0, 0.9, u[..., 4]), np.float32(0.0))
     return Shapes(

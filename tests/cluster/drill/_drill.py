@@ -15,6 +15,7 @@ import ray
 
 import ray_backfill as rb
 from ray_backfill.cluster.drill.driver import Driver
+from ray_backfill.cluster.drill.shards import ShardActor
 from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.live.operations import Operation, read_plan
@@ -60,6 +61,16 @@ class Finished:
         return pd.read_parquet(self.folder / f"{name}.parquet")
 
 
+def _items(actor: ShardActor) -> list[tuple[int, str, bytes]]:
+    """Every item of a shard as it is served: position, side and vector."""
+    view, found = actor.shard.view, []
+    for side, partition in (("old", view.old), ("new", view.new)):
+        positions = partition.positions()
+        vectors = partition.vectors(positions)
+        found += [(int(at), side, vector.tobytes()) for at, vector in zip(positions, vectors, strict=True)]
+    return found
+
+
 @contextmanager
 def looking_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, tuple[str, bytes]]]:
     """Fills in position -> (side, vector) of all items when the drill ends; fails if shards have an item twice."""
@@ -67,11 +78,10 @@ def looking_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, tu
     close = Driver.close
 
     def close_and_look(driver: Driver) -> None:
-        for dump in ray.get([shard.dump.remote() for shard in driver.shards.actors]):
-            for side in ("old", "new"):
-                for position, vector in zip(dump[f"{side}_position"], dump[f"{side}_vector"], strict=True):
-                    assert int(position) not in served, "an item is served twice"
-                    served[int(position)] = side, vector.tobytes()
+        for items in ray.get([shard.__ray_call__.remote(_items) for shard in driver.shards.actors]):
+            for position, side, vector in items:
+                assert position not in served, "an item is served twice"
+                served[position] = side, vector
         close(driver)
 
     with monkeypatch.context() as patched:
