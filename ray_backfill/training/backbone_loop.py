@@ -117,7 +117,7 @@ def train_backbone(
 ) -> TrainedBackbone:
     """Train on the given rows of the train split; under DDP every worker calls this with the same arguments.
 
-    resume_from: a folder that ``Epoch.save`` wrote, to go on after. old: for objectives that need it. threads: decoders.
+    resume_from: a folder written by ``Epoch.save``, to go on after. old: if the objective needs it. threads: decoders.
 
     Raises:
         InputError: see ``images_per_worker``.

@@ -1,6 +1,5 @@
 """Embedding on real Ray actors: the right vectors, broken images left out, finished parts never touched again."""
 
-import io
 import subprocess
 import sys
 import time
@@ -12,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 import scipy
 import torch
-from PIL import Image
 
 from ray_backfill.cli.shell import run_job
 from ray_backfill.cluster import embed
@@ -24,7 +22,7 @@ from ray_backfill.files import begin_stage, finish_stage, is_finished, read_json
 from ray_backfill.models.backbones import BackboneSettings, pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
 from ray_backfill.store import read_folder, read_table
-from tests.datasets._pictures import plain, write_tree
+from tests.datasets._pictures import noisy_jpeg, plain, write_tree
 from tests.datasets._published_more import small_gldv2, small_market
 
 IMAGES = landmarks.Settings(image_size=16, landmarks=4, train_images=40, gallery_images=25, queries=8)
@@ -110,14 +108,8 @@ def test_a_cosine_classifier_is_kept_as_directions(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_broken_image_is_listed_and_costs_no_other_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("cats", "dogs"):
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for i in range(10):
-            picture = Image.fromarray(np.random.default_rng(i).integers(0, 255, (20, 20, 3), dtype=np.uint8))
-            stream = io.BytesIO()
-            picture.save(stream, "JPEG")
-            truncated = (name, i) == ("dogs", 3)
-            (tmp_path / "images" / name / f"{i}.jpg").write_bytes(stream.getvalue()[: 300 if truncated else None])
+    files = {f"{name}/{i}.jpg": noisy_jpeg() for name in ("cats", "dogs") for i in range(10)}
+    write_tree(tmp_path / "images", files | {"dogs/3.jpg": noisy_jpeg()[:300]})
     images = image_folder.Settings(root=str(tmp_path / "images"), image_size=16)
     old, new = backbone(tmp_path / "old", 0, 6), backbone(tmp_path / "new", 1, 8)
     out = embed_stage(tmp_path / "e", images, {"old": old, "new": new}, [0, 1], SETTINGS, EmbedActors(number=1))

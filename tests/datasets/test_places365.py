@@ -36,12 +36,6 @@ def test_nested_classes_and_a_class_with_one_image(tmp_path: Path) -> None:
     np.testing.assert_allclose(pixels[0, 8, 8], [100, 100, 100], atol=2)
 
 
-def test_a_class_of_val_that_train_lacks(tmp_path: Path) -> None:
-    shutil.rmtree(places_easy(tmp_path) / "places365_standard" / "train" / "zen_garden")
-    with pytest.raises(InputError, match="val has the class 'zen_garden', which train lacks"):
-        open_source(Settings(str(tmp_path)))
-
-
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     shutil.rmtree(places_easy(tmp_path) / "places365_standard" / "val")
     with pytest.raises(InputError, match=r"there is no folder val \(in .*places365_standard'\)"):
