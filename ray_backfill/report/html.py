@@ -6,10 +6,9 @@ from typing import Any
 
 from ray_backfill.report import figures, selection, wording
 from ray_backfill.report.grids import grids
-from ray_backfill.report.parts import DATA_WORDS, bind, data_facts, data_uri, flatten, page_environment, picture
+from ray_backfill.report.parts import bind, data_facts, data_uri, flatten, page_environment, picture
 from ray_backfill.report.results import Results, Row
 
-__all__ = ["DATA_WORDS", "render"]
 FEW_RIVALS = 10  # of many other methods, the closest ones stand in the open
 # Column of costs.parquet -> its heading.
 COST_WORDS = {
