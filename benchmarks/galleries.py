@@ -16,6 +16,7 @@ from ray_backfill.comparison.orders import embeddings_of
 from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.errors import InputError
 from ray_backfill.index import IndexSettings, Partition
+from ray_backfill.index.exact import ExactPartition
 from ray_backfill.live.operations import ChurnSettings, DrillPlan, make_plan
 from ray_backfill.live.parts import Embedded
 from ray_backfill.live.shard import Shard, ShardPlace, View
@@ -143,7 +144,7 @@ def backfill(case: Case, shard: Shard, until: int) -> Iterator[View]:
 def waste(partition: Partition) -> tuple[int, int]:
     """Rows that are dead, and rows that are not yet merged into the main index: looks inside."""
     inside: Any = partition
-    if partition.is_exact:
+    if isinstance(partition, ExactPartition):
         return inside._last - inside._first - partition.n, 0
     return inside._main.rows.n_dead + inside._fresh.rows.n_dead, len(inside._fresh.rows)
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from benchmarks.galleries import Case, backfill, header, new_shard, of_length_one, random_plan, row
 from ray_backfill.distances import ProductForm
 from ray_backfill.index import Found, IndexSettings, Partition
+from ray_backfill.index.exact import ExactPartition
 from ray_backfill.live.answers import Answer, answer_of
 from ray_backfill.live.operations import NEW, OLD, DrillPlan
 from ray_backfill.live.quality import depth, exact_quality, live_quality, recall
@@ -157,7 +158,7 @@ def _fitted(case: Case, empty: tuple[Partition, Partition] | None) -> dict[str, 
 def _as_indexed(system: RetrievalSystem, empty: Partition, distance: str) -> RetrievalSystem:
     """Train items as an index remembers them, and queries as it takes them."""
     plain = of_length_one(system, distance)
-    if empty.is_exact:
+    if isinstance(empty, ExactPartition):
         return plain
     rows = np.arange(len(system.gallery))
     return RetrievalSystem(plain.query, empty.with_rows(system.gallery, rows).compacted().vectors(rows))

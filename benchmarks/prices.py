@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.galleries import Case, backfill, header, new_shard, random_plan, row, threads, waste
 from ray_backfill.index import IndexSettings, Partition, make_partition
+from ray_backfill.index.exact import ExactPartition
 from ray_backfill.index.faiss_index import _search
 from ray_backfill.live.operations import DrillPlan
 from ray_backfill.live.results import exact_answers
@@ -141,7 +142,7 @@ def _services(case: Case, plan: DrillPlan, kind: str, efforts: tuple[int, ...]) 
 
 
 def _harder(partition: Partition, effort: int) -> Partition:
-    if partition.is_exact:
+    if isinstance(partition, ExactPartition):
         return partition
     inside: Any = partition
     found: Partition = replace(inside, kind=replace(inside.kind, effort=effort))
@@ -231,7 +232,7 @@ def _why(case: Case, served: Served, k: int, batch: int) -> tuple[str, ...]:
 
 def _bare(partition: Partition, query: FloatArray, k: int, share: float) -> IntArray:
     """What a search of a compacted partition costs inside the index, without what we do before and after."""
-    if partition.is_exact:
+    if isinstance(partition, ExactPartition):
         return partition.search(query, k).position
     inside: Any = partition
     found: IntArray = _search(inside._main.index)(query, k, params=inside.kind.parameters(None, k, share))[1]

@@ -17,7 +17,7 @@ from papers.training_free import TrainingFree, best_training_free
 from ray_backfill.errors import InputError
 from ray_backfill.files import write_whole
 from ray_backfill.report.drawing import to_png
-from ray_backfill.report.html import DATA_WORDS
+from ray_backfill.report.parts import DATA_WORDS
 
 
 @dataclass(frozen=True)

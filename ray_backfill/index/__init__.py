@@ -24,9 +24,9 @@ def check_index(settings: IndexSettings, dim: int, distance: str) -> None:
     if dim < 1:
         raise InputError(f"vectors must have at least one dimension, got {dim}")
     if settings.kind != "exact":
-        from ray_backfill.index.faiss_index import check_kind  # faiss is loaded only where it is asked for
+        from ray_backfill.index.faiss_kinds import describe  # faiss is loaded only where it is asked for
 
-        check_kind(settings, dim, distance)
+        describe(settings, distance, dim)
 
 
 def make_partition(settings: IndexSettings, distance: str, dim: int, train: FloatArray | None) -> Partition:

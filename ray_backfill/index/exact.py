@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.distances import ProductForm, lengths
-from ray_backfill.errors import InputError
-from ray_backfill.index.partition import Found, as_new_positions, as_vectors, sorted_found
+from ray_backfill.index.partition import Found, as_new_positions, as_vectors, refuse_zero, sorted_found
 from ray_backfill.index.rows import Column, Rows, refuse_living, refuse_missing, refuse_repeated
 from ray_backfill.kernels import Array, kernel
 from ray_backfill.systems import FloatArray, IntArray
@@ -67,10 +66,6 @@ class ExactPartition:
         return self._vectors.size_bytes + self._length.size_bytes + self._rows.size_bytes
 
     @property
-    def is_exact(self) -> bool:
-        return True
-
-    @property
     def needs_compaction(self) -> bool:
         between = self._last - self._first - self.n
         return self._rows.n_dead > _FEW_DEAD and (
@@ -85,11 +80,8 @@ class ExactPartition:
         if not len(position):
             return self
         length = lengths(vectors)
-        if self.distance == "cosine" and not length.all():
-            raise InputError(
-                f"gallery row {int(np.argmin(length))} is a zero vector, which has no cosine distance; drop such rows "
-                "or use the l2 distance"
-            )
+        if self.distance == "cosine":
+            refuse_zero(length, "gallery")
         return replace(
             self,
             _vectors=self._vectors.extended(vectors),
@@ -154,29 +146,25 @@ class _Search:
         n_kept = k + k // 4 + 16
         if n_kept >= self.n:
             alive = np.flatnonzero(self.alive)
-            rows, items = np.repeat(queries, self.n), np.tile(alive, len(queries))
-        else:
-            values, kept = self._smallest(n_kept)
-            kth = np.partition(values, k - 1, axis=1)[:, k - 1]
-            limits = kth.astype(np.float64) + 2.001 * self.form.error_of_factors(queries)
-            # A root is the largest that was kept: if it is within the limit, rows that were not may be, too.
-            is_cut = ~(values[:, 0] > limits)
-            rows, places = np.nonzero(~(values > limits[:, None]) & ~is_cut[:, None])
-            items = kept[rows, places]
-            if is_cut.any():
-                return self._mixed(rows, items, np.flatnonzero(is_cut), limits, k)
-        return sorted_found(rows, self.form.exact(rows, items), self.position[items], len(queries), k)
-
-    def _mixed(self, rows: IntArray, items: IntArray, again: IntArray, limits: NDArray[np.float64], k: int) -> Found:
-        """The found of the candidates, and of the queries ``again`` by all rows within their limits."""
-        found = sorted_found(rows, self.form.exact(rows, items), self.position[items], len(self.left), k)
+            return self._best(queries, np.repeat(queries, self.n), np.tile(alive, len(queries)), k)
+        values, kept = self._smallest(n_kept)
+        kth = np.partition(values, k - 1, axis=1)[:, k - 1]
+        limits = kth.astype(np.float64) + 2.001 * self.form.error_of_factors(queries)
+        # A root is the largest that was kept: if it is within the limit, rows that were not may be, too.
+        is_cut = ~(values[:, 0] > limits)
+        rows, places = np.nonzero(~(values > limits[:, None]) & ~is_cut[:, None])
+        found = self._best(queries, rows, kept[rows, places], k)
+        again = np.flatnonzero(is_cut)
         for first in range(0, len(again), _QUERIES_AGAIN):
             some = again[first : first + _QUERIES_AGAIN]
-            of_some, items = self._within(some, limits[some])
-            exact = self.form.exact(some[of_some], items)
-            part = sorted_found(of_some, exact, self.position[items], len(some), k)
+            part = self._best(some, *self._within(some, limits[some]), k)
             found.distance[some], found.position[some] = part.distance, part.position
         return found
+
+    def _best(self, queries: IntArray, of_query: IntArray, items: IntArray, k: int) -> Found:
+        """The k best candidates of these queries by exact distance. of_query: each candidate's place in ``queries``."""
+        exact = self.form.exact(queries[of_query], items)
+        return sorted_found(of_query, exact, self.position[items], len(queries), k)
 
     def _smallest(self, n_kept: int) -> tuple[NDArray[np.float32], IntArray]:
         """(b, K) the smallest v of each query, and their rows: as heaps, the largest first."""

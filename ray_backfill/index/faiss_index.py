@@ -7,6 +7,7 @@ one; where not (PQ, any GPU) more rows are asked for, and the dead ones are drop
 """
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from ray_backfill.distances import lengths, normalise
 from ray_backfill.errors import InputError
 from ray_backfill.index.faiss_kinds import GPU_MOST_NEAREST, Kind, describe, held_bytes, untrained
-from ray_backfill.index.partition import Found, IndexSettings, as_new_positions, as_vectors, sorted_found
+from ray_backfill.index.partition import Found, IndexSettings, as_new_positions, as_vectors, refuse_zero, sorted_found
 from ray_backfill.index.rows import Column, Rows, refuse_living, refuse_missing, refuse_repeated
 from ray_backfill.systems import FloatArray, IntArray
 
@@ -30,11 +31,7 @@ _MOST_DEAD, _MOST_DEAD_IN_GRAPH, _FEW_DEAD = 0.25, 0.5, 1024
 # faiss squares in float32: longer vectors have distances that it does not hold.
 _LONGEST = 1e18
 _Results = tuple[NDArray[np.float32], IntArray]
-
-
-def check_kind(settings: IndexSettings, dim: int, distance: str) -> None:
-    """``check_index`` for faiss kinds."""
-    describe(settings, distance, dim)
+_Searching = Callable[[NDArray[np.float32], int], _Results]
 
 
 def make_faiss_partition(
@@ -47,9 +44,9 @@ def make_faiss_partition(
         if train is None:
             raise InputError(f"index {settings.kind!r} must be trained; give at least {kind.train_rows} train vectors")
         kind.train(index, _prepared(train, distance, dim, "train"))
-    empty = _Segment(index, Rows.none(), None, None)
+    empty = _Segment(index, Rows.none())
     gpu = _Gpu() if settings.device == "cuda" else None
-    return FaissPartition(kind, distance, dim, empty, gpu, empty, empty, Column.of(np.empty((0, dim), np.float32)))
+    return FaissPartition(kind, distance, dim, empty, gpu, empty, empty, _no_vectors(dim))
 
 
 class _Gpu:
@@ -59,32 +56,35 @@ class _Gpu:
         self._resources = faiss.StandardGpuResources()
         self._lock = threading.Lock()
 
-    def copy(self, index: Any, kind: str) -> Any:
+    def search_of(self, index: Any, kind: str) -> _Searching:
+        """The search of a copy of the index on this GPU."""
         try:
             with self._lock:
-                return faiss.index_cpu_to_gpu(self._resources, 0, index)
+                copy = faiss.index_cpu_to_gpu(self._resources, 0, index)
         except RuntimeError as error:
             raise InputError(f"faiss cannot move the index {kind!r} to the GPU: {error}; use device cpu") from error
 
-    def search(self, index: Any, query: NDArray[np.float32], k: int) -> _Results:
-        with self._lock:
-            return index.search(query, k)
+        def search(query: NDArray[np.float32], k: int) -> _Results:
+            with self._lock:
+                return copy.search(query, k)
+
+        return search
 
 
 @dataclass(frozen=True, eq=False)
 class _Segment:
-    """An index that changes no more. selector: of the living rows, None if all are. on_gpu: a copy there."""
+    """An index that changes no more. selector: of the living rows, None if all are. search_on_gpu: of a copy there."""
 
     index: Any
     rows: Rows
-    selector: Any | None
-    on_gpu: Any | None
+    selector: Any | None = None
+    search_on_gpu: _Searching | None = None
 
     def without(self, row: IntArray) -> "_Segment":
         if not len(row):
             return self
         rows = self.rows.without(row)
-        return replace(self, rows=rows, selector=_selector(rows.alive))
+        return replace(self, rows=rows, selector=_selector(rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,10 +114,6 @@ class FaissPartition:
         return of_rows + sum(held_bytes(index) for index in indexes.values())
 
     @property
-    def is_exact(self) -> bool:
-        return False
-
-    @property
     def needs_compaction(self) -> bool:
         dead = self._main.rows.n_dead + self._fresh.rows.n_dead
         return dead > _FEW_DEAD and dead > (_MOST_DEAD_IN_GRAPH if self.kind.is_graph else _MOST_DEAD) * self.n
@@ -140,7 +136,7 @@ class FaissPartition:
         index = faiss.clone_index(self._fresh.index)
         index.add(new)
         rows = grown._fresh.rows
-        return replace(grown, _fresh=_Segment(index, rows, _selector(rows.alive) if rows.n_dead else None, None))
+        return replace(grown, _fresh=_Segment(index, rows, _selector(rows)))
 
     def without(self, position: IntArray) -> "FaissPartition":
         refuse_repeated(position)
@@ -149,7 +145,7 @@ class FaissPartition:
         main = self._main.without(row_of_main[row_of_main >= 0])
         left = replace(self, _main=main, _fresh=self._fresh.without(row_of_fresh[row_of_fresh >= 0]))
         if not left._fresh.rows.n_alive:
-            left = replace(left, _fresh=self._none, _fresh_vectors=Column.of(np.empty((0, self.dim), np.float32)))
+            left = replace(left, _fresh=self._none, _fresh_vectors=_no_vectors(self.dim))
         return left if main.rows.n_alive else replace(left, _main=self._none)
 
     def compacted(self) -> "FaissPartition":
@@ -189,13 +185,10 @@ class FaissPartition:
 
     def _search_segment(self, segment: _Segment, query: NDArray[np.float32], k: int, share: float) -> _Results:
         """(b, k) values and rows, alive or -1."""
-        most = self.kind.most_nearest
-        if self._gpu is not None and segment.on_gpu is not None:
-            found = _search_beyond_dead(segment, query, k, GPU_MOST_NEAREST, self._gpu)
-            if found is not None:
-                return found
-        elif most is not None and segment.rows.n_dead:
-            found = _search_beyond_dead(segment, query, k, most, None)
+        on_gpu = segment.search_on_gpu
+        if on_gpu or segment.rows.n_dead:
+            search, most = (on_gpu, GPU_MOST_NEAREST) if on_gpu else (segment.index.search, self.kind.most_nearest)
+            found = _search_beyond_dead(search, segment.rows, query, k, most)
             if found is not None:
                 return found
         return _search(segment.index)(query, k, params=self.kind.parameters(segment.selector, k, share))
@@ -213,24 +206,24 @@ class FaissPartition:
         rows = rows.extended(fresh.position[fresh.alive])
         if drop_dead:
             index = faiss.clone_index(index)  # a clone holds no memory to grow into
-        on_gpu = None if self._gpu is None else self._gpu.copy(index, self.kind.name)
-        main = _Segment(index, rows, _selector(rows.alive) if rows.n_dead else None, on_gpu)
-        no_vectors = Column.of(np.empty((0, self.dim), np.float32))
-        return replace(self, _main=main, _fresh=self._none, _fresh_vectors=no_vectors)
+        on_gpu = None if self._gpu is None else self._gpu.search_of(index, self.kind.name)
+        main = _Segment(index, rows, _selector(rows), on_gpu)
+        return replace(self, _main=main, _fresh=self._none, _fresh_vectors=_no_vectors(self.dim))
+
+
+def _no_vectors(dim: int) -> Column:
+    return Column.of(np.empty((0, dim), np.float32))
 
 
 def _search_beyond_dead(
-    segment: _Segment, query: NDArray[np.float32], k: int, most: int, gpu: _Gpu | None
+    search: _Searching, rows: Rows, query: NDArray[np.float32], k: int, most: int
 ) -> _Results | None:
     """The k nearest living rows from a search for more; None if that would take more than ``most``."""
-    enough = k + segment.rows.n_dead
+    enough = k + rows.n_dead
     wanted = min(2 * k, enough)
     while wanted <= most:
-        if gpu is not None:
-            values, row = gpu.search(segment.on_gpu, query, wanted)
-        else:
-            values, row = segment.index.search(query, wanted)
-        lives = (row >= 0) & segment.rows.alive[row]
+        values, row = search(query, wanted)
+        lives = (row >= 0) & rows.alive[row]
         is_done = (lives.sum(axis=1) >= k) | (row[:, -1] < 0)
         if wanted == enough or is_done.all():
             first = np.argsort(~lives, axis=1, kind="stable")[:, :k]
@@ -240,8 +233,8 @@ def _search_beyond_dead(
     return None
 
 
-def _selector(alive: NDArray[np.bool_]) -> Any:
-    return faiss.IDSelectorBitmap(np.packbits(alive, bitorder="little"))
+def _selector(rows: Rows) -> Any | None:
+    return faiss.IDSelectorBitmap(np.packbits(rows.alive, bitorder="little")) if rows.n_dead else None
 
 
 def _prepared(vectors: FloatArray, distance: str, dim: int, side: str) -> NDArray[np.float32]:
@@ -249,11 +242,7 @@ def _prepared(vectors: FloatArray, distance: str, dim: int, side: str) -> NDArra
     vectors = as_vectors(vectors, dim, side)
     length = lengths(vectors)
     if distance == "cosine":
-        if not length.all():
-            raise InputError(
-                f"{side} row {int(np.argmin(length))} is a zero vector, which has no cosine distance; drop such rows "
-                "or use the l2 distance"
-            )
+        refuse_zero(length, side)
         return normalise(vectors).astype(np.float32)
     if len(length) and length.max() > _LONGEST:
         raise InputError(

@@ -30,9 +30,9 @@ _TRAIN_PER_CENTROID = 256
 
 @dataclass(frozen=True)
 class Kind:
-    """name: the factory string. effort: nprobe or efSearch. most_nearest: None if searches take a selector, else
+    """name: the factory string. effort: nprobe or efSearch. train_rows: how many the training needs; 0 if none.
 
-    how many rows may be asked for to get past dead ones. train_rows: how many the training needs; 0 if there is none.
+    most_nearest: how many rows may be asked for to get past dead ones; 0 if searches take a selector.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Kind:
     is_graph: bool
     has_lists: bool
     is_transformed: bool
-    most_nearest: int | None
+    most_nearest: int
     train_rows: int
 
     def parameters(self, selector: Any | None, k: int, share: float) -> Any | None:
@@ -142,8 +142,7 @@ def describe(settings: IndexSettings, distance: str, dim: int) -> Kind:
         )
     if name in _LISTS and inner.nlist < 1:
         raise InputError(f"the index {settings.kind!r} has no lists; give at least one, as in IVF256,Flat")
-    stored = faiss.downcast_index(inner.storage) if name in _GRAPHS else inner
-    if stored.metric_type != (faiss.METRIC_L2 if distance == "l2" else faiss.METRIC_INNER_PRODUCT):
+    if _storage(inner).metric_type != (faiss.METRIC_L2 if distance == "l2" else faiss.METRIC_INNER_PRODUCT):
         raise InputError(f"faiss searches the index {settings.kind!r} by l2 only, not {distance}; use another kind")
     if settings.device == "cuda":
         _check_gpu(settings, name)
@@ -153,7 +152,7 @@ def describe(settings: IndexSettings, distance: str, dim: int) -> Kind:
         is_graph=name in _GRAPHS,
         has_lists=name in _LISTS,
         is_transformed=index is not inner,
-        most_nearest=1 << 40 if name == "IndexPQ" else None,
+        most_nearest=1 << 40 if name == "IndexPQ" else 0,
         train_rows=0 if index.is_trained else _rows_to_train(index),
     )
 
@@ -200,9 +199,14 @@ def _transforms(index: Any) -> list[Any]:
     return [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
 
 
-def _quantizers(index: Any) -> list[Any]:
+def _storage(inner: Any) -> Any:
+    """What holds the vectors of an index behind transforms: of a graph an index of its own."""
+    return faiss.downcast_index(inner.storage) if type(inner).__name__ in _GRAPHS else inner
+
+
+def _quantizers(inner: Any) -> list[Any]:
     """All product quantizers of an index behind transforms."""
-    storage = faiss.downcast_index(index.storage) if type(index).__name__ in _GRAPHS else index
+    storage = _storage(inner)
     return [storage.pq] if hasattr(storage, "pq") else []
 
 
@@ -221,11 +225,9 @@ def _rows_to_train(index: Any) -> int:
 
 def _forgo_polysemous_codes(index: Any) -> None:
     """Half a minute of simulated annealing, for a filter that is never used; distances and ids are the same."""
-    inner = _inner(index)
-    parts = [inner] if not hasattr(inner, "storage") else [inner, faiss.downcast_index(inner.storage)]
-    for part in parts:
-        if hasattr(part, "do_polysemous_training"):
-            part.do_polysemous_training = False
+    storage = _storage(_inner(index))
+    if hasattr(storage, "do_polysemous_training"):
+        storage.do_polysemous_training = False
 
 
 def _make_quiet(index: Any) -> list[tuple[Any, Any]]:

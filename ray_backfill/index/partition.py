@@ -64,10 +64,6 @@ class Partition(Protocol):
         """Main memory that vectors, codes, graph and tables hold: dead rows and room to grow count."""
 
     @property
-    def is_exact(self) -> bool:
-        """Whether the answers are the true nearest, to the last bit."""
-
-    @property
     def needs_compaction(self) -> bool:
         """Whether ``compacted`` is worth its cost."""
 
@@ -126,6 +122,15 @@ def as_vectors(vectors: FloatArray, dim: int, side: str) -> NDArray[np.float32]:
             "drop such rows"
         )
     return numbers
+
+
+def refuse_zero(length: NDArray[np.float64], side: str) -> None:
+    """Raises InputError if a vector has length 0. length: (n,) of all."""
+    if not length.all():
+        raise InputError(
+            f"{side} row {int(np.argmin(length))} is a zero vector, which has no cosine distance; drop such rows "
+            "or use the l2 distance"
+        )
 
 
 def as_new_positions(position: IntArray, vectors: FloatArray) -> IntArray:

@@ -111,15 +111,10 @@ class Rows:
         runs = [*self._runs, _Run.of(position, len(self) + np.arange(len(position)))]
         while len(runs) > 1 and len(runs[-2].row) < 2 * len(runs[-1].row):
             last, before = runs.pop(), runs.pop()
-            runs.append(
-                _Run.of(np.concatenate([before.position, last.position]), np.concatenate([before.row, last.row]))
-            )
-        return Rows(
-            self._position.extended(position),
-            np.concatenate([self.alive, np.ones(len(position), np.bool_)]),
-            self.n_alive + len(position),
-            tuple(runs),
-        )
+            both = np.concatenate([before.position, last.position]), np.concatenate([before.row, last.row])
+            runs.append(_Run.of(*both))
+        alive = np.concatenate([self.alive, np.ones(len(position), np.bool_)])
+        return Rows(self._position.extended(position), alive, self.n_alive + len(position), tuple(runs))
 
     def without(self, row: IntArray) -> "Rows":
         """With these rows dead; they must be alive, each given once."""

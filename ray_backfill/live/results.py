@@ -57,13 +57,9 @@ def drill_tables(folder: Path, known: Known) -> dict[str, pd.DataFrame]:
         live = live_quality(live_Qk, only_alive(known.truth, state), known.metrics)
         exact = exact_quality(pair, known.truth, state, known.metrics, known.sides.distance, known.sides.merge)
         quality += [QualityRow(checkpoint.moment, checkpoint.t, m, live[m], exact[m]) for m in known.metrics]
-        row = CheckpointRow(
-            **vars(counts(plan, checkpoint, state, broken, measured)),
-            **vars(served(events, entries, stretch)),
-            old_recall=recall(live_Qk, exact_Qk, state, OLD),
-            new_recall=recall(live_Qk, exact_Qk, state, NEW),
-        )
-        checkpoints.append(row)
+        items, queries = counts(plan, checkpoint, state, broken, measured), served(events, entries, stretch)
+        old, new = (recall(live_Qk, exact_Qk, state, side) for side in (OLD, NEW))
+        checkpoints.append(CheckpointRow(**vars(items), **vars(queries), old_recall=old, new_recall=new))
     is_plain = not broken and not len(plan.held_back) and all(o.kind == "backfill" for o in plan.operations)
     return {
         "checkpoints": frame(CheckpointRow, checkpoints),

@@ -146,7 +146,8 @@ class Shard:
         """Everything into the old partition: from the stored old embeddings, and of inserted items the given ones."""
         self.state[self._own(embedded.broken_positions) - self.place.first] = NOWHERE
         alive = np.flatnonzero(self.state != NOWHERE) + self.place.first
-        is_own = self._is_own(embedded.positions) & (self.state[self._local(embedded.positions)] != NOWHERE)
+        is_own = self._is_own(embedded.positions)
+        is_own[is_own] = self.state[embedded.positions[is_own] - self.place.first] != NOWHERE
         inserted = embedded.positions[is_own]
         stored = np.setdiff1d(alive, self.plan.held_back)
         old = self._filled_old(stored[np.argsort(self.plan.rank[stored])])
@@ -176,7 +177,3 @@ class Shard:
 
     def _own(self, positions: IntArray) -> IntArray:
         return positions[self._is_own(positions)]
-
-    def _local(self, positions: IntArray) -> IntArray:
-        """Places in ``state``; of items that are not the shard's, any."""
-        return np.clip(positions - self.place.first, 0, len(self.state) - 1)

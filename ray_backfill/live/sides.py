@@ -23,7 +23,8 @@ SIDES: tuple[Side, Side] = ("backward", "forward")
 
 def old_models(method: Method) -> tuple[str, ...]:
     """Those whose gallery embeddings are there before the backfill starts."""
-    return tuple(model for model in method.models if model == "old" or _like(model) == "old")
+    kinds = all_backbones()
+    return tuple(m for m in method.models if m == "old" or (m in kinds and kinds[m].like == "old"))
 
 
 def new_models(method: Method) -> tuple[str, ...]:
@@ -73,10 +74,6 @@ class Sides:
         """Dimensions of what ``gallery`` gives."""
         return self.gallery(side, {model: _ones(1, dim) for model, dim in self.dims.items()}).shape[1]
 
-    def query_dims(self) -> tuple[int, int]:
-        """Dimensions of the backward and of the forward system."""
-        return self.dim("backward"), self.dim("forward")
-
     def _pair(self, query: Mapping[str, FloatArray], gallery: Mapping[str, FloatArray], n_items: int) -> UpgradePair:
         n_queries = len(next(iter(query.values()))) if query else 1
         embeddings = Embeddings(self._filled(query, n_queries), self._filled(gallery, n_items))
@@ -91,11 +88,6 @@ class Sides:
 
 def _ones(n: int, dim: int) -> NDArray[np.float32]:
     return np.ones((n, dim), np.float32)
-
-
-def _like(model: str) -> str:
-    kinds = all_backbones()
-    return kinds[model].like if model in kinds else "new"
 
 
 def dims_of(tables: Iterable[Mapping[str, FloatArray]]) -> dict[str, int]:

@@ -107,16 +107,13 @@ class P99Controller:
         if not target or p99_ms is None:
             return self.rate
         if p99_ms > target and not settling:
-            self._cut(items_per_s)
+            if not self.floor:
+                if not items_per_s > 0:
+                    return self.rate  # nothing is backfilled yet: the queries are slow by themselves
+                self.floor = _FLOOR * items_per_s
+                self.rate = min(self.rate, items_per_s)
+            self.rate = max(self.rate * _CUT, self.floor)
+            self._just_cut = True
         elif p99_ms < _ROOM * target and items_per_s > self.rate / 2:  # else it is not the throttle that holds it up
             self.rate = min(self.rate * _RAISE, self.settings.limit)
         return self.rate
-
-    def _cut(self, items_per_s: float) -> None:
-        if not self.floor:
-            if not items_per_s > 0:
-                return  # nothing is backfilled yet: the queries are slow by themselves
-            self.floor = _FLOOR * items_per_s
-            self.rate = min(self.rate, items_per_s)
-        self.rate = max(self.rate * _CUT, self.floor)
-        self._just_cut = True

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ray_backfill.files import write_whole
 from ray_backfill.report import figures, html, terminal
+from ray_backfill.report.drawing import to_png
+from ray_backfill.report.parts import write_pages
 from ray_backfill.report.reading import read_results
 from ray_backfill.report.results import Results
 from ray_backfill.report.terminal import overview
@@ -23,10 +24,8 @@ def write_report(folder: Path) -> None:
         InputError: the folder, a file or a column is missing.
     """
     results = read_results(folder)
-    curves = figures.to_png(figures.curves_figure(results))
-    page = html.render(results, curves)
-    write_whole(folder / "curves.png", lambda temporary: temporary.write_bytes(curves))
-    write_whole(folder / "report.html", lambda temporary: temporary.write_text(page, encoding="utf-8"))
+    curves = to_png(figures.curves_figure(results))
+    write_pages(folder, curves, html.render(results, curves))
 
 
 def print_table(folder: Path, console: Console | None = None) -> None:

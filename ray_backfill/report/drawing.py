@@ -36,6 +36,17 @@ class Style:
     width: float
     layer: int
 
+    @property
+    def of_line(self) -> dict[str, Any]:
+        """The style as arguments of matplotlib's ``plot``."""
+        return {
+            "color": self.colour,
+            "linestyle": self.dashes,
+            "linewidth": self.width,
+            "marker": self.marker,
+            "markeredgecolor": "white",
+        }
+
 
 REFERENCE_STYLES = {
     "old": Style(FAINT, ":", "", 1.8, 1),
@@ -93,12 +104,8 @@ def draw_line(plot: Axes, t: Floats, value: Floats, style: Style, band: tuple[Fl
     plot.plot(
         100 * t,
         100 * value,
-        color=style.colour,
-        linestyle=style.dashes,
-        linewidth=style.width,
-        marker=style.marker,
+        **style.of_line,
         markersize=5,
-        markeredgecolor="white",
         markeredgewidth=0.6,
         markevery=max(1, (len(t) - 1) // (MAX_MARKERS - 1)),
         zorder=style.layer,
@@ -125,18 +132,7 @@ def legend(
         side.text(0, y, shorten(note, 42), va="center", fontsize=8, color=FAINT, parse_math=False)
     for index, (name, number, style) in enumerate(entries):
         y = 1 - (index + 1) * step
-        side.plot(
-            (0, 0.06, 0.12),
-            (y, y, y),
-            color=style.colour,
-            linestyle=style.dashes,
-            linewidth=style.width,
-            marker=style.marker,
-            markevery=(1, 5),
-            markersize=5,
-            markeredgecolor="white",
-            markeredgewidth=0.6,
-        )
+        side.plot((0, 0.06, 0.12), (y, y, y), markevery=(1, 5), markersize=5, markeredgewidth=0.6, **style.of_line)
         weight = "bold" if style.width > 2 else "normal"
         text: dict[str, Any] = {"va": "center", "fontsize": 9, "color": INK, "fontweight": weight, "parse_math": False}
         side.text(0.16, y, shorten(name, longest), **text)

@@ -1,6 +1,7 @@
 """Curves, flips and gains as matplotlib figures, drawn with the object-oriented API: no global state, no window."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,6 +14,7 @@ from ray_backfill.report.drawing import (
     LONG,
     REFERENCE_STYLES,
     SHORT,
+    Floats,
     Style,
     blank_figure,
     draw_line,
@@ -21,7 +23,6 @@ from ray_backfill.report.drawing import (
     numbered_style,
     panel_height,
     shorten,
-    to_png,
 )
 from ray_backfill.report.results import DAGGER, Line, Results, Row, Variant
 from ray_backfill.report.selection import (
@@ -32,22 +33,11 @@ from ray_backfill.report.selection import (
     drawn_rows,
     is_large,
     own_methods,
+    shown_rows,
 )
 from ray_backfill.report.wording import choice, percent, percent_sign
 from ray_backfill.tables.results import FLIP_METRICS, GAP
 
-__all__ = [
-    "curves_figure",
-    "drawn_variants",
-    "flips_figure",
-    "gain_figure",
-    "has_intervals",
-    "method_styles",
-    "orders_figure",
-    "panels_figure",
-    "subgroups_figure",
-    "to_png",
-]
 MAX_VARIANTS = 4  # panels beyond this many are a wall, not a figure
 BOUND = f"{DAGGER} upper bound: peeks at the answer"
 
@@ -141,7 +131,7 @@ def subgroups_figure(results: Results) -> Figure | None:
     entries = []
     for index, (group, line) in enumerate(lines.items()):
         style = Style(INK, ":", "", 1.8, 1) if group == GAP else numbered_style(index, width=1.5)
-        _draw_line(plot, line, style, band=True)
+        draw_line(plot, line.t, line.value, style, _band(line))
         name = "gap, best to worst" if group == GAP else group
         entries.append((name, f"{percent(line.value[0])} \u2192 {percent(line.value[-1])}", style))
     dress(plot, f"{best.title}: {best.metric} by subgroup of queries", f"{best.metric} (%)")
@@ -150,22 +140,20 @@ def subgroups_figure(results: Results) -> Figure | None:
     return figure
 
 
-def flips_figure(results: Results, variant: Variant | None = None) -> Figure | None:
-    """Negative and positive flips over progress; None where the folder has no flip curves.
-
-    ``variant`` is the best method's by default.
-    """
+def flips_figure(results: Results, variant: Variant) -> Figure | None:
+    """Negative and positive flips over progress; None where the folder has no flip curves."""
     best = results.best()
-    everything = results.panel(results.primary, variant or results.best_variant)
+    everything = results.panel(results.primary, variant)
     rows, notes = drawn_rows(everything), drawn_in_words(everything) + _bound_note(everything)
     present = [m for m in FLIP_METRICS if any(results.line(r, m) for r in rows)]
     if not present:
         return None
-    height = max(2.75 * ((len(present) + 1) // 2), ENTRY_IN * (len(rows) + len(notes) + 2.5))
+    lines = (len(present) + 1) // 2
+    height = max(2.75 * lines, ENTRY_IN * (len(rows) + len(notes) + 2.5))
     figure = blank_figure(height)
     longest = _longest([r.title for r in rows])
     ratios = (1.45, 1.45, 1) if longest == SHORT else (1.2, 1.2, 1.25)
-    grid = figure.add_gridspec((len(present) + 1) // 2, 3, width_ratios=ratios)
+    grid = figure.add_gridspec(lines, 3, width_ratios=ratios)
     styles = method_styles(results, best.method if best else None)
     for index, metric in enumerate(present):
         plot = figure.add_subplot(grid[index // 2, index % 2])
@@ -183,37 +171,26 @@ def gain_figure(results: Results) -> Figure:
 
     Of many methods the best, each in its best order and merge.
     """
-    everything = best_per_method(results, results.primary) if is_large(results) else results.table(results.primary)
+    everything = shown_rows(results, results.primary)
     kept, notes = (drawn_rows(everything), drawn_in_words(everything)) if is_large(results) else (everything, [])
     rows = [r for r in kept if not r.is_end and np.isfinite(r.gain)]
     figure = blank_figure(max(1.6, 0.32 * len(rows) + 1.1))
     plot = figure.add_subplot()
     styles = method_styles(results, None)
-    several = len(results.variants) > 1
-    names = [r.title + (f", {results.label(r.variant)}" if several and not r.is_reference else "") for r in rows]
+    names = [r.title + (f", {results.label(r.variant)}" if results.group(r) else "") for r in rows]
     widths = [100 * r.gain for r in rows]
-    bars = plot.barh(range(len(rows)), widths, height=0.62, color=[styles[r.method].colour for r in rows])
-    for bar, row in zip(bars, rows, strict=True):
-        end = max(bar.get_width(), 0.0)
-        y = bar.get_y() + bar.get_height() / 2
-        label = plot.annotate(
-            percent_sign(row.gain),
-            (end, y),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            color=INK,
-            fontsize=9,
-        )
-        label.set_in_layout(True)
-    several_methods = f" ({notes[0]})" if notes else ""
-    dress(plot, f"Gain: share of the upgrade's benefit during the backfill{several_methods}", "")
+    plot.barh(range(len(rows)), widths, height=0.62, color=[styles[r.method].colour for r in rows])
+    for y, (row, width) in enumerate(zip(rows, widths, strict=True)):
+        at: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
+        plot.annotate(percent_sign(row.gain), (max(width, 0.0), y), **at, color=INK, fontsize=9)
+    title = "Gain: share of the upgrade's benefit during the backfill"
+    dress(plot, f"{title} ({notes[0]})" if notes else title, "")
     for x in (0, 100):
         plot.axvline(x, color=FAINT, linewidth=1, linestyle="-" if x == 0 else "--", zorder=0)
     plot.set_yticks(range(len(rows)), [shorten(n, 34) for n in names], parse_math=False)
     plot.invert_yaxis()
     plot.grid(False)
-    plot.set_xlim(min(0.0, *widths, 0.0) * 1.1, max(100.0, *widths, 100.0) * 1.12)
+    plot.set_xlim(min(0.0, *widths) * 1.1, max(100.0, *widths) * 1.12)
     plot.set_xlabel("gain in " + results.primary + " AUC (%)", color=FAINT, parse_math=False)
     return figure
 
@@ -248,9 +225,8 @@ def _bound_note(rows: Sequence[Row]) -> list[str]:
 def _draw(plot: Axes, results: Results, row: Row, metric: str, style: Style) -> None:
     line = results.line(row, metric)
     if line is not None:
-        _draw_line(plot, line, style, band=not row.is_reference)
+        draw_line(plot, line.t, line.value, style, None if row.is_reference else _band(line))
 
 
-def _draw_line(plot: Axes, line: Line, style: Style, band: bool) -> None:
-    has_band = band and np.isfinite(line.low).any()
-    draw_line(plot, line.t, line.value, style, (line.low, line.high) if has_band else None)
+def _band(line: Line) -> tuple[Floats, Floats] | None:
+    return (line.low, line.high) if np.isfinite(line.low).any() else None

@@ -6,10 +6,9 @@ from typing import Any
 
 from ray_backfill.report import figures, selection, wording
 from ray_backfill.report.grids import grids
-from ray_backfill.report.parts import DATA_WORDS, bind, data_facts, data_uri, flatten, page_environment, picture
+from ray_backfill.report.parts import bind, data_facts, data_uri, flatten, page_environment, picture
 from ray_backfill.report.results import Results, Row
 
-__all__ = ["DATA_WORDS", "render"]
 FEW_RIVALS = 10  # of many other methods, the closest ones stand in the open
 # Column of costs.parquet -> its heading.
 COST_WORDS = {
@@ -29,7 +28,8 @@ def render(results: Results, curves_png: bytes) -> str:
     environment = page_environment()
     environment.filters.update(tick=wording.tick, falls=wording.falls, surely=wording.surely)
     environment.globals.update(interval=wording.interval)
-    tables = grids(results)
+    tables, best = grids(results), results.best()
+    rivals = selection.rivals(results, best) if best else []
     template = environment.get_template("report.html.jinja")
     return template.render(
         results=results,
@@ -52,9 +52,9 @@ def render(results: Results, curves_png: bytes) -> str:
         left_out=[(", ".join(methods), reason) for reason, methods in wording.left_out(results).items()],
         has_intervals=figures.has_intervals(results),
         best={metric: results.best(metric) for metric in results.metrics},
-        rivals=selection.rivals(results),
-        other_methods=selection.other_methods(results),
-        other_variants=selection.other_variants(results),
+        rivals=rivals,
+        other_methods=[pair for pair in rivals if best is not None and pair[0].method != best.method],
+        other_variants=[pair for pair in rivals if best is not None and pair[0].method == best.method],
         few=FEW_RIVALS,
         grids=tables,
         dashes=any(not math.isfinite(c.auc) for grid in tables for _, cells in grid.rows for c in cells),
@@ -75,12 +75,9 @@ def _costs(results: Results) -> list[list[str]]:
         return []
     place = {row.method: index for index, row in enumerate(selection.shown_rows(results, results.primary))}
     costs = sorted(results.costs, key=lambda cost: place.get(cost.method, len(place)))
-    columns = {name: [getattr(cost, name) for cost in costs] for name in COST_WORDS}
-    known = [name for name, values in columns.items() if not _is_unknown(values)]
-    lines = [["method", *(COST_WORDS[name] for name in known)]]
-    for index, cost in enumerate(costs):
-        lines.append([cost.title, *(_cost(columns[name][index]) for name in known)])
-    return lines
+    known = [name for name in COST_WORDS if not _is_unknown([getattr(cost, name) for cost in costs])]
+    lines = [[cost.title, *(_cost(getattr(cost, name)) for name in known)] for cost in costs]
+    return [["method", *(COST_WORDS[name] for name in known)], *lines]
 
 
 def _cost(value: str | float) -> str:
@@ -98,7 +95,7 @@ def _more_pictures(results: Results) -> dict[str, Any]:
     drawn = figures.drawn_variants(results)
     rest = [(metric, variant) for metric in results.metrics[1:] for variant in drawn]
     best, best_variant = results.best(), results.best_variant
-    others = [v for v in drawn if v != best_variant]
+    other_flips = [(v, picture(figures.flips_figure(results, v))) for v in drawn if v != best_variant]
     return {
         "orders": picture(figures.orders_figure(results)),
         "orders_bound": best is not None and any(r.is_bound for r in selection.compared_variants(results, best.method)),
@@ -107,9 +104,7 @@ def _more_pictures(results: Results) -> dict[str, Any]:
         "flips": picture(figures.flips_figure(results, best_variant)),
         "drawn": drawn,
         "flips_label": results.label(best_variant),
-        "other_flips": [
-            (results.label(v), uri) for v in others if (uri := picture(figures.flips_figure(results, v))) is not None
-        ],
+        "other_flips": [(results.label(v), address) for v, address in other_flips if address is not None],
     }
 
 

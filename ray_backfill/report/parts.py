@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.figure import Figure
 
+from ray_backfill.files import write_whole
 from ray_backfill.report import wording
 from ray_backfill.report.drawing import to_png
 
@@ -21,6 +22,12 @@ DATA_WORDS = {
     "broken_images": "broken images",
     "fingerprint": "fingerprint",
 }
+
+
+def write_pages(folder: Path, curves_png: bytes, page: str) -> None:
+    """Write ``curves.png`` and ``report.html``; each appears whole or not at all, an older one is replaced."""
+    write_whole(folder / "curves.png", lambda temporary: temporary.write_bytes(curves_png))
+    write_whole(folder / "report.html", lambda temporary: temporary.write_text(page, encoding="utf-8"))
 
 
 def page_environment() -> Environment:

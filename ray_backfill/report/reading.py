@@ -15,8 +15,6 @@ from ray_backfill.tables.results import (
     CurvePoint,
     DifferenceRow,
     Manifest,
-    MethodTraits,
-    OrderTraits,
     SummaryRow,
     Traits,
 )
@@ -77,11 +75,13 @@ def _rows(table: pd.DataFrame, traits: Traits, path: Path) -> tuple[Row, ...]:
         unknown = [name for name in table[column].unique() if name not in known]
         if unknown:
             raise InputError(f"{path} has no traits of the {column} {unknown[0]}, which summary.parquet lists: {AGAIN}")
-    return tuple(_row(row, traits.methods[row.method], traits.orders[row.order]) for row in rows_of(SummaryRow, table))
-
-
-def _row(row: SummaryRow, method: MethodTraits, order: OrderTraits) -> Row:
-    return Row(**vars(row), is_reference=method.is_reference, is_baseline=method.is_baseline, is_oracle=order.is_oracle)
+    rows = []
+    for row in rows_of(SummaryRow, table):
+        method, is_oracle = traits.methods[row.method], traits.orders[row.order].is_oracle
+        rows.append(
+            Row(**vars(row), is_reference=method.is_reference, is_baseline=method.is_baseline, is_oracle=is_oracle)
+        )
+    return tuple(rows)
 
 
 def _lines(curves: pd.DataFrame) -> dict[tuple[str, Variant, str], Line]:
@@ -98,14 +98,12 @@ def _lines(curves: pd.DataFrame) -> dict[tuple[str, Variant, str], Line]:
 
 
 def _differences(rows: list[DifferenceRow]) -> dict[Pair, Difference]:
-    return {
-        (
-            (row.method, Variant(row.order, row.merge)),
-            (row.other_method, Variant(row.other_order, row.other_merge)),
-            row.metric,
-        ): Difference(row.difference, row.low, row.high)
-        for row in rows
-    }
+    found: dict[Pair, Difference] = {}
+    for row in rows:
+        own = row.method, Variant(row.order, row.merge)
+        other = row.other_method, Variant(row.other_order, row.other_merge)
+        found[own, other, row.metric] = Difference(row.difference, row.low, row.high)
+    return found
 
 
 def _groups(table: pd.DataFrame) -> dict[tuple[str, Variant, str], dict[str, Line]]:

@@ -173,14 +173,14 @@ class Results:
         variant = Variant(row.order, other.merge) if other.is_reference else other.variant
         return self.differences.get(((row.method, row.variant), (other.method, variant), row.metric))
 
+    def candidates(self, metric: str) -> list[Row]:
+        """The rows that one could deploy during a backfill, the highest AUC first."""
+        rows = [r for r in self.rows if r.metric == metric and not (r.is_end or r.is_bound or math.isnan(r.auc))]
+        return sorted(rows, key=lambda r: r.auc, reverse=True)
+
     def best(self, metric: str | None = None) -> Row | None:
-        """The row with the highest AUC (primary metric by default) that one could deploy during a backfill."""
-        rows = [
-            r
-            for r in self.rows
-            if r.metric == (metric or self.primary) and not (r.is_end or r.is_bound or math.isnan(r.auc))
-        ]
-        return max(rows, key=lambda r: r.auc, default=None)
+        """The first of the candidates, by the primary metric unless another is given."""
+        return next(iter(self.candidates(metric or self.primary)), None)
 
     @property
     def best_variant(self) -> Variant:

@@ -70,29 +70,15 @@ def compared_variants(results: Results, method: str) -> list[Row]:
     return sorted(kept, key=_auc, reverse=True)
 
 
-def rivals(results: Results) -> Compared:
-    """All rows that the best one was compared with, the closest first."""
-    best = results.best()
-    if best is None:
-        return []
+def rivals(results: Results, best: Row) -> Compared:
+    """All rows that the best one was compared with, the closest first.
+
+    Intervals exist for rows that differ in one thing: each other method stands here once, in the order and merge of
+    the best row, and the best method itself in its other orders (same merge) and merges (same order).
+    """
     others = [row for row in results.table(results.primary) if row != best and not row.is_bound]
     compared = [(row, found) for row in others if (found := results.difference(best, row)) is not None]
     return sorted(compared, key=lambda pair: pair[1].value)
-
-
-def other_methods(results: Results) -> Compared:
-    """Of the rivals, each other method once.
-
-    Intervals exist for rows that differ in one thing: what stands here has the order and merge of the best row.
-    """
-    best = results.best()
-    return [pair for pair in rivals(results) if best is not None and pair[0].method != best.method]
-
-
-def other_variants(results: Results) -> Compared:
-    """Of the rivals, the best method itself in its other orders (same merge) and merges (same order)."""
-    best = results.best()
-    return [pair for pair in rivals(results) if best is not None and pair[0].method == best.method]
 
 
 def _rank(row: Row) -> tuple[bool, float]:

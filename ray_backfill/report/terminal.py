@@ -36,14 +36,20 @@ def overview(results: Results, whole: bool = False) -> pd.DataFrame:
     return _frame(results, rows)
 
 
-def draw_table(results: Results, console: Console | None = None) -> None:
-    """Print the overview and what its columns mean."""
+def show(console: Console | None, table: Table, notes: Sequence[Text]) -> None:
+    """Print a table and the notes below it; by default where standard output goes."""
     if console is None:
         console = Console()
         if not console.is_terminal:
             console = Console(width=PIPED_WIDTH)
+    console.print(table)
+    for note in notes:
+        console.print(Padding(note, (0, 1)))
+
+
+def draw_table(results: Results, console: Console | None = None) -> None:
+    """Print the overview and what its columns mean."""
     rows = shown_rows(results, results.primary)
-    console.print(_table(results, rows))
     notes = [Text(verdict(results), style="bold")]
     total = len(results.table(results.primary))
     if len(rows) < total:
@@ -56,16 +62,12 @@ def draw_table(results: Results, console: Console | None = None) -> None:
         # Behind dozens of names nobody finds the reason.
         few = len(methods) <= FEW
         notes.append(Text(f"left out: {names} ({reason})" if few else f"left out: {len(methods)} ({reason}): {names}"))
-    for note in notes:
-        console.print(Padding(note, (0, 1)))
+    show(console, _table(results, rows), notes)
 
 
 def _table(results: Results, rows: Sequence[Row]) -> Table:
-    bound = (
-        f", {results.order_name(results.orders[0])} order"
-        if len(results.variants) == 1 and any(row.is_bound for row in rows)
-        else ""
-    )
+    is_bound = len(results.variants) == 1 and any(row.is_bound for row in rows)
+    bound = f", {results.order_name(results.orders[0])} order" if is_bound else ""
     title = f"{results.primary} while the gallery is backfilled{bound}, in per cent"
     table = Table(title=title, title_justify="left")
     frame, best = _frame(results, rows), results.best()
@@ -73,17 +75,14 @@ def _table(results: Results, rows: Sequence[Row]) -> Table:
         is_name = name in ("method", "order", "merge")
         table.add_column(Text(name), justify="left" if is_name else "right", no_wrap=not is_name)
     # By method, only the references are set apart: there the neighbours' orders differ anyway.
-    sections = [_section(results, row, by_method=len(rows) < len(results.table(results.primary))) for row in rows]
+    by_method = len(rows) < len(results.table(results.primary))
+    sections = [row.is_reference if by_method else results.group(row) for row in rows]
     for index, row in enumerate(rows):
         style = "bold" if row is best else "dim" if row.is_end else ""
         last_of_group = index + 1 < len(rows) and sections[index] != sections[index + 1]
         # Text, not str: a title such as "[red]" must not be read as markup.
         table.add_row(*(Text(str(c)) for c in frame.iloc[index]), style=style, end_section=last_of_group)
     return table
-
-
-def _section(results: Results, row: Row, by_method: bool) -> object:
-    return row.is_reference if by_method else results.group(row)
 
 
 def _frame(results: Results, rows: Sequence[Row]) -> pd.DataFrame:

@@ -113,10 +113,7 @@ def falls(row: Row) -> str:
     """Whether the curve ever falls, and by how much: "never" or "by 1.2"."""
     if row.monotone is None:
         return NOTHING
-    if row.monotone:
-        return "never"
-    size = percent(row.largest_fall)
-    return f"by {'<0.1' if size == '0.0' else size}"
+    return "never" if row.monotone else f"by {_fall(row, '<0.1')}"
 
 
 def verdict(results: Results) -> str:
@@ -129,8 +126,7 @@ def verdict(results: Results) -> str:
     metric = results.primary
     by_name = {r.method: r for r in results.panel(metric, best.variant)}
     old, new = by_name.get(OLD), by_name.get(NEW)
-    depends = len(results.variants) > 1 and not best.is_reference
-    name = best.title + (f" ({results.label(best.variant)})" if depends else "")
+    name = best.title + (f" ({results.label(best.variant)})" if results.group(best) else "")
     average = f"{percent_sign(best.auc)} {metric} on average"
     if old and new and new.auc <= old.auc:
         return (
@@ -154,20 +150,13 @@ def verdict(results: Results) -> str:
 
 def runner_up(results: Results) -> str:
     """A sentence that names the second-best method, or nothing if there is none."""
-    best = results.best()
-    others = [
-        r
-        for r in results.rows
-        if best is not None
-        and r.metric == results.primary
-        and r.method != best.method
-        and not (r.is_end or r.is_bound or math.isnan(r.auc))
-    ]
-    if not others:
+    ranked = results.candidates(results.primary)
+    second = next((r for r in ranked if r.method != ranked[0].method), None)
+    if second is None:
         return ""
-    second = max(others, key=lambda r: r.auc)
     gain = f", {percent_sign(second.gain, 0)} of the gain" if math.isfinite(second.gain) else ""
-    return f"Next best: {second.title}, AUC {percent_sign(second.auc)}{gain}{_lead(results, best, second)}."
+    lead = _lead(results.difference(ranked[0], second))
+    return f"Next best: {second.title}, AUC {percent_sign(second.auc)}{gain}{lead}."
 
 
 def interval(low: float, high: float) -> str:
@@ -180,8 +169,7 @@ def surely(difference: Difference) -> str:
     return "better" if difference.low > 0 else "worse" if difference.high < 0 else "not told apart"
 
 
-def _lead(results: Results, best: Row | None, second: Row) -> str:
-    difference = results.difference(best, second) if best else None
+def _lead(difference: Difference | None) -> str:
     if difference is None:
         return ""
     points = f"{percent(difference.value)} points behind (95 % interval {interval(difference.low, difference.high)})"
@@ -195,8 +183,8 @@ def safety(results: Results) -> str:
     safe: dict[str, list[str]] = {}
     for row in results.table(results.primary):
         if row.is_safe and not (row.is_end or row.is_bound):
-            plain = row.is_reference or len(results.variants) == 1
-            safe.setdefault("" if plain else results.label(row.variant), []).append(row.title)
+            label = results.label(row.variant) if results.group(row) else ""
+            safe.setdefault(label, []).append(row.title)
     if not safe:
         return "No method meets all three safety conditions."
     groups = [", ".join(titles) + (f" ({label})" if label else "") for label, titles in safe.items()]
@@ -220,10 +208,12 @@ def _steadiness(row: Row) -> str:
         return "was not checked for falls"
     if row.monotone:
         return "never falls"
+    return f"falls on the way, by {_fall(row, 'less than 0.1')} points at most from one moment to the next"
+
+
+def _fall(row: Row, tiny: str) -> str:
     size = percent(row.largest_fall)
-    return (
-        f"falls on the way, by {'less than 0.1' if size == '0.0' else size} points at most from one moment to the next"
-    )
+    return tiny if size == "0.0" else size
 
 
 def _against(value: float, reference: Row | None, name: str) -> str:

@@ -94,7 +94,7 @@ class SyntheticGallery:
     new: ModelView = field(default_factory=lambda: ModelView(seen=20, within=0.42, own=0.07, offset=0.045))
     # What the old classifier multiplies cosines by.
     classifier_scale: float = 16.0
-    # Of everything random.
+    # Random seed for everything that is drawn.
     seed: int = 0
     # Items of a part: what is drawn at a time, and what is kept when a run is stopped.
     part_rows: int = 65_536
@@ -104,19 +104,14 @@ class SyntheticGallery:
             if getattr(self, name) < 1:
                 raise InputError(f"--gallery.{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
         if self.classes > self.items:
-            raise InputError(
-                f"{self.classes:,} classes need as many items, got --gallery.items {self.items:,}; lower "
-                "--gallery.classes"
-            )
+            few = f"{self.classes:,} classes need as many items, got --gallery.items {self.items:,}"
+            raise InputError(f"{few}; lower --gallery.classes")
         if self.known_classes > self.classes:
-            raise InputError(
-                f"the old model cannot know {self.known_classes:,} of {self.classes:,} classes; lower "
-                "--gallery.known-classes"
-            )
+            few = f"the old model cannot know {self.known_classes:,} of {self.classes:,} classes"
+            raise InputError(f"{few}; lower --gallery.known-classes")
         if not 0 <= self.zipf <= 3 or not 0 <= self.group_share <= 1 or not 0 <= self.spread <= 2 or self.seed < 0:
-            raise InputError(
-                "--gallery: zipf must be in [0, 3], group-share in [0, 1], spread in [0, 2], seed not negative"
-            )
+            limits = "zipf must be in [0, 3], group-share in [0, 1], spread in [0, 2], seed not negative"
+            raise InputError(f"--gallery: {limits}")
         for model in MODELS:
             view = self.view(model)
             if not 1 <= view.seen < self.dims:
@@ -146,9 +141,8 @@ def draw_gallery(settings: SyntheticGallery, folder: Path) -> Path:
     if begin_stage(folder, STAGE, asdict(settings)):
         return folder
     drawing = Drawing(settings)
-    with tqdm(
-        total=settings.items + settings.queries + settings.train_items, desc="draw", unit=" items", dynamic_ncols=True
-    ) as bar:
+    total = settings.items + settings.queries + settings.train_items
+    with tqdm(total=total, desc="draw", unit=" items", dynamic_ncols=True) as bar:
         for split in ("queries", "train", "gallery"):
             for part, first, last in drawing.parts(split):
                 path = folder / f"{split}.parquet" / f"part-{part:05d}.parquet"
@@ -168,9 +162,8 @@ class Drawing:
         # (L,) ascending: labels that the old model knows, any with the same chance.
         self.known_L = np.sort(self._rng(_KNOWN).choice(s.classes, s.known_classes, replace=False))
         # Label 0 is the largest class. In the train split known classes have the same number of items, but for one.
-        gallery = self._rng(_LABELS).permutation(
-            np.repeat(np.arange(s.classes), class_sizes(s.items, s.classes, s.zipf))
-        )
+        sizes = class_sizes(s.items, s.classes, s.zipf)
+        gallery = self._rng(_LABELS).permutation(np.repeat(np.arange(s.classes), sizes))
         queries = self._rng(_QUERIES)
         self.labels = {
             "gallery": gallery,
@@ -202,9 +195,8 @@ class Drawing:
 
     def _axes(self, model: str) -> Floats:
         view = self.settings.view(model)
-        directions, _ = np.linalg.qr(
-            self._rng(_AXES, MODELS.index(model)).standard_normal((self.settings.dims, 1 + view.seen))
-        )
+        rng = self._rng(_AXES, MODELS.index(model))
+        directions, _ = np.linalg.qr(rng.standard_normal((self.settings.dims, 1 + view.seen)))
         lengths = np.sqrt([view.offset, *view.weights()])
         return np.ascontiguousarray((directions * lengths).T, np.float32)
 

@@ -81,8 +81,8 @@ def test_rows_one_batch_at_a_time_are_as_good_as_all_at_once(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Flat", "IVF16,Flat", "IVF16,PQ8x4", "PQ8x4", "PCA12,IVF16,PQ6x4"])
-@pytest.mark.parametrize("most_nearest", [None, 1 << 40, 64])
-def test_all_ways_to_skip_dead_rows_agree(kind: str, most_nearest: int | None) -> None:
+@pytest.mark.parametrize("most_nearest", [0, 1 << 40, 64])
+def test_all_ways_to_skip_dead_rows_agree(kind: str, most_nearest: int) -> None:
     """By selector, by asking for more, and by asking for more until that is too much."""
     rng = np.random.default_rng(1)
     gone = np.flatnonzero(rng.random(6000) < 0.7)
@@ -253,13 +253,15 @@ class NoGpu:
     def __init__(self) -> None:
         self.searches = 0
 
-    def copy(self, index: Any, kind: str) -> Any:
-        return faiss.clone_index(index)
+    def search_of(self, index: Any, kind: str) -> Any:
+        copy = faiss.clone_index(index)
 
-    def search(self, index: Any, query: np.ndarray, k: int) -> Any:
-        assert k <= 2048
-        self.searches += 1
-        return index.search(query, k)
+        def search(query: np.ndarray, k: int) -> Any:
+            assert k <= 2048
+            self.searches += 1
+            return copy.search(query, k)
+
+        return search
 
 
 @pytest.mark.parametrize("kind", ["Flat", "IVF16,Flat"])

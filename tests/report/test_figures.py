@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ray_backfill.report import figures, read_results, write_report
+from ray_backfill.report.drawing import to_png
 from tests.report.folder import METHODS, many_methods, write_results
 
 
@@ -67,7 +68,8 @@ def test_gain_bars(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flips", [True, False])
 def test_flips(tmp_path: Path, flips: bool) -> None:
-    figure = figures.flips_figure(read_results(write_results(tmp_path, flips=flips)))
+    results = read_results(write_results(tmp_path, flips=flips))
+    figure = figures.flips_figure(results, results.best_variant)
     assert (figure is not None) == flips
     if figure is not None:
         assert len([axes for axes in figure.axes if axes.get_ylabel() == "queries (%)"]) == 4
@@ -75,7 +77,7 @@ def test_flips(tmp_path: Path, flips: bool) -> None:
 
 def test_png_is_reproducible_and_leaves_no_global_figure(tmp_path: Path) -> None:
     results = read_results(write_results(tmp_path))
-    first, second = (figures.to_png(figures.curves_figure(results)) for _ in range(2))
+    first, second = (to_png(figures.curves_figure(results)) for _ in range(2))
     assert first == second
     assert Image.open(io.BytesIO(first)).format == "PNG"
     assert plt.get_fignums() == []
@@ -118,7 +120,7 @@ def test_of_many_methods_the_best_are_drawn_and_look_the_same_everywhere(tmp_pat
     names = ["rm", *weak[:7], "bct", *weak[7:14], "rm_naive"]
     methods = {name: known[name] for name in (*names, *known)}
     results = read_results(write_results(tmp_path, methods, orders=("a", "b")))
-    flips = figures.flips_figure(results)
+    flips = figures.flips_figure(results, results.best_variant)
     assert flips is not None
     legends = _drawn(figures.curves_figure(results)) + _drawn(flips)
     assert len(legends) == 3

@@ -76,10 +76,11 @@ def test_of_many_orders_one_oracle_stays(tmp_path: Path) -> None:
 
 
 def test_rivals_are_other_methods_once_and_the_own_other_variants(many: Results) -> None:
-    methods = [row.method for row, _ in selection.other_methods(many)]
-    assert sorted(methods) == sorted(set(many.methods) - {"rm"})
-    same = {row.variant for row, _ in selection.other_methods(many) if row.method not in ("old", "new")}
-    assert same == {Variant("score", "raw")}
-    variants = [tuple(row.variant) for row, _ in selection.other_variants(many)]
-    assert variants == [("score", "csls"), ("random", "raw")]  # the closest first, and no oracle
-    assert [round(100 * found.value, 6) for _, found in selection.other_variants(many)] == [0.4, 1.0]
+    best = many.best()
+    assert best is not None
+    rivals = selection.rivals(many, best)
+    others = [row for row, _ in rivals if row.method != "rm"]
+    assert sorted(row.method for row in others) == sorted(set(many.methods) - {"rm"})
+    assert {row.variant for row in others if row.method not in ("old", "new")} == {Variant("score", "raw")}
+    own = [(*row.variant, round(100 * found.value, 6)) for row, found in rivals if row.method == "rm"]
+    assert own == [("score", "csls", 0.4), ("random", "raw", 1.0)]  # the closest first, and no oracle

@@ -20,7 +20,7 @@ from ray_backfill.live.operations import read_plan
 from ray_backfill.live.parts import BadPartError, read_part
 from ray_backfill.live.settings import ShardSettings
 from ray_backfill.live.shard import Shard, ShardPlace, ShardSize
-from ray_backfill.live.sides import Sides, new_models, old_models
+from ray_backfill.live.sides import SIDES, Sides, new_models, old_models
 from ray_backfill.merges import Merge
 from ray_backfill.methods import find_methods
 from ray_backfill.models.checkpoints import load_network
@@ -74,7 +74,7 @@ class ShardActor:
         with suppress(BadPartError):  # the driver asks again, and hears of it
             self.apply(Journal(job.drill).applied())
         for queries in (1, 2):  # compiled code is loaded before the first query comes
-            backward, forward = (np.ones((queries, dim), np.float32) for dim in sides.query_dims())
+            backward, forward = (np.ones((queries, dim), np.float32) for dim in map(sides.dim, SIDES))
             self.shard.search(backward, forward, 1)
 
     @ray.method(concurrency_group="search")  # type: ignore[untyped-decorator]

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ray_backfill.files import write_whole
 from ray_backfill.report.drawing import to_png
 from ray_backfill.report.live import figures, html, terminal
 from ray_backfill.report.live.drill_folder import Drill, read_drill
 from ray_backfill.report.live.sentences import verdict
+from ray_backfill.report.parts import write_pages
 
 __all__ = ["Drill", "print_live_table", "read_drill", "verdict", "write_live_report"]
 
@@ -23,9 +23,7 @@ def write_live_report(folder: Path) -> None:
     """
     drill = read_drill(folder)
     curves = to_png(figures.quality_figure(drill))
-    page = html.render(drill, curves)
-    write_whole(folder / "curves.png", lambda temporary: temporary.write_bytes(curves))
-    write_whole(folder / "report.html", lambda temporary: temporary.write_text(page, encoding="utf-8"))
+    write_pages(folder, curves, html.render(drill, curves))
 
 
 def print_live_table(folder: Path, console: Console | None = None) -> None:

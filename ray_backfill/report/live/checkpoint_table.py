@@ -8,19 +8,39 @@ from ray_backfill.report.wording import percent
 from ray_backfill.tables.drill import CheckpointRow, QualityRow
 
 SPACE = "\u00a0"  # a heading breaks elsewhere
-Column = tuple[str, Callable[[CheckpointRow, QualityRow], str]]
+# Heading, whether the column says something, and the cell of a row.
+Column = tuple[str, bool, Callable[[CheckpointRow, QualityRow], str]]
 
 
 def checkpoint_table(drill: Drill) -> tuple[list[str], list[list[str]]]:
     """Headings, and a row a checkpoint: quality by the primary metric in per cent, differences in points."""
-    both = list(zip(drill.checkpoints, drill.quality[drill.primary], strict=True))
-    rare: list[Column] = [
-        ("violations", lambda c, q: count(c.violations)),
-        ("kept old", lambda c, q: count(c.kept_old)),
-        ("inserted", lambda c, q: count(c.inserted)),
-        ("deleted", lambda c, q: count(c.deleted)),
+    approximate, traffic = not drill.facts.is_exact, drill.has_traffic
+    columns: list[Column] = [
+        ("t", True, lambda c, q: where(c)),
+        ("elapsed", True, lambda c, q: duration(c.elapsed_s)),
+        ("live", True, lambda c, q: percent(q.live)),
+        ("exact", True, lambda c, q: percent(q.exact)),
+        (f"−{SPACE}exact", True, lambda c, q: points(q.live - q.exact)),
+        (f"−{SPACE}replay", True, lambda c, q: points(q.live - drill.promised(c, drill.primary))),
+        ("recall old", approximate, lambda c, q: percent(c.old_recall)),
+        ("recall new", approximate, lambda c, q: percent(c.new_recall)),
+        ("p50 ms", traffic, lambda c, q: milliseconds(c.p50_ms)),
+        ("p95 ms", traffic, lambda c, q: milliseconds(c.p95_ms)),
+        ("p99 ms", traffic, lambda c, q: milliseconds(c.p99_ms)),
+        ("queries/s", traffic, lambda c, q: rate(c.queries_per_s)),
+        ("items/s", True, lambda c, q: rate(c.items_per_s)),
+        ("old items", True, lambda c, q: count(c.old_items)),
+        ("new items", True, lambda c, q: count(c.new_items)),
+        ("MB", True, lambda c, q: megabytes(c.old_bytes + c.new_bytes)),
+        ("unanswered", True, lambda c, q: count(c.unanswered)),
+        ("retried", True, lambda c, q: count(c.retried)),
+        ("violations", drill.total(lambda c: c.violations) > 0, lambda c, q: count(c.violations)),
+        ("kept old", drill.total(lambda c: c.kept_old) > 0, lambda c, q: count(c.kept_old)),
+        ("inserted", drill.total(lambda c: c.inserted) > 0, lambda c, q: count(c.inserted)),
+        ("deleted", drill.total(lambda c: c.deleted) > 0, lambda c, q: count(c.deleted)),
     ]
-    shown = _columns(drill) + [(name, cell) for name, cell in rare if any(cell(c, q) != "0" for c, q in both)]
+    shown = [(name, cell) for name, is_shown, cell in columns if is_shown]
+    both = list(zip(drill.checkpoints, drill.quality[drill.primary], strict=True))
     return [name for name, _ in shown], [[cell(c, q) for _, cell in shown] for c, q in both]
 
 
@@ -37,35 +57,3 @@ def metric_table(drill: Drill, metric: str) -> tuple[list[str], list[list[str]]]
 def where(checkpoint: CheckpointRow) -> str:
     """How a row is called: its progress; a rollback's by what it is."""
     return f"{progress(checkpoint)}, rolled back" if checkpoint.is_rollback else progress(checkpoint)
-
-
-def _columns(drill: Drill) -> list[Column]:
-    columns: list[Column] = [
-        ("t", lambda c, q: where(c)),
-        ("elapsed", lambda c, q: duration(c.elapsed_s)),
-        ("live", lambda c, q: percent(q.live)),
-        ("exact", lambda c, q: percent(q.exact)),
-        (f"−{SPACE}exact", lambda c, q: points(q.live - q.exact)),
-        (f"−{SPACE}replay", lambda c, q: points(q.live - drill.promised(c, drill.primary))),
-    ]
-    if not drill.facts.is_exact:
-        columns += [
-            ("recall old", lambda c, q: percent(c.old_recall)),
-            ("recall new", lambda c, q: percent(c.new_recall)),
-        ]
-    if drill.has_traffic:
-        columns += [
-            ("p50 ms", lambda c, q: milliseconds(c.p50_ms)),
-            ("p95 ms", lambda c, q: milliseconds(c.p95_ms)),
-            ("p99 ms", lambda c, q: milliseconds(c.p99_ms)),
-            ("queries/s", lambda c, q: rate(c.queries_per_s)),
-        ]
-    columns += [
-        ("items/s", lambda c, q: rate(c.items_per_s)),
-        ("old items", lambda c, q: count(c.old_items)),
-        ("new items", lambda c, q: count(c.new_items)),
-        ("MB", lambda c, q: megabytes(c.old_bytes + c.new_bytes)),
-        ("unanswered", lambda c, q: count(c.unanswered)),
-        ("retried", lambda c, q: count(c.retried)),
-    ]
-    return columns

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from ray_backfill.report.drawing import COLOURS, FAINT, INK, Style, blank_figure, dress, legend
 from ray_backfill.report.live.drill_folder import Drill, Floats
 from ray_backfill.report.live.numbers import points
-from ray_backfill.report.wording import percent
+from ray_backfill.report.wording import NOTHING, percent
 
 OLD_COLOUR, NEW_COLOUR, LIVE_COLOUR, EXACT_COLOUR = "#9aa2b1", COLOURS[0], COLOURS[1], COLOURS[2]
 REPLAYED = Style(COLOURS[0], "-", "", 2.0, 2)
@@ -49,12 +49,12 @@ def partitions_figure(drill: Drill) -> Figure:
     figure = blank_figure(2.8)
     plots = figure.subplots(1, 2)
     c = drill.checkpoints
-    items = [np.array([x.old_items for x in c], float), np.array([x.new_items for x in c], float)]
-    sizes = [np.array([x.old_bytes for x in c]) / 1e6, np.array([x.new_bytes for x in c]) / 1e6]
+    items = np.array([(x.old_items, x.new_items) for x in c], float).T
+    sizes = np.array([(x.old_bytes, x.new_bytes) for x in c]).T / 1e6
+    place = np.arange(len(c))
     panels = (("Items served by each partition", "items", items), ("Memory of each partition", "MB", sizes))
     for plot, (title, unit, (old, new)) in zip(plots, panels, strict=True):
         dress(plot, title, unit)
-        place = np.arange(len(c))
         plot.bar(place, old, 0.8, color=OLD_COLOUR, label="old embedding")
         plot.bar(place, new, 0.8, bottom=old, color=NEW_COLOUR, label="new embedding")
         every = -(-len(c) // MAX_LABELS)
@@ -85,7 +85,7 @@ def recall_figure(drill: Drill) -> Figure | None:
         known = values[np.isfinite(values)]
         style = Style(colour, "-", "o", 1.6, 2)
         _dots(plot, t, values, style)
-        entries.append((name, f"{percent(known.min())}" if len(known) else "–", style))
+        entries.append((name, percent(known.min()) if len(known) else NOTHING, style))
     plot.set_ylim(top=100 + 0.03 * (100 - plot.get_ylim()[0]))
     legend(side, 2.7, "lowest (%)", entries)
     return figure
@@ -122,12 +122,8 @@ def _dots(plot: Axes, t: Floats, value: Floats, style: Style, size: float = 5) -
     plot.plot(
         100 * t,
         100 * value,
-        color=style.colour,
-        linestyle=style.dashes,
-        linewidth=style.width,
-        marker=style.marker,
+        **style.of_line,
         markersize=size,
-        markeredgecolor="white",
         markeredgewidth=0.7,
         zorder=style.layer,
         clip_on=False,
@@ -137,5 +133,5 @@ def _dots(plot: Axes, t: Floats, value: Floats, style: Style, size: float = 5) -
 def _from_to(values: Floats) -> str:
     known = values[np.isfinite(values)]
     if not len(known):
-        return "–"
+        return NOTHING
     return percent(known[0]) if len(set(known)) == 1 else f"{percent(known[0])} → {percent(known[-1])}"

@@ -66,25 +66,21 @@ def _facts(drill: Drill) -> dict[str, str]:
 
 def _alarms(drill: Drill) -> list[str]:
     """What must not be overlooked, a line a checkpoint."""
-    lines = [
-        f"At {sentences.moment(c)}: {count(c.violations)} answers broke a law of the service."
-        for c in drill.checkpoints
-        if c.violations
+    broken = [
+        (c, f"{count(c.violations)} answers broke a law of the service") for c in drill.checkpoints if c.violations
     ]
-    for checkpoint, items in drill.missing:
-        what = "too few" if items > 0 else "too many"
-        lines.append(f"At {sentences.moment(checkpoint)}: the partitions serve {count(abs(items))} items {what}.")
-    return [_bound(line) for line in lines]
+    missing = [(c, f"the partitions serve {sentences.wrong_number(items)}") for c, items in drill.missing]
+    return [_bound(f"At {sentences.moment(checkpoint)}: {what}.") for checkpoint, what in broken + missing]
 
 
 def _situations(drill: Drill) -> list[list[str]]:
     """What a typical second was like before, during and after the backfill; [] where there was no traffic."""
     if not drill.has_traffic:
         return []
-    return [
-        [
-            *(s.name, count(s.seconds), milliseconds(s.p50_ms), milliseconds(s.p99_ms), rate(s.queries_per_s)),
-            *(rate(s.items_per_s), count(s.unanswered)),
-        ]
-        for s in situations.situations(drill).values()
-    ]
+    lines = []
+    for s in situations.situations(drill).values():
+        latency = [milliseconds(s.p50_ms), milliseconds(s.p99_ms)]
+        lines.append(
+            [s.name, count(s.seconds), *latency, rate(s.queries_per_s), rate(s.items_per_s), count(s.unanswered)]
+        )
+    return lines

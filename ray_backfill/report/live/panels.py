@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -97,10 +98,8 @@ def _queries(plot: Axes, side: Axes, drill: Drill, points: Sequence[Bin]) -> Non
     plot.set_ylim(bottom=0)
     served = _mean(s.queries for s in drill.timeline if not s.is_measuring)
     total = sum(s.unanswered for s in drill.timeline)
-    legend(
-        side, PANEL_IN, "",
-        [("answered", f"{rate(served)}/s", ANSWERED), ("unanswered", f"{total:,.0f} in all", UNANSWERED)],
-    )  # fmt: skip
+    entries = [("answered", f"{rate(served)}/s", ANSWERED), ("unanswered", f"{total:,.0f} in all", UNANSWERED)]
+    legend(side, PANEL_IN, "", entries)
 
 
 def _backfill(plot: Axes, side: Axes, drill: Drill, points: Sequence[Bin]) -> None:
@@ -172,11 +171,8 @@ def _time_axis(plot: Axes, drill: Drill, is_lowest: bool) -> None:
 
 def _by_leg(plot: Axes, points: Sequence[Bin], values: Sequence[float], style: Style) -> None:
     for start, end in _runs([point[0].leg for point in points]):
-        marker = "." if end - start < 3 else ""
-        plot.plot(
-            _middles(points[start:end]), values[start:end],
-            color=style.colour, linewidth=style.width, marker=marker, zorder=style.layer,
-        )  # fmt: skip
+        look: dict[str, Any] = {"color": style.colour, "linewidth": style.width, "zorder": style.layer}
+        plot.plot(_middles(points[start:end]), values[start:end], marker="." if end - start < 3 else "", **look)
 
 
 def _runs(values: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -46,11 +46,8 @@ def verdict(drill: Drill) -> str:
 
 def details(drill: Drill) -> list[str]:
     """The sentences below the verdict: the work, what it cost in latency, and whatever else happened."""
-    sentences = [
-        _work(drill), _latency(drill), _approximate(drill), _broken(drill), _churn(drill), _way_back(drill),
-        _incidents(drill),
-    ]  # fmt: skip
-    return [s for s in sentences if s]
+    parts = (_work, _latency, _approximate, _broken, _churn, _way_back, _incidents)
+    return [sentence for part in parts if (sentence := part(drill))]
 
 
 def is_alarming(drill: Drill) -> bool:
@@ -73,6 +70,11 @@ def moment(checkpoint: CheckpointRow) -> str:
     return f"t = {progress(checkpoint)}"
 
 
+def wrong_number(missing: int) -> str:
+    """How far the items that are served are off: "2 items too few"."""
+    return f"{count(abs(missing))} items too {'few' if missing > 0 else 'many'}"
+
+
 def glossary(drill: Drill) -> dict[str, str]:
     """Word -> meaning: what every page needs, and the words that stand for something in this drill."""
     found = {word: GLOSSARY[word] for word in ("Backfill", "M_t", "Order", "Merge")} | LIVE_GLOSSARY
@@ -90,7 +92,7 @@ def glossary(drill: Drill) -> dict[str, str]:
 
 def _promise(drill: Drill) -> str:
     off_exact, off_promise = drill.off_exact(), drill.off_promise()
-    everywhere = at_all(len(drill.checkpoints))
+    everywhere = _at_all(len(drill.checkpoints))
     farthest = max(off_exact, key=lambda g: abs(g.size), default=None)
     if farthest is None:
         return "No metric is defined for these queries, so nothing was compared."
@@ -131,7 +133,7 @@ def _unsigned(gap: Gap) -> str:
     return f"{points(abs(gap.size)).removeprefix('+')} points ({gap.metric}, {moment(gap.checkpoint)})"
 
 
-def at_all(number: int) -> str:
+def _at_all(number: int) -> str:
     """At how many checkpoints: "at all 11 checkpoints"."""
     return {1: "at the only checkpoint", 2: "at both checkpoints"}.get(number, f"at all {number} checkpoints")
 
@@ -145,16 +147,14 @@ def _losses(drill: Drill) -> str:
         bad.append(f"{count(violations)} {answers} broke a law of the service")
     if drill.missing:
         checkpoint, items = max(drill.missing, key=lambda found: abs(found[1]))
-        bad.append(
-            f"at {moment(checkpoint)} {count(abs(items))} items too {'few' if items > 0 else 'many'} were served"
-        )
+        bad.append(f"at {moment(checkpoint)} {wrong_number(items)} were served")
     if unanswered:
         bad.append(f"{count(unanswered)} of {count(sent)} queries got no answer")
     if bad:
         sentence = "; ".join(bad)
         return f"{sentence[:1].upper()}{sentence[1:]}."
     asked = f"0 of {count(sent)} queries unanswered, " if sent else ""
-    whole = f"the two partitions hold the whole gallery {at_all(len(drill.checkpoints))}"
+    whole = f"the two partitions hold the whole gallery {_at_all(len(drill.checkpoints))}"
     return f"Nothing was lost: {asked}0 violations, and {whole}."
 
 
@@ -202,20 +202,18 @@ def _approximate(drill: Drill) -> str:
         return ""
     old = [(c.old_recall, "old", c) for c in drill.checkpoints]
     new = [(c.new_recall, "new", c) for c in drill.checkpoints]
-    known = [s for s in old + new if math.isfinite(s[0])]
+    known = [found for found in old + new if math.isfinite(found[0])]
     if not known:
         return ""
-    lowest, side, checkpoint = min(known, key=lambda s: s[0])
+    lowest, side, checkpoint = min(known, key=lambda found: found[0])
     return f"The lowest recall was {percent_sign(lowest)} ({side} items, {moment(checkpoint)})."
 
 
 def _broken(drill: Drill) -> str:
-    kept = max((c.kept_old for c in drill.checkpoints), default=0)
-    if not kept:
-        return ""
+    kept = max(c.kept_old for c in drill.checkpoints)
     if kept == 1:
         return "1 image could not be read: its item keeps its old embedding."
-    return f"{count(kept)} images could not be read: their items keep their old embedding."
+    return f"{count(kept)} images could not be read: their items keep their old embedding." if kept else ""
 
 
 def _churn(drill: Drill) -> str:
@@ -244,9 +242,9 @@ def _way_back(drill: Drill) -> str:
 def _incidents(drill: Drill) -> str:
     happened = [i.kind for i in drill.incidents]
     kinds = {kind: happened.count(kind) for kind in happened if kind not in ("rollback", "broken image")}
-    if not kinds and drill.facts.legs <= 1:
-        return ""
-    legs = f"The driver was started {drill.facts.legs} times. " if drill.facts.legs > 1 else ""
-    named = [kind + (f" ({times} times)" if times > 1 else "") for kind, times in list(kinds.items())[:FEW]]
-    rest = f" and {len(kinds) - FEW} more kinds" if len(kinds) > FEW else ""
-    return f"{legs}Incidents: {', '.join(named)}{rest}." if named else legs.strip()
+    sentences = [f"The driver was started {drill.facts.legs} times."] if drill.facts.legs > 1 else []
+    if kinds:
+        named = [kind + (f" ({times} times)" if times > 1 else "") for kind, times in list(kinds.items())[:FEW]]
+        rest = f" and {len(kinds) - FEW} more kinds" if len(kinds) > FEW else ""
+        sentences.append(f"Incidents: {', '.join(named)}{rest}.")
+    return " ".join(sentences)

@@ -3,38 +3,33 @@
 from pathlib import Path
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from ray_backfill.report.live.checkpoint_table import checkpoint_table
 from ray_backfill.report.live.drill_folder import Drill
 from ray_backfill.report.live.sentences import details, is_alarming, source, verdict
-from ray_backfill.report.terminal import PIPED_WIDTH
+from ray_backfill.report.terminal import show
 
 # Of the page's columns those that fit a terminal.
-NARROW = ("t", "live", "exact", "−\u00a0replay", "p50 ms", "p99 ms", "queries/s", "items/s", "old items", "new items")
-ALWAYS_LAST = ("unanswered", "violations")
+NARROW = (
+    *("t", "live", "exact", "−\u00a0replay", "p50 ms", "p99 ms", "queries/s", "items/s", "old items", "new items"),
+    *("unanswered", "violations"),
+)
 
 
 def draw_table(drill: Drill, folder: Path, console: Console | None = None) -> None:
     """Print a row a checkpoint and what the drill showed."""
-    if console is None:
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=PIPED_WIDTH)
     table = Table(title=f"Live drill: {drill.primary} in per cent", title_justify="left")
     names, rows = checkpoint_table(drill)
-    shown = [index for index, name in enumerate(names) if name in (*NARROW, *ALWAYS_LAST)]
+    shown = [index for index, name in enumerate(names) if name in NARROW]
     for index in shown:
         table.add_column(Text(names[index]), justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(row[index]) for index in shown))
-    console.print(table)
     notes = [
         Text(verdict(drill), style="bold red" if is_alarming(drill) else "bold"),
         Text(" ".join(details(drill))),
         Text(f"{source(drill)}. Tables and report.html: {folder}", style="dim"),
     ]
-    for note in notes:
-        console.print(Padding(note, (0, 1)))
+    show(console, table, notes)
