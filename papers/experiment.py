@@ -19,17 +19,18 @@ from scipy.stats import kendalltau
 
 from papers.page import PageInput, write_page
 from papers.runs import SeedRun
+from papers.variants import fit_side_by_side
 from ray_backfill.cluster.embed import EmbedActors
-from ray_backfill.cluster.maps import fit_side_by_side
 from ray_backfill.cluster.session import session
 from ray_backfill.cluster.train import Workers
 from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.comparison.orders import read_sigma, true_losses, why_not_of_images
+from ray_backfill.comparison.orders import read_sigma, why_not_of_images
 from ray_backfill.comparison.replay import replay_here
 from ray_backfill.comparison.resolve import resolve
 from ray_backfill.files import begin_stage, finish_stage, read_json
 from ray_backfill.merges import all_merges
 from ray_backfill.methods import Method, find_methods
+from ray_backfill.methods.fastfill import item_losses
 from ray_backfill.models.checkpoints import load_network
 from ray_backfill.orders import find_order
 from ray_backfill.recipes import Recipe, describe_recipe, load_recipe
@@ -37,6 +38,7 @@ from ray_backfill.runs.context import Context
 from ray_backfill.runs.pipeline import evaluate_folder, run_recipe
 from ray_backfill.store import read_folder, write_parquet
 from ray_backfill.training.settings import FitSettings
+from ray_backfill.training.transforms import pseudo_classifier
 
 # Made of images; least_confidence is classifier_score by definition.
 _ORDERS = (
@@ -199,7 +201,11 @@ def _sigma_against_loss(experiment: Experiment, out: Path) -> tuple[float, ...]:
     for seed in experiment.seeds:
         run = out / f"seed-{seed}"
         folder, network = read_folder(run / "embeddings"), run / "maps" / "fastfill"
-        losses_N = true_losses(folder.gallery, folder.classifier, load_network(network), recipe.fits.transforms.loss)
+        table, settings = folder.gallery, recipe.fits.transforms.loss
+        assert table.label is not None
+        # Without a classifier its stand-in over these very items takes its place.
+        known = folder.classifier or pseudo_classifier(table.new, table.label)
+        losses_N = item_losses(load_network(network), known, table.old, table.new, table.label, settings)
         sigma_N = read_sigma(network / "sigma.parquet", folder.gallery)
         known_N = np.isfinite(losses_N)  # items of classes that the new model's classifier knows
         taus.append(float(kendalltau(sigma_N[known_N], losses_N[known_N]).statistic))

@@ -5,11 +5,12 @@ python -m papers.published_page    writes docs/published.md
 
 from pathlib import Path
 
+from papers import silent
 from papers.markdown import PageTable, table_lines
 from papers.page_tables import as_printed
 from papers.published import CURVES, TABLES, PublishedTable
 from ray_backfill.files import write_whole
-from ray_backfill.recipes.published import FF, PUBLISHED, RM, SILENT_IN_ALL
+from ray_backfill.recipes.published import PUBLISHED
 from ray_backfill.report.wording import NOTHING
 
 PAGE = Path(__file__).parents[1] / "docs" / "published.md"
@@ -37,8 +38,8 @@ def page() -> str:
         "## Recipes",
         _recipes(),
         "## Where the papers are silent, or ours differs",
-        f"All recipes:\n\n{_listed(SILENT_IN_ALL)}",
-        *(f"Recipes of {paper.name}:\n\n{_listed(paper.silent)}" for paper in (RM, FF)),
+        f"All recipes:\n\n{_listed(silent.IN_ALL)}",
+        *(f"Recipes of {name}:\n\n{_listed(sentences)}" for name, sentences in silent.BY_PAPER.items()),
         _EXPECTED,
         *(_figures(table) for table in TABLES),
         "### Curves and text",
@@ -48,7 +49,9 @@ def page() -> str:
 
 
 def _recipes() -> str:
-    rows = ((f"`{row.name}`", row.description, " ".join(row.silent) or NOTHING) for row in PUBLISHED)
+    rows = (
+        (f"`{row.name}`", row.description, " ".join(silent.BY_RECIPE.get(row.name, ())) or NOTHING) for row in PUBLISHED
+    )
     return table_lines(PageTable(("recipe", "what it is", "where the paper is silent"), tuple(rows)))
 
 

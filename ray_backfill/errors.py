@@ -1,5 +1,6 @@
 """The one error type a user can cause and mend."""
 
+import math
 from typing import Any
 
 
@@ -15,6 +16,13 @@ def require_positive(settings: Any, *names: str) -> None:
     for name in names:
         if not getattr(settings, name) > 0:
             raise InputError(f"{type(settings).__name__}.{name} must be greater than 0, got {getattr(settings, name)}")
+
+
+def require_not_negative(settings: Any, *names: str) -> None:
+    """Raises InputError unless each of these fields of a settings dataclass is finite and at least 0."""
+    for name in names:
+        if not 0 <= (value := getattr(settings, name)) < math.inf:
+            raise InputError(f"{type(settings).__name__}.{name} must be finite and not negative, got {value}")
 
 
 def input_error_in(error: BaseException) -> InputError | None:

@@ -13,7 +13,7 @@ from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.live.settings import LiveSettings
 from ray_backfill.methods import all_methods
 from ray_backfill.recipes import Recipe
-from ray_backfill.runs.planning import PlanningSettings
+from ray_backfill.runs.planning.settings import PlanningSettings
 from ray_backfill.runs.synthetic import SyntheticGallery
 from ray_backfill.training.settings import FitSettings
 

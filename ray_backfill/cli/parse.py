@@ -18,7 +18,9 @@ from ray_backfill.merges import all_merges
 from ray_backfill.methods import all_methods
 from ray_backfill.orders import all_orders
 from ray_backfill.recipes import NO_ROOT, describe_recipe, load_recipe, recipe_names
-from ray_backfill.runs.planning import STAGES, PlanningSettings, dry_run
+from ray_backfill.runs.planning.dry_run import dry_run
+from ray_backfill.runs.planning.plan import STAGES
+from ray_backfill.runs.planning.settings import PlanningSettings
 
 
 def recipe_job(

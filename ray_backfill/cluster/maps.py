@@ -9,8 +9,6 @@ from typing import Any
 
 import ray
 import ray.train.torch
-import torch
-from tqdm import tqdm
 
 from ray_backfill.cluster.progress import progress_bar
 from ray_backfill.cluster.session import placed, session
@@ -88,37 +86,6 @@ def for_maps(workers: Workers) -> Workers:
     """
     number, on_gpu = placed(workers.number, workers.cpus, "--workers")
     return replace(workers, number=number) if on_gpu else replace(workers, number=1, cpus=number * workers.cpus)
-
-
-def fit_side_by_side(data: Path, wanted: Sequence[tuple[str, FitSettings]], distance: str, out: Path) -> list[Path]:
-    """Fit methods by name, each with its own settings, each on one CPU, as many at a time as there are CPUs.
-
-    data: a folder of the data contract. Returns: the folder of each network, ``out/<number>``; a finished one is kept.
-    """
-    folders = [out / str(i) for i in range(len(wanted))]
-    with session(), tqdm(total=len(wanted), desc="fit variants", dynamic_ncols=True) as bar:
-        task = ray.remote(num_cpus=1)(_fit_alone)
-        waiting = [
-            task.remote(data, name, settings, distance, folder)
-            for (name, settings), folder in zip(wanted, folders, strict=True)
-        ]
-        while waiting:
-            done, waiting = ray.wait(waiting)
-            ray.get(done)
-            bar.update(len(done))
-    return folders
-
-
-def _fit_alone(data: Path, name: str, settings: FitSettings, distance: str, folder: Path) -> None:
-    torch.set_num_threads(1)
-    (method,) = find_methods((name,))
-    assert method.fit is not None
-    if begin_stage(folder, "map", method.fit.recorded(settings, distance)):
-        return
-    train = read_table(data / "train.parquet", method.models)
-    fitted = method.fit.fit(TrainSet(train.vectors, train.label, read_classifier(data)), settings, distance)
-    save_network(folder, fitted.network)
-    finish_stage(folder, {"training_flops": fitted.flops})
 
 
 def _worker(config: dict[str, Any]) -> None:

@@ -14,12 +14,9 @@ from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.distances import ProductForm
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, Method
-from ray_backfill.methods.fastfill import item_losses
 from ray_backfill.orders import GalleryColumns, Order, find_order, make_order
-from ray_backfill.store import Classifier, EmbeddingFolder, EmbeddingTable, write_parquet
+from ray_backfill.store import EmbeddingFolder, EmbeddingTable, write_parquet
 from ray_backfill.systems import IntArray, RetrievalSystem, UpgradePair
-from ray_backfill.training.settings import TransformSettings
-from ray_backfill.training.transforms import pseudo_classifier
 
 # In the metadata of sigma.parquet: the fingerprint of its gallery.
 _GALLERY = b"gallery"
@@ -154,18 +151,6 @@ def why_not_of_images(order: Order, methods: Sequence[Method]) -> str:
     if order.needs and not _OF_IMAGES.intersection(order.needs):
         return f"needs a column {order.needs[0]!r}, which images do not have"
     return ""
-
-
-def true_losses(
-    table: EmbeddingTable, classifier: Classifier | None, network: Any, settings: TransformSettings
-) -> NDArray[np.float64]:
-    """(N,) FastFill's loss of each item, l2 + lambda disc, which sigma should foretell.
-
-    Without a classifier its stand-in over these very items takes its place.
-    """
-    assert table.label is not None
-    known = pseudo_classifier(table.new, table.label) if classifier is None else classifier
-    return item_losses(network, known, table.old, table.new, table.label, settings)
 
 
 def read_sigma(path: Path, gallery: EmbeddingTable) -> NDArray[np.float64]:

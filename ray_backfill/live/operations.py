@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, require_not_negative
 from ray_backfill.files import write_whole
 from ray_backfill.orders import check_order
 from ray_backfill.systems import IntArray
@@ -44,9 +44,7 @@ class ChurnSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("inserts", "deletes", "seed"):
-            if getattr(self, name) < 0:
-                raise InputError(f"churn.{name} must not be negative, got {getattr(self, name)}")
+        require_not_negative(self, "inserts", "deletes", "seed")
         if not 0 <= self.rollback_at <= 1:
             raise InputError(f"churn.rollback_at must be between 0 and 1, got {self.rollback_at}")
 

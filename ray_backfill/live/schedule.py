@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.errors import InputError, require_positive
+from ray_backfill.errors import InputError, require_not_negative, require_positive
 from ray_backfill.systems import IntArray
 
 Arrivals = Literal["poisson", "constant"]
@@ -45,10 +45,7 @@ class TrafficSettings:
 
     def __post_init__(self) -> None:
         require_positive(self, "batch", "actors", "deadline_s")
-        for name in ("rate_per_s", "popularity", "warm_up_s", "seed"):
-            value = getattr(self, name)
-            if not 0 <= value < np.inf:
-                raise InputError(f"TrafficSettings.{name} must be finite and not negative, got {value}")
+        require_not_negative(self, "rate_per_s", "popularity", "warm_up_s", "seed")
         if self.arrivals not in get_args(Arrivals):
             raise InputError(f"TrafficSettings.arrivals must be {' or '.join(get_args(Arrivals))}, got {self.arrivals}")
 

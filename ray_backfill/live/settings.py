@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ray_backfill.errors import InputError, require_positive
+from ray_backfill.errors import InputError, require_not_negative, require_positive
 from ray_backfill.index import IndexSettings
 from ray_backfill.live.operations import ChurnSettings
 from ray_backfill.live.schedule import TrafficSettings
@@ -47,7 +47,6 @@ class LiveSettings:
 
     def __post_init__(self) -> None:
         require_positive(self, "part_items")
-        if self.quiet_s < 0:
-            raise InputError(f"quiet_s must not be negative, got {self.quiet_s}")
+        require_not_negative(self, "quiet_s")
         if self.throttle.p99_ms and not self.traffic.rate_per_s:
             raise InputError("throttle.p99_ms needs traffic to measure; give traffic.rate_per_s")

@@ -6,7 +6,7 @@ Pure: time is an argument, and nothing here waits.
 import math
 from dataclasses import dataclass, field
 
-from ray_backfill.errors import InputError
+from ray_backfill.errors import require_not_negative
 
 # The rate after a window whose p99 was too high, and after one with room to spare, as a share of the one before:
 # falling fast and rising slowly, a controller of this kind swings little.
@@ -27,10 +27,7 @@ class ThrottleSettings:
     p99_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("items_per_s", "p99_ms"):
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise InputError(f"ThrottleSettings.{name} must be finite and not negative, got {value}")
+        require_not_negative(self, "items_per_s", "p99_ms")
 
     @property
     def limit(self) -> float:

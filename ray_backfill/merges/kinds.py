@@ -41,14 +41,6 @@ class MergeKind:
         return not self.distances or distance in self.distances
 
 
-def _raw(train: UpgradePair | None, label: IntArray | None, distance: str, seed: int) -> Merge:
-    return RAW
-
-
-def _rrf(train: UpgradePair | None, label: IntArray | None, distance: str, seed: int) -> Merge:
-    return Merge("rrf", by_rank=True)
-
-
 def _csls(train: UpgradePair | None, label: IntArray | None, distance: str, seed: int) -> Merge:
     assert train is not None
     return Merge("csls", references=fit_csls(train, seed))
@@ -64,7 +56,7 @@ def _by_maps(name: str, fit_maps: FitMaps) -> Fit:
 
 
 MERGES = (
-    MergeKind("raw", "raw distances", "rank merge, eq. 5", _raw, needs_train=False),
+    MergeKind("raw", "raw distances", "rank merge, eq. 5", lambda *_: RAW, needs_train=False),
     MergeKind(
         "quantile", "quantile mapping", "Bolstad et al. 2003, section 2.2, of distances",
         _by_maps("quantile", fit_quantile),
@@ -99,7 +91,8 @@ MERGES = (
         },
     ),
     MergeKind(
-        "rrf", "reciprocal rank fusion", "Cormack et al. 2009, section 2", _rrf,
+        "rrf", "reciprocal rank fusion", "Cormack et al. 2009, section 2",
+        lambda *_: Merge("rrf", by_rank=True),
         needs_train=False,
         is_by_rank=True,
         glossary={

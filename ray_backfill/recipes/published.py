@@ -17,46 +17,18 @@ from ray_backfill.protocols import Protocol
 from ray_backfill.recipes import NamedRecipe, Recipe, needs_root
 from ray_backfill.recipes._papers import Classification, fits, model
 
-# Where all recipes differ from the papers, or the papers do not say what they did.
-SILENT_IN_ALL = (
-    "Views of training images are shifted, zoomed and mirrored. FF's reference code (NVIDIA's ResNet-50 v1.5) takes "
-    "random resized crops; RM says nothing.",
-    "Weight decay includes BatchNorm, which that code leaves out.",
-    "FF names neither label smoothing (here 0.1, as in that code) nor the kind of momentum (here Nesterov's).",
-    "The model of side information is SimCLR on the old model's images, as in FCT. RM trained its own on ImageNet for "
-    "every data set.",
-    "Compatible backbones (BCT, RACT) are trained like the new model. RM used the authors' code.",
-)
-
 
 @dataclass(frozen=True)
 class Paper:
-    """What the experiments of one paper share. silent: what it does not say, and what is done here."""
+    """What the experiments of one paper share."""
 
     name: str
     orders: tuple[str, ...]
     distance: str
-    silent: tuple[str, ...]
 
 
-RM = Paper(
-    "rank merge",
-    ("classifier_score",),
-    "cosine",
-    (
-        "RM does not say how its backbones are trained: here for 100 epochs, as FF's on ImageNet.",
-        "RM does not say how psi and rho are batched: here 256 classes of 4 items, 1024 as elsewhere.",
-    ),
-)
-FF = Paper(
-    "FastFill",
-    ("random", "entropy", "sigma"),
-    "l2",
-    (
-        "FF does not say how many moments its averages take: here 11.",
-        "FF does not give its lambda: here 1.",
-    ),
-)
+RM = Paper("rank merge", ("classifier_score",), "cosine")
+FF = Paper("FastFill", ("random", "entropy", "sigma"), "l2")
 
 
 class Split(NamedTuple):
@@ -148,11 +120,6 @@ FF_TABLE_5 = (*FF_TABLES, "fastfill_disc", "fastfill_l2_disc", "fastfill_l2_u", 
 FF_FACES = ("old", "new", "ract", "fct", "fastfill")
 FF_BIASED = ("old", "new", "rm_naive", "fct", "fastfill")
 
-_SILENT_ON_FACES = (
-    "FF normalizes the features of faces: under the cosine distance ours rank as normalized ones do under l2. Its h "
-    "learns from normalized features, ours from features as they are.",
-    "FF does not say how large embeddings of faces are: here 128.",
-)
 _KINDS = {"extended": "extended class", "open": "open class", "same": "same data", "biased": "biased"}
 _ARCHS = {"resnet18": "ResNet-18", "resnet50": "ResNet-50", "vit_b_32": "ViT-B/32"}
 
@@ -161,8 +128,7 @@ _ARCHS = {"resnet18": "ResNet-18", "resnet50": "ResNet-50", "vit_b_32": "ViT-B/3
 class PublishedRecipe:
     """A row of the table.
 
-    where: the tables and figures of the paper. split: where it is not the usual one of the data set. silent: what
-    the paper does not say of this experiment, and what is done here.
+    where: the tables and figures of the paper. split: where it is not the usual one of the data set.
     """
 
     name: str
@@ -173,7 +139,6 @@ class PublishedRecipe:
     where: str
     methods: tuple[str, ...]
     split: Split | None = None
-    silent: tuple[str, ...] = ()
 
     @property
     def distance(self) -> str:
@@ -222,44 +187,24 @@ PUBLISHED = (
     ),
     PublishedRecipe("cifar100", CIFAR100, "resnet18", "resnet18", RM, "table 1", RM_TABLE_1),
     PublishedRecipe("cifar100_18_to_50", CIFAR100, "resnet18", "resnet50", RM, "table A2", RM_TABLE_A2),
-    PublishedRecipe(
-        *("cifar100_18_to_vit", CIFAR100, "resnet18", "vit_b_32", RM, "figure 7b", RM_FIGURE_7),
-        silent=(
-            "RM does not say how the ViT was trained, nor from which weights: here from scratch, by the ResNets' "
-            "schedule at a tenth of their learning rate, which nobody has tried.",
-        ),
-    ),
+    PublishedRecipe("cifar100_18_to_vit", CIFAR100, "resnet18", "vit_b_32", RM, "figure 7b", RM_FIGURE_7),
     PublishedRecipe(
         *("cifar100_open", CIFAR100, "resnet18", "resnet18", RM, "figure 9a", RM_FIGURE_9),
         split=Split(_OPEN, "The old model learns a random 30 of the classes, the new one the other 70."),
     ),
     PublishedRecipe("places365", PLACES365, "resnet18", "resnet18", RM, "table 1", RM_TABLE_1),
-    PublishedRecipe(
-        *("places365_18_to_50", PLACES365, "resnet18", "resnet50", RM, "table A2", RM_TABLE_A2),
-        silent=("The new model is another one than in table 1, yet RM prints the same mAP (23.4).",),
-    ),
+    PublishedRecipe("places365_18_to_50", PLACES365, "resnet18", "resnet50", RM, "table A2", RM_TABLE_A2),
     PublishedRecipe("places365_fastfill", PLACES365, "resnet50", "resnet50", FF, "table 3", FF_TABLES),
     PublishedRecipe("market1501", MARKET1501, "resnet18", "resnet18", RM, "table 1", RM_TABLE_1),
     PublishedRecipe("market1501_18_to_50", MARKET1501, "resnet18", "resnet50", RM, "table A2", RM_TABLE_A2),
-    PublishedRecipe(
-        *("vggface2", VGGFACE2, "resnet18", "resnet50", FF, "table 2", FF_FACES),
-        silent=(*_SILENT_ON_FACES, "FF does not say which identities the old model learns: here the first 863."),
-    ),
+    PublishedRecipe("vggface2", VGGFACE2, "resnet18", "resnet50", FF, "table 2", FF_FACES),
     PublishedRecipe(
         *("vggface2_biased", VGGFACE2, "resnet18", "resnet50", FF, "section 5.3", FF_BIASED),
         split=Split(
             Protocol("biased", old_counts=(50, 500), new_counts=(2183, 2183)),
             "The old model learns 50 women and 500 men, the new one 2183 of each, the old model's among them.",
         ),
-        silent=(
-            *_SILENT_ON_FACES,
-            "FF does not name the networks: here those of its other experiment on faces.",
-            "FF's gallery has 250 women and 250 men of the training set, ours the 500 people of the test set.",
-        ),
     ),
-    PublishedRecipe(
-        *("gldv2", GLDV2, "resnet18", "resnet18", RM, "figure 9b", RM_FIGURE_9),
-        silent=("RM has 750 queries and does not say which: here those of the private set.",),
-    ),
+    PublishedRecipe("gldv2", GLDV2, "resnet18", "resnet18", RM, "figure 9b", RM_FIGURE_9),
 )
 RECIPES = tuple(NamedRecipe(row.name, row.description, row.recipe) for row in PUBLISHED)

@@ -40,30 +40,15 @@ from ray_backfill.systems import GroundTruth, IntArray, UpgradePair
 
 @overload
 def replay(
-    pair: UpgradePair,
-    truth: GroundTruth,
-    order: IntArray,
-    points: int = ...,
-    metrics: Sequence[str] = ...,
-    distance: str = ...,
-    progress: bool = ...,
-    threads: int | None = ...,
-    device: str = ...,
-    merge: Merge = ...,
-) -> Curve: ...
+    pair: UpgradePair, truth: GroundTruth, order: IntArray, points: int = ..., metrics: Sequence[str] = ...,
+    distance: str = ..., progress: bool = ..., threads: int | None = ..., device: str = ..., merge: Merge = ...,
+) -> Curve: ...  # fmt: skip
 @overload
 def replay(
-    pair: UpgradePair,
-    truth: GroundTruth,
-    order: Mapping[str, IntArray],
-    points: int = ...,
-    metrics: Sequence[str] = ...,
-    distance: str = ...,
-    progress: bool = ...,
-    threads: int | None = ...,
-    device: str = ...,
-    merge: Merge = ...,
-) -> dict[str, Curve]: ...
+    pair: UpgradePair, truth: GroundTruth, order: Mapping[str, IntArray], points: int = ...,
+    metrics: Sequence[str] = ..., distance: str = ..., progress: bool = ..., threads: int | None = ...,
+    device: str = ..., merge: Merge = ...,
+) -> dict[str, Curve]: ...  # fmt: skip
 def replay(
     pair: UpgradePair,
     truth: GroundTruth,

@@ -1,6 +1,5 @@
 """A frozen dataclass is the schema of a table: one field for each column, annotated with its type and its meaning."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ray_backfill.errors import InputError
-from ray_backfill.files import write_whole
+from ray_backfill.files import read_json, write_whole
 
 RowT = TypeVar("RowT")
 
@@ -92,14 +91,11 @@ def read_manifest(path: Path, needed: Sequence[str], again: str) -> dict[str, An
     """
     if not path.is_file():
         raise InputError(f"{path} is missing: {again}, or give the folder that it wrote")
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is not valid JSON ({error}): {again}") from error
-    missing = [key for key in needed if not isinstance(manifest, dict) or key not in manifest]
+    manifest = read_json(path)
+    missing = [key for key in needed if key not in manifest]
     if missing:
         raise InputError(f"{path} lacks the key {', '.join(missing)}: {again} with this version")
-    return dict(manifest)
+    return manifest
 
 
 def rows_of(row_type: type[RowT], table: pd.DataFrame) -> list[RowT]:

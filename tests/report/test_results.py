@@ -75,11 +75,11 @@ def test_a_table_without_rows_or_of_another_kind_is_refused(tmp_path: Path, name
 def test_a_broken_manifest_is_refused(tmp_path: Path) -> None:
     write_results(tmp_path)
     (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(InputError, match=r"manifest\.json is not valid JSON"):
+    with pytest.raises(InputError, match=r"manifest\.json cannot be read as JSON"):
         read_results(tmp_path)
-    for text in ("{}", "[]"):
+    for text, problem in (("{}", "lacks the key primary_metric, traits"), ("[]", "must hold a JSON object")):
         (tmp_path / "manifest.json").write_text(text)
-        with pytest.raises(InputError, match="lacks the key primary_metric, traits"):
+        with pytest.raises(InputError, match=problem):
             read_results(tmp_path)
 
 

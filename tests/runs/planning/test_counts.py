@@ -12,7 +12,7 @@ from ray_backfill.datasets import landmarks, open_source
 from ray_backfill.errors import InputError
 from ray_backfill.protocols import Protocol
 from ray_backfill.recipes import NO_ROOT, Recipe, load_recipe
-from ray_backfill.runs.planning import ModelCounts, count_images
+from ray_backfill.runs.planning.counts import ModelCounts, count_images
 from tests.datasets._published_more import small_market
 from tests.runs.planning.test_plan import small_recipe
 

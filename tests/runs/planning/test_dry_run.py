@@ -13,7 +13,8 @@ from ray_backfill.cluster.replay import ReplayPlace
 from ray_backfill.cluster.train import Workers
 from ray_backfill.errors import InputError
 from ray_backfill.recipes import NO_ROOT, load_recipe
-from ray_backfill.runs.planning import PlanningSettings, dry_run
+from ray_backfill.runs.planning.dry_run import dry_run
+from ray_backfill.runs.planning.settings import PlanningSettings
 from tests.jobs.conftest import TINY, run_here
 from tests.runs.planning.test_plan import small_recipe
 

@@ -19,8 +19,10 @@ from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.protocols import Protocol, split_classes
 from ray_backfill.recipes import ModelRecipe, Recipe
-from ray_backfill.runs.planning import Counts, ModelCounts, Plan, PlanningSettings, describe_plan, plan_upgrade
-from ray_backfill.runs.planning.counts import count_images
+from ray_backfill.runs.planning.counts import Counts, ModelCounts, count_images
+from ray_backfill.runs.planning.describe import describe_plan
+from ray_backfill.runs.planning.plan import Plan, plan_upgrade
+from ray_backfill.runs.planning.settings import PlanningSettings
 from ray_backfill.store import vector_column, write_parquet
 from ray_backfill.training import pixels
 from ray_backfill.training.backbone_loop import BackboneTraining, train_backbone, training_rows
