@@ -143,28 +143,19 @@ def test_quantiles_of_sampled_pairs_come_near_those_of_all() -> None:
 
 
 @pytest.mark.parametrize("distance", ["cosine", "l2", "inner_product"])
-def test_isotonic_equals_scikit_learn(distance: str) -> None:
+def test_calibrated_merges_equal_scikit_learn(distance: str) -> None:
     pair, label = labelled_pair()
-    merge = fit_merge("isotonic", pair, label, distance)
     is_match = (label[:, None] == label)[OFF_DIAGONAL]
-    for score_map, d in zip((merge.backward, merge.forward), distances(pair, distance), strict=True):
-        assert score_map is not None
-        theirs = IsotonicRegression(increasing=False, out_of_bounds="clip").fit(d, is_match)
+    merges = [fit_merge(name, pair, label, distance) for name in ("isotonic", "logistic")]
+    isotonic, logistic = ((merge.backward, merge.forward) for merge in merges)
+    for staircase, curve, d in zip(isotonic, logistic, distances(pair, distance), strict=True):
+        assert staircase is not None
+        assert curve is not None
         some = np.linspace(d.min() - 1, d.max() + 1, 500, dtype=np.float32)
-        np.testing.assert_allclose(score_map(some), -theirs.predict(some.astype(float)), atol=1e-9)
-
-
-@pytest.mark.parametrize("distance", ["cosine", "l2"])
-def test_logistic_equals_scikit_learn(distance: str) -> None:
-    pair, label = labelled_pair()
-    merge = fit_merge("logistic", pair, label, distance)
-    is_match = (label[:, None] == label)[OFF_DIAGONAL]
-    for score_map, d in zip((merge.backward, merge.forward), distances(pair, distance), strict=True):
-        assert score_map is not None
-        theirs = LogisticRegression(C=1e6, tol=1e-8).fit(d[:, None], is_match)
-        some = np.linspace(d.min(), d.max(), 50, dtype=np.float32)
-        ours = 1 / (1 + np.exp(score_map(some)))
-        np.testing.assert_allclose(ours, theirs.predict_proba(some[:, None])[:, 1], atol=1e-5)
+        theirs = IsotonicRegression(increasing=False, out_of_bounds="clip").fit(d, is_match)
+        np.testing.assert_allclose(staircase(some), -theirs.predict(some.astype(float)), atol=1e-9)
+        chances = LogisticRegression(C=1e6, tol=1e-8).fit(d[:, None], is_match).predict_proba(some[:, None])[:, 1]
+        np.testing.assert_allclose(1 / (1 + np.exp(curve(some))), chances, atol=1e-5)
 
 
 def test_logistic_without_knowledge_leaves_raw_distances() -> None:

@@ -1,1 +1,1 @@
-"""FittedMaps and their files. No losses, no training."""
+"""Networks and their files. No losses, no training."""

@@ -1,4 +1,4 @@
-"""FittedMaps on disk: weights as safetensors, what they are as JSON. Nothing is unpickled."""
+"""Networks on disk: weights as safetensors, what they are as JSON. Nothing is unpickled."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -22,8 +22,6 @@ from ray_backfill.files import read_json
 from ray_backfill.methods import find_methods
 from ray_backfill.orders import high_first
 from ray_backfill.replay import Curve
-from ray_backfill.report import read_results
-from ray_backfill.report.wording import glossary
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.pipeline import evaluate_folder
 from ray_backfill.runs.results import Facts, write_results
@@ -356,21 +354,16 @@ def test_methods_share_systems(folder: Path) -> None:
     }
 
 
-def test_a_plugins_order_reads_its_own_column_and_its_merge_takes_part(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plugins_order_reads_its_own_column(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recency = np.random.default_rng(0).random(60)
     write_split(folder / "gallery.parquet", 60, 0, recency=recency)
-    orders = (rb.Order("newest", "newest first", "", high_first("recency"), ("recency",), glossary={"Newest": "..."}),)
-    merges = (rb.MergeKind("own", "own merge", "", lambda *_: rb.Merge("own", by_rank=True), needs_train=False),)
-    plugin = SimpleNamespace(ORDERS=orders, MERGES=merges)
+    orders = (rb.Order("newest", "newest first", "", high_first("recency"), ("recency",)),)
+    plugin = SimpleNamespace(ORDERS=orders)
     monkeypatch.setattr("ray_backfill.plugins._modules_from_outside", lambda: (plugin,))
-    evaluation = replace(EVALUATION, orders=("newest",), merges=("raw", "own"))
+    evaluation = replace(EVALUATION, orders=("newest",))
     comparison = resolve(read_folder(folder), evaluation, FitSettings())
     assert comparison.orders.of_gallery["newest"].tolist() == np.argsort(-recency).tolist()
-    results = read_results(write_results(comparison, tmp_path / "out", Facts(command="test")))
-    assert (results.orders, results.merges) == (("newest",), ("raw", "own"))
-    assert glossary(results)["Newest"] == "..."
+    write_results(comparison, tmp_path / "out", Facts(command="test"))
     write_split(folder / "gallery.parquet", 60, 0, recency=recency[::-1])
     with pytest.raises(InputError, match=r"another run \(data: "):
         write_results(resolve(read_folder(folder), evaluation, FitSettings()), tmp_path / "out", Facts(command="test"))

@@ -1,9 +1,7 @@
 """Every kind of partition: each position alive is there once, none that is dead, whatever was done to it before."""
 
-from collections.abc import Iterator
 from functools import cache
 
-import faiss
 import numpy as np
 import pytest
 
@@ -34,13 +32,7 @@ QUERIES = RNG.normal(size=(30, D)).astype(np.float32)
 TRUE = {distance: exact_distances(QUERIES, VECTORS, distance) for distance in DISTANCES}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that build a graph together give another one each time."""
-    threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    yield
-    faiss.omp_set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_faiss_thread")
 
 
 @cache

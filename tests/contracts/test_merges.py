@@ -1,15 +1,11 @@
 """Every merge, found by itself: keeps the ends if it is monotone, and gives over shards what it gives at once."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
 import ray_backfill as rb
 from ray_backfill.merges import MergeKind, all_merges, fit_merge
-from ray_backfill.replay.engine import measure_prepared
-from ray_backfill.replay.prepare import prepare_replay
-from ray_backfill.replay.shard import GalleryShard, LocalShards
+from tests.replay.sharded import replay_sharded
 
 KINDS = pytest.mark.parametrize("kind", all_merges().values(), ids=lambda kind: kind.name)
 METRICS = pytest.mark.parametrize("metrics", [("mAP", "CMC@1"), ("mAP@5", "CMC@1")], ids=["whole", "cut"])
@@ -70,13 +66,8 @@ def test_shards_and_devices_give_what_the_whole_gives(
     pair, truth = service
     merge = fit_merge(kind.name, *train, "cosine")
     whole = rb.replay(pair, truth, ORDERS, 5, metrics, merge=merge)
-    plan = prepare_replay(truth, ORDERS, 5, metrics, pair.switch, merge)
-    for edges, device in (([0, 201, 202, 600], None), ([0, 600], "cpu")):
-        shards = [
-            GalleryShard(pair.items(a, b), a, plan.slices_ON[:, a:b], 5, "cosine", torch_device=device, merge=merge)
-            for a, b in pairwise(edges)
-        ]
-        parts = measure_prepared(plan, truth, LocalShards(shards), threads=1)
+    for cuts, device in (([201, 202], None), ([], "cpu")):
+        parts = replay_sharded(pair, truth, ORDERS, 5, metrics, "cosine", cuts, merge, device)
         for order in ORDERS:
             for metric in metrics:
                 np.testing.assert_array_equal(parts[order].per_query[metric], whole[order].per_query[metric])

@@ -23,13 +23,7 @@ VECTORS = RNG.normal(size=(6000, 16)).astype(np.float32)
 QUERIES = RNG.normal(size=(40, 16)).astype(np.float32)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Quicker on a machine that is busy, and the same graph every time."""
-    threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    yield
-    faiss.omp_set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_faiss_thread")
 
 
 @cache

@@ -1,17 +1,16 @@
 """Whatever is wrong: one line that says what and what to do, exit code 2, and nothing half-written."""
 
-import runpy
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from ray_backfill.cli.jobs import simulate_job
+from ray_backfill.cli.jobs import fit_job, simulate_job
 from ray_backfill.cli.shell import run_job
 from ray_backfill.methods import all_methods
 from ray_backfill.store import vector_column, write_parquet
-from tests.jobs.conftest import ROOT
 
 
 def write_folder(path: Path, old: np.ndarray | None = None, **more: object) -> Path:
@@ -26,11 +25,14 @@ def write_folder(path: Path, old: np.ndarray | None = None, **more: object) -> P
     return path
 
 
-def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run simulate with these arguments and return its one line of error."""
+def fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str,
+    job: Callable[[str], None] = simulate_job,
+) -> str:  # fmt: skip
+    """Run the job with these arguments and return its one line of error."""
     monkeypatch.setattr("sys.argv", ["jobs/simulate.py", *arguments])
     with pytest.raises(SystemExit) as stopped:
-        run_job(lambda: simulate_job("test"))
+        run_job(lambda: job("test"))
     assert stopped.value.code == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
@@ -141,12 +143,9 @@ def test_heads_need_a_train_split(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     data = write_folder(tmp_path / "data")
-    arguments = ["--data", str(data), "--out", str(tmp_path / "out"), "--methods", "rm"]
-    monkeypatch.setattr("sys.argv", ["jobs/train_mcl.py", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(ROOT / "jobs" / "train_mcl.py"), run_name="__main__")
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err.strip() == "error: rm needs train.parquet to be fitted on"
+    arguments = ("--data", str(data), "--out", str(tmp_path / "out"), "--methods", "rm")
+    line = fail(monkeypatch, capsys, *arguments, job=fit_job)
+    assert line == "error: rm needs train.parquet to be fitted on"
 
 
 def test_another_runs_folder_is_refused(

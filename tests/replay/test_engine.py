@@ -4,7 +4,6 @@ import importlib
 import signal
 import threading
 import time
-from itertools import pairwise
 from unittest.mock import patch
 
 import faiss
@@ -22,6 +21,7 @@ from ray_backfill.replay.engine import measure_prepared
 from ray_backfill.replay.prepare import prepare_replay
 from ray_backfill.replay.shard import GalleryShard, LocalShards
 from tests import reference
+from tests.replay.sharded import replay_sharded
 
 METRICS = ("mAP", "mAP@3", "mAP@100", "CMC@1", "CMC@2")
 CUT_METRICS = ("CMC@1", "mAP@3", "CMC@2")
@@ -58,20 +58,6 @@ def brute_force(
         points,
         metric,
     )
-
-
-def sharded(
-    pair: rb.UpgradePair, truth: rb.GroundTruth, orders: dict[str, np.ndarray], points: int, metrics: tuple[str, ...],
-    distance: str, cuts: list[int], torch_device: str | None = None,
-) -> dict[str, rb.Curve]:  # fmt: skip
-    """Like ``rb.replay``, over shards of the gallery cut at the given positions."""
-    prepared = prepare_replay(truth, orders, points, metrics, pair.switch)
-    edges = [0, *cuts, pair.n_gallery]
-    shards = [
-        GalleryShard(pair.items(a, b), a, prepared.slices_ON[:, a:b], points, distance, torch_device=torch_device)
-        for a, b in pairwise(edges)
-    ]
-    return measure_prepared(prepared, truth, LocalShards(shards), threads=2)
 
 
 @settings(max_examples=300, deadline=None)
@@ -112,8 +98,8 @@ def test_equals_brute_force(
     ):
         results = [
             rb.replay(pair, truth, orders, points=points, metrics=metrics, distance=distance),
-            sharded(pair, truth, orders, points, metrics, distance, cuts),
-            sharded(pair, truth, orders, points, metrics, distance, cuts, torch_device="cpu"),
+            replay_sharded(pair, truth, orders, points, metrics, distance, cuts),
+            replay_sharded(pair, truth, orders, points, metrics, distance, cuts, torch_device="cpu"),
         ]
     for name, order in orders.items():
         for metric in metrics:

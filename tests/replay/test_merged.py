@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 
 import ray_backfill as rb
 from ray_backfill.merges import RAW, Merge, ScoreMap
-from ray_backfill.replay.engine import measure_prepared
-from ray_backfill.replay.prepare import prepare_replay
-from ray_backfill.replay.shard import GalleryShard, LocalShards
 from tests import reference
+from tests.replay.sharded import replay_sharded
 
 WHOLE = ("mAP", "mAP@3", "CMC@1", "CMC@2")
 CUT = ("CMC@1", "mAP@3")
@@ -90,20 +88,6 @@ def literal_curve(
     return values
 
 
-def replay_sharded(
-    pair: rb.UpgradePair, truth: rb.GroundTruth, orders: dict[str, np.ndarray], points: int, metrics: tuple[str, ...],
-    distance: str, merge: Merge, cuts: list[int], torch_device: str | None = None,
-) -> dict[str, rb.Curve]:  # fmt: skip
-    prepared = prepare_replay(truth, orders, points, metrics, pair.switch, merge)
-    shards = [
-        GalleryShard(
-            pair.items(a, b), a, prepared.slices_ON[:, a:b], points, distance, torch_device=torch_device, merge=merge
-        )
-        for a, b in pairwise([0, *cuts, pair.n_gallery])
-    ]
-    return measure_prepared(prepared, truth, LocalShards(shards), threads=2)
-
-
 def random_map(rng: np.random.Generator, lowest: float) -> ScoreMap:
     """Knots on a coarse grid, so that many distances lie on knots and scores of two maps are often equal; or flat."""
     n = rng.integers(1, 7)
@@ -168,8 +152,8 @@ def test_merged_replays_equal_brute_force(
     ):
         results = [
             rb.replay(pair, truth, orders, points, metrics, distance, merge=merge),
-            replay_sharded(pair, truth, orders, points, metrics, distance, merge, cuts),
-            replay_sharded(pair, truth, orders, points, metrics, distance, merge, cuts, torch_device="cpu"),
+            replay_sharded(pair, truth, orders, points, metrics, distance, cuts, merge),
+            replay_sharded(pair, truth, orders, points, metrics, distance, cuts, merge, torch_device="cpu"),
         ]
     for name, order in orders.items():
         for metric in metrics:

@@ -72,22 +72,22 @@ def test_a_table_without_rows_or_of_another_kind_is_refused(tmp_path: Path, name
         read_results(tmp_path)
 
 
-def test_a_broken_manifest_is_refused(tmp_path: Path) -> None:
-    write_results(tmp_path)
-    (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(InputError, match=r"manifest\.json cannot be read as JSON"):
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", r"manifest\.json cannot be read as JSON"),
+        ("[]", "must hold a JSON object"),
+        ("{}", "lacks the key primary_metric, traits"),
+        ('{"primary_metric": "mAP", "left_out": {}}', "lacks the key traits: run simulate again with this version$"),
+    ],
+)
+def test_a_broken_or_older_manifest_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    (write_results(tmp_path) / "manifest.json").write_text(text)
+    with pytest.raises(InputError, match=problem):
         read_results(tmp_path)
-    for text, problem in (("{}", "lacks the key primary_metric, traits"), ("[]", "must hold a JSON object")):
-        (tmp_path / "manifest.json").write_text(text)
-        with pytest.raises(InputError, match=problem):
-            read_results(tmp_path)
 
 
-def test_a_folder_of_an_older_version_is_refused_in_one_line(tmp_path: Path) -> None:
-    write_results(tmp_path)
-    (tmp_path / "manifest.json").write_text('{"primary_metric": "mAP", "left_out": {"fct": "needs a train table"}}')
-    with pytest.raises(InputError, match=r"lacks the key traits: run simulate again with this version$"):
-        read_results(tmp_path)
+def test_what_an_older_version_left_out_is_refused_in_one_line(tmp_path: Path) -> None:
     write_results(tmp_path, left_out={"fct": "needs a train table"})
     with pytest.raises(InputError, match=r"was written by another version .*: run simulate again with this version$"):
         read_results(tmp_path)
