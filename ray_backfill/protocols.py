@@ -13,18 +13,18 @@ from ray_backfill.errors import InputError
 class Protocol:
     """Source: rank merge, section 5.1 (extended) and 5.3 (open); FastFill, section 5.3 and appendix A.1 (biased)."""
 
-    # extended: the old model knows the first old_share of the classes, the new one all. open: the old model knows a
-    # random old_share, the new one the OTHER classes. same: both know all. biased: of the first subgroup the old model
-    # knows only a random old_share of the classes, of the others all; the new one knows all (or counted, see below).
     kind: Literal["extended", "open", "same", "biased"] = "extended"
-    # Share of the classes that the old model knows.
+    """extended: the old model knows the first old_share of the classes, the new one all. open: the old model knows a
+    random old_share, the new one the OTHER classes. same: both know all. biased: of the first subgroup the old model
+    knows only a random old_share of the classes, of the others all; the new one knows all (or counted, see below)."""
     old_share: float = 0.5
-    # Of the random draw of classes.
+    """Share of the classes that the old model knows."""
     seed: int = 0
-    # biased: how many random classes of each subgroup the old model knows, instead of old_share (VGGFace2: 50 500).
+    """Of the random draw of classes."""
     old_counts: tuple[int, ...] = ()
-    # biased: how many of each subgroup the new model knows, the old model's among them (VGGFace2: 2183 2183).
+    """biased: how many random classes of each subgroup the old model knows, instead of old_share (VGGFace2: 50 500)."""
     new_counts: tuple[int, ...] = ()
+    """biased: how many of each subgroup the new model knows, the old model's among them (VGGFace2: 2183 2183)."""
 
 
 def split_classes(

@@ -24,21 +24,21 @@ ImagesT = TypeVar("ImagesT")
 class RecipeJob(Generic[ImagesT]):
     """A run of a recipe. Everything of the recipe can be changed; what is shown as default is the recipe's."""
 
-    # The settings to start from.
     recipe: str
-    # Where the images are, for recipes that need files.
+    """The settings to start from."""
     data_root: Path | None
-    # Of everything random: it sets the seeds of the recipe.
+    """Where the images are, for recipes that need files."""
     seed: int
-    # Folder of the run. The same folder again continues or reuses what is there.
+    """Of everything random: it sets the seeds of the recipe."""
     out: Path
+    """Folder of the run. The same folder again continues or reuses what is there."""
     settings: Annotated[Recipe[ImagesT], tyro.conf.arg(name="")]
     workers: Workers
     actors: EmbedActors
-    # Only say what the run would need: images, steps, GPU hours, storage. Needs no data of published data sets.
     dry_run: bool = False
-    # Fetch the images into --data-root first, where anybody may.
+    """Only say what the run would need: images, steps, GPU hours, storage. Needs no data of published data sets."""
     download: bool = False
+    """Fetch the images into --data-root first, where anybody may."""
     planning: PlanningSettings = field(default_factory=PlanningSettings)
 
 
@@ -46,18 +46,18 @@ class RecipeJob(Generic[ImagesT]):
 class BackboneJob(RecipeJob[ImagesT]):
     """A run that trains one backbone of a recipe."""
 
-    # Which one: old, new, or a kind that some method needs beside them (bct, ract, ract_hard, side).
     model: str
+    """Which one: old, new, or a kind that some method needs beside them (bct, ract, ract_hard, side)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateJob(RecipeJob[ImagesT]):
     """A run of a whole recipe, from images to the report."""
 
-    # replay: how good the service would be at every moment, exactly. live: the backfill is done, under traffic.
     mode: Literal["replay", "live"] = "replay"
-    # Of mode live.
+    """replay: how good the service would be at every moment, exactly. live: the backfill is done, under traffic."""
     live: LiveSettings = field(default_factory=LiveSettings)
+    """Of mode live."""
     place: Annotated[ReplayPlace, tyro.conf.arg(name="")]
 
 
@@ -65,8 +65,9 @@ class SimulateJob(RecipeJob[ImagesT]):
 class LandmarkJob(SimulateJob[ImagesT]):
     """A run of a whole recipe, from images to the report; or, at full scale, of embeddings that are drawn."""
 
-    # demo: this. full: invented embeddings at the size of Google Landmarks v2; --scale full --help has its settings.
     scale: Literal["demo", "full"] = "demo"
+    """demo: this. full: invented embeddings at the size of Google Landmarks v2; --scale full --help has its settings.
+    """
 
 
 def _training_free() -> tuple[str, ...]:
@@ -80,8 +81,8 @@ class ScaleJob:
 
     scale: Literal["full"] = "full"
     gallery: SyntheticGallery = field(default_factory=SyntheticGallery)
-    # Folder of the run. The same folder again continues or reuses what is there.
     out: Path = Path("runs/full")
+    """Folder of the run. The same folder again continues or reuses what is there."""
     evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(
         default_factory=lambda: Evaluation(
             methods=_training_free(),
@@ -102,19 +103,19 @@ class DataJob:
     scores are seldom at hand.
     """
 
-    # Folder with gallery.parquet and perhaps queries.parquet and train.parquet.
     data: Path
-    # Folder of the run. The same folder again continues or reuses what is there.
+    """Folder with gallery.parquet and perhaps queries.parquet and train.parquet."""
     out: Path
+    """Folder of the run. The same folder again continues or reuses what is there."""
     evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(
         default_factory=lambda: Evaluation(methods=("all",), orders=("random",))
     )
     fits: Annotated[FitSettings, tyro.conf.arg(name="")] = field(default_factory=FitSettings)
     workers: Workers = field(default_factory=Workers)
-    # Where the backfill of mode live runs.
     actors: EmbedActors = field(default_factory=EmbedActors)
-    # replay: how good the service would be at every moment, exactly. live: the backfill is done, under traffic.
+    """Where the backfill of mode live runs."""
     mode: Literal["replay", "live"] = "replay"
-    # Of mode live.
+    """replay: how good the service would be at every moment, exactly. live: the backfill is done, under traffic."""
     live: LiveSettings = field(default_factory=LiveSettings)
+    """Of mode live."""
     place: Annotated[ReplayPlace, tyro.conf.arg(name="")] = field(default_factory=ReplayPlace)

@@ -42,12 +42,12 @@ _BROKEN = b"broken_images"  # metadata of a part: JSON list of [id, reason]
 class EmbedSettings:
     """How a gallery is embedded."""
 
-    # Images a part file: what is lost, at most, for each actor when a run is stopped.
     part_rows: int = 8192
-    # Images a forward pass.
+    """Images a part file: what is lost, at most, for each actor when a run is stopped."""
     batch: int = 256
-    # How embeddings are stored. float16 halves the store, and keeps three digits of each number.
+    """Images a forward pass."""
     dtype: Literal["float32", "float16"] = "float32"
+    """How embeddings are stored. float16 halves the store, and keeps three digits of each number."""
 
     def __post_init__(self) -> None:
         require_positive(self, "part_rows", "batch")
@@ -61,10 +61,10 @@ class EmbedSettings:
 class EmbedActors:
     """Where embedding runs. If the cluster has GPUs, each actor gets one, and there are no more actors than GPUs."""
 
-    # Embedding actors.
     number: int = 2
-    # CPUs an actor; as many threads decode images.
+    """Embedding actors."""
     cpus: float = 1.0
+    """CPUs an actor; as many threads decode images."""
 
     def __post_init__(self) -> None:
         require_positive(self, "number", "cpus")

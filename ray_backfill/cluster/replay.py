@@ -45,10 +45,10 @@ _Question = Literal["positive_keys", "count", "nearest"]
 class ReplayPlace:
     """Where the replay runs; the results are the same everywhere."""
 
-    # Gallery shards, each a Ray actor. 0: this process, unless the gallery takes more than half of its memory.
     shards: int = 0
-    # cpu, or cuda for a GPU (each shard takes one).
+    """Gallery shards, each a Ray actor. 0: this process, unless the gallery takes more than half of its memory."""
     device: str = "cpu"
+    """cpu, or cuda for a GPU (each shard takes one)."""
 
     def __post_init__(self) -> None:
         if self.shards < 0:

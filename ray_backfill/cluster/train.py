@@ -18,12 +18,12 @@ from ray_backfill.errors import require_positive
 class Workers:
     """Where training runs. If the cluster has GPUs, each worker gets one, and there are no more workers than GPUs."""
 
-    # DDP workers.
     number: int = 2
-    # CPUs a worker.
+    """DDP workers."""
     cpus: float = 1.0
-    # So many times the loss of a worker is mended from the last checkpoint.
+    """CPUs a worker."""
     max_failures: int = 3
+    """So many times the loss of a worker is mended from the last checkpoint."""
 
     def __post_init__(self) -> None:
         require_positive(self, "number", "cpus")

@@ -20,20 +20,20 @@ METHODS = (
 class Evaluation:
     """What is compared and how."""
 
-    # Upgrade methods (listed above), or "all"; old and new always take part, as the ends of the gain.
     methods: tuple[str, ...] = METHODS
-    # Backfill orders (listed above).
+    """Upgrade methods (listed above), or "all"; old and new always take part, as the ends of the gain."""
     orders: tuple[str, ...] = ("classifier_score",)
-    # How distances of the two systems are made comparable (listed above); raw: as they are.
+    """Backfill orders (listed above)."""
     merges: tuple[str, ...] = ("raw",)
-    # mAP, mAP@k, CMC@k; the first one leads the report.
+    """How distances of the two systems are made comparable (listed above); raw: as they are."""
     metrics: tuple[str, ...] = ("mAP", "CMC@1")
-    # Moments of the backfill, t = 0 and t = 1 included.
+    """mAP, mAP@k, CMC@k; the first one leads the report."""
     points: int = 11
-    # cosine, l2 or inner_product.
+    """Moments of the backfill, t = 0 and t = 1 included."""
     distance: str = "cosine"
-    # Random seed of the random order.
+    """cosine, l2 or inner_product."""
     order_seed: int = 0
+    """Random seed of the random order."""
 
     def find_methods(self) -> list[Method]:
         """The methods, old and new in front. Raises InputError for an unknown name."""

@@ -64,8 +64,8 @@ class BackfillOrders:
     methods: tuple[Method, ...]
     gallery: GalleryColumns
     of_gallery: Mapping[str, IntArray]
-    # By order and method: several methods share the order of one.
     _carried: dict[tuple[str, str], IntArray] = field(default_factory=dict, repr=False, compare=False)
+    """By order and method: several methods share the order of one."""
 
     def of(self, method: Method, maps: FittedMaps, pair: UpgradePair | None = None) -> dict[str, IntArray]:
         """Each order for this method, by name. pair: the method's pair of systems, where it is at hand."""

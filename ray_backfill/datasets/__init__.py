@@ -109,10 +109,10 @@ def check_own_images(settings: Any) -> None:
 class PublishedSettings:
     """Where a published data set is, and how large its images shall be."""
 
-    # Folder that holds the data set as its owners distribute it.
     root: str
-    # Pixels a side, after the whole image has been squeezed to a square.
+    """Folder that holds the data set as its owners distribute it."""
     image_size: int = 224
+    """Pixels a side, after the whole image has been squeezed to a square."""
 
     def __post_init__(self) -> None:
         require_counts(self, "image_size")

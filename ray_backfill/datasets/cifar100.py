@@ -43,8 +43,8 @@ _PIECE = 4096  # images at a time in a checksum
 class Settings(PublishedSettings):
     """Where it is, and how large its images shall be."""
 
-    # Pixels a side; the images themselves have 32.
     image_size: int = 32
+    """Pixels a side; the images themselves have 32."""
 
 
 @dataclass

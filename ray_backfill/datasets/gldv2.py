@@ -47,8 +47,8 @@ _N_QUERIES = {"all": PUBLISHED.queries, "private": 750, "public": 379}
 class Settings(PublishedSettings):
     """Where it is, and how large its images shall be, and who asks."""
 
-    # Which of the test set's queries: all, private or public.
     queries: str = "all"
+    """Which of the test set's queries: all, private or public."""
 
 
 def published(settings: Settings) -> Published:

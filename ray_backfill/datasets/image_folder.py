@@ -27,16 +27,16 @@ _FOLDERS = {"gallery": ("gallery", "val", "test"), "queries": ("queries", "query
 class Settings:
     """Where the images are, and how they are read and divided."""
 
-    # The folder tree, a zip file of one, or a folder of such zip files.
     root: str
-    # Pixels a side, after the whole image has been squeezed to a square.
+    """The folder tree, a zip file of one, or a folder of such zip files."""
     image_size: int = 64
-    # 3 (RGB) or 1 (grey).
+    """Pixels a side, after the whole image has been squeezed to a square."""
     channels: int = 3
-    # Share of each class's images that train, where the tree has no splits of its own.
+    """3 (RGB) or 1 (grey)."""
     train_fraction: float = 0.6
-    # Of the division: which images of a class train.
+    """Share of each class's images that train, where the tree has no splits of its own."""
     seed: int = 0
+    """Of the division: which images of a class train."""
 
 
 def open_source(settings: Settings) -> ImageSource:

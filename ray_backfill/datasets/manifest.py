@@ -44,18 +44,18 @@ _BATCH = 65_536
 class Settings:
     """Which manifest, where its images are, and how they are read and divided."""
 
-    # The manifest: a .csv or .parquet file, or a folder of .parquet files.
     root: str
-    # Folder or URI that relative paths start from; empty: the manifest's folder.
+    """The manifest: a .csv or .parquet file, or a folder of .parquet files."""
     images: str = ""
-    # Pixels a side, after the whole image has been squeezed to a square.
+    """Folder or URI that relative paths start from; empty: the manifest's folder."""
     image_size: int = 64
-    # 3 (RGB) or 1 (grey).
+    """Pixels a side, after the whole image has been squeezed to a square."""
     channels: int = 3
-    # Share of each class's images that train, where the manifest has no column split.
+    """3 (RGB) or 1 (grey)."""
     train_fraction: float = 0.6
-    # Of the division: which images of a class train.
+    """Share of each class's images that train, where the manifest has no column split."""
     seed: int = 0
+    """Of the division: which images of a class train."""
 
 
 def open_source(settings: Settings) -> ImageSource:

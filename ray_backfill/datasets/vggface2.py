@@ -39,10 +39,10 @@ _SPLITS = {"train": "train", "gallery": "test"}
 class Settings(PublishedSettings):
     """Where it is, and how large its images shall be, and the gallery's draw."""
 
-    # Images of each person of the test set that are the gallery.
     per_class: int = 50
-    # Of their draw.
+    """Images of each person of the test set that are the gallery."""
     seed: int = 0
+    """Of their draw."""
 
 
 def open_source(settings: Settings) -> ImageSource:

@@ -16,12 +16,12 @@ DEVICES = ("cpu", "cuda")
 class IndexSettings:
     """How a shard searches its vectors."""
 
-    # exact, or a faiss factory string: Flat, IVF256,Flat, IVF256,PQ16, HNSW32, PQ16 ...
     kind: str = "exact"
-    # How hard to search: nprobe of IVF, efSearch of HNSW. 0: faiss's default.
+    """exact, or a faiss factory string: Flat, IVF256,Flat, IVF256,PQ16, HNSW32, PQ16 ..."""
     effort: int = 0
-    # Where sealed faiss indexes are searched: cpu, or cuda.
+    """How hard to search: nprobe of IVF, efSearch of HNSW. 0: faiss's default."""
     device: str = "cpu"
+    """Where sealed faiss indexes are searched: cpu, or cuda."""
 
     def __post_init__(self) -> None:
         if not self.kind:

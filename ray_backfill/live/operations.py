@@ -34,14 +34,14 @@ NOWHERE, OLD, NEW = 0, 1, 2
 class ChurnSettings:
     """What else happens to the gallery while it is backfilled."""
 
-    # Items that are held back at the start and inserted while the backfill runs, embedded by the new model alone.
     inserts: int = 0
-    # Items that are deleted while the backfill runs, backfilled ones or not.
+    """Items that are held back at the start and inserted while the backfill runs, embedded by the new model alone."""
     deletes: int = 0
-    # Give the upgrade up at this progress and serve everything by the old model again; 0: never.
+    """Items that are deleted while the backfill runs, backfilled ones or not."""
     rollback_at: float = 0.0
-    # Random seed for which items are inserted and deleted, and when.
+    """Give the upgrade up at this progress and serve everything by the old model again; 0: never."""
     seed: int = 0
+    """Random seed for which items are inserted and deleted, and when."""
 
     def __post_init__(self) -> None:
         require_not_negative(self, "inserts", "deletes", "seed")

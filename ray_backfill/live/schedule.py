@@ -27,20 +27,20 @@ _CHUNK = 1024
 class TrafficSettings:
     """The queries that users send while the gallery is backfilled."""
 
-    # Requests a second, of all actors together; 0: no traffic.
     rate_per_s: float = 50.0
-    # Queries in a request.
+    """Requests a second, of all actors together; 0: no traffic."""
     batch: int = 1
-    # poisson: requests come independently of each other; constant: at equal distances.
+    """Queries in a request."""
     arrivals: Arrivals = "poisson"
-    # 0: all queries are alike; else the exponent of a Zipf law over them, in a seeded order.
+    """poisson: requests come independently of each other; constant: at equal distances."""
     popularity: float = 0.0
-    # Actors that send.
+    """0: all queries are alike; else the exponent of a Zipf law over them, in a seeded order."""
     actors: int = 1
-    # Seconds at the start that are not counted.
+    """Actors that send."""
     warm_up_s: float = 3.0
-    # A query that is not answered so many seconds after its scheduled time counts as unanswered.
+    """Seconds at the start that are not counted."""
     deadline_s: float = 2.0
+    """A query that is not answered so many seconds after its scheduled time counts as unanswered."""
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -13,14 +13,14 @@ from ray_backfill.live.throttle import ThrottleSettings
 class ShardSettings:
     """The actors that serve the gallery, each a range of it with both partitions."""
 
-    # Shards.
     number: int = 2
-    # CPUs that Ray sets aside for each.
+    """Shards."""
     cpus: float = 0.5
-    # Threads of a search. More make one search quicker, and searches side by side slower.
+    """CPUs that Ray sets aside for each."""
     threads: int = 1
-    # Searches side by side in a shard.
+    """Threads of a search. More make one search quicker, and searches side by side slower."""
     searches: int = 2
+    """Searches side by side in a shard."""
 
     def __post_init__(self) -> None:
         require_positive(self, "number", "cpus", "threads", "searches")
@@ -30,17 +30,17 @@ class ShardSettings:
 class LiveSettings:
     """A live drill: the gallery is backfilled for real, under traffic. It takes the first order and the first merge."""
 
-    # The upgrade method that serves.
     method: str = "rm"
-    # Items that are embedded, stored and applied together.
+    """The upgrade method that serves."""
     part_items: int = 1000
-    # Seconds of traffic without any backfill, before it and after it: what its latency is compared with.
+    """Items that are embedded, stored and applied together."""
     quiet_s: float = 5.0
+    """Seconds of traffic without any backfill, before it and after it: what its latency is compared with."""
     shards: ShardSettings = field(default_factory=ShardSettings)
-    # How shards index the old partition.
     old_index: IndexSettings = field(default_factory=IndexSettings)
-    # How shards index the new partition.
+    """How shards index the old partition."""
     new_index: IndexSettings = field(default_factory=IndexSettings)
+    """How shards index the new partition."""
     traffic: TrafficSettings = field(default_factory=TrafficSettings)
     throttle: ThrottleSettings = field(default_factory=ThrottleSettings)
     churn: ChurnSettings = field(default_factory=ChurnSettings)

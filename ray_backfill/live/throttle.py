@@ -21,10 +21,10 @@ _FLOOR = 0.05
 class ThrottleSettings:
     """What the backfill leaves to the queries."""
 
-    # Backfill at most so many items a second; 0: no limit.
     items_per_s: float = 0.0
-    # Slow the backfill down so that 99 of 100 queries are answered within so many milliseconds; 0: off.
+    """Backfill at most so many items a second; 0: no limit."""
     p99_ms: float = 0.0
+    """Slow the backfill down so that 99 of 100 queries are answered within so many milliseconds; 0: off."""
 
     def __post_init__(self) -> None:
         require_not_negative(self, "items_per_s", "p99_ms")

@@ -25,14 +25,14 @@ _RGB_MEAN, _RGB_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class BackboneSettings:
     """What a backbone is."""
 
-    # convnet, resnet18, resnet50, vit_b_32, or hf:NAME_OR_FOLDER for any Hugging Face vision model.
     arch: str = "convnet"
-    # Size of the embedding.
+    """convnet, resnet18, resnet50, vit_b_32, or hf:NAME_OR_FOLDER for any Hugging Face vision model."""
     dim: int = 128
-    # Channels of the first block of a convnet.
+    """Size of the embedding."""
     width: int = 32
-    # Start from the weights of the Hugging Face model.
+    """Channels of the first block of a convnet."""
     pretrained: bool = False
+    """Start from the weights of the Hugging Face model."""
 
     def __post_init__(self) -> None:
         require_positive(self, "dim", "width")

@@ -47,10 +47,10 @@ class Recipe(Generic[ImagesT]):
     old: ModelRecipe
     new: ModelRecipe
     embed: EmbedSettings = field(default_factory=EmbedSettings)
-    # Typed without a prefix: --heads..., --transforms..., --adapters...
     fits: Annotated[FitSettings, tyro.conf.arg(name="")] = field(default_factory=FitSettings)
-    # Typed without a prefix: --methods, --orders, --metrics, --points.
+    """Typed without a prefix: --heads..., --transforms..., --adapters..."""
     evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(default_factory=Evaluation)
+    """Typed without a prefix: --methods, --orders, --metrics, --points."""
 
 
 @dataclass(frozen=True)

@@ -45,18 +45,18 @@ _ROWS = 512
 class ModelView:
     """What a model makes of an item; variances in units of that of the class centres."""
 
-    # Latent dimensions that it sees: the first ones.
     seen: int
-    # Variance of the items of a class.
+    """Latent dimensions that it sees: the first ones."""
     within: float
-    # Share of both variances that is this model's own: the other model has none of it.
+    """Variance of the items of a class."""
     own: float
-    # Squared length of what all its embeddings have in common.
+    """Share of both variances that is this model's own: the other model has none of it."""
     offset: float
-    # Variance of noise in all dimensions.
+    """Squared length of what all its embeddings have in common."""
     noise: float = 0.03
-    # How unequal the dimensions are: their variances fall as rank ** -fall.
+    """Variance of noise in all dimensions."""
     fall: float = 0.0
+    """How unequal the dimensions are: their variances fall as rank ** -fall."""
 
     def weights(self) -> NDArray[np.float64]:
         """(s,) share of the variance along each seen dimension; sum 1."""
@@ -68,36 +68,36 @@ class ModelView:
 class SyntheticGallery:
     """What to draw; by default at the size of Google Landmarks v2. How the figures were set: docs/results/scale.md."""
 
-    # Items of the gallery.
     items: int = 761_757
-    # Queries; each shows the class of a random item.
+    """Items of the gallery."""
     queries: int = 1_129
-    # Classes of the gallery.
+    """Queries; each shows the class of a random item."""
     classes: int = 81_313
-    # Sizes of classes fall as rank ** -zipf, above the one item that each has.
+    """Classes of the gallery."""
     zipf: float = 0.6
-    # Classes that the old model knows: its classifier tells them apart, and the train split shows them.
+    """Sizes of classes fall as rank ** -zipf, above the one item that each has."""
     known_classes: int = 2_000
-    # Items of the train split.
+    """Classes that the old model knows: its classifier tells them apart, and the train split shows them."""
     train_items: int = 50_000
-    # Groups of classes that look alike.
+    """Items of the train split."""
     groups: int = 8_131
-    # Share of the class centres' variance that a group has in common.
+    """Groups of classes that look alike."""
     group_share: float = 0.5
-    # Dimensions of both models' embeddings.
+    """Share of the class centres' variance that a group has in common."""
     dims: int = 128
-    # Spread (of the logarithm) of the distances of a class's items from its centre.
+    """Dimensions of both models' embeddings."""
     spread: float = 0.3
-    # The old model.
+    """Spread (of the logarithm) of the distances of a class's items from its centre."""
     old: ModelView = field(default_factory=lambda: ModelView(seen=20, within=0.66, own=0.12, offset=0.19, fall=0.8))
-    # The new model.
+    """The old model."""
     new: ModelView = field(default_factory=lambda: ModelView(seen=20, within=0.42, own=0.07, offset=0.045))
-    # What the old classifier multiplies cosines by.
+    """The new model."""
     classifier_scale: float = 16.0
-    # Random seed for everything that is drawn.
+    """What the old classifier multiplies cosines by."""
     seed: int = 0
-    # Items of a part: what is drawn at a time, and what is kept when a run is stopped.
+    """Random seed for everything that is drawn."""
     part_rows: int = 65_536
+    """Items of a part: what is drawn at a time, and what is kept when a run is stopped."""
 
     def __post_init__(self) -> None:
         for name in ("items", "queries", "classes", "train_items", "known_classes", "groups", "part_rows"):

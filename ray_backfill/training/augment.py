@@ -12,16 +12,16 @@ from torch import Tensor
 class Augmentation:
     """How far a view of a training image may differ from it."""
 
-    # Turned by up to so many degrees.
     rotate_deg: float = 10.0
-    # Moved by up to this share of its side.
+    """Turned by up to so many degrees."""
     shift: float = 0.1
-    # Zoomed in or out by up to this share.
+    """Moved by up to this share of its side."""
     zoom: float = 0.15
-    # Mirror half of the images; not where left and right mean something, as in handwriting.
+    """Zoomed in or out by up to this share."""
     flip: bool = False
-    # Each channel brightened or darkened, and its contrast changed, by up to this share.
+    """Mirror half of the images; not where left and right mean something, as in handwriting."""
     colour: float = 0.0
+    """Each channel brightened or darkened, and its contrast changed, by up to this share."""
 
 
 def augment(pixels_BCSS: Tensor, settings: Augmentation) -> Tensor:

@@ -34,28 +34,28 @@ from ray_backfill.training.schedule import warmup_cosine
 class BackboneTraining(ObjectiveSettings):
     """How a backbone is trained."""
 
-    # Passes over the images.
     epochs: int = 100
-    # Images a step, over all workers together.
+    """Passes over the images."""
     batch: int = 1024
-    # Peak learning rate, at that batch.
+    """Images a step, over all workers together."""
     lr: float = 1.024
-    # Nesterov's, of SGD.
+    """Peak learning rate, at that batch."""
     momentum: float = 0.875
-    # Pull of every weight towards 0 (L2).
+    """Nesterov's, of SGD."""
     weight_decay: float = 2.0**-15
-    # Epochs in which the learning rate rises.
+    """Pull of every weight towards 0 (L2)."""
     warmup_epochs: int = 5
-    # Random seed for the first weights, the order of the images and their views.
+    """Epochs in which the learning rate rises."""
     seed: int = 0
-    # How views of the training images differ from them.
+    """Random seed for the first weights, the order of the images and their views."""
     augmentation: Augmentation = field(default_factory=Augmentation)
-    # Of the two views that SimCLR compares (the side-information model).
+    """How views of the training images differ from them."""
     pair_augmentation: Augmentation = field(
         default_factory=lambda: Augmentation(rotate_deg=15.0, shift=0.15, zoom=0.2, colour=0.2)
     )
-    # SimCLR's peak learning rate as a share of lr: its gradients are steeper than a classifier's.
+    """Of the two views that SimCLR compares (the side-information model)."""
     pair_lr_share: float = 0.3
+    """SimCLR's peak learning rate as a share of lr: its gradients are steeper than a classifier's."""
 
     def __post_init__(self) -> None:
         require_positive(self, "epochs", "batch", "lr", "arcface_scale", "pair_lr_share")

@@ -24,14 +24,14 @@ from ray_backfill.models.checkpoints import BackboneInfo
 class ClassificationSettings:
     """How a loss compares an item with its class."""
 
-    # softmax, or arcface (an angular margin; for faces). Transformations take what the new model was trained with.
     classification: Literal["softmax", "arcface"] = "softmax"
-    # Of softmax only.
+    """softmax, or arcface (an angular margin; for faces). Transformations take what the new model was trained with."""
     label_smoothing: float = 0.1
-    # ArcFace: angle, in radians, by which an item must be closer to its own class.
+    """Of softmax only."""
     arcface_margin: float = 0.5
-    # ArcFace: what cosines are multiplied by.
+    """ArcFace: angle, in radians, by which an item must be closer to its own class."""
     arcface_scale: float = 64.0
+    """ArcFace: what cosines are multiplied by."""
 
     @property
     def cosine_scale(self) -> float | None:
@@ -43,18 +43,18 @@ class ClassificationSettings:
 class CompatibleLosses:
     """Losses of backbones that are trained to be compatible, and of the side-information model."""
 
-    # BCT: weight of the old classifier's loss on the new embedding.
     influence: float = 1.0
-    # RACT: weight of the contrastive loss.
+    """BCT: weight of the old classifier's loss on the new embedding."""
     ract_weight: float = 1.0
-    # RACT: temperature of cosine similarities.
+    """RACT: weight of the contrastive loss."""
     ract_tau: float = 0.5
-    # RACT with hard negatives: so many of each kind (new to old, new to new) are kept an image.
+    """RACT: temperature of cosine similarities."""
     hard_negatives: int = 10
-    # Side information (SimCLR): temperature of cosine similarities.
+    """RACT with hard negatives: so many of each kind (new to old, new to new) are kept an image."""
     simclr_tau: float = 0.1
-    # SimCLR: size of the projection that its loss compares, which is used in training only.
+    """Side information (SimCLR): temperature of cosine similarities."""
     simclr_dim: int = 128
+    """SimCLR: size of the projection that its loss compares, which is used in training only."""
 
     def __post_init__(self) -> None:
         require_positive(self, "ract_tau", "hard_negatives", "simclr_tau", "simclr_dim")
@@ -64,8 +64,8 @@ class CompatibleLosses:
 class ObjectiveSettings(ClassificationSettings):
     """What is settable in the losses of backbones."""
 
-    # Losses of backbones that are trained to be compatible, and of the side-information model.
     compatible: CompatibleLosses = field(default_factory=CompatibleLosses)
+    """Losses of backbones that are trained to be compatible, and of the side-information model."""
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ HEAD_DISTANCES = ("cosine", "l2")
 class LossSettings:
     """What is settable in the losses of heads."""
 
-    # cosine or l2.
     distance: str = "cosine"
-    # Temperature of exp(-distance / tau).
+    """cosine or l2."""
     tau: float = 0.1
-    # Keep the harder half of each anchor's positives and negatives.
+    """Temperature of exp(-distance / tau)."""
     hard_mining: bool = True
+    """Keep the harder half of each anchor's positives and negatives."""
 
     def __post_init__(self) -> None:
         require_positive(self, "tau")
@@ -29,20 +29,20 @@ class LossSettings:
 class HeadTraining:
     """How heads are trained. Deviates: the paper has lr 1e-4 and tau 1 (see docs/results/omniglot.md)."""
 
-    # Passes over the train items.
     epochs: int = 50
-    # Classes in a batch, over all workers together.
+    """Passes over the train items."""
     classes: int = 64
-    # Items of each class in a batch.
+    """Classes in a batch, over all workers together."""
     items: int = 4
-    # Peak learning rate, of Adam.
+    """Items of each class in a batch."""
     lr: float = 1e-3
-    # Linear-BatchNorm-ReLU blocks of psi and of rho; the last one is Linear only.
+    """Peak learning rate, of Adam."""
     blocks: int = 2
-    # Random seed of the first weights and of the batches.
+    """Linear-BatchNorm-ReLU blocks of psi and of rho; the last one is Linear only."""
     seed: int = 0
-    # The loss.
+    """Random seed of the first weights and of the batches."""
     loss: LossSettings = field(default_factory=LossSettings)
+    """The loss."""
 
     def __post_init__(self) -> None:
         require_positive(self, "epochs", "classes", "items", "lr", "blocks")
@@ -52,8 +52,8 @@ class HeadTraining:
 class TransformSettings(ClassificationSettings):
     """What is settable in the loss of a transformation."""
 
-    # Weight of the classification loss beside the l2 loss (lambda of FastFill, eq. 5).
     disc_weight: float = 1.0
+    """Weight of the classification loss beside the l2 loss (lambda of FastFill, eq. 5)."""
 
     def __post_init__(self) -> None:
         require_positive(self, "disc_weight")
@@ -63,24 +63,24 @@ class TransformSettings(ClassificationSettings):
 class TransformTraining:
     """How FCT's and FastFill's transformations are trained, and the MLPs of adapters."""
 
-    # Passes over the train items.
     epochs: int = 80
-    # Items a step, over all workers together.
+    """Passes over the train items."""
     batch: int = 1024
-    # Peak learning rate, of Adam.
+    """Items a step, over all workers together."""
     lr: float = 5e-4
-    # Pull of every weight towards 0 (L2).
+    """Peak learning rate, of Adam."""
     weight_decay: float = 2.0**-15
-    # Epochs in which the learning rate rises.
+    """Pull of every weight towards 0 (L2)."""
     warmup_epochs: int = 5
-    # After this share of the epochs BatchNorm keeps the statistics it has.
+    """Epochs in which the learning rate rises."""
     fixed_norm_from: float = 0.5
-    # Width of the two hidden layers of the mixer.
+    """After this share of the epochs BatchNorm keeps the statistics it has."""
     hidden: int = 2048
-    # Random seed of the first weights and of the batches.
+    """Width of the two hidden layers of the mixer."""
     seed: int = 0
-    # The loss.
+    """Random seed of the first weights and of the batches."""
     loss: TransformSettings = field(default_factory=TransformSettings)
+    """The loss."""
 
     def __post_init__(self) -> None:
         require_positive(self, "epochs", "batch", "lr", "hidden")
@@ -90,12 +90,12 @@ class TransformTraining:
 class AdapterSettings:
     """How adapters are fitted."""
 
-    # Of ridge, in units of the inputs' mean variance a dimension: how strongly the map is drawn to zero.
     ridge: float = 0.1
-    # Of the relaxed map, in the same units: how strongly it is drawn to the orthogonal one. 0 is least squares.
+    """Of ridge, in units of the inputs' mean variance a dimension: how strongly the map is drawn to zero."""
     relaxation: float = 1.0
-    # Of the low-rank map: its rank as a share of the smaller dimension.
+    """Of the relaxed map, in the same units: how strongly it is drawn to the orthogonal one. 0 is least squares."""
     rank_share: float = 0.5
+    """Of the low-rank map: its rank as a share of the smaller dimension."""
 
     def __post_init__(self) -> None:
         require_positive(self, "rank_share")

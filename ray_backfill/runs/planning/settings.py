@@ -9,15 +9,15 @@ from ray_backfill.errors import InputError, require_positive
 class PlanningSettings:
     """What a plan (--dry-run) assumes of the machines; measure a few minutes of your own and give them here."""
 
-    # Peak of one GPU in TFLOP/s. 156: TF32 of an A100 (NVIDIA's data sheet), in which torch by default computes
-    # convolutions of float32. Matrix products (ViT, heads, transformations) stay in plain float32: there at most 19.5.
     gpu_tflops: float = 156.0
-    # Share of that peak which training and embedding reach. A guess, not measured by us on an A100: NVIDIA's tuned
-    # ResNet-50 trains 938 images/s there in TF32 (DeepLearningExamples, pytorch 21.03), 0.146; 0.1 is 640 images/s.
+    """Peak of one GPU in TFLOP/s. 156: TF32 of an A100 (NVIDIA's data sheet), in which torch by default computes
+    convolutions of float32. Matrix products (ViT, heads, transformations) stay in plain float32: there at most 19.5."""
     utilisation: float = 0.1
-    # Image files that one CPU decodes and resizes to 224 x 224 in a second. Less than ours did on invented photographs
-    # (docs/results/stages.md), since real ones hold more detail. Recipes of published sets have rates of their own.
+    """Share of that peak which training and embedding reach. A guess, not measured by us on an A100: NVIDIA's tuned
+    ResNet-50 trains 938 images/s there in TF32 (DeepLearningExamples, pytorch 21.03), 0.146; 0.1 is 640 images/s."""
     decode_images_per_s_per_cpu: float = 300.0
+    """Image files that one CPU decodes and resizes to 224 x 224 in a second. Less than ours did on invented photographs
+    (docs/results/stages.md), since real ones hold more detail. Recipes of published sets have rates of their own."""
 
     def __post_init__(self) -> None:
         require_positive(self, "gpu_tflops", "utilisation", "decode_images_per_s_per_cpu")
