@@ -28,7 +28,8 @@ from benchmarks.timing import cpu_s
 from ray_backfill.datasets import landmarks, open_source
 from ray_backfill.errors import InputError
 from ray_backfill.index import IndexSettings, make_partition
-from ray_backfill.models.backbones import Backbone, BackboneSettings, pixels_to_float
+from ray_backfill.models.backbones import Backbone, pixels_to_float
+from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.recipes import load_recipe
 from ray_backfill.store import vector_column, write_parquet
 from ray_backfill.systems import FloatArray

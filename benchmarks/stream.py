@@ -27,7 +27,8 @@ from ray_backfill.recipes import load_recipe
 
 def embed(arguments: argparse.Namespace) -> None:
     """What the watched process does: the stage as every job runs it."""
-    from ray_backfill.cluster.embed import EmbedActors, EmbedSettings, embed_stage
+    from ray_backfill.cluster.embed import embed_stage
+    from ray_backfill.cluster.settings import EmbedActors, EmbedSettings
 
     models = make_backbones(arguments.out)
     actors = EmbedActors(arguments.actors, arguments.cpus)

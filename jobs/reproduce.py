@@ -3,8 +3,8 @@
 python jobs/reproduce.py --recipe omniglot --data-root PATH --subgroups omniglot_biased --page docs/results/omniglot.md
 """
 
-from papers.job import reproduce_job
 from ray_backfill.cli.shell import run_job
+from ray_backfill.papers.job import reproduce_job
 
 if __name__ == "__main__":
     run_job(lambda: reproduce_job(__doc__ or ""))

@@ -44,3 +44,16 @@ def rows_from_outside(table: str) -> list[Any]:
 def _modules_from_outside() -> tuple[ModuleType, ...]:
     found = sorted(entry_points(group=_GROUP), key=lambda point: point.name)
     return tuple(importlib.import_module(point.value) for point in found)
+
+
+class Deferred:
+    """A function or class of another module, which is imported at the first call.
+
+    Tables of methods name their losses this way: a loss loads torch, and listing the methods must not.
+    """
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module, self.__name__ = module, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(importlib.import_module(self.module), self.__name__)(*args, **kwargs)

@@ -9,7 +9,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ray_backfill"
-PAPERS = ROOT / "papers"
 
 # Rooms from the ground up. A room may import those on lower lines, and its own modules; never one beside or above it.
 FLOORS = [
@@ -22,32 +21,34 @@ FLOORS = [
     {"replay"},
     {"models", "images", "report"},
     {"datasets", "training"},
+    {"losses"},
     {"methods"},
     {"live"},
     {"comparison"},
     {"cluster"},
     {"recipes"},
     {"runs"},
+    {"papers"},
     {"cli"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # Library -> the rooms that may import it.
 ONLY_IN = {
-    "ray": {"cluster"},
+    "ray": {"cluster", "papers"},
     "faiss": {"index"},
     "numba": {"kernels"},
     "threadpoolctl": {"replay"},
-    "torch": {"models", "methods", "training", "cluster", "replay"},
+    "torch": {"models", "losses", "papers", "training", "cluster", "replay"},
     "transformers": {"models"},
     "tyro": {"cli", "recipes"},
-    "matplotlib": {"report"},
-    "jinja2": {"report"},
+    "matplotlib": {"report", "papers"},
+    "jinja2": {"report", "papers"},
     "rich": {"report"},
     "PIL": {"images", "datasets"},
     "pooch": {"datasets"},
     "sklearn": {"merges"},
-    "scipy": {"datasets"},
+    "scipy": {"datasets", "papers"},
 }
 
 
@@ -75,14 +76,13 @@ def test_modules_import_only_what_stands_before_them(file: Path) -> None:
     assert room in FLOOR_OF, f"{room} has no floor: add it to FLOORS, the README tree and docs/adr"
     for name in imports(file):
         library, *rest = name.split(".")
-        assert library != "papers", "the library knows nothing of the papers' tables"
         if library == "ray_backfill" and rest and rest[0] in FLOOR_OF and rest[0] != room:
             assert FLOOR_OF[rest[0]] < FLOOR_OF[room], f"{room} must not import {rest[0]}"
             assert not any(part.startswith("_") for part in rest), f"{name} is private to {rest[0]}"
         assert room in ONLY_IN.get(library, {room}), f"{library} must not be imported in {room}"
 
 
-@pytest.mark.parametrize("file", [*FILES, *sorted(PAPERS.glob("*.py"))], ids=lambda f: str(f.relative_to(ROOT)))
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
 def test_files_and_functions_stay_short(file: Path) -> None:
     text = file.read_text()
     assert len(text.splitlines()) <= 350
@@ -102,4 +102,4 @@ def test_jobs_are_thin() -> None:
     for job in (ROOT / "jobs").glob("*.py"):
         assert len(job.read_text().splitlines()) <= 50, job
         libraries = {name.split(".")[0] for name in imports(job)}
-        assert libraries <= {"ray_backfill", "papers", "tyro", "sys", "pathlib"}, job
+        assert libraries <= {"ray_backfill"}, job

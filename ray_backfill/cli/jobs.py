@@ -9,7 +9,7 @@ import tyro
 from ray_backfill.cli.options import LandmarkJob, ScaleJob, SimulateJob
 from ray_backfill.cli.parse import is_data_job, names_of_plugins, parse_data_job, recipe_job
 from ray_backfill.cli.shell import checked_out, command_line, given_folder, shown
-from ray_backfill.cluster.replay import ReplayPlace
+from ray_backfill.cluster.settings import ReplayPlace
 from ray_backfill.report import print_table
 from ray_backfill.report.live import print_live_table
 from ray_backfill.runs.checks import check_evaluation

@@ -6,9 +6,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 import tyro
 
-from ray_backfill.cluster.embed import EmbedActors
-from ray_backfill.cluster.replay import ReplayPlace
-from ray_backfill.cluster.train import Workers
+from ray_backfill.cluster.settings import EmbedActors, ReplayPlace, Workers
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.live.settings import LiveSettings
 from ray_backfill.methods import all_methods

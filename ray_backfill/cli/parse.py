@@ -10,8 +10,7 @@ import tyro
 
 from ray_backfill.cli.options import BackboneJob, DataJob, RecipeJob
 from ray_backfill.cli.shell import refuse_relative
-from ray_backfill.cluster.embed import EmbedActors
-from ray_backfill.cluster.train import Workers
+from ray_backfill.cluster.settings import EmbedActors, Workers
 from ray_backfill.datasets import download, published
 from ray_backfill.errors import InputError
 from ray_backfill.merges import all_merges

@@ -14,25 +14,21 @@ import ray.train.torch
 
 from ray_backfill.cluster.progress import progress_bar
 from ray_backfill.cluster.session import session
-from ray_backfill.cluster.train import Workers, run_ddp
+from ray_backfill.cluster.settings import Workers
+from ray_backfill.cluster.train import run_ddp
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
 from ray_backfill.files import begin_stage, finish_stage, read_json, write_json
 from ray_backfill.images import ImageSource
 from ray_backfill.methods import all_backbones
-from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
 from ray_backfill.models.gather import rank_and_size
+from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.training.arithmetic import embed_macs, embed_parameters
-from ray_backfill.training.backbone_loop import (
-    BackboneTraining,
-    Epoch,
-    images_per_worker,
-    train_backbone,
-    training_rows,
-)
+from ray_backfill.training.backbone_loop import Epoch, images_per_worker, train_backbone, training_rows
 from ray_backfill.training.feeding import feeding
 from ray_backfill.training.objective import Classification, OldModel
+from ray_backfill.training.settings import BackboneTraining
 
 # The share of the time without pixels from which on it is told.
 _WAITS = 0.1

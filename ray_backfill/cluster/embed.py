@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +24,9 @@ from tqdm import tqdm
 
 from ray_backfill.cluster.backbones import backbone_identity
 from ray_backfill.cluster.session import placed, session
+from ray_backfill.cluster.settings import EmbedActors, EmbedSettings
 from ray_backfill.datasets import open_source
-from ray_backfill.errors import InputError, require_positive
+from ray_backfill.errors import InputError
 from ray_backfill.files import begin_stage, finish_stage, is_finished, read_json, remove_halves
 from ray_backfill.images import ImageSource
 from ray_backfill.images.reading import DecodeTimes, read_ahead, require_readable
@@ -36,38 +37,6 @@ from ray_backfill.training.backbone_loop import training_rows
 from ray_backfill.training.feeding import Work, feeding, total
 
 _BROKEN = b"broken_images"  # metadata of a part: JSON list of [id, reason]
-
-
-@dataclass(frozen=True)
-class EmbedSettings:
-    """How a gallery is embedded."""
-
-    part_rows: int = 8192
-    """Images a part file: what is lost, at most, for each actor when a run is stopped."""
-    batch: int = 256
-    """Images a forward pass."""
-    dtype: Literal["float32", "float16"] = "float32"
-    """How embeddings are stored. float16 halves the store, and keeps three digits of each number."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "part_rows", "batch")
-
-    def identity(self) -> dict[str, Any]:
-        """What decides the bytes of a store. Stores from before there was a choice of dtype are of float32."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("dtype", "float32")}
-
-
-@dataclass(frozen=True)
-class EmbedActors:
-    """Where embedding runs. If the cluster has GPUs, each actor gets one, and there are no more actors than GPUs."""
-
-    number: int = 2
-    """Embedding actors."""
-    cpus: float = 1.0
-    """CPUs an actor; as many threads decode images."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "number", "cpus")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import ray.train.torch
 
 from ray_backfill.cluster.progress import progress_bar
 from ray_backfill.cluster.session import placed, session
-from ray_backfill.cluster.train import Workers, run_ddp
+from ray_backfill.cluster.settings import Workers
+from ray_backfill.cluster.train import run_ddp
 from ray_backfill.files import begin_stage, finish_stage, is_finished
 from ray_backfill.methods import Method, find_methods
 from ray_backfill.models.checkpoints import save_network

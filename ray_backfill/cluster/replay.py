@@ -4,7 +4,6 @@ Each actor reads all queries and its own rows of the gallery from the folder, wh
 holds a block of queries with its counts at a time, a shard a tile of its rows.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
@@ -24,7 +23,7 @@ from ray_backfill.methods import Embeddings, Method, find_methods
 from ray_backfill.models.checkpoints import load_network
 from ray_backfill.replay import Curve
 from ray_backfill.replay.block import Block, KeyArray, Thresholds
-from ray_backfill.replay.engine import check_device_name, comparisons_bar, full_float32, measure_prepared
+from ray_backfill.replay.engine import comparisons_bar, full_float32, measure_prepared
 from ray_backfill.replay.prepare import Prepared, prepare_replay
 from ray_backfill.replay.shard import Found, GalleryShard
 from ray_backfill.store import read_vectors
@@ -34,31 +33,9 @@ T = TypeVar("T")
 
 # Blocks of queries under way at a time: one in the shards, one on its way, one being measured.
 _BLOCKS = 3
-# Vectors of a shard where the number of shards is not given.
-_SHARD_BYTES = 4 << 30
 # File, first row, one past the last one, and whose vectors.
 _Rows = tuple[Path, int, int, tuple[str, ...]]
 _Question = Literal["positive_keys", "count", "nearest"]
-
-
-@dataclass(frozen=True)
-class ReplayPlace:
-    """Where the replay runs; the results are the same everywhere."""
-
-    shards: int = 0
-    """Gallery shards, each a Ray actor. 0: this process, unless the gallery takes more than half of its memory."""
-    device: str = "cpu"
-    """cpu, or cuda for a GPU (each shard takes one)."""
-
-    def __post_init__(self) -> None:
-        if self.shards < 0:
-            raise InputError(f"the number of shards must not be negative, got {self.shards}")
-        check_device_name(self.device)
-
-    def shards_for(self, gallery_bytes: int) -> int:
-        """How many shards to replay over; 0 for this process. gallery_bytes: of both columns of vectors."""
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return self.shards or (-(-gallery_bytes // _SHARD_BYTES) if gallery_bytes > memory / 2 else 0)
 
 
 def check_shards(number: int, device: str) -> None:

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +10,7 @@ from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from ray_backfill.cluster.session import placed
-from ray_backfill.errors import require_positive
-
-
-@dataclass(frozen=True)
-class Workers:
-    """Where training runs. If the cluster has GPUs, each worker gets one, and there are no more workers than GPUs."""
-
-    number: int = 2
-    """DDP workers."""
-    cpus: float = 1.0
-    """CPUs a worker."""
-    max_failures: int = 3
-    """So many times the loss of a worker is mended from the last checkpoint."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "number", "cpus")
+from ray_backfill.cluster.settings import Workers
 
 
 def run_ddp(

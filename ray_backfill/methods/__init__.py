@@ -5,16 +5,20 @@ the backfill, and what has to be fitted or trained for it. It may also define ``
 ``BackboneKind``: networks that are trained and embed beside the old and the new one.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ray_backfill.errors import InputError
 from ray_backfill.plugins import load_plugin, plugin_names, rows_from_outside
 from ray_backfill.systems import FloatArray, UpgradePair
 from ray_backfill.training.fit import Fit
-from ray_backfill.training.objective import MakeObjective
+
+if TYPE_CHECKING:
+    from ray_backfill.training.objective import MakeObjective
 
 # What methods belong to, in the order in which pages show them.
 FAMILIES = ("References", "A new backbone", "Maps old to new", "Rank merge", "Adapters")

@@ -15,7 +15,7 @@ import numpy as np
 
 from ray_backfill.methods import Embeddings, Method
 from ray_backfill.methods.baselines import new_system
-from ray_backfill.models.maps import transform
+from ray_backfill.models.apply import transform
 from ray_backfill.systems import RetrievalSystem, UpgradePair
 from ray_backfill.training.adapters import Formula, FormulaFit, ResidualFit, Wide
 from ray_backfill.training.fit import Fit

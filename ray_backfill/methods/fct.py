@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ray_backfill.methods import Embeddings, Method
-from ray_backfill.models.maps import transform
+from ray_backfill.models.apply import transform
 from ray_backfill.systems import RetrievalSystem, UpgradePair
 from ray_backfill.training.transforms import TransformFit
 

@@ -4,99 +4,17 @@ Source: Seo et al., "Metric Compatible Training for Online Backfilling in Large-
 Deviates: similarities are exp(-d / tau) with tau a setting, where the paper has tau = 1.
 Without rho the new system is frozen, so the second term of CL-M (eq. 14) has no gradient: CL-M then trains exactly what
 CL-S trains. The two differ only with rho.
-
-Shapes: b anchors of this worker, B items of all workers, d dimensions.
 """
 
 from functools import partial
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 from ray_backfill.methods import Embeddings, Method
 from ray_backfill.methods.baselines import new_system, old_system
-from ray_backfill.models.maps import transform
+from ray_backfill.models.apply import transform
+from ray_backfill.plugins import Deferred
 from ray_backfill.systems import RetrievalSystem, UpgradePair
-from ray_backfill.training.heads import HeadFit, LossBatch
-from ray_backfill.training.settings import LossSettings
-
-
-def rqt(batch: LossBatch, settings: LossSettings) -> Tensor:
-    """Mean distance of each anchor's psi(rho(new)) to its own old embedding. Source: eq. 9."""
-    own_bd = batch.old_Bd[batch.own]
-    if settings.distance == "cosine":
-        return (1 - F.cosine_similarity(batch.reverse_bd, own_bd)).mean()
-    return (batch.reverse_bd - own_bd).norm(dim=1).mean()
-
-
-def cl_s(batch: LossBatch, settings: LossSettings) -> Tensor:
-    """Each anchor's positives against its negatives in the old system. Source: eq. 10. Cost: O(b B d)."""
-    positive, negative = _old_sums(batch, settings)
-    return _pull(positive, [negative])
-
-
-def cl_m(batch: LossBatch, settings: LossSettings) -> Tensor:
-    """The same in each system by itself. Source: eq. 14. Cost: O(b B d)."""
-    (p_old, n_old), (p_new, n_new) = _old_sums(batch, settings), _new_sums(batch, settings)
-    return _pull(p_old, [n_old]) + _pull(p_new, [n_new])
-
-
-def mcl(batch: LossBatch, settings: LossSettings) -> Tensor:
-    """The positives of each system against the negatives of both. Source: eq. 11. Cost: O(b B d)."""
-    (p_old, n_old), (p_new, n_new) = _old_sums(batch, settings), _new_sums(batch, settings)
-    return _pull(p_old, [n_old, n_new]) + _pull(p_new, [n_new, n_old])
-
-
-def _old_sums(batch: LossBatch, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    """``_log_sums`` of the backward system, {psi(rho(new)), old}."""
-    same_bB = batch.label_B[batch.own, None] == batch.label_B[None, :]
-    return _log_sums(_distances(batch.reverse_bd, batch.old_Bd, settings.distance), same_bB, ~same_bB, settings)
-
-
-def _new_sums(batch: LossBatch, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    """``_log_sums`` of the forward system, {rho(new), rho(new)}."""
-    same_bB = batch.label_B[batch.own, None] == batch.label_B[None, :]
-    negative_bB = ~same_bB
-    same_bB[:, batch.own].fill_diagonal_(False)  # an item's distance to itself is 0 and teaches nothing
-    return _log_sums(_distances(batch.forward_bd, batch.forward_Bd, settings.distance), same_bB, negative_bB, settings)
-
-
-def _distances(a_bd: Tensor, b_Bd: Tensor, distance: str) -> Tensor:
-    if distance == "cosine":
-        return 1 - F.normalize(a_bd, dim=1) @ F.normalize(b_Bd, dim=1).T
-    return torch.cdist(a_bd, b_Bd)
-
-
-def _log_sums(d_bB: Tensor, positive_bB: Tensor, negative_bB: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    """log of the sums of exp(-d / tau) over each anchor's positives and negatives; -inf where it has none."""
-    if settings.hard_mining:
-        positive_bB = _harder_half(d_bB, positive_bB, farthest=True)
-        negative_bB = _harder_half(d_bB, negative_bB, farthest=False)
-    logits = -d_bB / settings.tau
-    return (
-        logits.masked_fill(~positive_bB, -torch.inf).logsumexp(1),
-        logits.masked_fill(~negative_bB, -torch.inf).logsumexp(1),
-    )
-
-
-def _harder_half(d_bB: Tensor, mask_bB: Tensor, *, farthest: bool) -> Tensor:
-    """Of each anchor's masked items keep the half (rounded up) that is farthest or closest. Source: footnote 2."""
-    hardness = (d_bB if farthest else -d_bB).detach().masked_fill(~mask_bB, -torch.inf)
-    kept_b1 = (mask_bB.sum(1, keepdim=True) + 1) // 2
-    most = int(kept_b1.max())
-    hardest = hardness.topk(most, dim=1).indices
-    in_order = torch.arange(most, device=d_bB.device) < kept_b1
-    return torch.zeros_like(mask_bB).scatter(1, hardest, in_order)
-
-
-def _pull(log_positive: Tensor, log_negatives: list[Tensor]) -> Tensor:
-    """Mean of -log(P / (P + N + ...)); an anchor without positives has nothing to pull and adds 0."""
-    has_positive = log_positive > -torch.inf
-    log_positive = log_positive[has_positive]
-    everything = torch.stack([log_positive, *(n[has_positive] for n in log_negatives)]).logsumexp(0)
-    return (everything - log_positive).sum() / len(has_positive)
+from ray_backfill.training.heads import HeadFit
 
 
 def _naive(e: Embeddings, heads: Any) -> UpgradePair:
@@ -113,16 +31,17 @@ def _with_heads(e: Embeddings, heads: Any) -> UpgradePair:
     )
 
 
+_loss = partial(Deferred, "ray_backfill.losses.rank_merge")
 _method = partial(Method, family="Rank merge", pair=_with_heads)
 
 METHODS = (
     Method("rm_naive", "RM naive", "rank merge, section 3.2", _naive, "Rank merge", backward="old", forward="new"),
-    _method("rqt", "RM RQT", "eq. 9", fit=HeadFit(rqt, needs_labels=False), forward="new"),
-    _method("cl_s", "RM CL-S", "eq. 10", fit=HeadFit(cl_s), forward="new"),
-    _method("cl_m", "RM CL-M", "eq. 14", fit=HeadFit(cl_m), forward="new"),
-    _method("mcl", "RM MCL", "eq. 11", fit=HeadFit(mcl), forward="new"),
-    _method("rqt_rho", "RM RQT + rho", "eq. 9 with rho", fit=HeadFit(rqt, learn_new=True, needs_labels=False)),
-    _method("cl_s_rho", "RM CL-S + rho", "eq. 10 with rho", fit=HeadFit(cl_s, learn_new=True)),
-    _method("cl_m_rho", "RM CL-M + rho", "eq. 14 with rho", fit=HeadFit(cl_m, learn_new=True)),
-    _method("rm", "full RM", "eq. 11-13: MCL with rho", fit=HeadFit(mcl, learn_new=True)),
+    _method("rqt", "RM RQT", "eq. 9", fit=HeadFit(_loss("rqt"), needs_labels=False), forward="new"),
+    _method("cl_s", "RM CL-S", "eq. 10", fit=HeadFit(_loss("cl_s")), forward="new"),
+    _method("cl_m", "RM CL-M", "eq. 14", fit=HeadFit(_loss("cl_m")), forward="new"),
+    _method("mcl", "RM MCL", "eq. 11", fit=HeadFit(_loss("mcl")), forward="new"),
+    _method("rqt_rho", "RM RQT + rho", "eq. 9 with rho", fit=HeadFit(_loss("rqt"), learn_new=True, needs_labels=False)),
+    _method("cl_s_rho", "RM CL-S + rho", "eq. 10 with rho", fit=HeadFit(_loss("cl_s"), learn_new=True)),
+    _method("cl_m_rho", "RM CL-M + rho", "eq. 14 with rho", fit=HeadFit(_loss("cl_m"), learn_new=True)),
+    _method("rm", "full RM", "eq. 11-13: MCL with rho", fit=HeadFit(_loss("mcl"), learn_new=True)),
 )

@@ -5,7 +5,6 @@
 """
 
 import importlib
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -13,29 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ray_backfill.errors import InputError, require_positive
-
-ARCHITECTURES = ("convnet", "resnet18", "resnet50", "vit_b_32", "hf:NAME_OR_FOLDER")
+from ray_backfill.errors import InputError
+from ray_backfill.models.settings import ARCHITECTURES, BackboneSettings
 
 # Statistics of natural images, the usual ones for RGB networks.
 _RGB_MEAN, _RGB_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-@dataclass(frozen=True)
-class BackboneSettings:
-    """What a backbone is."""
-
-    arch: str = "convnet"
-    """convnet, resnet18, resnet50, vit_b_32, or hf:NAME_OR_FOLDER for any Hugging Face vision model."""
-    dim: int = 128
-    """Size of the embedding."""
-    width: int = 32
-    """Channels of the first block of a convnet."""
-    pretrained: bool = False
-    """Start from the weights of the Hugging Face model."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "dim", "width")
 
 
 class Backbone(nn.Module):

@@ -10,9 +10,10 @@ from safetensors import SafetensorError
 
 from ray_backfill.errors import InputError
 from ray_backfill.files import read_json, write_json, write_whole
-from ray_backfill.models.backbones import Backbone, BackboneSettings
+from ray_backfill.models.backbones import Backbone
 from ray_backfill.models.heads import Heads, HeadShape
 from ray_backfill.models.maps import Affine, AffineShape, Residual, ResidualShape, Transform, TransformShape
+from ray_backfill.models.settings import BackboneSettings
 
 # What maps stored embeddings: by the name that the file has, the network and what it is built from.
 NETWORKS: dict[str, tuple[type[torch.nn.Module], type[Any]]] = {

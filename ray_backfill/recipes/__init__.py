@@ -12,14 +12,13 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from ray_backfill.cluster.embed import EmbedSettings
+from ray_backfill.cluster.settings import EmbedSettings
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.errors import InputError
-from ray_backfill.models.backbones import BackboneSettings
+from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.plugins import load_plugin, plugin_names, rows_from_outside
 from ray_backfill.protocols import Protocol
-from ray_backfill.training.backbone_loop import BackboneTraining
-from ray_backfill.training.settings import FitSettings
+from ray_backfill.training.settings import BackboneTraining, FitSettings
 
 ImagesT = TypeVar("ImagesT")
 

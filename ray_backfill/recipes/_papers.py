@@ -8,12 +8,18 @@ elsewhere: a published experiment does not change when a default does. What the 
 
 from typing import Literal
 
-from ray_backfill.models.backbones import BackboneSettings
+from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.recipes import ModelRecipe
-from ray_backfill.training.augment import Augmentation
-from ray_backfill.training.backbone_loop import BackboneTraining
-from ray_backfill.training.objective import CompatibleLosses
-from ray_backfill.training.settings import FitSettings, HeadTraining, LossSettings, TransformSettings, TransformTraining
+from ray_backfill.training.settings import (
+    Augmentation,
+    BackboneTraining,
+    CompatibleLosses,
+    FitSettings,
+    HeadTraining,
+    LossSettings,
+    TransformSettings,
+    TransformTraining,
+)
 
 Classification = Literal["softmax", "arcface"]
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ray_backfill.cluster.embed import EmbedSettings
+from ray_backfill.cluster.settings import EmbedSettings
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.datasets import landmarks
 from ray_backfill.protocols import Protocol

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ray_backfill.cluster.embed import EmbedSettings
+from ray_backfill.cluster.settings import EmbedSettings
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.datasets import cifar100, gldv2, imagenet, market1501, places365, vggface2
 from ray_backfill.protocols import Protocol

@@ -3,9 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ray_backfill.cluster.embed import EmbedActors
-from ray_backfill.cluster.replay import ReplayPlace
-from ray_backfill.cluster.train import Workers
+from ray_backfill.cluster.settings import EmbedActors, ReplayPlace, Workers
 
 
 @dataclass(frozen=True)

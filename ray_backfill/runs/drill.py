@@ -15,8 +15,9 @@ from ray_backfill.cluster.drill.driver import run_drill
 from ray_backfill.cluster.drill.embedding import EmbedJob, FromImages, FromStore
 from ray_backfill.cluster.drill.job import DrillJob, Questions
 from ray_backfill.cluster.drill.shards import ShardJob, shard_edges
-from ray_backfill.cluster.embed import EmbedActors, embed_stage
+from ray_backfill.cluster.embed import embed_stage
 from ray_backfill.cluster.session import placed, session
+from ray_backfill.cluster.settings import EmbedActors
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.orders import store_sigma
 from ray_backfill.comparison.resolve import Comparison, resolve

@@ -1,4 +1,4 @@
-"""Fits adapters: small maps between the embeddings of two models, by a formula or, from a formula on, by training.
+"""Declares the fits of adapters: small maps between the embeddings of two models. Torch is in ``adapter_loop``.
 
 Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
 """
@@ -8,13 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from ray_backfill.models.maps import Affine, AffineShape, Residual, ResidualShape
-from ray_backfill.training.fit import Device, Fit, Fitted, OnEpoch, TrainSet
-from ray_backfill.training.map_loop import as_tensor, share_of_batch, train_by_items
+from ray_backfill.training.fit import Device, Fit, Fitted, OnEpoch, TrainSet, share_of_batch
 from ray_backfill.training.settings import AdapterSettings, FitSettings
 
 Wide = NDArray[np.float64]
@@ -34,7 +30,7 @@ class FormulaFit(Fit):
     is_trained = False
 
     @property
-    def models(self) -> tuple[str, ...]:
+    def models(self) -> tuple[str, str]:
         return self.source, self.target
 
     def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
@@ -48,21 +44,12 @@ class FormulaFit(Fit):
     def fit(
         self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
+        from ray_backfill.training.adapter_loop import fit_affine
+
         source, target = (data.vectors[model] for model in self.models)
         # The two products that every formula needs; what follows does not grow with the items.
         flops = 2 * len(source) * source.shape[1] * (source.shape[1] + target.shape[1])
-        return Fitted(self._affine(data, settings, distance), flops)
-
-    def _affine(self, data: TrainSet, settings: FitSettings, distance: str) -> Affine:
-        """The map itself. Cost: O(N p (p + q)), and O((p + q)^3)."""
-        unit = distance == "cosine"
-        x, y = (_unit(data.vectors[m]) if unit else np.asarray(data.vectors[m], np.float64) for m in self.models)
-        weight, bias = self.formula(x, y, settings.adapters)
-        network = Affine(AffineShape(x.shape[1], y.shape[1], unit))
-        with torch.no_grad():
-            network.linear.weight.copy_(torch.from_numpy(weight.T.copy()))
-            network.linear.bias.copy_(torch.from_numpy(bias))
-        return network.eval()
+        return Fitted(fit_affine(self, data, settings.adapters, distance), flops)
 
 
 @dataclass(frozen=True)
@@ -83,24 +70,7 @@ class ResidualFit(FormulaFit):
     def fit(
         self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
-        device, training, unit = device or torch.device("cpu"), settings.transforms, distance == "cosine"
-        torch.manual_seed(training.seed)
-        base = self._affine(data, settings, distance)
-        network = Residual(ResidualShape(base.shape.input_dim, base.shape.output_dim, unit=unit))
-        network.base.load_state_dict(base.linear.state_dict())
-        network.to(device)
-        source, target = (as_tensor(data.vectors[model], device) for model in self.models)
-        if unit:
-            target = nn.functional.normalize(target, dim=1)
+        from ray_backfill.training.adapter_loop import fit_affine, train_residual
 
-        def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
-            return (model(source[rows]) - target[rows]).square().sum(1).mean()
-
-        flops = train_by_items(network, len(target), training, loss_of, device, on_epoch)
-        return Fitted(network.eval(), flops)
-
-
-def _unit(vectors: NDArray[np.floating]) -> Wide:
-    wide = np.asarray(vectors, np.float64)
-    length = np.linalg.norm(wide, axis=1, keepdims=True)
-    return wide / np.where(length == 0, 1, length)
+        base = fit_affine(self, data, settings.adapters, distance)
+        return train_residual(base, data, self.models, settings.transforms, device, on_epoch)

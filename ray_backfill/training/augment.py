@@ -1,27 +1,12 @@
 """Random views of a batch of images, on the device that trains."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Augmentation:
-    """How far a view of a training image may differ from it."""
-
-    rotate_deg: float = 10.0
-    """Turned by up to so many degrees."""
-    shift: float = 0.1
-    """Moved by up to this share of its side."""
-    zoom: float = 0.15
-    """Zoomed in or out by up to this share."""
-    flip: bool = False
-    """Mirror half of the images; not where left and right mean something, as in handwriting."""
-    colour: float = 0.0
-    """Each channel brightened or darkened, and its contrast changed, by up to this share."""
+from ray_backfill.training.settings import Augmentation
 
 
 def augment(pixels_BCSS: Tensor, settings: Augmentation) -> Tensor:

@@ -6,7 +6,7 @@ Source: FastFill, section 5.1 (SGD, warm-up, cosine, label smoothing). Shapes: N
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,50 +15,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ray_backfill.errors import InputError, require_positive
+from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource
 from ray_backfill.models.backbones import Backbone, pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.models.gather import gather, rank_and_size
 from ray_backfill.training import pixels as pixel_feed
 from ray_backfill.training.arithmetic import counted_flops
-from ray_backfill.training.augment import Augmentation, augment
+from ray_backfill.training.augment import augment
 from ray_backfill.training.feeding import Work
-from ray_backfill.training.objective import Classification, MakeObjective, Objective, ObjectiveSettings, OldModel
+from ray_backfill.training.objective import Classification, MakeObjective, Objective, OldModel
 from ray_backfill.training.old_model import freeze_old
 from ray_backfill.training.pixels import PixelFeed
 from ray_backfill.training.schedule import warmup_cosine
-
-
-@dataclass(frozen=True)
-class BackboneTraining(ObjectiveSettings):
-    """How a backbone is trained."""
-
-    epochs: int = 100
-    """Passes over the images."""
-    batch: int = 1024
-    """Images a step, over all workers together."""
-    lr: float = 1.024
-    """Peak learning rate, at that batch."""
-    momentum: float = 0.875
-    """Nesterov's, of SGD."""
-    weight_decay: float = 2.0**-15
-    """Pull of every weight towards 0 (L2)."""
-    warmup_epochs: int = 5
-    """Epochs in which the learning rate rises."""
-    seed: int = 0
-    """Random seed for the first weights, the order of the images and their views."""
-    augmentation: Augmentation = field(default_factory=Augmentation)
-    """How views of the training images differ from them."""
-    pair_augmentation: Augmentation = field(
-        default_factory=lambda: Augmentation(rotate_deg=15.0, shift=0.15, zoom=0.2, colour=0.2)
-    )
-    """Of the two views that SimCLR compares (the side-information model)."""
-    pair_lr_share: float = 0.3
-    """SimCLR's peak learning rate as a share of lr: its gradients are steeper than a classifier's."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "epochs", "batch", "lr", "arcface_scale", "pair_lr_share")
+from ray_backfill.training.settings import BackboneTraining
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,29 @@
-"""What a method learns from stored embeddings: a fit trains itself, checks what it is given and says what it costs."""
+"""Fits: what methods learn from stored embeddings. A fit checks its data, trains itself and estimates its cost.
+
+Fits are declared here and in ``heads``, ``transforms`` and ``adapters`` without torch, so that listing the methods is
+fast. The loops that train them load torch.
+"""
+
+from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from ray_backfill.errors import InputError
 from ray_backfill.store import Classifier
 from ray_backfill.systems import FloatArray
-from ray_backfill.training.settings import FitSettings
+from ray_backfill.training.settings import FitSettings, TransformTraining
+
+if TYPE_CHECKING:
+    import torch
 
 # Where to train; None: on the CPU.
-Device = torch.device | None
+Device: TypeAlias = "torch.device | None"
 # Called with an epoch (from 1) and its mean loss over all workers.
 OnEpoch = Callable[[int, float], None] | None
 
@@ -158,3 +167,11 @@ def _invented(dims: Mapping[str, int], n: int, n_classes: int, per_class: int = 
     weight, bias = np.zeros((n_classes, dims["new"]), np.float32), np.zeros(n_classes, np.float32)
     label = np.arange(n) // per_class % n_classes
     return TrainSet(vectors, label, Classifier(np.arange(n_classes), weight, bias))
+
+
+def share_of_batch(n_items: int, settings: TransformTraining, workers: int) -> int:
+    """Each worker's share of a batch. Raises InputError where it is less than 2."""
+    share = min(settings.batch, n_items) // workers
+    if share < 2:
+        raise InputError(f"{n_items} train items (batch {settings.batch}) are too few for {workers} workers")
+    return share

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ray_backfill.errors import InputError
 from ray_backfill.models.gather import gather, rank_and_size
 from ray_backfill.training.arithmetic import counted_flops
-from ray_backfill.training.fit import OnEpoch
+from ray_backfill.training.fit import OnEpoch, share_of_batch
 from ray_backfill.training.schedule import warmup_cosine
 from ray_backfill.training.settings import TransformTraining
 
@@ -94,14 +93,6 @@ def train_by_items(
         factor_of,
         on_epoch,
     )
-
-
-def share_of_batch(n_items: int, settings: TransformTraining, workers: int) -> int:
-    """Each worker's share of a batch. Raises InputError where it is less than 2."""
-    share = min(settings.batch, n_items) // workers
-    if share < 2:
-        raise InputError(f"{n_items} train items (batch {settings.batch}) are too few for {workers} workers")
-    return share
 
 
 def as_tensor(vectors: NDArray[np.floating], device: torch.device) -> Tensor:

@@ -8,64 +8,15 @@ that could not be read: it costs nothing and is nobody's negative.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ray_backfill.errors import require_positive
 from ray_backfill.models.backbones import Backbone
 from ray_backfill.models.checkpoints import BackboneInfo
-
-
-@dataclass(frozen=True)
-class ClassificationSettings:
-    """How a loss compares an item with its class."""
-
-    classification: Literal["softmax", "arcface"] = "softmax"
-    """softmax, or arcface (an angular margin; for faces). Transformations take what the new model was trained with."""
-    label_smoothing: float = 0.1
-    """Of softmax only."""
-    arcface_margin: float = 0.5
-    """ArcFace: angle, in radians, by which an item must be closer to its own class."""
-    arcface_scale: float = 64.0
-    """ArcFace: what cosines are multiplied by."""
-
-    @property
-    def cosine_scale(self) -> float | None:
-        """The classifier's (see ``Backbone``)."""
-        return self.arcface_scale if self.classification == "arcface" else None
-
-
-@dataclass(frozen=True)
-class CompatibleLosses:
-    """Losses of backbones that are trained to be compatible, and of the side-information model."""
-
-    influence: float = 1.0
-    """BCT: weight of the old classifier's loss on the new embedding."""
-    ract_weight: float = 1.0
-    """RACT: weight of the contrastive loss."""
-    ract_tau: float = 0.5
-    """RACT: temperature of cosine similarities."""
-    hard_negatives: int = 10
-    """RACT with hard negatives: so many of each kind (new to old, new to new) are kept an image."""
-    simclr_tau: float = 0.1
-    """Side information (SimCLR): temperature of cosine similarities."""
-    simclr_dim: int = 128
-    """SimCLR: size of the projection that its loss compares, which is used in training only."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "ract_tau", "hard_negatives", "simclr_tau", "simclr_dim")
-
-
-@dataclass(frozen=True)
-class ObjectiveSettings(ClassificationSettings):
-    """What is settable in the losses of backbones."""
-
-    compatible: CompatibleLosses = field(default_factory=CompatibleLosses)
-    """Losses of backbones that are trained to be compatible, and of the side-information model."""
+from ray_backfill.training.settings import ClassificationSettings, ObjectiveSettings
 
 
 @dataclass(frozen=True)

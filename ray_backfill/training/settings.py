@@ -1,11 +1,106 @@
 """The settings of fits: what the command line calls --heads..., --transforms... and --adapters..."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ray_backfill.errors import InputError, require_positive
-from ray_backfill.training.objective import ClassificationSettings
 
 HEAD_DISTANCES = ("cosine", "l2")
+
+
+@dataclass(frozen=True)
+class ClassificationSettings:
+    """How a loss compares an item with its class."""
+
+    classification: Literal["softmax", "arcface"] = "softmax"
+    """softmax, or arcface (an angular margin; for faces). Transformations take what the new model was trained with."""
+    label_smoothing: float = 0.1
+    """Of softmax only."""
+    arcface_margin: float = 0.5
+    """ArcFace: angle, in radians, by which an item must be closer to its own class."""
+    arcface_scale: float = 64.0
+    """ArcFace: what cosines are multiplied by."""
+
+    @property
+    def cosine_scale(self) -> float | None:
+        """The classifier's (see ``Backbone``)."""
+        return self.arcface_scale if self.classification == "arcface" else None
+
+
+@dataclass(frozen=True)
+class CompatibleLosses:
+    """Losses of backbones that are trained to be compatible, and of the side-information model."""
+
+    influence: float = 1.0
+    """BCT: weight of the old classifier's loss on the new embedding."""
+    ract_weight: float = 1.0
+    """RACT: weight of the contrastive loss."""
+    ract_tau: float = 0.5
+    """RACT: temperature of cosine similarities."""
+    hard_negatives: int = 10
+    """RACT with hard negatives: so many of each kind (new to old, new to new) are kept an image."""
+    simclr_tau: float = 0.1
+    """Side information (SimCLR): temperature of cosine similarities."""
+    simclr_dim: int = 128
+    """SimCLR: size of the projection that its loss compares, which is used in training only."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "ract_tau", "hard_negatives", "simclr_tau", "simclr_dim")
+
+
+@dataclass(frozen=True)
+class ObjectiveSettings(ClassificationSettings):
+    """What is settable in the losses of backbones."""
+
+    compatible: CompatibleLosses = field(default_factory=CompatibleLosses)
+    """Losses of backbones that are trained to be compatible, and of the side-information model."""
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How far a view of a training image may differ from it."""
+
+    rotate_deg: float = 10.0
+    """Turned by up to so many degrees."""
+    shift: float = 0.1
+    """Moved by up to this share of its side."""
+    zoom: float = 0.15
+    """Zoomed in or out by up to this share."""
+    flip: bool = False
+    """Mirror half of the images; not where left and right mean something, as in handwriting."""
+    colour: float = 0.0
+    """Each channel brightened or darkened, and its contrast changed, by up to this share."""
+
+
+@dataclass(frozen=True)
+class BackboneTraining(ObjectiveSettings):
+    """How a backbone is trained."""
+
+    epochs: int = 100
+    """Passes over the images."""
+    batch: int = 1024
+    """Images a step, over all workers together."""
+    lr: float = 1.024
+    """Peak learning rate, at that batch."""
+    momentum: float = 0.875
+    """Nesterov's, of SGD."""
+    weight_decay: float = 2.0**-15
+    """Pull of every weight towards 0 (L2)."""
+    warmup_epochs: int = 5
+    """Epochs in which the learning rate rises."""
+    seed: int = 0
+    """Random seed for the first weights, the order of the images and their views."""
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    """How views of the training images differ from them."""
+    pair_augmentation: Augmentation = field(
+        default_factory=lambda: Augmentation(rotate_deg=15.0, shift=0.15, zoom=0.2, colour=0.2)
+    )
+    """Of the two views that SimCLR compares (the side-information model)."""
+    pair_lr_share: float = 0.3
+    """SimCLR's peak learning rate as a share of lr: its gradients are steeper than a classifier's."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "epochs", "batch", "lr", "arcface_scale", "pair_lr_share")
 
 
 @dataclass(frozen=True)

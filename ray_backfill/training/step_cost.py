@@ -7,11 +7,11 @@ from functools import lru_cache
 
 import torch
 
-from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo
+from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.training.arithmetic import counted_flops, embed_macs, embed_parameters
-from ray_backfill.training.backbone_loop import BackboneTraining
 from ray_backfill.training.objective import Classification, MakeObjective, OldModel
+from ray_backfill.training.settings import BackboneTraining
 
 # Images of a step that is counted for real, where a model cannot be built on the meta device.
 _FEW = 2

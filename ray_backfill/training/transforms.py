@@ -1,30 +1,22 @@
-"""Trains transformations: maps from the stored embeddings of some models to those of another, FCT's and FastFill's h.
+"""Declares the fits of transformations: maps from the stored embeddings of some models to those of another.
 
-Source: Ramanujan et al., "Forward Compatible Training", 2022, eq. 3; Jaeckle et al., "FastFill", 2023, eq. 3-7.
-Shapes: N training items, b items of a worker, d dimensions of the target model, C classes of its classifier.
+FCT's and FastFill's h. The loss and the loop are in ``transform_loop``.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from ray_backfill.errors import InputError
-from ray_backfill.models.backbones import class_logits
-from ray_backfill.models.maps import Transform, TransformShape, transform
 from ray_backfill.store import Classifier
 from ray_backfill.systems import FloatArray
-from ray_backfill.training.fit import Device, Fit, Fitted, OnEpoch, TrainSet
-from ray_backfill.training.map_loop import as_tensor, share_of_batch, train_by_items
-from ray_backfill.training.objective import classification_losses
-from ray_backfill.training.settings import FitSettings, TransformSettings
-
-# Gallery items whose uncertainty is computed at a time.
-_ROWS = 65_536
+from ray_backfill.training.fit import Device, Fit, Fitted, OnEpoch, TrainSet, share_of_batch
+from ray_backfill.training.settings import FitSettings
 
 
 @dataclass(frozen=True)
@@ -74,82 +66,15 @@ class TransformFit(Fit):
     def fit(
         self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
-        device, training = device or torch.device("cpu"), settings.transforms
-        torch.manual_seed(training.seed)
-        inputs = [as_tensor(data.vectors[name], device) for name in self.inputs]
-        target = as_tensor(data.vectors[self.target], device)
-        dims = tuple(x.shape[1] for x in inputs)
-        network = Transform(TransformShape(dims, target.shape[1], training.hidden, self.uncertainty)).to(device)
-        class_N = torch.full((len(target),), -1, device=device)
-        classifier = None
-        if self.disc:
-            known = classifier_of(data, self.target)
-            class_N = torch.from_numpy(class_rows(known, np.asarray(data.label))).to(device)
-            classifier = as_tensor(known.weight, device), as_tensor(known.bias, device)
+        from ray_backfill.training.transform_loop import train_transform
 
-        def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
-            h_bd, log_variance_b = model(*(x[rows] for x in inputs))
-            disc_b = disc_losses(h_bd, class_N[rows], *classifier, training.loss) if classifier else None
-            return transform_loss(self, training.loss, h_bd, log_variance_b, target[rows], disc_b)
-
-        flops = train_by_items(_WithUncertainty(network), len(target), training, loss_of, device, on_epoch)
-        return Fitted(network.eval(), flops)
+        return train_transform(self, data, settings.transforms, device, on_epoch)
 
     def log_variances(self, gallery: Mapping[str, FloatArray], network: Any) -> NDArray[np.float64]:
         """Source: FastFill, section 4.2."""
-        inputs = [gallery[name] for name in self.inputs]
-        parts = []
-        with torch.inference_mode():
-            for first in range(0, len(inputs[0]), _ROWS):  # a gallery may be too large to be transformed at once
-                h_Nd = transform(network, *(x[first : first + _ROWS] for x in inputs))
-                parts.append(network.log_variance(torch.from_numpy(h_Nd)).double().numpy())
-        return np.concatenate(parts)
+        from ray_backfill.training.transform_loop import log_variances
 
-
-class _WithUncertainty(nn.Module):
-    """h and its log variance in one forward pass, as DDP wants it."""
-
-    def __init__(self, network: Transform) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, *inputs_bd: Tensor) -> tuple[Tensor, Tensor | None]:
-        h_bd = self.network(*inputs_bd)
-        return h_bd, None if self.network.uncertainty is None else self.network.log_variance(h_bd)
-
-
-def disc_losses(
-    h_bd: Tensor, class_b: Tensor, weight_Cd: Tensor, bias_C: Tensor, settings: TransformSettings
-) -> Tensor:
-    """(b,) classification loss of the frozen classifier on h, 0 where it does not know the class (-1).
-
-    Source: FastFill, eq. 4.
-    """
-    scale = settings.cosine_scale
-    logits_bC = class_logits(h_bd, weight_Cd, None if scale else bias_C, scale)
-    return classification_losses(logits_bC, class_b, settings, scale)
-
-
-def transform_loss(
-    fit: TransformFit,
-    settings: TransformSettings,
-    h_bd: Tensor,
-    log_variance_b: Tensor | None,
-    target_bd: Tensor,
-    disc_b: Tensor | None,
-) -> Tensor:
-    """Mean over items of l2 + lambda disc; with uncertainty 0.5 exp(-s) (l2 + lambda disc) + 0.5 s, s = log sigma^2.
-
-    Source: FastFill, eq. 3-7. l2: mean squared error over the dimensions. disc_b: see ``disc_losses``.
-    """
-    losses_b = torch.zeros(len(h_bd), dtype=h_bd.dtype, device=h_bd.device)
-    if fit.l2:
-        losses_b = losses_b + (h_bd - target_bd).square().mean(1)
-    if disc_b is not None:
-        losses_b = losses_b + settings.disc_weight * disc_b
-    if log_variance_b is not None:
-        losses_b = 0.5 * (-log_variance_b).exp() * losses_b + 0.5 * log_variance_b
-    return losses_b.mean()
+        return log_variances([gallery[name] for name in self.inputs], network)
 
 
 def class_rows(classifier: Classifier, label_N: NDArray[Any]) -> NDArray[np.int64]:

@@ -14,13 +14,15 @@ import torch
 
 from ray_backfill.cli.shell import run_job
 from ray_backfill.cluster import embed
-from ray_backfill.cluster.embed import EmbedActors, EmbedSettings, embed_stage, split_rows
+from ray_backfill.cluster.embed import embed_stage, split_rows
+from ray_backfill.cluster.settings import EmbedActors, EmbedSettings
 from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.datasets import image_folder, landmarks, manifest, open_source
 from ray_backfill.errors import InputError
 from ray_backfill.files import begin_stage, finish_stage, is_finished, read_json, write_json
-from ray_backfill.models.backbones import BackboneSettings, pixels_to_float
+from ray_backfill.models.backbones import pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
+from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.store import read_folder, read_table
 from tests.datasets._pictures import noisy_jpeg, plain, write_tree
 from tests.datasets._published_more import small_gldv2, small_market

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from ray_backfill.cluster.replay import ReplayPlace, replay_in_shards
+from ray_backfill.cluster.replay import replay_in_shards
+from ray_backfill.cluster.settings import ReplayPlace
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.replay import replay_here
 from ray_backfill.comparison.resolve import Comparison, resolve

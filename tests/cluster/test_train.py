@@ -13,17 +13,17 @@ import torch
 from ray_backfill.cluster import backbones
 from ray_backfill.cluster.backbones import BackboneJob, train_backbone_stage
 from ray_backfill.cluster.maps import fit_stage, for_maps
-from ray_backfill.cluster.train import Workers, run_ddp
+from ray_backfill.cluster.settings import Workers
+from ray_backfill.cluster.train import run_ddp
 from ray_backfill.datasets import landmarks
 from ray_backfill.errors import InputError
 from ray_backfill.files import begin_stage, finish_stage, read_json
 from ray_backfill.methods import find_methods
-from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, load_network, save_backbone
+from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
-from ray_backfill.training.backbone_loop import BackboneTraining
 from ray_backfill.training.fit import TrainSet
-from ray_backfill.training.settings import FitSettings, HeadTraining, TransformTraining
+from ray_backfill.training.settings import BackboneTraining, FitSettings, HeadTraining, TransformTraining
 
 IMAGES = landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4)
 BACKBONE = BackboneSettings(dim=8, width=4)

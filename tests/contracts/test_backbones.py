@@ -7,10 +7,11 @@ import torch
 
 from ray_backfill.datasets import landmarks, open_source
 from ray_backfill.methods import BackboneKind, all_backbones, all_methods
-from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo
-from ray_backfill.training.backbone_loop import BackboneTraining, Epoch, train_backbone, training_rows
+from ray_backfill.models.settings import BackboneSettings
+from ray_backfill.training.backbone_loop import Epoch, train_backbone, training_rows
 from ray_backfill.training.objective import OldModel
+from ray_backfill.training.settings import BackboneTraining
 
 SOURCE = open_source(landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4))
 INFO = BackboneInfo(BackboneSettings(dim=8, width=4), channels=3, image_size=16, classes=[0, 1, 3])

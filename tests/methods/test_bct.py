@@ -6,11 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ray_backfill.losses.bct import BackwardCompatible
 from ray_backfill.methods import all_backbones
-from ray_backfill.methods.bct import BackwardCompatible
-from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo
-from ray_backfill.training.objective import ObjectiveSettings, OldModel
+from ray_backfill.models.settings import BackboneSettings
+from ray_backfill.training.objective import OldModel
+from ray_backfill.training.settings import ObjectiveSettings
 
 NEW = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, classes=[1, 3, 4, 7])
 OLD = BackboneInfo(BackboneSettings(dim=4, width=2), 1, 8, classes=[0, 3, 7])

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from ray_backfill.methods.fastfill import item_losses
+from ray_backfill.losses.fastfill import item_losses
 from ray_backfill.models.maps import Transform, TransformShape
 from ray_backfill.store import Classifier
 from ray_backfill.training.settings import TransformSettings
-from ray_backfill.training.transforms import TransformFit, class_rows, disc_losses, transform_loss
+from ray_backfill.training.transform_loop import disc_losses, transform_loss
+from ray_backfill.training.transforms import TransformFit, class_rows
 
 
 def test_what_sigma_should_foretell_is_the_loss_of_each_item() -> None:

@@ -8,13 +8,14 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
+from ray_backfill.losses.ract import contrast
+from ray_backfill.losses.simclr import nt_xent
 from ray_backfill.methods import all_backbones
-from ray_backfill.methods.ract import contrast
-from ray_backfill.methods.simclr import nt_xent
-from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.models.gather import rank_and_size
-from ray_backfill.training.objective import CompatibleLosses, Objective, ObjectiveSettings, OldModel
+from ray_backfill.models.settings import BackboneSettings
+from ray_backfill.training.objective import Objective, OldModel
+from ray_backfill.training.settings import CompatibleLosses, ObjectiveSettings
 from tests.training._workers import leave_together
 
 TARGET = torch.tensor([0, 1, 0, 2, -1, 1, 3, 2])

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from ray_backfill.errors import InputError
+from ray_backfill.losses.rank_merge import cl_m, cl_s, mcl, rqt
 from ray_backfill.methods import Embeddings, all_methods, find_methods
-from ray_backfill.methods.rank_merge import cl_m, cl_s, mcl, rqt
+from ray_backfill.models.apply import transform
 from ray_backfill.models.heads import Heads, HeadShape
-from ray_backfill.models.maps import transform
-from ray_backfill.training.heads import HeadLoss, LossBatch
+from ray_backfill.training.head_loop import HeadLoss, LossBatch
 from ray_backfill.training.settings import LossSettings
 
 

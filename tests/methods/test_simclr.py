@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from pytorch_metric_learning.losses import NTXentLoss
 
+from ray_backfill.losses.simclr import nt_xent
 from ray_backfill.methods import all_backbones
-from ray_backfill.methods.simclr import nt_xent
-from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo
-from ray_backfill.training.objective import ObjectiveSettings
+from ray_backfill.models.settings import BackboneSettings
+from ray_backfill.training.settings import ObjectiveSettings
 
 INFO = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, classes=[1, 3])
 

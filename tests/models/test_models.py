@@ -8,9 +8,10 @@ import torch
 import transformers
 
 from ray_backfill.errors import InputError
-from ray_backfill.models.backbones import Backbone, BackboneSettings, check_arch, pixels_to_float
+from ray_backfill.models.backbones import Backbone, check_arch, pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, load_network, save_backbone, save_network
 from ray_backfill.models.heads import Heads, HeadShape
+from ray_backfill.models.settings import BackboneSettings
 
 
 @pytest.mark.parametrize(

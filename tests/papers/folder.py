@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from papers.runs import Case, Runs, SeedRun, read_runs
+from ray_backfill.papers.runs import Case, Runs, SeedRun, read_runs
 from ray_backfill.tables.results import GAP, CurvePoint, DifferenceRow, SubgroupPoint, SummaryRow
 from ray_backfill.tables.schema import block, frame, write_table
 from tests.report.folder import made_traits

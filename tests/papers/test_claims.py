@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from papers.claims import (
+from ray_backfill.papers.claims import (
     CLAIMS,
     FAILS,
     HOLDS,
@@ -19,7 +19,7 @@ from papers.claims import (
     judge,
     verdict,
 )
-from papers.runs import Case
+from ray_backfill.papers.runs import Case
 from tests.papers.folder import ORDER, Made, flat, runs_of
 
 World = Mapping[Case, Made]

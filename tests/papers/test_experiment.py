@@ -7,10 +7,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from papers.experiment import Experiment, Place, reproduce
-from ray_backfill.cluster.embed import EmbedActors
-from ray_backfill.cluster.train import Workers
+from ray_backfill.cluster.settings import EmbedActors, Workers
 from ray_backfill.datasets import landmarks
+from ray_backfill.papers.experiment import Experiment, Place, reproduce
 from ray_backfill.recipes import ModelRecipe, Recipe, load_recipe
 
 METHODS = ("rm_naive", "least_squares_gallery", "fastfill", "rm")
@@ -37,7 +36,7 @@ def _one_epoch(model: ModelRecipe, width: int) -> ModelRecipe:
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_reproduction_from_images_to_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("papers.experiment.load_recipe", tiny)
+    monkeypatch.setattr("ray_backfill.papers.experiment.load_recipe", tiny)
     experiment = Experiment("landmarks", seeds=(0,), methods=METHODS)
     place = Place(Workers(number=1), EmbedActors(number=1, cpus=0.5))
     out, page = tmp_path / "runs", tmp_path / "page.md"

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from papers.claims import CLAIMS
-from papers.figure import curves_figure
-from papers.page import PageInput, write_page
-from papers.runs import Case, SeedRun, read_runs
 from ray_backfill.errors import InputError
+from ray_backfill.papers.claims import CLAIMS
+from ray_backfill.papers.figure import curves_figure
+from ray_backfill.papers.page import PageInput, write_page
+from ray_backfill.papers.runs import Case, SeedRun, read_runs
 from ray_backfill.tables.results import CostRow
 from ray_backfill.tables.schema import frame, write_table
 from tests.papers.folder import ORDER, Made, T, flat, runs_of, write_seed

@@ -7,14 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from papers import page_tables
-from papers.markdown import PageTable
-from papers.names import grouped, listed
-from papers.published import FF_TABLE_5, RM_TABLE_1
-from papers.runs import Case, SeedRun, read_runs
-from papers.spread import mean_and_spread
-from papers.training_free import best_training_free
 from ray_backfill.errors import InputError
+from ray_backfill.papers import page_tables
+from ray_backfill.papers.markdown import PageTable
+from ray_backfill.papers.names import grouped, listed
+from ray_backfill.papers.published import FF_TABLE_5, RM_TABLE_1
+from ray_backfill.papers.runs import Case, SeedRun, read_runs
+from ray_backfill.papers.spread import mean_and_spread
+from ray_backfill.papers.training_free import best_training_free
 from ray_backfill.report.wording import amount
 from ray_backfill.tables.results import CostRow
 from ray_backfill.tables.schema import frame, write_table

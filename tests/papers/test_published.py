@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from papers.published import CURVES, TABLES, Column, PublishedTable
-from papers.published_page import PAGE, page
+from ray_backfill.papers.published import CURVES, TABLES, Column, PublishedTable
+from ray_backfill.papers.published_page import PAGE, page
 from ray_backfill.recipes import load_recipe
 from ray_backfill.recipes.published import PUBLISHED
 
@@ -13,7 +13,7 @@ COLUMNS = [(table, column) for table in TABLES for column in table.columns]
 
 
 def test_the_committed_page_is_what_the_command_writes() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m papers.published_page"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m ray_backfill.papers.published_page"
 
 
 def test_every_published_recipe_has_something_to_expect() -> None:

@@ -17,23 +17,19 @@ from ray_backfill.datasets import landmarks, open_source
 from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource, Pixels
 from ray_backfill.methods import all_backbones
-from ray_backfill.models.backbones import BackboneSettings, pixels_to_float
+from ray_backfill.models.backbones import pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo
+from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.training import backbone_loop
 from ray_backfill.training import pixels as pixel_feed
 from ray_backfill.training.arithmetic import embed_macs, embed_parameters
-from ray_backfill.training.augment import Augmentation, augment
-from ray_backfill.training.backbone_loop import (
-    BackboneTraining,
-    Epoch,
-    images_per_worker,
-    train_backbone,
-    training_rows,
-)
+from ray_backfill.training.augment import augment
+from ray_backfill.training.backbone_loop import Epoch, images_per_worker, train_backbone, training_rows
 from ray_backfill.training.objective import Classification, OldModel
 from ray_backfill.training.old_model import freeze_old
 from ray_backfill.training.pixels import PixelFeed
 from ray_backfill.training.schedule import warmup_cosine
+from ray_backfill.training.settings import Augmentation, BackboneTraining
 from tests.training._workers import leave_together
 
 SOURCE = open_source(landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4))

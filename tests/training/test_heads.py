@@ -11,19 +11,13 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from ray_backfill.errors import InputError
-from ray_backfill.methods.rank_merge import cl_m, cl_s, mcl, rqt
+from ray_backfill.losses.rank_merge import cl_m, cl_s, mcl, rqt
 from ray_backfill.models.gather import gather, rank_and_size
 from ray_backfill.models.heads import Heads, HeadShape
-from ray_backfill.training import heads as head_fit
+from ray_backfill.training import head_loop as head_fit
 from ray_backfill.training.fit import TrainSet
-from ray_backfill.training.heads import (
-    HeadFit,
-    HeadLoss,
-    LossBatch,
-    anchors_per_worker,
-    balanced_batches,
-    rows_by_class,
-)
+from ray_backfill.training.head_loop import HeadLoss, LossBatch, balanced_batches, rows_by_class
+from ray_backfill.training.heads import HeadFit, anchors_per_worker
 from ray_backfill.training.settings import FitSettings, HeadTraining, LossSettings, TransformTraining
 from ray_backfill.training.transforms import TransformFit
 from tests.training._workers import leave_together

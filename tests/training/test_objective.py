@@ -6,9 +6,11 @@ import pytest
 import torch
 from pytorch_metric_learning.losses import ArcFaceLoss
 
-from ray_backfill.models.backbones import BackboneSettings, class_logits
+from ray_backfill.models.backbones import class_logits
 from ray_backfill.models.checkpoints import BackboneInfo
-from ray_backfill.training.objective import Classification, ObjectiveSettings, classification_losses, fit_width
+from ray_backfill.models.settings import BackboneSettings
+from ray_backfill.training.objective import Classification, classification_losses, fit_width
+from ray_backfill.training.settings import ObjectiveSettings
 
 ARCFACE = ObjectiveSettings(classification="arcface")
 

@@ -12,7 +12,8 @@ from ray_backfill.errors import InputError
 from ray_backfill.models.maps import Transform, TransformShape
 from ray_backfill.store import Classifier
 from ray_backfill.training.settings import TransformSettings
-from ray_backfill.training.transforms import TransformFit, class_rows, disc_losses, pseudo_classifier, transform_loss
+from ray_backfill.training.transform_loop import disc_losses, transform_loss
+from ray_backfill.training.transforms import TransformFit, class_rows, pseudo_classifier
 
 
 def looped(fit: TransformFit, settings: TransformSettings, h, s, target, logits, classes) -> float:  # type: ignore[no-untyped-def]

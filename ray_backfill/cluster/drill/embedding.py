@@ -19,7 +19,7 @@ import ray.data
 import torch
 from ray.actor import ActorHandle
 
-from ray_backfill.cluster.embed import EmbedActors
+from ray_backfill.cluster.settings import EmbedActors
 from ray_backfill.datasets import open_source
 from ray_backfill.images.reading import read_ahead
 from ray_backfill.live.operations import DrillPlan, read_plan

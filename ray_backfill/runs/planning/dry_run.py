@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from ray_backfill.cluster.embed import EmbedActors
-from ray_backfill.cluster.train import Workers
+from ray_backfill.cluster.settings import EmbedActors, Workers
 from ray_backfill.errors import InputError
 from ray_backfill.methods import all_backbones
 from ray_backfill.recipes import Recipe

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ray_backfill.cluster.embed import EmbedActors
-from ray_backfill.cluster.train import Workers
+from ray_backfill.cluster.settings import EmbedActors, Workers
 from ray_backfill.methods import Method, all_backbones
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.recipes import ModelRecipe, Recipe

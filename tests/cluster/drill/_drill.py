@@ -16,7 +16,7 @@ import ray
 import ray_backfill as rb
 from ray_backfill.cluster.drill.driver import Driver
 from ray_backfill.cluster.drill.shards import ShardActor
-from ray_backfill.cluster.embed import EmbedActors
+from ray_backfill.cluster.settings import EmbedActors
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.live.operations import Operation, read_plan
 from ray_backfill.live.schedule import TrafficSettings

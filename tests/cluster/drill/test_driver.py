@@ -18,7 +18,7 @@ import torch
 from ray_backfill.cluster.drill import throttling
 from ray_backfill.cluster.drill.driver import Driver
 from ray_backfill.cluster.drill.embedding import FromImages, _without_useless, embed_again
-from ray_backfill.cluster.embed import EmbedActors
+from ray_backfill.cluster.settings import EmbedActors
 from ray_backfill.comparison.resolve import resolve
 from ray_backfill.datasets import open_source
 from ray_backfill.datasets.image_folder import Settings
@@ -28,8 +28,9 @@ from ray_backfill.live.operations import ChurnSettings
 from ray_backfill.live.parts import Embedded, part_path
 from ray_backfill.live.schedule import TrafficSettings
 from ray_backfill.live.throttle import ThrottleSettings
-from ray_backfill.models.backbones import BackboneSettings, pixels_to_float
+from ray_backfill.models.backbones import pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
+from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.runs import drill as drills
 from ray_backfill.runs.context import Context
 from ray_backfill.store import read_folder, vector_column, write_parquet

@@ -13,7 +13,7 @@ from ray_backfill.cluster.drill.embedding import EmbedJob, FromStore
 from ray_backfill.cluster.drill.recorder import Recorder
 from ray_backfill.cluster.drill.supervisor import Arrivals, EmbeddingSupervisor
 from ray_backfill.cluster.drill.throttling import ThrottleLoop
-from ray_backfill.cluster.embed import EmbedActors
+from ray_backfill.cluster.settings import EmbedActors
 from ray_backfill.live.operations import Operation
 from ray_backfill.live.parts import BadPartError, Embedded, part_path, write_part
 from ray_backfill.live.throttle import ThrottleSettings

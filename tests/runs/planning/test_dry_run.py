@@ -8,9 +8,7 @@ import pytest
 
 from ray_backfill.cli import parse
 from ray_backfill.cli.options import SimulateJob
-from ray_backfill.cluster.embed import EmbedActors
-from ray_backfill.cluster.replay import ReplayPlace
-from ray_backfill.cluster.train import Workers
+from ray_backfill.cluster.settings import EmbedActors, ReplayPlace, Workers
 from ray_backfill.errors import InputError
 from ray_backfill.recipes import NO_ROOT, load_recipe
 from ray_backfill.runs.planning.dry_run import dry_run

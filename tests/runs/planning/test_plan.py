@@ -10,13 +10,12 @@ import pyarrow as pa
 import pytest
 import torch
 
-from ray_backfill.cluster.embed import EmbedActors, EmbedSettings
-from ray_backfill.cluster.train import Workers
+from ray_backfill.cluster.settings import EmbedActors, EmbedSettings, Workers
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.datasets import landmarks, open_source
 from ray_backfill.methods import all_backbones
-from ray_backfill.models.backbones import BackboneSettings
 from ray_backfill.models.checkpoints import BackboneInfo
+from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.protocols import Protocol, split_classes
 from ray_backfill.recipes import ModelRecipe, Recipe
 from ray_backfill.runs.planning.counts import Counts, ModelCounts, count_images
@@ -25,9 +24,9 @@ from ray_backfill.runs.planning.plan import Plan, plan_upgrade
 from ray_backfill.runs.planning.settings import PlanningSettings
 from ray_backfill.store import vector_column, write_parquet
 from ray_backfill.training import pixels
-from ray_backfill.training.backbone_loop import BackboneTraining, train_backbone, training_rows
+from ray_backfill.training.backbone_loop import train_backbone, training_rows
 from ray_backfill.training.objective import Classification, OldModel
-from ray_backfill.training.settings import FitSettings, HeadTraining, TransformTraining
+from ray_backfill.training.settings import BackboneTraining, FitSettings, HeadTraining, TransformTraining
 from ray_backfill.training.step_cost import network_cost, step_flops
 
 COUNTS = Counts(

@@ -17,22 +17,21 @@ import pandas as pd
 import pyarrow as pa
 from scipy.stats import kendalltau
 
-from papers.page import PageInput, write_page
-from papers.runs import SeedRun
-from papers.variants import fit_side_by_side
-from ray_backfill.cluster.embed import EmbedActors
 from ray_backfill.cluster.session import session
-from ray_backfill.cluster.train import Workers
+from ray_backfill.cluster.settings import EmbedActors, Workers
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.orders import read_sigma, why_not_of_images
 from ray_backfill.comparison.replay import replay_here
 from ray_backfill.comparison.resolve import resolve
 from ray_backfill.files import begin_stage, finish_stage, read_json
+from ray_backfill.losses.fastfill import item_losses
 from ray_backfill.merges import all_merges
 from ray_backfill.methods import Method, find_methods
-from ray_backfill.methods.fastfill import item_losses
 from ray_backfill.models.checkpoints import load_network
 from ray_backfill.orders import find_order
+from ray_backfill.papers.page import PageInput, write_page
+from ray_backfill.papers.runs import SeedRun
+from ray_backfill.papers.variants import fit_side_by_side
 from ray_backfill.recipes import Recipe, describe_recipe, load_recipe
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.pipeline import evaluate_folder, run_recipe
@@ -56,18 +55,18 @@ _TAUS = (1.0, 0.1, 0.03)
 class Experiment:
     """What is run."""
 
-    # The recipe to run with each seed.
     recipe: str
-    # Where the images are, for recipes that need files.
+    """The recipe to run with each seed."""
     data_root: Path | None = None
-    # Of the runs: backbones, batches, heads, and whatever of the data is drawn.
+    """Where the images are, for recipes that need files."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    # Upgrade methods, or "all".
+    """Of the runs: backbones, batches, heads, and whatever of the data is drawn."""
     methods: tuple[str, ...] = ("all",)
-    # Heads by loss, rho, mining and temperature, on the first seed.
+    """Upgrade methods, or "all"."""
     ablation: bool = True
-    # A recipe with subgroups, run with the same seeds; "" for none.
+    """Heads by loss, rho, mining and temperature, on the first seed."""
     subgroups: str = ""
+    """A recipe with subgroups, run with the same seeds; "" for none."""
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,22 @@
 """The published experiments on one page: which recipe is which, what to expect of it, and where the papers are silent.
 
-python -m papers.published_page    writes docs/published.md
+python -m ray_backfill.papers.published_page    writes docs/published.md
 """
 
 from pathlib import Path
 
-from papers import silent
-from papers.markdown import PageTable, table_lines
-from papers.page_tables import as_printed
-from papers.published import CURVES, TABLES, PublishedTable
 from ray_backfill.files import write_whole
+from ray_backfill.papers import silent
+from ray_backfill.papers.markdown import PageTable, table_lines
+from ray_backfill.papers.page_tables import as_printed
+from ray_backfill.papers.published import CURVES, TABLES, PublishedTable
 from ray_backfill.recipes.published import PUBLISHED
 from ray_backfill.report.wording import NOTHING
 
-PAGE = Path(__file__).parents[1] / "docs" / "published.md"
+PAGE = Path(__file__).parents[2] / "docs" / "published.md"  # of the checkout: this command is for its maintainers
 _HEAD = """# The published experiments
 
-This page was written by `python -m papers.published_page`; do not edit it.
+This page was written by `python -m ray_backfill.papers.published_page`; do not edit it.
 
     python jobs/simulate.py --recipe NAME --data-root PATH
 

@@ -39,11 +39,11 @@ class PublishedTable:
     """One table of a paper."""
 
     source: str
-    # what a reader must know to compare
     setting: str
+    """what a reader must know to compare"""
     columns: tuple[Column, ...]
-    # whether the paper takes the plain mean of its points (auc_mean) instead of the trapezoid rule (auc)
     plain_mean: bool
+    """whether the paper takes the plain mean of its points (auc_mean) instead of the trapezoid rule (auc)"""
     rows: tuple[Entry, ...]
     digits: int = 1
 

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from papers.names import REFERENCES
-from papers.runs import Case, Floats, Runs
+from ray_backfill.papers.names import REFERENCES
+from ray_backfill.papers.runs import Case, Floats, Runs
 from ray_backfill.report.results import Results, Variant
 from ray_backfill.tables.results import GAP
 

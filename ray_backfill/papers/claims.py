@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from papers.names import REFERENCES
-from papers.published import FF_KENDALL_TAU
-from papers.runs import Case, Floats, Runs
-from papers.spread import mean_of, plain, seed_by_seed
-from papers.subgroups import gap_at, moments_read
+from ray_backfill.papers.names import REFERENCES
+from ray_backfill.papers.published import FF_KENDALL_TAU
+from ray_backfill.papers.runs import Case, Floats, Runs
+from ray_backfill.papers.spread import mean_of, plain, seed_by_seed
+from ray_backfill.papers.subgroups import gap_at, moments_read
 from ray_backfill.report.results import Row
 from ray_backfill.report.wording import percent
 

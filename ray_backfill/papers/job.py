@@ -7,10 +7,9 @@ from typing import Annotated
 
 import tyro
 
-from papers.experiment import Experiment, Place, reproduce
 from ray_backfill.cli.shell import checked_out, command_line, refuse_relative, shown
-from ray_backfill.cluster.embed import EmbedActors
-from ray_backfill.cluster.train import Workers
+from ray_backfill.cluster.settings import EmbedActors, Workers
+from ray_backfill.papers.experiment import Experiment, Place, reproduce
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,16 +17,16 @@ class ReproduceJob:
     """A page about a recipe, from several runs of it."""
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
-    # Folder of the runs. The same folder again continues or reuses what is there.
     out: Path = Path("runs/reproduce")
-    # The page to write, with its figure beside it; default: page.md in the folder of the runs.
+    """Folder of the runs. The same folder again continues or reuses what is there."""
     page: Path | None = None
-    # Markdown written by hand that the page includes.
+    """The page to write, with its figure beside it; default: page.md in the folder of the runs."""
     findings: Path | None = None
-    # Where training runs.
+    """Markdown written by hand that the page includes."""
     workers: Workers = field(default_factory=Workers)
-    # Where embedding runs.
+    """Where training runs."""
     actors: EmbedActors = field(default_factory=EmbedActors)
+    """Where embedding runs."""
 
 
 def reproduce_job(description: str, arguments: Sequence[str] | None = None) -> None:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from papers.names import LABEL_FREE_MERGES, TRAINED_ORDERS, TRAINING_FREE_METHODS
-from papers.runs import Case, Floats, Runs
-from papers.spread import mean_of
+from ray_backfill.papers.names import LABEL_FREE_MERGES, TRAINED_ORDERS, TRAINING_FREE_METHODS
+from ray_backfill.papers.runs import Case, Floats, Runs
+from ray_backfill.papers.spread import mean_of
 
 FULL_RM = "rm"
 

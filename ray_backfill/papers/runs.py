@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from papers.names import MERGES, ORDERS, REFERENCES, in_order, listed
 from ray_backfill.errors import InputError
+from ray_backfill.papers.names import MERGES, ORDERS, REFERENCES, in_order, listed
 from ray_backfill.report import Results, read_results
 from ray_backfill.report.results import Line, Row, Variant
 
@@ -20,12 +20,12 @@ Floats = NDArray[np.float64]
 class SeedRun:
     """One run of the experiment."""
 
-    # what the run was seeded with
     seed: int
-    # its results folder (docs/results-format.md)
+    """what the run was seeded with"""
     folder: Path
-    # further results folders of the same run, with other orders or merges
+    """its results folder (docs/results-format.md)"""
     more: tuple[Path, ...] = ()
+    """further results folders of the same run, with other orders or merges"""
 
 
 class Case(NamedTuple):
@@ -43,8 +43,8 @@ class Runs:
     seeds: tuple[int, ...]
     folders: tuple[Path, ...]
     results: tuple[Results, ...]
-    # for each seed: a row by (method, variant, metric); variant is None for methods that do not depend on it
     rows: tuple[dict[tuple[str, Variant | None, str], Row], ...]
+    """for each seed: a row by (method, variant, metric); variant is None for methods that do not depend on it"""
 
     @property
     def primary(self) -> str:

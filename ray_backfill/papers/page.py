@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from papers import page_tables
-from papers.claims import CLAIMS, FAILS, HOLDS, UNMEASURED, UNTOLD, Evidence, Judged, judge
-from papers.figure import curves_figure
-from papers.markdown import PageTable, cell, table_lines
-from papers.published import PAGE_TABLES
-from papers.runs import Case, Floats, Runs, SeedRun, read_runs
-from papers.spread import mean_and_spread
-from papers.training_free import TrainingFree, best_training_free
 from ray_backfill.errors import InputError
 from ray_backfill.files import write_whole
+from ray_backfill.papers import page_tables
+from ray_backfill.papers.claims import CLAIMS, FAILS, HOLDS, UNMEASURED, UNTOLD, Evidence, Judged, judge
+from ray_backfill.papers.figure import curves_figure
+from ray_backfill.papers.markdown import PageTable, cell, table_lines
+from ray_backfill.papers.published import PAGE_TABLES
+from ray_backfill.papers.runs import Case, Floats, Runs, SeedRun, read_runs
+from ray_backfill.papers.spread import mean_and_spread
+from ray_backfill.papers.training_free import TrainingFree, best_training_free
 from ray_backfill.report.drawing import to_png
 from ray_backfill.report.parts import DATA_WORDS
 
@@ -24,32 +24,32 @@ from ray_backfill.report.parts import DATA_WORDS
 class PageInput:
     """All that a page is made of."""
 
-    # heading, such as "Omniglot, extended class"
     title: str
-    # a paragraph of Markdown: data set, protocol, models
+    """Heading, such as "Omniglot, extended class"."""
     protocol: str
-    # one results folder a seed
+    """a paragraph of Markdown: data set, protocol, models"""
     runs: tuple[SeedRun, ...]
-    # the command that writes the page
+    """one results folder a seed"""
     command: str
-    # when, as it should stand on the page
+    """the command that writes the page"""
     date: str
-    # on what, such as "two cores of an AMD EPYC, no GPU"
+    """when, as it should stand on the page"""
     machine: str
-    # order of the main table, of the figure and of claims that name none
+    """The machine, such as "two cores of an AMD EPYC, no GPU"."""
     order: str = "classifier_score"
-    # methods in the figure; those that were not run are passed over
+    """order of the main table, of the figure and of claims that name none"""
     figure_methods: tuple[str, ...] = ("old", "new", "offline", "rm_naive", "bct", "fct", "fastfill", "mcl", "rm")
-    # Kendall's tau between the orders by sigma and by the true loss, one a run; empty: not measured
+    """methods in the figure; those that were not run are passed over"""
     kendall_tau: tuple[float, ...] = ()
-    # Parquet with one row for each setting of the heads and seed: loss, rho, mining, tau, auc, gain, start, end
+    """Kendall's tau between the orders by sigma and by the true loss, one a run; empty: not measured"""
     ablation: Path | None = None
-    # results folders with subgroups.parquet, one a seed; they may be those of another experiment
+    """Parquet with one row for each setting of the heads and seed: loss, rho, mining, tau, auc, gain, start, end"""
     subgroup_runs: tuple[SeedRun, ...] = ()
-    # where the subgroups come from, as a sentence
+    """results folders with subgroups.parquet, one a seed; they may be those of another experiment"""
     subgroup_note: str = ""
-    # Markdown written by hand, included as it is
+    """where the subgroups come from, as a sentence"""
     findings: Path | None = None
+    """Markdown written by hand, included as it is"""
 
 
 def write_page(page: PageInput, path: Path) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from papers.markdown import PageTable
-from papers.names import MERGES, ORDERS, REFERENCES, grouped, in_order
-from papers.published import Figures, PublishedTable
-from papers.runs import Case, Floats, Runs
-from papers.spread import mean_and_spread, mean_of, signed
-from papers.subgroups import MOMENTS, cases_with_gaps, gap_at, moments_read
+from ray_backfill.papers.markdown import PageTable
+from ray_backfill.papers.names import MERGES, ORDERS, REFERENCES, grouped, in_order
+from ray_backfill.papers.published import Figures, PublishedTable
+from ray_backfill.papers.runs import Case, Floats, Runs
+from ray_backfill.papers.spread import mean_and_spread, mean_of, signed
+from ray_backfill.papers.subgroups import MOMENTS, cases_with_gaps, gap_at, moments_read
 from ray_backfill.report.wording import NOTHING, amount, percent
 from ray_backfill.tables.schema import read_table
 

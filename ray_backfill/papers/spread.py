@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from papers.runs import Floats
+from ray_backfill.papers.runs import Floats
 from ray_backfill.report.wording import NOTHING, percent
 
 

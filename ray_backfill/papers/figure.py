@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from papers.runs import Case, Floats, Runs
-from papers.spread import mean_of
+from ray_backfill.papers.runs import Case, Floats, Runs
+from ray_backfill.papers.spread import mean_of
 from ray_backfill.report.drawing import (
     LONG,
     REFERENCE_STYLES,

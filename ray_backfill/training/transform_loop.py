@@ -1,0 +1,111 @@
+"""Trains transformations on stored embeddings: the loss and the loop of FCT's and FastFill's h.
+
+Source: Ramanujan et al., "Forward Compatible Training", 2022, eq. 3; Jaeckle et al., "FastFill", 2023, eq. 3-7.
+Shapes: N training items, b items of a worker, d dimensions of the target model, C classes of its classifier.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ray_backfill.models.apply import transform
+from ray_backfill.models.backbones import class_logits
+from ray_backfill.models.maps import Transform, TransformShape
+from ray_backfill.systems import FloatArray
+from ray_backfill.training.fit import Device, Fitted, OnEpoch, TrainSet
+from ray_backfill.training.map_loop import as_tensor, train_by_items
+from ray_backfill.training.objective import classification_losses
+from ray_backfill.training.settings import TransformSettings, TransformTraining
+from ray_backfill.training.transforms import TransformFit, class_rows, classifier_of
+
+# Gallery items whose uncertainty is computed at a time.
+_ROWS = 65_536
+
+
+class _WithUncertainty(nn.Module):
+    """h and its log variance in one forward pass, as DDP wants it."""
+
+    def __init__(self, network: Transform) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *inputs_bd: Tensor) -> tuple[Tensor, Tensor | None]:
+        h_bd = self.network(*inputs_bd)
+        return h_bd, None if self.network.uncertainty is None else self.network.log_variance(h_bd)
+
+
+def disc_losses(
+    h_bd: Tensor, class_b: Tensor, weight_Cd: Tensor, bias_C: Tensor, settings: TransformSettings
+) -> Tensor:
+    """(b,) classification loss of the frozen classifier on h, 0 where it does not know the class (-1).
+
+    Source: FastFill, eq. 4.
+    """
+    scale = settings.cosine_scale
+    logits_bC = class_logits(h_bd, weight_Cd, None if scale else bias_C, scale)
+    return classification_losses(logits_bC, class_b, settings, scale)
+
+
+def transform_loss(
+    fit: TransformFit,
+    settings: TransformSettings,
+    h_bd: Tensor,
+    log_variance_b: Tensor | None,
+    target_bd: Tensor,
+    disc_b: Tensor | None,
+) -> Tensor:
+    """Mean over items of l2 + lambda disc; with uncertainty 0.5 exp(-s) (l2 + lambda disc) + 0.5 s, s = log sigma^2.
+
+    Source: FastFill, eq. 3-7. l2: mean squared error over the dimensions. disc_b: see ``disc_losses``.
+    """
+    losses_b = torch.zeros(len(h_bd), dtype=h_bd.dtype, device=h_bd.device)
+    if fit.l2:
+        losses_b = losses_b + (h_bd - target_bd).square().mean(1)
+    if disc_b is not None:
+        losses_b = losses_b + settings.disc_weight * disc_b
+    if log_variance_b is not None:
+        losses_b = 0.5 * (-log_variance_b).exp() * losses_b + 0.5 * log_variance_b
+    return losses_b.mean()
+
+
+def train_transform(
+    fit: TransformFit,
+    data: TrainSet,
+    training: TransformTraining,
+    device: Device = None,
+    on_epoch: OnEpoch = None,
+) -> Fitted:
+    """Train the transformation that ``fit`` declares; under DDP every worker calls this with the same arguments."""
+    device = device or torch.device("cpu")
+    torch.manual_seed(training.seed)
+    inputs = [as_tensor(data.vectors[name], device) for name in fit.inputs]
+    target = as_tensor(data.vectors[fit.target], device)
+    dims = tuple(x.shape[1] for x in inputs)
+    network = Transform(TransformShape(dims, target.shape[1], training.hidden, fit.uncertainty)).to(device)
+    class_N = torch.full((len(target),), -1, device=device)
+    classifier = None
+    if fit.disc:
+        known = classifier_of(data, fit.target)
+        class_N = torch.from_numpy(class_rows(known, np.asarray(data.label))).to(device)
+        classifier = as_tensor(known.weight, device), as_tensor(known.bias, device)
+
+    def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
+        h_bd, log_variance_b = model(*(x[rows] for x in inputs))
+        disc_b = disc_losses(h_bd, class_N[rows], *classifier, training.loss) if classifier else None
+        return transform_loss(fit, training.loss, h_bd, log_variance_b, target[rows], disc_b)
+
+    flops = train_by_items(_WithUncertainty(network), len(target), training, loss_of, device, on_epoch)
+    return Fitted(network.eval(), flops)
+
+
+def log_variances(inputs: list[FloatArray], network: Any) -> NDArray[np.float64]:
+    """(N,) log sigma^2 of stored embeddings, (N, d) for each input. Source: FastFill, section 4.2."""
+    parts = []
+    with torch.inference_mode():
+        for first in range(0, len(inputs[0]), _ROWS):  # a gallery may be too large to be transformed at once
+            h_Nd = transform(network, *(x[first : first + _ROWS] for x in inputs))
+            parts.append(network.log_variance(torch.from_numpy(h_Nd)).double().numpy())
+    return np.concatenate(parts)
