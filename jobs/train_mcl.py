@@ -1,11 +1,9 @@
-"""Fit what methods need on stored embeddings: heads and transformations by Ray Train, adapters by their formulas.
+"""``ray-backfill fit`` as a script for ``ray job submit``.
 
-python jobs/train_mcl.py --recipe omniglot --data-root PATH --out runs/omniglot --methods mcl rm
-python jobs/train_mcl.py --data DIR --out runs/mine --methods rm
+python jobs/train_mcl.py --methods mcl rm --out runs/demo
 """
 
-from ray_backfill.cli.jobs import fit_job
-from ray_backfill.cli.shell import run_job
+from ray_backfill.cli.main import main
 
 if __name__ == "__main__":
-    run_job(lambda: fit_job(__doc__ or ""))
+    main("fit")

@@ -1,6 +1,7 @@
 """The one error type a user can cause and mend."""
 
 import math
+import re
 from typing import Any
 
 
@@ -34,3 +35,9 @@ def input_error_in(error: BaseException) -> InputError | None:
     found = (input_error_in(each) for each in inner if isinstance(each, BaseException))
     first = next((each for each in found if each is not None), None)
     return error if first is None and isinstance(error, InputError) else first
+
+
+def check_device_name(device: str) -> None:
+    """Raises InputError for an unknown device."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise InputError(f"unknown device {device!r}; known: cpu, cuda, cuda:0, cuda:1 and so on")

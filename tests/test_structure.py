@@ -30,6 +30,7 @@ FLOORS = [
     {"runs"},
     {"papers"},
     {"cli"},
+    {"__main__"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 

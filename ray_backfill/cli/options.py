@@ -1,4 +1,4 @@
-"""What each job can be told: the dataclasses that its command line is made from."""
+"""The options of each command: the dataclasses that its command line is made from."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,67 +20,64 @@ ImagesT = TypeVar("ImagesT")
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeJob(Generic[ImagesT]):
-    """A run of a recipe. Everything of the recipe can be changed; what is shown as default is the recipe's."""
+    """A run of a recipe. Every setting of the recipe can be changed; the defaults shown are the recipe's."""
 
     recipe: str
-    """The settings to start from."""
+    """Recipe to run."""
     data_root: Path | None
-    """Where the images are, for recipes that need files."""
+    """Folder of the images, for recipes that need files."""
     seed: int
-    """Of everything random: it sets the seeds of the recipe."""
+    """Random seed for the whole recipe."""
     out: Path
-    """Folder of the run. The same folder again continues or reuses what is there."""
+    """Folder of the run. The same command continues a run that was stopped, and reuses finished stages."""
     settings: Annotated[Recipe[ImagesT], tyro.conf.arg(name="")]
     workers: Workers
     actors: EmbedActors
     dry_run: bool = False
-    """Only say what the run would need: images, steps, GPU hours, storage. Needs no data of published data sets."""
+    """Print what the run would need (images, steps, GPU hours, storage) and stop. Needs no published data set."""
     download: bool = False
-    """Fetch the images into --data-root first, where anybody may."""
+    """Download the images into --data-root first, where the owner of the data set permits it."""
     planning: PlanningSettings = field(default_factory=PlanningSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackboneJob(RecipeJob[ImagesT]):
-    """A run that trains one backbone of a recipe."""
+class TrainJob(RecipeJob[ImagesT]):
+    """Training of one backbone of a recipe."""
 
     model: str
-    """Which one: old, new, or a kind that some method needs beside them (bct, ract, ract_hard, side)."""
+    """Backbone to train: old, new, or one that some methods need beside them (bct, ract, ract_hard, side)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateJob(RecipeJob[ImagesT]):
     """A run of a whole recipe, from images to the report."""
 
-    mode: Literal["replay", "live"] = "replay"
-    """replay: how good the service would be at every moment, exactly. live: the backfill is done, under traffic."""
-    live: LiveSettings = field(default_factory=LiveSettings)
-    """Of mode live."""
+    scale: Literal["demo", "full"] = "demo"
+    """full: draw invented embeddings at the size of Google Landmarks v2 instead of running a recipe."""
     place: Annotated[ReplayPlace, tyro.conf.arg(name="")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LandmarkJob(SimulateJob[ImagesT]):
-    """A run of a whole recipe, from images to the report; or, at full scale, of embeddings that are drawn."""
+class DrillJob(RecipeJob[ImagesT]):
+    """A live backfill of a recipe's gallery, under traffic."""
 
-    scale: Literal["demo", "full"] = "demo"
-    """demo: this. full: invented embeddings at the size of Google Landmarks v2; --scale full --help has its settings.
-    """
+    live: LiveSettings = field(default_factory=LiveSettings)
 
 
 def _training_free() -> tuple[str, ...]:
-    """Methods of the old and the new model alone that are fitted by a formula, if at all."""
+    """Methods that use the old and the new model alone and train nothing; a formula may be fitted."""
     return tuple(m.name for m in all_methods().values() if m.models == ("old", "new") and not m.is_trained)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleJob:
-    """A run on invented embeddings at the size of Google Landmarks v2: proves scale, not which method is better."""
+    """A run on invented embeddings at the size of Google Landmarks v2. It shows scale, not which method is better."""
 
     scale: Literal["full"] = "full"
+    """Draw a gallery instead of running a recipe."""
     gallery: SyntheticGallery = field(default_factory=SyntheticGallery)
     out: Path = Path("runs/full")
-    """Folder of the run. The same folder again continues or reuses what is there."""
+    """Folder of the run. The same command continues a run that was stopped, and reuses finished stages."""
     evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(
         default_factory=lambda: Evaluation(
             methods=_training_free(),
@@ -94,26 +91,28 @@ class ScaleJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataJob:
-    """A run on a folder of embeddings.
-
-    All methods by default: those that lack something are left out. The default order is random: the old classifier's
-    scores are seldom at hand.
-    """
+class FolderJob:
+    """Work on a folder of embeddings."""
 
     data: Path
-    """Folder with gallery.parquet and perhaps queries.parquet and train.parquet."""
+    """Folder with gallery.parquet and, optionally, queries.parquet and train.parquet."""
     out: Path
-    """Folder of the run. The same folder again continues or reuses what is there."""
-    evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(
-        default_factory=lambda: Evaluation(methods=("all",), orders=("random",))
-    )
+    """Folder of the run. The same command continues a run that was stopped, and reuses finished stages."""
+    evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(default_factory=Evaluation.of_folder)
     fits: Annotated[FitSettings, tyro.conf.arg(name="")] = field(default_factory=FitSettings)
     workers: Workers = field(default_factory=Workers)
-    actors: EmbedActors = field(default_factory=EmbedActors)
-    """Where the backfill of mode live runs."""
-    mode: Literal["replay", "live"] = "replay"
-    """replay: how good the service would be at every moment, exactly. live: the backfill is done, under traffic."""
-    live: LiveSettings = field(default_factory=LiveSettings)
-    """Of mode live."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateFolderJob(FolderJob):
+    """A comparison on a folder of embeddings. Methods and merges that lack data are left out, with the reason."""
+
     place: Annotated[ReplayPlace, tyro.conf.arg(name="")] = field(default_factory=ReplayPlace)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrillFolderJob(FolderJob):
+    """A live backfill on a folder of embeddings; the new embeddings come from the folder."""
+
+    actors: EmbedActors = field(default_factory=EmbedActors)
+    live: LiveSettings = field(default_factory=LiveSettings)

@@ -1,4 +1,4 @@
-"""What jobs and shell agree on: paths, the command as typed, errors as one line with exit code 2."""
+"""Paths of the command line, the command as typed, and errors as one line with exit code 2."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from ray_backfill.errors import InputError, input_error_in
 
 
 def run_job(main: Callable[[], None]) -> None:
-    """Run a job's main: an InputError, also an actor's or a worker's, is one line and exit code 2, Ctrl-C code 130."""
+    """Run a command: an InputError, also an actor's or a worker's, is one line and exit code 2; Ctrl-C is code 130."""
     try:
         main()
     except KeyboardInterrupt:
@@ -55,10 +55,10 @@ def refuse_relative(option: str, path: Path) -> None:
 
 
 def command_line() -> str:
-    """The command as it was typed, for the manifest."""
-    return " ".join(["python", *sys.argv])
+    """The command as it was typed, for the manifest; without the folder of the installed script."""
+    return " ".join(["python", *sys.argv] if sys.argv[0].endswith(".py") else ["ray-backfill", *sys.argv[1:]])
 
 
 def shown(path: Path) -> Path:
-    """Relative to here where that is shorter to read."""
+    """The path relative to the working directory, if it is below."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

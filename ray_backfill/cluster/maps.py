@@ -1,24 +1,12 @@
-"""Fits the maps of methods on stored embeddings: formulas here, training by Ray Train, all in one start of workers."""
+"""Fits the maps of methods on stored embeddings: formulas in this process, training by Ray Train."""
 
-import math
-import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import ray
-import ray.train.torch
-
-from ray_backfill.cluster.progress import progress_bar
-from ray_backfill.cluster.session import placed, session
 from ray_backfill.cluster.settings import Workers
-from ray_backfill.cluster.train import run_ddp
 from ray_backfill.files import begin_stage, finish_stage, is_finished
-from ray_backfill.methods import Method, find_methods
-from ray_backfill.models.checkpoints import save_network
-from ray_backfill.models.gather import rank_and_size
-from ray_backfill.store import EmbeddingFolder, read_classifier, read_table
+from ray_backfill.methods import Method
+from ray_backfill.store import EmbeddingFolder
 from ray_backfill.training.fit import TrainSet
 from ray_backfill.training.settings import FitSettings
 
@@ -54,60 +42,14 @@ def fit_stage(
         if fit.is_trained:
             trained[name] = fit
             continue
+        from ray_backfill.models.checkpoints import save_network
+
         fitted = fit.fit(data, settings, distance)
         save_network(folders[name], fitted.network)
         finish_stage(folders[name], {"training_flops": fitted.flops})
     if not trained:
         return folders
-    with session(), progress_bar("train maps", sum(fit.epochs(settings) for fit in trained.values()), "epochs") as bar:
-        together = for_maps(workers)
-        for fit in trained.values():
-            fit.check(data, settings, together.number)
-        config = {
-            "data": str(folder.path),
-            "models": tuple(folder.train.vectors),
-            "methods": list(trained),
-            "settings": settings,
-            "distance": distance,
-            "out": str(out),
-            "progress": bar,
-        }
-        run_ddp(_worker, config, together, "_ray", out)
-    shutil.rmtree(out / "_ray", ignore_errors=True)
+    from ray_backfill.cluster.map_training import train_maps  # loads Ray, which formulas do without
+
+    train_maps(out, folder, trained, settings, distance, workers)
     return {name: path for name, path in folders.items() if is_finished(path)}
-
-
-def for_maps(workers: Workers) -> Workers:
-    """As they are where there are GPUs; else one worker with the CPUs of all.
-
-    Maps are small: on CPUs several workers mostly wait for each other (docs/log.md), and one trains the same.
-
-    Raises:
-        InputError: the connected cluster has too few CPUs.
-    """
-    number, on_gpu = placed(workers.number, workers.cpus, "--workers")
-    return replace(workers, number=number) if on_gpu else replace(workers, number=1, cpus=number * workers.cpus)
-
-
-def _worker(config: dict[str, Any]) -> None:
-    """Runs on every DDP worker: one method after the other; rank 0 keeps each as soon as it is trained."""
-    folder, out, settings = Path(config["data"]), Path(config["out"]), config["settings"]
-    train = read_table(folder / "train.parquet", config["models"])
-    data = TrainSet(train.vectors, train.label, read_classifier(folder))
-    rank, size = rank_and_size()
-    done = 0
-    for method in find_methods(tuple(config["methods"])):
-        assert method.fit is not None
-        last_loss = math.nan
-
-        def on_epoch(epoch: int, loss: float, method: Method = method, done: int = done) -> None:
-            nonlocal last_loss
-            last_loss = loss
-            if rank == 0:
-                config["progress"].set.remote(done + epoch, f"{method.title}, loss {loss:.3f}")
-
-        fitted = method.fit.fit(data, settings, config["distance"], ray.train.torch.get_device(), on_epoch)
-        done += method.fit.epochs(settings)
-        if rank == 0 and math.isfinite(last_loss):
-            save_network(out / method.name, fitted.network.cpu())
-            finish_stage(out / method.name, {"loss": last_loss, "workers": size, "training_flops": fitted.flops})

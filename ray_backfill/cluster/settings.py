@@ -4,8 +4,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ray_backfill.errors import InputError, require_positive
-from ray_backfill.replay.engine import check_device_name
+from ray_backfill.errors import InputError, check_device_name, require_positive
 
 
 @dataclass(frozen=True)

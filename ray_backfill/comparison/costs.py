@@ -15,7 +15,6 @@ from ray_backfill.methods import Embeddings, Method
 from ray_backfill.systems import FloatArray
 from ray_backfill.tables.results import CostRow
 from ray_backfill.tables.schema import frame
-from ray_backfill.training.arithmetic import counted_flops
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,8 @@ def _costs(
     maps: FittedMaps,
     backbones: Mapping[str, Mapping[str, Any]],
 ) -> CostRow:
+    from ray_backfill.training.arithmetic import counted_flops  # loads torch
+
     network = maps.of(method)
     asked_query: list[str] = []
     asked_gallery: list[str] = []

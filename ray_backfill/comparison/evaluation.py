@@ -1,4 +1,4 @@
-"""What to compare and how, as the user says it."""
+"""The settings of a comparison."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from ray_backfill.methods import Method, all_methods, find_methods
 from ray_backfill.metrics import parse_metric
 from ray_backfill.orders import find_order
 
-# A choice: the references, what needs no training, and the best known of each family.
+# Of recipes: the references, what needs no training, and the best known of each family.
 METHODS = (
     *("old", "new", "offline", "rm_naive", "procrustes_query", "least_squares_gallery", "fct", "fastfill"),
     *("rqt", "cl_s", "mcl", "rm"),
@@ -21,23 +21,30 @@ class Evaluation:
     """What is compared and how."""
 
     methods: tuple[str, ...] = METHODS
-    """Upgrade methods (listed above), or "all"; old and new always take part, as the ends of the gain."""
+    """Upgrade methods to compare, by name; "recommended" or "all" stand for several. old and new always take part."""
     orders: tuple[str, ...] = ("classifier_score",)
-    """Backfill orders (listed above)."""
+    """Orders in which the gallery is backfilled."""
     merges: tuple[str, ...] = ("raw",)
-    """How distances of the two systems are made comparable (listed above); raw: as they are."""
+    """Ways to make the distances of the two systems comparable; raw leaves them as they are."""
     metrics: tuple[str, ...] = ("mAP", "CMC@1")
-    """mAP, mAP@k, CMC@k; the first one leads the report."""
+    """Metrics of retrieval: mAP, mAP@k, CMC@k for any k. The first one leads the report."""
     points: int = 11
-    """Moments of the backfill, t = 0 and t = 1 included."""
+    """Number of moments of the backfill to report, t = 0 and t = 1 included."""
     distance: str = "cosine"
-    """cosine, l2 or inner_product."""
+    """Distance between embeddings: cosine, l2 or inner_product."""
     order_seed: int = 0
-    """Random seed of the random order."""
+    """Random seed for the random order."""
+
+    @classmethod
+    def of_folder(cls) -> "Evaluation":
+        """The defaults for a folder of embeddings: the old classifier's scores are seldom at hand there."""
+        return cls(methods=("recommended",), orders=("random",))
 
     def find_methods(self) -> list[Method]:
-        """The methods, old and new in front. Raises InputError for an unknown name."""
-        wanted = [name for word in self.methods for name in (all_methods() if word == "all" else (word,))]
+        """The methods, old and new first. Raises InputError for an unknown name."""
+        known = all_methods()
+        several = {"all": tuple(known), "recommended": tuple(m.name for m in known.values() if m.is_recommended)}
+        wanted = [name for word in self.methods for name in several.get(word, (word,))]
         return find_methods(tuple(dict.fromkeys(("old", "new", *wanted))))
 
     def check(self) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from ray_backfill.files import read_json
 from ray_backfill.methods import Method
-from ray_backfill.models.checkpoints import load_network
 
 
 @dataclass(frozen=True)
@@ -22,6 +21,8 @@ class FittedMaps:
         if method.fit is None:
             return None
         if method.name not in self._read:
+            from ray_backfill.models.checkpoints import load_network  # loads torch
+
             self._read[method.name] = load_network(self.folders[method.name])
         return self._read[method.name]
 

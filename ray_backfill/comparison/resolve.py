@@ -56,13 +56,11 @@ class Comparison:
             if method.fit and method.name not in folders
         ]
         methods = tuple(method for method in self.methods if not method.fit or method.name in folders)
-        return replace(
-            self,
-            methods=methods,
-            orders=replace(self.orders, methods=methods),
-            left_out=(*self.left_out, *left_out),
-            maps=FittedMaps(folders),
-        )
+        return replace(self.only(methods), left_out=(*self.left_out, *left_out), maps=FittedMaps(folders))
+
+    def only(self, methods: Sequence[Method]) -> "Comparison":
+        """The comparison of these of its methods."""
+        return replace(self, methods=tuple(methods), orders=replace(self.orders, methods=tuple(methods)))
 
     @property
     def systems(self) -> dict[System, list[str]]:

@@ -8,7 +8,7 @@ the backfill, and what has to be fitted or trained for it. It may also define ``
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,6 +42,7 @@ class Method:
     backward, forward: the model x whose plain system {x, x} is this system of the pair; "" for any other system.
     aligned: the backward gallery is a copy of the forward one, as well as the map can make it.
     is_reference: it serves one system at a time, which no merge concerns.
+    is_recommended: it takes part by default where nobody names methods.
     glossary: word -> meaning, of words that a page about this method should explain.
     """
 
@@ -56,6 +57,7 @@ class Method:
     forward: str = ""
     aligned: bool = False
     is_reference: bool = False
+    is_recommended: bool = False
     glossary: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
@@ -110,3 +112,9 @@ def find_methods(names: tuple[str, ...]) -> list[Method]:
         if name not in known:
             raise InputError(f"unknown method {name!r}; known: {', '.join(known)}")
     return [known[name] for name in names]
+
+
+def models_of(methods: Sequence[Method]) -> tuple[str, ...]:
+    """The backbones that these methods need: old, new, then further kinds in the order of ``all_backbones``."""
+    needed = {model for method in methods for model in method.models}
+    return ("old", "new", *(name for name in all_backbones() if name in needed))

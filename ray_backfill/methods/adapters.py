@@ -27,6 +27,9 @@ _GLOSSARY = {
 }
 
 
+Pair = Callable[[Embeddings, Any], UpgradePair]
+
+
 def procrustes(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
     return rotation(x_Np, y_Nq), np.zeros(y_Nq.shape[1])
 
@@ -101,12 +104,22 @@ def _query(e: Embeddings, network: Any) -> UpgradePair:
 
 def _both_ways(name: str, title: str, fit: Callable[[str, str], Fit]) -> tuple[Method, Method]:
     """fit: from one model's embeddings to another's."""
-    method = partial(Method, family="Adapters", forward="new", glossary=_GLOSSARY)
+
+    def method(direction: str, source: str, pair: Pair, own: Fit, aligned: bool) -> Method:
+        full = f"{name}_{direction}"
+        return Method(
+            full, f"{title}, {direction}", source, pair, "Adapters", own, forward="new", aligned=aligned,
+            is_recommended=full in _RECOMMENDED, glossary=_GLOSSARY,
+        )  # fmt: skip
+
     return (
-        method(f"{name}_gallery", f"{title}, gallery", "old -> new", _gallery, fit=fit("old", "new"), aligned=True),
-        method(f"{name}_query", f"{title}, query", "new -> old", _query, fit=fit("new", "old")),
+        method("gallery", "old -> new", _gallery, fit("old", "new"), aligned=True),
+        method("query", "new -> old", _query, fit("new", "old"), aligned=False),
     )
 
+
+# The map that docs/results recommend, and the baseline that most people know.
+_RECOMMENDED = ("least_squares_gallery", "procrustes_query")
 
 FORMULAS: dict[Formula, str] = {
     procrustes: "Procrustes",

@@ -37,6 +37,12 @@ METHODS = (
     _reference("old", "old", "no upgrade: {old, old} throughout", _old, backward="old", forward="old"),
     _reference("new", "new", "finished upgrade: {new, new} throughout", _new, backward="new", forward="new"),
     _reference(
-        "offline", "offline", "{old, old} until t = 1, then {new, new}", _offline, backward="old", forward="new"
+        "offline",
+        "offline",
+        "{old, old} until t = 1, then {new, new}",
+        _offline,
+        backward="old",
+        forward="new",
+        is_recommended=True,
     ),
 )

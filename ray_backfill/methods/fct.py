@@ -22,6 +22,7 @@ def transform_method(
     fit: TransformFit,
     family: str = "Maps old to new",
     glossary: Mapping[str, str] | None = None,
+    is_recommended: bool = False,
 ) -> Method:
     """{target, h(inputs)} and {target, target}: the backward gallery is h of stored embeddings."""
 
@@ -32,11 +33,14 @@ def transform_method(
 
     models = tuple(dict.fromkeys(("old", "new", *fit.models)))
     words = _GLOSSARY | dict(glossary or {})
-    return Method(name, title, source, pair, family, fit, models, forward=fit.target, aligned=True, glossary=words)
+    return Method(
+        name, title, source, pair, family, fit, models, forward=fit.target, aligned=True,
+        is_recommended=is_recommended, glossary=words,
+    )  # fmt: skip
 
 
 METHODS = (
-    transform_method("fct", "FCT", "FCT, eq. 3: ||new - h(old)||^2", TransformFit()),
+    transform_method("fct", "FCT", "FCT, eq. 3: ||new - h(old)||^2", TransformFit(), is_recommended=True),
     transform_method("fct_side", "FCT + side info", "FCT, section 4.3: h(old, side)", TransformFit(("old", "side"))),
     transform_method(
         "bict", "BiCT", "BCT backbone, then h(old) towards it", TransformFit(target="bct"), "A new backbone"

@@ -35,7 +35,16 @@ _loss = partial(Deferred, "ray_backfill.losses.rank_merge")
 _method = partial(Method, family="Rank merge", pair=_with_heads)
 
 METHODS = (
-    Method("rm_naive", "RM naive", "rank merge, section 3.2", _naive, "Rank merge", backward="old", forward="new"),
+    Method(
+        "rm_naive",
+        "RM naive",
+        "rank merge, section 3.2",
+        _naive,
+        "Rank merge",
+        backward="old",
+        forward="new",
+        is_recommended=True,
+    ),
     _method("rqt", "RM RQT", "eq. 9", fit=HeadFit(_loss("rqt"), needs_labels=False), forward="new"),
     _method("cl_s", "RM CL-S", "eq. 10", fit=HeadFit(_loss("cl_s")), forward="new"),
     _method("cl_m", "RM CL-M", "eq. 14", fit=HeadFit(_loss("cl_m")), forward="new"),
@@ -43,5 +52,5 @@ METHODS = (
     _method("rqt_rho", "RM RQT + rho", "eq. 9 with rho", fit=HeadFit(_loss("rqt"), learn_new=True, needs_labels=False)),
     _method("cl_s_rho", "RM CL-S + rho", "eq. 10 with rho", fit=HeadFit(_loss("cl_s"), learn_new=True)),
     _method("cl_m_rho", "RM CL-M + rho", "eq. 14 with rho", fit=HeadFit(_loss("cl_m"), learn_new=True)),
-    _method("rm", "full RM", "eq. 11-13: MCL with rho", fit=HeadFit(_loss("mcl"), learn_new=True)),
+    _method("rm", "full RM", "eq. 11-13: MCL with rho", fit=HeadFit(_loss("mcl"), learn_new=True), is_recommended=True),
 )

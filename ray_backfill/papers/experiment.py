@@ -31,10 +31,12 @@ from ray_backfill.models.checkpoints import load_network
 from ray_backfill.orders import find_order
 from ray_backfill.papers.page import PageInput, write_page
 from ray_backfill.papers.runs import SeedRun
+from ray_backfill.papers.settings import Experiment
 from ray_backfill.papers.variants import fit_side_by_side
 from ray_backfill.recipes import Recipe, describe_recipe, load_recipe
 from ray_backfill.runs.context import Context
-from ray_backfill.runs.pipeline import evaluate_folder, run_recipe
+from ray_backfill.runs.folder import evaluate_folder
+from ray_backfill.runs.pipeline import run_recipe
 from ray_backfill.store import read_folder, write_parquet
 from ray_backfill.training.settings import FitSettings
 from ray_backfill.training.transforms import pseudo_classifier
@@ -49,24 +51,6 @@ _ORDER = "classifier_score"
 # Of the ablation: CL-M without rho trains what CL-S trains (docs/log.md), so it is left out.
 _LOSSES = ("rqt", "cl_s", "mcl", "rqt_rho", "cl_s_rho", "cl_m_rho", "rm")
 _TAUS = (1.0, 0.1, 0.03)
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """What is run."""
-
-    recipe: str
-    """The recipe to run with each seed."""
-    data_root: Path | None = None
-    """Where the images are, for recipes that need files."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Of the runs: backbones, batches, heads, and whatever of the data is drawn."""
-    methods: tuple[str, ...] = ("all",)
-    """Upgrade methods, or "all"."""
-    ablation: bool = True
-    """Heads by loss, rho, mining and temperature, on the first seed."""
-    subgroups: str = ""
-    """A recipe with subgroups, run with the same seeds; "" for none."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ Shapes: Q scored queries, N gallery items, T points, O orders, M metrics.
 """
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from ray_backfill.distances import check_distance
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, check_device_name
 from ray_backfill.merges import RAW, Merge
 from ray_backfill.metrics import metric_codes
 from ray_backfill.replay.block import Block, make_thresholds, merged_keys
@@ -156,12 +155,6 @@ def comparisons_bar(prepared: Prepared, show: bool) -> Iterator[Callable[[int], 
                 bar.update(comparisons)
 
         yield report
-
-
-def check_device_name(device: str) -> None:
-    """Raises InputError for an unknown device."""
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise InputError(f"unknown device {device!r}; known: cpu, cuda, cuda:0, cuda:1 and so on")
 
 
 def check_device(device: str) -> None:

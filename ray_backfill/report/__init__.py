@@ -7,12 +7,21 @@ from rich.console import Console
 from ray_backfill.report import figures, html, terminal
 from ray_backfill.report.drawing import to_png
 from ray_backfill.report.parts import write_pages
-from ray_backfill.report.reading import read_results
+from ray_backfill.report.reading import read_results, results_of
 from ray_backfill.report.results import Results
 from ray_backfill.report.terminal import overview
 from ray_backfill.report.wording import verdict
 
-__all__ = ["Results", "overview", "print_table", "read_results", "verdict", "write_report"]
+__all__ = [
+    "Results",
+    "overview",
+    "print_first_table",
+    "print_table",
+    "read_results",
+    "results_of",
+    "verdict",
+    "write_report",
+]
 
 
 def write_report(folder: Path) -> None:
@@ -26,6 +35,12 @@ def write_report(folder: Path) -> None:
     results = read_results(folder)
     curves = to_png(figures.curves_figure(results))
     write_pages(folder, curves, html.render(results, curves))
+
+
+def print_first_table(results: Results, to_come: list[str]) -> None:
+    """Print the table of what needs no training. to_come: titles of the methods that are trained next."""
+    terminal.draw_table(results, None)
+    print(f"\nThis is what needs no training. Now training: {', '.join(to_come)}.\n", flush=True)
 
 
 def print_table(folder: Path, console: Console | None = None) -> None:

@@ -1,5 +1,6 @@
 """Reads and checks a results folder: five tables and a manifest in, one typed, frozen ``Results`` out."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,21 @@ def read_results(folder: Path) -> Results:
         for name, row_type in TABLES.items()
         if name not in ("subgroups", "costs") or (folder / f"{name}.parquet").exists()
     }
-    manifest = _manifest(folder / "manifest.json")
-    results = Results(
-        _rows(found["summary"], manifest.traits, folder / "manifest.json"),
-        _lines(found["curves"]),
-        _differences(rows_of(DifferenceRow, found["differences"])),
-        _groups(found["subgroups"]) if "subgroups" in found else {},
-        manifest,
-        tuple(rows_of(CostRow, found["costs"])) if "costs" in found else (),
-    )
+    results = results_of(found, _manifest(folder / "manifest.json"), folder / "manifest.json")
     _check(results, folder)
     return results
+
+
+def results_of(tables: Mapping[str, pd.DataFrame], manifest: Manifest, path: Path = Path("manifest.json")) -> Results:
+    """Results in memory. tables: by name as in ``TABLES``. path: of the manifest, for errors."""
+    return Results(
+        _rows(tables["summary"], manifest.traits, path),
+        _lines(tables["curves"]),
+        _differences(rows_of(DifferenceRow, tables["differences"])),
+        _groups(tables["subgroups"]) if "subgroups" in tables else {},
+        manifest,
+        tuple(rows_of(CostRow, tables["costs"])) if "costs" in tables else (),
+    )
 
 
 def _check(results: Results, folder: Path) -> None:

@@ -33,14 +33,14 @@ from ray_backfill.live.settings import LiveSettings
 from ray_backfill.live.shard import ShardPlace
 from ray_backfill.live.sides import SIDES, Sides, check_live, dims_of, new_models, old_models
 from ray_backfill.merges import Merge, all_merges
-from ray_backfill.methods import Method, find_methods
+from ray_backfill.methods import Method, find_methods, models_of
 from ray_backfill.orders import find_order
 from ray_backfill.recipes import Recipe
 from ray_backfill.report.live import write_live_report
 from ray_backfill.runs.checks import check_evaluation, check_recipe
 from ray_backfill.runs.context import Context
-from ray_backfill.runs.images import models_of, recipe_classes, train_recipe_backbone
-from ray_backfill.runs.pipeline import fit_maps
+from ray_backfill.runs.folder import fit_maps
+from ray_backfill.runs.images import recipe_classes, train_recipe_backbone
 from ray_backfill.runs.results import now, versions
 from ray_backfill.store import read_folder
 from ray_backfill.systems import IntArray

@@ -1,7 +1,7 @@
 """The stages from images to embeddings: backbones trained, all splits embedded. Each is done once and kept."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from ray_backfill.cluster.embed import embed_stage
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
 from ray_backfill.files import is_finished, note_facts
-from ray_backfill.methods import Method, all_backbones
+from ray_backfill.methods import all_backbones, models_of
 from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import Recipe
 from ray_backfill.runs.checks import check_recipe
@@ -51,12 +51,6 @@ def embed_recipe(recipe: Recipe[Any], context: Context) -> Path:
     _, new_classes = recipe_classes(recipe)
     folder, actors = context.out / "embeddings", context.actors
     return timed(folder, lambda: embed_stage(folder, recipe.images, models, new_classes, recipe.embed, actors))
-
-
-def models_of(methods: Sequence[Method]) -> tuple[str, ...]:
-    """The backbones that these methods need: old, new, then further kinds in the order of ``all_backbones``."""
-    needed = {model for method in methods for model in method.models}
-    return ("old", "new", *(name for name in all_backbones() if name in needed))
 
 
 def recipe_classes(recipe: Recipe[Any]) -> tuple[list[int], list[int]]:

@@ -17,7 +17,7 @@ from ray_backfill.comparison.tabulate import tabulate
 from ray_backfill.comparison.traits import traits_of
 from ray_backfill.files import begin_stage, finish_stage, look_at_stage, note_facts, read_json
 from ray_backfill.merges import RAW
-from ray_backfill.report import write_report
+from ray_backfill.report import Results, results_of, write_report
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.synthetic import STAGE as SYNTHETIC
 from ray_backfill.tables.results import Manifest
@@ -108,6 +108,13 @@ def write_results(
     write_report(out)
     finish_stage(out)
     return out
+
+
+def results_in_memory(comparison: Comparison, curves: Curves, facts: Facts) -> Results:
+    """What ``write_results`` would write, without intervals of subgroups and costs, as a report reads it."""
+    tables = tabulate(comparison.methods, curves, comparison.evaluation.metrics)
+    manifest = _manifest(comparison, "", facts, replay_s=0.0)
+    return results_of({"curves": tables.curves, "summary": tables.summary, "differences": tables.differences}, manifest)
 
 
 def versions() -> dict[str, str]:

@@ -12,7 +12,8 @@ import torch
 
 from ray_backfill.cluster import backbones
 from ray_backfill.cluster.backbones import BackboneJob, train_backbone_stage
-from ray_backfill.cluster.maps import fit_stage, for_maps
+from ray_backfill.cluster.map_training import for_maps
+from ray_backfill.cluster.maps import fit_stage
 from ray_backfill.cluster.settings import Workers
 from ray_backfill.cluster.train import run_ddp
 from ray_backfill.datasets import landmarks

@@ -23,7 +23,7 @@ from ray_backfill.methods import find_methods
 from ray_backfill.orders import high_first
 from ray_backfill.replay import Curve
 from ray_backfill.runs.context import Context
-from ray_backfill.runs.pipeline import evaluate_folder
+from ray_backfill.runs.folder import evaluate_folder
 from ray_backfill.runs.results import Facts, write_results
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable, read_folder, vector_column, write_parquet
 from ray_backfill.tables.results import LeftOut, Manifest

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ray_backfill import recipes
-from ray_backfill.cli.parse import parse_recipe_job
+from ray_backfill.cli.commands import simulate
+from ray_backfill.cli.groups import print_group
 from ray_backfill.comparison.resolve import check_distances_agree
 from ray_backfill.datasets import dataset_module, dataset_name, published
 from ray_backfill.errors import InputError
@@ -50,10 +51,11 @@ def test_recipes_say_what_they_need() -> None:
 
 
 def test_help_says_what_the_recipe_is(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse_recipe_job("A job.", arguments=["--recipe", "cifar100_open", "--help"])
+    print_group(simulate.read, [], "recipes")
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"cifar100_open: {describe_recipe('cifar100_open')}" in shown
+    assert f"cifar100_open {describe_recipe('cifar100_open')}" in shown
+    print_group(simulate.read, ["--recipe", "cifar100_open", "--help", "protocol"], "protocol")
+    assert "--protocol.kind {extended,open,same,biased}" in capsys.readouterr().out
 
 
 # Published recipe -> architectures of the old and the new model, and how many classes each knows.

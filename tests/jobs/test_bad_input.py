@@ -1,14 +1,12 @@
 """Whatever is wrong: one line that says what and what to do, exit code 2, and nothing half-written."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from ray_backfill.cli.jobs import fit_job, simulate_job
-from ray_backfill.cli.shell import run_job
+from ray_backfill.cli.main import main
 from ray_backfill.methods import all_methods
 from ray_backfill.store import vector_column, write_parquet
 
@@ -27,12 +25,12 @@ def write_folder(path: Path, old: np.ndarray | None = None, **more: object) -> P
 
 def fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str,
-    job: Callable[[str], None] = simulate_job,
+    command: str = "simulate",
 ) -> str:  # fmt: skip
-    """Run the job with these arguments and return its one line of error."""
+    """Run the command with these arguments and return its one line of error."""
     monkeypatch.setattr("sys.argv", ["jobs/simulate.py", *arguments])
     with pytest.raises(SystemExit) as stopped:
-        run_job(lambda: job("test"))
+        main(command)
     assert stopped.value.code == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
@@ -94,7 +92,7 @@ def test_the_command_line_itself_explains_wrong_values(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["jobs/simulate.py", *arguments])
     with pytest.raises(SystemExit) as stopped:
-        run_job(lambda: simulate_job("test"))
+        main("simulate")
     assert stopped.value.code == 2
     shown = capsys.readouterr()
     assert message in " ".join((shown.err + shown.out).replace("│", " ").split())
@@ -130,12 +128,12 @@ def test_methods_that_cannot_be_trained_are_left_out_with_the_reason(
 ) -> None:
     data = write_folder(tmp_path / "data")
     monkeypatch.setattr("sys.argv", ["jobs/simulate.py", "--data", str(data), "--out", str(tmp_path / "out")])
-    run_job(lambda: simulate_job("test"))
+    main("simulate")
     printed = capsys.readouterr().out
     assert "RM naive" in printed
     assert "full RM" not in printed
-    fitted = [method.name for method in all_methods().values() if method.fit]
-    words = f"left out: {len(fitted)} (needs train.parquet to be fitted on): {', '.join(fitted)}"
+    fitted = [method.name for method in all_methods().values() if method.fit and method.is_recommended]
+    words = f"left out: {', '.join(fitted)} (needs train.parquet to be fitted on)"
     assert words in " ".join(printed.split())
 
 
@@ -144,7 +142,7 @@ def test_heads_need_a_train_split(
 ) -> None:
     data = write_folder(tmp_path / "data")
     arguments = ("--data", str(data), "--out", str(tmp_path / "out"), "--methods", "rm")
-    line = fail(monkeypatch, capsys, *arguments, job=fit_job)
+    line = fail(monkeypatch, capsys, *arguments, command="fit")
     assert line == "error: rm needs train.parquet to be fitted on"
 
 
@@ -154,7 +152,7 @@ def test_another_runs_folder_is_refused(
     data = write_folder(tmp_path / "data")
     arguments = ["--data", str(data), "--out", str(tmp_path / "out"), "--methods", "rm_naive"]
     monkeypatch.setattr("sys.argv", ["jobs/simulate.py", *arguments])
-    run_job(lambda: simulate_job("test"))
+    main("simulate")
     capsys.readouterr()
     before = (tmp_path / "out" / "results" / "report.html").read_bytes()
     assert "points: 11 there, 5 asked" in fail(monkeypatch, capsys, *arguments, "--points", "5")

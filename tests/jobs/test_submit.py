@@ -42,7 +42,7 @@ def test_a_submitted_drill_gives_what_was_replayed(finished: Path, cluster: dict
     out = tmp_path / "submitted"
     shutil.copytree(finished / "backbones", out / "backbones")
     drill = submit(
-        cluster, "python", "jobs/simulate_gldv2.py", "--mode", "live", "--out", str(out), *TINY,
+        cluster, "python", "jobs/drill.py", "--out", str(out), *TINY,
         "--actors.cpus", "0.5", "--live.part-items", "10", "--live.quiet-s", "0", "--live.traffic.warm-up-s", "0",
     )  # fmt: skip
     assert drill.returncode == 0, drill.stdout[-3000:]

@@ -9,7 +9,8 @@ import pytest
 
 from ray_backfill.cluster.settings import EmbedActors, Workers
 from ray_backfill.datasets import landmarks
-from ray_backfill.papers.experiment import Experiment, Place, reproduce
+from ray_backfill.papers.experiment import Place, reproduce
+from ray_backfill.papers.settings import Experiment
 from ray_backfill.recipes import ModelRecipe, Recipe, load_recipe
 
 METHODS = ("rm_naive", "least_squares_gallery", "fastfill", "rm")

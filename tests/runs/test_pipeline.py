@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from ray_backfill.errors import InputError
-from ray_backfill.methods import Method, find_methods
+from ray_backfill.methods import Method, find_methods, models_of
 from ray_backfill.recipes import load_recipe
 from ray_backfill.runs import images
 from ray_backfill.runs.checks import check_recipe
 from ray_backfill.runs.context import Context
-from ray_backfill.runs.images import models_of, recipe_classes, train_recipe_backbone
+from ray_backfill.runs.images import recipe_classes, train_recipe_backbone
 
 RECIPE = load_recipe("landmarks")
 

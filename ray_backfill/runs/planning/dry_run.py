@@ -4,10 +4,9 @@ from typing import Any
 
 from ray_backfill.cluster.settings import EmbedActors, Workers
 from ray_backfill.errors import InputError
-from ray_backfill.methods import all_backbones
+from ray_backfill.methods import all_backbones, models_of
 from ray_backfill.recipes import Recipe
 from ray_backfill.runs.checks import check_choices, check_evaluation, check_recipe
-from ray_backfill.runs.images import models_of
 from ray_backfill.runs.planning.counts import count_images
 from ray_backfill.runs.planning.describe import describe_plan
 from ray_backfill.runs.planning.plan import STAGES, plan_upgrade

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from ray_backfill.cluster.settings import EmbedActors, Workers
-from ray_backfill.methods import Method, all_backbones
+from ray_backfill.methods import Method, all_backbones, models_of
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.recipes import ModelRecipe, Recipe
-from ray_backfill.runs.images import models_of
 from ray_backfill.runs.planning.counts import Counts, ModelCounts
 from ray_backfill.runs.planning.settings import PlanningSettings
 from ray_backfill.training import pixels

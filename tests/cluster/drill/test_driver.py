@@ -218,7 +218,7 @@ def test_a_killed_driver_is_continued(
 ) -> None:
     settings = replace(SETTINGS, throttle=ThrottleSettings(items_per_s=60.0))
     arguments = shlex.split(f"""
-        --data {data} --out {tmp_path} --mode live --metrics mAP@10 CMC@1 --orders random --points 8
+        --data {data} --out {tmp_path} --metrics mAP@10 CMC@1 --orders random --points 8
         --actors.number 2 --actors.cpus 0.5 --live.method rm_naive --live.part-items 30 --live.quiet-s 0
         --live.traffic.rate-per-s 20 --live.traffic.warm-up-s 0 --live.traffic.deadline-s 30
         --live.throttle.items-per-s 60
@@ -226,7 +226,7 @@ def test_a_killed_driver_is_continued(
     # A driver of its own in the same Ray: what it started must vanish with it.
     environment = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
     driver = subprocess.Popen(
-        [sys.executable, "jobs/simulate.py", *arguments], env=environment, cwd=ROOT, stderr=subprocess.PIPE
+        [sys.executable, "jobs/drill.py", *arguments], env=environment, cwd=ROOT, stderr=subprocess.PIPE
     )
     journal = Journal(tmp_path / "live")
     deadline = time.monotonic() + 120

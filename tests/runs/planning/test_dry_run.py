@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ray_backfill.cli import parse
-from ray_backfill.cli.options import SimulateJob
-from ray_backfill.cluster.settings import EmbedActors, ReplayPlace, Workers
+from ray_backfill.cli import context
+from ray_backfill.cli.commands import simulate
+from ray_backfill.cluster.settings import EmbedActors, Workers
 from ray_backfill.errors import InputError
 from ray_backfill.recipes import NO_ROOT, load_recipe
 from ray_backfill.runs.planning.dry_run import dry_run
@@ -82,16 +82,15 @@ def test_a_dry_run_refuses_what_the_run_would_refuse() -> None:
 
 def test_download_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     fetched = []
-    monkeypatch.setattr(parse, "download", lambda images: fetched.append(images.root))
+    monkeypatch.setattr(context, "download", lambda images: fetched.append(images.root))
     for more, expected in (([], []), (["--download"], ["/nowhere"])):
-        monkeypatch.setattr("sys.argv", ["simulate.py", "--recipe", "cifar100", "--data-root", "/nowhere", *more])
-        job = parse.recipe_job("test", kind=SimulateJob, place=ReplayPlace())
+        job = context.prepared(simulate.read(["--recipe", "cifar100", "--data-root", "/nowhere", *more]))
         assert job.settings.images.root == "/nowhere"
         assert fetched == expected
 
 
 def test_nothing_is_downloaded_to_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parse, "download", lambda images: pytest.fail(f"downloads to {images.root}"))
+    monkeypatch.setattr(context, "download", lambda images: pytest.fail(f"downloads to {images.root}"))
     result = run_here("simulate.py", "--recipe", "cifar100", "--dry-run", "--download")
     assert result.returncode == 2
     assert "needs --data-root" in result.stderr
@@ -100,7 +99,7 @@ def test_nothing_is_downloaded_to_nowhere(monkeypatch: pytest.MonkeyPatch) -> No
 def test_plans_know_how_fast_images_of_a_set_are_decoded() -> None:
     def assumed(recipe: str, *more: str) -> float:
         arguments = ["--recipe", recipe, "--dry-run", *more]
-        job = parse.parse_recipe_job("test", arguments=arguments, kind=SimulateJob, place=ReplayPlace())
+        job = simulate.read(arguments)
         return float(job.planning.decode_images_per_s_per_cpu)
 
     # No files of JPEG; photographs; images of nobody knows what size.

@@ -1,4 +1,4 @@
-"""The body of jobs/reproduce.py: its arguments, and the page it leaves."""
+"""``ray-backfill reproduce``: run a recipe with several seeds and all methods, and write one page about it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,9 +7,11 @@ from typing import Annotated
 
 import tyro
 
+from ray_backfill.cli.parse import read_options
 from ray_backfill.cli.shell import checked_out, command_line, refuse_relative, shown
 from ray_backfill.cluster.settings import EmbedActors, Workers
-from ray_backfill.papers.experiment import Experiment, Place, reproduce
+from ray_backfill.papers.settings import Experiment
+from ray_backfill.recipes import describe_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,23 +20,29 @@ class ReproduceJob:
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     out: Path = Path("runs/reproduce")
-    """Folder of the runs. The same folder again continues or reuses what is there."""
+    """Folder of the runs. The same command continues what was stopped, and reuses what is finished."""
     page: Path | None = None
-    """The page to write, with its figure beside it; default: page.md in the folder of the runs."""
+    """File of the page; its figure is written beside it. Default: page.md in the folder of the runs."""
     findings: Path | None = None
-    """Markdown written by hand that the page includes."""
+    """Markdown file to include in the page."""
     workers: Workers = field(default_factory=Workers)
-    """Where training runs."""
     actors: EmbedActors = field(default_factory=EmbedActors)
-    """Where embedding runs."""
 
 
-def reproduce_job(description: str, arguments: Sequence[str] | None = None) -> None:
+def read(arguments: Sequence[str]) -> ReproduceJob:
+    """The experiment and where it runs."""
+    return read_options(ReproduceJob, arguments)
+
+
+def run(arguments: Sequence[str]) -> None:
     """Run what is missing, write the page and say where it is."""
-    job = tyro.cli(ReproduceJob, description=description, args=arguments)
+    job = read(arguments)
+    describe_recipe(job.experiment.recipe)  # an unknown name is an error before anything is loaded
     out, root = checked_out(job.out), job.experiment.data_root
     if root is not None:
         refuse_relative("--data-root", root)
+    from ray_backfill.papers.experiment import Place, reproduce
+
     place = Place(job.workers, job.actors)
     page = reproduce(job.experiment, place, out, job.page or out / "page.md", job.findings, command_line())
     print(f"page: {shown(page.absolute())}")

@@ -1,0 +1,31 @@
+"""``ray-backfill drill``: backfill a gallery for real, under traffic."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ray_backfill.cli.options import DrillFolderJob, DrillJob
+from ray_backfill.cli.parse import check_names, names_folder, read_folder_options, read_recipe_options
+from ray_backfill.cli.shell import given_folder, shown
+
+
+def read(arguments: Sequence[str]) -> Any:
+    """The options: of a folder of embeddings or of a recipe."""
+    if names_folder(arguments):
+        return read_folder_options(DrillFolderJob, arguments)
+    return read_recipe_options(DrillJob, arguments)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run the drill, print its table, say where the report is."""
+    job = read(arguments)
+    check_names(job)
+    from ray_backfill.cli.context import context_of, prepared
+    from ray_backfill.report.live import print_live_table
+    from ray_backfill.runs.drill import drill_folder, drill_recipe
+
+    if isinstance(job, DrillFolderJob):
+        results = drill_folder(given_folder(job.data), job.evaluation, job.fits, job.live, context_of(job))
+    else:
+        results = drill_recipe(prepared(job).settings, job.live, context_of(job))
+    print_live_table(results)
+    print(f"\nreport: {shown(results / 'report.html')}")

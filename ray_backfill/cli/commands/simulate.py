@@ -1,0 +1,47 @@
+"""``ray-backfill simulate``: compare upgrade methods over an online backfill."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from ray_backfill.cli.options import ScaleJob, SimulateFolderJob, SimulateJob
+from ray_backfill.cli.parse import check_names, names_folder, read_folder_options, read_options, read_recipe_options
+from ray_backfill.cli.shell import given_folder, shown
+from ray_backfill.cluster.settings import ReplayPlace
+
+
+def read(arguments: Sequence[str]) -> Any:
+    """The options: of a folder of embeddings, of the invented gallery, or of a recipe."""
+    if names_folder(arguments):
+        return read_folder_options(SimulateFolderJob, arguments)
+    if {"--scale=full"} & set(arguments) or ("--scale", "full") in pairwise(arguments):
+        return read_options(ScaleJob, arguments)
+    return read_recipe_options(SimulateJob, arguments, place=ReplayPlace())
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run, print the table, say where the report is."""
+    job = read(arguments)
+    if isinstance(job, ScaleJob):
+        job.evaluation.check()
+    else:
+        check_names(job)
+    from ray_backfill.cli.context import context_of, prepared
+    from ray_backfill.report import print_first_table, print_table
+
+    if isinstance(job, SimulateFolderJob):
+        from ray_backfill.runs.folder import evaluate_folder
+
+        data = given_folder(job.data)
+        results = evaluate_folder(data, job.evaluation, job.fits, context_of(job), show_first=print_first_table)
+    elif isinstance(job, ScaleJob):
+        from ray_backfill.runs.pipeline import evaluate_synthetic
+
+        print("These embeddings are invented: they show scale and arithmetic, not which method is better on landmarks.")
+        results = evaluate_synthetic(job.gallery, job.evaluation, job.fits, context_of(job))
+    else:
+        from ray_backfill.runs.pipeline import run_recipe
+
+        results = run_recipe(prepared(job).settings, context_of(job))
+    print_table(results)
+    print(f"\nreport: {shown(results / 'report.html')}")

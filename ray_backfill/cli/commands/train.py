@@ -1,0 +1,26 @@
+"""``ray-backfill train``: train one backbone of a recipe."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tyro
+
+from ray_backfill.cli.options import TrainJob
+from ray_backfill.cli.parse import check_names, read_recipe_options
+from ray_backfill.cli.shell import shown
+
+
+def read(arguments: Sequence[str]) -> Any:
+    """The options of a recipe, and which backbone to train."""
+    return read_recipe_options(TrainJob, arguments, model=tyro.MISSING)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Train, say where the backbone is."""
+    job = read(arguments)
+    check_names(job)
+    from ray_backfill.cli.context import context_of, prepared
+    from ray_backfill.runs.images import train_recipe_backbone
+
+    prepared(job, last_stage="backbones", model=job.model)
+    print(f"backbone: {shown(train_recipe_backbone(job.settings, job.model, context_of(job)))}")

@@ -1,0 +1,35 @@
+"""What commands do between their options and the work: make the context, download, plan."""
+
+import sys
+from typing import Any
+
+from ray_backfill.cli.options import RecipeJob
+from ray_backfill.cli.shell import checked_out, command_line
+from ray_backfill.datasets import download
+from ray_backfill.runs.context import Context
+from ray_backfill.runs.planning.dry_run import dry_run
+from ray_backfill.runs.planning.plan import STAGES
+
+
+def context_of(job: Any) -> Context:
+    """The context of a run, from the options that the job has. Raises InputError for an ``out`` that cannot be made."""
+    given = {name: getattr(job, name) for name in ("workers", "actors", "place") if hasattr(job, name)}
+    return Context(checked_out(job.out), command=command_line(), **given)
+
+
+def prepared(job: RecipeJob[Any], last_stage: str = STAGES[-1], model: str | None = None) -> RecipeJob[Any]:
+    """Do what the options ask for before the work; returns the job.
+
+    --download fetches the images. --dry-run prints the plan up to ``last_stage`` (of ``planning.STAGES``), and stops.
+    model: plan the training of this backbone only.
+
+    Raises:
+        SystemExit: after a dry run, with code 0.
+        InputError: the plan cannot be made, or the images cannot be fetched.
+    """
+    if job.download:
+        download(job.settings.images)
+    if job.dry_run:
+        print(dry_run(job.settings, job.workers, job.actors, job.planning, last_stage, model))
+        sys.exit(0)
+    return job

@@ -1,0 +1,58 @@
+"""Help on request: the options of one group, or the methods, orders, merges or recipes that there are."""
+
+import io
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stdout, suppress
+
+from ray_backfill.errors import InputError
+from ray_backfill.merges import MergeKind, all_merges
+from ray_backfill.methods import Method, all_methods
+from ray_backfill.orders import Order, all_orders
+from ray_backfill.recipes import describe_recipe, recipe_names
+
+# The heading of a group in the full help of a command, as tyro writes it where it cannot draw boxes.
+_HEADING = re.compile(r"^ (?:(\S+) )?options *\n -+ *\n", re.MULTILINE)
+
+
+def print_group(read: Callable[[Sequence[str]], object], arguments: Sequence[str], group: str) -> None:
+    """Print the options of ``group`` with their defaults; or a list: methods, orders, merges, recipes.
+
+    "all" prints every group, "run" the options without a group. read: reads the command line of the command.
+
+    Raises:
+        InputError: no such group; the message lists the known ones.
+    """
+    tables: dict[str, Callable[[], Iterable[Method | Order | MergeKind]]] = {
+        "methods": lambda: all_methods().values(),
+        "orders": lambda: all_orders().values(),
+        "merges": lambda: all_merges().values(),
+    }
+    if group in tables:
+        print("\n".join(map(_explained, tables[group]())))
+        return
+    if group == "recipes":
+        print("\n".join(f"{name}\n    {describe_recipe(name)}" for name in recipe_names()))
+        return
+    sections = _sections(read, [word for word in arguments if word not in ("-h", "--help", group)])
+    wanted = [(title, text) for title, text in sections if group in ("all", title, title.split(".")[0])]
+    if not wanted:
+        known = dict.fromkeys(title.split(".")[0] for title, _ in sections)
+        raise InputError(f"unknown group of options {group!r}; known: {', '.join((*known, 'all', *tables, 'recipes'))}")
+    for title, text in wanted:
+        print(f"{title}\n{text}\n")
+
+
+def _explained(row: Method | Order | MergeKind) -> str:
+    source = f" ({row.source})" if row.source else ""
+    return "\n".join([f"{row.name}: {row.title}{source}", *(f"    {meaning}" for meaning in row.glossary.values())])
+
+
+def _sections(read: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """(title, text) of each group in the full help of a command."""
+    full = io.StringIO()
+    with redirect_stdout(full), suppress(SystemExit):  # --help ends by it
+        read([*arguments, "--help"])
+    _, *parts = _HEADING.split(full.getvalue())
+    texts = ("\n".join(line.rstrip() for line in text.rstrip().splitlines()) for text in parts[1::2])
+    return [(title or "run", text) for title, text in zip(parts[::2], texts, strict=True)]

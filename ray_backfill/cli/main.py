@@ -1,0 +1,50 @@
+"""The command ``ray-backfill``. Each subcommand is imported when it is asked for, so that help and errors are quick."""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+
+from ray_backfill import __version__
+from ray_backfill.cli.pages import COMMANDS, overview, page
+from ray_backfill.cli.shell import run_job
+from ray_backfill.errors import InputError
+
+
+def main(command: str | None = None) -> None:
+    """Run a subcommand: the first word of the command line, or ``command``, which a job script gives."""
+    run_job(lambda: _main(sys.argv[1:] if command is None else [command, *sys.argv[1:]]))
+
+
+def _main(words: Sequence[str]) -> None:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return
+    if words[0] == "--version":
+        print(f"ray-backfill {__version__}")
+        return
+    command, *arguments = words
+    if command not in COMMANDS:
+        close = difflib.get_close_matches(command, COMMANDS, 1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        raise InputError(f"unknown command {command!r}{meant} Known: {', '.join(COMMANDS)}")
+    group = _help_asked_for(arguments)
+    if group == "":
+        print(page(command))
+        return
+    module = importlib.import_module(f"ray_backfill.cli.commands.{command}")
+    if group is not None:
+        from ray_backfill.cli.groups import print_group
+
+        print_group(module.read, arguments, group)
+    else:
+        module.run(arguments)
+
+
+def _help_asked_for(arguments: Sequence[str]) -> str | None:
+    """The group of options whose help is asked for; "" for the first page; None where none is."""
+    for place, argument in enumerate(arguments):
+        if argument in ("-h", "--help"):
+            following = arguments[place + 1 : place + 2]
+            return following[0] if following and not following[0].startswith("-") else ""
+    return None
