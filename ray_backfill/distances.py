@@ -1,9 +1,9 @@
-"""Distances; smaller is closer. The only place that knows what cosine, l2 and inner product are.
+"""Distances: smaller is closer. This is the only module that defines cosine, l2 and inner product.
 
-Each distance has two faces. ``exact`` computes one pair at a time, accumulated in float64 in a fixed order and rounded
-to float32: the same bits on every machine, alone or in any batch, so that equal vectors tie. ``ProductForm`` turns a
-system into float32 matrix products v, whose error has a proven bound; where the bound does not decide a comparison, the
-exact distance does. The pattern is that of adaptive geometric predicates (Shewchuk 1997): a filter, then the truth.
+Each distance is computed in two ways. ``exact`` takes one pair at a time, accumulated in float64 in a fixed order
+and rounded to float32: the same bits on every machine and in any batch, so that equal vectors tie. ``ProductForm``
+turns a system into float32 matrix products v with a proven error bound; where the bound does not decide a comparison,
+the exact distance does. Adaptive geometric predicates (Shewchuk 1997) use the same pattern: a filter, then exactness.
 
 Shapes: Q queries, N gallery items, d dimensions, D columns of the product (d, or d + 1 under l2), n items of a tile.
 """
@@ -23,30 +23,30 @@ DISTANCES = ("cosine", "l2", "inner_product")
 _U = 2.0**-24
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 _SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
-# Vectors up to this length, times 2, have products that float32 holds; a factor up to this is a float32 number.
+# Products of vectors up to this length, times 2, do not overflow float32; neither does a factor up to this.
 _LONGEST = _LARGEST_FACTOR = 1e38
-# Rows that are read at a time where a whole gallery is gone through: 64 MB as float32 of 256 dimensions.
+# Rows that are read at a time in a pass over a whole gallery: 64 MB as float32 of 256 dimensions.
 _ROWS = 65_536
 
 
 def check_distance(distance: str) -> None:
-    """Raises InputError for an unknown name; the message lists the known ones."""
+    """Raise InputError for an unknown name; the message lists the known ones."""
     if distance not in DISTANCES:
         raise InputError(f"unknown distance {distance!r}; known: {', '.join(DISTANCES)}")
 
 
 def normalise(vectors: FloatArray) -> NDArray[np.float64]:
-    """Rows scaled to length 1, as a new float64 array."""
+    """Return the rows scaled to length 1, as a new float64 array."""
     wide = vectors.astype(np.float64)
     unit: NDArray[np.float64] = wide / np.linalg.norm(wide, axis=1, keepdims=True)
     return unit
 
 
 def exact_distances(query: FloatArray, gallery: FloatArray, distance: str) -> NDArray[np.float32]:
-    """(Q, N) float32 exact distances of (Q, d) queries to (N, d) gallery vectors, pair by pair.
+    """Return the (Q, N) float32 exact distances of (Q, d) queries to (N, d) gallery vectors, pair by pair.
 
-    cosine: 1 - cos, in [0, 2]. l2: Euclidean, not squared. inner_product: minus the inner product.
-    Cost: Q N d operations in float64, about 20 times a matrix product: for small cases and as an oracle.
+    cosine: 1 - cos, in [0, 2]. l2: Euclidean, not squared. inner_product: the negative inner product.
+    Cost: Q N d operations in float64, about 20 times a matrix product: for small cases and as a test oracle.
     """
     form = ProductForm.of(RetrievalSystem(query, gallery), distance)
     of_query, of_item = np.divmod(np.arange(len(query) * len(gallery)), len(gallery))
@@ -55,11 +55,11 @@ def exact_distances(query: FloatArray, gallery: FloatArray, distance: str) -> ND
 
 @dataclass(frozen=True)
 class ProductForm:
-    """A system as matrix products: v = left(queries) @ tile(first, last).T rises with the distance.
+    """A system as matrix products: v = left(queries) @ tile(first, last).T increases with the distance.
 
-    Embeddings count as float32; float64 ones are rounded. cosine: v = -cos. inner_product: v = -<q, g> / |q| * scale.
-    l2: v = (|g|^2 - 2 <q, g>) * scale^2, by one column more. length_Q, length_N: Euclidean norms, float64. scale: the
-    power of two that brings the longest vector's norm into (0.5, 1], so that no product overflows; 1.0 under cosine.
+    Embeddings are used as float32 (float64 is rounded). cosine: v = -cos. inner_product: v = -<q, g> / |q| * scale.
+    l2: v = (|g|^2 - 2 <q, g>) * scale^2, with one extra column. length_Q, length_N: Euclidean norms, float64. scale:
+    the power of two that brings the longest norm into (0.5, 1], so that no product overflows; 1.0 under cosine.
     """
 
     distance: str
@@ -71,10 +71,10 @@ class ProductForm:
 
     @classmethod
     def of(cls, system: RetrievalSystem, distance: str) -> "ProductForm":
-        """Cost: one pass over queries and gallery; no copy of either.
+        """Prepare a system. Cost: one pass over queries and gallery; neither is copied.
 
         Raises:
-            InputError: unknown distance, a zero vector under cosine, distances that overflow float32.
+            InputError: The distance is unknown, a vector is zero under cosine, or distances overflow float32.
         """
         length_Q = lengths(system.query)
         length_N = length_Q if system.gallery is system.query else lengths(system.gallery)
@@ -89,25 +89,25 @@ class ProductForm:
         length_Q: NDArray[np.float64],
         length_N: NDArray[np.float64],
     ) -> "ProductForm":
-        """``of`` for two sides that are known to be finite, and whose ``lengths`` are known. Cost: O(Q + N)."""
+        """Like ``of``, for finite embeddings whose ``lengths`` are known. Cost: O(Q + N)."""
         check_distance(distance)
         longest_q, longest_g = float(length_Q.max()), float(length_N.max())
         scale = 1.0
         if distance == "cosine":
             _refuse_zero_vectors(length_Q, length_N)
         elif (longest_q * longest_g if distance == "inner_product" else longest_q + longest_g) > 3e38:
-            raise InputError(f"{distance} distances of vectors this long overflow float32; scale the embeddings down")
+            raise InputError(f"{distance} distances of such long vectors overflow float32; scale the embeddings down")
         else:
             scale = _power_of_two(longest_g if distance == "inner_product" else max(longest_q, longest_g))
         return cls(distance, query, gallery, length_Q, length_N, scale)
 
     @property
     def columns(self) -> int:
-        """D, the columns of ``left`` and ``tile``."""
+        """Number of columns of ``left`` and ``tile``, D."""
         return self.query.shape[1] + (self.distance == "l2")
 
     def left(self, queries: IntArray) -> NDArray[np.float32]:
-        """(b, D) left-hand side of the product for some queries."""
+        """Return the (b, D) left-hand side of the product for some queries."""
         rows = _as_float32(self.query[queries])
         factor = np.full(len(rows), -2 * self.scale) if self.distance == "l2" else -1 / self._divisor(queries)
         out = np.ones((len(rows), self.columns), np.float32)
@@ -115,7 +115,7 @@ class ProductForm:
         return out
 
     def tile(self, first: int, last: int) -> NDArray[np.float32]:
-        """(n, D) right-hand side of the product for the gallery items first .. last - 1. Cost: n d."""
+        """Return the (n, D) right-hand side of the product for the gallery items first .. last - 1. Cost: n d."""
         rows = _as_float32(self.gallery[first:last])
         length = self.length_N[first:last]
         out = np.empty((len(rows), self.columns), np.float32)
@@ -125,7 +125,7 @@ class ProductForm:
         return out
 
     def factors(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """(n,) factor and (n,) offset that make v of products with the vectors as they are, without a copy of them:
+        """Return a (n,) factor and a (n,) offset that turn products with the stored vectors into v, without a copy:
 
         v = (left(queries)[:, :d] @ gallery[first:last].T) * factor + offset, with the error ``error_of_factors``.
         """
@@ -138,13 +138,12 @@ class ProductForm:
         return np.full(len(length), min(self.scale, _LARGEST_FACTOR), np.float32), offset
 
     def error_of_factors(self, queries: IntArray) -> NDArray[np.float64]:
-        """``error`` for v by ``factors``; infinite if the vectors are so long that their products can overflow.
+        """Return ``error`` for v by ``factors``; infinite if the vectors are so long that their products can overflow.
 
-        A sum of d products errs by at most d u |left| |g|, and |left| |g| factor is at most 1 (l2: 2), as where the
-        vectors are scaled before: the rounding of a scaled vector is that of the factor and of its product now, and the
-        offset and its addition err by u and 3 u under l2. So ``error`` holds, but for what underflows, which the factor
-        makes larger: an entry of either side or a product, each below the smallest normal number, whether it is rounded
-        or taken for zero.
+        A sum of d products errs by at most d u |left| |g|, and |left| |g| factor is at most 1 (l2: 2), as with scaled
+        vectors: instead of a scaled vector, the factor and its product are rounded, and under l2 the offset and its
+        addition err by u and 3 u. So ``error`` holds except for underflow, which the factor amplifies: an entry of
+        either side or a product below the smallest normal number is rounded or flushed to zero.
         """
         if self.length_N.max() > _LONGEST:
             return np.full(len(queries), np.inf)
@@ -152,7 +151,7 @@ class ProductForm:
         return self.error(queries) + 8 * self.query.shape[1] * _SMALLEST_NORMAL * factor
 
     def exact(self, of_query: IntArray, of_item: IntArray) -> NDArray[np.float32]:
-        """Exact distances of the pairs (of_query[i], of_item[i]). Cost: d operations in float64 for each."""
+        """Return the exact distances of the pairs (of_query[i], of_item[i]). Cost: d operations in float64 per pair."""
         out = np.empty(len(of_query), np.float32)
         kind, norms_QN = DISTANCES.index(self.distance), (self.length_Q, self.length_N)
         query, row_of_query = self.query, of_query
@@ -162,7 +161,7 @@ class ProductForm:
         if _is_plain(self.gallery):
             _exact_pairs(query, self.gallery, row_of_query, of_item, of_query, of_item, *norms_QN, kind, out)
             return out
-        # The kernel knows no float16: bring the rows in as float32, a bounded number at a time.
+        # The kernel cannot read float16: convert the rows to float32, a bounded number at a time.
         for i in range(0, len(out), _ROWS):
             part = slice(i, i + _ROWS)
             rows = _as_float32(self.gallery[of_item[part]])
@@ -173,11 +172,11 @@ class ProductForm:
         return out
 
     def error(self, queries: IntArray) -> NDArray[np.float64]:
-        """For each of the queries: |v - its exact value| plus all rounding from an exact distance to v is below it.
+        """Return for each query a bound on |v - exact value of v| plus all rounding between exact distances and v.
 
         A product of D columns errs by at most D u |q| |g| in any order of summation, with or without fused
-        multiply-add. The constants hold the rounding of the operands, of the exact distance and of ``bounds``; the
-        terms with _SMALLEST that of distances which float32 can hardly tell from zero.
+        multiply-add. The constants cover the rounding of the operands, of the exact distance and of ``bounds``; the
+        terms with _SMALLEST cover distances close to the smallest float32 numbers.
         """
         d = self.query.shape[1]
         if self.distance == "l2":
@@ -191,9 +190,9 @@ class ProductForm:
     def bounds(
         self, of_query: IntArray, distances: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """For distances t of the queries of_query: (low, high), such that an item is
+        """Return (low, high) for distances t of the queries of_query. Both increase with t.
 
-        surely closer than t if its v < low, and surely farther if its v > high. Both rise with t.
+        An item is certainly closer than t if its v < low, and certainly farther if its v > high.
         """
         t = distances.astype(np.float64)
         if self.distance == "cosine":
@@ -209,13 +208,13 @@ class ProductForm:
         return low, high
 
     def _divisor(self, queries: IntArray) -> NDArray[np.float64]:
-        """|q|, or 1 for a zero vector."""
+        """Return |q|, or 1 for a zero vector."""
         length = self.length_Q[queries]
         return np.where(length == 0, 1, length)
 
 
 class Products:
-    """The products of some queries with tile after tile, in one piece of memory. queries: rows of ``form.query``."""
+    """Computes products of some queries with one tile at a time, in reused memory. queries: rows of ``form.query``."""
 
     def __init__(self, form: ProductForm, queries: IntArray) -> None:
         self.form, self.queries = form, queries
@@ -223,7 +222,7 @@ class Products:
         self.out = np.empty((len(queries), 0), np.float32)
 
     def tile(self, first: int, last: int) -> NDArray[np.float32]:
-        """(b, n) v of the gallery items first .. last - 1; valid until the next call. Cost: 2 b n D."""
+        """Return the (b, n) v of the gallery items first .. last - 1, valid until the next call. Cost: 2 b n D."""
         if self.out.shape[1] != last - first:
             self.out = np.empty((len(self.queries), last - first), np.float32)
         return np.matmul(self.left, self.form.tile(first, last).T, out=self.out)
@@ -233,18 +232,18 @@ def _refuse_zero_vectors(length_Q: NDArray[np.float64], length_N: NDArray[np.flo
     for side, length in (("query", length_Q), ("gallery", length_N)):
         if not length.all():
             raise InputError(
-                f"{side} row {int(np.argmin(length))} is a zero vector, which has no cosine distance; "
+                f"{side} row {int(np.argmin(length))} is a zero vector, for which the cosine distance is undefined; "
                 "drop such rows or use the l2 distance"
             )
 
 
 def _power_of_two(longest: float) -> float:
-    """The scale that brings ``longest`` into (0.5, 1] without any rounding."""
+    """Return the power of two that scales ``longest`` into (0.5, 1], without rounding."""
     return float(2.0 ** -np.ceil(np.log2(max(longest, 1e-300))))
 
 
 def _is_plain(vectors: FloatArray) -> bool:
-    """Whether a compiled loop can read the array as it is."""
+    """Return whether a compiled loop can read the array without conversion."""
     return vectors.dtype == np.float32 and vectors.flags.c_contiguous
 
 
@@ -253,7 +252,7 @@ def _as_float32(vectors: FloatArray) -> NDArray[np.float32]:
 
 
 def lengths(vectors: FloatArray) -> NDArray[np.float64]:
-    """(N,) Euclidean norms, read in bounded pieces."""
+    """Return the (N,) Euclidean norms, computed in bounded pieces."""
     out = np.empty(len(vectors))
     for i in range(0, len(vectors), _ROWS):
         _norms(_as_float32(vectors[i : i + _ROWS]), out[i : i + _ROWS])
@@ -279,7 +278,7 @@ def _exact_pairs(
     query: Array, gallery: Array, row_of_query: Array, row_of_item: Array, of_query: Array, of_item: Array,
     length_Q: Array, length_N: Array, kind: int, out: Array,
 ) -> None:  # fmt: skip
-    """kind: place in DISTANCES. row_of_...: rows of ``query`` and ``gallery``; of_...: places in the lengths."""
+    """kind: index into DISTANCES. row_of_...: rows of ``query`` and ``gallery``. of_...: indices into the lengths."""
     room = np.empty(query.shape[1] // 4)
     for i in range(len(out)):
         q, g = query[row_of_query[i]], gallery[row_of_item[i]]
@@ -292,8 +291,8 @@ def _exact_pairs(
             out[i] = np.float32(0) - np.float32(_dot(q, g, room))
 
 
-# Sums in float64 in a fixed order that fills vector registers: four terms, a quarter of the vector apart, at a time.
-# ``room``: float64, a quarter of the vector long.
+# Sums in float64, in a fixed order that suits vector registers: four terms at a time, a quarter of the vector apart.
+# ``room``: float64 buffer, a quarter of the vector long.
 
 
 @kernel
@@ -327,7 +326,7 @@ def _squared_difference(a: Array, b: Array, room: Array) -> float:
 
 @kernel
 def _sum(terms: Array) -> float:
-    """Eight running sums, so that an addition need not wait for the one before it."""
+    """Sum with eight running sums, so that additions do not wait for each other."""
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
     whole = len(terms) - len(terms) % 8
     for i in range(0, whole, 8):

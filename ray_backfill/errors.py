@@ -1,4 +1,4 @@
-"""The one error type a user can cause and mend."""
+"""The error type for mistakes that a user can correct, and checks of settings."""
 
 import math
 import re
@@ -6,30 +6,32 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong; the message says what, and what to do.
+    """Invalid input from the user; the message says what is wrong and how to correct it.
 
-    Jobs print it as one line and exit with code 2. Everything else is a bug and keeps its traceback.
+    The command line prints the message as one line and exits with code 2. Any other exception is a bug and keeps its
+    traceback.
     """
 
 
 def require_positive(settings: Any, *names: str) -> None:
-    """Raises InputError unless each of these fields of a settings dataclass is greater than 0."""
+    """Raise InputError unless each of these fields of a settings dataclass is greater than 0."""
     for name in names:
         if not getattr(settings, name) > 0:
             raise InputError(f"{type(settings).__name__}.{name} must be greater than 0, got {getattr(settings, name)}")
 
 
 def require_not_negative(settings: Any, *names: str) -> None:
-    """Raises InputError unless each of these fields of a settings dataclass is finite and at least 0."""
+    """Raise InputError unless each of these fields of a settings dataclass is finite and at least 0."""
     for name in names:
         if not 0 <= (value := getattr(settings, name)) < math.inf:
             raise InputError(f"{type(settings).__name__}.{name} must be finite and not negative, got {value}")
 
 
 def input_error_in(error: BaseException) -> InputError | None:
-    """The InputError that an error is, or that Ray has wrapped on its way from an actor or a training worker."""
-    # Of a task's or an actor's error; of a training's (rank -> error), and of what stands there for a user's error.
-    # These first: Ray's error of a task is an InputError, too, whose message is the whole traceback.
+    """Return the InputError that ``error`` is, or that Ray wrapped in an actor or a training worker; None otherwise."""
+    # Ray keeps the original error of a task or an actor in ``cause``, the errors of a training run in
+    # ``worker_failures`` (by rank), and there the user's own error in ``_base_exc``. Look inside first: Ray's error of
+    # a task is an InputError as well, but its message is the whole traceback.
     inner = [getattr(error, "cause", None), getattr(error, "_base_exc", None)]
     inner += getattr(error, "worker_failures", {}).values()
     found = (input_error_in(each) for each in inner if isinstance(each, BaseException))

@@ -1,8 +1,8 @@
-"""Files that are there whole or not at all, and stages: folders that are finished or not.
+"""Atomic file writes, and stages: folders that record whether their work is finished.
 
 A stage is computed once, kept in a folder, and reused or continued by the next run. Its ``manifest.json`` holds the
-settings it was made by. The manifest is written before the work starts, so that a half-done folder is known for what it
-is, and the stage is marked as finished after the last byte of the work is in place.
+settings. The manifest is written before the work starts, so that an unfinished folder can be recognised, and marked as
+finished once all files are in place.
 """
 
 import errno
@@ -18,40 +18,42 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` make a temporary file beside ``path``, then rename it: a reader never sees half a file.
+    """Write a file atomically: ``write`` fills a temporary file beside ``path``, which is then renamed.
 
-    Protects from a dying process, not from a dying machine: there is no fsync.
+    Readers never see a partial file. A crash of the process is harmless, a crash of the machine is not: no fsync.
 
     Raises:
-        InputError: the disk is full.
+        InputError: The disk is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")  # unique over the nodes that share a disk
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")  # unique even if nodes share the disk
     try:
         write(temporary)
         temporary.replace(path)
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        raise InputError(f"no room for {path} ({error}); make room on that disk: the same command continues") from error
+        raise InputError(
+            f"disk full: cannot write {path} ({error}); free some space and run the same command again to continue"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def remove_halves(folder: Path) -> None:
-    """Delete what processes that were killed while they wrote have left in the folders of parts of ``folder``."""
+    """Delete the temporary files that killed processes left in the part folders of ``folder``."""
     for half in folder.glob("*/.*.tmp"):
         half.unlink()
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object, whole."""
+    """Write a JSON object atomically."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises InputError if the file is missing or no JSON object."""
+    """Read a JSON object. Raise InputError if the file is missing or holds anything else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
@@ -62,10 +64,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def begin_stage(folder: Path, stage: str, settings: Mapping[str, Any]) -> bool:
-    """Claim ``folder`` for a stage of these settings; True if that stage is finished there already.
+    """Claim ``folder`` for a stage with these settings. Return True if that stage is already finished there.
 
     Raises:
-        InputError: the folder belongs to a stage with other settings.
+        InputError: The folder belongs to a stage with other settings.
     """
     if look_at_stage(folder, stage, settings):
         return True
@@ -74,7 +76,7 @@ def begin_stage(folder: Path, stage: str, settings: Mapping[str, Any]) -> bool:
 
 
 def look_at_stage(folder: Path, stage: str, settings: Mapping[str, Any]) -> bool:
-    """What ``begin_stage`` would say, without claiming anything."""
+    """Return or raise what ``begin_stage`` would, without claiming the folder."""
     wanted = json.loads(json.dumps({"stage": stage, "settings": settings}))
     path = folder / "manifest.json"
     if path.exists():
@@ -82,32 +84,32 @@ def look_at_stage(folder: Path, stage: str, settings: Mapping[str, Any]) -> bool
         difference = _first_difference({k: found.get(k) for k in wanted}, wanted)
         if difference:
             raise InputError(
-                f"{folder} was made by another run ({difference}); delete that folder, or choose another --out"
+                f"{folder} belongs to a run with other settings ({difference}); delete it or choose another --out"
             )
         return bool(found.get("finished"))
     if folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
-        raise InputError(f"{folder} holds files of something else (no manifest.json); choose another --out")
+        raise InputError(f"{folder} holds other files (it has no manifest.json); choose another --out")
     return False
 
 
 def note_facts(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Add what was measured to the manifest of a begun stage."""
+    """Add measured facts to the manifest of a stage that has begun."""
     write_json(folder / "manifest.json", read_json(folder / "manifest.json") | dict(facts))
 
 
 def finish_stage(folder: Path, facts: Mapping[str, Any] | None = None) -> None:
-    """Mark a begun stage as finished, with ``facts``. Only what this marks is ever taken for complete."""
+    """Mark a stage as finished and add ``facts`` to its manifest. Nothing else makes a stage count as complete."""
     note_facts(folder, dict(facts or {}) | {"finished": True})
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a stage is complete in ``folder``, whatever its settings."""
+    """Return whether ``folder`` holds a finished stage, with any settings."""
     path = folder / "manifest.json"
     return path.exists() and bool(read_json(path).get("finished"))
 
 
 def _first_difference(found: Any, wanted: Any, name: str = "") -> str:
-    """Where two JSON values differ first, as 'name: there -> here', or an empty string."""
+    """Describe the first difference of two JSON values; an empty string if they are equal."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         for key in [*wanted, *(key for key in found if key not in wanted)]:
             inner = f"{name}.{key}" if name else key
@@ -115,4 +117,4 @@ def _first_difference(found: Any, wanted: Any, name: str = "") -> str:
             if difference:
                 return difference
         return ""
-    return "" if found == wanted else f"{name.removeprefix('settings.')}: {found!r} there, {wanted!r} asked"
+    return "" if found == wanted else f"{name.removeprefix('settings.')}: {found!r} there, {wanted!r} requested"

@@ -1,7 +1,7 @@
-"""How inner loops are compiled: by numba, once, kept on disk, without the interpreter's lock.
+"""Compilation of inner loops by numba: cached on disk, and without the interpreter's lock.
 
-No fast-math: sums are taken in the order in which they are written, so that a result is the same on every machine.
-Division by zero is what it is in numpy: checks would keep a loop from being vectorised.
+No fast-math: sums are evaluated in the order in which they are written, so that results are the same on every machine.
+Division by zero behaves as in numpy, because checks would prevent vectorisation.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def kernel(function: F) -> F:
-    """Compile ``function`` at its first call and keep the code beside the source file for later processes."""
+    """Compile ``function`` at its first call, and cache the code beside the source file for later processes."""
     compiled: F
     try:
         compiled = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
-    except RuntimeError:  # no folder that can be written: neither the package's, nor the user's cache
+    except RuntimeError:  # neither the package's folder nor the user's cache is writable
         compiled = numba.njit(nogil=True, error_model="numpy")(function)
     return compiled

@@ -1,8 +1,8 @@
 """Backfill orders: which gallery item is re-embedded first.
 
-An order is a permutation of gallery positions, first = backfilled first. Each is the stable ascending argsort of a
-score, so ties break by gallery position. To add an order, add a row to ``ORDERS``, here or in a module of another
-distribution. What it needs is read from the gallery: any column of numbers will do.
+An order is a permutation of gallery positions; the first one is backfilled first. Each order is the stable ascending
+argsort of a score, so that ties are broken by gallery position. To add an order, add a row to ``ORDERS``, here or in a
+module of another distribution. It may read any numeric column of the gallery.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,25 +14,31 @@ from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
 from ray_backfill.plugins import rows_from_outside
-from ray_backfill.systems import FloatArray, IntArray
+from ray_backfill.systems import FloatArray, IntArray, describe_array
 
-# Rows that are taken at a time.
+# Rows that are processed at a time.
 _ROWS = 65_536
 
 
 @dataclass(frozen=True)
 class GalleryColumns:
-    """What an order may look at; N rows each. old: (N, d) old embeddings.
-
-    columns: by name, those that the gallery has: ``label`` (N,) classes; of the old classifier ``old_score``,
-    ``old_entropy``, ``old_margin``, ``old_class``: its top probability, entropy, top minus second probability, and top
-    class; ``class_means`` (C, d): mean old embedding of each class of the train split; ``sigma``: how uncertain the
-    method is about each item; ``true_loss``: how far each item's stand-in is from its new embedding; ``popularity``:
-    how often each item was looked for; ``order_score``: the user's own, low first; and any other (N,) numbers.
-    """
+    """The data that an order may use: the old embeddings and the columns of N gallery items."""
 
     old: FloatArray
+    """(N, d) old embeddings."""
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Column name -> (N,) values; only the columns that the gallery has.
+
+    - ``label``: class of each item
+    - ``old_score``, ``old_entropy``, ``old_margin``, ``old_class``: top probability, entropy, top minus second
+      probability and top class of the old model's classifier
+    - ``class_means``: (C, d) mean old embedding of each class of the train split
+    - ``sigma``: the method's uncertainty about each item
+    - ``true_loss``: distance between each item's predicted and true new embedding
+    - ``popularity``: how often users looked for each item
+    - ``order_score``: the user's own score, low first
+    - any other (N,) numbers that an order asks for
+    """
 
 
 Score = Callable[[GalleryColumns, int], NDArray[np.floating]]
@@ -40,44 +46,47 @@ Score = Callable[[GalleryColumns, int], NDArray[np.floating]]
 
 @dataclass(frozen=True)
 class Order:
-    """One order. name: as typed. title: as shown. source: paper and place, "" if it is ours.
-
-    score: columns and seed -> (N,) low first. needs: the columns of which it reads the first that is there. remedy:
-    what to add where none is, if that is not the column itself. of_method: its one column, ``sigma`` or
-    ``true_loss``, is another one for each method. is_oracle: it peeks at what nobody has before the backfill.
-    glossary: word -> meaning, for reports.
-    """
+    """A backfill order: a score of each gallery item, lowest first."""
 
     name: str
+    """Name on the command line."""
     title: str
+    """Name in tables and reports."""
     source: str
+    """Paper and section; empty for an order of this project."""
     score: Score
+    """Function of the gallery columns and a seed that returns (N,) scores; the lowest is backfilled first."""
     needs: tuple[str, ...] = ()
+    """Alternative columns: the order reads the first one that the gallery has."""
     remedy: str = ""
+    """What the user must provide if none of them exists; empty if it is the column itself."""
     of_method: bool = False
+    """Whether its column (``sigma`` or ``true_loss``) differs from method to method."""
     is_oracle: bool = False
+    """Whether it uses information that is not available before the backfill."""
     glossary: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Term -> meaning, for reports."""
 
 
 def low_first(column: str) -> Score:
-    """The numbers of a column, low first."""
+    """Return a score that orders by a column, low values first."""
     return lambda gallery, seed: gallery.columns[column]
 
 
 def high_first(column: str) -> Score:
-    """The numbers of a column, high first."""
+    """Return a score that orders by a column, high values first."""
     return lambda gallery, seed: -gallery.columns[column]
 
 
 def _random(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]:
-    """Every permutation is equally likely; the same seed gives the same one."""
+    """Draw a uniformly random permutation; the same seed gives the same one."""
     return np.random.default_rng(seed).permutation(len(gallery.old)).astype(np.float64)
 
 
 def _centroid_cosine(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]:
-    """Cosine of the old embedding to the centroid of its class in the gallery, low first.
+    """Score by the cosine of the old embedding and the centroid of its class in the gallery, low first.
 
-    The class is the old classifier's guess where the gallery has it: who backfills has no labels of the gallery yet.
+    The class is the old classifier's prediction if the gallery has it, because galleries are rarely labelled.
     """
     classes = gallery.columns["old_class" if "old_class" in gallery.columns else "label"]
     _, class_of_item = np.unique(classes, return_inverse=True)
@@ -92,7 +101,7 @@ def _centroid_cosine(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]
 
 
 def _class_mean_distance(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]:
-    """Cosine of the old embedding to the closest class mean of the train split, low first: far from what is known."""
+    """Score by the cosine of the old embedding and the closest class mean of the train split, low first."""
     means = _unit(gallery.columns["class_means"]).T
     closest = np.empty(len(gallery.old))
     for piece in _pieces(gallery, rows=_ROWS // 16):
@@ -101,12 +110,12 @@ def _class_mean_distance(gallery: GalleryColumns, seed: int) -> NDArray[np.float
 
 
 def _pieces(gallery: GalleryColumns, rows: int = _ROWS) -> list[slice]:
-    """A large gallery is mapped from a file: never all of it at once."""
+    """Split the gallery into row ranges: a large gallery is mapped from a file and must not be loaded at once."""
     return [slice(i, i + rows) for i in range(0, len(gallery.old), rows)]
 
 
 def _unit(vectors: FloatArray) -> NDArray[np.float64]:
-    """Rows scaled to length 1; a zero row stays zero."""
+    """Return the rows scaled to length 1; a zero row stays zero."""
     wide = vectors.astype(np.float64)
     length = np.linalg.norm(wide, axis=1, keepdims=True)
     return wide / np.where(length == 0, 1, length)
@@ -115,7 +124,7 @@ def _unit(vectors: FloatArray) -> NDArray[np.float64]:
 ORDERS = (
     Order("random", "random", "", _random),
     Order("classifier_score", "classifier score", "rank merge, appendix A", low_first("old_score"), ("old_score",)),
-    # 1 - top probability, high first: by definition the order of the classifier score.
+    # 1 - top probability, high first: by definition the same order as the classifier score.
     Order("least_confidence", "least confidence", "FastFill, table 7", low_first("old_score"), ("old_score",)),
     Order("entropy", "entropy", "RACT; FastFill, table 7", high_first("old_entropy"), ("old_entropy",)),
     Order("margin", "margin", "FastFill, table 7", low_first("old_margin"), ("old_margin",)),
@@ -131,30 +140,29 @@ ORDERS = (
         remedy="a method with uncertainty among --methods (fastfill), or a gallery column 'sigma'",
         of_method=True,
         glossary={
-            "sigma": "How uncertain FastFill is about the new embedding that it predicts for an item; as an order, the "
+            "sigma": "FastFill's uncertainty about the new embedding that it predicts for an item. As an order, the "
             "most uncertain items are backfilled first.",
         },
     ),
-    # Deviates from FastFill: the distance alone, without the classification loss.
+    # Deviates from FastFill: uses only the distance, not the classification loss.
     Order(
         "oracle_loss", "true loss", 'FastFill, section 6 ("cheating")', high_first("true_loss"), ("true_loss",),
-        remedy="a method with a stand-in gallery among --methods (fct, fastfill, an adapter KIND_gallery)",
+        remedy="a method that predicts new gallery embeddings among --methods (such as fct or least_squares_gallery)",
         of_method=True,
         is_oracle=True,
     ),
-    # What is looked for most is served well first.
     Order("popularity", "popularity", "", high_first("popularity"), ("popularity",)),
     Order("given", "given", "", low_first("order_score"), ("order_score",)),
 )  # fmt: skip
 
 
 def all_orders() -> dict[str, Order]:
-    """Every known order by name: ours, then those of other distributions."""
+    """Return every known order by name: this project's orders, then those of other distributions."""
     return {order.name: order for order in (*ORDERS, *rows_from_outside("ORDERS"))}
 
 
 def find_order(name: str) -> Order:
-    """Raises InputError for an unknown name; the message lists the known ones."""
+    """Return the order ``name``. Raise InputError for an unknown name; the message lists the known ones."""
     known = all_orders()
     if name not in known:
         raise InputError(f"unknown order {name!r}; known: {', '.join(known)}")
@@ -162,30 +170,43 @@ def find_order(name: str) -> Order:
 
 
 def make_order(name: str, gallery: GalleryColumns, seed: int = 0) -> IntArray:
-    """The order ``name`` of this gallery: (N,) int64 permutation, first = backfilled first.
+    """Compute a backfill order of a gallery.
+
+    Args:
+        name: Name of the order, see ``all_orders``.
+        gallery: Old embeddings and columns of the N gallery items.
+        seed: Seed for random orders.
+
+    Returns:
+        (N,) int64 permutation of the gallery positions; the first is backfilled first.
 
     Raises:
-        InputError: unknown name (the message lists the known ones), a column that the gallery lacks, NaN scores.
+        InputError: The name is unknown (the message lists the known ones), the gallery lacks a column, or a score is
+            NaN.
     """
     order = find_order(name)
     if order.needs and not any(column in gallery.columns for column in order.needs):
         remedy = order.remedy or f"the gallery column {' or '.join(repr(column) for column in order.needs)}"
-        raise InputError(f"order {name!r} needs {remedy}, which is not there; add it or drop the order")
+        raise InputError(f"order {name!r} needs {remedy}, which is missing; add it or leave the order out")
     scores = order.score(gallery, seed)
     if np.isnan(scores).any():
-        raise InputError(f"order {name!r}: the score of gallery row {int(np.argmax(np.isnan(scores)))} is NaN")
+        row = int(np.argmax(np.isnan(scores)))
+        columns = f"; correct the column {' or '.join(repr(column) for column in order.needs)}" if order.needs else ""
+        raise InputError(f"order {name!r}: the score of gallery row {row} is NaN{columns}")
     return np.argsort(scores, kind="stable")
 
 
 def check_order(order: IntArray, n_gallery: int) -> None:
-    """Raises InputError unless ``order`` is a permutation of 0..n_gallery-1."""
+    """Raise InputError unless ``order`` is a permutation of 0..n_gallery-1."""
     order = np.asarray(order)
     if order.ndim != 1 or order.dtype.kind not in "iu" or len(order) != n_gallery:
         raise InputError(
-            f"an order must be a 1-d integer array with one entry for each of the {n_gallery} gallery items, "
-            f"got {order.dtype} of shape {order.shape}"
+            f"an order must be a 1-D integer array with one entry for each of the {n_gallery} gallery items, "
+            f"got {describe_array(order)}"
         )
     seen = np.zeros(n_gallery, bool)
     seen[order[(order >= 0) & (order < n_gallery)]] = True
     if not seen.all():
-        raise InputError(f"an order must be a permutation of the gallery; item {int(np.argmin(seen))} is missing")
+        raise InputError(
+            f"an order must be a permutation of the gallery positions; item {int(np.argmin(seen))} is missing"
+        )

@@ -1,8 +1,8 @@
-"""Finds plugins: the modules of our own packages by name, and modules of other distributions by entry point.
+"""Plugin discovery: modules of this project by name, modules of other distributions by entry point.
 
-To add a method, data set or recipe to this project, add one file. A distribution of its own adds one by naming a module
-as an entry point of the group ``ray_backfill``; that module defines the same tables as ours do: ``METHODS``,
-``BACKBONES``, ``ORDERS``, ``MERGES``, ``RECIPES``.
+To add a method, data set or recipe to this project, add one file. Another distribution adds plugins by registering a
+module under the entry-point group ``ray_backfill``; the module defines the same tables as this project's modules:
+``METHODS``, ``BACKBONES``, ``ORDERS``, ``MERGES``, ``RECIPES``.
 """
 
 import importlib
@@ -18,7 +18,7 @@ _GROUP = "ray_backfill"
 
 
 def plugin_names(package: ModuleType) -> list[str]:
-    """Names of the public modules of ``package``, sorted. Names that start with an underscore are helpers."""
+    """Return the names of the public modules of ``package``, sorted. A leading underscore marks a helper module."""
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
 
 
@@ -26,7 +26,7 @@ def load_plugin(package: ModuleType, name: str) -> ModuleType:
     """Import module ``name`` of ``package``.
 
     Raises:
-        InputError: no such module; the message lists the known ones.
+        InputError: There is no such module; the message lists the known ones.
     """
     known = plugin_names(package)
     if name not in known:
@@ -36,7 +36,7 @@ def load_plugin(package: ModuleType, name: str) -> ModuleType:
 
 
 def rows_from_outside(table: str) -> list[Any]:
-    """The rows of ``table`` (such as "METHODS") in the modules that other distributions register, in their order."""
+    """Return the rows of ``table`` (such as "METHODS") in all registered modules, sorted by entry-point name."""
     return [row for module in _modules_from_outside() for row in getattr(module, table, ())]
 
 

@@ -1,4 +1,4 @@
-"""Which classes the old and the new model are trained on."""
+"""Training protocols: which classes the old and the new model are trained on."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,35 +11,40 @@ from ray_backfill.errors import InputError
 
 @dataclass(frozen=True)
 class Protocol:
-    """Source: rank merge, section 5.1 (extended) and 5.3 (open); FastFill, section 5.3 and appendix A.1 (biased)."""
+    """Which classes each model is trained on.
+
+    Source: rank merge, section 5.1 (extended) and 5.3 (open); FastFill, section 5.3 and appendix A.1 (biased).
+    """
 
     kind: Literal["extended", "open", "same", "biased"] = "extended"
-    """extended: the old model knows the first old_share of the classes, the new one all. open: the old model knows a
-    random old_share, the new one the OTHER classes. same: both know all. biased: of the first subgroup the old model
-    knows only a random old_share of the classes, of the others all; the new one knows all (or counted, see below)."""
+    """extended: the old model learns the first old_share of the classes, the new model all. open: the old model learns
+    a random old_share, the new model the other classes. same: both learn all classes. biased: the old model learns only
+    a random old_share of the first subgroup's classes and all others; the new model learns all (or see the counts)."""
     old_share: float = 0.5
-    """Share of the classes that the old model knows."""
+    """Share of the classes that the old model learns."""
     seed: int = 0
-    """Of the random draw of classes."""
+    """Seed for the random draw of classes."""
     old_counts: tuple[int, ...] = ()
-    """biased: how many random classes of each subgroup the old model knows, instead of old_share (VGGFace2: 50 500)."""
+    """biased: number of classes that the old model learns from each subgroup, drawn at random; replaces old_share
+    (VGGFace2: 50 500)."""
     new_counts: tuple[int, ...] = ()
-    """biased: how many of each subgroup the new model knows, the old model's among them (VGGFace2: 2183 2183)."""
+    """biased: number of classes that the new model learns from each subgroup, including those of the old model
+    (VGGFace2: 2183 2183)."""
 
 
 def split_classes(
     labels_N: NDArray[np.int64], protocol: Protocol, groups_N: NDArray[np.int64] | None = None
 ) -> tuple[list[int], list[int]]:
-    """The classes of the old and of the new model, each ascending. groups_N: the subgroup of each item, if known.
+    """Return the classes of the old and of the new model, each ascending. groups_N: subgroup of each item, if known.
 
     Raises:
-        InputError: unknown kind, no subgroups for a biased one, counts that do not fit the subgroups, or a model would
-            get fewer than 2 classes.
+        InputError: The kind is unknown, a biased protocol has no subgroups, the counts do not match the subgroups, or a
+            model would get fewer than 2 classes.
     """
     if not 0 < protocol.old_share <= 1:
-        raise InputError(f"old_share must be above 0 and at most 1, got {protocol.old_share}")
+        raise InputError(f"old_share must be greater than 0 and at most 1, got {protocol.old_share}")
     if (protocol.old_counts or protocol.new_counts) and protocol.kind != "biased":
-        raise InputError(f"old_counts and new_counts are for the biased protocol, not for {protocol.kind!r}")
+        raise InputError(f"old_counts and new_counts need the protocol 'biased', not {protocol.kind!r}; leave them out")
     classes = np.unique(labels_N)
     n_old = round(protocol.old_share * len(classes))
     if protocol.kind == "extended":
@@ -57,8 +62,8 @@ def split_classes(
         raise InputError(f"unknown protocol {protocol.kind!r}; known: extended, open, same, biased")
     if min(len(old), len(new)) < 2:
         raise InputError(
-            f"{len(classes)} classes with old_share {protocol.old_share} leave {len(old)} to the old model and "
-            f"{len(new)} to the new one; each needs at least 2"
+            f"{len(classes)} classes with old_share {protocol.old_share} leave {len(old)} for the old model and "
+            f"{len(new)} for the new one; each needs at least 2: change old_share or the counts"
         )
     return old.tolist(), new.tolist()
 
@@ -66,9 +71,9 @@ def split_classes(
 def _biased(
     labels_N: NDArray[np.int64], groups_N: NDArray[np.int64], protocol: Protocol
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each subgroup, ascending, the first so many of its shuffled classes: so the old model's are the new one's too.
+    """Take the first classes of each shuffled subgroup, so that the new model's classes include the old model's.
 
-    Without counts, the old model knows old_share of the first subgroup and all of the others.
+    Without counts, the old model learns old_share of the first subgroup and all of the others.
     """
     rng = np.random.default_rng(protocol.seed)
     shuffled = [rng.permutation(np.unique(labels_N[groups_N == group])) for group in np.unique(groups_N)]
@@ -79,7 +84,7 @@ def _biased(
         fits = len(counts) == len(limits) and all(0 <= n <= most for n, most in zip(counts, limits, strict=True))
         if not fits:
             raise InputError(
-                f"{name} must give a number of classes for each of {len(sizes)} subgroups, at most "
+                f"{name} must give one number of classes for each of {len(sizes)} subgroups, at most "
                 f"{', '.join(map(str, limits))}; got {', '.join(map(str, counts))}"
             )
     old, new = (

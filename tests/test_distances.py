@@ -1,4 +1,4 @@
-"""Distances by plain loops, ties that stay ties, and the error bound of the float32 products."""
+"""Distances against plain loops, ties, and the error bound of the float32 products."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def test_exact_distances_equal_plain_loops(distance: str, d: int) -> None:
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("step", [0.0, 1e-6, 1e-4, 1e-2, 1.0])
 def test_equal_vectors_tie(distance: str, step: float) -> None:
-    """512 copies of one vector, near to the queries or far, among others."""
+    """512 copies of one vector among others, close to the queries or far from them."""
     rng = np.random.default_rng(1)
     query = rng.normal(size=(20, 128)).astype(np.float32)
     twin = (query[0] + step * rng.normal(size=128)).astype(np.float32)
@@ -45,7 +45,7 @@ def test_float16_counts_as_the_same_numbers_in_float32(distance: str) -> None:
 
 
 def _systems() -> dict[str, RetrievalSystem]:
-    """Vectors that are kind to float32 and some that are not."""
+    """Vectors that are easy for float32, and vectors that are not."""
     rng = np.random.default_rng(3)
 
     def draw(rows: int) -> np.ndarray:
@@ -84,8 +84,8 @@ def test_bounds_never_contradict_the_exact_distance(name: str, distance: str) ->
 
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("name", _systems())
-def test_factors_make_the_same_of_products_with_the_vectors_as_they_are(name: str, distance: str) -> None:
-    """Within the error, v by factors is v of infinitely precise numbers; the exact distances rise with that."""
+def test_factors_turn_products_with_the_stored_vectors_into_v(name: str, distance: str) -> None:
+    """v by factors is within the error of the infinitely precise v, which increases with the exact distance."""
     system = _systems()[name]
     form, queries = ProductForm.of(system, distance), np.arange(len(system.query))
     d = system.query.shape[1]
@@ -112,17 +112,17 @@ def test_bounds_decide_nearly_always_on_random_vectors(distance: str) -> None:
     v = form.left(np.arange(30)) @ form.tile(0, 400).T
     low, high = form.bounds(np.arange(30), exact_distances(system.query, system.gallery, distance)[:, 0])
     undecided = (v >= low[:, None]) & (v <= high[:, None])
-    assert 1 / 400 <= undecided.mean() < 1.5 / 400  # the item itself, and hardly another
+    assert 1 / 400 <= undecided.mean() < 1.5 / 400  # the item itself, and hardly any other
 
 
-def test_a_zero_vector_is_refused_under_cosine_only() -> None:
+def test_a_zero_vector_is_refused_only_under_cosine() -> None:
     system = RetrievalSystem(np.ones((1, 2), np.float32), np.array([[1, 1], [0, 0]], np.float32))
     with pytest.raises(InputError, match="gallery row 1 is a zero vector"):
         ProductForm.of(system, "cosine")
     assert exact_distances(system.query, system.gallery, "l2")[0].tolist() == [0.0, np.float32(np.sqrt(2))]
 
 
-def test_what_float32_cannot_hold_is_refused() -> None:
+def test_values_beyond_float32_are_refused() -> None:
     with pytest.raises(InputError, match=r"infinite values \(as float32\), first in row 1"):
         RetrievalSystem(np.ones((1, 2)), np.array([[1, 1], [1e39, 0]]))
 

@@ -1,4 +1,4 @@
-"""A stage is continued, reused or refused by its manifest."""
+"""The manifest decides whether a stage is continued, reused or refused."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def test_a_stage_is_begun_continued_and_then_reused(tmp_path: Path) -> None:
     folder, settings = tmp_path / "old", {"epochs": 3, "sizes": (1, 2)}
     assert not begin_stage(folder, "backbone", settings)
     assert not is_finished(folder)
-    assert not begin_stage(folder, "backbone", settings)  # stopped half-way: continue
+    assert not begin_stage(folder, "backbone", settings)  # was interrupted: continue
     finish_stage(folder, {"images": 7})
     assert is_finished(folder)
     assert begin_stage(folder, "backbone", settings)
@@ -21,15 +21,15 @@ def test_a_stage_is_begun_continued_and_then_reused(tmp_path: Path) -> None:
 
 def test_other_settings_are_refused_and_the_difference_named(tmp_path: Path) -> None:
     begin_stage(tmp_path, "backbone", {"training": {"epochs": 3, "lr": 0.1}})
-    with pytest.raises(InputError, match=r"another run \(training.epochs: 3 there, 4 asked\); delete that folder, or"):
+    with pytest.raises(InputError, match=r"other settings \(training.epochs: 3 there, 4 requested\); delete it or"):
         begin_stage(tmp_path, "backbone", {"training": {"epochs": 4, "lr": 0.1}})
-    with pytest.raises(InputError, match="stage: 'backbone' there, 'heads' asked"):
+    with pytest.raises(InputError, match="stage: 'backbone' there, 'heads' requested"):
         begin_stage(tmp_path, "heads", {"training": {"epochs": 3, "lr": 0.1}})
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match="holds files of something else"):
+    with pytest.raises(InputError, match="holds other files"):
         begin_stage(tmp_path, "backbone", {})
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 

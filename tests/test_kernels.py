@@ -1,4 +1,4 @@
-"""Compiled loops where there is no place to keep their code."""
+"""Compiled loops on a machine without a writable cache folder."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Metrics on rankings small enough to do by hand, and the interval against scipy."""
+"""Metrics of rankings that are small enough to check by hand, and intervals against scipy."""
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def test_paired_difference_of_areas_equals_scipy_up_to_its_randomness() -> None:
 
 
 def test_interval_of_the_gain_by_hand() -> None:
-    """Old and new differ by the same step in every query, so the gain of a draw is that of its mean."""
+    """Old and new differ by the same step for every query, so the gain of a draw is the gain of its mean."""
     t, scored = np.linspace(0, 1, 2), np.arange(50)
     values = np.random.default_rng(3).normal(size=(50, 1)).repeat(2, axis=1)
     old, new, mine = (
@@ -84,7 +84,7 @@ def test_interval_of_the_gain_by_hand() -> None:
     assert (low, high) == pytest.approx(expected)
     assert np.isnan(mine.gain_interval("mAP", old, old)).all()
     noise = 0.1 * np.random.default_rng(4).normal(size=(50, 2))
-    unsure = Curve(t, {"mAP": values + noise}, np.zeros((50, 2), bool), scored, 0)  # not surely better than old
+    unsure = Curve(t, {"mAP": values + noise}, np.zeros((50, 2), bool), scored, 0)  # not significantly better than old
     assert np.isnan(mine.gain_interval("mAP", old, unsure)).all()
 
 

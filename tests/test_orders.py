@@ -1,4 +1,4 @@
-"""Orders: hand-made scores, stability, and the contract that every order in the table meets."""
+"""Orders: scores by hand, stability, and the contract of every order in the table."""
 
 import numpy as np
 import pytest
@@ -41,11 +41,11 @@ def test_what_is_uncertain_far_or_popular_comes_first() -> None:
     assert make_order("sigma", GALLERY).tolist() == [1, 0, 2, 3]
     assert make_order("oracle_loss", GALLERY).tolist() == [2, 3, 1, 0]
     assert make_order("popularity", GALLERY).tolist() == [2, 0, 3, 1]
-    # Item 3 lies between the two axes that the class means lie on, item 2 a little beside one.
+    # The class means lie on the two axes; item 3 lies between them, item 2 close to one.
     assert make_order("class_mean_distance", GALLERY).tolist() == [3, 2, 0, 1]
 
 
-def test_the_old_classifiers_guess_goes_before_labels_that_nobody_has_yet() -> None:
+def test_the_old_classifiers_prediction_takes_precedence_over_labels() -> None:
     guessed = GalleryColumns(GALLERY.old, {**GALLERY.columns, "old_class": np.zeros(4, int)})
     whole = GALLERY.old.sum(axis=0)
     cosines = [g @ whole / np.linalg.norm(g) for g in GALLERY.old]
@@ -53,7 +53,7 @@ def test_the_old_classifiers_guess_goes_before_labels_that_nobody_has_yet() -> N
 
 
 def test_centroid_cosine_by_hand() -> None:
-    """Class 0 points along (4, 0.1): item 2 is nearer to it than item 0. Class 1 along (1, 3): item 1, then item 3."""
+    """The centroid of class 0 is (4, 0.1): item 2 is closer than item 0. Class 1: (1, 3), item 1, then item 3."""
     cosines = {
         0: 4 / np.hypot(4, 0.1),
         1: 3 / np.hypot(1, 3),
@@ -81,6 +81,6 @@ def test_missing_columns_unknown_names_and_nan_are_named() -> None:
 
 
 @pytest.mark.parametrize("order", [[0, 1, 1], [0, 1], [1, 2, 3], [0, -1, 2]])
-def test_what_is_no_permutation_is_refused(order: list[int]) -> None:
+def test_other_arrays_than_permutations_are_refused(order: list[int]) -> None:
     with pytest.raises(InputError):
         check_order(np.array(order), 3)

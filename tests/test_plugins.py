@@ -1,4 +1,4 @@
-"""A distribution of its own adds a method, an order and a merge in one file, and they are found everywhere."""
+"""Another distribution adds a method, an order and a merge in one file; they appear in help, tables and reports."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ MERGES = (
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """One in which that distribution is installed."""
+    """Environment variables of a process in which that distribution is installed."""
     site = tmp_path_factory.mktemp("site")
     (site / "their_plugin.py").write_text(PLUGIN)
     info = site / "theirs-1.0.dist-info"

@@ -1,4 +1,4 @@
-"""Who learns which classes."""
+"""Which classes each model learns, by protocol."""
 
 import json
 from dataclasses import asdict, replace
@@ -13,13 +13,13 @@ from ray_backfill.protocols import Protocol, split_classes
 LABELS = np.repeat(np.arange(10) * 3, 2)
 
 
-def test_extended_class_the_new_model_knows_all() -> None:
+def test_extended_class_the_new_model_learns_all() -> None:
     old, new = split_classes(LABELS, Protocol("extended"))
     assert old == [0, 3, 6, 9, 12]
     assert new == [0, 3, 6, 9, 12, 15, 18, 21, 24, 27]
 
 
-def test_open_class_the_new_model_knows_the_others() -> None:
+def test_open_class_the_new_model_learns_the_others() -> None:
     old, new = split_classes(LABELS, Protocol("open", old_share=0.3, seed=1))
     assert len(old) == 3
     assert sorted(old + new) == sorted(set(LABELS.tolist()))
@@ -36,14 +36,14 @@ def test_the_open_draw_is_disjoint_complete_and_thirty_per_cent() -> None:
     assert set(old) | set(new) == classes
     assert len(old) == round(0.3 * len(classes))
     assert len(old) + len(new) == len(classes)
-    assert split_classes(np.sort(labels)[::-1], Protocol("open", 0.3, seed=5)) == (old, new)  # images' order is nothing
-    # Another seed draws anew: about 30 % of the first draw's classes are in the second one's too.
+    assert split_classes(np.sort(labels)[::-1], Protocol("open", 0.3, seed=5)) == (old, new)  # any image order
+    # Another seed gives an independent draw, which contains about 30 % of the classes of the first.
     other, _ = split_classes(labels, Protocol("open", 0.3, seed=6))
     assert 0.28 < len(set(old) & set(other)) / len(old) < 0.32
 
 
 def test_the_draws_never_change() -> None:
-    """Written down by hand: another draw would silently make other experiments of the published recipes."""
+    """Expected values are literal: a different draw would silently change the experiments of the published recipes."""
     old, new = split_classes(LABELS, Protocol("open", old_share=0.3, seed=0))
     assert (old, new) == ([6, 12, 18], [0, 3, 9, 15, 21, 24, 27])
     assert split_classes(LABELS, Protocol("open", old_share=0.3, seed=1))[0] == [12, 21, 24]
@@ -60,11 +60,11 @@ def test_same_classes_and_errors() -> None:
     assert old == new
     with pytest.raises(InputError, match="unknown protocol 'closed'; known: extended, open, same"):
         split_classes(LABELS, Protocol("closed"))  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="leave 1 to the old model"):
+    with pytest.raises(InputError, match="leave 1 for the old model"):
         split_classes(np.arange(3), Protocol("extended", old_share=0.3))
 
 
-def test_biased_knows_little_of_the_first_subgroup_and_all_of_the_others() -> None:
+def test_biased_learns_few_classes_of_the_first_subgroup_and_all_of_the_others() -> None:
     labels = np.repeat(np.arange(20), 3)
     groups = (labels >= 10).astype(np.int64)
     old, new = split_classes(labels, Protocol("biased", old_share=0.2, seed=1), groups)
@@ -97,13 +97,13 @@ def test_biased_by_counts_as_in_fastfill() -> None:
 @pytest.mark.parametrize(
     ("counts", "complaint"),
     [
-        ({"old_counts": (5,)}, r"old_counts must give .* each of 2 subgroups, at most 10, 10; got 5"),
+        ({"old_counts": (5,)}, r"old_counts must give one .* each of 2 subgroups, at most 10, 10; got 5"),
         ({"old_counts": (5, 11)}, r"old_counts .* at most 10, 10; got 5, 11"),
         ({"old_counts": (5, -1)}, r"old_counts"),
         ({"old_counts": (5, 6), "new_counts": (7, 5)}, r"old_counts .* at most 7, 5; got 5, 6"),
         ({"new_counts": (12, 5)}, r"new_counts .* at most 10, 10; got 12, 5"),
-        ({"old_counts": (1, 0)}, r"leave 1 to the old model"),
-        ({"kind": "open", "old_counts": (5, 5)}, r"for the biased protocol, not for 'open'"),
+        ({"old_counts": (1, 0)}, r"leave 1 for the old model"),
+        ({"kind": "open", "old_counts": (5, 5)}, r"need the protocol 'biased', not 'open'"),
     ],
 )
 def test_counts_that_do_not_fit(counts: dict[str, Any], complaint: str) -> None:

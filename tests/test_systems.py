@@ -1,4 +1,4 @@
-"""Validation of systems and the two ways to state the truth."""
+"""Validation of systems, and the two ways to build the ground truth."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_an_item_in_both_lists_counts_as_ignored() -> None:
 
 @pytest.mark.parametrize("positives", [[[4]], [[-1]]])
 def test_positions_outside_the_gallery_are_refused(positives: list[list[int]]) -> None:
-    with pytest.raises(rb.InputError, match=r"query 0 name a position outside 0\.\.3"):
+    with pytest.raises(rb.InputError, match=r"query 0 include a position outside 0\.\.3"):
         rb.GroundTruth.from_positives(positives, n_gallery=4)
 
 
@@ -53,8 +53,9 @@ def test_exclude_self_needs_the_same_items() -> None:
     ("query", "gallery", "message"),
     [
         (np.ones((2, 3), np.float32), np.ones((2, 4), np.float32), "3 dimensions, gallery embeddings 4"),
-        (np.ones((2, 3), np.int64), np.ones((2, 3), np.float32), "2-d float array"),
-        (np.ones(3, np.float32), np.ones((2, 3), np.float32), "2-d float array"),
+        (np.ones((2, 3), np.int64), np.ones((2, 3), np.float32), "2-D float array, got int64 values of shape"),
+        (np.ones(3, np.float32), np.ones((2, 3), np.float32), "2-D float array, got float32 values of shape"),
+        (np.full((2, 3), "a"), np.ones((2, 3), np.float32), "2-D float array, got strings of shape"),
         (np.ones((0, 3), np.float32), np.ones((2, 3), np.float32), "empty"),
         (np.ones((2, 3), np.float32), np.array([[1, 1, 1], [1, np.nan, 1]], np.float32), "first in row 1"),
         (np.array([[np.inf, 1]], np.float32), np.ones((2, 2), np.float32), "first in row 0"),

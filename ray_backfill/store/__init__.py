@@ -1,15 +1,21 @@
-"""Embeddings in Parquet: reading, checking, writing. No computation.
+"""Embeddings in Parquet files: reading, validation and writing. No computation.
 
-The data contract: a folder with ``gallery.parquet`` and, if there are any, ``queries.parquet`` and ``train.parquet``,
-each a file or a folder of parts that are read in the order of their names. Columns: ``id`` (int64 or string), ``old``
-and ``new`` (lists of float16 or float32, one length per column), and any further column of such lists: the embeddings
-of another model of that name; optional ``label`` and ``group`` (of queries, for subgroups; integers or strings; label
--1: nobody knows it), ``camera``; for orders ``old_score``, ``old_entropy``, ``old_margin``, ``old_class`` (of the old
-classifier: top probability, entropy, top minus second probability, top class), ``sigma``, ``popularity``,
-``order_score`` (the user's own, low first), and any further column of numbers that an order asks for; queries may carry
-``positives`` and ``ignored`` (lists of gallery ids) instead of labels. Without a queries file the gallery queries
-itself, each item excluded from its own answer. ``classifier.parquet`` may hold the new model's classifier: ``label``,
-``weight`` (lists), ``bias``. Other columns, such as ``name``, are for their owner.
+The data contract is a folder with ``gallery.parquet`` and, optionally, ``queries.parquet`` and ``train.parquet``. Each
+is a file or a folder of part files, which are read in the order of their names. Columns:
+
+- ``id``: integer or string, unique
+- ``old``, ``new``: embeddings, lists of float16 or float32 of one length per column
+- any other column of such lists: the embeddings of another model with that name
+- ``label``, optional: integer or string; -1 means unknown
+- ``group``, optional, for queries: subgroup, integer or string
+- ``camera``, optional: integer
+- ``old_score``, ``old_entropy``, ``old_margin``, ``old_class``, for orders: top probability, entropy, top minus second
+  probability and top class of the old model's classifier
+- ``sigma``, ``popularity``, ``order_score`` (the user's own score, low first) and any other number that an order uses
+- ``positives``, ``ignored``, for queries in place of labels: lists of gallery ids
+
+Without a queries file, the gallery items are the queries, each excluded from its own result. ``classifier.parquet`` may
+hold the new model's classifier: ``label``, ``weight`` (lists), ``bias``. Other columns are not used.
 """
 
 import hashlib
@@ -42,11 +48,13 @@ from ray_backfill.store._columns import (
     some,
 )
 from ray_backfill.store._columns import room_for as room_for
+from ray_backfill.store._columns import vector_column as vector_column
+from ray_backfill.store._columns import vectors_of as vectors_of
 from ray_backfill.systems import FloatArray
 
 SPLITS = ("gallery", "queries", "train", "classifier")
 _PIECE_BYTES = 64 << 20
-# Column -> how it is read and checked. Fingerprints are made in this order.
+# Column -> the function that reads and validates it. Fingerprints follow this order.
 _COLUMNS: Mapping[str, Callable[[pa.ChunkedArray, Path, str], Any]] = {
     "id": as_ids,
     "label": as_ids,
@@ -67,78 +75,90 @@ _NUMBERS = tuple(name for name, read in _COLUMNS.items() if read is as_numbers)
 
 @dataclass(frozen=True)
 class EmbeddingTable:
-    """One split, read and checked; N rows. Columns that the files lack are None. Lists of ids stay lists of ids.
-
-    vectors: by the model's name (N, d) float16 or float32, as stored; large ones are mapped from a temporary file.
-    numbers: by name (N,), those columns of numbers of the data contract that are there.
-    """
+    """One validated split of N rows. A column that the files do not have is None."""
 
     path: Path
     id: NDArray[Any]
+    """(N,) unique ids, int64 or strings; so are the other ids and classes."""
     vectors: dict[str, FloatArray]
+    """Model name -> (N, d) embeddings, float16 or float32 as stored; large ones are mapped from a temporary file."""
     numbers: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    """Column name -> (N,) numbers, for the numeric columns of the data contract."""
     label: NDArray[Any] | None = None
+    """(N,) classes."""
     group: NDArray[Any] | None = None
+    """(N,) subgroups."""
     camera: NDArray[np.int64] | None = None
     old_class: NDArray[Any] | None = None
+    """(N,) classes predicted by the old model's classifier."""
     positives: list[NDArray[Any]] | None = None
+    """For each query, the ids of its relevant gallery items."""
     ignored: list[NDArray[Any]] | None = None
+    """For each query, the ids of gallery items that are left out of its ranking."""
 
     def __len__(self) -> int:
         return len(self.id)
 
     def find_numbers(self, name: str) -> NDArray[np.float64] | None:
-        """(N,) any column of numbers, None where the files lack it; one that is not of the data contract is read now.
+        """Return a numeric column, (N,), or None. Columns outside the data contract are read from the files now.
 
         Raises:
-            InputError: the column does not hold numbers, or not in every row.
+            InputError: The column holds other values than numbers, or misses some.
         """
         return self.numbers.get(name) if name in _NUMBERS else read_numbers(self.path, name)
 
     @property
     def old(self) -> FloatArray:
+        """(N, d) embeddings by the old model."""
         return self.vectors["old"]
 
     @property
     def new(self) -> FloatArray:
+        """(N, d) embeddings by the new model."""
         return self.vectors["new"]
 
 
 @dataclass(frozen=True)
 class Classifier:
-    """A linear classifier on a model's embeddings. label: (C,), unique. weight: (C, d) and bias: (C,) float32."""
+    """A linear classifier on a model's embeddings."""
 
     label: NDArray[Any]
+    """(C,) unique classes."""
     weight: NDArray[np.float32]
+    """(C, d) float32."""
     bias: NDArray[np.float32]
+    """(C,) float32."""
 
 
 @dataclass(frozen=True)
 class EmbeddingFolder:
-    """A folder of the data contract, read and checked.
-
-    queries: None where the gallery queries itself. models: whose embeddings all splits have. classifier: of the new
-    model, None where the folder has none.
-    """
+    """A validated folder of embeddings."""
 
     path: Path
     gallery: EmbeddingTable
     queries: EmbeddingTable | None
+    """None if the gallery items are the queries."""
     train: EmbeddingTable | None
+    """The split that maps and merges are fitted on, if there is one."""
     classifier: Classifier | None = None
+    """The new model's classifier, if the folder has one."""
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Of gallery and queries."""
+        """Models whose embeddings both gallery and queries have."""
         return tuple(name for name in self.gallery.vectors if name in (self.queries or self.gallery).vectors)
 
     def fingerprint(
         self, models: Sequence[str] = ("old", "new"), splits: Sequence[str] = SPLITS, further: Iterable[str] = ()
     ) -> str:
-        """Changes with any value of any column of these splits, but for embeddings of other models than these.
+        """Return a hash of the folder's values, embeddings of other models excepted.
 
-        further: columns of numbers of the gallery that are not of the data contract, as far as they are there.
-        Cost: one pass over the bytes, the first time.
+        Cost: one pass over the bytes, at the first call.
+
+        Args:
+            models: Models whose embeddings count.
+            splits: Splits that count.
+            further: Numeric gallery columns outside the data contract that count, if they exist.
         """
         digest = hashlib.blake2b(digest_size=12)
         for (split, model, _), of_column in self._digests.items():
@@ -151,7 +171,7 @@ class EmbeddingFolder:
 
     @cached_property
     def _digests(self) -> dict[tuple[str, str, str], bytes]:
-        """By split, model (for vectors) and column."""
+        """Digest of each column, by split, model (for vectors) and column name."""
         found: dict[tuple[str, str, str], bytes] = {}
         for split in SPLITS:
             table = getattr(self, split)
@@ -164,7 +184,7 @@ class EmbeddingFolder:
 
 
 def _columns_of(table: "EmbeddingTable | Classifier") -> dict[tuple[str, str], Any]:
-    """By model (for vectors) and name; None for what is not there."""
+    """Return the columns by model (for vectors) and name; None for a missing column."""
     if isinstance(table, Classifier):
         return {("", name): values for name, values in vars(table).items()}
     known = {("", name): table.numbers.get(name) if name in _NUMBERS else getattr(table, name) for name in _COLUMNS}
@@ -182,17 +202,24 @@ def _digest(digest: Any, array: NDArray[Any]) -> None:
 def read_folder(
     path: Path, models: Sequence[str] = ("old", "new"), gallery_needs: Sequence[str] = ("old", "new")
 ) -> EmbeddingFolder:
-    """Read and check a folder of the data contract (see the module).
+    """Read and validate a folder of embeddings.
 
-    models: whose embeddings to read; those of others than old and new may be missing. gallery_needs: which embeddings
-    the gallery must have: before a backfill it has no new ones.
+    Args:
+        path: Folder with ``gallery.parquet`` and, optionally, ``queries.parquet``, ``train.parquet`` and
+            ``classifier.parquet``; see the module for the columns.
+        models: Models whose embeddings are read; only "old" and "new" must exist.
+        gallery_needs: Models whose embeddings the gallery must have; before a backfill it has no new ones.
+
+    Returns:
+        The validated splits. Embeddings keep their type, float16 or float32; columns above 1 GiB are mapped from a
+        temporary file in TMPDIR.
 
     Raises:
-        InputError: missing file or column, missing or duplicate ids, NaN, ragged lists, unknown positives; the message
-            names file, column and first offending rows.
+        InputError: A file or column is missing, ids are missing or duplicate, or embeddings are NaN, infinite or of
+            different lengths. The message names the file, the column and the first offending rows.
     """
     if not path.is_dir():
-        raise InputError(f"{path} is not a folder; give a folder that holds gallery.parquet")
+        raise InputError(f"{path} is not a folder; give a folder that contains gallery.parquet")
     gallery = read_table(path / "gallery.parquet", models, gallery_needs)
     queries, train = (
         read_table(path / f"{name}.parquet", models) if (path / f"{name}.parquet").exists() else None
@@ -203,25 +230,26 @@ def read_folder(
             theirs, mine = vectors.shape[1], gallery.vectors.get(name, vectors).shape[1]
             if other and mine != theirs:
                 raise InputError(
-                    f"column {name!r} has {theirs} dimensions in {other.path} and {mine} in {gallery.path}"
+                    f"column {name!r} has {theirs} dimensions in {other.path} and {mine} in {gallery.path}; "
+                    "use embeddings of one model"
                 )
     return EmbeddingFolder(path, gallery, queries, train, read_classifier(path))
 
 
 def read_classifier(folder: Path) -> Classifier | None:
-    """The new model's classifier, if the folder has one."""
+    """Read the new model's classifier, if the folder has one."""
     path = folder / "classifier.parquet"
     if not path.exists():
         return None
     file = open_parquet(path)
     for column in ("label", "weight", "bias"):
         if column not in file.schema_arrow.names:
-            raise InputError(f"{path} has no column {column!r}; it needs label, weight and bias")
+            raise InputError(f"{path} has no column {column!r}; it needs the columns label, weight and bias")
     float_type("weight", [file], [path])
     table = file.read(columns=["label", "weight", "bias"])
     label = as_ids(table["label"], path, "label")
     if len(np.unique(label)) != len(label):
-        raise InputError(f"{path}, column 'label': duplicates; each class has one row")
+        raise InputError(f"{path}, column 'label': duplicate classes; give one row for each class")
     weight = as_vectors(table["weight"].combine_chunks(), path, "weight", 0, np.float32)
     return Classifier(label, weight, as_numbers(table["bias"], path, "bias", np.float32))
 
@@ -231,23 +259,32 @@ def read_table(
 ) -> EmbeddingTable:
     """Read one split: a Parquet file, or a folder of part files in the order of their names.
 
-    models: whose embeddings to read, as far as they are there. needed: those that must be.
-    Vectors are read piece by piece and keep their type; above MAPPED_BYTES a column goes to a temporary file (in
-    TMPDIR) that is mapped into memory and vanishes with the process.
+    Vectors are read in pieces and keep their type. A column above MAPPED_BYTES goes to a temporary file (in TMPDIR)
+    that is mapped into memory and disappears with the process.
+
+    Args:
+        path: File or folder.
+        models: Models whose embeddings are read if they exist.
+        needed: Models whose embeddings must exist.
     """
     files = part_files(path)
     read = {file: _read_columns(file, needed) for file in files}
     files = [file for file in files if len(read[file]["id"])]
     if not files:
-        raise InputError(f"{path} has no rows")
+        raise InputError(f"{path} has no rows; each split needs at least one")
     parts = [read[file] for file in files]
     for file, part in zip(files, parts, strict=True):
         if part.keys() != parts[0].keys():
-            raise InputError(f"{file} has columns {sorted(part)}, but {files[0]} has {sorted(parts[0])}")
+            raise InputError(
+                f"{file} has the columns {', '.join(sorted(part))}, but {files[0]} has {', '.join(sorted(parts[0]))}; "
+                "all parts need the same columns"
+            )
         for name in (name for name in part if _COLUMNS[name] is as_ids):
-            kinds = part[name].dtype, parts[0][name].dtype
-            if kinds[0].kind != kinds[1].kind:
-                raise InputError(f"column {name!r} holds {kinds[0]} in {file}, but {kinds[1]} in {files[0]}")
+            kinds = ["strings" if each[name].dtype.kind == "U" else "integers" for each in (part, parts[0])]
+            if kinds[0] != kinds[1]:
+                raise InputError(
+                    f"column {name!r} holds {kinds[0]} in {file}, but {kinds[1]} in {files[0]}; use one type"
+                )
     columns: dict[str, Any] = {
         name: np.concatenate([part[name] for part in parts])
         if isinstance(parts[0][name], np.ndarray)
@@ -256,9 +293,9 @@ def read_table(
     }
     ids, counts = np.unique(columns["id"], return_counts=True)
     if (counts > 1).any():
-        raise InputError(f"{path}, column 'id': duplicates, first {some(ids[counts > 1])}; ids must be unique")
+        raise InputError(f"{path}, column 'id': duplicate ids {some(ids[counts > 1])}; ids must be unique")
     schemas = [open_parquet(file).schema_arrow for file in files]
-    # A column that only shares a model's name with its embeddings is something of the user's.
+    # A column with a model's name that does not hold vectors is the user's own.
     names = [
         name
         for name in models
@@ -269,15 +306,15 @@ def read_table(
 
 
 def read_vectors(path: Path, first: int, last: int, models: Sequence[str]) -> dict[str, FloatArray]:
-    """The columns of these models, rows first .. last - 1 of a split, and no other rows."""
+    """Read the embeddings of these models for the rows first .. last - 1 of a split only."""
     return read_rows(part_files(path), first, last, models)
 
 
 def read_numbers(path: Path, name: str) -> NDArray[np.float64] | None:
-    """(N,) a column of numbers of a split; None where a file lacks it.
+    """Read a numeric column of a split, (N,); None if a file does not have it.
 
     Raises:
-        InputError: the column does not hold numbers, or not in every row.
+        InputError: The column holds other values than numbers, or misses some.
     """
     found = [(file, open_parquet(file)) for file in part_files(path)]
     if any(name not in opened.schema_arrow.names for _, opened in found):
@@ -286,7 +323,7 @@ def read_numbers(path: Path, name: str) -> NDArray[np.float64] | None:
 
 
 def _read_columns(file: Path, needed: Sequence[str]) -> dict[str, Any]:
-    """The known columns of one Parquet file but the vectors, as arrays (lists for lists of ids), checked."""
+    """Read and validate the known columns of one Parquet file except the vectors, as arrays or lists of id arrays."""
     opened = open_parquet(file)
     there = opened.schema_arrow.names
     for column in ("id", *needed):
@@ -297,20 +334,16 @@ def _read_columns(file: Path, needed: Sequence[str]) -> dict[str, Any]:
     return {name: _COLUMNS[name](table[name], file, name) for name in present}
 
 
-def vector_column(vectors_ND: NDArray[Any]) -> pa.FixedSizeListArray:
-    """(N, d) numbers as an Arrow column of lists that every Parquet reader understands."""
-    flat = np.ascontiguousarray(vectors_ND).ravel()
-    return pa.FixedSizeListArray.from_arrays(pa.array(flat), vectors_ND.shape[1])
-
-
-def vectors_of(column: pa.ChunkedArray) -> NDArray[Any]:
-    """(N, d) numbers of a column that ``vector_column`` made."""
-    lists = column.combine_chunks()
-    return lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, lists.type.list_size)
-
-
 def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write a Parquet file so that it is there whole or not at all."""
-    # Vectors do not repeat: dictionaries of them make files larger by an eighth, and three times as slow to write.
+    """Write a Parquet file atomically: readers see the complete file or none.
+
+    Args:
+        path: File to write; its folder is created if needed.
+        table: Columns; see ``vector_column`` for embeddings.
+
+    Raises:
+        InputError: The disk is full.
+    """
+    # Vectors do not repeat: dictionary encoding makes files an eighth larger and writing three times as slow.
     others = [field.name for field in table.schema if not is_vectors(field.type)]
     write_whole(path, lambda temporary: pq.write_table(table, temporary, use_dictionary=others))

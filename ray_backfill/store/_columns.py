@@ -1,6 +1,6 @@
-"""Columns of Parquet files as arrays, checked; errors name file, column and the first offending rows.
+"""Validated columns of Parquet files as arrays; errors name the file, the column and the first offending rows.
 
-Columns of vectors are read row group by row group: in memory, or mapped from a temporary file if they are large.
+Vector columns are read one row group at a time, into memory or, if they are large, into a mapped temporary file.
 """
 
 import os
@@ -38,9 +38,9 @@ def open_parquet(file: Path) -> pq.ParquetFile:
 
 
 def as_id_lists(column: pa.ChunkedArray, file: Path, name: str) -> list[NDArray[Any]]:
-    """A column of lists of ids, one array a row; a missing list is an empty one."""
+    """Return a column of lists of ids as one array per row; a missing list counts as empty."""
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-        raise InputError(f"{file}, column {name!r} must hold lists of ids, not {column.type}")
+        raise InputError(f"{file}, column {name!r} must hold lists of ids, not {column.type} values")
     rows = [row or [] for row in column.to_pylist()]
     holes = np.flatnonzero([None in row for row in rows])
     if len(holes):
@@ -49,16 +49,16 @@ def as_id_lists(column: pa.ChunkedArray, file: Path, name: str) -> list[NDArray[
 
 
 def as_ids(column: pa.ChunkedArray, file: Path, name: str) -> NDArray[Any]:
-    """Integers as int64, anything else as strings."""
+    """Return a column of integers as int64, or a column of strings."""
     no_nulls(column, file, name)
     if pa.types.is_integer(column.type):
         try:
             return column.cast(pa.int64()).to_numpy()
         except pa.ArrowInvalid as error:
-            raise InputError(f"{file}, column {name!r}: integers above int64; write them as strings") from error
+            raise InputError(f"{file}, column {name!r}: an integer exceeds int64; use strings") from error
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return np.asarray(column.to_pylist(), dtype=str)
-    raise InputError(f"{file}, column {name!r} must be integers or strings, not {column.type}")
+    raise InputError(f"{file}, column {name!r} must hold integers or strings, not {column.type} values")
 
 
 def as_integers(column: pa.ChunkedArray, file: Path, name: str) -> NDArray[Any]:
@@ -70,26 +70,27 @@ def as_numbers(column: pa.ChunkedArray, file: Path, name: str, dtype: type = np.
     try:
         values: NDArray[Any] = column.cast(pa.from_numpy_dtype(dtype)).to_numpy()
     except pa.ArrowInvalid as error:
-        raise InputError(f"{file}, column {name!r} must hold numbers ({np.dtype(dtype)}), not {column.type}") from error
+        wanted = "integers" if np.dtype(dtype).kind == "i" else "numbers"
+        raise InputError(f"{file}, column {name!r} must hold {wanted}, not {column.type} values") from error
     return values
 
 
 def no_nulls(column: pa.ChunkedArray | pa.Array, file: Path, name: str, first_row: int = 0) -> None:
     if column.null_count:
         rows = np.flatnonzero(np.asarray(column.is_null()))
-        raise InputError(f"{file}, column {name!r}: missing value in row {some(first_row + rows)}")
+        raise InputError(f"{file}, column {name!r}: missing value in row {some(first_row + rows)}; fill or drop them")
 
 
 def some(rows: NDArray[Any]) -> str:
-    """The first three of the offending rows or ids, for a message."""
+    """List the first three offending rows or ids, for a message."""
     return ", ".join(str(row) for row in rows[:3]) + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")
 
 
 def read_rows(files: Sequence[Path], first: int, last: int, names: Sequence[str]) -> dict[str, FloatArray]:
-    """Rows first .. last - 1 of all files one after the other, row group by row group."""
+    """Read the vectors of rows first .. last - 1, counted over all files, one row group at a time."""
     opened = [open_parquet(file) for file in files]
     columns = {name: _Vectors(name, last - first, float_type(name, opened, files)) for name in names}
-    before = 0  # rows of the files and row groups so far
+    before = 0  # rows in all row groups so far
     bar = tqdm(total=last - first, desc="read", unit=" vectors", delay=2, leave=False, dynamic_ncols=True)
     for file, parquet in zip(files, opened, strict=True):
         start_of_file = before
@@ -115,7 +116,7 @@ def is_vectors(kind: pa.DataType) -> bool:
 
 
 def float_type(name: str, opened: Sequence[pq.ParquetFile], files: Sequence[Path]) -> type[np.floating]:
-    """float16 if all files hold that, else float32."""
+    """Return float16 if all files hold float16, else float32."""
     types = [parquet.schema_arrow.field(name).type for parquet in opened]
     for file, kind in zip(files, types, strict=True):
         if not is_vectors(kind):
@@ -124,7 +125,7 @@ def float_type(name: str, opened: Sequence[pq.ParquetFile], files: Sequence[Path
 
 
 class _Vectors:
-    """One column of vectors, filled piece by piece: in memory, or in an unnamed temporary file if it is large."""
+    """A vector column that is filled in pieces: in memory, or in an unnamed temporary file if it is large."""
 
     def __init__(self, name: str, rows: int, dtype: type[np.floating]) -> None:
         self.name, self.rows, self.dtype, self.filled = name, rows, dtype, 0
@@ -132,19 +133,19 @@ class _Vectors:
         self.first_file = Path()
 
     def add(self, column: pa.Array, file: Path, first_row: int) -> None:
-        """The next rows, which are first_row and following of ``file``."""
+        """Append the next rows, which start at row first_row of ``file``."""
         vectors = as_vectors(column, file, self.name, first_row, self.dtype)
         if self.width is None:
             self.width, self.first_file = vectors.shape[1], file
             if self.rows * self.width * np.dtype(self.dtype).itemsize > MAPPED_BYTES:
-                # It lives as long as its map.
+                # The file exists as long as its map.
                 self.file: IO[bytes] | None = TemporaryFile()  # noqa: SIM115
             else:
                 self.file, self.memory = None, np.empty((self.rows, self.width), self.dtype)
         if vectors.shape[1] != self.width:
             raise InputError(
                 f"{file}, column {self.name!r}: {vectors.shape[1]} dimensions in row {first_row}, but {self.width} in "
-                f"{self.first_file}"
+                f"{self.first_file}; all rows need the same number"
             )
         if self.file is None:
             self.memory[self.filled : self.filled + len(vectors)] = vectors
@@ -160,16 +161,32 @@ class _Vectors:
         return np.memmap(self.file, self.dtype, mode="r", shape=(self.rows, self.width))
 
 
+def vector_column(vectors_ND: NDArray[Any]) -> pa.FixedSizeListArray:
+    """Convert embeddings to an Arrow column of lists, which every Parquet reader understands.
+
+    Args:
+        vectors_ND: (N, d) numbers; their type is kept.
+    """
+    flat = np.ascontiguousarray(vectors_ND).ravel()
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat), vectors_ND.shape[1])
+
+
+def vectors_of(column: pa.ChunkedArray) -> NDArray[Any]:
+    """Return the (N, d) numbers of a column that ``vector_column`` made."""
+    lists = column.combine_chunks()
+    return lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, lists.type.list_size)
+
+
 def room_for(rows: int, width: int, dtype: type[np.floating]) -> NDArray[Any]:
-    """(rows, width) to be filled: in memory, or above MAPPED_BYTES mapped from a temporary file.
+    """Return an uninitialised (rows, width) array: in memory, or above MAPPED_BYTES mapped from a temporary file.
 
     Raises:
-        InputError: the disk has no room for it; found out now, because filling a map on a full disk kills the process.
+        InputError: The disk is too full. This is checked here because filling a map on a full disk kills the process.
     """
     n_bytes = rows * width * np.dtype(dtype).itemsize
     if n_bytes <= MAPPED_BYTES:
         return np.empty((rows, width), dtype)
-    with TemporaryFile() as file:  # its map keeps it
+    with TemporaryFile() as file:  # the map keeps it open
         try:
             os.posix_fallocate(file.fileno(), 0, n_bytes)
         except OSError as error:
@@ -180,32 +197,34 @@ def room_for(rows: int, width: int, dtype: type[np.floating]) -> NDArray[Any]:
 def _write_temporary(file: IO[bytes], vectors: NDArray[np.floating]) -> None:
     try:
         file.write(np.ascontiguousarray(vectors).data)
-        file.flush()  # its last bytes too find the disk full here, not where the map is made
+        file.flush()  # so that a full disk is noticed here rather than when the map is created
     except OSError as error:
         raise _no_room(error) from error
 
 
 def _no_room(error: OSError) -> InputError:
-    return InputError(f"no room for large embeddings in {gettempdir()} ({error}); set TMPDIR to a larger disk")
+    return InputError(
+        f"not enough room for large embeddings in {gettempdir()} ({error}); set TMPDIR to a folder on a larger disk"
+    )
 
 
 def as_vectors(array: pa.Array, file: Path, name: str, first_row: int, dtype: type[np.floating]) -> NDArray[Any]:
-    """Some rows of a column of lists as (n, d) of ``dtype``, checked."""
+    """Return some rows of a vector column as a validated (n, d) array of ``dtype``."""
     no_nulls(array, file, name, first_row)
     if not pa.types.is_fixed_size_list(array.type):
         lengths = array.value_lengths().to_numpy(zero_copy_only=False)
         ragged = np.flatnonzero(lengths != lengths[0])
         if len(ragged):
             raise InputError(
-                f"{file}, column {name!r}: lists of different length, {lengths[0]} in row {first_row} but "
-                f"{lengths[ragged[0]]} in row {some(first_row + ragged)}"
+                f"{file}, column {name!r}: lists of different lengths, {lengths[0]} in row {first_row} but "
+                f"{lengths[ragged[0]]} in row {some(first_row + ragged)}; all rows need the same number of dimensions"
             )
     values = array.flatten()
     if not len(values):
-        raise InputError(f"{file}, column {name!r}: the lists are empty")
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+        raise InputError(f"{file}, column {name!r}: the lists are empty; each needs at least one number")
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite
         vectors: NDArray[Any] = values.to_numpy(zero_copy_only=False).astype(dtype, copy=False).reshape(len(array), -1)
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(bad):
-        raise InputError(f"{file}, column {name!r}: NaN or infinite values in row {some(first_row + bad)}")
+        raise InputError(f"{file}, column {name!r}: NaN or infinite values in row {some(first_row + bad)}; drop them")
     return vectors

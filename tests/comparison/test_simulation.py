@@ -371,5 +371,5 @@ def test_a_plugins_order_reads_its_own_column(folder: Path, tmp_path: Path, monk
     with pytest.raises(InputError, match="column 'recency' must hold numbers"):
         resolve(read_folder(folder), evaluation, FitSettings())
     write_split(folder / "gallery.parquet", 60, 0)
-    with pytest.raises(InputError, match="order 'newest' needs the gallery column 'recency', which is not there"):
+    with pytest.raises(InputError, match="order 'newest' needs the gallery column 'recency', which is missing"):
         resolve(read_folder(folder), evaluation, FitSettings())

@@ -155,5 +155,5 @@ def test_another_runs_folder_is_refused(
     main("simulate")
     capsys.readouterr()
     before = (tmp_path / "out" / "results" / "report.html").read_bytes()
-    assert "points: 11 there, 5 asked" in fail(monkeypatch, capsys, *arguments, "--points", "5")
+    assert "points: 11 there, 5 requested" in fail(monkeypatch, capsys, *arguments, "--points", "5")
     assert (tmp_path / "out" / "results" / "report.html").read_bytes() == before

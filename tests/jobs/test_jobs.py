@@ -31,7 +31,7 @@ def test_the_same_command_reuses_and_other_settings_are_refused(finished: Path) 
     other = run("simulate.py", "--out", str(finished), *TINY, "--old.training.lr", "0.5")
     assert other.returncode == 2
     assert other.stderr.strip().splitlines()[-1].startswith("error: ")
-    assert "training.lr: 0.1 there, 0.5 asked" in other.stderr
+    assert "training.lr: 0.1 there, 0.5 requested" in other.stderr
 
 
 def test_the_embeddings_are_a_folder_that_anyone_could_bring(finished: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_a_drawn_gallery_ends_in_the_same_table_and_says_that_it_is_invented(tmp
     assert {path: path.stat().st_mtime_ns for path in times} == times
     other = run_here("simulate_gldv2.py", *SMALL, "--out", str(tmp_path), "--gallery.seed", "1")
     assert other.returncode == 2
-    assert "seed: 0 there, 1 asked" in other.stderr
+    assert "seed: 0 there, 1 requested" in other.stderr
 
 
 def test_by_default_every_method_without_training_takes_part() -> None:

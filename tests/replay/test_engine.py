@@ -263,7 +263,7 @@ def test_flips_and_summary_figures_by_hand() -> None:
         ({"device": "cuda:x"}, "known: cpu, cuda"),
         ({"threads": 0}, "at least one thread"),
         ({"metrics": ()}, "no metric"),
-        ({"metrics": ("mAP@99999999999",)}, "deeper than any gallery"),
+        ({"metrics": ("mAP@99999999999",)}, "exceeds any gallery"),
         ({"points": 1 << 17}, "at most 65536"),
         ({"truth": rb.GroundTruth.from_positives([[]], n_gallery=3)}, "no query has a positive"),
         ({"truth": rb.GroundTruth.from_positives([[0]], n_gallery=4)}, "4 gallery items"),
