@@ -1,1 +1,1 @@
-"""The row types of every table and journal entry. Writers, readers, reports and docs take the columns from here."""
+"""Row types of every table, and the journal entries. Writers, readers, reports and docs use their columns."""

@@ -1,62 +1,62 @@
-"""The tables of a live drill: what it writes as it goes (plan, answers, events), and what its report reads."""
+"""Tables of a live drill: the ones it writes while it runs (plan, answers, events) and the ones its report reads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
-# The plan of a drill.
+# Plan of a drill.
 
 
 @dataclass(frozen=True)
 class ItemRow:
-    """An item of plan/items.parquet, in the order of the backfill; those that are inserted later come last."""
+    """One row of plan/items.parquet: an item, in backfill order; items that are inserted later come last."""
 
-    position: Annotated[int, "of the item in the gallery's table"]
-    is_held_back: Annotated[bool, "it is not there at the start"]
+    position: Annotated[int, "row of the item in the gallery table"]
+    is_held_back: Annotated[bool, "the item is not in the gallery at the start"]
 
 
 @dataclass(frozen=True)
 class OperationRow:
-    """An operation of plan/operations.parquet, in their order."""
+    """One row of plan/operations.parquet: an operation, in execution order."""
 
     kind: Annotated[str, "`backfill`, `insert`, `delete` or `rollback`"]
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """An item of an operation in plan/steps.parquet."""
+    """One row of plan/steps.parquet: an item of an operation."""
 
     operation: Annotated[int, "number of the operation, from 0"]
-    position: Annotated[int, "of an item that it concerns"]
+    position: Annotated[int, "row of an item of the operation in the gallery table"]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A line of plan/checkpoints.parquet: quality is measured when the first ``applied`` operations are done."""
+    """One row of plan/checkpoints.parquet: quality is measured after the first ``applied`` operations."""
 
     moment: Annotated[int, "number of the checkpoint, from 0"]
-    applied: Annotated[int, "operations that are done by then"]
+    applied: Annotated[int, "number of operations that have been applied"]
     t: Annotated[float, "share of the plan's items that are backfilled"]
     phase: Annotated[str, "`backfill` or `rollback`"] = "backfill"
 
 
-# What users asked and got.
+# Traffic and answers.
 
 
 @dataclass(frozen=True)
 class EventRow:
     """A request of the traffic."""
 
-    scheduled_s: Annotated[float, "when it was due, since the drill began"]
-    latency_ms: Annotated[float, "from then to the answer, or to giving up"]
-    queries: Annotated[int, "in the request"]
-    is_answered: Annotated[bool, "before its deadline"]
-    is_warm_up: Annotated[bool, "no latency or rate counts it"]
-    retries: Annotated[int, "how often a shard was asked again"]
-    violations: Annotated[int, "what cannot be true of the answer"]
-    applied_least: Annotated[int, "the fewest and the most operations that a shard had applied; -1: no answer"]
+    scheduled_s: Annotated[float, "scheduled time, in seconds since the drill began"]
+    latency_ms: Annotated[float, "from the scheduled time to the answer, or until the request was given up"]
+    queries: Annotated[int, "number of queries in the request"]
+    is_answered: Annotated[bool, "answered before its deadline"]
+    is_warm_up: Annotated[bool, "a warm-up request, which latencies and rates leave out"]
+    retries: Annotated[int, "number of times that a shard was asked again"]
+    violations: Annotated[int, "violated invariants in the answer, such as an item that appears twice"]
+    applied_least: Annotated[int, "fewest and most operations that a shard had applied; -1: no answer"]
     applied_most: int
-    old_items: Annotated[int, "in both partitions of all shards together; -1: no answer"]
+    old_items: Annotated[int, "items in the old and the new partitions of all shards together; -1: no answer"]
     new_items: int
 
 
@@ -64,65 +64,65 @@ class EventRow:
 class AnswerRow:
     """The live answer to a query at a checkpoint, best item first."""
 
-    position: Annotated[list[int], "of the items; -1 where there are no more"]
-    distance: Annotated[list[float], "by the system that serves the item"]
-    is_new: Annotated[list[float], "1: the new partition serves it"]
+    position: Annotated[list[int], "rows of the items in the gallery table; -1 if there are no more"]
+    distance: Annotated[list[float], "distance in the system that serves the item"]
+    is_new: Annotated[list[float], "1: the new partition serves the item"]
 
 
-# What the report reads.
+# Tables of the report.
 
 
 @dataclass(frozen=True)
 class ItemCounts:
-    """Where the items are at a checkpoint."""
+    """Numbers of items at a checkpoint."""
 
     moment: Annotated[int, "number of the checkpoint, from 0"]
     t: Annotated[float, "share of the plan's items that are backfilled"]
     phase: Annotated[str, "`backfill` or `rollback`"]
-    backfilled: Annotated[int, "items so far"]
-    old_items: Annotated[int, "in each partition; their sum is the gallery"]
+    backfilled: Annotated[int, "items backfilled so far"]
+    old_items: Annotated[int, "items in the old and in the new partition; their sum is the gallery"]
     new_items: int
     kept_old: Annotated[int, "items so far whose image could not be read, so that they keep the old embedding"]
-    inserted: Annotated[int, "items so far"]
+    inserted: Annotated[int, "items inserted and deleted so far"]
     deleted: int
-    old_bytes: Annotated[int, "memory of vectors, codes and graphs"]
+    old_bytes: Annotated[int, "memory of vectors, codes and graphs of each partition"]
     new_bytes: int
-    elapsed_s: Annotated[float, "when it had been measured"]
+    elapsed_s: Annotated[float, "time at which the measurement was complete"]
 
 
 @dataclass(frozen=True)
 class ServedQueries:
-    """What users saw since the checkpoint before."""
+    """Traffic since the previous checkpoint."""
 
-    queries: Annotated[int, "answered"]
-    unanswered: Annotated[int, "not answered by their deadline"]
-    retried: Annotated[int, "how often a shard was asked again"]
-    violations: Annotated[int, "answers that cannot be true (0)"]
-    queries_per_s: Annotated[float, "answered; NaN without traffic"]
+    queries: Annotated[int, "answered queries"]
+    unanswered: Annotated[int, "queries that were not answered by their deadline"]
+    retried: Annotated[int, "number of times that a shard was asked again"]
+    violations: Annotated[int, "violated invariants in all answers; 0 in a correct service"]
+    queries_per_s: Annotated[float, "rate of answered queries; NaN without traffic"]
     p50_ms: Annotated[float, "quantiles of the latency; NaN without traffic"]
     p95_ms: float
     p99_ms: float
-    items_per_s: Annotated[float, "of the backfill; NaN at the first checkpoint"]
+    items_per_s: Annotated[float, "rate of the backfill; NaN at the first checkpoint"]
 
 
 @dataclass(frozen=True)
-class CheckpointRow(ServedQueries, ItemCounts):  # Python takes the fields of the last base first
-    """A checkpoint. ItemCounts of queries, rates and latencies are of the time since the one before."""
+class CheckpointRow(ServedQueries, ItemCounts):  # Python puts the fields of the last base first
+    """A checkpoint. Queries, rates and latencies cover the time since the previous checkpoint."""
 
     old_recall: Annotated[
         float,
-        "of the exact answers' items of that partition, the share that the live answers have; NaN if there is none",
+        "share of the exact answers' items in that partition that the live answers contain; NaN without such items",
     ]
     new_recall: float
 
     @property
     def items(self) -> int:
-        """The gallery as the two partitions serve it."""
+        """Number of items that the two partitions serve."""
         return self.old_items + self.new_items
 
     @property
     def is_rollback(self) -> bool:
-        """Whether it was measured after the rollback."""
+        """Whether the checkpoint was measured after the rollback."""
         return self.phase == "rollback"
 
 
@@ -132,52 +132,48 @@ class QualityRow:
 
     moment: Annotated[int, "number of the checkpoint"]
     t: Annotated[float, "share of the plan's items that are backfilled"]
-    metric: Annotated[str, "as typed"]
-    live: Annotated[float, "of the answers at the checkpoint"]
-    exact: Annotated[float, "what exact indexes give for the gallery as it was then: the replay engine's answer"]
+    metric: Annotated[str, "name of the metric"]
+    live: Annotated[float, "value for the live answers at the checkpoint"]
+    exact: Annotated[float, "value for exact indexes over the gallery at that time: the replay engine's result"]
 
 
 @dataclass(frozen=True)
 class ReplayedRow:
     """A point of a replayed curve."""
 
-    metric: Annotated[str, "as typed"]
+    metric: Annotated[str, "name of the metric"]
     t: Annotated[float, "share of the gallery that is backfilled"]
-    value: Annotated[float, "of the metric"]
-    serving: Annotated[str, "`backfill` (the curve that was promised), `old` or `new` (that model alone)"]
+    value: Annotated[float, "value of the metric"]
+    serving: Annotated[str, "`backfill` (the predicted curve), `old` or `new` (that model alone)"]
 
 
 @dataclass(frozen=True)
 class SecondRow:
     """A second of the drill."""
 
-    elapsed_s: Annotated[int, "when it began"]
-    queries: Annotated[int, "that were due in it and were answered; warm-ups are not counted"]
-    unanswered: Annotated[int, "that were due in it and were not answered by their deadline"]
+    elapsed_s: Annotated[int, "start of the second"]
+    queries: Annotated[int, "queries that were due in this second and were answered, without warm-ups"]
+    unanswered: Annotated[int, "queries that were due in this second and were not answered by their deadline"]
     p50_ms: Annotated[float, "quantiles of the latency; NaN if no query was due"]
     p99_ms: float
-    items: Annotated[int, "backfilled"]
+    items: Annotated[int, "items backfilled in this second"]
     is_measuring: Annotated[bool, "a checkpoint was being measured"]
-    is_warm_up: Annotated[bool, "the traffic of a driver was warming up"]
-    leg: Annotated[int, "which driver ran, from 0"]
+    is_warm_up: Annotated[bool, "a driver's traffic was warming up"]
+    leg: Annotated[int, "number of the driver that ran, from 0"]
 
 
 @dataclass(frozen=True, order=True)
 class IncidentRow:
-    """Something that went wrong, an item whose image could not be read, or the rollback."""
+    """A failure, an item whose image could not be read, or the rollback."""
 
-    elapsed_s: Annotated[float, "when"]
-    kind: Annotated[str, "what"]
-    detail: Annotated[str, "to whom, or why"]
+    elapsed_s: Annotated[float, "time of the incident"]
+    kind: Annotated[str, "type of the incident"]
+    detail: Annotated[str, "what was affected, or the reason"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrillFacts:
-    """What manifest.json says about a drill beside its settings. The defaults are of a manifest that does not say it.
-
-    glossary: the words that a page needs for this merge. primary_metric: by which the drill is judged. is_exact: both
-    indexes search exactly. has_churn: items were inserted or deleted. legs: how many drivers it took.
-    """
+    """The contents of a drill's manifest.json apart from its settings. Defaults stand for keys that are missing."""
 
     kind: str = "live"
     command: str = ""
@@ -187,26 +183,31 @@ class DrillFacts:
     order: str = ""
     merge: str = ""
     glossary: Mapping[str, str] = field(default_factory=dict)
+    """Term -> meaning, for the merge."""
     primary_metric: str
+    """The metric by which the drill is judged."""
     metrics: tuple[str, ...] = ()
     distance: str = ""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     is_exact: bool = False
+    """Whether both indexes search exactly."""
     has_churn: bool = False
+    """Whether items were inserted or deleted."""
     rolled_back: bool = False
     data: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     timings_s: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     legs: int = 1
+    """Number of drivers that the drill took."""
 
 
 def facts_of(manifest: Mapping[str, Any]) -> DrillFacts:
-    """The facts among the keys of a manifest."""
+    """Return the drill's facts in a manifest; other keys are left out."""
     return DrillFacts(**{f.name: manifest[f.name] for f in fields(DrillFacts) if f.name in manifest})
 
 
-# File in RUN/live, without its ending -> the type of its rows.
+# File in RUN/live, without its suffix -> row type.
 TABLES: Mapping[str, type] = {
     "checkpoints": CheckpointRow,
     "quality": QualityRow,

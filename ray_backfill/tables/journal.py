@@ -1,7 +1,7 @@
-"""The journal of a live drill: what has happened, a JSON object a line, in the order in which it happened.
+"""The journal of a live drill: its events in chronological order, one JSON object per line.
 
-A kind of entry is a frozen dataclass; its name in the file is the tag ``kind``. The file only grows, and a half-written
-last line counts as never written.
+Each kind of entry is a frozen dataclass, named in the file by the tag ``kind``. The file is append-only, and an
+incomplete last line is ignored.
 """
 
 import json
@@ -14,15 +14,19 @@ from typing import Any, ClassVar, TypeVar
 
 @dataclass(frozen=True)
 class Entry:
-    """elapsed_s: seconds since the drill began, over all its drivers; starting up is not on the clock."""
+    """Base class of all entries."""
 
     kind: ClassVar[str]
     elapsed_s: float
+    """Seconds since the drill began, over all its drivers, without the time to start up."""
 
 
 @dataclass(frozen=True)
 class Started(Entry):
-    """A driver has its shards and its traffic. leg: which driver it is, from 0. warm_up_s: of its traffic."""
+    """A driver has started its shards and its traffic.
+
+    leg: number of the driver, from 0. warm_up_s: duration of the warm-up of its traffic.
+    """
 
     kind = "started"
     leg: int
@@ -31,7 +35,10 @@ class Started(Entry):
 
 @dataclass(frozen=True)
 class Applied(Entry):
-    """All shards have applied one more operation. applied: how many now. operation: its kind. items: that it moved."""
+    """All shards have applied the next operation.
+
+    applied: number of operations so far. operation: kind of this one. items: number of items that it moved.
+    """
 
     kind = "applied"
     applied: int
@@ -41,7 +48,10 @@ class Applied(Entry):
 
 @dataclass(frozen=True)
 class CheckpointMeasured(Entry):
-    """The answers of a checkpoint are on disk. began_s: when measuring began. quality: by metric, of live answers."""
+    """The answers of a checkpoint are on disk.
+
+    began_s: start of the measurement. quality: value of each metric for the live answers.
+    """
 
     kind = "checkpoint"
     moment: int
@@ -55,7 +65,10 @@ class CheckpointMeasured(Entry):
 
 @dataclass(frozen=True)
 class Throttled(Entry):
-    """The throttle has set the rate of the backfill. p99_ms: of the queries before that, if there were any."""
+    """The throttle has set the rate of the backfill.
+
+    p99_ms: latency of the preceding queries, if there were any.
+    """
 
     kind = "throttle"
     items_per_s: float
@@ -64,7 +77,7 @@ class Throttled(Entry):
 
 @dataclass(frozen=True)
 class Incident(Entry):
-    """Something went wrong, and the drill went on."""
+    """Something failed, and the drill continued."""
 
     kind = "incident"
     what: str
@@ -73,7 +86,7 @@ class Incident(Entry):
 
 @dataclass(frozen=True)
 class Finished(Entry):
-    """All of the plan is applied and measured."""
+    """The whole plan has been applied and measured."""
 
     kind = "finished"
 
@@ -83,30 +96,29 @@ EntryT = TypeVar("EntryT", bound=Entry)
 
 
 def of_type(entries: Sequence[Entry], wanted: type[EntryT]) -> list[EntryT]:
-    """The entries of one kind."""
+    """Return the entries of one kind."""
     return [entry for entry in entries if isinstance(entry, wanted)]
 
 
 def describe_entries() -> str:
-    """The kinds of entries as a Markdown table, for docs/results-format.md."""
-    lines = [f"| `{e.kind}` | {', '.join(f.name for f in fields(e))} | {e.__doc__} |" for e in ENTRIES]
-    return "\n".join(["| kind | holds | meaning |", "|---|---|---|", *lines])
+    """Return the kinds of entries as a Markdown table, for docs/results-format.md."""
+    meaning = {entry: " ".join((entry.__doc__ or "").split()) for entry in ENTRIES}
+    lines = [f"| `{e.kind}` | {', '.join(f.name for f in fields(e))} | {meaning[e]} |" for e in ENTRIES]
+    return "\n".join(["| kind | fields | meaning |", "|---|---|---|", *lines])
 
 
 class Journal:
-    """The journal in the folder of a drill."""
+    """The journal file in the folder of a drill."""
 
     def __init__(self, drill: Path) -> None:
         self.path = drill / "journal.jsonl"
 
     def entries(self) -> list[Entry]:
-        """All entries that were written whole. Cost: one read of the file."""
+        """Return all complete entries. Cost: one read of the file."""
         if not self.path.exists():
             return []
-        lines = self.path.read_bytes().split(b"\n")
-        return [
-            _parsed(json.loads(line)) for line in lines[:-1] if line
-        ]  # what follows the last line end is half a line
+        lines = self.path.read_bytes().split(b"\n")[:-1]  # without an incomplete last line
+        return [_parsed(json.loads(line)) for line in lines if line]
 
     def add(self, entry: Entry) -> None:
         """Append an entry; it is on disk when this returns."""
@@ -117,13 +129,13 @@ class Journal:
             os.fsync(file.fileno())
 
     def mend(self) -> None:
-        """Cut half a line off the end, so that the next entry starts on a line of its own."""
+        """Remove an incomplete last line, so that the next entry starts on a new line."""
         if self.path.exists():
             whole = self.path.read_bytes().rpartition(b"\n")[0]
             os.truncate(self.path, len(whole) + 1 if whole else 0)
 
     def applied(self) -> int:
-        """How many operations all shards have applied."""
+        """Return the number of operations that all shards have applied."""
         return max((entry.applied for entry in of_type(self.entries(), Applied)), default=0)
 
 

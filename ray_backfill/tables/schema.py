@@ -1,4 +1,4 @@
-"""A frozen dataclass is the schema of a table: one field for each column, annotated with its type and its meaning."""
+"""Tables whose schema is a frozen dataclass: one field per column, annotated with its type and meaning."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -14,7 +14,7 @@ from ray_backfill.files import read_json, write_whole
 
 RowT = TypeVar("RowT")
 
-# Type of a field -> the type of its column, as the docs print it.
+# Type of a field -> type of its column in Arrow and in the docs.
 _COLUMN_TYPES: Mapping[Any, str] = {
     str: "string",
     int: "int64",
@@ -29,48 +29,52 @@ _CASTS: Mapping[Any, Callable[[Any], Any]] = {
     int: int,
     float: float,
     bool: bool,
-    # bool(NaN) is True, but a flag that was never computed must not read as a condition that holds.
+    # bool(NaN) is True, but a flag that was never computed must not be read as true.
     bool | None: lambda value: None if pd.isna(value) else bool(value),
 }
 
 
 def columns(row_type: type) -> tuple[str, ...]:
-    """The names of the columns, in order."""
+    """Return the names of the columns, in order."""
     return tuple(field.name for field in fields(row_type))
 
 
 def frame(row_type: type[RowT], rows: Sequence[RowT]) -> pd.DataFrame:
-    """The rows as a frame; it has all columns even if there are no rows."""
+    """Return the rows as a DataFrame, which has all columns even without rows."""
     return pd.DataFrame([vars(row) for row in rows], columns=list(columns(row_type)))
 
 
 def block(row_type: type, *values: object) -> pd.DataFrame:
-    """Several rows at once: one value for each column, in order; what is no array is the same in every row."""
+    """Build a DataFrame from one array or scalar per column, in order; scalars are repeated."""
     return pd.DataFrame(dict(zip(columns(row_type), values, strict=True)))
 
 
 def arrow_table(row_type: type[RowT], rows: Sequence[RowT]) -> pa.Table:
-    """The rows as an Arrow table; its columns have their types even if there are no rows."""
+    """Return the rows as an Arrow table, whose columns have their types even without rows."""
     kinds = {name: _COLUMN_TYPES[kind] for name, (kind, _) in _annotations(row_type).items()}
     return pa.table({name: pa.array([getattr(row, name) for row in rows], kind) for name, kind in kinds.items()})
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
-    """Write a frame as a Parquet file, whole or not at all."""
+    """Write a DataFrame to a Parquet file atomically."""
     arrow = pa.Table.from_pandas(table, preserve_index=False)
     write_whole(path, lambda temporary: pq.write_table(arrow, temporary))
 
 
 def read_table(path: Path, row_type: type, again: str, may_be_empty: bool = False) -> pd.DataFrame:
-    """Read a Parquet file that has at least the columns of ``row_type``; returns those, in order.
+    """Read a Parquet file and return the columns of ``row_type``, in order.
 
-    again: the remedy that an error names, such as "run simulate again".
+    Args:
+        path: Parquet file, which may have further columns.
+        row_type: Schema of the table.
+        again: Remedy for error messages, such as "run simulate again".
+        may_be_empty: Accept a table without rows.
 
     Raises:
-        InputError: the file is missing or not Parquet, lacks a column, or has no rows.
+        InputError: The file is missing or not Parquet, lacks a column, or has no rows.
     """
     if not path.is_file():
-        raise InputError(f"{path} is missing: {again}, or give the folder that it wrote")
+        raise InputError(f"{path} is missing: {again}, or give the folder of a run that wrote it")
     try:
         found = pd.read_parquet(path)
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
@@ -84,13 +88,13 @@ def read_table(path: Path, row_type: type, again: str, may_be_empty: bool = Fals
 
 
 def read_manifest(path: Path, needed: Sequence[str], again: str) -> dict[str, Any]:
-    """Read the manifest of a folder of tables. needed: keys that it must have.
+    """Read the manifest of a folder of tables. needed: keys that it must have. again: remedy for error messages.
 
     Raises:
-        InputError: the file is missing or no JSON object, or lacks a key.
+        InputError: The file is missing, is not a JSON object, or lacks a key.
     """
     if not path.is_file():
-        raise InputError(f"{path} is missing: {again}, or give the folder that it wrote")
+        raise InputError(f"{path} is missing: {again}, or give the folder of a run that wrote it")
     manifest = read_json(path)
     missing = [key for key in needed if key not in manifest]
     if missing:
@@ -99,14 +103,14 @@ def read_manifest(path: Path, needed: Sequence[str], again: str) -> dict[str, An
 
 
 def rows_of(row_type: type[RowT], table: pd.DataFrame) -> list[RowT]:
-    """Each line of a frame as a row, its values cast to the types of the fields."""
+    """Convert each line of a DataFrame to a row, with values of the types of the fields."""
     casts = {name: _CASTS[kind] for name, (kind, _) in _annotations(row_type).items()}
     values = (map(cast, table[name].tolist()) for name, cast in casts.items())  # tolist: plain values, twice as fast
     return [row_type(*line) for line in zip(*values, strict=True)]
 
 
 def describe(row_type: type) -> str:
-    """The columns as a Markdown table, for docs/results-format.md. Columns that share a meaning share a line."""
+    """Return the columns as a Markdown table, for docs/results-format.md; columns with one meaning share a line."""
     lines: list[tuple[list[str], str, str]] = []
     for name, (kind, meaning) in _annotations(row_type).items():
         if not meaning and lines and lines[-1][1] == _COLUMN_TYPES[kind]:
@@ -118,7 +122,7 @@ def describe(row_type: type) -> str:
 
 
 def _annotations(row_type: type) -> dict[str, tuple[Any, str]]:
-    """Field -> its type and its meaning; the meaning is empty where the field before it says it."""
+    """Return the type and the meaning of each field; an empty meaning is shared with the field before."""
     found = {}
     for name, hint in get_type_hints(row_type, include_extras=True).items():
         if get_origin(hint) is Annotated:

@@ -1,4 +1,4 @@
-"""docs/results-format.md has the tables as the row types describe them, word for word."""
+"""docs/results-format.md contains the tables exactly as the row types describe them."""
 
 import pytest
 

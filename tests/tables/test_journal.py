@@ -1,4 +1,4 @@
-"""A journal survives a driver that died while it wrote, and is read as it was written."""
+"""A journal survives a driver that dies while it writes, and its entries are read back unchanged."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from ray_backfill.tables.journal import (
     of_type,
 )
 
-# A line of each kind, as drills have written them from the first.
+# A line of each kind, in the format of all drills so far.
 LINES = [
     '{"kind": "started", "elapsed_s": 0.0, "leg": 0, "warm_up_s": 3.0}',
     '{"kind": "applied", "elapsed_s": 13.03, "applied": 1, "operation": "backfill", "items": 30}',
@@ -46,7 +46,7 @@ def test_every_kind_of_entry_is_a_line(tmp_path: Path) -> None:
     assert json.loads(LINES[1])["applied"] == journal.applied() == 1
 
 
-def test_half_a_line_was_never_written(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_ignored(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     assert journal.entries() == []
     assert journal.applied() == 0
@@ -60,7 +60,7 @@ def test_half_a_line_was_never_written(tmp_path: Path) -> None:
     assert [entry.applied for entry in of_type(journal.entries(), Applied)] == [1, 2, 3]
 
 
-def test_a_journal_of_half_a_line_is_empty(tmp_path: Path) -> None:
+def test_a_journal_with_only_an_incomplete_line_is_empty(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.path.write_bytes(b'{"ki')
     journal.mend()

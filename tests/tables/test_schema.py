@@ -38,7 +38,7 @@ def test_a_table_without_rows_has_its_columns(tmp_path: Path) -> None:
         read_table(tmp_path / "rows.parquet", Row, "run again")
 
 
-def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
+def test_errors_name_the_file_and_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     with pytest.raises(InputError, match="is missing: run again"):
         read_table(path, Row, "run again")
