@@ -1,4 +1,4 @@
-"""Score maps against plain loops; fits against numpy, scikit-learn and the formula of CSLS."""
+"""Score maps against plain loops; fitted merges against numpy, scikit-learn and the formula of CSLS."""
 
 import math
 import pickle
@@ -19,7 +19,7 @@ OFF_DIAGONAL = ~np.eye(60, dtype=bool)
 
 
 def labelled_pair(seed: int = 0, n: int = 60, classes: int = 6) -> tuple[rb.UpgradePair, np.ndarray]:
-    """Two models' embeddings of n items; the new one's are of another scale of distances, and better."""
+    """Embeddings of n items by two models; the new one is better, and its distances have another scale."""
     rng = np.random.default_rng(seed)
     label = rng.permutation(np.arange(n) % classes)
 
@@ -31,7 +31,7 @@ def labelled_pair(seed: int = 0, n: int = 60, classes: int = 6) -> tuple[rb.Upgr
 
 
 def distances(pair: rb.UpgradePair, distance: str = "cosine") -> tuple[np.ndarray, np.ndarray]:
-    """Of all pairs i != j, backward and forward, as (n, 60) - diagonal."""
+    """Backward and forward distances of all pairs i != j, (n, 60) without the diagonal."""
     backward, forward = (
         exact_distances(s.query, s.gallery, distance)[OFF_DIAGONAL].astype(np.float64)
         for s in (pair.backward, pair.forward)
@@ -46,11 +46,11 @@ def distances(pair: rb.UpgradePair, distance: str = "cosine") -> tuple[np.ndarra
     seed=st.integers(0, 2**32 - 1),
 )
 def test_a_score_map_never_falls_and_is_inverted_exactly(knots: list[float], rises: list[float], seed: int) -> None:
-    """Also between neighbouring float32 numbers, and where it is flat; the inverse by trying the neighbours."""
+    """Also between neighbouring float32 numbers and on flat parts; the inverse is checked at its neighbours."""
     x = np.sort(np.array(knots, np.float64))
     try:
         score_map = ScoreMap(x, np.cumsum(rises[: len(x)]))
-    except rb.InputError:  # two knots closer than float64 can tell a slope
+    except rb.InputError:  # two knots so close that the slope overflows float64
         return
     rng = np.random.default_rng(seed)
     some = np.concatenate([x, rng.uniform(-12, 12, 20), [0.0, -1e-40, 1e-40, 3e38, -3e38]]).astype(np.float32)
@@ -72,20 +72,20 @@ def test_a_score_map_never_falls_and_is_inverted_exactly(knots: list[float], ris
         assert tie == ((at, e) == (s, d))
 
 
-def test_score_maps_extrapolate_and_refuse_what_is_none() -> None:
+def test_score_maps_extrapolate_and_refuse_bad_knots() -> None:
     score_map = ScoreMap(np.array([0.0, 1.0, 3.0]), np.array([0.0, 1.0, 1.5]))
     assert score_map(np.array([-2, 0.5, 2, 7], np.float32)).tolist() == [-2.0, 0.5, 1.25, 2.5]
     assert ScoreMap(np.array([0.5]), np.array([7.0]))(np.array([-1, 9], np.float32)).tolist() == [7.0, 7.0]
     for x, y, message in [
-        ([0.0, 0.0], [0.0, 1.0], "ascend strictly"),
-        ([0.0, 1.0], [1.0, 0.0], "never fall"),
+        ([0.0, 0.0], [0.0, 1.0], "strictly ascending"),
+        ([0.0, 1.0], [1.0, 0.0], "never decrease"),
         ([0.0, np.nan], [0.0, 1.0], "finite"),
         ([0.0], [0.0, 1.0], "as many scores"),
         ([0.0, 5e-324], [0.0, 1.0], "too steep"),
     ]:
         with pytest.raises(rb.InputError, match=message):
             ScoreMap(np.array(x), np.array(y))
-    with pytest.raises(rb.InputError, match="both systems"):
+    with pytest.raises(rb.InputError, match="has one score map; give one for both systems"):
         Merge("half", backward=score_map)
     with pytest.raises(rb.InputError, match="not both"):
         Merge("both", score_map, score_map, by_rank=True)
@@ -99,7 +99,7 @@ def test_quantiles_map_to_the_same_quantiles() -> None:
     assert merge.forward is not None
     q = fitting.quantiles(len(backward))
     x, first, counts = np.unique(np.quantile(backward, q), return_index=True, return_counts=True)
-    assert (counts == 1).sum() > 300  # the pairs (i, j) and (j, i) are equally far: the first quantiles are twins
+    assert (counts == 1).sum() > 300  # (i, j) and (j, i) have equal distances: the first quantiles coincide
     np.testing.assert_allclose(merge.backward.distances, x, rtol=1e-12)
     scores = np.quantile(forward, q)[first]
     np.testing.assert_allclose(merge.backward.scores[counts == 1], scores[counts == 1], rtol=1e-12)
@@ -108,7 +108,7 @@ def test_quantiles_map_to_the_same_quantiles() -> None:
 
 
 def test_quantiles_of_a_monotone_change_undo_it() -> None:
-    """Forward vectors are the backward ones, three times as long: under l2 each distance is three times the old one."""
+    """Forward vectors are three times the backward vectors: under l2, each distance is three times the old one."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(200, 4)).astype(np.float32)
     pair = rb.UpgradePair(rb.RetrievalSystem(x, x), rb.RetrievalSystem(3 * x, 3 * x))
@@ -158,8 +158,8 @@ def test_calibrated_merges_equal_scikit_learn(distance: str) -> None:
         np.testing.assert_allclose(1 / (1 + np.exp(curve(some))), chances, atol=1e-5)
 
 
-def test_logistic_without_knowledge_leaves_raw_distances() -> None:
-    """Matches are farther than others in the backward system: its score is constant, that of the forward one is not."""
+def test_an_uninformative_logistic_merge_leaves_raw_distances() -> None:
+    """Matches are farther than other pairs in the backward system: only the forward score depends on the distance."""
     pair, label = labelled_pair()
     away = np.eye(60, dtype=np.float32) + 1  # all distances between two items are the same
     flat = rb.RetrievalSystem(away, away)
@@ -225,7 +225,7 @@ def test_csls_equals_the_formula(n_train: int) -> None:
         np.testing.assert_allclose(exact_distances(ours.query, ours.gallery, distance), expected, atol=3e-7)
 
 
-def test_csls_of_a_vector_does_not_depend_on_its_company() -> None:
+def test_csls_of_a_vector_does_not_depend_on_the_batch() -> None:
     """One row at a time gives the same bits as all at once, with duplicated references and rows."""
     rng = np.random.default_rng(4)
     references = rng.normal(size=(500, 33)).astype(np.float32)
@@ -239,7 +239,7 @@ def test_csls_of_a_vector_does_not_depend_on_its_company() -> None:
 
 
 def test_csls_takes_the_nearest_by_exact_distance() -> None:
-    """Among near-copies, which float32 products put in any order."""
+    """Among near-duplicates, which float32 products put in arbitrary order."""
     rng = np.random.default_rng(5)
     vectors = rng.normal(size=(40, 64)).astype(np.float32)
     references = (vectors[:1] + 3e-4 * rng.normal(size=(300, 64))).astype(np.float32)
@@ -248,7 +248,7 @@ def test_csls_takes_the_nearest_by_exact_distance() -> None:
     np.testing.assert_allclose(csls.mean_nearest_cosine(vectors, references), expected, rtol=0, atol=1e-12)
 
 
-def test_csls_keeps_one_system_one_and_bounds_its_references() -> None:
+def test_csls_keeps_shared_systems_shared_and_bounds_its_references() -> None:
     pair, _ = labelled_pair()
     both = rb.UpgradePair(pair.forward, pair.forward)
     prepared, _ = fit_merge("csls", both, None, "cosine").prepare(both, "cosine")
@@ -275,12 +275,12 @@ def test_unfitted_merges_are_plain() -> None:
     [
         ({"name": "average"}, "known: raw, quantile, isotonic, logistic, csls, rrf"),
         ({"train": None}, "train embeddings"),
-        ({"label": None}, "use merge 'quantile'"),
-        ({"label": np.zeros(59, int)}, "59 labels of 60"),
-        ({"label": np.zeros(60, int)}, "of one class: there is only match"),
+        ({"label": None}, "use the merge 'quantile'"),
+        ({"label": np.zeros(59, int)}, "59 labels for 60"),
+        ({"label": np.zeros(60, int)}, "the same label, so there are only matches"),
         ({"label": np.arange(60)}, "no match to learn from"),
         ({"distance": "manhattan"}, "known: cosine"),
-        ({"name": "csls", "distance": "l2"}, "made for the cosine"),
+        ({"name": "csls", "distance": "l2"}, "supports only the cosine distance, not l2"),
         ({"name": "quantile", "train": "unequal"}, "59 gallery items"),
         ({"name": "quantile", "train": "single"}, "at least two train items"),
     ],
@@ -296,14 +296,14 @@ def test_bad_input_is_named(change: dict[str, object], message: str) -> None:
         fit_merge(**arguments)  # type: ignore[arg-type]
 
 
-def test_csls_says_so_where_distances_are_not_cosine() -> None:
+def test_csls_refuses_other_distances_than_cosine() -> None:
     pair, _ = labelled_pair()
-    with pytest.raises(rb.InputError, match="made for the cosine"):
+    with pytest.raises(rb.InputError, match="supports only the cosine distance, not l2"):
         fit_merge("csls", pair, None, "cosine").prepare(pair, "l2")
 
 
 @pytest.mark.parametrize("name", all_merges())
-def test_merges_travel(name: str) -> None:
+def test_merges_can_be_pickled(name: str) -> None:
     """A pickled merge gives the same curve."""
     pair, label = labelled_pair()
     truth = rb.GroundTruth.from_labels(label, label, exclude_self=True)

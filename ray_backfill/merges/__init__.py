@@ -1,4 +1,4 @@
-"""How the rankings of two models become one: what makes their distances comparable, fitted on the train split."""
+"""Merges: methods that make the distances of two models comparable, fitted on the train split."""
 
 from ray_backfill.merges.kinds import MergeKind, all_merges, check_merge, fit_merge
 from ray_backfill.merges.merge import RAW, Merge

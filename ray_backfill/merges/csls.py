@@ -1,8 +1,8 @@
-"""Cross-domain similarity local scaling: a similarity counts for less between vectors that have many close ones.
+"""Cross-domain similarity local scaling (CSLS): similarities are reduced for vectors with many close neighbours.
 
 Source: Conneau et al., Word translation without parallel data (ICLR 2018), section 2.3:
-CSLS(q, g) = 2 cos(q, g) - r(q) - r(g), r being the mean cosine to the k nearest vectors of the other side.
-Deviates: r is taken to train vectors in place of the gallery's and the queries' own, which change during the backfill.
+CSLS(q, g) = 2 cos(q, g) - r(q) - r(g), where r is the mean cosine to the k nearest vectors of the other side.
+Deviates: the neighbours are train vectors instead of gallery items and queries, which change during the backfill.
 """
 
 from dataclasses import dataclass
@@ -17,32 +17,35 @@ from ray_backfill.store import room_for
 from ray_backfill.systems import FloatArray, IntArray, RetrievalSystem, UpgradePair
 
 NEIGHBOURS = 10
-# Train items that r is taken over: more cost time for every query and gallery item.
+# Most train items that r is computed from: more of them cost time for every query and gallery item.
 _MOST_ROWS = 4096
-# Vectors that are taken at a time: their products with all references are 16 MB.
+# Vectors that are processed at a time: their products with all references take 16 MB.
 _ROWS = 1024
 
 
 @dataclass(frozen=True)
 class References:
-    """The train vectors of one system that r is taken over: (R, d) of its query side and of its gallery side."""
+    """The train vectors of one system from which r is computed."""
 
     query: NDArray[np.float32]
+    """(R, d) embeddings by the query model."""
     gallery: NDArray[np.float32]
+    """(R, d) embeddings by the gallery model."""
 
     def replace(self, system: RetrievalSystem, distance: str) -> RetrievalSystem:
-        """The system whose inner products are CSLS / 2: [unit q, 1, -r(q) / 2] and [unit g, -r(g) / 2, 1], float32.
+        """Return the system of [unit q, 1, -r(q) / 2] and [unit g, -r(g) / 2, 1], whose inner product is CSLS / 2.
+
+        Cost: 2 R d operations per vector, and a copy of queries and gallery.
 
         Raises:
-            InputError: another distance than cosine, vectors of other dimensions than the references, a zero vector.
-        Cost: 2 R d for each vector, and a copy of queries and gallery.
+            InputError: The distance is not cosine, the dimensions differ from the references', or a vector is zero.
         """
         if distance != "cosine":
-            raise InputError(f"the csls merge is made for the cosine distance, not {distance}")
+            raise InputError(f"the csls merge supports only the cosine distance, not {distance}; use another merge")
         if system.query.shape[1] != self.query.shape[1]:
             raise InputError(
-                f"CSLS was fit on vectors of {self.query.shape[1]} dimensions, these have {system.query.shape[1]}; "
-                "fit it on the same systems"
+                f"the csls merge was fitted on vectors of {self.query.shape[1]} dimensions, but these have "
+                f"{system.query.shape[1]}; fit it on train embeddings of the same models"
             )
         query = _unit_and_two(system.query, self.gallery)
         gallery = _unit_and_two(system.gallery, self.query)
@@ -51,7 +54,7 @@ class References:
 
 
 def fit_csls(train: UpgradePair, seed: int) -> tuple[References, References]:
-    """The references of the backward and of the forward system."""
+    """Return the references of the backward and of the forward system."""
     rows = np.arange(train.n_gallery)
     if len(rows) > _MOST_ROWS:
         rows = np.sort(np.random.default_rng(seed).choice(rows, _MOST_ROWS, replace=False))
@@ -63,10 +66,10 @@ def fit_csls(train: UpgradePair, seed: int) -> tuple[References, References]:
 
 
 def mean_nearest_cosine(vectors: FloatArray, references: NDArray[np.float32]) -> NDArray[np.float64]:
-    """(n,) r: the mean cosine of each vector to its ``NEIGHBOURS`` nearest references (or to all, if there are fewer).
+    """Return (n,) r: the mean cosine of each vector to its ``NEIGHBOURS`` nearest references, or to all if fewer.
 
-    The same bits for a vector alone or among any others: float32 products only find the few references that can be
-    among the nearest, their exact distances decide and are averaged.
+    A vector has the same result in any batch: float32 products only select the few references that can be among the
+    nearest; their exact distances decide and are averaged.
     """
     k = min(NEIGHBOURS, len(references))
     out = np.empty(len(vectors))
@@ -80,14 +83,14 @@ def mean_nearest_cosine(vectors: FloatArray, references: NDArray[np.float32]) ->
         by_distance = np.lexsort((exact, row))
         nearest_nk = exact[by_distance][starts[:, None] + np.arange(k)].astype(np.float64)
         total = np.zeros(len(some))
-        for i in range(k):  # one after the other: numpy's own sum may group them by the number of rows
+        for i in range(k):  # in a fixed order: the order of numpy's own sum may depend on the number of rows
             total += 1 - nearest_nk[:, i]
         out[first : first + len(some)] = total / k
     return out
 
 
 def _unit_and_two(vectors: FloatArray, references: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(n, d + 2) float32 [unit vector, 1, -r / 2]; mapped from a temporary file if it is large."""
+    """Return (n, d + 2) float32 rows [unit vector, 1, -r / 2]; mapped from a temporary file if they are large."""
     out = room_for(len(vectors), vectors.shape[1] + 2, np.float32)
     out[:, -2] = 1
     for first in range(0, len(vectors), _ROWS):
@@ -100,9 +103,9 @@ def _unit_and_two(vectors: FloatArray, references: NDArray[np.float32]) -> NDArr
 
 
 def _find_near(v_nR: NDArray[np.float32], k: int, margins: NDArray[np.float64]) -> tuple[IntArray, IntArray]:
-    """(row, column) of all entries within a row's margin of its k-th smallest, in the order of rows.
+    """Return (row, column) of all entries within a row's margin of its k-th smallest entry, sorted by row.
 
-    With twice the error of the products as margin, the k nearest by exact distance are among them.
+    With a margin of twice the error of the products, they include the k nearest by exact distance.
     """
     limits, counts = np.empty(len(v_nR)), np.empty(len(v_nR), np.int64)
     _find_limits(v_nR, k, margins, limits, counts)
@@ -113,7 +116,7 @@ def _find_near(v_nR: NDArray[np.float32], k: int, margins: NDArray[np.float64]) 
 
 @kernel
 def _find_limits(v_nR: Array, k: int, margins: Array, limits: Array, counts: Array) -> None:
-    """The limit of each row, and how many entries are within. Most entries cost one comparison."""
+    """Compute the limit of each row and the number of entries up to it. Most entries cost one comparison."""
     smallest = np.empty(k, np.float32)
     for q in range(len(v_nR)):
         smallest[:] = np.inf

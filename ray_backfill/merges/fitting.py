@@ -10,14 +10,14 @@ from ray_backfill.errors import InputError
 from ray_backfill.merges.score_map import ScoreMap, identity
 from ray_backfill.systems import IntArray, UpgradePair
 
-# Pairs that are looked at: enough to know the closest millionth, a second of work.
+# Most pairs in a sample: enough to resolve the closest millionth, in about a second.
 MOST_PAIRS = 1 << 20
-# Items of a class that are drawn: so many classes take part that no large one speaks for all.
+# Most items that are drawn from one class, so that large classes do not dominate.
 _MOST_OF_A_CLASS = 40
-# Quantiles that become knots: so many evenly spread, and so many a factor of ten towards the closest pair.
+# Quantiles that become knots: this many evenly spaced ones, and this many per factor of ten towards the closest pair.
 _EVEN_QUANTILES = 128
 _QUANTILES_A_DECADE = 64
-# How little slopes are held down: as good as not at all, but finite where a distance tells all matches from the others.
+# Inverse strength of the regularisation: negligible, but slopes stay finite if the distance separates all matches.
 _WEAK = 1e6
 
 Maps = tuple[ScoreMap, ScoreMap]
@@ -25,7 +25,7 @@ Maps = tuple[ScoreMap, ScoreMap]
 
 @dataclass(frozen=True)
 class _Sample:
-    """backward, forward: (P,) float64 distances. is_match: (P,) whether both items are of one class, if it matters."""
+    """backward, forward: (P,) float64 distances. is_match: (P,) whether both items have the same class, if needed."""
 
     backward: NDArray[np.float64]
     forward: NDArray[np.float64]
@@ -33,9 +33,9 @@ class _Sample:
 
 
 def fit_quantile(train: UpgradePair, label: IntArray | None, distance: str, seed: int) -> Maps:
-    """A backward distance becomes the forward distance of the same quantile; forward distances stay.
+    """Map each backward distance to the forward distance of the same quantile; keep forward distances.
 
-    Knots are dense among small distances, where retrieval happens.
+    Knots are dense at small distances, which decide the top of the ranking.
     """
     n = train.n_gallery
     if n * (n - 1) <= MOST_PAIRS:
@@ -47,13 +47,13 @@ def fit_quantile(train: UpgradePair, label: IntArray | None, distance: str, seed
     sample = _Sample(*_distances(train, distance, i, j))
     q = quantiles(len(i))
     x, of_x = np.unique(np.quantile(sample.backward, q), return_inverse=True)
-    # A backward distance that many pairs have stands for several forward distances: for their mean.
+    # A backward distance that many pairs share maps to the mean of their forward distances.
     y = np.bincount(of_x, np.quantile(sample.forward, q)) / np.bincount(of_x)
     return ScoreMap(x, np.maximum.accumulate(y)), identity()
 
 
 def fit_isotonic(train: UpgradePair, label: IntArray | None, distance: str, seed: int) -> Maps:
-    """Score -P(match | distance), by isotonic regression; constant beyond the sampled distances."""
+    """Map distances to -P(match | distance), by isotonic regression; constant beyond the sampled distances."""
     from sklearn.isotonic import IsotonicRegression
 
     assert label is not None
@@ -61,7 +61,7 @@ def fit_isotonic(train: UpgradePair, label: IntArray | None, distance: str, seed
     def fit(distances: NDArray[np.float64], is_match: NDArray[np.bool_]) -> ScoreMap:
         model = IsotonicRegression(increasing=False).fit(distances, is_match.astype(np.float64))
         x, y = model.X_thresholds_, -model.y_thresholds_
-        # One more knot at each end, because a map goes on with the slope of its end segments.
+        # An extra knot at each end, because a map continues with the slope of its end segments.
         x = np.concatenate([[x[0] - 1], x, [x[-1] + 1]])
         return ScoreMap(x, np.maximum.accumulate(np.concatenate([y[:1], y, y[-1:]])))
 
@@ -71,10 +71,10 @@ def fit_isotonic(train: UpgradePair, label: IntArray | None, distance: str, seed
 
 
 def fit_logistic(train: UpgradePair, label: IntArray | None, distance: str, seed: int) -> Maps:
-    """Score -logit P(match | distance), linear in the distance, by logistic regression.
+    """Map distances to -logit P(match | distance), linear in the distance, by logistic regression.
 
-    Where matches are not closer than others, all distances get the score of no knowledge, minus the logit of the share
-    of matches; then distances as they are decide.
+    If matches are not closer than other pairs, all distances get the same uninformative score, minus the logit of the
+    share of matches; raw distances then decide.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -83,13 +83,13 @@ def fit_logistic(train: UpgradePair, label: IntArray | None, distance: str, seed
     def fit(distances: NDArray[np.float64], is_match: NDArray[np.bool_]) -> ScoreMap:
         centre, spread = distances.mean(), distances.std()
         share = is_match.mean()
-        no_knowledge = ScoreMap(np.array([centre]), np.array([np.log((1 - share) / share)]))
+        uninformative = ScoreMap(np.array([centre]), np.array([np.log((1 - share) / share)]))
         if spread == 0:
-            return no_knowledge
+            return uninformative
         model = LogisticRegression(C=_WEAK, tol=1e-8).fit(((distances - centre) / spread)[:, None], is_match)
         slope = -float(model.coef_[0, 0])
         if slope <= 0:
-            return no_knowledge
+            return uninformative
         at_centre = -float(model.intercept_[0])
         return ScoreMap(np.array([centre, centre + spread]), np.array([at_centre, at_centre + slope]))
 
@@ -99,45 +99,49 @@ def fit_logistic(train: UpgradePair, label: IntArray | None, distance: str, seed
 
 
 def quantiles(n_pairs: int) -> NDArray[np.float64]:
-    """(K,) ascending from 0 to 1; below one in 128 as many for each factor of ten."""
+    """Return (K,) quantiles, ascending from 0 to 1; small ones are equally many for each factor of ten."""
     decades = np.log10(max(n_pairs, 10))
     dense = np.geomspace(1 / max(n_pairs, 10), 1, int(np.ceil(decades * _QUANTILES_A_DECADE)))
     return np.unique(np.concatenate([[0.0], dense, np.linspace(0, 1, _EVEN_QUANTILES + 1)]))
 
 
 def _labelled_sample(train: UpgradePair, label: IntArray, distance: str, seed: int) -> _Sample:
-    """All pairs of the items of some classes, drawn whole, so that there are matches.
+    """Sample all pairs of items of some randomly drawn classes, so that there are matches.
 
-    Matches are more frequent there than among all pairs, but equally so for both systems: their scores still compare.
+    Matches are more frequent than among all pairs, but equally so for both systems, so that scores stay comparable.
 
     Raises:
-        InputError: no two items of one class, or all items of one class.
+        InputError: No two items have the same class, or all items have the same class.
     """
     rows = _draw_classes(label, seed)
     i, j = _all_pairs(rows)
     is_match = label[i] == label[j]
     if not is_match.any():
-        raise InputError("no two train items are of one class: there is no match to learn from; use merge 'quantile'")
+        raise InputError(
+            "no two train items have the same label, so there is no match to learn from; use the merge 'quantile'"
+        )
     if is_match.all():
-        raise InputError("all train items are of one class: there is only match to learn from; use merge 'quantile'")
+        raise InputError(
+            "all train items have the same label, so there are only matches to learn from; use the merge 'quantile'"
+        )
     return _Sample(*_distances(train, distance, i, j), is_match)
 
 
 def _draw_classes(label: IntArray, seed: int) -> IntArray:
-    """Rows of as many classes, in random order, as MOST_PAIRS allows; of a large class some rows."""
+    """Return the rows of as many randomly drawn classes as MOST_PAIRS allows; only some rows of large classes."""
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(len(label))
     _, class_of_row = np.unique(label, return_inverse=True)
     place_of_class = rng.permutation(class_of_row.max() + 1)
     rows = shuffled[np.argsort(place_of_class[class_of_row[shuffled]], kind="stable")]
-    # How many rows of the same class come before each one.
+    # Number of rows of the same class before each row.
     starts = np.flatnonzero(np.diff(class_of_row[rows], prepend=-1))
     within = np.arange(len(rows)) - np.repeat(starts, np.diff(np.append(starts, len(rows))))
     return np.sort(rows[within < _MOST_OF_A_CLASS][: int(np.sqrt(MOST_PAIRS))])
 
 
 def _all_pairs(rows: IntArray) -> tuple[IntArray, IntArray]:
-    """Both directions: the two sides of a system can be of different models."""
+    """Return all pairs in both directions, because the two sides of a system may come from different models."""
     i, j = (axis.ravel() for axis in np.meshgrid(rows, rows, indexing="ij"))
     return i[i != j], j[i != j]
 
@@ -145,8 +149,8 @@ def _all_pairs(rows: IntArray) -> tuple[IntArray, IntArray]:
 def _distances(
     train: UpgradePair, distance: str, i: IntArray, j: IntArray
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of query row i and gallery row j, backward and forward, in the order of i."""
-    by_row = np.argsort(i, kind="stable")  # neighbours in memory
+    """Return the backward and forward distances of query rows i and gallery rows j, sorted by i."""
+    by_row = np.argsort(i, kind="stable")  # so that memory is read in order
     backward, forward = (
         ProductForm.of(system, distance).exact(i[by_row], j[by_row]).astype(np.float64)
         for system in (train.backward, train.forward)

@@ -1,4 +1,4 @@
-"""The kinds of merges. To add one, add a row to ``MERGES``, here or in a module of another distribution."""
+"""All kinds of merges. To add one, add a row to ``MERGES``, here or in a module of another distribution."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,33 +11,38 @@ from ray_backfill.merges.merge import RAW, Merge
 from ray_backfill.plugins import rows_from_outside
 from ray_backfill.systems import IntArray, UpgradePair
 
-# Train pair, labels, distance and seed to a merge. Train and labels are there if the kind needs them.
+# (train pair, labels, distance, seed) -> merge. Train pair and labels are given if the kind needs them.
 Fit = Callable[[UpgradePair | None, IntArray | None, str, int], Merge]
 FitMaps = Callable[[UpgradePair, IntArray | None, str, int], Maps]
 
 
 @dataclass(frozen=True)
 class MergeKind:
-    """One way to merge. name: as typed. title: as shown. source: paper and equation.
-
-    fit: makes the merge. needs_train, needs_labels: what it is fitted on. distances: those that it is made for; () for
-    any. is_monotone: it keeps each system's own ranking, so that M_0 and M_1 are those of raw distances. is_by_rank: it
-    compares places in the two lists. glossary: word -> meaning, for reports.
-    """
+    """A kind of merge: how it is fitted, and its properties."""
 
     name: str
+    """Name on the command line."""
     title: str
+    """Name in tables and reports."""
     source: str
+    """Paper and equation."""
     fit: Fit
+    """Function of train pair, labels, distance and seed that returns the fitted merge."""
     needs_train: bool = True
+    """Whether it is fitted on train embeddings."""
     needs_labels: bool = False
+    """Whether it is fitted on the labels of the train items."""
     distances: tuple[str, ...] = ()
+    """Supported distances; empty for all."""
     is_monotone: bool = True
+    """Whether it keeps each system's own ranking, so that metrics at t = 0 and t = 1 equal those of raw distances."""
     is_by_rank: bool = False
+    """Whether it compares ranks in the two lists instead of distances."""
     glossary: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Term -> meaning, for reports."""
 
     def suits(self, distance: str) -> bool:
-        """Whether it is made for this distance."""
+        """Return whether the merge supports this distance."""
         return not self.distances or distance in self.distances
 
 
@@ -61,23 +66,23 @@ MERGES = (
         "quantile", "quantile mapping", "Bolstad et al. 2003, section 2.2, of distances",
         _by_maps("quantile", fit_quantile),
         glossary={
-            "quantile": "A merge: a distance of the backward system becomes the forward distance that equally many "
-            "pairs of train items fall below. Needs train embeddings, no labels.",
+            "quantile": "A merge that replaces a backward distance by the forward distance of the same quantile: equal "
+            "shares of train pairs are closer. Needs train embeddings, but no labels.",
         },
     ),
     MergeKind(
         "isotonic", "isotonic calibration", "Zadrozny and Elkan 2002, section 3", _by_maps("isotonic", fit_isotonic),
         needs_labels=True,
         glossary={
-            "isotonic": "A merge: each system's distance becomes the chance that two items so far apart belong "
-            "together, a falling staircase fitted on pairs of train items. Needs train embeddings with labels.",
+            "isotonic": "A merge that replaces each distance by the probability that two items at this distance match, "
+            "a falling step function fitted on pairs of train items. Needs train embeddings with labels.",
         },
     ),
     MergeKind(
         "logistic", "logistic calibration", "Platt 1999, section 2", _by_maps("logistic", fit_logistic),
         needs_labels=True,
         glossary={
-            "logistic": "A merge: as isotonic, with an S-shaped curve in place of the staircase. Needs train "
+            "logistic": "A merge like isotonic, with a logistic curve instead of the step function. Needs train "
             "embeddings with labels.",
         },
     ),
@@ -86,8 +91,8 @@ MERGES = (
         distances=("cosine",),
         is_monotone=False,
         glossary={
-            "CSLS": "A merge (cross-domain similarity local scaling): a similarity counts for less between vectors "
-            "that are close to many train vectors. Needs train embeddings, no labels, and the cosine distance.",
+            "CSLS": "A merge (cross-domain similarity local scaling) that reduces the similarity of vectors that are "
+            "close to many train vectors. Needs train embeddings and the cosine distance, but no labels.",
         },
     ),
     MergeKind(
@@ -96,57 +101,66 @@ MERGES = (
         needs_train=False,
         is_by_rank=True,
         glossary={
-            "RRF": "A merge (reciprocal rank fusion): each system ranks its own items, and items are compared by "
-            "their places there, not by distance. Needs nothing.",
+            "RRF": "A merge (reciprocal rank fusion) in which each system ranks its own items and items are compared "
+            "by these ranks instead of distances. Needs no train data.",
         },
     ),
 )  # fmt: skip
 
 
 def all_merges() -> dict[str, MergeKind]:
-    """Every known merge by name: ours, then those of other distributions."""
+    """Return every known merge by name: this project's merges, then those of other distributions."""
     return {kind.name: kind for kind in (*MERGES, *rows_from_outside("MERGES"))}
 
 
 def check_merge(name: str, distance: str) -> None:
-    """Raises InputError for an unknown name (the message lists the known ones), or a distance that it is not for."""
+    """Raise InputError for an unknown name (the message lists the known ones) or an unsupported distance."""
     known = all_merges()
     if name not in known:
         raise InputError(f"unknown merge {name!r}; known: {', '.join(known)}")
     if not known[name].suits(distance):
         distances = " or ".join(known[name].distances)
         raise InputError(
-            f"the {name} merge is made for the {distances} distance, not {distance}; use {distances} or another merge"
+            f"the {name} merge supports only the {distances} distance, not {distance}; use {distances} or another merge"
         )
 
 
 def fit_merge(name: str, train: UpgradePair | None, label: IntArray | None, distance: str, seed: int = 0) -> Merge:
-    """The merge ``name``, fitted for one pair of systems.
+    """Fit a merge for one pair of systems.
 
-    train: the method's pair on the train split; row i of every query side and of every gallery side is train item i.
-    label: (train items,) classes.
+    Cost: at most ``fitting.MOST_PAIRS`` distances per system, and a sort of them.
+
+    Args:
+        name: Name of the merge, see ``all_merges``.
+        train: The method's pair on the train split; row i of every query and gallery array is train item i. None if
+            the merge needs no train embeddings.
+        label: (train items,) integer classes. None if the merge needs no labels.
+        distance: "cosine", "l2" or "inner_product".
+        seed: Seed for sampling train items.
+
+    Returns:
+        The fitted merge, for ``replay``.
 
     Raises:
-        InputError: unknown name (the message lists the known ones), train or labels that the merge needs and that are
-            not there or do not fit together, a distance that the merge is not for.
-    Cost: at most ``fitting.MOST_PAIRS`` distances a system, and a sort of them.
+        InputError: The name is unknown (the message lists the known ones), the merge does not support the distance, or
+            train embeddings or labels are missing or do not match.
     """
     check_distance(distance)
     check_merge(name, distance)
     kind = all_merges()[name]
     if kind.needs_train:
         if train is None:
-            raise InputError(f"merge {name!r} is fitted on train embeddings, which are not there; add them or use raw")
+            raise InputError(f"merge {name!r} needs train embeddings; provide them or use the merge 'raw'")
         if train.n_queries != train.n_gallery:
             raise InputError(
-                f"a merge is fitted on train items that are query and gallery in one, got {train.n_queries} queries "
+                f"merge {name!r} needs a train pair whose queries are its gallery items, got {train.n_queries} queries "
                 f"and {train.n_gallery} gallery items"
             )
         if train.n_gallery < 2:
-            raise InputError(f"merge {name!r} needs at least two train items; add some or use raw")
+            raise InputError(f"merge {name!r} needs at least two train items; add some or use the merge 'raw'")
     if kind.needs_labels:
         if label is None:
-            raise InputError(f"merge {name!r} needs the labels of the train items; add them or use merge 'quantile'")
+            raise InputError(f"merge {name!r} needs labels of the train items; add them or use the merge 'quantile'")
         if train is not None and len(label) != train.n_gallery:
-            raise InputError(f"{len(label)} labels of {train.n_gallery} train items: give one for each")
+            raise InputError(f"got {len(label)} labels for {train.n_gallery} train items; give one for each")
     return kind.fit(train, label, distance, seed)

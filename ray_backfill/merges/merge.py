@@ -1,7 +1,7 @@
 """A fitted merge as plain data: how the distances of two systems compare.
 
-The ranking at progress t is by (score of the active system's distance, distance, gallery position); without score maps
-the distances are their own scores.
+The ranking at progress t sorts by (score of the active system's distance, distance, gallery position). Without score
+maps, the score is the distance itself.
 """
 
 from dataclasses import dataclass
@@ -17,27 +17,28 @@ from ray_backfill.systems import UpgradePair
 
 @dataclass(frozen=True)
 class Merge:
-    """Plain data that pickles; ``fit_merge`` makes it.
-
-    backward, forward: how each system's distances become scores; None for distances as they are.
-    by_rank: reciprocal rank fusion instead: places in the two systems' own lists are compared, not distances.
-    references: what replaces both systems by others (CSLS), if anything does: that of the backward and of the forward.
+    """A fitted merge, made by ``fit_merge``. It can be pickled.
 
     Raises:
-        InputError: a score map for one system only, or together with by_rank.
+        InputError: Only one system has a score map, or score maps are combined with by_rank.
     """
 
     name: str
+    """Name of its kind."""
     backward: ScoreMap | None = None
+    """Maps backward distances to scores; None compares raw distances."""
     forward: ScoreMap | None = None
+    """Maps forward distances to scores; None compares raw distances."""
     by_rank: bool = False
+    """Compare ranks in the two systems' own lists instead of distances (reciprocal rank fusion)."""
     references: tuple[References, References] | None = None
+    """For CSLS, the train vectors of the backward and of the forward system."""
 
     def __post_init__(self) -> None:
         if (self.backward is None) != (self.forward is None):
-            raise InputError(f"merge {self.name!r} needs a score map for both systems, or for none")
+            raise InputError(f"merge {self.name!r} has one score map; give one for both systems, or none")
         if self.by_rank and self.backward is not None:
-            raise InputError(f"merge {self.name!r} compares places or scores, not both")
+            raise InputError(f"merge {self.name!r} has score maps and by_rank; use one of them, not both")
 
     @property
     def is_mapped(self) -> bool:
@@ -45,12 +46,13 @@ class Merge:
         return self.backward is not None
 
     def prepare(self, pair: UpgradePair, distance: str) -> tuple[UpgradePair, str]:
-        """The pair and the distance to replay. Vector by vector, so that a part of the gallery gives what all of it
+        """Return the pair and the distance to replay.
 
-        gives; ``pair.switch`` stays, and so does one system that is both.
+        Every vector is transformed on its own, so that a part of the gallery gives the same result as the whole.
+        ``pair.switch`` is kept; if both systems are one object, they still are.
 
         Raises:
-            InputError: CSLS with another distance than cosine, or vectors of other dimensions than those it was fit on.
+            InputError: For CSLS, the distance is not cosine or the dimensions differ from those of the train vectors.
         """
         if self.references is None:
             return pair, distance
@@ -60,7 +62,7 @@ class Merge:
         return UpgradePair(backward, forward, pair.switch), "inner_product"
 
     def scores(self, distances: NDArray[np.float32], is_forward: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """(n,) scores of distances of either system."""
+        """Return the (n,) scores of distances; is_forward: (n,) the system of each."""
         if self.backward is None or self.forward is None:
             return distances.astype(np.float64)
         out = np.empty(len(distances))
@@ -71,9 +73,9 @@ class Merge:
     def across(
         self, distances: NDArray[np.float32], from_forward: bool
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """For distances of one system: the smallest distance of the other one that does not rank before each, and
+        """For each distance of one system, return the smallest distance of the other that does not rank before it.
 
-        whether the two tie, so that positions decide.
+        Also returns whether the two tie, so that positions decide.
         """
         if self.backward is None or self.forward is None:
             return distances, np.ones(len(distances), np.bool_)

@@ -1,8 +1,8 @@
-"""Maps of distances to scores that never reverse two items of one system, not even by rounding.
+"""Maps from distances to scores that never swap two items of one system, not even by rounding.
 
-A score is computed in float64 by operations each of which is monotone also after rounding, and held at or below the
-score of the next knot. So scores as computed never fall with the distance, and the map can be inverted by bisection
-over the float32 numbers: an exact answer, whatever the rounding. Shapes: K knots; segment j of K + 1 ends at knot j.
+A score is computed in float64 by operations that stay monotone after rounding, and is capped at the score of the next
+knot. Therefore computed scores never decrease with the distance, and bisection over the float32 numbers inverts the map
+exactly. Shapes: K knots; segment j of K + 1 ends at knot j.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ _LARGEST = np.finfo(np.float32).max
 
 
 class _Segments(NamedTuple):
-    """score(d) = min(y + (d - x) * slope, cap) of the segment of d. ordinals: (K + 2,) the first float32 number of each
+    """The segments of a map: score(d) = min(y + (d - x) * slope, cap) in the segment of d.
 
-    segment as an integer that rises with it by 1 from number to number, and the last float32 number of all.
+    ordinals: (K + 2,) the first float32 number of each segment, and the last float32 number, as consecutive integers.
     """
 
     x: NDArray[np.float64]
@@ -33,30 +33,34 @@ class _Segments(NamedTuple):
 
 @dataclass(frozen=True)
 class ScoreMap:
-    """A piecewise linear map of distances to scores; low = close. Called with distances, it gives (n,) float64 scores.
+    """A piecewise linear map from distances to scores; a low score means close.
 
-    distances: (K,) knots, strictly ascending. scores: (K,) of the knots, never falling. Beyond its ends the map goes on
-    with the slope of its end segment; with one knot it is constant.
+    Beyond its ends, the map continues with the slope of the end segment; with one knot it is constant.
 
     Raises:
-        InputError: knots that do not ascend, scores that fall, numbers that are not finite.
+        InputError: The knots do not ascend, the scores decrease, or a number is not finite.
     """
 
     distances: NDArray[np.float64]
+    """(K,) distances of the knots, strictly ascending."""
     scores: NDArray[np.float64]
+    """(K,) scores of the knots, never decreasing."""
 
     def __post_init__(self) -> None:
         x, y = self.distances, self.scores
         if x.ndim != 1 or x.shape != y.shape or not len(x):
-            raise InputError(f"a score map needs as many scores as distances, at least one, got {x.shape}, {y.shape}")
+            raise InputError(
+                f"a score map needs as many scores as distances, at least one; got shapes {x.shape} and {y.shape}"
+            )
         if not (np.isfinite(x).all() and np.isfinite(y).all()):
             raise InputError("a score map needs finite distances and scores")
         if (np.diff(x) <= 0).any() or (np.diff(y) < 0).any():
-            raise InputError("a score map needs distances that ascend strictly, and scores that never fall")
+            raise InputError("a score map needs strictly ascending distances and scores that never decrease")
         if not np.isfinite(self._segments.slope).all():
-            raise InputError("a score map is too steep for float64: move its knots apart, or scale its scores down")
+            raise InputError("a score map is too steep for float64; move its knots apart or scale its scores down")
 
     def __call__(self, distances: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Return the (n,) float64 scores of (n,) float32 distances."""
         out = np.empty(len(distances))
         _find_scores(distances, self.distances, *self._segments[:4], out)
         return out
@@ -64,10 +68,10 @@ class ScoreMap:
     def first_not_before(
         self, distances: NDArray[np.float32], scores: NDArray[np.float64]
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """For each (distance, score) of another system the smallest distance of this one that does not rank before it,
+        """For each (distance, score) of another system, return the smallest distance here that does not rank before it.
 
-        by score and then distance; and whether the two tie. The largest float32 number stands for none.
-        Cost: about 30 comparisons for each.
+        Ranking is by score, then distance. If there is no such distance, the result is the largest float32 number.
+        Also returns whether the two tie. Cost: about 30 comparisons per distance.
         """
         out, ties = np.empty(len(distances), np.float32), np.empty(len(distances), np.bool_)
         _find_first_not_before(distances, scores, self.distances, *self._segments, out, ties)
@@ -84,18 +88,18 @@ class ScoreMap:
 
 
 def identity() -> ScoreMap:
-    """Scores that are the distances, without any rounding for those below 2^29."""
+    """Return the map whose scores are the distances, without rounding below 2^29."""
     return ScoreMap(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
 
 
 def _ordinal(value: Any) -> NDArray[np.int64]:
-    """float32 numbers as integers: 0.0 and -0.0 are 0, the next larger number is 1, the next smaller one -1."""
+    """Convert float32 numbers to consecutive integers: 0.0 and -0.0 to 0, the next larger number to 1."""
     bits = np.asarray(value, np.float32).view(np.int32).astype(np.int64)
     return np.where(bits >= 0, bits, -(bits + (1 << 31)))
 
 
 def _first_ordinals(x: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The ordinal of the smallest float32 number that is at least x; of the largest one where there is none."""
+    """Return the ordinal of the smallest float32 number that is at least x, or of the largest if there is none."""
     rounded = np.clip(x, -_LARGEST, _LARGEST).astype(np.float32)
     return np.minimum(_ordinal(rounded) + (rounded < x), _ordinal(_LARGEST))
 
@@ -120,7 +124,7 @@ def _find_first_not_before(
 ) -> None:  # fmt: skip
     for i in range(len(distances)):
         d, score = np.float64(distances[i]), scores[i]
-        # The first knot that does not rank before: the answer lies in the segment that ends there, or is its end.
+        # Find the first knot that does not rank before: the result is in the segment that ends there, or is its end.
         j, last_knot = 0, len(knots)
         while j < last_knot:
             middle = (j + last_knot) // 2

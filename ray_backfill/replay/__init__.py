@@ -1,4 +1,4 @@
-"""The exact engine: a pair, the truth and orders in, curves out."""
+"""The exact replay engine: it turns a pair, the ground truth and backfill orders into curves."""
 
 from ray_backfill.replay.curve import Curve
 from ray_backfill.replay.engine import check_device, replay

@@ -1,6 +1,6 @@
-"""What goes to and fro between the engine and the shards of a gallery: plain arrays.
+"""Data that the engine and the shards of a gallery exchange, as plain arrays.
 
-Lists of queries are CSR: those of query i of a block are entries starts[i] .. starts[i + 1] - 1 of a flat array.
+Lists per query are CSR: the list of query i of a block is entries starts[i] .. starts[i + 1] - 1 of a flat array.
 Shapes: b queries of a block, P positives of a query, K = 2 P thresholds, S slices, O orders.
 """
 
@@ -18,7 +18,7 @@ KeyArray = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Block:
-    """Some queries of a replay. queries: (b,) their rows. positives, ignored: gallery positions, ascending a query."""
+    """Some queries of a replay. queries: (b,) rows. positives, ignored: gallery positions, ascending for each query."""
 
     queries: IntArray
     positives: IntArray
@@ -39,22 +39,23 @@ class Block:
 
     @property
     def query_of_positive(self) -> IntArray:
-        """For each entry of ``positives`` the place 0 .. b - 1 of its query in the block."""
+        """The index 0 .. b - 1 of the query of each entry of ``positives``."""
         return np.repeat(np.arange(len(self)), np.diff(self.positive_starts))
 
     @property
     def query_of_ignored(self) -> IntArray:
+        """The index 0 .. b - 1 of the query of each entry of ``ignored``."""
         return np.repeat(np.arange(len(self)), np.diff(self.ignored_starts))
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The keys of a block's positives in both systems, per query in the order of the merged ranking.
+    """The keys of a block's positives in both systems, for each query in the order of the merged ranking.
 
-    keys: CSR, 2 P for each query, in the forward and in the backward system: an item of that system stands before a
-    threshold if its own key there is smaller. Without score maps the two are one. owner: aligned; p < P stands for the
-    query's positive p under the forward system, P + p for the same under the backward one. starts: (b + 1,). keys_2P:
-    (2, all positives) each positive's own key by system, in the order of ``Block.positives``. slices: (O, all
+    keys: CSR, 2 P for each query, for the forward and for the backward system: an item of that system ranks before a
+    threshold if its own key is smaller. Without score maps both are the same array. owner: aligned with keys; p < P is
+    the query's positive p in the forward system, P + p the same positive in the backward system. starts: (b + 1,).
+    keys_2P: (2, all positives) each positive's own key by system, in the order of ``Block.positives``. slices: (O, all
     positives) the slice of each positive.
     """
 
@@ -66,7 +67,7 @@ class Thresholds:
 
 
 def make_thresholds(block: Block, keys_2P: KeyArray, slices_ON: NDArray[np.uint16], merge: Merge = RAW) -> Thresholds:
-    """keys_2P: (2, all) of ``block.positives``, forward and backward. slices_ON: the slice of each gallery item."""
+    """Sort thresholds. keys_2P: (2, all) keys of ``block.positives``, forward and backward. slices_ON: by item."""
     starts = 2 * block.positive_starts
     keys, owner = np.empty(starts[-1], np.uint64), np.empty(starts[-1], np.int32)
     if merge.is_mapped:
@@ -82,9 +83,9 @@ def make_thresholds(block: Block, keys_2P: KeyArray, slices_ON: NDArray[np.uint1
 
 
 def merged_keys(keys: KeyArray, is_forward: NDArray[np.bool_], merge: Merge) -> KeyArray:
-    """Keys of items of both systems, of any queries, as keys that order as the merge says.
+    """Convert keys of items of both systems to keys that sort in the order of the merge, over any queries.
 
-    The upper half becomes the place by score and key, the lower half stays the position.
+    The upper half becomes the place by score and key; the lower half remains the position.
     """
     places = np.empty(len(keys), np.uint64)
     places[np.lexsort((keys, merge.scores(distances_of(keys), is_forward)))] = np.arange(len(keys), dtype=np.uint64)
@@ -92,10 +93,10 @@ def merged_keys(keys: KeyArray, is_forward: NDArray[np.bool_], merge: Merge) -> 
 
 
 def sort_keys(distances: NDArray[np.float32], positions: IntArray) -> KeyArray:
-    """Distances and gallery positions as uint64 that order by distance first and position second.
+    """Pack distances and gallery positions into uint64 keys that sort by distance, then position.
 
-    The upper half is the float32 with its bits arranged so that they order as unsigned integers; the lower half is the
-    position (below 2^32). Comparing two keys is the tie rule.
+    The upper half is the float32 with its bits rearranged so that they sort as unsigned integers; the lower half is the
+    position (below 2^32). Comparing two keys implements the tie rule.
     """
     bits = (distances + np.float32(0)).view(np.uint32)  # + 0 turns -0.0 into 0.0
     ordered = np.where(bits >> np.uint32(31), ~bits, bits | np.uint32(1 << 31))
@@ -103,13 +104,13 @@ def sort_keys(distances: NDArray[np.float32], positions: IntArray) -> KeyArray:
 
 
 def distances_of(keys: KeyArray) -> NDArray[np.float32]:
-    """The distances in the upper halves of keys."""
+    """Return the distances in the upper halves of keys."""
     ordered = (keys >> np.uint64(32)).astype(np.uint32)
     return np.where(ordered >> np.uint32(31), ordered & np.uint32(0x7FFFFFFF), ~ordered).view(np.float32)
 
 
 def positions_of(keys: KeyArray) -> IntArray:
-    """The gallery positions in the lower halves of keys."""
+    """Return the gallery positions in the lower halves of keys."""
     return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
 
@@ -120,9 +121,9 @@ def _rows(flat: IntArray, starts: IntArray, queries: IntArray) -> tuple[IntArray
 
 
 def _keys_across(block: Block, distances: NDArray[np.float32], from_forward: bool, merge: Merge) -> KeyArray:
-    """Keys in the other system that tell which of its items stand before positives of this one."""
+    """Return keys in the other system such that exactly its items with smaller keys rank before these positives."""
     first, ties = merge.across(distances, from_forward)
-    # Where no item ties with the positive, one at that very distance stands behind it, wherever it is in the gallery.
+    # Without a tie, an item at exactly this distance ranks after the positive, whatever its position.
     return sort_keys(first, np.where(ties, block.positives, 0))
 
 
@@ -141,7 +142,7 @@ def _sort_thresholds(forward: Array, backward: Array, starts: Array, keys: Array
 def _sort_mapped_thresholds(
     own_2P: Array, across_2P: Array, scores_2P: Array, starts: Array, forward: Array, backward: Array, owner: Array
 ) -> None:
-    """By score, then distance and position. forward, backward: the keys in each system."""
+    """Sort by score, then distance and position. forward, backward: the thresholds' keys in each system."""
     for q in range(len(starts) - 1):
         first, last = starts[q], starts[q + 1]
         n_positives = last - first

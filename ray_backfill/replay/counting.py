@@ -1,9 +1,9 @@
-"""Full rankings by counting: how many items stand before each positive, at every point, without sorting the gallery.
+"""Whole rankings by counting: how many items rank before each positive, at every point, without sorting the gallery.
 
-Per query the keys of its positives in both systems are K thresholds. Each item falls into one of K + 1 places: the
-first threshold that it is closer than, or K for none. Counted by place and slice, in both systems, this gives every
-rank at every point. An item's place comes from the float32 product wherever its error bound decides it, from a table of
-bins over the range of the thresholds; the few undecided pairs are handed out, to be placed by their exact keys.
+The keys of a query's positives in both systems are its K thresholds. Each item falls into one of K + 1 places: the
+first threshold that it is closer than, or K if there is none. Counts by place and slice, in both systems, give every
+rank at every point. If the error bound of the float32 product decides an item's place, the place is looked up in a
+table of bins over the range of the thresholds; the few undecided pairs are returned and placed by their exact keys.
 
 Shapes: b queries, n items of a tile, K thresholds of a query (CSR), O orders, S slices, T = S + 1 points.
 """
@@ -23,10 +23,10 @@ from ray_backfill.systems import IntArray
 
 @dataclass(frozen=True)
 class Bins:
-    """Where the thresholds lie in the product of one system.
+    """The thresholds on the scale of one system's products.
 
     low, high: CSR (``ProductForm.bounds``). Bin of v: (v - origin) * step + 1. table: (b, bins); an entry up to K is
-    the place of all items of that bin; one above is K + 1 + the first threshold to compare such an item with.
+    the place of all items in the bin; a larger one is K + 1 + the first threshold to compare such an item with.
     """
 
     low: NDArray[np.float32]
@@ -37,17 +37,17 @@ class Bins:
 
 
 def n_bins(n_thresholds: int) -> int:
-    """Bins for so many thresholds: few should hold one, and the table of a query should stay in a core's cache."""
+    """Choose the number of bins: few should contain a threshold, and a query's table should fit in a core's cache."""
     return 1 << int(np.clip(np.ceil(np.log2(32 * n_thresholds)), 10, 16))
 
 
 def threshold_bounds(
     form: ProductForm, block: Block, thresholds: Thresholds, keys: KeyArray
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """``ProductForm.bounds`` of thresholds by their keys in the system of ``form``; both ascend with the thresholds.
+    """Return ``ProductForm.bounds`` of thresholds by their keys in the system of ``form``; both ascend.
 
-    A threshold of the other system can lie outside of all distances of this one: it is moved to just outside of all
-    products, where it decides the same and does not make the bins wide.
+    A threshold of the other system can be outside the range of this system's distances. It is moved to just outside
+    the range of products, which gives the same decisions without widening the bins.
     """
     query = np.repeat(block.queries, np.diff(thresholds.starts))
     t = distances_of(keys)
@@ -55,7 +55,7 @@ def threshold_bounds(
         t = np.maximum(t, np.float32(0))
     low, high = form.bounds(query, t)
     error = form.error(query)
-    top = 3 if form.distance == "l2" else 1  # products lie in [-1, top] but for their error
+    top = 3 if form.distance == "l2" else 1  # products are in [-1, top], up to their error
     with np.errstate(over="ignore"):
         low = np.clip(low, -1 - 3 * error, top + 2 * error).astype(np.float32)
         high = np.clip(high, -1 - 2 * error, top + 3 * error).astype(np.float32)
@@ -63,7 +63,7 @@ def threshold_bounds(
 
 
 def make_bins(form: ProductForm, block: Block, thresholds: Thresholds, keys: KeyArray) -> Bins:
-    """keys: of the thresholds in the system of ``form``. Cost: O(b (bins + K))."""
+    """Build the bins of one system. keys: the thresholds' keys in that system. Cost: O(b (bins + K))."""
     lengths = np.diff(thresholds.starts)
     low, high = threshold_bounds(form, block, thresholds, keys)
     most = int(lengths.max())
@@ -74,9 +74,9 @@ def make_bins(form: ProductForm, block: Block, thresholds: Thresholds, keys: Key
 
 
 class Counter:
-    """Counts the items of tile after tile by slice and place. tile_items: the most items of a tile.
+    """Counts the items of all tiles by slice and place. tile_items: largest number of items in a tile.
 
-    hist: (O, CSR of (S, K + 1)) int32, starts: (b + 1,) where the counts of each query begin.
+    hist: (O, CSR of (S, K + 1)) int32. starts: (b + 1,) start of each query's counts.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Counter:
         self._undecided = np.empty((2, len(block) * tile_items), np.int32)
 
     def add(self, first: int, last: int) -> tuple[IntArray, IntArray]:
-        """Count the items first .. last - 1; returns (row, item) of the pairs left out, whose places are undecided."""
+        """Count the items first .. last - 1. Return (row, item) of the pairs left out because they are undecided."""
         v_bn, bins = self.products.tile(first, last), self.bins
         slices_On = np.ascontiguousarray(self.slices_ON[:, first:last])
         found = place_tile(
@@ -101,7 +101,7 @@ class Counter:
         return rows, first + columns
 
     def finish(self) -> NDArray[np.int32]:
-        """All counts."""
+        """Return all counts."""
         return self.hist
 
 
@@ -111,7 +111,7 @@ def _fill_tables(low: Array, high: Array, starts: Array, table: Array, origin: A
     for q in range(len(starts) - 1):
         first, last = starts[q], starts[q + 1]
         origin[q] = low[first]
-        # The thresholds take bins 1 .. last_bin - 1: items before and behind all of them have a bin of their own.
+        # The thresholds use bins 1 .. last_bin - 1: the first and last bin are for items before or after all of them.
         step[q] = np.float32((last_bin - 2) / (np.float64(high[last - 1]) - np.float64(low[first])))
         at = 0
         for k in range(last - first):
@@ -130,7 +130,7 @@ def _fill_tables(low: Array, high: Array, starts: Array, table: Array, origin: A
 
 @kernel
 def _bin(v: float, origin: float, step: float, last_bin: int) -> Any:
-    """Each operation is monotone in v also after rounding, so v < low or v > high carries over to the bins."""
+    """Return the bin of v. Each operation is monotone after rounding, so v < low or v > high carries over to bins."""
     x = (v - origin) * step + np.float32(1)
     x = x if x > np.float32(0) else np.float32(0)
     top = np.float32(last_bin)
@@ -152,7 +152,7 @@ def place_tile(
     hist_starts: Array,
     undecided: Array,
 ) -> int:
-    """Count the items of a tile into ``hist``; returns how many pairs (row, column) went into ``undecided`` instead.
+    """Count the items of a tile into ``hist``. Return the number of pairs (row, column) put into ``undecided`` instead.
 
     v_bn: (b, n) product. slices_On: (O, n). hist: (O, CSR of (S, K + 1)) int32. undecided: (2, b * n) int32.
     """
@@ -177,7 +177,7 @@ def place_tile(
                     undecided[0, found] = q
                     undecided[1, found] = j
                     found += 1
-                    place = n_thresholds  # stands for: before no positive, counts nowhere
+                    place = n_thresholds  # before no positive: counts nowhere
             places[j] = place
         width = np.int32(n_thresholds + 1)
         for o in range(len(slices_On)):
@@ -201,7 +201,7 @@ def count_exactly(
     hist: Array,
     hist_starts: Array,
 ) -> None:
-    """Add ``sign`` to ``hist`` for m pairs by their exact keys. query: (m,) rows of the block. slices_Om: (O, m)."""
+    """Add ``sign`` to the counts of m pairs by their exact keys. query: (m,) rows of the block. slices_Om: (O, m)."""
     for i in range(len(query)):
         q = query[i]
         own = threshold_keys[starts[q] : starts[q + 1]]
@@ -213,9 +213,9 @@ def count_exactly(
 def others_before(
     forward: NDArray[np.int32], backward: NDArray[np.int32], thresholds: Thresholds, points: int
 ) -> IntArray:
-    """(O, CSR of (T, P)): how many of the counted items stand before the j-th positive at each point.
+    """Return (O, CSR of (T, P)): how many counted items rank before the j-th positive at each point.
 
-    forward, backward: (O, CSR of (S, K + 1)) counts. Counts of disjoint sets of items add up.
+    forward, backward: (O, CSR of (S, K + 1)) counts. Results for disjoint sets of items add up.
     """
     n_orders, n_positives = thresholds.slices.shape
     others = np.empty((n_orders, points * n_positives + 1), np.int64)
@@ -239,7 +239,7 @@ def _others_before(
         for s in range(n_slices):
             for k in range(width):
                 in_place[k] += backward[base + s * width + k]
-        # A positive ranks by its forward threshold at the points after its slice, else by its backward one.
+        # A positive ranks by its forward threshold at the points after its slice, before them by its backward one.
         begin, length = np.empty(n_thresholds, np.uint32), np.empty(n_thresholds, np.uint32)
         for k in range(n_thresholds):
             own = slices[first // 2 + owner[first + k] % n_positives] + 1
@@ -255,7 +255,7 @@ def _others_before(
             before = 0
             for k in range(n_thresholds):
                 before += in_place[k]
-                # What is written for the threshold that does not rank it now is written over.
+                # The entry of a threshold that does not rank its positive now is overwritten by the next one.
                 others[at] = before
                 at += np.uint64(np.uint32(np.uint32(i) - begin[k]) < length[k])
 
@@ -264,7 +264,7 @@ def _others_before(
 def measure_counts(
     others: Array, positive_starts: Array, is_map: Array, cuts: Array, values: Array, top1: Array
 ) -> None:
-    """Metrics of a block from ``others_before``, summed over shards.
+    """Compute the metrics of a block from ``others_before``, summed over shards.
 
     others: (O, CSR of (T, P)). values: (O, b, T, metrics) float64. top1: (O, b, T) bool.
     """
@@ -282,5 +282,5 @@ def measure_counts(
 
 
 def hist_starts(thresholds: Thresholds, n_slices: int) -> IntArray:
-    """(b + 1,) where each query's (S, K + 1) counts begin."""
+    """Return the (b + 1,) start of each query's (S, K + 1) counts."""
     return n_slices * (thresholds.starts + np.arange(len(thresholds.starts)))

@@ -1,4 +1,4 @@
-"""The quality of a service at every moment of a backfill. Shapes: Q scored queries, T points."""
+"""Curves: the quality of a retrieval service during a backfill. Shapes: Q scored queries, T points."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from ray_backfill.errors import InputError
 
 
 class Difference(NamedTuple):
-    """A difference of two AUCs and its 95 % bootstrap interval; the two differ surely if 0 is outside of it."""
+    """A difference of two AUCs and its 95 % bootstrap interval; it is significant if the interval excludes 0."""
 
     value: float
     low: float
@@ -21,84 +21,109 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """What ``replay`` returns: each query's value of each metric at each point.
+    """The values of all queries and metrics at every point of a backfill; ``replay`` returns it.
 
-    t: (T,) progress in [0, 1]. per_query: metric name -> (Q, T) float64. top1_correct: (Q, T) bool.
-    scored: (Q,) positions of the queries that have a positive; n_skipped: how many have none and count nowhere.
+    In all methods, ``metric`` is the name of a metric of this curve, and ``seed`` the seed of the bootstrap. An unknown
+    metric raises InputError.
     """
 
     t: NDArray[np.float64]
+    """(T,) progress of the backfill: the share of backfilled items, in [0, 1]."""
     per_query: dict[str, NDArray[np.float64]]
+    """Metric name -> (Q, T) values."""
     top1_correct: NDArray[np.bool_]
+    """(Q, T) whether each query's first item is a positive."""
     scored: NDArray[np.int64]
+    """(Q,) positions of the queries that have a positive."""
     n_skipped: int
+    """Number of queries without positives, which are left out."""
 
     def values(self, metric: str) -> NDArray[np.float64]:
-        """(T,) mean over the scored queries: M_t."""
+        """Return M_t: the (T,) means over the scored queries."""
         mean: NDArray[np.float64] = self._of(metric).mean(axis=0)
         return mean
 
     def auc(self, metric: str) -> float:
-        """Area under M_t, trapezoid rule."""
+        """Return the area under M_t, by the trapezoid rule."""
         return m.auc(self.t, self.values(metric))
 
     def auc_mean(self, metric: str) -> float:
-        """Plain mean of M_t over the points, as FastFill's code takes it."""
+        """Return the plain mean of M_t over the points, as in FastFill's code."""
         return m.auc_mean(self.values(metric))
 
     def gain(self, metric: str, old: "Curve", new: "Curve") -> float:
-        """Share of the step from {old, old} to {new, new} that this curve's area gives; 1.0 = 100 %."""
+        """Return the share of the upgrade's improvement that users get during the backfill.
+
+        Args:
+            metric: Name of the metric.
+            old: Curve of {old, old}, the service before the upgrade.
+            new: Curve of {new, new}, the finished upgrade.
+
+        Returns:
+            (AUC - AUC of old) / (AUC of new - AUC of old); 1.0 = 100 %. NaN if old and new are equal.
+        """
         return m.gain(self.auc(metric), old.auc(metric), new.auc(metric))
 
     def monotone(self, metric: str) -> bool:
-        """Whether M_t never decreases (rank merge, eq. 8)."""
+        """Return whether M_t never decreases (rank merge, eq. 8)."""
         return m.is_monotone(self.values(metric))
 
     def interval(self, metric: str, *, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """(T,) low and (T,) high of the 95 % bootstrap interval over queries."""
+        """Return (T,) low and (T,) high of the 95 % bootstrap interval of M_t over queries."""
         return m.interval(m.bootstrap_means(self._of(metric), seed))
 
     def auc_interval(self, metric: str, *, seed: int = 0) -> tuple[float, float]:
-        """Low and high of the 95 % bootstrap interval of the AUC."""
+        """Return low and high of the 95 % bootstrap interval of the AUC."""
         low, high = m.interval(self._auc_draws(metric, seed))
         return float(low), float(high)
 
     def difference(self, other: "Curve", metric: str, *, seed: int = 0) -> Difference:
-        """How much higher this curve's AUC is than that of another one of the same queries; paired."""
+        """Return this curve's AUC minus another one's, with a paired bootstrap interval.
+
+        Raises:
+            InputError: The two curves have different queries.
+        """
         self._same_queries(other)
         low, high = m.interval(self._auc_draws(metric, seed) - other._auc_draws(metric, seed))
         return Difference(self.auc(metric) - other.auc(metric), float(low), float(high))
 
     def gain_interval(self, metric: str, old: "Curve", new: "Curve", *, seed: int = 0) -> tuple[float, float]:
-        """Low and high of the 95 % bootstrap interval of the gain; NaN where old and new are equal."""
+        """Return low and high of the 95 % bootstrap interval of ``gain``; NaN if old and new do not clearly differ."""
         mine, olds, news = (curve._auc_draws(metric, seed) for curve in (self, old, new))
         low, high = m.interval(m.gain_draws(mine, olds, news))
         return float(low), float(high)
 
     def of_queries(self, mask: NDArray[np.bool_]) -> "Curve":
-        """The same curve over some of the queries. mask: (all queries,) bool; of them only the scored ones count.
+        """Return the curve over some of the queries.
+
+        Args:
+            mask: (all queries,) bool, including the queries without positives.
 
         Raises:
-            InputError: none of them is scored.
+            InputError: None of these queries has a positive.
         """
         kept = mask[self.scored]
         if not kept.any():
-            raise InputError("none of these queries has a positive in the gallery: there is nothing to measure")
+            raise InputError("none of these queries has a positive in the gallery, so there is nothing to measure")
         skipped = int(np.count_nonzero(mask)) - int(np.count_nonzero(kept))
         per_query = {name: values[kept] for name, values in self.per_query.items()}
         return Curve(self.t, per_query, self.top1_correct[kept], self.scored[kept], skipped)
 
     def negative_flips(self, before: "Curve | None" = None) -> NDArray[np.float64]:
-        """(T,) share of queries right before and wrong at t; before: this curve's t = 0, or that of another one."""
+        """Return the (T,) share of queries whose top-1 is correct before the backfill and wrong at t.
+
+        Args:
+            before: Curve whose values at t = 0 count as before; by default this one.
+        """
         return m.negative_flips(self._top1_before(before), self.top1_correct)
 
     def positive_flips(self, before: "Curve | None" = None) -> NDArray[np.float64]:
-        """(T,) share of queries wrong before and right at t."""
+        """Return the (T,) share of queries whose top-1 is wrong before the backfill and correct at t."""
         return m.positive_flips(self._top1_before(before), self.top1_correct)
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Tidy table with columns metric, t, value."""
+        """Long-format table of M_t with the columns metric, t, value."""
         tables = [pd.DataFrame({"metric": name, "t": self.t, "value": self.values(name)}) for name in self.per_query]
         return pd.concat(tables, ignore_index=True)
 
@@ -112,7 +137,7 @@ class Curve:
 
     def _same_queries(self, other: "Curve") -> None:
         if not np.array_equal(other.scored, self.scored):
-            raise InputError("only curves of the same queries can be compared")
+            raise InputError("the two curves have different queries; replay both with the same queries to compare them")
 
     def _top1_before(self, before: "Curve | None") -> NDArray[np.bool_]:
         other = self if before is None else before

@@ -1,11 +1,11 @@
-"""Replays a backfill exactly, in one pass over each system, however many points and orders.
+"""Exact replay of a backfill in one pass over each system, for any number of points and orders.
 
-Put the gallery in backfill order and cut it into T - 1 slices: at point i the forward system serves the slices < i, the
+The gallery in backfill order is cut into T - 1 slices: at point i, the forward system serves the slices < i and the
 backward system the others. Metrics of the whole ranking come from counts of items before each positive (``counting``),
-metrics cut at k from the few items that can be among the first k (``nearest``); neither ever sorts a ranking. Both ask
-shards of the gallery and join their answers, so one process and many give the same result: that of a full sort of
-where(backfilled, d_forward, d_backward), with ties by distance, then gallery position. A merge (``merges``) compares
-scores of distances in their place, or places in the two systems' own lists.
+metrics cut at k from the few items that can be among the first k (``nearest``); neither sorts a ranking. Both query
+shards of the gallery and combine their answers, so that one process and many give the same result: that of a full sort
+of where(backfilled, d_forward, d_backward), with ties broken by gallery position. A merge (``merges``) compares scores
+instead of distances, or ranks in the two systems' own lists.
 
 Shapes: Q scored queries, N gallery items, T points, O orders, M metrics.
 """
@@ -60,39 +60,60 @@ def replay(
     device: str = "cpu",
     merge: Merge = RAW,
 ) -> Curve | dict[str, Curve]:
-    """The exact curve M_t of a backfill at t = 0, 1/(points-1), ..., 1.
+    """Compute the exact curve M_t of a backfill at t = 0, 1/(points-1), ..., 1.
 
-    Source: rank merge, eq. 5. At progress t the first floor(t * N) items of the order are served by the forward system.
-    order: (N,) permutation, or a dict of them, which share one pass and give a dict of curves.
-    metrics: see ``parse_metric``. distance: see ``distances.DISTANCES``. progress: show a bar if it takes long.
-    threads: default all cores that this process may use. device: "cpu", or "cuda" for torch on a GPU; same results.
-    merge: how the two systems' distances compare (``fit_merge``); by default as they are.
+    At progress t, the forward system serves the first floor(t * N) items of the order.
+
+    Source: rank merge, eq. 5.
+
+    Cost: two float32 matrix products of Q x N x d, plus about half as much; hardly more for more points. Memory in
+    addition to the inputs: about 200 MB per thread; per item, 2 bytes for each order and 16 for norms; for the result,
+    8 bytes per query, point, order and metric.
+
+    Args:
+        pair: The systems that serve items before and after they are backfilled.
+        truth: Positives and ignored items of each query.
+        order: (N,) permutation of the gallery, first = backfilled first, or a dict of them, which share one pass.
+        points: Number of points T, at least 2.
+        metrics: Names such as "mAP", "mAP@100" or "CMC@1".
+        distance: "cosine", "l2" or "inner_product".
+        progress: Show a progress bar if the replay takes long.
+        threads: Number of threads; by default one per core that this process may use.
+        device: "cpu", or "cuda" for torch on a GPU, with the same results.
+        merge: Makes the two systems' distances comparable, see ``fit_merge``; by default raw distances are compared.
+
+    Returns:
+        The curve, or a dict of curves for a dict of orders.
 
     Raises:
-        InputError: sizes that do not match, no scored query, an order that is no permutation, unknown names, a zero
-            vector under cosine, a device that is not there.
-    Cost: two float32 matrix products of Q x N x d, and about half as much again; hardly more for more points.
-    Memory beside the inputs: about 200 MB a thread; for each item 2 bytes an order and 16 for norms; for the result
-        8 bytes for each query, point, order and metric.
+        InputError: Sizes do not match, no query has a positive, an order is not a permutation, a name is unknown, a
+            vector is zero under cosine, or the device does not exist.
     """
     orders = dict(order) if isinstance(order, Mapping) else {"": order}
-    check_distance(distance)
-    _check_sizes(pair, truth)
-    if threads is not None and threads < 1:
-        raise InputError(f"a replay needs at least one thread, got {threads}")
-    prepared = prepare_replay(truth, orders, points, metrics, pair.switch, merge)
-    check_device(device)
-    torch_device = None if device == "cpu" else device
-    # Beside a GPU one thread answers a block while the other one's block is on it.
-    n_threads = threads or (len(os.sched_getaffinity(0)) if torch_device is None else 2)
-    with comparisons_bar(prepared, progress) as report, full_float32(torch_device):
-        shard = GalleryShard(pair, 0, prepared.slices_ON, points, distance, report, torch_device, merge)
-        curves = measure_prepared(prepared, truth, LocalShards([shard]), n_threads)
+    curves = _replay_orders(pair, truth, orders, points, metrics, distance, progress, threads, device, merge)
     return curves if isinstance(order, Mapping) else curves[""]
 
 
+def _replay_orders(
+    pair: UpgradePair, truth: GroundTruth, orders: dict[str, IntArray], points: int, metrics: Sequence[str],
+    distance: str, progress: bool, threads: int | None, device: str, merge: Merge,
+) -> dict[str, Curve]:  # fmt: skip
+    check_distance(distance)
+    _check_sizes(pair, truth)
+    if threads is not None and threads < 1:
+        raise InputError(f"threads must be at least 1, got {threads}")
+    prepared = prepare_replay(truth, orders, points, metrics, pair.switch, merge)
+    check_device(device)
+    torch_device = None if device == "cpu" else device
+    # With a GPU, one thread processes a block on the CPU while the other one's block is on the GPU.
+    n_threads = threads or (len(os.sched_getaffinity(0)) if torch_device is None else 2)
+    with comparisons_bar(prepared, progress) as report, full_float32(torch_device):
+        shard = GalleryShard(pair, 0, prepared.slices_ON, points, distance, report, torch_device, merge)
+        return measure_prepared(prepared, truth, LocalShards([shard]), n_threads)
+
+
 def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, threads: int) -> dict[str, Curve]:
-    """The curve of each order; blocks of queries go over the shards side by side, one a thread."""
+    """Compute the curve of each order; each thread sends one block of queries at a time to the shards."""
     n_orders, n_scored = len(prepared.orders), len(prepared.scored)
     is_map, cuts = metric_codes(prepared.metrics)
     values = np.empty((n_orders, n_scored, prepared.points, len(cuts)))
@@ -121,7 +142,7 @@ def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, thr
                 prepared.slices_ON, *out,
             )  # fmt: skip
 
-    # One thread a block, each with a product of its own: BLAS threads would only wait for each other.
+    # One thread per block, each with its own matrix products: BLAS threads would only wait for each other.
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
         tasks = [pool.submit(measure_block, queries) for queries in blocks]
         try:
@@ -143,7 +164,7 @@ def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, thr
 
 @contextmanager
 def comparisons_bar(prepared: Prepared, show: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar over all comparisons of a query with an item in a system; yields what to report them to."""
+    """Show a progress bar over all comparisons of queries and items in both systems; yield the function that adds."""
     total = 2 * len(prepared.scored) * prepared.slices_ON.shape[1]
     lock = Lock()
     with tqdm(
@@ -158,14 +179,14 @@ def comparisons_bar(prepared: Prepared, show: bool) -> Iterator[Callable[[int], 
 
 
 def check_device(device: str) -> None:
-    """Raises InputError for an unknown device, or one that is not here."""
+    """Raise InputError for a device that is unknown or does not exist on this machine."""
     check_device_name(device)
     if device != "cpu":
         import_module("ray_backfill.replay.on_device").check_gpu(device)
 
 
 def full_float32(torch_device: str | None) -> AbstractContextManager[None]:
-    """Without TF32, where torch makes the products: the error bound must hold."""
+    """Turn off TF32 if torch computes the products, because it would break the error bound."""
     if torch_device is None:
         return nullcontext()
     context: AbstractContextManager[None] = import_module("ray_backfill.replay.on_device").full_float32()
@@ -175,6 +196,6 @@ def full_float32(torch_device: str | None) -> AbstractContextManager[None]:
 def _check_sizes(pair: UpgradePair, truth: GroundTruth) -> None:
     if truth.n_queries != pair.n_queries or truth.n_gallery != pair.n_gallery:
         raise InputError(
-            f"the ground truth is of {truth.n_queries} queries and {truth.n_gallery} gallery items, "
-            f"the systems have {pair.n_queries} and {pair.n_gallery}"
+            f"the ground truth has {truth.n_queries} queries and {truth.n_gallery} gallery items, but the systems have "
+            f"{pair.n_queries} and {pair.n_gallery}; build both from the same data"
         )

@@ -1,9 +1,9 @@
-"""Reciprocal rank fusion: items of two lists compared by their places in their own list, not by distances.
+"""Reciprocal rank fusion: items of two lists are compared by their ranks in their own list instead of by distances.
 
-At each point the backfilled items, by forward distance, and the others, by backward distance, are two lists. An item of
-rank r of its list scores 1 / (60 + r); ties are for the smaller distance, then the earlier position. (The lists have no
-item in common, so the constant 60 decides nothing.) So of the other list stand before an item its first r - 1 items,
-and its r-th one if that is closer: if c >= r, where c counts the items of the other list that are closer.
+At each point, the backfilled items, by forward distance, and the others, by backward distance, form two lists. An item
+of rank r in its list scores 1 / (60 + r); ties go to the smaller distance, then to the earlier position. (The lists
+have no common items, so the constant 60 has no effect.) Hence an item is preceded by the first r - 1 items of the other
+list, and by its r-th item if that is closer, which is the case if c >= r, where c is the number of closer items there.
 
 Source: Cormack, Clarke, Buettcher, Reciprocal rank fusion (SIGIR 2009), section 2.
 Shapes: b queries, P positives of a query, O orders, S slices, T = S + 1 points.
@@ -28,7 +28,7 @@ def measure_fused(
     values: NDArray[np.float64],
     top1: NDArray[np.bool_],
 ) -> None:
-    """Metrics of a block. others_2: (2, O, CSR of (T, P)) ``others_before`` among forward and among backward items.
+    """Compute the metrics of a block. others_2: (2, O, CSR of (T, P)) ``others_before`` of forward and backward items.
 
     values: (O, b, T, metrics) float64. top1: (O, b, T) bool.
     """
@@ -73,7 +73,7 @@ def _measure_fused(
                 for k in range(n_thresholds):
                     is_forward = owner[first + k] < n_positives
                     if is_forward != (slices[o, first // 2 + owner[first + k] % n_positives] < i):
-                        continue  # the threshold of the system that does not serve this positive now
+                        continue  # this threshold's system does not serve the positive now
                     at = points * (first // 2) + i * n_positives + j
                     of_forward = others_2[0, o, at] + before_forward
                     of_backward = others_2[1, o, at] + before_backward

@@ -1,4 +1,4 @@
-"""One moment of a backfill: any set of items may have been backfilled, not only the first ones of an order."""
+"""Replay of a single moment of a backfill, at which any set of items may have been backfilled."""
 
 import os
 from collections.abc import Sequence
@@ -23,18 +23,32 @@ def replay_moment(
     distance: str = "cosine",
     merge: Merge = RAW,
 ) -> dict[str, NDArray[np.float64]]:
-    """Metric -> (Q,) its value for each query that has a positive, while the forward system serves some items.
+    """Compute metrics at a moment at which the forward system serves a given set of items.
 
-    Source: rank merge, eq. 5, with any set of items. is_backfilled: (N,) which those are. The rest as ``replay``.
+    Source: rank merge, eq. 5, for any set of items.
+
+    Cost: that of one ``replay``.
+
+    Args:
+        pair: The systems that serve items before and after they are backfilled.
+        truth: Positives and ignored items of each query.
+        is_backfilled: (N,) whether each gallery item is backfilled.
+        metrics: Names such as "mAP", "mAP@100" or "CMC@1".
+        distance: "cosine", "l2" or "inner_product".
+        merge: Makes the two systems' distances comparable, see ``fit_merge``.
+
+    Returns:
+        Metric name -> (Q,) value for each query that has a positive.
 
     Raises:
-        InputError: as ``replay``; a mask of another length.
-    Cost: as a replay.
+        InputError: The mask has another length than the gallery, or an input is invalid as in ``replay``.
     """
     if is_backfilled.shape != (truth.n_gallery,):
-        raise InputError(f"the mask has shape {is_backfilled.shape}, the gallery {truth.n_gallery} items")
+        raise InputError(
+            f"is_backfilled has shape {is_backfilled.shape}; it needs one flag for each of {truth.n_gallery} items"
+        )
     prepared = prepare_replay(truth, {"": np.arange(truth.n_gallery)}, 3, metrics, pair.switch, merge)
-    # Of three points the one in the middle: the forward system serves slice 0 there.
+    # Use the middle one of three points, at which the forward system serves slice 0.
     prepared = replace(prepared, slices_ON=np.where(is_backfilled, 0, 1).astype(np.uint16)[None])
     shard = GalleryShard(pair, 0, prepared.slices_ON, 3, distance, merge=merge)
     (curve,) = measure_prepared(prepared, truth, LocalShards([shard]), len(os.sched_getaffinity(0))).values()

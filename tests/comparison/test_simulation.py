@@ -280,7 +280,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
     ("change", "message"),
     [
         ({"merges": ("sorted",)}, "unknown merge 'sorted'; known: raw"),
-        ({"merges": ("csls",), "distance": "l2"}, "csls merge is made for the cosine distance"),
+        ({"merges": ("csls",), "distance": "l2"}, "csls merge supports only the cosine distance"),
         ({"merges": ()}, "one merge"),
         ({"points": 1 << 17}, "at most 65536"),
     ],

@@ -1,4 +1,4 @@
-"""Every merge, found by itself: keeps the ends if it is monotone, and gives over shards what it gives at once."""
+"""The contract of every registered merge: a monotone one keeps both ends, and shards give the same result."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ ORDERS = {"first": np.arange(600), "random": np.random.default_rng(9).permutatio
 
 
 def systems(rng: np.random.Generator, label: np.ndarray, query_label: np.ndarray) -> rb.UpgradePair:
-    """A new model whose distances are smaller throughout, so that raw distances compare badly."""
+    """Systems of two models; all distances of the new one are smaller, so that raw distances compare badly."""
     made = []
     for d, noise, offset in ((6, 1.0, 0.0), (9, 0.6, 1.0)):
         centres = np.random.default_rng(d).normal(size=(30, d)) + offset
@@ -43,10 +43,10 @@ Service = tuple[rb.UpgradePair, rb.GroundTruth]
 @pytest.mark.parametrize(
     "kind", [kind for kind in all_merges().values() if kind.is_monotone], ids=lambda kind: kind.name
 )
-def test_monotone_merges_leave_both_ends(
+def test_monotone_merges_keep_both_ends(
     kind: MergeKind, metrics: tuple[str, ...], train: Train, service: Service
 ) -> None:
-    """M_0 and M_1 are the systems' own, to the last bit and for every query."""
+    """At t = 0 and t = 1, every query has exactly the value of the system on its own."""
     merge = fit_merge(kind.name, *train, "cosine")
     merged = rb.replay(*service, ORDERS, 5, metrics, merge=merge)
     raw = rb.replay(*service, ORDERS, 5, metrics)
@@ -54,13 +54,13 @@ def test_monotone_merges_leave_both_ends(
         for metric in metrics:
             ours, theirs = merged[order].per_query[metric], raw[order].per_query[metric]
             np.testing.assert_array_equal(ours[:, [0, -1]], theirs[:, [0, -1]])
-            if kind.name != "raw" and metric != "CMC@1":  # rrf has the raw first item: of two firsts the closer
+            if kind.name != "raw" and metric != "CMC@1":  # rrf keeps the raw top-1: the closer of the two top items
                 assert not np.array_equal(ours, theirs)
 
 
 @METRICS
 @KINDS
-def test_shards_and_devices_give_what_the_whole_gives(
+def test_shards_and_devices_give_the_same_result(
     kind: MergeKind, metrics: tuple[str, ...], train: Train, service: Service
 ) -> None:
     pair, truth = service
@@ -74,7 +74,7 @@ def test_shards_and_devices_give_what_the_whole_gives(
 
 
 @KINDS
-def test_merges_say_what_they_are(kind: MergeKind) -> None:
+def test_merges_have_a_title_and_a_source(kind: MergeKind) -> None:
     assert all_merges()[kind.name] is kind
     assert kind.title
     assert kind.source
@@ -82,7 +82,7 @@ def test_merges_say_what_they_are(kind: MergeKind) -> None:
 
 
 @KINDS
-def test_merges_say_what_they_need(kind: MergeKind, train: Train) -> None:
+def test_merges_name_missing_inputs(kind: MergeKind, train: Train) -> None:
     pair, label = train
     fit_merge(kind.name, pair if kind.needs_train else None, label if kind.needs_labels else None, "cosine")
     if kind.needs_train:

@@ -261,7 +261,7 @@ def test_flips_and_summary_figures_by_hand() -> None:
         ({"distance": "manhattan"}, "known: cosine, l2"),
         ({"device": "tpu"}, "known: cpu, cuda"),
         ({"device": "cuda:x"}, "known: cpu, cuda"),
-        ({"threads": 0}, "at least one thread"),
+        ({"threads": 0}, "threads must be at least 1"),
         ({"metrics": ()}, "no metric"),
         ({"metrics": ("mAP@99999999999",)}, "exceeds any gallery"),
         ({"points": 1 << 17}, "at most 65536"),
