@@ -1,7 +1,7 @@
-"""What a shard searches: partitions of gallery vectors, by an exact engine or by faiss. No Ray.
+"""Indexes that shards search: partitions of gallery vectors, with an exact engine or faiss. No Ray.
 
-A partition never changes. An update returns a new one that shares what it can, so that any number of threads may search
-while one thread updates and then swaps its reference.
+A partition is immutable. An update returns a new one that shares memory with it, so that any number of threads may
+search while one thread updates and then swaps its reference.
 """
 
 from ray_backfill.distances import check_distance
@@ -14,27 +14,28 @@ __all__ = ["Found", "IndexSettings", "Partition", "check_index", "make_partition
 
 
 def check_index(settings: IndexSettings, dim: int, distance: str) -> None:
-    """Say early what would fail: nothing is trained or moved to a GPU.
+    """Validate index settings without training an index or moving it to a GPU.
 
     Raises:
-        InputError: an unknown distance, a factory string that faiss refuses or whose rows cannot be deleted, a GPU that
-            is not there or cannot search this kind.
+        InputError: The distance is unknown, faiss rejects the factory string or cannot delete rows from such an index,
+            or the GPU does not exist or cannot search this kind.
     """
     check_distance(distance)
     if dim < 1:
-        raise InputError(f"vectors must have at least one dimension, got {dim}")
+        raise InputError(f"embeddings must have at least one dimension, got {dim}")
     if settings.kind != "exact":
-        from ray_backfill.index.faiss_kinds import describe  # faiss is loaded only where it is asked for
+        from ray_backfill.index.faiss_kinds import describe  # import faiss only if it is used
 
         describe(settings, distance, dim)
 
 
 def make_partition(settings: IndexSettings, distance: str, dim: int, train: FloatArray | None) -> Partition:
-    """An empty partition. train: (R, d) vectors, needed by the kinds that are trained (IVF, PQ and the like).
+    """Make an empty partition. train: (R, d) vectors, needed by the kinds that are trained (such as IVF and PQ).
+
+    Cost: that of the training.
 
     Raises:
-        InputError: what ``check_index`` says; train vectors that are missing or too few.
-    Cost: the training.
+        InputError: The settings are invalid as in ``check_index``, or train vectors are missing or too few.
     """
     check_index(settings, dim, distance)
     if settings.kind == "exact":

@@ -1,13 +1,14 @@
-"""The exact engine: the true nearest of the vectors as they are, equal to the replay's distances to the last bit.
+"""The exact engine: the true nearest neighbours, with distances that equal the replay's to the last bit.
 
-Tile by tile one matrix product with the stored vectors, whatever the distance; one compiled pass turns products into v
-(``ProductForm.factors``) and keeps the few smallest of each query, nearly always by one comparison. Of these, whatever
-lies within twice the error bound of the k-th smallest gets its exact distance, which decides, ties by position. Where
-more lies within than was kept (near-duplicates), the query is gone through once more with its limit known.
+For each tile there is one matrix product with the stored vectors, for any distance. One compiled pass turns products
+into v (``ProductForm.factors``) and keeps the few smallest of each query, nearly always with one comparison. The exact
+distance is computed for all kept rows within twice the error bound of the k-th smallest, and decides; ties are broken
+by position. If more rows than were kept are within the limit (near-duplicates), the query is searched again with its
+limit known.
 
-The proof: let e be the bound on |v - true v| and on all rounding of the exact distance. k rows have v up to the k-th
-smallest v', so their true v is up to v' + e, and so is that of the k nearest by exact distance. In any other product,
-too, these have v up to v' + 2 e.
+Proof: let e be the bound on |v - true v| and on all rounding of the exact distance. At least k rows have v up to the
+k-th smallest v', so their true v is at most v' + e, and so is that of the k nearest rows by exact distance. In any
+other product, these rows also have v up to v' + 2 e.
 
 Shapes: b queries, n rows of a tile, d dimensions, K kept.
 """
@@ -28,20 +29,20 @@ from ray_backfill.systems import FloatArray, IntArray
 _Tile = tuple[int, NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
 # Queries that are searched at a time.
 _QUERIES = 512
-# Products of a tile: 1 MB, so that they stay in the cache; but rows at least, for the matrix product's sake.
+# Products per tile: 1 MB, to stay in the cache; but at least this many rows, for an efficient matrix product.
 _PRODUCTS = 1 << 18
 _LEAST_ROWS = 512
-# Queries that are gone through once more at a time: all rows may be candidates of each.
+# Queries that are searched again at a time: all rows may be candidates of each.
 _QUERIES_AGAIN = 8
-# Dead rows between living ones cost a share of every search; at the ends they cost memory only.
+# Deleted rows between live ones slow down every search; at the ends they only take memory.
 _DEAD_BETWEEN, _DEAD_IN_ALL, _FEW_DEAD = 0.25, 1.0, 1024
 
 
 @dataclass(frozen=True, eq=False)
 class ExactPartition:
-    """A ``Partition``. Rows first .. last - 1 hold all that are alive: what is dead before and after costs no time.
+    """An exact ``Partition``. The rows first .. last - 1 include all live rows; rows outside cost no search time.
 
-    Cost: a search 2 b d operations for each row from first to last; an update a copy of one byte for each row.
+    Cost: 2 b d operations per search for each row from first to last; a copy of one byte per row for an update.
     """
 
     distance: str
@@ -98,7 +99,7 @@ class ExactPartition:
         rows = self._rows.without(row)
         if not rows.n_alive:
             return ExactPartition.empty(self.distance, self.dim)
-        # argmax: the first that is alive
+        # argmax finds the first live row
         first = self._first + int(np.argmax(rows.alive[self._first : self._last]))
         last = self._last - int(np.argmax(rows.alive[self._first : self._last][::-1]))
         return replace(self, _rows=rows, _first=first, _last=last)
@@ -130,7 +131,7 @@ class ExactPartition:
 
 
 class _Search:
-    """One search of some queries. Rows are counted from the partition's first living one."""
+    """A search for some queries. Rows are counted from the partition's first live row."""
 
     def __init__(self, partition: ExactPartition, query: NDArray[np.float32]) -> None:
         span = slice(partition._first, partition._last)
@@ -150,7 +151,7 @@ class _Search:
         values, kept = self._smallest(n_kept)
         kth = np.partition(values, k - 1, axis=1)[:, k - 1]
         limits = kth.astype(np.float64) + 2.001 * self.form.error_of_factors(queries)
-        # A root is the largest that was kept: if it is within the limit, rows that were not may be, too.
+        # The root is the largest kept value: if it is within the limit, rows that were not kept may be as well.
         is_cut = ~(values[:, 0] > limits)
         rows, places = np.nonzero(~(values > limits[:, None]) & ~is_cut[:, None])
         found = self._best(queries, rows, kept[rows, places], k)
@@ -162,12 +163,12 @@ class _Search:
         return found
 
     def _best(self, queries: IntArray, of_query: IntArray, items: IntArray, k: int) -> Found:
-        """The k best candidates of these queries by exact distance. of_query: each candidate's place in ``queries``."""
+        """Return the k best candidates by exact distance. of_query: each candidate's index in ``queries``."""
         exact = self.form.exact(queries[of_query], items)
         return sorted_found(of_query, exact, self.position[items], len(queries), k)
 
     def _smallest(self, n_kept: int) -> tuple[NDArray[np.float32], IntArray]:
-        """(b, K) the smallest v of each query, and their rows: as heaps, the largest first."""
+        """Return the (b, K) smallest v of each query and their rows, as heaps with the largest at the root."""
         values = np.full((len(self.left), n_kept), np.inf, np.float32)
         kept = np.full((len(self.left), n_kept), -1, np.int64)
         for first, products, factor, offset in self._tiles(self.left):
@@ -175,7 +176,7 @@ class _Search:
         return values, kept
 
     def _within(self, queries: IntArray, limits: NDArray[np.float64]) -> tuple[IntArray, IntArray]:
-        """(place in ``queries``, row) of all v that are not above their query's limit."""
+        """Return (index in ``queries``, row) of all v that do not exceed their query's limit."""
         parts = []
         for first, products, factor, offset in self._tiles(self.left[queries]):
             with np.errstate(invalid="ignore", over="ignore"):  # products that overflow count as within
@@ -185,7 +186,7 @@ class _Search:
         return np.concatenate([rows for rows, _ in parts]), np.concatenate([items for _, items in parts])
 
     def _tiles(self, left: NDArray[np.float32]) -> Iterator[_Tile]:
-        """(first row, (b, n) products, (n,) factor, (n,) offset); the products are valid until the next tile."""
+        """Yield (first row, (b, n) products, (n,) factor, (n,) offset); products are valid until the next tile."""
         rows = max(_LEAST_ROWS, _PRODUCTS // len(left))
         room = np.empty(len(left) * min(rows, len(self.alive)), np.float32)
         for first in range(0, len(self.alive), rows):
@@ -197,15 +198,15 @@ class _Search:
             if not alive.all():
                 offset[~alive] = np.inf
             products = room[: len(left) * (last - first)].reshape(len(left), last - first)
-            with np.errstate(invalid="ignore", over="ignore"):  # their error is infinite then
+            with np.errstate(invalid="ignore", over="ignore"):  # the error of such products is infinite
                 np.matmul(left, self.form.gallery[first:last].T, out=products)
             yield first, products, factor, offset
 
 
 @kernel
 def _keep_smallest(products: Array, factor: Array, offset: Array, first: int, values: Array, kept: Array) -> None:
-    """Put what is smaller than the root of a query's heap in its place."""
-    # One byte a product says whether it is smaller; eight of them are looked at in one comparison.
+    """Replace the root of a query's heap by each smaller value."""
+    # One byte per product says whether it is smaller; eight bytes are tested with one comparison.
     is_smaller = np.empty(256, np.uint8)
     eight = is_smaller.view(np.uint64)
     for q in range(len(products)):

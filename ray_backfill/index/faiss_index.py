@@ -1,9 +1,9 @@
-"""Partitions that faiss searches, of any kind by its factory string. Distances are those of the index, not re-ranked.
+"""Partitions that faiss searches, of any kind given by a factory string. Distances come from the index, not re-ranked.
 
-faiss lets threads search one index side by side, but not while rows are added. So an index never changes once it can be
-searched: most rows are in ``main``, new ones in a small index ``fresh`` of the same kind that is cloned for each batch,
-and that becomes part of a clone of ``main`` once it is large. Dead rows are skipped by a selector, where faiss takes
-one; where not (PQ, any GPU) more rows are asked for, and the dead ones are dropped. An index numbers its rows from 0.
+Threads can search a faiss index concurrently, but not while rows are added. Therefore an index never changes once it is
+searched: most rows are in ``main``, new ones in a small index ``fresh`` of the same kind, which is cloned for each
+batch and merged into a clone of ``main`` once it is large. A selector skips deleted rows if faiss supports one;
+otherwise (PQ, any GPU) the search requests more rows and drops the deleted ones. An index numbers its rows from 0.
 """
 
 import threading
@@ -22,13 +22,13 @@ from ray_backfill.index.partition import Found, IndexSettings, as_new_positions,
 from ray_backfill.index.rows import Column, Rows, refuse_living, refuse_missing, refuse_repeated
 from ray_backfill.systems import FloatArray, IntArray
 
-# Rows that ``fresh`` holds at most, in all and as a part of main's: more are merged, which costs a clone of main.
+# Most rows in ``fresh``, as a number and as a share of main's rows: more are merged, which costs a clone of main.
 _MOST_FRESH, _MOST_FRESH_PART = 2048, 1 / 8
-# Dead rows as a part of the living ones from which compaction is worth its cost. As many dead as living ones make a
-# search two to three times as long as without them; of a graph they take recall, not time (0.95 becomes 0.87), and to
-# be rid of them costs building it.
+# Ratio of deleted to live rows from which compaction is worth its cost. With as many deleted as live rows, a search
+# takes two to three times as long; in a graph, they reduce recall instead (0.95 becomes 0.87), and removing them means
+# building the graph again.
 _MOST_DEAD, _MOST_DEAD_IN_GRAPH, _FEW_DEAD = 0.25, 0.5, 1024
-# faiss squares in float32: longer vectors have distances that it does not hold.
+# faiss squares in float32: distances of longer vectors overflow.
 _LONGEST = 1e18
 _Results = tuple[NDArray[np.float32], IntArray]
 _Searching = Callable[[NDArray[np.float32], int], _Results]
@@ -37,12 +37,14 @@ _Searching = Callable[[NDArray[np.float32], int], _Results]
 def make_faiss_partition(
     settings: IndexSettings, distance: str, dim: int, train: FloatArray | None
 ) -> "FaissPartition":
-    """``make_partition`` for faiss kinds."""
+    """Implement ``make_partition`` for faiss kinds."""
     kind = describe(settings, distance, dim)
     index = untrained(settings, distance, dim)
     if not index.is_trained:
         if train is None:
-            raise InputError(f"index {settings.kind!r} must be trained; give at least {kind.train_rows} train vectors")
+            raise InputError(
+                f"index {settings.kind!r} must be trained; provide at least {kind.train_rows} train embeddings"
+            )
         kind.train(index, _prepared(train, distance, dim, "train"))
     empty = _Segment(index, Rows.none())
     gpu = _Gpu() if settings.device == "cuda" else None
@@ -50,19 +52,19 @@ def make_faiss_partition(
 
 
 class _Gpu:
-    """One GPU. faiss's memory there is not made for several threads, so one searches at a time."""
+    """One GPU. faiss's GPU memory is not thread-safe, so one thread searches at a time."""
 
     def __init__(self) -> None:
         self._resources = faiss.StandardGpuResources()
         self._lock = threading.Lock()
 
     def search_of(self, index: Any, kind: str) -> _Searching:
-        """The search of a copy of the index on this GPU."""
+        """Copy the index to this GPU and return the copy's search function."""
         try:
             with self._lock:
                 copy = faiss.index_cpu_to_gpu(self._resources, 0, index)
         except RuntimeError as error:
-            raise InputError(f"faiss cannot move the index {kind!r} to the GPU: {error}; use device cpu") from error
+            raise InputError(f"faiss cannot copy the index {kind!r} to the GPU: {error}; use device cpu") from error
 
         def search(query: NDArray[np.float32], k: int) -> _Results:
             with self._lock:
@@ -73,7 +75,7 @@ class _Gpu:
 
 @dataclass(frozen=True, eq=False)
 class _Segment:
-    """An index that changes no more. selector: of the living rows, None if all are. search_on_gpu: of a copy there."""
+    """An immutable index. selector: selects the live rows; None if all are. search_on_gpu: search of a GPU copy."""
 
     index: Any
     rows: Rows
@@ -89,9 +91,9 @@ class _Segment:
 
 @dataclass(frozen=True, eq=False)
 class FaissPartition:
-    """A ``Partition``. fresh_vectors: the rows of ``fresh`` as they were added. _none: trained, without rows.
+    """A ``Partition`` searched by faiss. fresh_vectors: the rows of ``fresh`` as added. _none: trained, without rows.
 
-    Cost: an update copies ``fresh``, and at times main; the copy of an index on a GPU is not in ``size_bytes``.
+    Cost: an update copies ``fresh`` and sometimes main. ``size_bytes`` does not include copies on a GPU.
     """
 
     kind: Kind
@@ -157,7 +159,7 @@ class FaissPartition:
         return np.sort(np.concatenate([self._main.rows.positions(), self._fresh.rows.positions()]))
 
     def vectors(self, position: IntArray) -> NDArray[np.float32]:
-        """Under cosine scaled to length 1; of quantised kinds what their codes say, but for the freshest rows."""
+        """As in ``Partition``; scaled to length 1 under cosine. Fresh rows of quantised kinds are still exact."""
         row_of_main, row_of_fresh = self._main.rows.find(position), self._fresh.rows.find(position)
         refuse_missing(position, np.maximum(row_of_main, row_of_fresh))
         out = np.empty((len(position), self.dim), np.float32)
@@ -184,7 +186,7 @@ class FaissPartition:
         return sorted_found(of_query, distance, position, len(query), k)
 
     def _search_segment(self, segment: _Segment, query: NDArray[np.float32], k: int, share: float) -> _Results:
-        """(b, k) values and rows, alive or -1."""
+        """Return (b, k) values and rows; a row is live or -1."""
         on_gpu = segment.search_on_gpu
         if on_gpu or segment.rows.n_dead:
             search, most = (on_gpu, GPU_MOST_NEAREST) if on_gpu else (segment.index.search, self.kind.most_nearest)
@@ -194,7 +196,7 @@ class FaissPartition:
         return _search(segment.index)(query, k, params=self.kind.parameters(segment.selector, k, share))
 
     def _merged(self, drop_dead: bool) -> "FaissPartition":
-        """All rows in main."""
+        """Move all rows into main."""
         main, fresh = self._main, self._fresh.rows
         rows, index = main.rows, main.index
         new = self._fresh_vectors.array[fresh.alive]
@@ -205,7 +207,7 @@ class FaissPartition:
         index.add(new)
         rows = rows.extended(fresh.position[fresh.alive])
         if drop_dead:
-            index = faiss.clone_index(index)  # a clone holds no memory to grow into
+            index = faiss.clone_index(index)  # a clone has no spare capacity
         on_gpu = None if self._gpu is None else self._gpu.search_of(index, self.kind.name)
         main = _Segment(index, rows, _selector(rows), on_gpu)
         return replace(self, _main=main, _fresh=self._none, _fresh_vectors=_no_vectors(self.dim))
@@ -218,7 +220,7 @@ def _no_vectors(dim: int) -> Column:
 def _search_beyond_dead(
     search: _Searching, rows: Rows, query: NDArray[np.float32], k: int, most: int
 ) -> _Results | None:
-    """The k nearest living rows from a search for more; None if that would take more than ``most``."""
+    """Find the k nearest live rows by requesting more rows; return None if that would take more than ``most``."""
     enough = k + rows.n_dead
     wanted = min(2 * k, enough)
     while wanted <= most:
@@ -238,7 +240,7 @@ def _selector(rows: Rows) -> Any | None:
 
 
 def _prepared(vectors: FloatArray, distance: str, dim: int, side: str) -> NDArray[np.float32]:
-    """Vectors as faiss gets them: float32, under cosine of length 1."""
+    """Convert vectors for faiss: float32, scaled to length 1 under cosine."""
     vectors = as_vectors(vectors, dim, side)
     length = lengths(vectors)
     if distance == "cosine":
@@ -246,14 +248,14 @@ def _prepared(vectors: FloatArray, distance: str, dim: int, side: str) -> NDArra
         return normalise(vectors).astype(np.float32)
     if len(length) and length.max() > _LONGEST:
         raise InputError(
-            f"{distance} distances of vectors as long as {side} row {int(np.argmax(length))} overflow in faiss; "
-            "scale the embeddings down"
+            f"{side} row {int(np.argmax(length))} is so long that {distance} distances overflow in faiss; scale the "
+            "embeddings down"
         )
     return vectors
 
 
 def _distances(values: NDArray[np.float32], distance: str) -> NDArray[np.float32]:
-    """What faiss gives, inner products or squared distances, as our distances."""
+    """Convert the values of faiss, inner products or squared distances, to this project's distances."""
     if distance == "l2":
         return np.sqrt(np.maximum(values, np.float32(0)))
     if distance == "cosine":
@@ -262,5 +264,5 @@ def _distances(values: NDArray[np.float32], distance: str) -> NDArray[np.float32
 
 
 def _search(index: Any) -> Any:
-    """``index.search`` as faiss has it: whoever imports faiss.contrib.torch_utils puts one without ``params`` there."""
+    """Return faiss's own ``index.search``: faiss.contrib.torch_utils replaces it by one without ``params``."""
     return getattr(index, "search_numpy", index.search)

@@ -1,6 +1,6 @@
-"""What faiss's kinds of indexes need and can do: training, search parameters, removal, memory.
+"""Properties of faiss's kinds of indexes: training, search parameters, deletion, memory.
 
-A factory string names an index, maybe behind transforms of the vectors (OPQ16,IVF256,PQ16). The kinds known here are
+A factory string names an index, possibly behind transforms of the vectors (OPQ16,IVF256,PQ16). The supported kinds are
 those from which rows can be deleted.
 """
 
@@ -17,22 +17,23 @@ from ray_backfill.errors import InputError
 from ray_backfill.index.partition import IndexSettings
 from ray_backfill.systems import IntArray
 
-# faiss's classes that rows can be deleted from, by what they are.
+# The classes of faiss that support deletion, by type.
 _LISTS = ("IndexIVFFlat", "IndexIVFPQ", "IndexIVFScalarQuantizer")
 _GRAPHS = ("IndexHNSWFlat", "IndexHNSWPQ", "IndexHNSWSQ")
 _FLAT = ("IndexFlat", "IndexFlatIP", "IndexFlatL2")
 _CODES = ("IndexPQ", "IndexScalarQuantizer")
-# The most nearest rows that a GPU index can be asked for.
+# The largest k of a search on a GPU.
 GPU_MOST_NEAREST = 2048
-# Train vectors per centroid: more cost time and gain nothing (faiss's own limit).
+# Train vectors per centroid: more cost time without benefit (faiss's own limit).
 _TRAIN_PER_CENTROID = 256
 
 
 @dataclass(frozen=True)
 class Kind:
-    """name: the factory string. effort: nprobe or efSearch. train_rows: how many the training needs; 0 if none.
+    """Properties of a kind of index.
 
-    most_nearest: how many rows may be asked for to get past dead ones; 0 if searches take a selector.
+    name: factory string. effort: nprobe or efSearch. most_nearest: largest number of rows to request in order to skip
+    deleted ones; 0 if searches accept a selector. train_rows: rows that the training needs; 0 if none.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Kind:
     train_rows: int
 
     def parameters(self, selector: Any | None, k: int, share: float) -> Any | None:
-        """Of one search; None for faiss's own."""
+        """Return the parameters of one search; None for faiss's defaults."""
         chosen = {} if selector is None else {"sel": selector}
         parameters = None
         if self.is_graph:
@@ -59,15 +60,15 @@ class Kind:
         return parameters
 
     def train(self, index: Any, vectors: NDArray[np.float32]) -> None:
-        """The same index whenever the vectors are the same.
+        """Train an index, deterministically.
 
         Raises:
-            InputError: fewer vectors than are needed.
+            InputError: There are too few vectors.
         """
         if len(vectors) < self.train_rows:
             raise InputError(
-                f"index {self.name!r} needs at least {self.train_rows} train vectors, got {len(vectors)}; give more, "
-                "or take fewer lists or smaller codes"
+                f"index {self.name!r} needs at least {self.train_rows} train embeddings, got {len(vectors)}; provide "
+                "more, or use fewer lists or smaller codes"
             )
         most = max(1 << 16, _TRAIN_PER_CENTROID * self.train_rows)
         if len(vectors) > most:
@@ -79,9 +80,9 @@ class Kind:
             transform.pq = None
 
     def without_dead(self, index: Any, alive: NDArray[np.bool_], none: Any) -> Any:
-        """A new index of the living rows, numbered anew. none: the trained index without rows.
+        """Return a new index of the live rows, renumbered. none: the trained index without rows.
 
-        Deviates: a graph cannot lose nodes, so it is built anew from what it remembers of the vectors.
+        Nodes cannot be removed from a graph, so a graph is built again from its stored vectors.
         """
         if self.is_graph:
             new = faiss.clone_index(none)
@@ -89,7 +90,7 @@ class Kind:
             return new
         new = faiss.clone_index(index)
         new.remove_ids(faiss.IDSelectorNot(faiss.IDSelectorBitmap(np.packbits(alive, bitorder="little"))))
-        if self.has_lists:  # they keep the old numbers
+        if self.has_lists:  # lists keep the old row numbers
             number = np.cumsum(alive) - 1
             lists = faiss.extract_index_ivf(new).invlists
             for i in range(lists.nlist):
@@ -99,7 +100,7 @@ class Kind:
         return new
 
     def reconstructed(self, index: Any, row: IntArray) -> NDArray[np.float32]:
-        """(m, d) vectors of these rows as the index remembers them. Cost: lists are copied, for a map of their rows."""
+        """Return the (m, d) vectors of these rows as stored in the index. Cost: lists are copied to map their rows."""
         if self.has_lists:
             index = faiss.clone_index(index)
             faiss.extract_index_ivf(index).make_direct_map()
@@ -107,43 +108,45 @@ class Kind:
 
 
 def untrained(settings: IndexSettings, distance: str, dim: int) -> Any:
-    """An empty index by the factory.
+    """Make an empty index from a factory string.
 
     Raises:
-        InputError: a factory string that faiss refuses.
+        InputError: faiss rejects the factory string.
     """
     metric = faiss.METRIC_L2 if distance == "l2" else faiss.METRIC_INNER_PRODUCT
     try:
         index = faiss.index_factory(dim, settings.kind, metric)
-    except Exception as error:  # of several types, by what the string says
+    except Exception as error:  # faiss raises several types
         reason = re.sub(r"^.*? at \S+:\d+: ", "", str(error), flags=re.DOTALL).strip()
         raise InputError(
-            f"faiss refuses the index {settings.kind!r} for {dim} dimensions under {distance}: {reason}; "
-            "kinds that work: exact, Flat, IVF256,Flat, HNSW32, PQ16 where 16 divides the dimensions"
+            f"faiss rejects the index {settings.kind!r} for {dim} dimensions and the {distance} distance: {reason}; "
+            "valid kinds are exact, Flat, IVF256,Flat, HNSW32, or PQ16 if 16 divides the number of dimensions"
         ) from error
     if settings.effort and (lists := faiss.try_extract_index_ivf(index)) is not None:
-        lists.nprobe = settings.effort  # for GPU indexes, which take it from here
+        lists.nprobe = settings.effort  # GPU indexes read it from here
     return index
 
 
 def describe(settings: IndexSettings, distance: str, dim: int) -> Kind:
-    """What the kind needs and can do.
+    """Return the properties of a kind of index.
 
     Raises:
-        InputError: what ``check_index`` says.
+        InputError: The settings are invalid as in ``check_index``.
     """
     index = untrained(settings, distance, dim)
     inner = _inner(index)
     name = type(inner).__name__
     if name not in _LISTS + _GRAPHS + _FLAT + _CODES:
         raise InputError(
-            f"rows of the index {settings.kind!r} cannot be deleted in a backfill ({name}); use Flat, IVF with Flat, "
-            "PQ or SQ, HNSW, PQ or SQ, without refinement and fast scan"
+            f"the index {settings.kind!r} does not support the deletions of a backfill ({name}); use Flat, IVF with "
+            "Flat, PQ or SQ, HNSW, PQ or SQ, without refinement (RFlat) or fast scan (fs)"
         )
     if name in _LISTS and inner.nlist < 1:
-        raise InputError(f"the index {settings.kind!r} has no lists; give at least one, as in IVF256,Flat")
+        raise InputError(f"the index {settings.kind!r} has no lists; use at least one, as in IVF256,Flat")
     if _storage(inner).metric_type != (faiss.METRIC_L2 if distance == "l2" else faiss.METRIC_INNER_PRODUCT):
-        raise InputError(f"faiss searches the index {settings.kind!r} by l2 only, not {distance}; use another kind")
+        raise InputError(
+            f"faiss supports the index {settings.kind!r} only with the l2 distance, not {distance}; use another kind"
+        )
     if settings.device == "cuda":
         _check_gpu(settings, name)
     return Kind(
@@ -158,7 +161,7 @@ def describe(settings: IndexSettings, distance: str, dim: int) -> Kind:
 
 
 def held_bytes(index: Any) -> int:
-    """Bytes of codes, ids, graph, centroids and tables; besides them an index holds next to nothing."""
+    """Return the bytes of codes, ids, graph, centroids and tables; the rest of an index is negligible."""
     inner = _inner(index)
     name = type(inner).__name__
     held = 0
@@ -179,15 +182,17 @@ def held_bytes(index: Any) -> int:
 
 def _check_gpu(settings: IndexSettings, name: str) -> None:
     if name not in _LISTS + _FLAT:
-        raise InputError(f"faiss cannot search the index {settings.kind!r} on a GPU; use device cpu, or Flat or IVF")
+        raise InputError(
+            f"faiss cannot search the index {settings.kind!r} on a GPU; use device cpu, or the kind Flat or IVF"
+        )
     if not hasattr(faiss, "StandardGpuResources"):
-        raise InputError("this faiss has no GPU support; install faiss-gpu in place of faiss-cpu, or use device cpu")
+        raise InputError("this faiss has no GPU support; install faiss-gpu instead of faiss-cpu, or use device cpu")
     if not faiss.get_num_gpus():
         raise InputError("faiss finds no GPU; use device cpu")
 
 
 def _inner(index: Any) -> Any:
-    """The index behind all transforms."""
+    """Return the index behind all transforms."""
     while type(index).__name__ == "IndexPreTransform":
         index = faiss.downcast_index(index.index)
     return index
@@ -200,18 +205,18 @@ def _transforms(index: Any) -> list[Any]:
 
 
 def _storage(inner: Any) -> Any:
-    """What holds the vectors of an index behind transforms: of a graph an index of its own."""
+    """Return the index that stores the vectors: for a graph a separate one, otherwise ``inner`` itself."""
     return faiss.downcast_index(inner.storage) if type(inner).__name__ in _GRAPHS else inner
 
 
 def _quantizers(inner: Any) -> list[Any]:
-    """All product quantizers of an index behind transforms."""
+    """Return the product quantizers of an index behind transforms."""
     storage = _storage(inner)
     return [storage.pq] if hasattr(storage, "pq") else []
 
 
 def _rows_to_train(index: Any) -> int:
-    """As many as the training has centroids, or dimensions to fit."""
+    """Return the number of rows that the training needs: one per centroid or fitted dimension."""
     inner = _inner(index)
     needed = [1, *(quantizer.ksub for quantizer in _quantizers(inner))]
     if type(inner).__name__ in _LISTS:
@@ -224,14 +229,14 @@ def _rows_to_train(index: Any) -> int:
 
 
 def _forgo_polysemous_codes(index: Any) -> None:
-    """Half a minute of simulated annealing, for a filter that is never used; distances and ids are the same."""
+    """Turn off polysemous training: half a minute of annealing for a filter that is not used and changes no result."""
     storage = _storage(_inner(index))
     if hasattr(storage, "do_polysemous_training"):
         storage.do_polysemous_training = False
 
 
 def _make_quiet(index: Any) -> list[tuple[Any, Any]]:
-    """Let faiss not warn of few train vectors. Returns (transform, the quantizer that it was lent for the training)."""
+    """Turn off faiss's warnings about few train vectors. Return (transform, quantizer set for the training) pairs."""
     inner = _inner(index)
     if type(inner).__name__ in _LISTS:
         inner.cp.min_points_per_centroid = 1

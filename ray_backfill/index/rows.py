@@ -1,7 +1,7 @@
-"""Rows in the order in which they came, found by their positions, some of them dead. A value: no method changes it.
+"""Rows in insertion order, some of them deleted, that are found by their positions. All types are immutable.
 
-New rows come as a sorted run of their own; runs are merged so that each is at least twice as long as the next: log n
-runs to look into, log n times a row is copied.
+New rows form a sorted run of their own; runs are merged so that each is at least twice as long as the next. There are
+at most log n runs to search, and a row is copied at most log n times.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from ray_backfill.systems import IntArray
 
 
 class _Room:
-    """Memory that versions of a column share: the first ``used`` entries are written, the rest is free."""
+    """Memory shared by versions of a column: the first ``used`` entries are written, the rest is free."""
 
     def __init__(self, array: Array, used: int) -> None:
         self.array, self.used = array, used
@@ -23,7 +23,7 @@ class _Room:
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """An array that grows at its end; a longer version shares the memory of a shorter one while there is room."""
+    """An array that grows at its end; a longer version shares the memory of a shorter one while there is capacity."""
 
     _room: _Room
     n: int
@@ -41,7 +41,7 @@ class Column:
         return self._room.array.nbytes
 
     def extended(self, more: Array) -> "Column":
-        """Cost: a copy of ``more``, and of all where the room is full (twice as much is taken) or used by others."""
+        """Append ``more``. Cost: a copy of it, and of everything if the memory is full (then doubled) or shared."""
         room, n = self._room, self.n + len(more)
         if room.used != self.n or n > len(room.array):
             array = np.empty((max(n, 2 * self.n), *more.shape[1:]), more.dtype)
@@ -54,7 +54,7 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """position: ascending. row: the row of each; of a position that came twice the later row is the later entry."""
+    """A sorted run. position: ascending. row: the row of each; if a position occurs twice, the later row comes last."""
 
     position: IntArray
     row: IntArray
@@ -67,7 +67,7 @@ class _Run:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """alive: (n,) flags; n_alive: how many rows are."""
+    """Positions and state of all rows. alive: (n,) whether each row is live. n_alive: number of live rows."""
 
     _position: Column
     alive: NDArray[np.bool_]
@@ -83,7 +83,7 @@ class Rows:
 
     @property
     def position(self) -> IntArray:
-        """(n,) of each row."""
+        """(n,) position of each row."""
         return self._position.array
 
     @property
@@ -96,16 +96,16 @@ class Rows:
         return self._position.size_bytes + self.alive.nbytes + of_runs
 
     def find(self, position: IntArray) -> IntArray:
-        """The living row of each position, or -1."""
+        """Return the live row of each position, or -1."""
         row = np.full(len(position), -1)
         for run in self._runs:
             at = np.searchsorted(run.position, position, side="right") - 1
             there = (at >= 0) & (run.position[at] == position)
-            row[there] = run.row[at[there]]  # later than in any run before
+            row[there] = run.row[at[there]]  # later than in any earlier run
         return np.where((row >= 0) & self.alive[row], row, -1) if len(self) else row
 
     def extended(self, position: IntArray) -> "Rows":
-        """With more rows; their positions must not be alive here. Cost: a copy of the flags."""
+        """Append rows, whose positions must not have live rows. Cost: a copy of the flags."""
         if not len(position):
             return self
         runs = [*self._runs, _Run.of(position, len(self) + np.arange(len(position)))]
@@ -117,13 +117,13 @@ class Rows:
         return Rows(self._position.extended(position), alive, self.n_alive + len(position), tuple(runs))
 
     def without(self, row: IntArray) -> "Rows":
-        """With these rows dead; they must be alive, each given once."""
+        """Delete these rows, which must be live and given once each."""
         alive = self.alive.copy()
         alive[row] = False
         return replace(self, alive=alive, n_alive=self.n_alive - len(row))
 
     def compacted(self) -> "Rows":
-        """Only the living rows, numbered anew in their order."""
+        """Return only the live rows, renumbered in the same order."""
         return Rows.none().extended(self.position[self.alive])
 
     def positions(self) -> IntArray:
@@ -131,19 +131,19 @@ class Rows:
 
 
 def refuse_repeated(position: IntArray) -> None:
-    """Raises ValueError if a position is given twice."""
+    """Raise ValueError if a position is given twice."""
     unique, counts = np.unique(position, return_counts=True)
     if len(unique) < len(position):
         raise ValueError(f"position {int(unique[np.argmax(counts)])} is given twice")
 
 
 def refuse_missing(position: IntArray, row: IntArray) -> None:
-    """Raises ValueError if a position has no living row (row -1)."""
+    """Raise ValueError if a position has no live row (row -1)."""
     if (row < 0).any():
-        raise ValueError(f"position {int(position[np.argmax(row < 0)])} is not there")
+        raise ValueError(f"position {int(position[np.argmax(row < 0)])} does not exist")
 
 
 def refuse_living(position: IntArray, row: IntArray) -> None:
-    """Raises ValueError if a position has a living row."""
+    """Raise ValueError if a position has a live row."""
     if (row >= 0).any():
-        raise ValueError(f"position {int(position[np.argmax(row >= 0)])} is there already")
+        raise ValueError(f"position {int(position[np.argmax(row >= 0)])} exists already")

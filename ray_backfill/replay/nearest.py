@@ -1,12 +1,12 @@
-"""Rankings cut at k by candidates: the few items of each system that can be among the first k at some point.
+"""Rankings cut at k from candidates: the few items of each system that can be among the first k at some point.
 
-The forward system serves the slices before a point, the backward system those from it on. So an item can be among the
+The forward system serves the slices before a point, the backward system the others. Therefore an item can be among the
 first k only if it is among the k closest of the prefix (forward) or suffix (backward) of slices that ends with its own.
-One scan keeps these items and skips nearly all others by one comparison, whatever the number of points; several orders
-keep the union. Candidates are kept by their float32 products with a margin of twice the error bound; in the end, and
-where ties overflow a list, by their exact keys.
+One scan keeps these items and skips nearly all others with one comparison, for any number of points; for several
+orders it keeps the union. Candidates are selected by float32 products with a margin of twice the error bound, and
+finally, or if ties overflow a list, by exact keys.
 
-Shapes: b queries, n items of a tile, C room for candidates, O orders, S slices.
+Shapes: b queries, n items of a tile, C capacity for candidates, O orders, S slices.
 """
 
 from dataclasses import dataclass
@@ -22,25 +22,26 @@ from ray_backfill.replay.block import KeyArray, positions_of, sort_keys
 from ray_backfill.systems import IntArray
 
 _INFINITY = np.float32(np.inf)
-# Candidates to make room for at least: going through them should be rare.
+# Smallest capacity for candidates, so that pruning them is rare.
 _LEAST_ROOM = 1024
-# Bins of products by which the k-th closest is found.
+# Bins of products used to find the k-th closest item.
 _BINS = 256
 
 
-# (row in the block, item, product) of some pairs, in the order of their rows: int32, int32, float32.
+# (row in the block, item, product) of some pairs, sorted by row: int32, int32, float32.
 Passing = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
 
 
 @dataclass
 class Candidates:
-    """What a scan of one system keeps for each query of a block.
+    """The candidates of a scan of one system, for each query of a block.
 
-    keys: (b, C) uint64 of product and item, in any order; the first counts[q] of a row are in use. needed: (b,) how
-    many closest items must survive. slices_ON: (O, N) the slice of each item, counted from the one served longest:
-    forward as they are, backward from the end. limits: (b, O, S) an item of that slice can be dropped if its product is
-    above; gates: (b,) the largest of them. ceilings: (b, O, S) what is above is surely behind ``needed`` items of the
-    other system when this one serves the slices up to that one. margins: (b,) twice the error bound.
+    keys: (b, C) uint64 of product and item, in any order; the first counts[q] of a row are in use. needed: (b,) number
+    of closest items that must be kept. slices_ON: (O, N) slice of each item, counted from the slice that is served
+    longest: forward from the start, backward from the end. limits: (b, O, S) items of that slice with larger products
+    can be dropped; gates: (b,) the largest limit. ceilings: (b, O, S) items with larger products are certainly behind
+    ``needed`` items of the other system when this one serves the slices up to that one. margins: (b,) twice the error
+    bound.
     """
 
     keys: KeyArray
@@ -79,7 +80,7 @@ class Candidates:
         )
 
     def add(self, passing: Passing) -> None:
-        """Take what can matter of the items that passed the gates."""
+        """Keep the items within the limits, of those that passed the gates."""
         rows, items, values = passing
         at = 0
         while at < len(rows):
@@ -88,13 +89,13 @@ class Candidates:
                 self.margins, self.ceilings, self.slices_ON,
             )  # fmt: skip
             if at < len(rows):
-                # This row is full of items too close together for the error bound: their exact keys decide.
+                # This row is full of items that the error bound cannot separate: exact keys decide.
                 self._drop_exactly(int(rows[at]))
                 if 2 * self.counts[rows[at]] > self.keys.shape[1]:
                     self.keys = np.hstack([self.keys, np.empty_like(self.keys)])
 
     def finish(self) -> tuple[IntArray, KeyArray]:
-        """(row of each candidate, its exact key)."""
+        """Return (row of each candidate, its exact key)."""
         _drop_all(
             self.keys, self.counts, self.needed, self.limits, self.gates, self.margins, self.ceilings, self.slices_ON
         )
@@ -118,7 +119,7 @@ class Candidates:
 
 
 def room(needed: int, n_slices: int, n_orders: int) -> int:
-    """Candidates to make room for: twice what a random order keeps, needed / 1 + needed / 2 + ... + needed / S."""
+    """Return the capacity: twice what a random order keeps, needed / 1 + needed / 2 + ... + needed / S."""
     expected = n_orders * needed * (1 + np.log(n_slices))
     return 1 << int(np.ceil(np.log2(max(_LEAST_ROOM, 2 * expected))))
 
@@ -133,13 +134,13 @@ def ceilings_of_other(
     queries: IntArray,
     merge: Merge = RAW,
 ) -> NDArray[np.float32]:
-    """``Candidates.ceilings`` of the backward system, whose form it is, from the forward system's finished candidates.
+    """Return the ``ceilings`` of the backward system from the forward system's finished candidates.
 
-    rows, keys: what ``finish`` returned there; slices_ON: as they were counted there.
+    rows, keys: result of ``finish`` for the forward system; slices_ON: as counted there. form: the backward system.
     """
     farthest = np.full((len(needed), len(slices_ON), n_slices), np.inf, np.float32)
     _find_farthest(rows, keys, needed, slices_ON, farthest)
-    # At the point where this system serves the slices up to r, the other one serves those up to S - 2 - r.
+    # At the point at which this system serves the slices up to r, the other one serves those up to S - 2 - r.
     ceilings = np.full(farthest.shape, _INFINITY)
     q, o, s = np.nonzero(np.isfinite(farthest[:, :, : n_slices - 1]))
     surely_behind, _ = merge.across(farthest[q, o, s], from_forward=True)
@@ -149,7 +150,7 @@ def ceilings_of_other(
 
 @kernel
 def _find_farthest(rows: Array, keys: Array, needed: Array, slices_ON: Array, farthest: Array) -> None:
-    """The distance of the needed-th closest item of the slices up to each one. rows ascend."""
+    """Find the distance of the needed-th closest item of the slices up to each slice. rows: ascending."""
     saturating = np.empty(farthest.shape[2], np.int64)
     first = 0
     while first < len(rows):
@@ -166,7 +167,7 @@ def _find_farthest(rows: Array, keys: Array, needed: Array, slices_ON: Array, fa
 
 
 class Finder:
-    """Finds the few items of a tile that pass the gates. tile_items: the most items of a tile."""
+    """Finds the few items of a tile that pass the gates. tile_items: largest number of items in a tile."""
 
     def __init__(self, products: Products, tile_items: int) -> None:
         self.products = products
@@ -182,9 +183,9 @@ class Finder:
 
 @kernel
 def _find_passing(v_bn: Array, gates: Array, first: int, rows: Array, items: Array, values: Array) -> int:
-    """Write the (row, item, product) of all products up to their row's gate; returns how many."""
+    """Write the (row, item, product) of all products up to their row's gate; return their number."""
     n = v_bn.shape[1]
-    # One byte an item says whether it passes the gate; eight of them are looked at in one comparison.
+    # One byte per item says whether it passes the gate; eight bytes are tested with one comparison.
     passes = np.zeros((n + 7) // 8 * 8, np.uint8)
     eight = passes.view(np.uint64)
     columns = np.empty(n + 8, np.int64)
@@ -196,7 +197,7 @@ def _find_passing(v_bn: Array, gates: Array, first: int, rows: Array, items: Arr
         passing = 0
         for word in range(len(eight)):
             if eight[word] != 0:
-                # Each is written, and written over by the next one if it does not pass: no branch to guess wrong.
+                # Write every item and let the next one overwrite it if it does not pass: no branch to mispredict.
                 for j in range(8 * word, 8 * word + 8):
                     columns[passing] = j
                     passing += passes[j]
@@ -211,7 +212,7 @@ def _keep(
     rows: Array, items: Array, values: Array, at: int, keys: Array, counts: Array, needed: Array,
     limits: Array, gates: Array, margins: Array, ceilings: Array, slices_ON: Array,
 ) -> int:  # fmt: skip
-    """Go on with pair ``at``; returns the pair whose row has no room, or the number of pairs."""
+    """Continue with pair ``at``; return the first pair whose row is full, or the number of pairs."""
     capacity = keys.shape[1]
     for i in range(at, len(rows)):
         q = rows[i]
@@ -228,7 +229,7 @@ def _keep(
 
 @kernel
 def _is_within(v: float, item: int, q: int, limits: Array, slices_ON: Array) -> bool:
-    # numba compiles no generator expression
+    # numba cannot compile a generator expression
     for o in range(len(slices_ON)):  # noqa: SIM110
         if v <= limits[q, o, slices_ON[o, item]]:
             return True
@@ -249,17 +250,17 @@ def _drop(
     q: int, keys: Array, counts: Array, needed: Array, limits: Array, gates: Array, margins: Array, ceilings: Array,
     slices_ON: Array,
 ) -> None:  # fmt: skip
-    """Lower the limits of a query by what it has, and drop what is above them.
+    """Lower the limits of a query using its candidates, and drop the candidates above them.
 
-    The needed-th closest of the slices up to s is found by counting in bins of products: a limit may be too high by the
-    width of a bin, never too low.
+    The needed-th closest item of the slices up to s is found by counting products in bins: a limit may be too high by
+    the width of a bin, but never too low.
     """
     own = keys[q, : counts[q]]
     lowest, highest = np.float32(np.inf), np.float32(-np.inf)
     for key in own:
         lowest, highest = min(lowest, _product(key)), max(highest, _product(key))
     if highest - lowest < np.float32(1e-30):
-        return  # as good as equal: bins cannot tell them apart
+        return  # practically equal: bins cannot separate them
     n_orders, n_slices = len(slices_ON), limits.shape[2]
     scale = np.float32(_BINS - 1) / (highest - lowest)
     farthest = np.full(_BINS, -np.inf, np.float32)
@@ -272,7 +273,7 @@ def _drop(
             in_bin = min(int((v - lowest) * scale), _BINS - 1)
             counts_SB[slices_ON[o, item_of(key)], in_bin] += 1
             farthest[in_bin] = max(farthest[in_bin], v)
-        # Slice by slice more items take part, and the bin in which there are enough moves down.
+        # With every slice there are more items, and the bin that contains the needed-th one moves down.
         running = np.zeros(_BINS, np.int32)
         last, within = _BINS - 1, 0
         for s in range(n_slices):
@@ -283,7 +284,7 @@ def _drop(
                 within -= running[last]
                 last -= 1
             limits[q, o, s] = farthest[last] + margins[q] if within >= needed[q] else np.float32(np.inf)
-        # At a point at which the other system alone has enough closer items, this one's need not be kept.
+        # If the other system alone has enough closer items at a point, items of this one are not needed there.
         at_most = -np.float32(np.inf)
         for s in range(n_slices - 1, -1, -1):
             at_most = max(at_most, min(limits[q, o, s], ceilings[q, o, s]))
@@ -299,7 +300,7 @@ def _drop(
 
 @kernel
 def _mark_nearest(keys: Array, slices_ON: Array, needed: int, n_slices: int, kept: Array) -> None:
-    """Mark those of ascending exact keys that are among the ``needed`` first of the slices up to their own."""
+    """Mark the ascending exact keys that are among the first ``needed`` of the slices up to their own."""
     saturating = np.empty(n_slices, np.int64)
     for o in range(len(slices_ON)):
         _find_saturating(keys, slices_ON[o], needed, saturating)
@@ -311,11 +312,11 @@ def _mark_nearest(keys: Array, slices_ON: Array, needed: int, n_slices: int, kep
 
 @kernel
 def _find_saturating(keys: Array, slice_of_item: Array, needed: int, saturating: Array) -> None:
-    """For each slice s the place in ascending ``keys`` with which the slices up to s have ``needed`` items; else -1."""
+    """Find for each s the index in ascending ``keys`` at which slices up to s have ``needed`` items; -1 if never."""
     n_slices = len(saturating)
     saturating[:] = -1
     count = np.zeros(n_slices, np.int64)
-    full = n_slices  # all slices from here on have enough
+    full = n_slices  # all slices from here on have enough items
     for i in range(len(keys)):
         for s in range(slice_of_item[item_of(keys[i])], full):
             count[s] += 1
@@ -328,7 +329,7 @@ def _find_saturating(keys: Array, slice_of_item: Array, needed: int, saturating:
 
 @kernel
 def _key(v: float, item: int) -> Any:
-    """``block.sort_keys`` for one product."""
+    """Return ``block.sort_keys`` of one product."""
     bits = np.int64(np.float32(v + np.float32(0)).view(np.int32))
     ordered = bits + 0x80000000 if bits >= 0 else -1 - bits
     return (np.uint64(ordered) << np.uint64(32)) | np.uint64(item)

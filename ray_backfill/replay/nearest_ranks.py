@@ -1,4 +1,4 @@
-"""Metrics cut at k from the candidates that ``nearest`` found. Shapes: b queries, O orders, T points."""
+"""Metrics cut at k from the candidates of ``nearest``. Shapes: b queries, O orders, T points."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def measure_nearest(
     rows: Array, keys: Array, is_forward: Array, positives: Array, positive_starts: Array, ignored: Array,
     ignored_starts: Array, slices_ON: Array, is_map: Array, cuts: Array, values: Array, top1: Array,
 ) -> None:  # fmt: skip
-    """Metrics of a block from the candidates of all shards and both systems, in any order; exact keys.
+    """Compute the metrics of a block from the candidates of all shards and both systems, in any order, by exact keys.
 
     rows: the query of each candidate. values: (O, b, T, metrics) float64. top1: (O, b, T) bool.
     """
@@ -38,7 +38,7 @@ def measure_nearest(
         is_right = np.array([_contains(right, item_of(keys[c])) for c in own])
         ranks = np.empty(min(len(right), k), np.int64)
         for o in range(n_orders):
-            # The points begin .. begin + length - 1 are those at which a candidate's system serves it.
+            # A candidate's system serves it at the points begin .. begin + length - 1.
             begin, length = np.empty(len(own), np.uint32), np.empty(len(own), np.uint32)
             for c in range(len(own)):
                 after = slices_ON[o, item_of(keys[own[c]])] + 1

@@ -1,7 +1,7 @@
-"""The same passes over tiles by torch, on a GPU: products, places and gates there, the few undecided pairs here.
+"""The same passes over tiles with torch on a GPU: products, places and gates; undecided pairs return to the CPU.
 
-Products are full float32, never TF32: the error bound of ``ProductForm`` must hold. What is undecided is settled by the
-same exact keys as on the CPU, so the results are the same to the last bit.
+Products are full float32, never TF32, so that the error bound of ``ProductForm`` holds. Undecided pairs are decided by
+the same exact keys as on the CPU, so that the results are equal to the last bit.
 """
 
 from collections.abc import Iterator
@@ -19,30 +19,32 @@ from ray_backfill.replay.counting import hist_starts, threshold_bounds
 from ray_backfill.replay.nearest import Passing
 from ray_backfill.systems import IntArray
 
-# Items of a tile: enough work for a GPU at a time, and 128 MB of products with a block of queries.
+# Items per tile: enough work for a GPU, and 128 MB of products with a block of queries.
 TILE_ITEMS = 65_536
 
 
 def check_gpu(device: str) -> None:
-    """Raises InputError where torch cannot use ``device``."""
+    """Raise InputError if torch cannot use ``device``."""
     if not torch.cuda.is_available():
-        raise InputError(f"device {device!r} needs a CUDA GPU and a torch built for it, which are not here; use cpu")
-    if (torch.device(device).index or 0) >= torch.cuda.device_count():
-        raise InputError(f"there is no device {device!r} here; this machine has {torch.cuda.device_count()} GPUs")
+        raise InputError(
+            f"device {device!r} needs a CUDA GPU and a CUDA build of torch, and torch finds none; use device cpu"
+        )
+    if (torch.device(device).index or 0) >= (n := torch.cuda.device_count()):
+        raise InputError(f"there is no device {device!r}; this machine has {n} CUDA GPU(s), numbered from 0")
 
 
 class DeviceTiles:
-    """A system's gallery, prepared for products on a device; kept there if it takes little of its memory."""
+    """A system's gallery, prepared for products on a device, and kept there if it needs little of its memory."""
 
     def __init__(self, form: ProductForm, device: str) -> None:
         self.form, self.device = form, torch.device(device)
         self.kept: dict[int, Tensor] = {}
         size = 4 * len(form.length_N) * form.columns
-        # Two systems and the work of two threads must fit as well.
+        # Two systems and the work of two threads must fit in memory.
         self.keep = self.device.type == "cuda" and size < torch.cuda.mem_get_info(self.device)[1] / 4
 
     def tile(self, first: int, last: int) -> Tensor:
-        """(n, D) float32."""
+        """Return (n, D) float32."""
         if first in self.kept:
             return self.kept[first]
         tile = torch.from_numpy(self.form.tile(first, last)).to(self.device)
@@ -51,7 +53,7 @@ class DeviceTiles:
         return tile
 
     def products(self, left_bD: Tensor, first: int, last: int) -> Tensor:
-        """(b, n) v of some queries with the items first .. last - 1."""
+        """Return the (b, n) v of some queries with the items first .. last - 1."""
         return left_bD @ self.tile(first, last).T
 
     def queries(self, rows: IntArray) -> Tensor:
@@ -59,7 +61,7 @@ class DeviceTiles:
 
 
 class DeviceCounter:
-    """``counting.Counter`` on a device. hist: the counts that are made here, by exact keys."""
+    """``counting.Counter`` on a device. hist: the counts by exact keys, which are made on the CPU."""
 
     def __init__(
         self, tiles: DeviceTiles, block: Block, thresholds: Thresholds, keys: KeyArray, slices_ON: NDArray[np.uint16],
@@ -68,7 +70,7 @@ class DeviceCounter:
         device, lengths = tiles.device, np.diff(thresholds.starts)
         self.tiles, self.left, self.slices_ON = tiles, tiles.queries(block.queries), slices_ON
         low, high = threshold_bounds(tiles.form, block, thresholds, keys)
-        # Rows of unequal length are filled up with thresholds that no item reaches.
+        # Rows of unequal length are padded with thresholds that no item reaches.
         used = np.arange(lengths.max()) < lengths[:, None]
         padded = np.full((2, *used.shape), np.inf, np.float32)
         padded[0, used], padded[1, used] = low, high
@@ -80,7 +82,7 @@ class DeviceCounter:
         self.counted = torch.zeros(self.hist.shape, dtype=torch.int64, device=device)
 
     def add(self, first: int, last: int) -> tuple[IntArray, IntArray]:
-        """As ``Counter.add``."""
+        """Like ``Counter.add``."""
         v_bn = self.tiles.products(self.left, first, last)
         place = torch.searchsorted(self.high, v_bn)
         undecided = torch.searchsorted(self.low, v_bn, right=True) != place
@@ -93,7 +95,7 @@ class DeviceCounter:
         return rows, first + columns
 
     def finish(self) -> NDArray[np.int32]:
-        """All counts."""
+        """Return all counts."""
         return self.hist + self.counted.cpu().numpy().astype(np.int32)
 
 
@@ -112,9 +114,9 @@ class DeviceFinder:
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Full float32 products on GPUs for the length of the block, whatever this process allows elsewhere.
+    """Use full float32 products on GPUs inside this context, whatever the process allows elsewhere.
 
-    The setting is one of the whole process: enter this before threads start, and once at a time.
+    The setting is global: enter this context before threads start, and only once at a time.
     """
     matmul = torch.backends.cuda.matmul
     name, full = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)

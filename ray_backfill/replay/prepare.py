@@ -1,4 +1,4 @@
-"""What a replay has to compute, checked, as plain data. Shapes: Q queries, N items, T points, S = T - 1 slices."""
+"""Validated inputs of a replay as plain data. Shapes: Q queries, N items, T points, S = T - 1 slices."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,20 +14,21 @@ from ray_backfill.replay.counting import n_bins
 from ray_backfill.replay.nearest import room
 from ray_backfill.systems import GroundTruth, IntArray, Switch
 
-# Queries that go over the gallery together: enough that reading and scaling a tile costs little beside its products.
+# Queries per pass over the gallery: enough that reading and scaling a tile costs little compared with its products.
 _BLOCK_QUERIES = 256
 # Memory for the counts or candidates of a block.
 _BLOCK_BYTES = 128 << 20
-# With fewer items for each candidate that may be kept (k a slice), counting is cheaper than candidates.
+# With fewer items per possible candidate (k per slice), counting is cheaper than candidates.
 _ITEMS_PER_CANDIDATE = 2
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """orders: their names. slices_ON: (O, N) uint16, the forward system serves items of slice s at the points i > s.
+    """Validated inputs of a replay.
 
-    scored: queries with a positive. nearest: how deep rankings are looked at; None for the whole of them. merge: how
-    the two systems' distances compare; the shards must have the same one.
+    orders: names of the orders. slices_ON: (O, N) uint16, the forward system serves items of slice s at the points
+    i > s. scored: queries with a positive. nearest: depth of the rankings that are needed; None for whole rankings.
+    merge: makes the two systems' distances comparable; the shards must use the same one.
     """
 
     orders: tuple[str, ...]
@@ -48,24 +49,24 @@ def prepare_replay(
     switch: Switch,
     merge: Merge = RAW,
 ) -> Prepared:
-    """Raises InputError: unknown metric, too few points, no order or one that is no permutation, no scored query."""
+    """Validate the inputs of a replay. Raise InputError for unknown metrics, bad orders or points, or no positives."""
     parsed = tuple(parse_metric(name) for name in metrics)
     if not 2 <= points <= 1 << 16:
-        raise InputError(f"a curve needs at least 2 points and at most {1 << 16}, got {points}")
+        raise InputError(f"points must be at least 2 and at most {1 << 16}, got {points}")
     if not orders:
-        raise InputError("no order was given")
+        raise InputError("no order was given; give at least one, such as random")
     if not parsed:
-        raise InputError("no metric was given")
+        raise InputError("no metric was given; give at least one, such as mAP")
     if truth.n_gallery >= 1 << 32:
-        raise InputError(f"galleries have less than {1 << 32:,} items, got {truth.n_gallery:,}")
+        raise InputError(f"a gallery may have fewer than {1 << 32:,} items, got {truth.n_gallery:,}")
     scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
     if not len(scored):
-        raise InputError("no query has a positive in the gallery: there is nothing to measure")
+        raise InputError("no query has a positive in the gallery, so there is nothing to measure; check the labels")
     for permutation in orders.values():
         check_order(permutation, truth.n_gallery)
     slices = np.stack([_slice_of_item(permutation, points, switch) for permutation in orders.values()])
     cuts = [metric.k for metric in parsed]
-    # An item's merged place depends on how many of the other list there are before it: whole rankings, then.
+    # With fusion by rank, a merged rank depends on the number of items before it in the other list: rank all items.
     nearest = None if None in cuts or merge.by_rank else max((k for k in cuts if k), default=1)
     if nearest is not None:
         deepest = nearest + int(np.diff(truth.ignored_starts).max())
@@ -75,7 +76,7 @@ def prepare_replay(
 
 
 def split_queries(prepared: Prepared, truth: GroundTruth, workers: int) -> list[IntArray]:
-    """The scored queries in blocks of bounded memory, about equally many for each worker."""
+    """Split the scored queries into blocks of bounded memory, about equally many for each worker."""
     n_slices, n_orders = prepared.points - 1, len(prepared.orders)
     if prepared.nearest is None:
         n_positives = np.diff(truth.positive_starts)[prepared.scored]
@@ -91,7 +92,7 @@ def split_queries(prepared: Prepared, truth: GroundTruth, workers: int) -> list[
         bytes_Q = np.full(len(prepared.scored), 8 * room(deepest, n_slices, n_orders) + 4 * n_orders * n_slices)
     n_blocks = int(max(np.ceil(bytes_Q.sum() / _BLOCK_BYTES), np.ceil(len(prepared.scored) / _BLOCK_QUERIES)))
     n_blocks = min(len(prepared.scored), workers * -(-n_blocks // workers))
-    # Cut where the running sums of queries and of bytes cross multiples, whichever comes first.
+    # Cut when the running sum of queries or of bytes crosses a multiple, whichever comes first.
     share = np.cumsum(np.maximum(bytes_Q / bytes_Q.sum(), 1 / len(prepared.scored)))
     block_of_query = np.minimum((share * n_blocks * (1 - 1e-9)).astype(np.int64), len(prepared.scored))
     return np.split(prepared.scored, np.flatnonzero(np.diff(block_of_query)) + 1)
@@ -101,7 +102,7 @@ def _slice_of_item(order: IntArray, points: int, switch: Switch) -> NDArray[np.u
     n_gallery, n_slices = len(order), points - 1
     if switch == "at_end":
         return np.full(n_gallery, n_slices - 1, np.uint16)
-    backfilled = np.arange(1, points) * n_gallery // n_slices  # items done at points 1 .. S, in exact arithmetic
+    backfilled = np.arange(1, points) * n_gallery // n_slices  # items backfilled at points 1 .. S, exactly
     slice_of_item = np.empty(n_gallery, np.uint16)
     slice_of_item[order] = np.searchsorted(backfilled, np.arange(n_gallery), side="right")
     return slice_of_item

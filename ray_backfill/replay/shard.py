@@ -1,6 +1,6 @@
-"""One contiguous part of a gallery, or all of it: answers what the engine asks, one block of queries at a time.
+"""A shard: a contiguous part of a gallery, or all of it, that answers the engine for one block of queries at a time.
 
-Answers of disjoint shards add up (counts) or join (candidates), so that the engine cannot tell one from many.
+Answers of disjoint shards are added (counts) or concatenated (candidates), so that their number makes no difference.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,30 +18,30 @@ from ray_backfill.replay.block import Block, KeyArray, Thresholds, sort_keys
 from ray_backfill.replay.nearest import Candidates, Finder, ceilings_of_other
 from ray_backfill.systems import IntArray, UpgradePair
 
-# Items of a tile: its products with a block of queries should stay in the caches between product and counting.
+# Items per tile: the products with a block of queries should stay in the cache between multiplication and counting.
 TILE_ITEMS = 2048
 
-# Row of each candidate, its exact key, and whether the forward system serves it.
+# Row of each candidate, its exact key, and whether it belongs to the forward system.
 Found = tuple[IntArray, KeyArray, NDArray[np.bool_]]
 
 
 class Shards(Protocol):
-    """All shards of a gallery, in this process or elsewhere; each answer is a list with one entry a shard."""
+    """All shards of a gallery, in this process or elsewhere; each answer is a list with one entry per shard."""
 
     def positive_keys(self, block: Block) -> list[KeyArray]: ...
     def count(self, block: Block, thresholds: Thresholds) -> list[IntArray]: ...
     def nearest(self, block: Block, k: int) -> list[Found]: ...
     def cancel(self) -> None:
-        """Let what is under way in other threads end soon, by an exception that nobody reads."""
+        """Stop running work in other threads soon, by an exception that nobody reads."""
 
 
 class GalleryShard:
-    """Gallery positions first .. first + N - 1.
+    """The gallery positions first .. first + N - 1.
 
-    pair: all queries, and the N gallery items of this shard. slices_ON: (O, N) uint16 their slices in each order.
-    report: is told the number of (query, item, system) comparisons done, tile by tile. torch_device: where torch makes
-    the products and places or gates them; None for numpy and compiled loops. merge: that of the prepared replay; it
-    may replace pair and distance (``Merge.prepare``).
+    pair: all queries, and the N gallery items of this shard. slices_ON: (O, N) uint16 slices of these items in each
+    order. report: called after each tile with its number of (query, item, system) comparisons. torch_device: device on
+    which torch computes and classifies products; None for numpy and compiled loops. merge: the merge of the prepared
+    replay, which may replace pair and distance (``Merge.prepare``).
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class GalleryShard:
         merge: Merge = RAW,
     ) -> None:
         if pair.n_gallery >= 1 << 31:
-            raise InputError(f"a shard has less than {1 << 31:,} items, got {pair.n_gallery:,}; use more shards")
+            raise InputError(f"a shard may have fewer than {1 << 31:,} items, got {pair.n_gallery:,}; use more shards")
         self.first, self.last = first, first + pair.n_gallery
         self.slices_ON, self.points, self.report, self.merge = slices_ON, points, report, merge
         pair, distance = merge.prepare(pair, distance)
@@ -65,13 +65,13 @@ class GalleryShard:
         self.backward = self.forward if pair.backward is pair.forward else ProductForm.of(pair.backward, distance)
         self.tile_items, self.on_device = TILE_ITEMS, None
         if torch_device is not None:
-            # torch is loaded for those who ask for a device only.
+            # Import torch only if a device is requested.
             self.on_device = import_module("ray_backfill.replay.on_device")
             self.tile_items = self.on_device.TILE_ITEMS
             self.device_tiles = {id(form): self.on_device.DeviceTiles(form, torch_device) for form in self._forms}
 
     def positive_keys(self, block: Block) -> KeyArray:
-        """(2, all positives) exact keys of ``block.positives``, forward and backward; 0 for those that are not here."""
+        """Return (2, all positives) exact keys of ``block.positives``, forward and backward; 0 in other shards."""
         own = self._own(block.positives)
         keys = np.zeros((2, len(own)), np.uint64)
         for s, form in enumerate(self._forms):
@@ -79,7 +79,7 @@ class GalleryShard:
         return keys
 
     def count(self, block: Block, thresholds: Thresholds) -> IntArray:
-        """``others_before`` of the items here: see there; merged by rank, (2, ...) of the forward and backward ones."""
+        """Return ``counting.others_before`` of this shard; (2, ...) by system if the merge compares ranks."""
         forward = self._count(0, block, thresholds)
         if self.backward is self.forward and not self.merge.is_mapped:
             backward = forward
@@ -93,7 +93,7 @@ class GalleryShard:
         return counting.others_before(forward, backward, thresholds, self.points)
 
     def nearest(self, block: Block, k: int) -> Found:
-        """All items here that can be among the first k at any point, and some more."""
+        """Return all items of this shard that can be among the first k at any point, and possibly more."""
         needed = k + np.diff(block.ignored_starts)
         n_slices, queries = self.points - 1, block.queries
 
@@ -126,7 +126,7 @@ class GalleryShard:
         return self.on_device.DeviceFinder(self.device_tiles[id(form)], block.queries)
 
     def _tiles(self, block: Block) -> Iterator[tuple[int, int]]:
-        """First and one past the last item of each tile; reports it when it is done."""
+        """Yield the range of items of each tile, and report the tile when it is done."""
         for first in range(0, self.last - self.first, self.tile_items):
             if self.is_cancelled:
                 raise RuntimeError("the replay was stopped")
@@ -135,7 +135,7 @@ class GalleryShard:
             self.report(len(block) * (last - first))
 
     def _count(self, s: int, block: Block, thresholds: Thresholds) -> NDArray[np.int32]:
-        """(O, CSR of (S, K + 1)) int32: how many of the items here that count stand in each place of each slice.
+        """Return (O, CSR of (S, K + 1)) int32: the number of items, without positives and ignored, by slice and place.
 
         s: 0 for the forward system, 1 for the backward one.
         """
@@ -152,7 +152,7 @@ class GalleryShard:
             query, items = counter.add(first, last)
             positions = self.first + items
             count_exactly(query, positions, self._keys(form, block, query, positions), 1)
-        # What does not count was counted with the rest, in a place that its exact key tells.
+        # Positives and ignored items were counted with the rest; subtract them at the places of their exact keys.
         own = self._own(block.positives)
         count_exactly(block.query_of_positive[own], block.positives[own], positive_keys[own], -1)
         own = self._own(block.ignored)

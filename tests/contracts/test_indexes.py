@@ -1,6 +1,7 @@
-"""Every kind of partition: each position alive is there once, none that is dead, whatever was done to it before."""
+"""The contract of every kind of partition: after any updates, searches find each live row once and no deleted row."""
 
 from functools import cache
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ import pytest
 from ray_backfill.distances import DISTANCES, exact_distances
 from ray_backfill.errors import InputError
 from ray_backfill.index import Found, IndexSettings, Partition, check_index, make_partition
+from ray_backfill.index.faiss_kinds import Kind
 
 D, ROWS = 16, 4000
 
-# Kind -> (effort with which all rows are found, the least part of the true 10 nearest that it finds with it).
+# Kind -> (effort with which all rows are found, smallest share of the true 10 nearest that it must find).
 KINDS = {
     "exact": (0, 1.0),
     "Flat": (0, 1.0),
@@ -37,12 +39,12 @@ pytestmark = pytest.mark.usefixtures("one_faiss_thread")
 
 @cache
 def empty(kind: str, distance: str) -> Partition:
-    """Shared by all tests: whatever they make of it, it does not change."""
+    """Shared by all tests, which cannot change it."""
     return make_partition(IndexSettings(kind, KINDS[kind][0]), distance, D, VECTORS[:600])
 
 
 def assert_lawful(partition: Partition, found: Found, alive: np.ndarray) -> None:
-    """Ascending by (distance, position), padded at the end, each position once and alive."""
+    """Results ascend by (distance, position) and are padded at the end; each position occurs once and is live."""
     np.testing.assert_array_equal(partition.positions(), alive)
     assert partition.n == len(alive)
     assert found.distance.dtype == np.float32
@@ -61,7 +63,7 @@ def assert_lawful(partition: Partition, found: Found, alive: np.ndarray) -> None
 @ALL_DISTANCES
 @ALL_KINDS
 def test_a_backfill_leaves_each_row_in_one_partition(kind: str, distance: str) -> None:
-    """Small batches out of the old partition, whose rows are in the order of the backfill, and into the new one."""
+    """Move small batches from the old partition, whose rows are in backfill order, to the new one."""
     order = np.random.default_rng(1).permutation(ROWS)
     old, new = empty(kind, distance).with_rows(VECTORS[order], order), empty(kind, distance)
     started = old
@@ -79,7 +81,7 @@ def test_a_backfill_leaves_each_row_in_one_partition(kind: str, distance: str) -
 
 @ALL_KINDS
 def test_rows_come_and_go(kind: str) -> None:
-    """Also of those that came last, and before a batch so large that all are put together."""
+    """Also rows that were added last, and before a batch that is large enough to merge all rows."""
     rng = np.random.default_rng(3)
     partition, alive = empty(kind, "l2"), np.empty(0, np.int64)
     out = rng.permutation(ROWS)
@@ -150,32 +152,32 @@ def test_nothing_in_nothing_out(kind: str) -> None:
 
 
 @ALL_KINDS
-def test_broken_invariants_are_said(kind: str) -> None:
+def test_broken_invariants_are_reported(kind: str) -> None:
     partition = empty(kind, "l2").with_rows(VECTORS[:20], np.arange(20)).with_rows(VECTORS[:5], np.arange(30, 35))
     less = partition.without(np.array([3, 31]))
     for position, message in (
-        ([3], "position 3 is not"),
-        ([31, 4], "position 31 is not"),
+        ([3], "position 3 does not"),
+        ([31, 4], "position 31 does not"),
         ([4, 4], "4 is given twice"),
     ):
         with pytest.raises(ValueError, match=message):
             less.without(np.array(position))
     for position, message in (
-        ([50, 4], "position 4 is there already"),
-        ([50, 32], "position 32 is there already"),
+        ([50, 4], "position 4 exists already"),
+        ([50, 32], "position 32 exists already"),
         ([50, 50], "position 50 is given twice"),
         ([50, -1], "position -1 is negative"),
         ([50], "2 vectors need as many positions"),
     ):
         with pytest.raises(ValueError, match=message):
             less.with_rows(VECTORS[:2], np.array(position))
-    with pytest.raises(ValueError, match="position 3 is not there"):
+    with pytest.raises(ValueError, match="position 3 does not exist"):
         less.vectors(np.array([2, 3]))
     assert less.with_rows(VECTORS[:2], np.array([3, 31])).n == 25
 
 
 @ALL_KINDS
-def test_vectors_that_no_model_makes_are_refused(kind: str) -> None:
+def test_invalid_vectors_are_refused(kind: str) -> None:
     partition = empty(kind, "cosine").with_rows(VECTORS[:20], np.arange(20))
     row, position = VECTORS[:1], np.array([50])
     for bad, message in (
@@ -192,7 +194,7 @@ def test_vectors_that_no_model_makes_are_refused(kind: str) -> None:
 
 @ALL_DISTANCES
 @ALL_KINDS
-def test_vectors_are_remembered(kind: str, distance: str) -> None:
+def test_stored_vectors_can_be_read_back(kind: str, distance: str) -> None:
     partition = empty(kind, distance)
     for part in np.array_split(np.arange(1000), 2):
         partition = partition.with_rows(VECTORS[part], part + 7)
@@ -207,7 +209,7 @@ def test_vectors_are_remembered(kind: str, distance: str) -> None:
 
 
 @ALL_KINDS
-def test_the_same_is_made_of_the_same(kind: str) -> None:
+def test_results_are_deterministic(kind: str) -> None:
     def made() -> Found:
         trained = make_partition(IndexSettings(kind, KINDS[kind][0]), "cosine", D, VECTORS[:600])
         partition = trained.with_rows(VECTORS[:900], np.arange(900))
@@ -220,5 +222,10 @@ def test_the_same_is_made_of_the_same(kind: str) -> None:
 
 @ALL_DISTANCES
 @ALL_KINDS
-def test_all_kinds_pass_the_early_check(kind: str, distance: str) -> None:
-    check_index(IndexSettings(kind), D, distance)
+def test_the_early_check_accepts_all_kinds_without_training(kind: str, distance: str) -> None:
+    with patch.object(Kind, "train") as train:
+        check_index(IndexSettings(kind), D, distance)
+    train.assert_not_called()
+    assert empty(kind, distance).n == 0  # what the check accepts can be made
+    with pytest.raises(InputError, match="at least one dimension"):
+        check_index(IndexSettings(kind), 0, distance)

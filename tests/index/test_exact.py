@@ -1,4 +1,4 @@
-"""The exact engine against brute force over exact distances, to the last bit, and its versions."""
+"""The exact engine and its versions against brute force over exact distances, to the last bit."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +21,7 @@ EXACT = IndexSettings()
 def brute_force(
     query: np.ndarray, vectors: np.ndarray, position: np.ndarray, k: int, distance: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The first k of all by (distance, position), padded."""
+    """Return the first k of all rows by (distance, position), padded."""
     found = np.full((len(query), k), np.inf, np.float32), np.full((len(query), k), -1)
     if len(vectors):
         dist_QN = exact_distances(query, vectors, distance)
@@ -117,7 +117,7 @@ def test_more_near_duplicates_than_are_kept_take_a_second_pass(distance: str) ->
     assert sum(len(call.args[1]) for call in second.call_args_list) in range(1, 30)
 
 
-def test_vectors_too_long_for_products_are_found_all_the_same() -> None:
+def test_vectors_whose_products_overflow_are_still_found() -> None:
     rng = np.random.default_rng(0)
     query, vectors = rng.normal(size=(5, 4)), rng.uniform(-3e38, 3e38, (200, 4)).astype(np.float32)
     partition = make_partition(EXACT, "cosine", 4, None).with_rows(vectors, np.arange(200))
@@ -128,8 +128,8 @@ def test_vectors_too_long_for_products_are_found_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
-def test_versions_stay_what_they_were(distance: str) -> None:
-    """Also where two versions grow out of the same one."""
+def test_versions_never_change(distance: str) -> None:
+    """Also if two versions are derived from the same one."""
     rng = np.random.default_rng(1)
     vectors, query = rng.normal(size=(400, 6)).astype(np.float32), rng.normal(size=(4, 6))
     versions: list[tuple[Partition, set[int]]] = [(make_partition(EXACT, distance, 6, None), set())]
@@ -152,7 +152,7 @@ def test_versions_stay_what_they_were(distance: str) -> None:
 
 
 def test_threads_search_while_one_updates() -> None:
-    """Every answer is that of brute force over the version that was searched."""
+    """Every result equals brute force over the version that was searched."""
     rng = np.random.default_rng(2)
     vectors, query = rng.normal(size=(3000, 16)).astype(np.float32), rng.normal(size=(6, 16)).astype(np.float32)
     dist_QN = exact_distances(query, vectors, "cosine")
@@ -180,12 +180,12 @@ def test_a_position_may_come_back_with_another_vector() -> None:
         partition = partition.with_rows(np.array([[turn], [turn + 0.5]]), np.array([7, turn + 100]))
         assert partition.vectors(np.array([7])).tolist() == [[turn]]
         partition = partition.without(np.array([7]))
-    with pytest.raises(ValueError, match="position 7 is not there"):
+    with pytest.raises(ValueError, match="position 7 does not exist"):
         partition.without(np.array([7]))
     assert partition.search(np.array([[3.6]]), 2).position.tolist() == [[103, 104]]
 
 
-def test_dead_rows_take_memory_until_compaction_and_a_dead_prefix_no_time() -> None:
+def test_deleted_rows_take_memory_until_compaction_and_a_deleted_prefix_takes_no_time() -> None:
     rng = np.random.default_rng(3)
     vectors = rng.normal(size=(20_000, 8)).astype(np.float32)
     full = make_partition(EXACT, "l2", 8, None).with_rows(vectors, np.arange(20_000))
@@ -202,7 +202,7 @@ def test_dead_rows_take_memory_until_compaction_and_a_dead_prefix_no_time() -> N
     assert sum(call.args[1].shape[1] for call in product.call_args_list) == 8000
 
 
-def test_room_to_grow_counts() -> None:
+def test_spare_capacity_counts_as_memory() -> None:
     partition = make_partition(EXACT, "l2", 8, None).with_rows(np.ones((1000, 8)), np.arange(1000))
     grown = partition.with_rows(np.ones((1, 8)), np.array([1000]))
     assert grown.size_bytes > 1.7 * partition.size_bytes

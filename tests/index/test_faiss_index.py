@@ -1,4 +1,4 @@
-"""What is particular to faiss: distances, fresh rows, deletion without selectors, training, messages."""
+"""Properties of faiss partitions: distances, fresh rows, deletion without selectors, training, messages."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_faiss_thread")
 
 @cache
 def partition(kind: str, distance: str = "cosine", effort: int = 0) -> FaissPartition:
-    """Shared by all tests: whatever they make of it, it does not change."""
+    """Shared by all tests, which cannot change it."""
     made = make_partition(IndexSettings(kind, effort), distance, 16, VECTORS[:2000])
     assert isinstance(made, FaissPartition)
     return made
@@ -52,7 +52,7 @@ def test_distances_are_ours(kind: str, distance: str) -> None:
     np.testing.assert_allclose(found.distance, np.sort(dist_QN, axis=1)[:, :20], rtol=1e-5, atol=1e-5)
 
 
-def test_quantised_distances_are_those_to_what_is_remembered() -> None:
+def test_quantised_distances_are_those_to_the_stored_vectors() -> None:
     codes = filled("PQ8x4", "l2", rows=500)
     found = codes.search(QUERIES, 5)
     remembered = exact_distances(QUERIES, codes.vectors(np.arange(500)), "l2")
@@ -77,7 +77,7 @@ def test_rows_one_batch_at_a_time_are_as_good_as_all_at_once(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["Flat", "IVF16,Flat", "IVF16,PQ8x4", "PQ8x4", "PCA12,IVF16,PQ6x4"])
 @pytest.mark.parametrize("most_nearest", [0, 1 << 40, 64])
 def test_all_ways_to_skip_dead_rows_agree(kind: str, most_nearest: int) -> None:
-    """By selector, by asking for more, and by asking for more until that is too much."""
+    """With a selector, by requesting more rows, and by requesting more rows up to a limit."""
     rng = np.random.default_rng(1)
     gone = np.flatnonzero(rng.random(6000) < 0.7)
     whole = filled(kind, effort=16)
@@ -101,8 +101,8 @@ class Counting:
         return self.index.search(query, k)
 
 
-def test_asking_for_more_stops_when_the_lists_are_exhausted() -> None:
-    """One list of 32 is probed: fewer than k alive are in it, and no search for more finds others."""
+def test_requests_for_more_rows_stop_when_the_lists_are_exhausted() -> None:
+    """One list of 32 is probed; it has fewer than k live rows, and no larger search can find others."""
     whole = filled("IVF32,Flat", effort=1)
     counting = Counting(whole._main.index)
     main, kind = replace(whole._main, index=counting), replace(whole.kind, most_nearest=1 << 40)
@@ -150,7 +150,7 @@ def test_threads_search_while_one_updates(kind: str) -> None:
                 rows = np.arange(1400 + 100 * i, 1500 + 100 * i)
                 current = current.with_rows(VECTORS[rows], rows)
                 current = current.compacted() if i % 10 == 0 else current
-            made.append(current)  # kept, so that its id stays its own
+            made.append(current)  # kept alive, so that its id stays unique
             alive[id(current)] = np.arange(20 * i, 1500 + 100 * i)
             yield current
 
@@ -172,22 +172,22 @@ def test_size_is_nearly_what_faiss_would_write(kind: str) -> None:
     assert held.size_bytes - held._main.rows.size_bytes == pytest.approx(written, rel=0.05)
 
 
-def test_dead_and_fresh_rows_take_room() -> None:
+def test_deleted_and_fresh_rows_take_memory() -> None:
     whole = filled("Flat")
     fewer = whole.without(np.arange(3000))
     assert fewer.size_bytes == whole.size_bytes
     assert fewer.needs_compaction
     assert fewer.compacted().size_bytes == pytest.approx(0.5 * whole.size_bytes, rel=0.05)
     fresh = whole.with_rows(VECTORS[:100], np.arange(7000, 7100))
-    assert fresh.size_bytes - whole.size_bytes > 2 * VECTORS[:100].nbytes  # in the index, and as they were given
+    assert fresh.size_bytes - whole.size_bytes > 2 * VECTORS[:100].nbytes  # in the index, and as given
 
 
-def test_training_says_what_it_lacks() -> None:
+def test_training_reports_missing_vectors() -> None:
     for kind, rows in (("IVF300,Flat", 300), ("PQ4", 256), ("IVF4,PQ4", 256), ("OPQ4,Flat", 256), ("HNSW8_PQ4", 256)):
         settings = IndexSettings(kind)
-        with pytest.raises(InputError, match=f"must be trained; give at least {rows} train vectors"):
+        with pytest.raises(InputError, match=f"must be trained; provide at least {rows} train embeddings"):
             make_partition(settings, "l2", 16, None)
-        with pytest.raises(InputError, match=f"needs at least {rows} train vectors, got {rows - 1}"):
+        with pytest.raises(InputError, match=f"needs at least {rows} train embeddings, got {rows - 1}"):
             make_partition(settings, "l2", 16, VECTORS[: rows - 1])
     assert make_partition(IndexSettings("PCA8,Flat"), "l2", 16, VECTORS[:8]).n == 0
 
@@ -202,33 +202,33 @@ def test_training_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("kind", "distance", "message"),
     [
-        ("nonsense", "cosine", "faiss refuses the index 'nonsense' .*could not parse index string nonsense"),
-        ("PQ5", "cosine", "faiss refuses the index 'PQ5' for 16 dimensions.*multiple of the number of subquantizers"),
-        ("IVF9999999999999999999999,Flat", "l2", "faiss refuses"),
+        ("nonsense", "cosine", "faiss rejects the index 'nonsense' .*could not parse index string nonsense"),
+        ("PQ5", "cosine", "faiss rejects the index 'PQ5' for 16 dimensions.*multiple of the number of subquantizers"),
+        ("IVF9999999999999999999999,Flat", "l2", "faiss rejects"),
         ("IVF0,Flat", "l2", "has no lists"),
-        ("IVF4,Flat,RFlat", "l2", "cannot be deleted"),
-        ("PQ4x4fs", "l2", "cannot be deleted"),
-        ("HNSW8_PQ4", "cosine", "by l2 only"),
+        ("IVF4,Flat,RFlat", "l2", "does not support the deletions"),
+        ("PQ4x4fs", "l2", "does not support the deletions"),
+        ("HNSW8_PQ4", "cosine", "only with the l2 distance, not cosine"),
         ("Flat", "hamming", "unknown distance"),
     ],
 )
-def test_kinds_that_cannot_be_are_refused(kind: str, distance: str, message: str) -> None:
+def test_unsupported_kinds_are_refused(kind: str, distance: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check_index(IndexSettings(kind), 16, distance)
 
 
-def test_settings_say_what_is_wrong() -> None:
+def test_invalid_settings_are_refused() -> None:
     for wrong, message in (
         ({"kind": ""}, "kind is empty"),
         ({"effort": -1}, "must not be negative"),
-        ({"device": "tpu"}, "unknown device"),
-        ({"device": "cuda"}, "exact index runs on the CPU"),
+        ({"device": "tpu"}, "unknown index device"),
+        ({"device": "cuda"}, "exact index runs only on the CPU"),
     ):
         with pytest.raises(InputError, match=message):
             IndexSettings(**wrong)
 
 
-def test_a_gpu_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="cannot search the index 'HNSW8' on a GPU"):
         check_index(IndexSettings("HNSW8", device="cuda"), 16, "l2")
     monkeypatch.delattr(faiss, "StandardGpuResources", raising=False)
@@ -242,7 +242,7 @@ def test_vectors_too_long_for_faiss_are_refused() -> None:
 
 
 class NoGpu:
-    """In place of a GPU: an index that takes no selector, and no more than 2048 rows at a time."""
+    """Stands for a GPU: an index that accepts no selector and returns at most 2048 rows."""
 
     def __init__(self) -> None:
         self.searches = 0
@@ -259,7 +259,7 @@ class NoGpu:
 
 
 @pytest.mark.parametrize("kind", ["Flat", "IVF16,Flat"])
-def test_what_a_gpu_cannot_find_the_cpu_does(kind: str) -> None:
+def test_the_cpu_searches_if_the_gpu_cannot(kind: str) -> None:
     gpu: Any = NoGpu()
     whole = filled(kind, effort=16)
     moved = replace(partition(kind, effort=16), _gpu=gpu).with_rows(VECTORS, np.arange(6000))
@@ -270,8 +270,8 @@ def test_what_a_gpu_cannot_find_the_cpu_does(kind: str) -> None:
         assert gpu.searches - before == searches  # for 40, 80, ... 1280 rows
 
 
-def test_searches_beside_the_torch_interface_of_faiss() -> None:
-    """Some libraries import it, and it replaces ``search`` by one that knows no selectors."""
+def test_searches_work_with_the_torch_interface_of_faiss() -> None:
+    """Some libraries import it; it replaces ``search`` by one without selectors."""
     code = """
 import faiss.contrib.torch_utils, numpy as np
 from ray_backfill.index import IndexSettings, make_partition

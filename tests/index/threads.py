@@ -1,4 +1,4 @@
-"""Threads that search while versions are made."""
+"""Threads that search while new versions are made."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -11,9 +11,9 @@ P = TypeVar("P")
 
 
 def search_while_made(versions: Iterable[P], search: Callable[[P], Found], threads: int) -> list[tuple[P, Found]]:
-    """(version, what a thread found in it) while the later versions were made.
+    """Return (version, search result) pairs of threads that search while later versions are made.
 
-    Every third version is searched before the next one is made, others may be missed; the first one all the time.
+    Every third version is searched before the next one is made, others may be missed; the first is always searched.
     """
     answers: list[tuple[P, Found]] = []
     shared: list[P] = []

@@ -1,4 +1,4 @@
-"""The replay over shards of the gallery in one process."""
+"""Replay over several shards of the gallery in one process."""
 
 from collections.abc import Sequence
 from itertools import pairwise

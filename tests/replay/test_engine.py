@@ -1,49 +1,22 @@
-"""The replay engine against brute force, scikit-learn, pytorch-metric-learning and faiss."""
+"""The replay engine against brute force."""
 
 import importlib
-import signal
-import threading
-import time
 from unittest.mock import patch
 
-import faiss
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
-from sklearn.metrics import average_precision_score
 
 import ray_backfill as rb
 from ray_backfill.distances import exact_distances
-from ray_backfill.replay.engine import measure_prepared
 from ray_backfill.replay.prepare import prepare_replay
-from ray_backfill.replay.shard import GalleryShard, LocalShards
 from tests import reference
+from tests.replay.cases import CUT_METRICS, METRICS, random_pair
 from tests.replay.sharded import replay_sharded
 
-METRICS = ("mAP", "mAP@3", "mAP@100", "CMC@1", "CMC@2")
-CUT_METRICS = ("CMC@1", "mAP@3", "CMC@2")
 prepare = importlib.import_module("ray_backfill.replay.prepare")
 nearest_module = importlib.import_module("ray_backfill.replay.nearest")
-shard_module = importlib.import_module("ray_backfill.replay.shard")
-
-
-def random_pair(
-    rng: np.random.Generator, n_queries: int, n_gallery: int, tied: bool, dtype: type = np.float32
-) -> rb.UpgradePair:
-    """Embeddings of 3 and 4 dimensions; tied: small integers, so that many distances are exactly equal."""
-
-    def draw(rows: int, columns: int) -> np.ndarray:
-        if tied:
-            return rng.integers(1, 3, (rows, columns)).astype(dtype)
-        return rng.normal(size=(rows, columns)).astype(dtype)
-
-    return rb.UpgradePair(
-        backward=rb.RetrievalSystem(draw(n_queries, 3), draw(n_gallery, 3)),
-        forward=rb.RetrievalSystem(draw(n_queries, 4), draw(n_gallery, 4)),
-    )
 
 
 def brute_force(
@@ -79,13 +52,13 @@ def test_equals_brute_force(
     distance: str,
     metrics: tuple[str, ...], n_shards: int, least_room: int,
 ) -> None:  # fmt: skip
-    """Both families of metrics, any shards, any ties, whatever counts; with room for hardly any candidate, too."""
+    """Both families of metrics, any shards, any ties and any ground truth; also with room for few candidates."""
     rng = np.random.default_rng(seed)
     pair = random_pair(rng, n_queries, n_gallery, tied, dtype)
-    if same_space:  # then items of the two systems tie with each other, too
+    if same_space:  # then items of the two systems also tie with each other
         pair = rb.UpgradePair(rb.RetrievalSystem(pair.forward.query, pair.forward.gallery), pair.forward)
     kind = rng.integers(0, 4, (n_queries, n_gallery))  # 0: positive, 1: ignored, else neither
-    kind[0, 0] = 0  # one query has a positive, the others may have none
+    kind[0, 0] = 0  # at least one query has a positive
     truth = rb.GroundTruth.from_positives(
         [np.flatnonzero(row == 0) for row in kind], [np.flatnonzero(row == 1) for row in kind], n_gallery=n_gallery
     )
@@ -122,13 +95,13 @@ def test_top_1_and_cut_metrics_are_the_same_by_counts_and_by_candidates() -> Non
 
 
 def test_candidates_equal_counts_where_the_two_systems_tie() -> None:
-    """Squared distances are small integers in both systems, so that an item of one often ties with one of the other."""
+    """Squared distances are small integers in both systems, so that items of different systems often tie."""
     rng = np.random.default_rng(14)
     for _ in range(40):
         pair = random_pair(rng, 6, 60, tied=True)
         truth = rb.GroundTruth.from_labels(rng.integers(0, 4, 6), rng.integers(0, 4, 60))
         order = rng.permutation(60)
-        counted = rb.replay(pair, truth, order, 5, ("mAP", "mAP@5"), "l2")  # mAP has all counted
+        counted = rb.replay(pair, truth, order, 5, ("mAP", "mAP@5"), "l2")  # mAP needs counting
         with patch.object(prepare, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
             found = rb.replay(pair, truth, order, 5, ("mAP@5",), "l2")
         np.testing.assert_array_equal(found.per_query["mAP@5"], counted.per_query["mAP@5"])
@@ -151,77 +124,6 @@ def test_ties_go_to_the_earlier_gallery_position() -> None:
         truth = rb.GroundTruth.from_positives([[positive]], n_gallery=3)
         curve = rb.replay(rb.UpgradePair(system, system), truth, np.arange(3), points=2)
         assert curve.values("mAP").tolist() == pytest.approx([expected, expected])
-
-
-def test_blocks_and_tiles_do_not_change_the_result() -> None:
-    rng = np.random.default_rng(5)
-    pair = random_pair(rng, 40, 60, tied=True)
-    labels = rng.integers(0, 6, 60)
-    truth = rb.GroundTruth.from_labels(rng.integers(0, 6, 40), labels)
-    order = rng.permutation(60)
-    for metrics in (METRICS, CUT_METRICS):
-        whole = rb.replay(pair, truth, order, points=3, metrics=metrics)
-        with (
-            patch.object(prepare, "_BLOCK_QUERIES", 7),
-            patch.object(prepare, "_BLOCK_BYTES", 4000),
-            patch.object(shard_module, "TILE_ITEMS", 11),
-        ):
-            pieces = rb.replay(pair, truth, order, points=3, metrics=metrics, threads=3)
-        for metric in metrics:
-            np.testing.assert_array_equal(pieces.per_query[metric], whole.per_query[metric])
-
-
-def test_mean_average_precision_equals_scikit_learn() -> None:
-    rng = np.random.default_rng(1)
-    pair = random_pair(rng, 30, 200, tied=False)
-    gallery_labels, query_labels = rng.integers(0, 5, 200), rng.integers(0, 5, 30)
-    truth = rb.GroundTruth.from_labels(query_labels, gallery_labels)
-    curve = rb.replay(pair, truth, np.arange(200), points=2)
-    for point, system in [(0, pair.backward), (1, pair.forward)]:
-        dist_QN = exact_distances(system.query, system.gallery, "cosine")
-        expected = [
-            average_precision_score(gallery_labels == y, -d) for y, d in zip(query_labels, dist_QN, strict=True)
-        ]
-        assert curve.values("mAP")[point] == pytest.approx(np.mean(expected), abs=1e-9)
-
-
-def test_precision_at_1_and_map_at_r_equal_pytorch_metric_learning() -> None:
-    rng = np.random.default_rng(2)
-    vectors = rng.normal(size=(120, 8)).astype(np.float32)
-    labels = np.repeat(np.arange(12), 10)  # every query has R = 9 positives beside itself
-    system = rb.RetrievalSystem(vectors, vectors)
-    truth = rb.GroundTruth.from_labels(labels, labels, exclude_self=True)
-    curve = rb.replay(rb.UpgradePair(system, system), truth, np.arange(120), 2, ("CMC@1", "mAP@9", "mAP"), "l2")
-    calculator = AccuracyCalculator(
-        include=("precision_at_1", "mean_average_precision_at_r", "mean_average_precision"), k=119
-    )
-    theirs = calculator.get_accuracy(torch.from_numpy(vectors), torch.from_numpy(labels))
-    assert curve.values("CMC@1")[0] == pytest.approx(theirs["precision_at_1"], abs=1e-9)
-    assert curve.values("mAP@9")[0] == pytest.approx(theirs["mean_average_precision_at_r"], abs=1e-7)
-    assert curve.values("mAP")[0] == pytest.approx(theirs["mean_average_precision"], abs=1e-7)
-
-
-def test_merged_partitions_equal_two_faiss_indexes() -> None:
-    """The law on a real index: search both partitions, merge by distance, and get the replay's top 1."""
-    rng = np.random.default_rng(3)
-    pair = random_pair(rng, 50, 300, tied=False)
-    labels = rng.integers(0, 30, 300)
-    query_labels = rng.integers(0, 30, 50)
-    order = rng.permutation(300)
-    truth = rb.GroundTruth.from_labels(query_labels, labels)
-    curve = rb.replay(pair, truth, order, points=4, metrics=("CMC@1",), distance="l2")
-    for point in range(4):
-        done = order[: point * 100]
-        best = []
-        for system, rows in ((pair.forward, done), (pair.backward, np.setdiff1d(order, done))):
-            if len(rows):
-                index = faiss.IndexFlatL2(system.gallery.shape[1])
-                index.add(np.ascontiguousarray(system.gallery[rows]))
-                squared, found = index.search(system.query.astype(np.float32), 1)
-                best.append((np.sqrt(squared[:, 0]), rows[found[:, 0]]))
-        nearest = np.argmin([d for d, _ in best], axis=0)
-        top1 = np.choose(nearest, [ids for _, ids in best])
-        assert curve.values("CMC@1")[point] == (labels[top1] == query_labels)[curve.scored].mean()
 
 
 def test_offline_stays_old_until_the_end() -> None:
@@ -252,7 +154,7 @@ def test_flips_and_summary_figures_by_hand() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"points": 1}, "at least 2 points"),
+        ({"points": 1}, "points must be at least 2"),
         ({"order": np.array([0, 0, 2])}, "item 1 is missing"),
         ({"order": np.array([0, 1])}, "one entry for each of the 3"),
         ({"order": {}}, "no order"),
@@ -284,7 +186,7 @@ def test_bad_input_is_named(change: dict[str, object], message: str) -> None:
 @pytest.mark.parametrize("size", [1.4e-45, 1e-30, 1e15])
 @pytest.mark.parametrize("metrics", [METRICS, CUT_METRICS])
 def test_vectors_at_the_ends_of_float32(distance: str, size: float, metrics: tuple[str, ...]) -> None:
-    """Where distances round to zero or to few values there are ties that the products do not have."""
+    """If distances round to zero or to few values, they tie although the products differ."""
     rng = np.random.default_rng(12)
     arrays = [(rng.integers(1, 6, (rows, 2)) * size).astype(np.float32) for rows in (4, 30, 4, 30)]
     pair = rb.UpgradePair(rb.RetrievalSystem(*arrays[:2]), rb.RetrievalSystem(*arrays[2:]))
@@ -299,7 +201,7 @@ def test_vectors_at_the_ends_of_float32(distance: str, size: float, metrics: tup
         np.testing.assert_allclose(curve.values(metric), expected, rtol=0, atol=1e-9)
 
 
-def test_many_ignored_items_of_one_query_do_not_make_lists_long() -> None:
+def test_many_ignored_items_of_one_query_do_not_lengthen_lists() -> None:
     rng = np.random.default_rng(13)
     pair = random_pair(rng, 20, 5000, tied=False)
     ignored = [np.arange(2500) if q == 3 else np.empty(0, np.int64) for q in range(20)]
@@ -308,59 +210,3 @@ def test_many_ignored_items_of_one_query_do_not_make_lists_long() -> None:
     curve = rb.replay(pair, truth, np.arange(5000), points=3, metrics=("mAP@100",))
     expected = brute_force(pair, truth, np.arange(5000), 3, "mAP@100", "cosine")
     np.testing.assert_allclose(curve.values("mAP@100"), expected, atol=1e-9)
-
-
-def test_full_float32_is_for_the_replay_only() -> None:
-    on_device = importlib.import_module("ray_backfill.replay.on_device")
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "tf32"
-    try:
-        with on_device.full_float32():
-            assert matmul.fp32_precision == "ieee"
-        assert matmul.fp32_precision == "tf32"
-    finally:
-        matmul.fp32_precision = before
-
-
-def test_ctrl_c_and_errors_end_a_replay_at_once() -> None:
-    """A block of queries over a large gallery can take minutes: what stops one thread stops all."""
-    rng = np.random.default_rng(11)
-    pair = random_pair(rng, 8, 4000, tied=False)
-    truth = rb.GroundTruth.from_labels(rng.integers(0, 5, 8), rng.integers(0, 5, 4000))
-    prepared = prepare_replay(truth, {"a": np.arange(4000)}, 3, METRICS, pair.switch)
-    main = threading.main_thread().ident
-    assert main is not None
-    for stop in (KeyboardInterrupt, MemoryError):
-        tiles: list[int] = []
-
-        def report(comparisons: int, stop: type = stop, tiles: list[int] = tiles) -> None:
-            tiles.append(comparisons)
-            if len(tiles) == 5:
-                if stop is KeyboardInterrupt:
-                    signal.pthread_kill(main, signal.SIGINT)  # as Ctrl-C does; it waits for the others
-                else:
-                    raise stop
-            time.sleep(0.01)
-
-        with patch.object(shard_module, "TILE_ITEMS", 4):
-            shard = GalleryShard(pair, 0, prepared.slices_ON, 3, "cosine", report)
-            with pytest.raises(stop):
-                measure_prepared(prepared, truth, LocalShards([shard]), threads=2)
-        assert len(tiles) < 500  # of 2 x 2 x 1,000
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("metrics", [METRICS, CUT_METRICS])
-@pytest.mark.parametrize("distance", ["cosine", "l2", "inner_product"])
-def test_a_gpu_gives_the_same_curves(metrics: tuple[str, ...], distance: str) -> None:
-    rng = np.random.default_rng(10)
-    for tied in (False, True):
-        pair = random_pair(rng, 300, 70_000, tied)
-        truth = rb.GroundTruth.from_labels(rng.integers(0, 900, 300), rng.integers(0, 900, 70_000))
-        orders = {name: rng.permutation(70_000) for name in "ab"}
-        here = rb.replay(pair, truth, orders, metrics=metrics, distance=distance)
-        there = rb.replay(pair, truth, orders, metrics=metrics, distance=distance, device="cuda")
-        for name in orders:
-            for metric in metrics:
-                np.testing.assert_array_equal(there[name].per_query[metric], here[name].per_query[metric])

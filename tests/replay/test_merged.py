@@ -1,4 +1,4 @@
-"""Merged replays against full sorts: by (score, distance, position), and of literal lists of ranks."""
+"""Merged replays against full sorts by (score, distance, position), and against literal lists of ranks."""
 
 import dataclasses
 import importlib
@@ -24,12 +24,12 @@ prepare_module = importlib.import_module("ray_backfill.replay.prepare")
 nearest_module = importlib.import_module("ray_backfill.replay.nearest")
 shard_module = importlib.import_module("ray_backfill.replay.shard")
 
-# The ranking of one query: forward and backward distances, and which items are backfilled.
+# (forward distances, backward distances, which items are backfilled) of one query -> its ranking.
 Ranking = Callable[[np.ndarray, np.ndarray, np.ndarray], list[int]]
 
 
 def literal_score(score_map: ScoreMap, d: float) -> float:
-    """The definition, in Python's own float64: from the knot before d, never above the knot behind it."""
+    """The definition, in Python floats: linear from the knot before d, capped at the next knot."""
     x, y = score_map.distances.tolist(), score_map.scores.tolist()
     if len(x) == 1:
         return float(y[0])
@@ -56,7 +56,7 @@ def by_scores(merge: Merge) -> Ranking:
 
 
 def fuse(forward: np.ndarray, backward: np.ndarray, backfilled: np.ndarray, ignored: set[int]) -> list[int]:
-    """Both lists ranked on their own, then all items by 1 / (60 + rank), high first; by distance; by position."""
+    """Rank both lists on their own, then sort all items by 1 / (60 + rank), high first, distance and position."""
     score, d = {}, np.where(backfilled, forward, backward)
     for is_of_list in (backfilled, ~backfilled):
         own = [g for g in np.flatnonzero(is_of_list).tolist() if g not in ignored]
@@ -89,7 +89,7 @@ def literal_curve(
 
 
 def random_map(rng: np.random.Generator, lowest: float) -> ScoreMap:
-    """Knots on a coarse grid, so that many distances lie on knots and scores of two maps are often equal; or flat."""
+    """A map with knots on a coarse grid, so that distances often are knots and scores often tie; it may be flat."""
     n = rng.integers(1, 7)
     x = np.sort(rng.choice(np.arange(17), n, replace=False)) / 4 + lowest
     y = np.cumsum(rng.integers(0, 3, n)) / 4 - rng.integers(0, 3)
@@ -105,7 +105,7 @@ def random_truth(rng: np.random.Generator, n_queries: int, n_gallery: int) -> rb
 
 
 def random_pair(rng: np.random.Generator, n_queries: int, n_gallery: int, tied: bool, same: str) -> rb.UpgradePair:
-    """same: "space" has the two systems' vectors equal, "system" has one object twice."""
+    """same: with "space", the two systems have equal vectors; with "system", they are one object."""
 
     def draw(rows: int, columns: int) -> np.ndarray:
         x = rng.integers(1, 3, (rows, columns)) if tied else rng.normal(size=(rows, columns))
@@ -163,7 +163,7 @@ def test_merged_replays_equal_brute_force(
 
 
 def scores_on_knots(rng: np.random.Generator, n_gallery: int) -> tuple[rb.UpgradePair, Merge]:
-    """Inner products of one dimension, so that every distance is a small integer, on a knot or beyond the ends."""
+    """One-dimensional vectors, so that every inner product is a small integer, on a knot or beyond the ends."""
     one = np.ones((1, 1), np.float32)
     a, b = (rb.RetrievalSystem(one, rng.integers(-6, 7, (n_gallery, 1)).astype(np.float32)) for _ in "ab")
     map_a, map_b = (ScoreMap(np.arange(-3.0, 4.0), np.cumsum(rng.integers(0, 2, 7)).astype(float)) for _ in "ab")
@@ -171,7 +171,7 @@ def scores_on_knots(rng: np.random.Generator, n_gallery: int) -> tuple[rb.Upgrad
 
 
 def test_equal_scores_go_to_the_smaller_distance_then_the_earlier_position() -> None:
-    """Items of one system on the very scores, and distances, of the other one: by counts and by candidates."""
+    """Items of the two systems share scores and distances; checked with counts and with candidates."""
     rng = np.random.default_rng(0)
     for _ in range(150):
         pair, merge = scores_on_knots(rng, 30)
@@ -187,8 +187,8 @@ def test_equal_scores_go_to_the_smaller_distance_then_the_earlier_position() -> 
 
 @pytest.mark.parametrize("distance", ["cosine", "l2", "inner_product"])
 @pytest.mark.parametrize("shift", [-1e30, -5.0, 5.0, 1e30])
-def test_scores_of_one_system_all_before_the_other(distance: str, shift: float) -> None:
-    """Then every threshold of one system lies outside of all distances of the other."""
+def test_all_scores_of_one_system_before_the_other(distance: str, shift: float) -> None:
+    """Every threshold of one system is outside the range of the other system's distances."""
     rng = np.random.default_rng(1)
     pair, truth = random_pair(rng, 4, 60, False, "neither"), random_truth(rng, 4, 60)
     order, ends = rng.permutation(60), np.array([-100.0, 100.0])
@@ -201,8 +201,8 @@ def test_scores_of_one_system_all_before_the_other(distance: str, shift: float) 
                 np.testing.assert_allclose(curve.values(metric), expected, rtol=0, atol=1e-9)
 
 
-def test_maps_that_are_one_strictly_rising_map_change_nothing() -> None:
-    """The same map for both systems compares as raw distances do: to the last bit, at every point."""
+def test_one_strictly_increasing_map_for_both_systems_changes_nothing() -> None:
+    """It gives the same result as raw distances, to the last bit and at every point."""
     rng = np.random.default_rng(2)
     pair = random_pair(rng, 40, 3000, False, "neither")
     truth = rb.GroundTruth.from_labels(rng.integers(0, 50, 40), rng.integers(0, 50, 3000))
