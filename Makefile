@@ -48,7 +48,7 @@ types: setup
 check: lint types test
 
 bench: setup
-	$(BIN)/python benchmarks/replay.py
+	$(BIN)/python -m benchmarks.replay
 
 bench-serving: setup
 	$(BIN)/python -m benchmarks.serving --figures docs/results

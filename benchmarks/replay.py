@@ -1,21 +1,16 @@
-"""What the replay costs, as ratios measured in one run, each beside its limit: prints a table in Markdown.
+"""Benchmark of the replay: prints a Markdown table of ratios, each measured in one run, with its limit.
 
-python benchmarks/replay.py                 # all of it: about 11 minutes on two cores, 8 GB of memory
-python benchmarks/replay.py --scale 0.02    # the same at 2 % of the sizes, to see that it runs
+python -m benchmarks.replay                 # everything: about 11 minutes on two cores, 8 GB of memory
+python -m benchmarks.replay --scale 0.02    # the same at 2 % of the sizes, as a smoke test
 """
 
 import argparse
-import ctypes
-import gc
 import os
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,124 +21,17 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import ray_backfill as rb
+from benchmarks.replay_tools import Case, D, Table, make_case, peak_memory_mb, products, seconds
 from ray_backfill.distances import exact_distances
 from ray_backfill.replay.block import sort_keys
 from ray_backfill.store import vector_column
 
-D = 128
-TILE = 2048
 METRICS = ("mAP", "CMC@1", "CMC@5")
 CUT_METRICS = ("mAP@100", "CMC@1")
 
 
-@dataclass(frozen=True)
-class Case:
-    """Two models' embeddings of clustered classes; the new model's clusters are tighter."""
-
-    pair: rb.UpgradePair
-    truth: rb.GroundTruth
-    query_labels: NDArray[np.int64]
-    labels: NDArray[np.int64]
-
-    @property
-    def comparisons(self) -> int:
-        return 2 * self.pair.n_queries * self.pair.n_gallery
-
-
-def make_case(n_queries: int, n_gallery: int, per_class: int, itself: bool = False) -> Case:
-    """itself: the gallery queries itself, each item excluded from its own answer."""
-    rng = np.random.default_rng(0)
-    n_classes = max(2, n_gallery // per_class)
-    labels = rng.permutation(np.arange(n_gallery) % n_classes)
-    query_labels = labels if itself else rng.integers(0, n_classes, n_queries)
-    systems = []
-    for noise in (1.5, 1.0):
-        centres = rng.normal(size=(n_classes, D)).astype(np.float32)
-        gallery, query = (
-            centres[y] + np.float32(noise) * rng.normal(size=(len(y), D)).astype(np.float32)
-            for y in (labels, query_labels)
-        )
-        systems.append(rb.RetrievalSystem(gallery if itself else query, gallery))
-    truth = rb.GroundTruth.from_labels(query_labels, labels, exclude_self=itself)
-    backward, forward = systems
-    return Case(rb.UpgradePair(backward, forward), truth, query_labels, labels)
-
-
-def seconds(work: Callable[[], object], runs: int = 3) -> float:
-    """The fastest of several runs."""
-    best = np.inf
-    for _ in range(runs):
-        started = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - started)
-    return float(best)
-
-
-def products(pair: rb.UpgradePair) -> float:
-    """Seconds for the bare float32 matrix products of both systems, in the fastest of three shapes of tiles."""
-
-    def multiply(rows: int, columns: int) -> None:
-        out = np.empty((rows, columns), np.float32)
-        for system in (pair.backward, pair.forward):
-            for i in range(0, pair.n_queries, rows):
-                queries = system.query[i : i + rows]
-                for j in range(0, pair.n_gallery, columns):
-                    items = system.gallery[j : j + columns]
-                    np.matmul(queries, items.T, out=out[: len(queries), : len(items)])
-
-    return min(seconds(partial(multiply, *shape), 2) for shape in [(1024, 8192), (1024, 2048), (4096, 2048)])
-
-
-def peak_memory_mb(work: Callable[[], object]) -> float:
-    """The most memory taken during ``work`` above what was held before; pages of mapped files, which can be given
-
-    back at any moment, are not counted. Sampled every 5 ms.
-    """
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what is free already must not hide what is taken
-    before, samples, done = _anonymous_mb(), [0.0], threading.Event()
-
-    def sample() -> None:
-        while not done.wait(0.005):
-            samples.append(_anonymous_mb())
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    work()
-    done.set()
-    thread.join()
-    return max(samples) - before
-
-
-def _anonymous_mb() -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
-
-
-class Table:
-    """Rows as they come: what, how much, the limit and whether it holds."""
-
-    def __init__(self) -> None:
-        self.failed: list[str] = []
-        print("| what | measured | limit | |\n|---|---|---|---|", flush=True)
-
-    def note(self, what: str, measured: str) -> None:
-        print(f"| {what} | {measured} | | |", flush=True)
-
-    def at_most(self, what: str, value: float, limit: float, unit: str = "x") -> None:
-        self._row(what, value, f"at most {limit:g}{unit}", value <= limit, unit)
-
-    def at_least(self, what: str, value: float, limit: float) -> None:
-        self._row(what, value, f"at least {limit:g}x", value >= limit, "x")
-
-    def _row(self, what: str, value: float, limit: str, holds: bool, unit: str) -> None:
-        self.failed += [] if holds else [what]
-        shown = f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
-        print(f"| {what} | {shown}{unit} | {limit} | {'holds' if holds else '**does not hold**'} |", flush=True)
-
-
 def first_call(table: Table, scale: float) -> None:
-    """A fresh process with no compiled code on disk, and another one that finds it there."""
+    """Time a fresh process without compiled code on disk, and a second one that finds it."""
     code = (
         "import time, numpy as np, ray_backfill as rb\n"
         "s = rb.RetrievalSystem(np.eye(400, 8, dtype=np.float32) + 1, np.eye(400, 8, dtype=np.float32) + 1)\n"
@@ -163,7 +51,7 @@ def first_call(table: Table, scale: float) -> None:
 
 
 def cut_metrics(table: Table, scale: float) -> None:
-    """GLDv2's size: 1,129 queries, 761,757 items."""
+    """Metrics cut at k at the size of GLDv2: 1,129 queries, 761,757 items."""
     case = make_case(max(20, int(1129 * scale)), int(761_757 * scale), 30)
     name = f"{case.pair.n_queries:,} x {case.pair.n_gallery:,} x {D}, mAP@100 + CMC@1"
     rng = np.random.default_rng(1)
@@ -185,7 +73,7 @@ def cut_metrics(table: Table, scale: float) -> None:
 
 
 def faiss_at_each_point(case: Case, order: NDArray[np.int64], points: int) -> float:
-    """Seconds of searching alone, 100 nearest; building the indexes and merging are not counted."""
+    """Return the seconds of searching for the 100 nearest, without building the indexes and merging."""
     total = 0.0
     systems = [
         (s.query / np.linalg.norm(s.query, axis=1, keepdims=True), s.gallery)
@@ -202,7 +90,7 @@ def faiss_at_each_point(case: Case, order: NDArray[np.int64], points: int) -> fl
 
 
 def whole_rankings(table: Table, scale: float) -> None:
-    """50,000 items that query themselves, 50 a class."""
+    """Whole rankings of 50,000 items, 50 per class, that are also the queries."""
     case = make_case(0, int(50_000 * scale), 50, itself=True)
     n = case.pair.n_gallery
     name = f"{n:,} x {n:,} x {D}, mAP + CMC@1 + CMC@5 + flips"
@@ -227,7 +115,7 @@ def whole_rankings(table: Table, scale: float) -> None:
 
 
 def against_sorting(table: Table, scale: float) -> None:
-    """A plain evaluation: at each point a matrix of distances, a sort of each row, metrics from the sorted labels."""
+    """Compare with a plain evaluation, which sorts a distance matrix at each point."""
     for n, limit in ((int(5000 * scale), 0), (int(10_000 * scale), 100)):
         case = make_case(0, n, 50, itself=True)
         order = np.random.default_rng(1).permutation(n)
@@ -241,7 +129,7 @@ def against_sorting(table: Table, scale: float) -> None:
 
 
 def plain_evaluation(case: Case, order: NDArray[np.int64], points: int) -> list[float]:
-    """Mean average precision at each point."""
+    """Compute the mean average precision at each point by sorting."""
     unit = [
         s.gallery / np.linalg.norm(s.gallery, axis=1, keepdims=True) for s in (case.pair.forward, case.pair.backward)
     ]
@@ -259,7 +147,7 @@ def plain_evaluation(case: Case, order: NDArray[np.int64], points: int) -> list[
 
 
 def growth(table: Table, scale: float) -> None:
-    """Exponents of the time in the number of items and of queries, fitted over a factor of eight."""
+    """Fit the exponents of the time in the number of items and of queries, over a factor of eight."""
     for metrics, n_gallery, n_queries in ((CUT_METRICS, 400_000, 1000), (METRICS, 80_000, 8000)):
         name = " + ".join(metrics)
         case = make_case(int(n_queries * scale) + 16, int(n_gallery * scale) + 16, 50)
@@ -286,11 +174,11 @@ def part_of(case: Case, metrics: tuple[str, ...], what: str, share: float) -> Ca
 
 
 def exactness(table: Table, scale: float) -> None:
-    """Every query's average precision and first hit at 5 points against a full sort of exact keys, with ties."""
+    """Compare every query's average precision and top-1 at 5 points with a full sort of exact keys, with ties."""
     n, points = int(20_000 * scale), 5
     case = make_case(0, n, 50, itself=True)
     for system in (case.pair.backward, case.pair.forward):
-        system.gallery[1::10] = system.gallery[0::10]  # a tenth of the gallery are twins of others
+        system.gallery[1::10] = system.gallery[0::10]  # a tenth of the gallery are duplicates
     order = np.random.default_rng(1).permutation(n)
     curve = rb.replay(case.pair, case.truth, order, points, ("mAP", "CMC@1"))
     slices = np.empty(n, np.int64)
@@ -319,7 +207,7 @@ def exactness(table: Table, scale: float) -> None:
 
 
 def from_parquet(table: Table, scale: float) -> None:
-    """float16 in Parquet, mapped from a temporary file instead of held: memory of reading and replaying."""
+    """Measure the memory of reading and replaying float16 embeddings in Parquet, mapped from a temporary file."""
     case = make_case(max(20, int(1129 * scale)), int(761_757 * scale), 30)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -336,7 +224,7 @@ def from_parquet(table: Table, scale: float) -> None:
             "from pathlib import Path\n"
             "from ray_backfill import store\n"
             "from ray_backfill.store import _columns\n"
-            "from benchmarks.replay import peak_memory_mb\n"
+            "from benchmarks.replay_tools import peak_memory_mb\n"
             "_columns.MAPPED_BYTES = 0\n"
             "def run():\n"
             "    f = store.read_folder(Path(sys.argv[1]))\n"
@@ -364,8 +252,8 @@ def machine() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the sizes, 1 for the limits")
-    parser.add_argument("--only", choices=[part.__name__ for part in PARTS], help="one part of it")
+    parser.add_argument("--scale", type=float, default=1.0, help="scale of the sizes; the limits apply to 1")
+    parser.add_argument("--only", choices=[part.__name__ for part in PARTS], help="run only this part")
     arguments = parser.parse_args()
     print(f"{machine()}\n")
     table = Table()
