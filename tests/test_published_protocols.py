@@ -1,7 +1,7 @@
-"""From images to metrics by every published protocol; the figures are worked out by hand, in the comments.
+"""Every published protocol from images to metrics; the comments derive the expected values by hand.
 
-A picture has one colour: the old model sees its red, the new one its green. So all embeddings lie on a line, a distance
-is a difference of levels, and every ranking is known.
+An image has one colour: the old model reads its red level, the new model its green level. Hence embeddings are points
+on a line, a distance is a difference of levels, and every ranking is known.
 """
 
 from pathlib import Path
@@ -41,12 +41,12 @@ from tests.datasets._published_more import (
 
 
 def embed(source: ImageSource, path: Path) -> EmbeddingFolder:
-    """Every split with the columns that embedding actors write; broken images are left out."""
+    """Write every split with the columns that embedding actors write, without broken images."""
     for split in source.splits:
         items = source.items(split)
         pixels = source.read(split, np.arange(len(items)))
         kept = np.setdiff1d(np.arange(len(items)), list(pixels.broken))
-        # JPEG is off by one or two levels: all levels here are multiples of 5.
+        # JPEG changes levels by one or two, so all levels here are multiples of 5.
         levels = 5 * np.round(pixels.pixels_BSSC[kept, 4, 4] / 5).astype(np.float32)
         columns: dict[str, Any] = {"id": items.ids_N[kept], "label": items.labels_N[kept]}
         columns |= {"old": vector_column(levels[:, :1]), "new": vector_column(levels[:, 1:2])}
@@ -79,19 +79,19 @@ def test_market_1501(tmp_path: Path) -> None:
         "query/0009_c1s1_000001_00.jpg": 0,
         "bounding_box_test/-1_c3s1_000001_00.jpg": 10,  # junk: not in the gallery
         "bounding_box_test/0000_c2s1_000001_00.jpg": 20,  # D, a distractor
-        "bounding_box_test/0007_c1s1_000002_00.jpg": 10,  # before the query's own camera: ignored
+        "bounding_box_test/0007_c1s1_000002_00.jpg": 10,  # from the query's own camera: ignored
         "bounding_box_test/0007_c1s1_000003_00.jpg": 60,  # likewise
-        "bounding_box_test/0007_c2s1_000001_00.jpg": (30, 10),  # P, right
-        "bounding_box_test/0007_c3s1_000001_00.jpg": (50, 30),  # R, right
+        "bounding_box_test/0007_c2s1_000001_00.jpg": (30, 10),  # P, a positive
+        "bounding_box_test/0007_c3s1_000001_00.jpg": (50, 30),  # R, a positive
         "bounding_box_test/0009_c1s1_000001_00.jpg": 40,  # O, another person
     }
     folder = embed(open_source(market(tmp_path / "m", images)), tmp_path / "e")
     assert folder.gallery.label is not None
     assert folder.gallery.label.tolist() == [0, 7, 7, 7, 7, 9]
     truth, curve = curve_of(folder, [3, 1, 0, 4, 2, 5], 3, "mAP", "CMC@1")
-    # 0009 is in the gallery before the query's own camera only: skipped, and counted.
+    # All gallery images of 0009 are from the query's own camera: the query is skipped, and counted as such.
     assert (truth.n_queries, truth.skipped.tolist()) == (2, [1])
-    # t = 0: D 20, P 30, O 40, R 50: the right ones stand second and fourth, AP = (1/2 + 2/4) / 2.
+    # t = 0: D 20, P 30, O 40, R 50: the positives have ranks 2 and 4, AP = (1/2 + 2/4) / 2.
     # t = 1/2, P and D are new: P 10, D 20, O 40, R 50: AP = (1 + 2/4) / 2.
     # t = 1: P 10, D 20, R 30, O 40: AP = (1 + 2/3) / 2.
     np.testing.assert_allclose(curve.values("mAP"), [1 / 2, 3 / 4, 5 / 6], rtol=1e-12)
@@ -99,7 +99,7 @@ def test_market_1501(tmp_path: Path) -> None:
 
 
 def gldv2_of_105(root: Path) -> ImageSource:
-    """Row 0 at level 20, rows 1 to 103 at 40, row 104 at 80 and, seen by the new model, at 10."""
+    """Row 0 has level 20, rows 1 to 103 level 40, row 104 level 80 for the old model and 10 for the new model."""
     index = {hexadecimal(300 + i): 5 for i in range(105)}
     rows = list(index)
     queries = {
@@ -117,13 +117,13 @@ def gldv2_of_105(root: Path) -> ImageSource:
 def test_google_landmarks_v2(tmp_path: Path) -> None:
     folder = embed(gldv2_of_105(tmp_path / "g"), tmp_path / "e")
     truth, curve = curve_of(folder, list(range(105)), 2, "mAP@100", "mAP@3", "mAP")
-    # The ignored one is no query; the one whose answer is None is skipped, and counted.
+    # The ignored image is not a query; the query without positives is skipped, and counted as such.
     assert (truth.n_queries, truth.skipped.tolist()) == (3, [2])
     harmonic = 5.187377517639621  # 1 + 1/2 + ... + 1/100
-    # First query, 103 right answers. t = 0: ranks 2 to 104, so 99 within 100. P(r) = (r - 1) / r, and
+    # First query, 103 positives. t = 0: ranks 2 to 104, so 99 within 100. P(r) = (r - 1) / r, and
     # AP@100 = (1 / min(103, 100)) (1/2 + 2/3 + ... + 99/100) = (99 - (H - 1)) / 100 = (100 - H) / 100.
     # t = 1: ranks 3 to 105: P(r) = (r - 2) / r, AP@100 = (98 - 2 (H - 1 - 1/2)) / 100 = (101 - 2 H) / 100.
-    # Second query, 2 right answers. t = 0: ranks 1 and 105: AP@100 = (1 / min(2, 100)) * 1. t = 1: ranks 1 and 2.
+    # Second query, 2 positives. t = 0: ranks 1 and 105: AP@100 = (1 / min(2, 100)) * 1. t = 1: ranks 1 and 2.
     np.testing.assert_allclose(
         curve.per_query["mAP@100"],
         [[(100 - harmonic) / 100, (101 - 2 * harmonic) / 100], [1 / 2, 1]],
@@ -131,14 +131,14 @@ def test_google_landmarks_v2(tmp_path: Path) -> None:
     )
     # AP@3, first query: (1 / min(103, 3)) (1/2 + 2/3) = 7/18; then (1/3) (1/3).
     np.testing.assert_allclose(curve.per_query["mAP@3"], [[7 / 18, 1 / 9], [1 / 2, 1]], rtol=1e-12)
-    # Over the whole ranking rank 105 counts, too: (1 + 2/105) / 2.
+    # In the whole ranking, rank 105 also counts: (1 + 2/105) / 2.
     np.testing.assert_allclose(curve.per_query["mAP"][1], [107 / 210, 1], rtol=1e-12)
     np.testing.assert_allclose(
         curve.values("mAP@100"), [(150 - harmonic) / 200, (201 - 2 * harmonic) / 200], rtol=1e-12
     )
 
 
-def test_gallery_images_that_are_missing_are_no_answers(tmp_path: Path) -> None:
+def test_missing_gallery_images_are_not_positives(tmp_path: Path) -> None:
     settings = small_gldv2(tmp_path / "g")
     (tmp_path / "g" / place("index", ROWS[3])).unlink()
     (tmp_path / "g" / place("index", ROWS[1])).write_bytes(noisy_jpeg()[:700])
@@ -149,25 +149,25 @@ def test_gallery_images_that_are_missing_are_no_answers(tmp_path: Path) -> None:
     assert folder.train.label is not None
     assert 12 not in folder.train.label
     truth = ground_truth(folder, refuse_unknown_labels=False)
-    # By row: 0 1 | 4 2 | 3 | 1 0 4; rows 1 and 3 are gone, rows 0, 2, 4 stand at positions 0, 1, 2.
+    # Positives by row: 0 1 | 4 2 | 3 | 1 0 4; rows 1 and 3 are missing, rows 0, 2, 4 have the positions 0, 1, 2.
     assert [truth.positives_of(q).tolist() for q in range(4)] == [[0], [1, 2], [], [0, 2]]
     assert truth.skipped.tolist() == [2]
     with pytest.raises(InputError, match="the gallery has no id 1"):
         ground_truth(folder)
 
 
-def test_a_validation_split_queries_itself(tmp_path: Path) -> None:
-    """ImageNet, CIFAR-100, Places: the validation split is queries and gallery; nothing retrieves itself."""
+def test_a_validation_split_is_queries_and_gallery(tmp_path: Path) -> None:
+    """ImageNet, CIFAR-100, Places: each image of the validation split is excluded from its own result."""
     levels = {"a/1": 10, "a/2": 40, "b/1": 20, "b/2": 90, "c/1": 200}
     files = {f"val/{name}.jpg": flat(level, level // 2 if name == "b/2" else level) for name, level in levels.items()}
     write_tree(tmp_path / "i", files | {"train/a/1.jpg": flat(1)})
     folder = embed(open_source(image_folder.Settings(str(tmp_path / "i"), image_size=8)), tmp_path / "e")
     truth, curve = curve_of(folder, [0, 1, 2, 3, 4], 2, "mAP", "CMC@1")
     assert (truth.n_queries, truth.skipped.tolist()) == (5, [4])  # c has no other image
-    # Old, distance of each to a1, a2, b1, b2, c1 (10, 40, 20, 90, 200); the query itself does not count:
+    # Old model, distances to a1, a2, b1, b2, c1 (10, 40, 20, 90, 200) without the query itself, rank of the positive:
     # a1: a2 30, b1 10, b2 80, c1 190: second, AP 1/2.     a2: a1 30, b1 20, b2 50, c1 160: second, AP 1/2.
     # b1: a1 10, a2 20, b2 70, c1 180: third, AP 1/3.      b2: a1 80, a2 50, b1 70, c1 110: second, AP 1/2.
-    # New, b2 at 45:
+    # New model, b2 at 45:
     # a1: a2 30, b1 10, b2 35: second, AP 1/2.             a2: a1 30, b1 20, b2 5: third, AP 1/3.
     # b1: a1 10, a2 20, b2 25: third, AP 1/3.              b2: a1 35, a2 5, b1 25: second, AP 1/2.
     np.testing.assert_allclose(curve.values("mAP"), [11 / 24, 5 / 12], rtol=1e-12)
@@ -191,8 +191,8 @@ def test_vggface2_gap_between_genders(tmp_path: Path, order: list[int], gap: lis
     truth, curve = curve_of(folder, order, 3, "CMC@1")
     # t = 0: f finds g (30 before 50), g finds m (20 before 30): half of the women. m and n find each other: all men.
     # t = 1: f and g find each other (10; m is 25 away from g), and so do m and n.
-    # t = 1/2 with the women first: g is 10 from f (new) and 20 from m (old): no gap any more.
-    # t = 1/2 with the men first: g is 30 from f (old) and 25 from m (new): as wrong as before. f: 30 from g, 35 from m.
+    # t = 1/2 with the women first: g is 10 from f (new) and 20 from m (old): the gap is closed.
+    # t = 1/2 with the men first: g is 30 from f (old) and 25 from m (new): still wrong. f: 30 from g, 35 from m.
     pair = pair_of(folder)
     old, new = (
         replay(UpgradePair(s, s), truth, np.array(order), 3, ("CMC@1",), "l2") for s in (pair.backward, pair.forward)
@@ -207,8 +207,8 @@ def test_vggface2_gap_between_genders(tmp_path: Path, order: list[int], gap: lis
     assert found[(found.method == "old") & (found.group == GAP)].value.tolist() == [0.5] * 3
 
 
-def test_who_trains_on_which_classes(tmp_path: Path) -> None:
-    """Labels are the data sets' own numbers, with holes."""
+def test_protocols_split_the_classes_of_data_sets(tmp_path: Path) -> None:
+    """Labels are the data sets' own numbers, with gaps."""
     train = {f"bounding_box_train/{who:04d}_c1s1_000001_00.jpg": 0 for who in (2, 7, 10, 11, 1500)}
     others = {"query/0001_c1s1_000001_00.jpg": 0, "bounding_box_test/0001_c2s1_000001_00.jpg": 0}
     identities = open_source(market(tmp_path / "m", train | others)).items("train").labels_N
@@ -228,10 +228,10 @@ def test_who_trains_on_which_classes(tmp_path: Path) -> None:
 
 
 def official_map(predictions: dict[int, list[int]], solution: dict[int, set[int]], most: int = 100) -> float:
-    """The metric as the data set's owners write it: (1/Q) sum_q 1/min(m_q, 100) sum_k P_q(k) rel_q(k).
+    """The metric as the data set's authors define it: (1/Q) sum_q 1/min(m_q, 100) sum_k P_q(k) rel_q(k).
 
-    m_q: how many are right for query q; k up to min(n_q, 100) of its n_q predictions; P_q(k): the share of right ones
-    among the first k; rel_q(k): 1 if the k-th is right, else 0.
+    m_q: number of positives of query q; k up to min(n_q, 100) of its n_q predictions; P_q(k): share of positives among
+    the first k; rel_q(k): 1 if the k-th prediction is a positive, else 0.
     """
     total = 0.0
     for query, predicted in predictions.items():
@@ -245,11 +245,11 @@ def official_map(predictions: dict[int, list[int]], solution: dict[int, set[int]
 
 
 def test_the_official_metric_on_random_cases() -> None:
-    """270 rankings of 30 queries a gallery: ties, queries without answers, more answers than the cut."""
+    """270 rankings of 30 queries per gallery: with ties, queries without positives, and more positives than the cut."""
     cases = deep = empty = 0
     for seed, n_gallery in enumerate((20, 120, 300)):
         rng = np.random.default_rng(seed)
-        # Whole numbers on a line: distances are exact and many are tied.
+        # Integers on a line: distances are exact, and many tie.
         at = {name: rng.integers(0, 40, n_gallery).astype(np.float32) for name in ("old", "new")}
         of_queries = {name: rng.integers(0, 40, 30).astype(np.float32) for name in at}
         sizes = rng.integers(0, 1 + n_gallery * 3 // 4, 30) * (rng.random(30) > 0.2)

@@ -32,7 +32,7 @@ def check_index(settings: IndexSettings, dim: int, distance: str) -> None:
 def make_partition(settings: IndexSettings, distance: str, dim: int, train: FloatArray | None) -> Partition:
     """Make an empty partition. train: (R, d) vectors, needed by the kinds that are trained (such as IVF and PQ).
 
-    Cost: that of the training.
+    Cost: the training.
 
     Raises:
         InputError: The settings are invalid as in ``check_index``, or train vectors are missing or too few.

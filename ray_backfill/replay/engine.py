@@ -3,8 +3,8 @@
 The gallery in backfill order is cut into T - 1 slices: at point i, the forward system serves the slices < i and the
 backward system the others. Metrics of the whole ranking come from counts of items before each positive (``counting``),
 metrics cut at k from the few items that can be among the first k (``nearest``); neither sorts a ranking. Both query
-shards of the gallery and combine their answers, so that one process and many give the same result: that of a full sort
-of where(backfilled, d_forward, d_backward), with ties broken by gallery position. A merge (``merges``) compares scores
+shards of the gallery and combine their answers, so that one process and many give the result of a full sort of
+where(backfilled, d_forward, d_backward), with ties broken by gallery position. A merge (``merges``) compares scores
 instead of distances, or ranks in the two systems' own lists.
 
 Shapes: Q scored queries, N gallery items, T points, O orders, M metrics.

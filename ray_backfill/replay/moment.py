@@ -27,7 +27,7 @@ def replay_moment(
 
     Source: rank merge, eq. 5, for any set of items.
 
-    Cost: that of one ``replay``.
+    Cost: one ``replay``.
 
     Args:
         pair: The systems that serve items before and after they are backfilled.

@@ -77,7 +77,7 @@ def test_vectors_scores_and_labels_are_those_of_the_models(tmp_path: Path, monke
     # Who needs fewer of the models finds them there; another model is another folder.
     monkeypatch.setattr(embed, "_run", None)
     assert embed_stage(out, IMAGES, {"old": old, "new": new}, [0, 2], SETTINGS, EmbedActors()) == out
-    with pytest.raises(InputError, match="was made by another run"):
+    with pytest.raises(InputError, match="belongs to a run with other settings"):
         embed_stage(out, IMAGES, {"old": new, "new": new}, [0, 2], SETTINGS, EmbedActors())
 
 
