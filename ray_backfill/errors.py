@@ -40,6 +40,6 @@ def input_error_in(error: BaseException) -> InputError | None:
 
 
 def check_device_name(device: str) -> None:
-    """Raises InputError for an unknown device."""
+    """Raise InputError for an unknown device."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise InputError(f"unknown device {device!r}; known: cpu, cuda, cuda:0, cuda:1 and so on")
