@@ -97,7 +97,7 @@ def _resume_without_one_part(out: Path, models: dict[str, Path], monkeypatch: py
 
     monkeypatch.setattr(embed, "_run", None)  # a finished stage starts nothing
     embed_stage(out, IMAGES, models, [0, 2], SETTINGS, EmbedActors(number=2))
-    with pytest.raises(InputError, match=r"embed\.batch: 4 there, 5 asked"):
+    with pytest.raises(InputError, match=r"embed\.batch: 4 there, 5 requested"):
         embed_stage(out, IMAGES, models, [0, 2], EmbedSettings(10, 5), EmbedActors(number=2))
 
 

@@ -76,7 +76,7 @@ def test_a_crashed_worker_resumes_from_the_last_epoch(tmp_path: Path, monkeypatc
     assert {p.name for p in folder.iterdir()} == {"manifest.json", "backbone.json", "model.safetensors", ".crashed"}
     monkeypatch.setattr(backbones, "run_ddp", None)  # a finished stage starts nothing
     assert train("bct", old) == folder
-    with pytest.raises(InputError, match=r"kind: 'bct' there, 'ract' asked"):
+    with pytest.raises(InputError, match=r"kind: 'bct' there, 'ract' requested"):
         train("ract", old)
     with pytest.raises(InputError, match=r"old\.weights: "):
         train("bct", _old_backbone(tmp_path / "other", seed=1))

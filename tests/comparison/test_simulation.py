@@ -184,10 +184,10 @@ def test_the_same_run_is_reused_and_another_refused(folder: Path, tmp_path: Path
     before = (out / "curves.parquet").stat().st_mtime_ns
     run_on(folder, out)
     assert (out / "curves.parquet").stat().st_mtime_ns == before
-    with pytest.raises(InputError, match=r"evaluation.points: 5 there, 6 asked"):
+    with pytest.raises(InputError, match=r"evaluation.points: 5 there, 6 requested"):
         run_on(folder, out, Evaluation(EVALUATION.methods, EVALUATION.orders, points=6))
     write_split(folder / "queries.parquet", 12, 2000)
-    with pytest.raises(InputError, match=r"another run \(data: "):
+    with pytest.raises(InputError, match=r"other settings \(data: "):
         run_on(folder, out)
 
 
@@ -365,7 +365,7 @@ def test_a_plugins_order_reads_its_own_column(folder: Path, tmp_path: Path, monk
     assert comparison.orders.of_gallery["newest"].tolist() == np.argsort(-recency).tolist()
     write_results(comparison, tmp_path / "out", Facts(command="test"))
     write_split(folder / "gallery.parquet", 60, 0, recency=recency[::-1])
-    with pytest.raises(InputError, match=r"another run \(data: "):
+    with pytest.raises(InputError, match=r"other settings \(data: "):
         write_results(resolve(read_folder(folder), evaluation, FitSettings()), tmp_path / "out", Facts(command="test"))
     write_split(folder / "gallery.parquet", 60, 0, recency=["today"] * 60)
     with pytest.raises(InputError, match="column 'recency' must hold numbers"):

@@ -60,7 +60,7 @@ def fail(
         (("--distance", "inner_product"), "or only --methods without heads"),
         (("--orders", "alphabetical"), "unknown order 'alphabetical'; known: random"),
         (("--distance", "hamming"), "unknown distance 'hamming'; known: cosine"),
-        (("--points", "1"), "points must be at least 2"),
+        (("--points", "1"), "at least 2 points"),
         (("--seed", "-1"), "--seed must not be negative"),
         (("--workers.number", "6"), "6 x 1 CPUs (--workers) and 0 for Ray's own tasks were asked for, but the Ray"),
         (("--actors.cpus", "2"), "2 x 2 CPUs (--actors) and 1 for Ray's own tasks were asked for, but the Ray"),

@@ -51,7 +51,7 @@ def test_a_stopped_drawing_continues_to_the_same_bytes(tmp_path: Path, monkeypat
     half = contents(tmp_path / "stopped")
     assert 0 < len(half) < len(whole)
     assert contents(draw_gallery(TINY, tmp_path / "stopped")) == whole
-    with pytest.raises(InputError, match=r"seed: 0 there, 1 asked"):
+    with pytest.raises(InputError, match=r"seed: 0 there, 1 requested"):
         draw_gallery(replace(TINY, seed=1), tmp_path / "stopped")
     other = draw(replace(TINY, seed=1), tmp_path / "other")
     assert not np.array_equal(other.gallery.old, read_folder(tmp_path / "whole").gallery.old)
