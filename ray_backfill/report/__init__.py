@@ -1,4 +1,4 @@
-"""From a results folder to what people read: curves.png, report.html, a table in the terminal. Recomputes nothing."""
+"""Reports of a results folder: curves.png, report.html and a table in the terminal. Recomputes nothing."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ __all__ = [
 def write_report(folder: Path) -> None:
     """Write ``curves.png`` and a self-contained ``report.html`` next to the tables in ``folder``.
 
-    Each file appears whole or not at all; an older one is replaced.
+    Each file is written atomically and replaces an older one.
 
     Raises:
         InputError: the folder, a file or a column is missing.
@@ -44,7 +44,7 @@ def print_first_table(results: Results, to_come: list[str]) -> None:
 
 
 def print_table(folder: Path, console: Console | None = None) -> None:
-    """Print one row per method with AUC, gain, start, end and falls, and below it what they mean.
+    """Print one row per method with AUC, gain, start, end and falls, and explain the columns.
 
     Raises:
         InputError: the folder, a file or a column is missing.
