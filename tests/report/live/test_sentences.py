@@ -29,8 +29,8 @@ def test_an_exact_drill_equals_the_replay(tmp_path: Path) -> None:
     assert details(drill) == [
         "1,000 items were backfilled in 3 min 20 s (5 per second, pauses included), while 50 queries per second were "
         "answered.",
-        "p99 latency was 46 ms at the median checkpoint and 51 ms at the worst one (t = 100 %); in a typical second 42 ms "
-        "while items were backfilled, 30 ms before the first.",
+        "p99 latency was 46 ms at the median checkpoint and 51 ms at the worst one (t = 100 %); in a typical second "
+        "42 ms while items were backfilled, 30 ms before the first.",
     ]
 
 
