@@ -177,7 +177,7 @@ def check(shown: dict[str, dict[str, float]]) -> None:
     rate = shown["Backfill rate"]
     assert (rate["measured"], rate["allowed"]) == (120.5, 700)
     assert rate["written"] > 0
-    queries = shown["Queries a second"]
+    queries = shown["Queries per second"]
     assert queries["answered"] == pytest.approx(20 * queries["unanswered"], rel=0.3)
     latency = shown["Query latency"]
     assert 0.3 < latency["p50"] <= 0.5, "0.42 s"
