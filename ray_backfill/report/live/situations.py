@@ -9,7 +9,7 @@ import numpy as np
 from ray_backfill.report.live.drill_folder import Drill
 from ray_backfill.tables.drill import SecondRow
 
-BEFORE, DURING, AFTER, MEASURING = "before the first item", "during the backfill", "after it", "measuring"
+BEFORE, DURING, AFTER, MEASURING = "before the first item", "during the backfill", "after the backfill", "measuring"
 FEW_SECONDS = 3  # a median of fewer seconds is meaningless
 
 
@@ -27,7 +27,7 @@ class Situation:
 
 
 def situations(drill: Drill) -> dict[str, Situation]:
-    """The situations that occurred, by name: before the first item, during the backfill, after it, and measuring."""
+    """The situations that occurred, by name: before the first item, during and after the backfill, measuring."""
     seconds = drill.timeline
     at_work = [i for i, second in enumerate(seconds) if second.items > 0]
     first, last = (at_work[0], at_work[-1]) if at_work else (len(seconds), len(seconds))
