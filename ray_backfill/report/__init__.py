@@ -38,9 +38,9 @@ def write_report(folder: Path) -> None:
 
 
 def print_first_table(results: Results, to_come: list[str]) -> None:
-    """Print the table of what needs no training. to_come: titles of the methods that are trained next."""
+    """Print the table of methods without training. to_come: titles of the methods to be trained next."""
     terminal.draw_table(results, None)
-    print(f"\nThis is what needs no training. Now training: {', '.join(to_come)}.\n", flush=True)
+    print(f"\nThese methods need no training. Now training: {', '.join(to_come)}.\n", flush=True)
 
 
 def print_table(folder: Path, console: Console | None = None) -> None:

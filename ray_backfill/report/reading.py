@@ -43,7 +43,7 @@ def read_results(folder: Path) -> Results:
 
 
 def results_of(tables: Mapping[str, pd.DataFrame], manifest: Manifest, path: Path = Path("manifest.json")) -> Results:
-    """Results in memory. tables: by name as in ``TABLES``. path: of the manifest, for errors."""
+    """Results from tables in memory. tables: by name as in ``TABLES``. path: the manifest's path, for errors."""
     return Results(
         _rows(tables["summary"], manifest.traits, path),
         _lines(tables["curves"]),
