@@ -1,4 +1,4 @@
-"""What decoding one image costs, and what drafts and reducing gaps save and lose."""
+"""Cost of decoding one image, and the savings and losses of JPEG drafts and reducing gaps."""
 
 import io
 from dataclasses import dataclass, replace
@@ -14,13 +14,13 @@ from ray_backfill.datasets.landmarks.render import render
 from ray_backfill.images.decode import decode
 
 SIDE = 224
-# Sizes of photographs: ImageNet's usual one, a thumbnail's, a small camera's.
+# Sizes of photographs: typical of ImageNet, of thumbnails, and of small cameras.
 SIZES = ((500, 375), (1024, 768), (2048, 1536))
 _QUALITY = 90
 
 
 def photographs(size: tuple[int, int], number: int) -> list[bytes]:
-    """Rendered landmarks, drawn at 512 pixels, brought to a size with fine grain on top, as JPEG."""
+    """Landmarks rendered at 512 pixels, resized, with fine grain added, as JPEG."""
     found, rng = [], np.random.default_rng(0)
     for image in render(0, np.arange(number), np.arange(number), 512, 1.0):
         large = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BICUBIC), np.int16)
@@ -33,7 +33,7 @@ def photographs(size: tuple[int, int], number: int) -> list[bytes]:
 
 @dataclass(frozen=True)
 class Way:
-    """As ``decode`` does it, with drafts of at least ``draft`` times the side (0: none) and a reducing gap."""
+    """A variant of ``decode``, with drafts of at least ``draft`` times the side (0: none) and a reducing gap."""
 
     draft: float = 1.5
     gap: float | None = 3.0
@@ -41,7 +41,7 @@ class Way:
 
 
 def variant(data: bytes, way: Way) -> NDArray[np.uint8]:
-    """One image, decoded and resized that way."""
+    """One image, decoded and resized by this variant."""
     with Image.open(io.BytesIO(data)) as file:
         if way.draft:
             file.draft("RGB", (int(way.draft * SIDE), int(way.draft * SIDE)))
@@ -59,12 +59,12 @@ def decode_only(data: bytes, draft: float) -> Image.Image:
 
 
 def psnr(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> float:
-    """Of two pictures, in dB: 255 squared over the mean squared difference."""
+    """Peak signal-to-noise ratio of two pictures in dB: 255 squared over the mean squared difference."""
     error = float(np.mean((one.astype(np.float64) - other) ** 2))
     return float("inf") if error == 0 else 10 * np.log10(255**2 / error)
 
 
-# How many sides a draft has at least, the reducing gap, and the filter (bilinear unless named).
+# Minimum draft size in sides, the reducing gap, and the filter (bilinear unless named).
 WAYS = {
     "ours: draft of 1.5 sides, gap 3": Way(),
     "whole, gap 3": Way(draft=0),
@@ -77,7 +77,7 @@ OURS = "ours: draft of 1.5 sides, gap 3"
 
 
 def _measured(images: list[bytes], way: Way) -> tuple[float, float, float]:
-    """CPU seconds an image, those of decoding alone, and the likeness to decoding whole and resizing in one step."""
+    """CPU seconds per image, those of decoding alone, and the PSNR against full decoding and one-step resizing."""
     whole = cpu_s(lambda: [variant(data, way) for data in images]) / len(images)
     alone = cpu_s(lambda: [decode_only(data, way.draft) for data in images]) / len(images)
     plain = replace(way, draft=0, gap=None)
@@ -85,9 +85,9 @@ def _measured(images: list[bytes], way: Way) -> tuple[float, float, float]:
 
 
 def decoding(number: int, files: Path | None) -> dict[str, tuple[float, str]]:
-    """Prints what each way costs; returns by what it was seconds an image of ours, and what most of them go to.
+    """Print the cost of each variant; returns kind of image -> seconds per image with ours, and the bottleneck.
 
-    files: image files decoded too.
+    files: folder of image files to decode as well.
     """
     found: dict[str, tuple[float, str]] = {}
     print(f"\n## Decoding to {SIDE} x {SIDE}\n")

@@ -1,4 +1,4 @@
-"""What the serving benchmarks search: two models' embeddings of a gallery, and shards of it as a drill leaves them."""
+"""The data of the serving benchmarks: two models' embeddings of a gallery, and shards of it as in a drill."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,18 +27,18 @@ from ray_backfill.store import read_folder
 from ray_backfill.systems import FloatArray, GroundTruth, IntArray, RetrievalSystem, UpgradePair
 
 D = 128
-# Dimensions in which classes differ: real embeddings, too, have fewer than they are stored with.
+# Dimensions in which classes differ; real embeddings also have fewer than they are stored with.
 _INNER = 40
-# How much images of a class differ, by model, and what of an embedding says nothing.
+# Spread of the images of a class, by model, and noise of an embedding.
 _SPREAD = {"old": 1.0, "new": 0.75}
 _NOISE = 0.3
-# Train vectors of a shard, as in ``cluster.drill.shards``.
+# Number of train vectors of a shard, as in ``cluster.drill.shards``.
 _TRAIN_ITEMS = 50_000
 
 
 @dataclass(frozen=True)
 class Case:
-    """A gallery between two models. train_label: classes of the train items, None where they are unknown."""
+    """A gallery with embeddings of two models. train_label: classes of the train items, None if unknown."""
 
     name: str
     method: Method
@@ -55,7 +55,7 @@ class Case:
 
     @property
     def train_pair(self) -> UpgradePair:
-        """Train items as queries and gallery in one: what indexes and merges learn from."""
+        """Train items as both queries and gallery, to train indexes and fit merges."""
         return self.method.pair(Embeddings(self.train, self.train), self.network)
 
     @property
@@ -65,7 +65,7 @@ class Case:
 
 
 def synthetic(n_items: int, n_queries: int, n_train: int, per_class: int = 50) -> Case:
-    """Clustered classes; the old model tells them apart less well. Train items are of classes of their own."""
+    """Clustered classes, which the old model separates less well. Train items have classes of their own."""
     rng = np.random.default_rng(0)
     n_classes = max(2, n_items // per_class)
     labels = {
@@ -76,7 +76,7 @@ def synthetic(n_items: int, n_queries: int, n_train: int, per_class: int = 50) -
     n_all = int(labels["train"].max()) + 1
     splits: dict[str, dict[str, FloatArray]] = {split: {} for split in labels}
     for model, spread in _SPREAD.items():
-        # Directions count less and less, and each model has its own: between the two, distances say nothing.
+        # Directions have decreasing weight and differ between the models, so cross-model distances are meaningless.
         mix = rng.normal(size=(_INNER, D)) * (np.arange(1, _INNER + 1) ** -0.4)[:, None]
         centres = rng.normal(size=(n_all, _INNER))
         for split, label in labels.items():
@@ -90,14 +90,14 @@ def synthetic(n_items: int, n_queries: int, n_train: int, per_class: int = 50) -
 
 
 def from_folder(data: Path, name: str, maps: Path | None, distance: str) -> Case:
-    """A folder of the data contract. maps: of the run that fitted the method, if it needs fitting."""
+    """A folder of embeddings. maps: folder of maps of the run that fitted the method, if it needs fitting."""
     (method,) = find_methods((name,))
     check_live(method, RAW)
     folder = read_folder(data, method.models)
     if folder.train is None:
-        raise InputError(f"{data} has no train.parquet, from which indexes and merges learn")
+        raise InputError(f"{data} has no train.parquet to train indexes and merges on; add one")
     if method.fit and maps is None:
-        raise InputError(f"method {name!r} is fitted: give --maps RUN/maps of the run whose embeddings these are")
+        raise InputError(f"method {name!r} needs a fitted network: give --maps RUN/maps of the run with --data")
     network = FittedMaps({name: (maps or Path()) / name}).of(method)
     rows = slice(0, min(len(folder.train), _TRAIN_ITEMS))
     train: dict[str, FloatArray] = {model: vectors[rows] for model, vectors in folder.train.vectors.items()}
@@ -112,7 +112,7 @@ def from_folder(data: Path, name: str, maps: Path | None, distance: str) -> Case
 
 
 def random_plan(n_items: int, points: int, parts: int) -> DrillPlan:
-    """A backfill in random order, measured at ``points`` moments, in about so many operations."""
+    """A backfill in random order with ``points`` checkpoints and about ``parts`` operations."""
     order = np.random.default_rng(1).permutation(n_items)
     return make_plan(order, points, max(1, n_items // parts), ChurnSettings())
 
@@ -132,7 +132,7 @@ def new_shard(case: Case, plan: DrillPlan, old: IndexSettings, new: IndexSetting
 
 
 def backfill(case: Case, shard: Shard, until: int) -> Iterator[View]:
-    """Apply operations up to ``until`` as a serving shard does; yields what is searched after each, then compacts."""
+    """Apply operations up to ``until`` like a serving shard; yields the view after each, then compacts."""
     models = new_models(case.method)
     for operation in shard.plan.operations[shard.view.applied : until]:
         vectors = {model: case.embedded.gallery[model][operation.positions] for model in models}
@@ -142,7 +142,7 @@ def backfill(case: Case, shard: Shard, until: int) -> Iterator[View]:
 
 
 def waste(partition: Partition) -> tuple[int, int]:
-    """Rows that are dead, and rows that are not yet merged into the main index: looks inside."""
+    """Number of dead rows, and of rows not yet merged into the main index (reads private fields)."""
     inside: Any = partition
     if isinstance(partition, ExactPartition):
         return inside._last - inside._first - partition.n, 0
@@ -151,13 +151,13 @@ def waste(partition: Partition) -> tuple[int, int]:
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """OpenMP and both OpenBLAS (numpy's and faiss's) compute with so many threads in this block."""
+    """Set the threads of OpenMP and both OpenBLAS copies (numpy's and faiss's) within this block."""
     with threadpool_limits(limits=number):
         yield
 
 
 def of_length_one(system: RetrievalSystem, distance: str) -> RetrievalSystem:
-    """Under cosine what an index compares: vectors of length 1."""
+    """The vectors as an index compares them: under cosine, with length 1."""
     if distance != "cosine":
         return system
     return RetrievalSystem(*(_normalised(vectors) for vectors in (system.query, system.gallery)))

@@ -1,4 +1,4 @@
-"""What approximate indexes do to the quality of a half-done gallery, and what merges repair of it."""
+"""The effect of approximate indexes on the quality of a half-backfilled gallery, and how much merges repair."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from ray_backfill.systems import IntArray, RetrievalSystem, UpgradePair
 
 Pairs = tuple[tuple[IndexSettings, IndexSettings], ...]
 METRICS = ("mAP@100", "CMC@1")
-# Old and new index: the same on both sides; then one side quantised, without lists that hide items, and the other not.
+# Old and new index: first the same on both sides, then only one side quantised, without lists that hide items.
 PAIRS: Pairs = tuple(
     (IndexSettings(*old), IndexSettings(*new))
     for old, new in (
@@ -32,7 +32,7 @@ PAIRS: Pairs = tuple(
 )  # fmt: skip
 POINTS = 11
 _PARTS = 50
-# Fitted on exact distances, and on those of the index itself.
+# Merges fitted on exact distances, and on the index's own distances.
 FITTED = ("quantile", "isotonic")
 OF_INDEX = ", of the index"
 RERANKED = "exact distances of the items found"
@@ -40,9 +40,9 @@ RERANKED = "exact distances of the items found"
 
 @dataclass
 class Curves:
-    """What was measured of a pair of indexes, a value a moment. quality: (merge, metric) -> of the index.
+    """Measurements of a pair of indexes, one value per moment. quality: (merge, metric) -> quality with the index.
 
-    exact: (merge, metric) -> of exact search. bias: index minus exact distance of what is answered, by side.
+    exact: (merge, metric) -> quality of exact search. bias: index minus exact distance of answered items, by side.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Curves:
 
 
 def honesty(case: Case, pairs: Pairs = PAIRS, points: int = POINTS) -> list[Curves]:
-    """Measures all pairs of indexes, prints their tables, and the summary of them all."""
+    """Measure all pairs of indexes; print a table for each, and a summary."""
     plan = random_plan(case.truth.n_gallery, points, _PARTS)
     k = depth(METRICS, case.truth)
     merges = _fitted(case, None)
@@ -76,7 +76,7 @@ def honesty(case: Case, pairs: Pairs = PAIRS, points: int = POINTS) -> list[Curv
 
 @dataclass(frozen=True)
 class Exact:
-    """By moment: the quality of each merge, and the (Q, k) best items of raw distances."""
+    """By moment: the quality of each merge, and the (Q, k) best items by raw distances."""
 
     quality: list[dict[str, dict[str, float]]]
     best: list[IntArray]
@@ -101,12 +101,12 @@ def measure(
     exact: Exact,
     k: int,
 ) -> Curves:
-    """A backfill through a shard with these indexes, looked at where a drill is measured."""
+    """Run a backfill through a shard with these indexes, measured at the checkpoints of a drill."""
     old, new = indexes
     name = _name(old) if old == new else f"{_name(old)} old, {_name(new)} new"
     curves = Curves(name, any("PQ" in settings.kind for settings in indexes))
     shard = new_shard(case, plan, old, new)
-    empty = shard.view.old.without(plan.order), shard.view.new  # trained as those that serve
+    empty = shard.view.old.without(plan.order), shard.view.new  # trained like the serving ones
     all_merges = dict(merges) | {merge + OF_INDEX: fitted for merge, fitted in _fitted(case, empty).items()}
     for checkpoint in plan.checkpoints:
         for _ in backfill(case, shard, checkpoint.applied):
@@ -131,7 +131,7 @@ def measure(
 
 
 def search(case: Case, view: View, k: int) -> tuple[Found, Found]:
-    """What both partitions find, as a shard asks them."""
+    """The results of both partitions, searched like in a shard."""
     total, pair = view.old.n + view.new.n, case.pair
     return (
         view.old.search(pair.backward.query, k, share=view.old.n / total),
@@ -140,7 +140,7 @@ def search(case: Case, view: View, k: int) -> tuple[Found, Found]:
 
 
 def _fitted(case: Case, empty: tuple[Partition, Partition] | None) -> dict[str, Merge]:
-    """Raw, and the merges that can be fitted: on exact distances, or on those of indexes. empty: those, trained."""
+    """Raw, and all merges that can be fitted, on exact distances or on those of trained, ``empty`` indexes."""
     names = [name for name in FITTED if case.train_label is not None or not all_merges()[name].needs_labels]
     train = case.train_pair
     if empty is None:
@@ -149,14 +149,14 @@ def _fitted(case: Case, empty: tuple[Partition, Partition] | None) -> dict[str, 
         _as_indexed(system, partition, case.distance)
         for system, partition in zip((train.backward, train.forward), empty, strict=True)
     )
-    # Under cosine an index compares a query of length 1 with what it remembers, whatever the length of that.
+    # Under cosine an index compares a query of length 1 with its stored vector, whatever the length of that.
     distance = "inner_product" if case.distance == "cosine" else case.distance
     fitted = {name: fit_merge(name, UpgradePair(backward, forward), case.train_label, distance) for name in names}
     return {name: _moved(merge, 1.0) if case.distance == "cosine" else merge for name, merge in fitted.items()}
 
 
 def _as_indexed(system: RetrievalSystem, empty: Partition, distance: str) -> RetrievalSystem:
-    """Train items as an index remembers them, and queries as it takes them."""
+    """Train items as reconstructed by an index, and queries in the form it expects."""
     plain = of_length_one(system, distance)
     if isinstance(empty, ExactPartition):
         return plain
@@ -165,19 +165,19 @@ def _as_indexed(system: RetrievalSystem, empty: Partition, distance: str) -> Ret
 
 
 def _moved(merge: Merge, by: float) -> Merge:
-    """The same merge for distances that are larger by so much: of negative inner products and 1 minus them."""
+    """The merge for distances shifted by ``by``: cosine distances instead of negative inner products."""
     assert merge.backward is not None
     assert merge.forward is not None
     return Merge(merge.name, _map_moved(merge.backward, by), _map_moved(merge.forward, by))
 
 
 def _map_moved(score_map: ScoreMap, by: float) -> ScoreMap:
-    distances, first = np.unique(score_map.distances + by, return_index=True)  # rounding may make knots one
+    distances, first = np.unique(score_map.distances + by, return_index=True)  # rounding may merge knots
     return ScoreMap(distances, score_map.scores[first])
 
 
 def _exact_distances(system: RetrievalSystem, distance: str, position_Qk: IntArray) -> NDArray[np.float32]:
-    """(Q, k) exact distances of these items, infinite where there is none."""
+    """(Q, k) exact distances of these items, infinite for padding."""
     of_query, place = np.nonzero(position_Qk >= 0)
     out = np.full(position_Qk.shape, np.inf, np.float32)
     out[of_query, place] = ProductForm.of(system, distance).exact(of_query, position_Qk[of_query, place])
@@ -193,13 +193,13 @@ def _with_exact_distances(pair: UpgradePair, distance: str, found: tuple[Found, 
 
 
 def _sorted(found: Found) -> Found:
-    """The closest first, as answers are merged; ties by position, fillers last."""
+    """The results sorted by distance, ties by position, padding last."""
     order = np.lexsort((found.position, found.distance))
     return Found(np.take_along_axis(found.distance, order, axis=1), np.take_along_axis(found.position, order, axis=1))
 
 
 def _bias(pair: UpgradePair, distance: str, answer: Answer, side: int) -> float:
-    """Mean difference of the index's and the exact distance, of the answered items of a side; NaN without any."""
+    """Mean of index minus exact distance over the answered items of a side; NaN if there are none."""
     is_of_side = (answer.position >= 0) & (answer.is_new == (side == NEW))
     position = np.where(is_of_side, answer.position, -1)
     exact = _exact_distances(pair.forward if side == NEW else pair.backward, distance, position)
@@ -232,7 +232,7 @@ def _print(curves: Curves) -> None:
 
 
 def _summary(found: list[Curves]) -> None:
-    """Means over the moments between the start and the end: where both sides answer."""
+    """Print means over the moments between start and end, where both sides answer."""
     merges = list(dict.fromkeys(name for curves in found for name, _ in curves.quality))
     for metric in METRICS:
         print(f"\n{metric} (%), mean over 0 < t < 1; in brackets what exact search has with the same merge")

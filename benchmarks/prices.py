@@ -1,4 +1,4 @@
-"""What two partitions cost: a half-backfilled shard against one partition of as many items, call by call in turn."""
+"""Cost of two partitions: a half-backfilled shard against one partition of the same size, measured alternately."""
 
 import copy
 import time
@@ -21,14 +21,14 @@ from ray_backfill.systems import FloatArray, IntArray, UpgradePair
 
 LIMIT = 0.9
 K, BATCHES = (100, 10), (1, 64)
-# Factory string, and how hard it is searched: the second effort of a graph is more than twice any k.
+# Factory string and search efforts; the second effort of a graph is more than twice any k.
 KINDS = (("exact", (0,)), ("Flat", (0,)), ("IVF256,Flat", (16,)), ("IVF256,PQ16", (16,)), ("IVF256,PQ32", (16,)),
          ("HNSW32", (64, 256)))  # fmt: skip
-# Operations of the whole backfill: as of 1000 items each in a gallery of 200,000.
+# Number of operations of the backfill, as with 1000 items each in a gallery of 200,000.
 _PARTS = 200
-# Not before this share is backfilled there is much to be seen of either partition.
+# Minimum share to be backfilled, so that both partitions are large enough.
 _FROM = 0.25
-# Seconds of one turn, and turns.
+# Seconds per turn, and number of turns.
 _TURN_S, _TURNS = 0.1, 21
 
 Search = Callable[[FloatArray, FloatArray, int], IntArray]
@@ -55,7 +55,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Price:
-    """Queries a second, and ratios to one partition: (lower quartile, median, upper quartile)."""
+    """Queries per second, and ratios to one partition: (lower quartile, median, upper quartile)."""
 
     label: str
     k: int
@@ -72,7 +72,7 @@ class Price:
 
 
 def price(case: Case, n_threads: list[int], scale: float) -> tuple[list[Price], list[str]]:
-    """Prints three tables. Returns all prices, and what is below the limit with what explains it."""
+    """Print three tables. Returns all prices, and those below the limit with an explanation."""
     plan = random_plan(case.truth.n_gallery, 3, _PARTS)
     prices: list[Price] = []
     served: list[Served] = []
@@ -107,7 +107,7 @@ def price(case: Case, n_threads: list[int], scale: float) -> tuple[list[Price], 
 
 
 def explained(why: tuple[str, ...]) -> str:
-    """In a few words, from the cells of ``_why``."""
+    """A short explanation from the cells of ``_why``."""
     one, half, *_, of_one, in_one, of_half, in_half = why
     n = {
         name: float(cell.replace(",", ""))
@@ -119,7 +119,7 @@ def explained(why: tuple[str, ...]) -> str:
 
 
 def _services(case: Case, plan: DrillPlan, kind: str, efforts: tuple[int, ...]) -> Iterator[Served]:
-    """Built once, and searched with each effort. Building takes all threads."""
+    """Build the services once and yield them with each search effort. Building uses all threads."""
     settings = IndexSettings(kind, efforts[0])
     forward = case.pair.forward.gallery
     one = make_partition(settings, case.distance, forward.shape[1], case.train_pair.forward.gallery)
@@ -167,7 +167,7 @@ def _price(case: Case, served: Served, k: int, batch: int, number: int, scale: f
 def in_turn(
     pair: UpgradePair, searches: tuple[Search, ...], k: int, batch: int, scale: float
 ) -> list[NDArray[np.float64]]:
-    """(turns,) seconds a query of each: in every turn each answers the same queries, another one first each time."""
+    """(turns,) seconds per query of each service; in every turn all answer the same queries, in rotating order."""
     queries, n = (pair.backward.query, pair.forward.query), pair.n_queries
     batch = min(batch, n)
 
@@ -204,7 +204,7 @@ def _print(price: Price) -> None:
 
 
 def _why(case: Case, served: Served, k: int, batch: int) -> tuple[str, ...]:
-    """Of one partition and of the half-done shard: distances a query, microseconds a query, and those in the index."""
+    """For one partition and the half-backfilled shard: distances, microseconds and index microseconds per query."""
     pair, parts = case.pair, (served.half.view.old, served.half.view.new)
     counts, coarse = [], []
     for search in served.searches[:2]:
@@ -231,7 +231,7 @@ def _why(case: Case, served: Served, k: int, batch: int) -> tuple[str, ...]:
 
 
 def _bare(partition: Partition, query: FloatArray, k: int, share: float) -> IntArray:
-    """What a search of a compacted partition costs inside the index, without what we do before and after."""
+    """Search only the index of a compacted partition, without our work before and after."""
     if isinstance(partition, ExactPartition):
         return partition.search(query, k).position
     inside: Any = partition
@@ -240,7 +240,7 @@ def _bare(partition: Partition, query: FloatArray, k: int, share: float) -> IntA
 
 
 def _quality(case: Case, plan: DrillPlan, served: list[Served]) -> None:
-    """Recall of each service against an exact search of what it serves, and what a vector takes."""
+    """Print recall of each service against exact search of the same items, and bytes per vector."""
     print("\nA faster answer that is worse is no win; recall is against exact search of the same gallery.")
     services = "one, half, before"
     header("index", f"recall@10: {services}", f"recall@100: {services}", f"bytes a vector: {services}",
@@ -265,13 +265,13 @@ def _quality(case: Case, plan: DrillPlan, served: list[Served]) -> None:
 
 
 def share_found(found_Qk: IntArray, best_Qk: IntArray) -> float:
-    """Recall: the part of the best items that was found, over all queries."""
+    """Recall: the share of the best items that was found, over all queries."""
     hits = sum(int(np.isin(best, found).sum()) for found, best in zip(found_Qk, best_Qk, strict=True))
     return hits / best_Qk.size
 
 
 def flat(case: Case, n_threads: list[int], scale: float) -> None:
-    """The engine of our own against faiss's exact one, each as one partition."""
+    """Compare our exact engine with faiss's, each as one partition."""
     forward = case.pair.forward.gallery
     searches: list[Search] = []
     for kind in ("exact", "Flat"):

@@ -1,6 +1,4 @@
-"""A command and all processes that it starts, known by a mark in their environment: their memory, their CPU time, and
-their end. Linux only.
-"""
+"""Watches and ends a command with all processes that it starts, found by a mark in their environment. Linux only."""
 
 import os
 import signal
@@ -18,8 +16,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Sample:
-    """At one moment. pss_mb: by kind of process; shared pages are divided among those that share them, so that sums
-    are right. cpu_s: by kind, of all processes so far. done: what the caller counts.
+    """Usage at one moment. pss_mb: by kind of process; shared pages are divided among their users, so that sums are
+    right. cpu_s: by kind, of all processes so far. done: a count by the caller.
     """
 
     elapsed_s: float
@@ -29,7 +27,7 @@ class Sample:
 
 
 class Family:
-    """A running command with all its descendants, wherever they hang in the tree of processes."""
+    """A running command with all its descendants, even if detached from the process tree."""
 
     def __init__(self, command: list[str], log: Path) -> None:
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
@@ -42,19 +40,19 @@ class Family:
         self.started, self.started_at = time.perf_counter(), time.time()
 
     def members(self) -> list[int]:
-        """Of this moment; only processes that this command has started."""
+        """Ids of the running processes that this command has started."""
         found, mark = [], self._mark.encode()
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
                 try:
                     if mark in (folder / "environ").read_bytes():
                         found.append(int(folder.name))
-                except OSError:  # gone, or another user's
+                except OSError:  # the process has ended, or belongs to another user
                     continue
         return found
 
     def sample(self, done: int) -> Sample:
-        """Cost: some milliseconds of CPU time a process, more for larger ones."""
+        """Sample all processes. Cost: some milliseconds of CPU time per process, more for large ones."""
         memory: dict[str, float] = {}
         for pid in self.members():
             try:
@@ -88,7 +86,7 @@ class Family:
 
 
 def watch(family: Family, every_s: float, count: Callable[[], int], stop: Callable[[int], bool]) -> list[Sample]:
-    """Samples until the command has ended, or ``stop`` says so of what ``count`` counts (asked ten times a second)."""
+    """Sample until the command ends or ``stop(count())`` is true, which is checked ten times per second."""
     samples: list[Sample] = []
     ended = threading.Event()
 
@@ -108,7 +106,7 @@ def watch(family: Family, every_s: float, count: Callable[[], int], stop: Callab
 
 
 def _kind(pid: int, main: int) -> str:
-    """driver, actors (that do the work), or Ray's own processes."""
+    """The kind of a process: driver, actors (that do the work), or Ray's own."""
     if pid == main:
         return "driver"
     command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")

@@ -1,8 +1,8 @@
-"""A gallery of GLDv2's size through the whole job: seconds and memory by stage, and growth. Prints tables in Markdown.
+"""The whole job with a gallery of GLDv2's size: seconds and memory by stage, and growth. Prints Markdown tables.
 
 python -m benchmarks.scale --out runs/scale                         # 761,757 items, all methods without training
 python -m benchmarks.scale --out runs/scale --growth 761757 3000000 10000000    # a few methods, each size on its own
-TMPDIR needs room for the vectors of the largest gallery; a folder in memory would count as memory.
+TMPDIR needs space for the vectors of the largest gallery; a memory-backed folder would count as memory.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from ray_backfill.runs.context import Context
 from ray_backfill.runs.synthetic import SyntheticGallery
 from ray_backfill.store import MAPPED_BYTES, EmbeddingFolder
 
-# What is timed of the job: the name in the table, whose attribute it is, and its name there.
+# Timed parts of the job: name in the table, owner of the attribute, and name of the attribute.
 CLOCKED: tuple[tuple[str, Any, str], ...] = (
     ("draw and write", pipeline, "draw_gallery"),
     ("read", pipeline, "read_folder"),
@@ -44,7 +44,7 @@ CLOCKED: tuple[tuple[str, Any, str], ...] = (
     ("report", results, "write_report"),
 )
 OTHER = "other: galleries through maps, tables"
-# Of growth: the references, the merge of both models, and one map that leaves the gallery as it is.
+# Methods of the growth table: the references, the naive merge, and one map that leaves the gallery unchanged.
 FEW_METHODS = ("old", "new", "rm_naive", "procrustes_query")
 GIB = 1 << 30
 _EVERY_S = 0.02
@@ -52,9 +52,9 @@ _EVERY_S = 0.02
 
 @dataclass
 class Clock:
-    """Seconds and the most memory by stage; what runs inside a stage under a name of its own is counted there alone.
+    """Seconds and peak memory by stage; a nested stage counts only for itself.
 
-    Memory is sampled, in GiB: of the process, and of it without pages of mapped files.
+    Memory is sampled in GiB: of the process, and of its anonymous part without mapped files.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -107,13 +107,13 @@ class Clock:
 
 
 def memory() -> dict[str, float]:
-    """GiB of this process by the kernel's names."""
+    """Memory of this process in GiB, by the kernel's names."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return {line.split(":")[0]: int(line.split()[1]) * 1024 / GIB for line in lines if line.endswith(" kB")}
 
 
 def measure(job: ScaleJob) -> dict[str, Any]:
-    """Run the job with a clock around its parts; what was found as plain data."""
+    """Run the job with a clock around its parts; returns the measurements as plain data."""
     clock, before = Clock(), memory()["RssAnon"]
     with ExitStack() as patches:
         for name, owner, attribute in CLOCKED:
@@ -142,7 +142,7 @@ def measure(job: ScaleJob) -> dict[str, Any]:
 
 
 def stage_table(found: dict[str, Any]) -> None:
-    """One row a stage, in the order of the job."""
+    """Print one row per stage, in the order of the job."""
     items = found["items"]
     print(f"\n{items:,} items, {found['queries']:,} queries, {found['dims']} dimensions, orders: {found['orders']}")
     header("stage", "seconds", "items/s", "s per million items", "memory at most, GiB", "of it anonymous, GiB")
@@ -161,7 +161,7 @@ def stage_table(found: dict[str, Any]) -> None:
 
 
 def growth_table(sizes: list[int], out: Path) -> None:
-    """Each size in a process of its own; beside each what follows from the first one's rates and bytes an item."""
+    """Run each size in its own process; print each with the extrapolation from the first size."""
     names = ", ".join(FEW_METHODS)
     print(f"\nMethods {names}; random order. In brackets: the first row's rate or bytes an item, at this size.")
     header(
@@ -182,13 +182,13 @@ def growth_table(sizes: list[int], out: Path) -> None:
             fixed, held = (first["anonymous"]["draw and write"], _held) if name == "anonymous" else (0.0, lambda _: 0.0)
             rate = (_growing(first)[name] - fixed - held(first)) / first["items"]
             expected = fixed + held(found) + rate * items
-            # What is resident beyond the anonymous part is up to the kernel.
+            # The kernel decides how much is resident beyond the anonymous part.
             cells.append(f"{now:,.1f}" if found is first or name == "peak" else f"{now:,.1f} ({expected:,.1f})")
         row(*cells)
 
 
 def _held(found: dict[str, Any]) -> float:
-    """GiB of both models' vectors, where they are in memory and not mapped."""
+    """GiB of both models' vectors, if they are in memory and not mapped."""
     column = found["items"] * found["dims"] * 2
     return 2 * column / GIB if column <= MAPPED_BYTES else 0.0
 
@@ -209,11 +209,11 @@ def _growing(found: dict[str, Any]) -> dict[str, float]:
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/scale"), help="folder of the runs; must be new")
+    parser.add_argument("--out", type=Path, default=Path("runs/scale"), help="output folder; must not exist")
     parser.add_argument("--items", type=int, default=SyntheticGallery.items)
-    parser.add_argument("--methods", nargs="+", help="default: all without training")
+    parser.add_argument("--methods", nargs="+", help="methods to run; default: all without training")
     parser.add_argument("--merges", nargs="+", default=["raw"])
-    parser.add_argument("--few", action="store_true", help="the methods and the order of growth")
+    parser.add_argument("--few", action="store_true", help="use the methods and the order of --growth")
     parser.add_argument("--growth", type=int, nargs="+", help="numbers of items to compare")
     arguments = parser.parse_args(words)
     if arguments.methods:
@@ -222,7 +222,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def job_of(arguments: argparse.Namespace) -> ScaleJob:
-    """The job's own defaults but for what was asked for; classes as many as items at most."""
+    """The job's defaults with the given arguments; at most as many classes as items."""
     job: ScaleJob = tyro.cli(ScaleJob, args=["--out", str(arguments.out)])
     gallery = job.gallery
     classes = min(gallery.classes, max(1, arguments.items // 9))
@@ -245,7 +245,7 @@ def main() -> None:
         growth_table(arguments.growth, arguments.out)
         return
     if arguments.out.exists():
-        sys.exit(f"error: {arguments.out} is there already; what is kept there would not be measured")
+        sys.exit(f"error: --out {arguments.out} exists, so finished stages would not be measured; choose a new folder")
     found = measure(job_of(arguments))
     write_json(arguments.out / "measured.json", found)
     stage_table(found)

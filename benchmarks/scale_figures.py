@@ -1,8 +1,8 @@
-"""Distances of drawn embeddings beside those of real models: a table in Markdown and a figure.
+"""Distances of synthetic embeddings compared with those of real models: a Markdown table and a figure.
 
 python -m benchmarks.scale_figures --real landmarks=RUN/embeddings omniglot=RUN/embeddings --drawn full=RUN/embeddings \
     --figure docs/results/scale-distances.png
-The first folder is also drawn at its own size, with as few dimensions as such models have.
+The first folder is also imitated at its own size, with as few latent dimensions as such models have.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from ray_backfill.training.fit import TrainSet
 from ray_backfill.training.settings import FitSettings
 
 Values = NDArray[np.float64]
-# At the size of the demo's landmarks: 200 classes, of which its old model learns 60. Models that tell 200 classes apart
-# spread them over 13 dimensions; what the default has more of is needed by more classes.
+# The size of the demo's landmarks: 200 classes, of which its old model learns 60. Models of 200 classes spread them
+# over 13 dimensions; the default has more dimensions because it has more classes.
 _DEFAULT = SyntheticGallery()
 LIKE_LANDMARKS = replace(
     _DEFAULT, items=6000, queries=500, classes=200, known_classes=60, train_items=8000, groups=20, classifier_scale=9.0,
@@ -59,7 +59,7 @@ def distances(folder: EmbeddingFolder, model: str) -> dict[str, Values]:
 
 
 def foretold(folder: EmbeddingFolder, source: str, target: str) -> float:
-    """R^2 on the gallery of the least-squares map that the train split gives."""
+    """R^2 on the gallery of the least-squares map fitted on the train split."""
     assert folder.train is not None
     x, y = (normalise(folder.train.vectors[model]) for model in (source, target))
     weight = regression(x - x.mean(0), y - y.mean(0), 0.0)
@@ -70,7 +70,7 @@ def foretold(folder: EmbeddingFolder, source: str, target: str) -> float:
 
 
 def qualities(folder: EmbeddingFolder) -> dict[str, float]:
-    """In random order; each class counts the same, however many queries it has."""
+    """Quality and gains in random order; each class has the same weight, however many queries it has."""
     truth, embeddings = ground_truth(folder, refuse_unknown_labels=False), embeddings_of(folder)
     order = rb.make_order("random", rb.GalleryColumns(folder.gallery.old))
     known, curves = all_methods(), {}
@@ -95,7 +95,7 @@ def qualities(folder: EmbeddingFolder) -> dict[str, float]:
 
 
 def tables(folders: dict[str, EmbeddingFolder]) -> None:
-    """Distances, then what methods make of them."""
+    """Print the distances, then the results of some methods on them."""
     header("model", "cosine distance to", "of", "mean", "sd", "1 %", "10 %", "50 %", "90 %", "99 %")
     for model in MODELS:
         for kind in KINDS:
@@ -114,7 +114,7 @@ def tables(folders: dict[str, EmbeddingFolder]) -> None:
 
 
 def figure(real: tuple[str, EmbeddingFolder], drawn: EmbeddingFolder, path: Path) -> None:
-    """A panel a model: filled the real distances, lines the drawn ones."""
+    """One panel per model: filled areas are real distances, lines are synthetic ones."""
     canvas = blank_figure(3.4)
     for place, model in enumerate(MODELS):
         plot: Axes = canvas.add_subplot(1, 2, place + 1)
@@ -146,8 +146,8 @@ def main() -> None:
     parser.add_argument(
         "--real", type=named, nargs="+", required=True, help="NAME=FOLDER of embeddings, landmarks first"
     )
-    parser.add_argument("--drawn", type=named, nargs="*", default=[], help="NAME=FOLDER, drawn before")
-    parser.add_argument("--figure", type=Path, help="where to write it")
+    parser.add_argument("--drawn", type=named, nargs="*", default=[], help="NAME=FOLDER of synthetic embeddings")
+    parser.add_argument("--figure", type=Path, help="path of the figure")
     arguments = parser.parse_args()
     folders = {name: read_folder(path) for name, path in arguments.real}
     first = next(iter(folders.items()))

@@ -1,7 +1,7 @@
-"""What serving two partitions costs, and what approximate indexes do to quality: tables in Markdown, and figures.
+"""Cost of serving two partitions, and the effect of approximate indexes on quality: Markdown tables and figures.
 
-python -m benchmarks.serving --figures docs/results    # all of it: 200,000 items, 3 GB of memory
-python -m benchmarks.serving --scale 0.02              # the same at 2 % of the sizes, to see that it runs
+python -m benchmarks.serving --figures docs/results    # everything: 200,000 items, 3 GB of memory
+python -m benchmarks.serving --scale 0.02              # the same at 2 % of the sizes, as a smoke test
 python -m benchmarks.serving --only honesty --data runs/landmarks/embeddings   # on real embeddings
 """
 
@@ -24,7 +24,7 @@ PARTS = ("price", "flat", "honesty")
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """What does not hold."""
+    """Run the chosen parts; returns the limits that do not hold."""
     failed: list[str] = []
     scale = arguments.scale
     wanted = PARTS if arguments.only is None else (arguments.only,)
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
 
 
 def _at_least(items: float) -> int:
-    """Enough for 256 lists and codes to learn from."""
+    """Number of train items: enough to train 256 lists and codes."""
     return max(1000, int(items))
 
 
@@ -71,15 +71,15 @@ def machine() -> str:
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS, help="one part of it")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the sizes, 1 for the limits")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="threads that search, each measured")
+    parser.add_argument("--only", choices=PARTS, help="run only this part")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on all sizes; limits apply to 1 only")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="numbers of search threads to measure")
     parser.add_argument("--figures", type=Path, help="folder for figures")
-    parser.add_argument("--suffix", default="", help="of the name of the quality figure, where there are several")
-    parser.add_argument("--data", type=Path, help="folder of embeddings for honesty, instead of invented ones")
+    parser.add_argument("--suffix", default="", help="suffix of the quality figure's file name")
+    parser.add_argument("--data", type=Path, help="folder of embeddings for honesty; default: synthetic ones")
     parser.add_argument("--method", default="rm_naive", help="upgrade method, with --data")
-    parser.add_argument("--maps", type=Path, help="RUN/maps, for a method that is fitted")
-    parser.add_argument("--distance", default="cosine", help="with --data")
+    parser.add_argument("--maps", type=Path, help="RUN/maps, for a method with a fitted network")
+    parser.add_argument("--distance", default="cosine", help="distance, with --data")
     return parser.parse_args(words)
 
 

@@ -15,7 +15,7 @@ _EXACT = Style(INK, "-", "", 2.4, 5)
 
 
 def price_figure(prices: list[Price], path: Path) -> None:
-    """Ratios by index, a mark for each k and batch; hollow: just before a compaction."""
+    """Ratios by index, one marker per k and batch; hollow: just before a compaction."""
     labels = list(dict.fromkeys(price.label for price in prices))
     kinds = list(dict.fromkeys((price.k, price.batch, price.threads) for price in prices))
     figure = blank_figure(1.2 + 0.6 * len(labels))
@@ -34,7 +34,7 @@ def price_figure(prices: list[Price], path: Path) -> None:
     plot.axvline(1, color=GRID, linewidth=1.2)
     plot.set_yticks(range(len(labels), 0, -1), labels)
     plot.set_xlim(left=0)
-    plot.set_xlabel("queries a second of the half-backfilled shard / of one partition", color=FAINT, fontsize=9)
+    plot.set_xlabel("queries per second, half-backfilled shard / one partition", color=FAINT, fontsize=9)
     title = "The price of two partitions (hollow: just before a compaction; dashed: the target)"
     plot.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=INK)
     plot.legend(fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(1.0, 0.0))
@@ -43,7 +43,7 @@ def price_figure(prices: list[Price], path: Path) -> None:
 
 
 def honesty_figure(found: list[Curves], path: Path) -> None:
-    """Quality by index, recall of each side, and what merges do for quantised indexes."""
+    """Quality by index, recall of each side, and the effect of merges on quantised indexes."""
     quantised = [curves for curves in found if curves.is_quantised]
     heights = [3.2, 3.2, max(3.2, 0.26 * 4 * (len(quantised) + 1))]
     figure = blank_figure(sum(heights))
@@ -60,7 +60,7 @@ def honesty_figure(found: list[Curves], path: Path) -> None:
         entries.append((curves.name, "", style))
     legend(figure.add_subplot(grid[0, 1]), heights[0], "", entries, longest=40)
     plot = figure.add_subplot(grid[1, 0])
-    dress(plot, "recall@100 of old items (dashed) and of new ones", "found of the exact answer's (%)")
+    dress(plot, "recall@100 of old (dashed) and new items", "share of the exact answer (%)")
     for curves, style in zip(found, styles, strict=True):
         for side, dashes in ((OLD, "--"), (NEW, "-")):
             of_side = Style(style.colour, dashes, style.marker, 1.3, 3)
@@ -71,7 +71,7 @@ def honesty_figure(found: list[Curves], path: Path) -> None:
 
 
 def _merges(plot: Axes, side: Axes, height_in: float, quantised: list[Curves]) -> None:
-    """What is lost to exact search with raw distances, raw and with merges of the index."""
+    """The difference to exact search with raw distances, for raw distances and merges of the index."""
     metric = METRICS[0]
     dress(plot, f"{metric} minus that of exact search: raw, mapped, and re-ranked", "points")
     plot.axhline(0, color=INK, linewidth=1.2)

@@ -1,10 +1,10 @@
-"""Stage by stage: decode, embed, write, index, replay: items a second of one core, and what a million items cost.
+"""Items per second of one core, and cost of a million items, by stage: decode, embed, write, index, replay.
 
 python -m benchmarks.stages                  # a minute or two on one core, 1 GB of memory
-python -m benchmarks.stages --scale 0.02     # to see that it runs
-python -m benchmarks.stages --files PATH     # decodes image files below PATH too
+python -m benchmarks.stages --scale 0.02     # smoke test
+python -m benchmarks.stages --files PATH     # also decodes the image files below PATH
 
-CPU time of one thread each; no GPU. The price of a core hour is an argument, and no more than that.
+All values are CPU time of one thread, without a GPU. The price of a core hour is an argument, not a measurement.
 """
 
 import argparse
@@ -34,14 +34,14 @@ from ray_backfill.recipes import load_recipe
 from ray_backfill.store import vector_column, write_parquet
 from ray_backfill.systems import FloatArray
 
-# Queries of Google Landmarks v2 that its retrieval track scores.
+# Number of queries that the retrieval track of Google Landmarks v2 scores.
 _QUERIES = 1129
 _BATCH, _PART = 256, 8192
 
 
 @dataclass(frozen=True)
 class Stage:
-    """seconds: of CPU time an item."""
+    """seconds: CPU time per item."""
 
     name: str
     what: str
@@ -50,7 +50,7 @@ class Stage:
 
 
 def landmark_stages() -> list[Stage]:
-    """Rendering, and both models of the recipe."""
+    """Rendering and both models of the recipe."""
     recipe, rows = load_recipe("landmarks"), np.arange(_BATCH)
     source = open_source(landmarks.Settings())
     found = [
@@ -66,7 +66,7 @@ def landmark_stages() -> list[Stage]:
 
 
 def large_stages() -> list[Stage]:
-    """A network and a size that papers use, where a GPU belongs."""
+    """A network and an image size from the papers, which normally need a GPU."""
     images = torch.rand(16, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     return [_embed("resnet18, 224 x 224", BackboneSettings("resnet18"), images)]
 
@@ -82,7 +82,7 @@ def _embed(what: str, settings: BackboneSettings, images_BCSS: torch.Tensor) -> 
 
 
 def write_stages() -> list[Stage]:
-    """A part of two models' embeddings."""
+    """Writing one part with two models' embeddings."""
     rng = np.random.default_rng(0)
     found = []
     for dtype in ("float32", "float16"):
@@ -97,7 +97,7 @@ def write_stages() -> list[Stage]:
 
 
 def index_and_replay_stages(scale: float) -> list[Stage]:
-    """Indexes of one model's vectors; a replay of one method and one order."""
+    """Indexing one model's vectors, and a replay of one method and one order."""
     items = max(2000, int(200_000 * scale))
     case = synthetic(items, _QUERIES, max(2000, int(20_000 * scale)))
     vectors, train = np.asarray(case.embedded.gallery["new"], np.float32), case.train["new"]
@@ -120,7 +120,7 @@ def index_and_replay_stages(scale: float) -> list[Stage]:
 
 
 def print_table(stages: list[Stage], price: float) -> None:
-    """Markdown: rates, and what a million items cost."""
+    """Print rates, and the cost of a million items, as Markdown."""
     print(f"\n## Stage by stage\n\nOne core, CPU time; a core hour at {price:g} $.\n")
     header("stage", "what", "items/s a core", "bound by", "CPU s a million", "core hours a million", "$ a million")
     for stage in stages:
@@ -131,10 +131,10 @@ def print_table(stages: list[Stage], price: float) -> None:
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the sizes")
-    parser.add_argument("--images", type=int, default=16, help="photographs of each size that are decoded")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on all sizes")
+    parser.add_argument("--images", type=int, default=16, help="number of photographs to decode per size")
     parser.add_argument("--files", type=Path, help="folder of image files, such as Omniglot's")
-    parser.add_argument("--price", type=float, default=0.05, help="dollars a core hour: an assumption, put in yours")
+    parser.add_argument("--price", type=float, default=0.05, help="dollars per core hour (an assumption)")
     return parser.parse_args(words)
 
 

@@ -1,9 +1,9 @@
-"""Landmarks streamed through both backbones by Ray Data into Parquet: how fast, in how much memory, and killed thrice.
+"""Landmarks streamed through both backbones into Parquet with Ray Data: speed, memory, and resuming after kills.
 
 python -m benchmarks.stream --images 1000000 --out runs/stream --figures docs/results   # about 13 minutes
-python -m benchmarks.stream --images 30000 --out runs/stream-small                      # to see that it runs
+python -m benchmarks.stream --images 30000 --out runs/stream-small                      # smoke test
 
-The networks are those of the landmarks recipe with untrained weights: speed does not depend on them. Stores of an
+The networks are those of the landmarks recipe with untrained weights, as speed does not depend on weights. Stores of an
 earlier run in --out are deleted. Linux only.
 """
 
@@ -26,7 +26,7 @@ from ray_backfill.recipes import load_recipe
 
 
 def embed(arguments: argparse.Namespace) -> None:
-    """What the watched process does: the stage as every job runs it."""
+    """The work of the watched process: the embedding stage as in every job."""
     from ray_backfill.cluster.embed import embed_stage
     from ray_backfill.cluster.settings import EmbedActors, EmbedSettings
 
@@ -45,12 +45,12 @@ def _start(arguments: argparse.Namespace, store: Path) -> Family:
 
 
 def stored(store: Path) -> int:
-    """Images in finished parts of the gallery, as their number tells (the last part may be smaller)."""
+    """Number of finished parts of the gallery times their size (the last part may be smaller)."""
     return len(list((store / "gallery.parquet").glob("part-*.parquet")))
 
 
 def stream(arguments: argparse.Namespace, store: Path) -> Streamed:
-    """Embed everything into ``store`` in a process of its own, watched."""
+    """Embed everything into ``store`` in a separate, watched process."""
     family = _start(arguments, store)
     try:
         samples = watch(family, arguments.every_s, lambda: stored(store) * arguments.part_rows, lambda _: False)
@@ -63,7 +63,7 @@ def stream(arguments: argparse.Namespace, store: Path) -> Streamed:
 
 
 def stream_killed(arguments: argparse.Namespace, store: Path) -> list[str]:
-    """The same, killed at random moments and continued; says what was there at each."""
+    """The same, killed at random moments and resumed; returns a table row per kill."""
     rng = np.random.default_rng(arguments.seed)
     parts = -(-arguments.images // arguments.part_rows)
     found = []
@@ -88,7 +88,7 @@ def _check(store: Path, arguments: argparse.Namespace) -> None:
 
 
 def differences(one: Path, other: Path) -> tuple[int, int, list[str]]:
-    """Parquet files of the first, their bytes, and the names of files that are not the same, byte for byte, in both."""
+    """Number and bytes of the first store's Parquet files, and the names of files that differ in any byte."""
     files = {str(path.relative_to(one)): path for path in sorted(one.rglob("*.parquet")) if path.is_file()}
     others = {str(path.relative_to(other)): path for path in sorted(other.rglob("*.parquet")) if path.is_file()}
     differ = [
@@ -101,19 +101,19 @@ def differences(one: Path, other: Path) -> tuple[int, int, list[str]]:
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=1_000_000, help="of the gallery")
-    parser.add_argument("--out", type=Path, default=Path("runs/stream"), help="networks, stores and logs go there")
-    parser.add_argument("--kills", type=int, default=3, help="0: no second store")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
-    parser.add_argument("--actors", type=int, default=2, help="embedding actors")
-    parser.add_argument("--cpus", type=float, default=1.0, help="CPUs an actor")
-    parser.add_argument("--part-rows", type=int, default=8192, help="images a part")
+    parser.add_argument("--images", type=int, default=1_000_000, help="number of gallery images")
+    parser.add_argument("--out", type=Path, default=Path("runs/stream"), help="folder for networks, stores and logs")
+    parser.add_argument("--kills", type=int, default=3, help="number of kills; 0: no second store")
+    parser.add_argument("--seed", type=int, default=0, help="random seed for the moments of the kills")
+    parser.add_argument("--actors", type=int, default=2, help="number of embedding actors")
+    parser.add_argument("--cpus", type=float, default=1.0, help="CPUs per actor")
+    parser.add_argument("--part-rows", type=int, default=8192, help="images per part")
     parser.add_argument("--bare-s", type=float, default=15.0, help="seconds of each measurement of the models alone")
     parser.add_argument(
-        "--every-s", type=float, default=5.0, help="seconds between two looks at memory: each costs 70 ms"
+        "--every-s", type=float, default=5.0, help="seconds between two memory samples; each takes 70 ms"
     )
     parser.add_argument("--figures", type=Path, help="folder for the figure")
-    parser.add_argument("--store", type=Path, help=argparse.SUPPRESS)  # only embed, into this folder
+    parser.add_argument("--store", type=Path, help=argparse.SUPPRESS)  # only embed into this folder
     arguments = parser.parse_args(words)
     arguments.out = arguments.out.absolute()
     return arguments
@@ -124,7 +124,7 @@ def main() -> None:
     if arguments.store:
         embed(arguments)
         return
-    from benchmarks.stream_report import draw, print_report  # not for the watched process: it draws
+    from benchmarks.stream_report import draw, print_report  # imports matplotlib, which the watched process must not
 
     print(f"{machine()}\n\n    python -m benchmarks.stream {' '.join(sys.argv[1:])}".rstrip())
     since = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Rates of ``benchmarks.stream``: of the stream, and of both models alone, in processes that do nothing else."""
+"""Rates for ``benchmarks.stream``: of the stream, and of both models alone in dedicated processes."""
 
 import multiprocessing
 import sys
@@ -17,20 +17,20 @@ from ray_backfill.files import begin_stage, finish_stage
 from ray_backfill.recipes import load_recipe
 
 BATCH, _WARM_UP_S = 256, 2.0
-# What is asked of the stream: a share of the images a second of the models alone.
+# Target of the stream: a share of the images per second of the models alone.
 LIMIT = 0.85
 
 
 @dataclass(frozen=True)
 class Streamed:
-    """samples: of memory. parts: of the gallery, seconds from the start and images of each, in the order of the end."""
+    """samples: memory samples. parts: (seconds from the start, images) of each gallery part, by finishing time."""
 
     samples: list[Sample]
     parts: list[tuple[float, int]]
 
 
 def steady(parts: Sequence[tuple[float, int]], actors: int) -> float:
-    """Images a second from when each actor has finished a part until the last part, without the start of Ray."""
+    """Images per second from the time each actor has finished a part to the last part, without Ray's start-up."""
     if len(parts) <= actors:
         return float("nan")
     seconds = parts[-1][0] - parts[actors - 1][0]
@@ -39,10 +39,10 @@ def steady(parts: Sequence[tuple[float, int]], actors: int) -> float:
 
 @dataclass(frozen=True)
 class Bare:
-    """Images a second of processes that do nothing else. forward: of decoded pixels through both models.
+    """Images per second of dedicated processes. forward: decoded pixels through both models.
 
-    loop: the same, each batch rendered before, in a process a core. ..._us: microseconds of CPU time an image, which
-    others on the machine change less. configuration: processes x threads of the better one.
+    loop: the same with rendering, in one process per core. ..._us: microseconds of CPU time per image, which other load
+    on the machine affects less. configuration: processes x threads of the faster setup.
     """
 
     configuration: str
@@ -53,13 +53,13 @@ class Bare:
 
 
 def data_of(images: int) -> landmarks.Settings:
-    """A gallery of that size; splits as small as they can be beside it."""
+    """A gallery of this size, with minimal other splits."""
     images_of_recipe: landmarks.Settings = load_recipe("landmarks").images
     return replace(images_of_recipe, gallery_images=images, train_images=200, queries=200)
 
 
 def make_backbones(out: Path) -> dict[str, Path]:
-    """Both networks of the recipe, with the weights of their seeds."""
+    """Both networks of the recipe, with weights initialised from their seeds."""
     import torch
 
     from ray_backfill.models.checkpoints import BackboneInfo, save_backbone
@@ -77,19 +77,19 @@ def make_backbones(out: Path) -> dict[str, Path]:
 
 
 def bare_rates(models: dict[str, Path], data: landmarks.Settings, cores: int, seconds: float) -> Bare:
-    """The better of as many processes as cores with one thread each, and of one with all threads."""
+    """The faster of two setups: one single-threaded process per core, or one process with all threads."""
     found = []
     for processes, threads in {(cores, 1), (1, cores)}:
         found.append((_together(models, data, processes, threads, seconds, render=False), processes, threads))
     forward, processes, threads = max(found)
-    loop = _together(models, data, cores, 1, seconds, render=True)  # rendering has one thread
+    loop = _together(models, data, cores, 1, seconds, render=True)  # rendering is single-threaded
     return Bare(f"{processes} x {threads}", *forward, *loop)
 
 
 def _together(
     models: dict[str, Path], data: landmarks.Settings, processes: int, threads: int, seconds: float, render: bool
 ) -> tuple[float, float]:
-    """Images a second of all processes, and microseconds of CPU time an image."""
+    """Images per second of all processes, and microseconds of CPU time per image."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(processes), context.Queue()
     workers = [
@@ -113,7 +113,7 @@ def _forward(
     barrier: Barrier,
     results: Any,
 ) -> None:
-    """One process: batches through both models, rendered anew or the same ones again and again."""
+    """One process: batches through both models, newly rendered or the same ones repeatedly."""
     import torch
 
     from ray_backfill.models.backbones import pixels_to_float

@@ -20,7 +20,7 @@ _KINDS = ("actors", "Ray", "driver")
 def print_report(
     arguments: argparse.Namespace, before: Bare, after: Bare, streamed: Streamed, feeding: dict[str, Any]
 ) -> list[str]:
-    """Markdown; returns what does not hold."""
+    """Print the report as Markdown; returns the limits that do not hold."""
     samples, whole = streamed.samples, feeding["images_per_s"]
     settled = steady(streamed.parts, arguments.actors)
     forward = (before.forward + after.forward) / 2
@@ -51,7 +51,7 @@ def print_report(
         f"median of the first tenth {first:,.0f} MB, of the last {last:,.0f} MB"
     )
     since = time.perf_counter()
-    source = open_source(data_of(arguments.images + 1))  # another one, which nobody has listed yet
+    source = open_source(data_of(arguments.images + 1))  # a new source, so that listing is not cached
     listed = len(source.items("gallery"))
     print(f"Listing {listed - 1:,} items took {time.perf_counter() - since:.2f} s")
     failed = []
@@ -63,7 +63,7 @@ def print_report(
 
 
 def _print_cpu(images: int, last: Sample, feeding: dict[str, Any]) -> None:
-    """CPU time an image, of what ran; actors are split by what they measured themselves."""
+    """Print CPU time per image by process; actors are split by their own measurements."""
     actors = 1e6 * last.cpu_s.get("actors", 0.0) / images
     print("\n| CPU time, microseconds an image | |\n|---|---|")
     for name, label in (("decode", "render"), ("model", "both models, and the rest of the actors"), ("write", "write")):
@@ -77,7 +77,7 @@ def _numbers(bare: Bare) -> tuple[float, float, float, float]:
 
 
 def _tenths(samples: Sequence[Sample]) -> tuple[float, float]:
-    """Median memory in the first and in the last tenth of the time between the first part and the last."""
+    """Median memory in the first and in the last tenth of the time between the first and the last part."""
     last_done = samples[-1].done
     memory = np.array([sum(sample.pss_mb.values()) for sample in samples if 0 < sample.done < last_done] or [np.nan])
     tenth = max(1, len(memory) // 10)
@@ -112,7 +112,7 @@ def draw(arguments: argparse.Namespace, streamed: Streamed, bare: Bare, path: Pa
 
 
 def _rates(parts: Sequence[tuple[float, int]]) -> tuple[list[float], list[float]]:
-    """Minutes and images a second over some stretches of the time, of a few parts each: parts end in jumps."""
+    """Minutes and images per second over periods of a few parts each, as parts finish in bursts."""
     middle, rate = [], []
     ends = np.linspace(0, len(parts) - 1, min(25, max(2, len(parts) // 4)) + 1).astype(int)
     for first, last in pairwise(ends):

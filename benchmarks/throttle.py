@@ -1,9 +1,9 @@
-"""What a throttle buys: the latency of queries against the rate of the backfill, in live drills of a rendered gallery.
+"""Benefit of a throttle: query latency against the rate of the backfill, in live drills of a rendered gallery.
 
 python -m benchmarks.throttle --out runs/throttle    # eight drills of 20,000 items: about ten minutes
 
 Backbones, old embeddings and maps are made once, by the first drill, or taken from --base (a run folder of the same
-gallery). A finished drill is kept: the same command goes on where it was, and only prints when all are there.
+gallery). Finished drills are kept: the same command resumes, and only prints the results if all are finished.
 """
 
 import argparse
@@ -26,17 +26,16 @@ from ray_backfill.live.timeline import backfills, read_events
 from ray_backfill.report.drawing import COLOURS, FAINT, GRID, INK, blank_figure, to_png
 from ray_backfill.tables.journal import CheckpointMeasured, Journal, of_type
 
-# What drills share: all but their own folder.
+# Folders that all drills share.
 _SHARED = ("backbones", "before", "maps")
-# Resamples behind an interval of the p99.
+# Number of bootstrap resamples for an interval of the p99.
 _RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One setting. p50, p95, p99: milliseconds while it backfilled. interval: 95 % of the p99, over resampled requests.
-
-    before: p99 in the quiet time before the backfill began. items_per_s: that were applied.
+    """Results of one setting. p50, p95, p99: milliseconds during the backfill. interval: 95 % bootstrap interval of the
+    p99 over requests. before: p99 in the quiet time before the backfill. items_per_s: rate of applied items.
     """
 
     throttle: ThrottleSettings
@@ -57,13 +56,13 @@ class Outcome:
 
 
 def measure(throttle: ThrottleSettings, folders: list[Path]) -> Outcome:
-    """From the journals and events of one setting's drills; latencies of all of them together.
+    """Results from the journals and events of one setting's drills, with latencies pooled.
 
-    Counted are requests that were due between the first and the last applied operation of the backfill, but for the
-    time in which the driver asked its own questions; the items are those applied after the first operation.
+    Counts requests that were due between the first and the last applied operation of the backfill, except while a
+    checkpoint was measured; items are those applied after the first operation.
 
     Raises:
-        InputError: a drill with fewer than two operations, or without traffic.
+        InputError: a drill has fewer than two operations, or no traffic.
     """
     during, before = [], []
     items, seconds = 0, 0.0
@@ -71,7 +70,7 @@ def measure(throttle: ThrottleSettings, folders: list[Path]) -> Outcome:
         entries = Journal(folder).entries()
         applied = backfills(entries)
         if len(applied) < 2:
-            raise InputError(f"{folder} has fewer than two operations of a backfill; lower its part_items")
+            raise InputError(f"{folder} has fewer than two backfill operations; lower --part-items")
         start_s, end_s = applied[0].elapsed_s, applied[-1].elapsed_s
         asking = [(entry.began_s, entry.elapsed_s) for entry in of_type(entries, CheckpointMeasured)]
         events = read_events(folder)
@@ -83,11 +82,11 @@ def measure(throttle: ThrottleSettings, folders: list[Path]) -> Outcome:
             seconds -= max(0.0, min(ended_s, end_s) - max(began_s, start_s))
         during.append(events[within])
         items += sum(entry.items for entry in applied[1:])
-        # Between the warm-up and the first checkpoint the traffic is alone.
+        # Between the warm-up and the first checkpoint there is traffic only.
         before.append(events[events.scheduled_s < min(began_s for began_s, _ in asking)])
     counted, calm = pd.concat(during), pd.concat(before) if before else pd.DataFrame({"latency_ms": []})
     if not len(counted):
-        raise InputError(f"no request was due during the backfill in {folders[0]}; give it traffic")
+        raise InputError(f"no request was due during the backfill in {folders[0]}; raise --traffic")
     latency = counted.latency_ms.to_numpy(np.float64)
     p50, p95, p99 = np.quantile(latency, [0.5, 0.95, 0.99])
     answered = counted.queries.where(counted.is_answered, 0)
@@ -99,7 +98,7 @@ def measure(throttle: ThrottleSettings, folders: list[Path]) -> Outcome:
 
 
 def _interval(latency: NDArray[np.float64]) -> tuple[float, float]:
-    """Requests as if independent; those of one stall are not, so the true interval is wider."""
+    """Bootstrap over requests as if independent; requests of one stall are not, so the true interval is wider."""
     rng = np.random.default_rng(0)
     found = [np.quantile(rng.choice(latency, len(latency)), 0.99) for _ in range(_RESAMPLES)]
     low, high = np.quantile(found, [0.025, 0.975])
@@ -107,7 +106,7 @@ def _interval(latency: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def print_table(found: list[Outcome]) -> None:
-    """Markdown, in the order of the settings."""
+    """Print the results as Markdown, in the order of the settings."""
     columns = ("throttle", "items/s achieved", "requests", "p50 ms", "p95 ms", "p99 ms (95 % interval)",
                "p99 ms before it began", "unanswered")  # fmt: skip
     print("\n| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
@@ -119,7 +118,7 @@ def print_table(found: list[Outcome]) -> None:
 
 
 def draw(found: list[Outcome], path: Path) -> None:
-    """Rates as a curve; targets as points, each with its line."""
+    """Plot rates as a curve and targets as points, each with its target line."""
     figure = blank_figure(4.4)
     plot = figure.subplots()
     rates = sorted((m for m in found if not m.throttle.p99_ms), key=lambda m: m.items_per_s)
@@ -141,9 +140,9 @@ def draw(found: list[Outcome], path: Path) -> None:
     for axis_format in (plot.yaxis.set_major_formatter, plot.yaxis.set_minor_formatter):
         axis_format("{x:g}")
     plot.set_xlim(left=0)
-    plot.set_xlabel("items backfilled a second", color=FAINT, fontsize=9)
+    plot.set_xlabel("items backfilled per second", color=FAINT, fontsize=9)
     plot.set_ylabel("p99 of the queries (ms)", color=FAINT, fontsize=9)
-    plot.set_title("What a throttle buys", loc="left", fontsize=10.5, fontweight="bold", color=INK)
+    plot.set_title("Query latency by throttle", loc="left", fontsize=10.5, fontweight="bold", color=INK)
     plot.grid(True, axis="y", color=GRID, linewidth=0.8)
     plot.legend(fontsize=8, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -151,9 +150,9 @@ def draw(found: list[Outcome], path: Path) -> None:
 
 
 def link_shared(base: Path, out: Path) -> None:
-    """Give a drill what another run has made, without a second copy on disk where that can be.
+    """Share another run's folders with a drill, by hard links where possible.
 
-    Stages replace files as a whole, so that what one run writes never shows in another.
+    Stages replace whole files, so a run never changes the files of another.
     """
     for name in _SHARED:
         if (base / name).is_dir() and not (out / name).exists():
@@ -163,12 +162,12 @@ def link_shared(base: Path, out: Path) -> None:
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except OSError:  # another disk, or one without links
+    except OSError:  # another disk, or no support for links
         shutil.copy2(source, target)
 
 
 def settings_of(arguments: argparse.Namespace) -> list[ThrottleSettings]:
-    """Rates (0: none) first, from the fastest: the first drill makes what all share."""
+    """All settings: rates from the fastest (0: no limit), as the first drill makes the shared folders, then targets."""
     rates = sorted(arguments.rates, key=lambda rate: rate or np.inf, reverse=True)
     return [ThrottleSettings(items_per_s=rate) for rate in rates] + [
         ThrottleSettings(p99_ms=target) for target in arguments.targets
@@ -181,7 +180,7 @@ def folder_of(out: Path, throttle: ThrottleSettings, repeat: int) -> Path:
 
 
 def run_drills(arguments: argparse.Namespace) -> None:
-    """All drills that are not there, one after the other in one Ray."""
+    """Run all missing drills, one after the other in one Ray."""
     drills = [
         (throttle, repeat, folder_of(arguments.out, throttle, repeat))
         for repeat in range(arguments.repeats)
@@ -209,7 +208,7 @@ def _recipe(arguments: argparse.Namespace) -> Any:
     from ray_backfill.recipes import load_recipe
 
     recipe = load_recipe("landmarks")
-    # Two points: the driver asks its own questions at the ends only.
+    # Two points, so that the driver measures only at the start and the end.
     return replace(
         recipe,
         images=replace(recipe.images, gallery_images=arguments.gallery),
@@ -231,17 +230,17 @@ def command() -> str:
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/throttle"), help="a folder for each drill goes there")
+    parser.add_argument("--out", type=Path, default=Path("runs/throttle"), help="folder with one subfolder per drill")
     parser.add_argument("--base", type=Path, help="run folder with backbones, before and maps of the same gallery")
-    parser.add_argument("--gallery", type=int, default=20_000, help="items")
+    parser.add_argument("--gallery", type=int, default=20_000, help="number of gallery items")
     parser.add_argument(
-        "--rates", type=float, nargs="*", default=[250, 500, 1000, 2000, 0], help="items/s; 0: no limit"
+        "--rates", type=float, nargs="*", default=[250, 500, 1000, 2000, 0], help="rates in items/s; 0: no limit"
     )
-    parser.add_argument("--targets", type=float, nargs="*", default=[25, 50, 100], help="p99 in milliseconds")
-    parser.add_argument("--traffic", type=float, default=50.0, help="requests a second")
-    parser.add_argument("--part-items", type=int, default=500, help="items of an operation")
-    parser.add_argument("--quiet-s", type=float, default=10.0, help="traffic alone, before and after")
-    parser.add_argument("--repeats", type=int, default=1, help="drills of each setting, pooled")
+    parser.add_argument("--targets", type=float, nargs="*", default=[25, 50, 100], help="p99 targets in milliseconds")
+    parser.add_argument("--traffic", type=float, default=50.0, help="requests per second")
+    parser.add_argument("--part-items", type=int, default=500, help="items per operation")
+    parser.add_argument("--quiet-s", type=float, default=10.0, help="seconds of traffic only, before and after")
+    parser.add_argument("--repeats", type=int, default=1, help="drills per setting, whose results are pooled")
     parser.add_argument("--figures", type=Path, help="folder for the figure")
     arguments = parser.parse_args(words)
     arguments.out = arguments.out.absolute()

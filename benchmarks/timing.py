@@ -1,14 +1,14 @@
-"""CPU time of a piece of work: other work on the machine changes it less than it changes the clock's."""
+"""CPU time of a piece of work, which other load on the machine affects less than wall time."""
 
 import time
 from collections.abc import Callable
 
-# A run is this long, or one call.
+# Minimum seconds of a run; a run has at least one call.
 AT_LEAST_S = 0.3
 
 
 def cpu_s(work: Callable[[], object], runs: int = 3) -> float:
-    """Seconds of CPU time of this process, all threads together: the least of some runs, each of one or more calls."""
+    """CPU seconds per call, over all threads of this process: the minimum of some runs of one or more calls."""
     work()
     found = []
     for _ in range(runs):

@@ -1,10 +1,9 @@
-"""Data sets: one a file (or a folder, where it needs more), found by module name.
+"""Data sets: one module each (or a package, if it needs more), found by module name.
 
-A data set's module defines ``Settings`` (a frozen dataclass, all a worker needs to open it again) and
-``open_source(settings) -> ImageSource``. That of a published data set adds ``PUBLISHED`` (a ``Published``: how large
-the whole is; and ``published(settings)`` where that depends on the settings), ``HOME`` (where to get it, on what
-conditions), ``LAYOUT`` (how its folder must look) and, where its owner lets anyone fetch it,
-``download(root: Path) -> Path``.
+A data set's module defines ``Settings`` (a frozen dataclass with all that a worker needs to open it again) and
+``open_source(settings) -> ImageSource``. A published data set adds ``PUBLISHED`` (a ``Published`` with its full size;
+also ``published(settings)`` if the size depends on the settings), ``HOME`` (where to get it, and the conditions),
+``LAYOUT`` (the expected folder layout) and, if its owner allows free download, ``download(root: Path) -> Path``.
 """
 
 import sys
@@ -22,10 +21,10 @@ from ray_backfill.plugins import load_plugin
 
 @dataclass(frozen=True)
 class Published:
-    """Images and classes of a whole data set as its owners count them, for plans made without it. queries 0: none.
+    """Official numbers of images and classes of a data set, for plans made without it. queries: 0 = none.
 
-    decoded_per_s: images of this set that one CPU decodes to 224 x 224 in a second: a cautious guess by what ours did
-    with invented pictures of their size.
+    decoded_per_s: images of this set that one CPU decodes to 224 x 224 per second: a conservative estimate, measured on
+    synthetic pictures of the same size.
     """
 
     train: int
@@ -54,22 +53,22 @@ def published(settings: Any) -> Published | None:
 
 
 class NotThereError(InputError):
-    """No data set, or not in its owners' form. problem: the first clause of the message, without the remedy."""
+    """The data set is missing, or not in its original layout. problem: the message without the remedy."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(f"{problem}. {remedy}")
         self.problem, self.remedy = problem, remedy
 
     def __reduce__(self) -> tuple[type["NotThereError"], tuple[str, str]]:
-        """It comes back whole from an actor: by itself an exception is made again of its message alone."""
+        """Pickle both arguments; by default an exception is rebuilt from its message only."""
         return NotThereError, (self.problem, self.remedy)
 
 
 def wrong_layout(settings: Any, problem: str, where: str = "") -> NotThereError:
-    """The error to raise for a folder that is not the data set: what is wrong, where to get it, how it must look.
+    """The error for a folder that is not the data set: the problem, where to get the data set, and its layout.
 
-    problem: a clause, such as "there is no folder train"; an empty root is a problem of its own. where: the folder to
-    name; default: the root.
+    problem: a clause such as "there is no folder train"; replaced if the root is empty. where: the folder to name in
+    the message; default: the root.
     """
     name = dataset_name(settings)
     module = dataset_module(name)
@@ -82,7 +81,7 @@ def _where_to_get(module: ModuleType) -> str:
 
 
 def require_folders(settings: Any, root: Path, folders: Iterable[str], where: str = "") -> None:
-    """Raises NotThereError unless each of ``folders`` stands below ``root``. where: see ``wrong_layout``."""
+    """Raises NotThereError unless each of ``folders`` exists below ``root``. where: see ``wrong_layout``."""
     for folder in folders:
         if not settings.root or not (root / folder).is_dir():
             raise wrong_layout(settings, f"there is no folder {folder}", where)
@@ -96,7 +95,7 @@ def require_counts(settings: Any, *names: str) -> None:
 
 
 def check_own_images(settings: Any) -> None:
-    """Raises InputError if images of the user's own cannot be read and divided as the settings say."""
+    """Raises InputError if the settings of the user's own images are out of range."""
     require_counts(settings, "image_size")
     name = dataset_name(settings)
     if settings.channels not in (1, 3):
@@ -107,12 +106,12 @@ def check_own_images(settings: Any) -> None:
 
 @dataclass(frozen=True)
 class PublishedSettings:
-    """Where a published data set is, and how large its images shall be."""
+    """Location and image size of a published data set."""
 
     root: str
-    """Folder that holds the data set as its owners distribute it."""
+    """Folder with the data set as its owners distribute it."""
     image_size: int = 224
-    """Pixels a side, after the whole image has been squeezed to a square."""
+    """Pixels per side; the whole image is resized to a square."""
 
     def __post_init__(self) -> None:
         require_counts(self, "image_size")
@@ -125,22 +124,22 @@ class PublishedSettings:
 
 @lru_cache(maxsize=4)
 def open_source(settings: Any) -> ImageSource:
-    """Open the source that ``settings`` (a ``Settings`` of one of the modules here) describes; once in a process."""
+    """Open the source described by ``settings`` (a ``Settings`` of one of these modules); cached per process."""
     source: ImageSource = dataset_module(dataset_name(settings)).open_source(settings)
     return source
 
 
 def download(settings: Any) -> None:
-    """Fetch the data set into ``settings.root``, unless it is there already.
+    """Download the data set into ``settings.root``, unless it exists already.
 
     Raises:
-        InputError: no root; no program may fetch it; no network; a wrong checksum.
+        InputError: no root, no free download, no network, or a wrong checksum.
     """
     name = dataset_name(settings)
     module = dataset_module(name)
     if hasattr(module, "download"):
         if not settings.root:
-            raise InputError(f"{name}: no root is given, the folder to download to")
+            raise InputError(f"{name}: no root is given; set it to the folder to download to")
         module.download(Path(settings.root).expanduser())
     elif hasattr(module, "HOME"):
         raise InputError(f"{name} cannot be downloaded by a program. {_where_to_get(module)}")

@@ -1,8 +1,8 @@
-"""Fetches the archives of data sets that anyone may have; nothing half-done stands where it could be taken for whole.
+"""Downloads the archives of freely available data sets; an interrupted download never looks complete.
 
-pooch downloads and compares the checksum. Its Untar is not used: before Python 3.12 it lets members leave their folder,
-and it takes what a killed run has unpacked for whole. A download that was killed leaves a hidden folder
-``.<archive>.*.tmp`` in the root, which may be removed.
+pooch downloads the file and verifies the checksum. Its Untar is not used: before Python 3.12 it allows members to leave
+the target folder, and it takes the leftovers of a killed run as complete. A killed download leaves a hidden folder
+``.<archive>.*.tmp`` in the root, which can be removed.
 """
 
 import tarfile
@@ -17,7 +17,7 @@ from ray_backfill.errors import InputError
 
 @dataclass(frozen=True)
 class Archive:
-    """A tar file on a server, with one top folder, ``folder``. ``md5``: what its owners state, in hexadecimal."""
+    """A tar file on a server, with one top folder, ``folder``. ``md5``: the published checksum, in hexadecimal."""
 
     url: str
     md5: str
@@ -25,25 +25,25 @@ class Archive:
 
     @property
     def name(self) -> str:
-        """The name of the file."""
+        """The file name."""
         return self.url.rsplit("/", 1)[-1]
 
 
 def fetch_folder(archive: Archive, root: Path) -> Path:
-    """Download and unpack, to ``root / archive.folder``. An archive that lies in ``root`` already is used instead.
+    """Download the archive and unpack it to ``root / archive.folder``. An archive that is already in ``root`` is used.
 
     Raises:
-        InputError: no network, a wrong checksum, no room or no permission to write, another thing of that name, a
-            Python before 3.11.4. The root then holds what it held before.
+        InputError: no network, a wrong checksum, no space or permission to write, the target exists already, or a
+            Python before 3.11.4. The root is then unchanged.
     """
     if not hasattr(tarfile, "data_filter"):
         raise InputError(
-            "this Python cannot unpack archives of others safely: use 3.11.4 or later; or unpack by hand: "
-            f"fetch {archive.url} into {root}, and there: tar -xzf {archive.name}"
+            "this Python cannot safely unpack downloaded archives: use 3.11.4 or later; or unpack by hand: "
+            f"fetch {archive.url} into {root}, and there run: tar -xzf {archive.name}"
         )
     target = root / archive.folder
     if target.exists():
-        raise InputError(f"{target} is there, but is not the whole data set: move it away, then download again")
+        raise InputError(f"{target} exists, but is not the complete data set: move it away, then download again")
     try:
         root.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=root, prefix=f".{archive.name}.", suffix=".tmp") as temporary:
@@ -59,17 +59,17 @@ def fetch_folder(archive: Archive, root: Path) -> Path:
 
 
 def _fetch(archive: Archive, folder: Path, root: Path) -> Path:
-    """The downloaded file, in ``folder``. pooch deletes one with a wrong checksum."""
-    # Some servers refuse the name under which Python introduces itself.
+    """Download the file to ``folder``. pooch deletes a file with a wrong checksum."""
+    # Some servers refuse Python's default user agent.
     downloader = pooch.HTTPDownloader(progressbar=True, chunk_size=1 << 20, headers={"User-Agent": "ray-backfill"})
     try:
         return Path(pooch.retrieve(archive.url, f"md5:{archive.md5}", archive.name, folder, downloader=downloader))
     except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the disk's; those of the network have no number
+        if isinstance(error, OSError) and error.errno is not None:  # a disk error; network errors have no errno
             raise
         raise InputError(
-            f"cannot download {archive.url}: {' '.join(str(error).split())}. Check the network and try again; or fetch "
-            f"the file in any other way, put it into {root}, and start this again: it will be checked and unpacked"
+            f"cannot download {archive.url}: {' '.join(str(error).split())}. Check the network and try again; or get "
+            f"the file another way, put it into {root}, and run this again to check and unpack it"
         ) from error
 
 
@@ -77,13 +77,13 @@ def _check(archive: Archive, file: Path) -> None:
     found = pooch.file_hash(str(file), "md5")
     if found != archive.md5:
         raise InputError(
-            f"{archive.name} has the md5 checksum {found} instead of {archive.md5}: it is damaged, or "
-            "another file than its owners offered; nothing was unpacked. Remove it if you have it, and download again"
+            f"{archive.name} has the md5 checksum {found} instead of {archive.md5}: it is damaged or a different "
+            "file; nothing was unpacked. Remove it and download it again"
         )
 
 
 def _unpack(archive: Archive, file: Path, into: Path) -> Path:
-    """The folder that has been unpacked. The filter refuses devices, and what would leave ``into``."""
+    """Unpack the archive and return its folder. The filter rejects devices and paths outside ``into``."""
     try:
         with tarfile.open(file) as members:
             members.extractall(into, filter="data")
@@ -91,5 +91,5 @@ def _unpack(archive: Archive, file: Path, into: Path) -> Path:
         raise InputError(f"cannot unpack {archive.name}: {error}") from error
     folder = into / archive.folder
     if not folder.is_dir():
-        raise InputError(f"{archive.name} holds no folder {archive.folder}")
+        raise InputError(f"{archive.name} has no folder {archive.folder}: remove it and download it again")
     return folder

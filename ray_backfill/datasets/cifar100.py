@@ -1,11 +1,11 @@
-"""CIFAR-100: 60 000 colour images of 32 x 32 pixels in 100 classes, from its owner's binary version.
+"""CIFAR-100: 60 000 colour images of 32 x 32 pixels in 100 classes, from the official binary version.
 
 Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009,
 https://www.cs.toronto.edu/~kriz/cifar.html. The fine labels are the classes; the test images are the gallery, which
-queries itself. The python and the Matlab version hold the same images and are not read. Licence: none is stated; the
+queries itself. The Python and Matlab versions contain the same images and are not read. Licence: none stated; the
 authors ask to be cited.
 
-Shapes: N images of a split; B images of a batch; S pixels a side.
+Shapes: N images of a split; B images of a batch; S pixels per side.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource, Items, Pixels
 from ray_backfill.images.source import facts_of
 
-# No JPEG files: they are only enlarged.
+# Decoding is fast: the images are not JPEG files and are only enlarged.
 PUBLISHED = Published(train=50_000, classes=100, gallery=10_000, decoded_per_s=4000)
 HOME = "https://www.cs.toronto.edu/~kriz/cifar.html (no account needed; --download fetches and unpacks it)"
 LAYOUT = "cifar-100-binary/train.bin and test.bin"
@@ -41,10 +41,10 @@ _PIECE = 4096  # images at a time in a checksum
 
 @dataclass(frozen=True)
 class Settings(PublishedSettings):
-    """Where it is, and how large its images shall be."""
+    """Location and image size."""
 
     image_size: int = 32
-    """Pixels a side; the images themselves have 32."""
+    """Pixels per side; the original images have 32."""
 
 
 @dataclass
@@ -57,19 +57,19 @@ class _Cifar:
     _content: str = field(default="", repr=False)
 
     def items(self, split: str) -> Items:
-        """Labels are the fine ones, 0 .. 99. Raises InputError for a split that is not there."""
+        """Labels are the fine ones, 0 .. 99. Raises InputError for an unknown split."""
         records_N = self.records(split)
         first_id = 0 if split == "train" else len(self.records("train"))
         return Items(np.arange(len(records_N)) + first_id, records_N[:, 1].astype(np.int64))
 
     def records(self, split: str) -> NDArray[np.uint8]:
-        """(N, 3074) as the file holds them; they stay on the disk."""
+        """(N, 3074) the raw records, memory-mapped."""
         if split not in self.files:
             raise InputError(f"cifar100 has no split {split!r}; it has: {', '.join(self.splits)}")
         return np.memmap(self.files[split], np.uint8, "r").reshape(-1, _RECORD)
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Pixels:
-        """Copy the rows, resized where another size than 32 is wanted; no image is ever broken."""
+        """Copy the rows, resized unless the image size is 32; no image is ever broken."""
         pixels_B = self.records(split)[rows, 2:].reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
         size = self.image_size
         if size == _SIDE:
@@ -81,11 +81,11 @@ class _Cifar:
         return Pixels(resized_B)
 
     def names(self, split: str, rows: NDArray[np.int64]) -> list[str] | None:
-        """None: the binary version has none."""
+        """None: the binary version has no names."""
         return None
 
     def fingerprint(self) -> dict[str, Any]:
-        """A checksum of all labels and pixels. Cost: reads 184 MB, once."""
+        """A checksum of all labels and pixels. Cost: reads 184 MB on the first call."""
         if not self._content:
             hasher = hashlib.sha256()
             for split in self.splits:
@@ -101,7 +101,7 @@ def open_source(settings: Settings) -> ImageSource:
     """Find the files and check their sizes and labels.
 
     Raises:
-        InputError: image_size below 1; no or only half the files; a file that is damaged or something else.
+        InputError: image_size below 1, missing files, or a file that is damaged or of another kind.
     """
     root = settings.folder
     folder = _find(root) if settings.root else None
@@ -114,9 +114,9 @@ def open_source(settings: Settings) -> ImageSource:
 
 
 def download(root: Path) -> Path:
-    """Fetch the archive (161 MB) and unpack it; one that is in ``root`` already is unpacked instead.
+    """Download the archive (161 MB), unless it is in ``root`` already, and unpack it.
 
-    Does nothing if the files are there. Returns their folder. Raises InputError: see fetch_folder.
+    Does nothing if the files exist. Returns their folder. Raises InputError: see fetch_folder.
     """
     return _find(root) or fetch_folder(ARCHIVE, root)
 
@@ -133,23 +133,23 @@ def _what_is_wrong(root: Path) -> str:
     if not root.is_dir():
         return "there is no such folder"
     if (root / ARCHIVE.name).is_file():
-        return f"{ARCHIVE.name} is not unpacked: add --download, or tar -xzf {ARCHIVE.name} there"
+        return f"{ARCHIVE.name} is not unpacked: add --download, or run tar -xzf {ARCHIVE.name} there"
     for folder in (root / ARCHIVE.folder, root):
         missing = [file for file in _FILES.values() if not (folder / file).is_file()]
         if len(missing) == 1:
             return f"{folder / missing[0]} is missing"
     if any(root.glob("cifar-100-python*")) or (root / "train").is_file():
         remedy = f"add --download, or unpack {ARCHIVE.name} there"
-        return f"this is the python version, but only the binary one is read: {remedy}"
-    return "the files are not there"
+        return f"this is the Python version, but only the binary version is read: {remedy}"
+    return "the files are missing"
 
 
 def _check(path: Path) -> None:
-    """Raises InputError for a file of another kind, which the coarse labels help to tell."""
+    """Raises InputError for a file of another kind, recognised by its size and labels."""
     size = path.stat().st_size
     if size == 0 or size % _RECORD:
         raise InputError(
-            f"{path} is truncated or of another kind: its {size} bytes are no multiple of {_RECORD}; download it again"
+            f"{path} is truncated or another file: its {size} bytes are not a multiple of {_RECORD}; download it again"
         )
     try:
         records_N = np.memmap(path, np.uint8, "r").reshape(-1, _RECORD)
@@ -157,4 +157,4 @@ def _check(path: Path) -> None:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
     for column, count in ((0, 20), (1, 100)):
         if records_N[:, column].max() >= count:
-            raise InputError(f"{path} is not of CIFAR-100: it holds labels outside of 0 to {count - 1}")
+            raise InputError(f"{path} is not CIFAR-100: it has labels outside 0 to {count - 1}; download it again")

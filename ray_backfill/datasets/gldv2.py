@@ -1,11 +1,11 @@
-"""Google Landmarks Dataset v2: 5 million photographs of landmarks, placed by the first digits of their 16-digit ids.
+"""Google Landmarks Dataset v2: 5 million photographs of landmarks, in folders by the first digits of their ids.
 
-The train split is the cleaned one (``train_clean.csv``), or all (``train.csv``) where that file is not there. The
-gallery is the index. Queries are those of the test set that ``retrieval_solution_v2.1.csv`` has answers to, private and
-public; right is what it says. Labels are landmark_ids. The owners number the landmarks of train and index apart, so
-those of the index have a million added: no landmark of the index is taken for one that the models were trained on.
-Nothing is listed: all paths follow from the ids, and an image that is not there shows when it is read.
-Source: Weyand et al., Google Landmarks Dataset v2 (CVPR 2020); its use: rank merge, section 5.3.
+The train split is the cleaned one (``train_clean.csv``), or the full one (``train.csv``) without that file. The gallery
+is the index. Queries are the test images with answers in ``retrieval_solution_v2.1.csv``, private and public; it also
+lists the right images. Labels are landmark_ids. Train and index number their landmarks independently, so a million is
+added to those of the index, and no index landmark is mistaken for one of the training set. Nothing is listed: all paths
+follow from the ids, and a missing image is noticed when it is read.
+Source: Weyand et al., Google Landmarks Dataset v2 (CVPR 2020); protocol: rank merge, section 5.3.
 
 Shapes: N images; Q queries; C lines of a table.
 """
@@ -35,7 +35,7 @@ LAYOUT = (
 _FOLDERS = {"train": "train", "gallery": "index", "queries": "test"}
 _USAGES = {"all": ("Private", "Public"), "private": ("Private",), "public": ("Public",)}
 _FIRST_OF_INDEX = 1_000_000
-# A landmark's images are one field: a line may be long.
+# All images of a landmark are in one field, so lines may be long.
 _BLOCK_BYTES = 16 << 20
 
 
@@ -45,14 +45,14 @@ _N_QUERIES = {"all": PUBLISHED.queries, "private": 750, "public": 379}
 
 @dataclass(frozen=True)
 class Settings(PublishedSettings):
-    """Where it is, and how large its images shall be, and who asks."""
+    """Location, image size and queries."""
 
     queries: str = "all"
-    """Which of the test set's queries: all, private or public."""
+    """Queries of the test set to use: all, private or public."""
 
 
 def published(settings: Settings) -> Published:
-    """The whole data set, with those of its queries that are asked."""
+    """Size of the whole data set, with the selected queries."""
     return replace(PUBLISHED, queries=_N_QUERIES[settings.queries])
 
 
@@ -60,7 +60,7 @@ def open_source(settings: Settings) -> ImageSource:
     """Read the tables; no folder is listed and nothing is decoded.
 
     Raises:
-        InputError: settings out of range; a folder or table is missing, or a table does not fit the others.
+        InputError: settings out of range, a folder or table is missing, or a table does not match the others.
     """
     if settings.queries not in _USAGES:
         raise InputError(f"gldv2: unknown queries {settings.queries!r}; known: {', '.join(_USAGES)}")
@@ -96,7 +96,7 @@ def _train(settings: Settings) -> tuple[pa.Array, NDArray[np.int64]]:
 
 
 def _index(settings: Settings) -> tuple[pa.Array, NDArray[np.int64]]:
-    """Ids, in the order of index.csv if it is there, and labels: -1 for images whose landmark nobody gives."""
+    """Ids, in the order of index.csv if it exists, and labels: -1 for images of unknown landmarks."""
     all_ids, known = _find(settings, "index.csv"), _find(settings, "index_image_to_landmark.csv")
     path = all_ids or known or _need(settings, "index_image_to_landmark.csv", "index.csv")
     ids = _read(path, {"id": pa.string()})["id"]
@@ -110,7 +110,7 @@ def _index(settings: Settings) -> tuple[pa.Array, NDArray[np.int64]]:
 
 
 def _queries(settings: Settings, index_ids: pa.Array) -> tuple[pa.Array, pa.ListArray]:
-    """Ids, and of each query the rows of the index that are right."""
+    """Ids, and the right index rows of each query."""
     path = _need(settings, "retrieval_solution_v2.1.csv")
     table = _read(path, {"id": pa.string(), "images": pa.string(), "Usage": pa.string()})
     _check_ids(table["id"], path)
@@ -121,13 +121,14 @@ def _queries(settings: Settings, index_ids: pa.Array) -> tuple[pa.Array, pa.List
     asked = pc.is_in(usage, value_set=pa.array(_USAGES[settings.queries]))
     ids, images = table["id"].filter(asked), table["images"].filter(asked)
     if not len(ids):
-        raise InputError(f"{path} has no query of the usage {settings.queries!r}")
+        raise InputError(f"{path} has no query for queries = {settings.queries!r}; choose all, private or public")
     right, query_P = _split(images)
     rows = pc.index_in(right, value_set=index_ids)
     if rows.null_count:
         first = int(np.argmax(rows.is_null().to_numpy(zero_copy_only=False)))
         raise InputError(
-            f"{path}: the index has no image {right[first].as_py()}, an answer to {ids[query_P[first].as_py()].as_py()}"
+            f"{path}: the image {right[first].as_py()}, an answer to {ids[query_P[first].as_py()].as_py()}, "
+            "is not in the index"
         )
     counts_Q = np.bincount(query_P.to_numpy(), minlength=len(ids))
     starts = pa.array(np.concatenate([[0], np.cumsum(counts_Q)]), pa.int32())
@@ -135,7 +136,7 @@ def _queries(settings: Settings, index_ids: pa.Array) -> tuple[pa.Array, pa.List
 
 
 def _find(settings: Settings, name: str) -> Path | None:
-    """A table, beside the folders, in metadata/, or in one of the folders."""
+    """Path of a table: beside the folders, in metadata/, or in one of the folders; None if it does not exist."""
     for folder in ("", "metadata", *_FOLDERS.values()):
         path = settings.folder / folder / name
         if path.is_file():
@@ -144,7 +145,7 @@ def _find(settings: Settings, name: str) -> Path | None:
 
 
 def _need(settings: Settings, *names: str) -> Path:
-    """The first of these tables that is there."""
+    """The first of these tables that exists."""
     for name in names:
         if (path := _find(settings, name)) is not None:
             return path
@@ -152,7 +153,7 @@ def _need(settings: Settings, *names: str) -> Path:
 
 
 def _read(path: Path, columns: dict[str, pa.DataType]) -> dict[str, pa.Array]:
-    """Columns of a table, without missing values."""
+    """Read columns of a table and refuse missing values."""
     options = csv.ConvertOptions(column_types=columns, include_columns=list(columns))
     try:
         table = csv.read_csv(path, csv.ReadOptions(block_size=_BLOCK_BYTES), convert_options=options)
@@ -168,7 +169,7 @@ def _read(path: Path, columns: dict[str, pa.DataType]) -> dict[str, pa.Array]:
 
 
 def _split(lists_C: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The ids of lines of ids with blanks between them ("None": no id), and the number of each id's line."""
+    """Split lines of ids separated by blanks ("None": no id); returns the ids and each id's line number."""
     split_C = pc.utf8_split_whitespace(lists_C)
     ids, line_N = pc.list_flatten(split_C), pc.list_parent_indices(split_C)
     there = pc.invert(pc.is_in(ids, value_set=pa.array(["", "None"])))
@@ -176,18 +177,18 @@ def _split(lists_C: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def _check_ids(ids: pa.Array, path: Path) -> None:
-    """Raises InputError for what is no id, and for an id that comes twice (such as an image of two landmarks)."""
+    """Raises InputError for malformed and duplicate ids (such as an image of two landmarks)."""
     wrong = ids.filter(pc.invert(pc.match_substring_regex(ids, "^[0-9a-f]{16}$")))
     if len(wrong):
-        raise InputError(f"{path}: {wrong[0].as_py()!r} is no id of 16 hexadecimal digits")
+        raise InputError(f"{path}: {wrong[0].as_py()!r} is not an id of 16 hexadecimal digits")
     if pc.count_distinct(ids).as_py() < len(ids):
         counts = pc.value_counts(ids)
         twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
-        raise InputError(f"{path}: the image {twice[0].as_py()} comes twice; each image has one line and one landmark")
+        raise InputError(f"{path}: the image {twice[0].as_py()} occurs twice; keep one line and one landmark per image")
 
 
 def _paths(ids: pa.Array, folder: str) -> pa.Array:
-    """folder/a/b/c/abc....jpg"""
+    """Paths folder/a/b/c/abc....jpg of these ids."""
     letters = [pc.utf8_slice_codeunits(ids, i, i + 1) for i in range(3)]
     named = pc.binary_join_element_wise(ids, "jpg", ".")
     return pc.binary_join_element_wise(folder, *letters, named, "/")

@@ -1,8 +1,8 @@
-"""Your own images: a folder per class, as a tree, a zip file of it, or a folder of such zip files.
+"""Your own images: one folder per class, as a folder tree, a zip file of one, or a folder of such zip files.
 
 A class is the path of an image's folder below the root ("Alphabet/character" is fine). A tree with ``train/`` and one
-of ``gallery/``, ``val/``, ``test/`` (the first of these that is there), and perhaps ``queries/`` or ``query/``, brings
-its own splits. Any other tree is divided, class by class. Licence: that of the images.
+of ``gallery/``, ``val/``, ``test/`` (the first that exists), and optionally ``queries/`` or ``query/``, has its own
+splits. Any other tree is divided, class by class. Licence: that of your images.
 
 Shapes: N images; F folders of images.
 """
@@ -25,26 +25,26 @@ _FOLDERS = {"gallery": ("gallery", "val", "test"), "queries": ("queries", "query
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the images are, and how they are read and divided."""
+    """Location of the images, and how to read and divide them."""
 
     root: str
     """The folder tree, a zip file of one, or a folder of such zip files."""
     image_size: int = 64
-    """Pixels a side, after the whole image has been squeezed to a square."""
+    """Pixels per side; the whole image is resized to a square."""
     channels: int = 3
-    """3 (RGB) or 1 (grey)."""
+    """Colour channels: 3 (RGB) or 1 (grey)."""
     train_fraction: float = 0.6
-    """Share of each class's images that train, where the tree has no splits of its own."""
+    """Share of each class's images used for training, if the tree has no splits of its own."""
     seed: int = 0
-    """Of the division: which images of a class train."""
+    """Random seed for the division into train and gallery images."""
 
 
 def open_source(settings: Settings) -> ImageSource:
     """List the images; nothing is decoded.
 
     Raises:
-        InputError: settings out of range; nothing at the root, no images, an image outside of any class folder, an
-            empty class, an unreadable zip file.
+        InputError: settings out of range, nothing at the root, no images, an image outside any class folder, an empty
+            class, or an unreadable zip file.
     Cost: one listing of the tree, and a sort.
     """
     check_own_images(settings)
@@ -87,5 +87,5 @@ def _divided_rows(listing: Listing, settings: Settings) -> dict[str, Items]:
 def _class_name(name: str, listing: Listing, folder: int) -> str:
     if not name:
         first = int(np.searchsorted(listing.folder_N, folder))
-        raise InputError(f"{listing.where(first)} is in no class folder: move it into one, or away")
+        raise InputError(f"{listing.where(first)} is in no class folder: move it into one, or remove it")
     return name

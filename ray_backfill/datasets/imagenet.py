@@ -1,11 +1,11 @@
-"""ImageNet-1K (ILSVRC 2012): photographs of 1000 kinds of things, as its owners or Kaggle distribute them.
+"""ImageNet-1K (ILSVRC 2012): photographs of 1000 object classes, as distributed by its owners or Kaggle.
 
 Source: Russakovsky et al., ImageNet Large Scale Visual Recognition Challenge, IJCV 2015, https://image-net.org. The
 validation images are the gallery, which queries itself. Labels are ranks of the sorted WordNet ids (wnids) of train/,
 in every layout. Licence: for non-commercial research and education; the images belong to their photographers.
 
-The validation images come without folders. Their classes stand in the development kit, as the numbers that its
-meta.mat gives the wnids, which are NOT the ranks of the wnids; Kaggle has a table of the wnids instead.
+The validation images have no class folders. Their classes are listed in the development kit, by the numbers that its
+meta.mat assigns to wnids, which are NOT the ranks of the wnids; Kaggle has a table of wnids instead.
 
 Shapes: N validation images.
 """
@@ -27,7 +27,7 @@ from ray_backfill.images.classes import classes_below, items_below, rank_classes
 from ray_backfill.images.folders import Listing, list_folders
 from ray_backfill.images.source import FileSource
 
-# Photographs of 500 x 375 pixels (90 kB): 344.
+# Measured with photographs of 500 x 375 pixels (90 kB): 344.
 PUBLISHED = Published(train=1_281_167, classes=1000, gallery=50_000, decoded_per_s=500)
 HOME = (
     "https://image-net.org/download-images.php (ILSVRC2012; an account is needed, for non-commercial research), or "
@@ -42,7 +42,7 @@ LAYOUT = (
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
 _SOLUTION = "LOC_val_solution.csv"
 _GROUND_TRUTH, _META = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
-# Where people put the development kit.
+# Common locations of the development kit.
 _DEVKITS = ("", "data", "ILSVRC2012_devkit_t12/data", "ILSVRC2012_devkit_t12", "devkit/data", "devkit")
 _WNID = r"n\d{8}"
 _VAL_NAME = r"^ILSVRC2012_val_(?P<number>\d{8})\.(?:JPEG|jpeg|JPG|jpg)$"
@@ -50,15 +50,15 @@ _VAL_NAME = r"^ILSVRC2012_val_(?P<number>\d{8})\.(?:JPEG|jpeg|JPG|jpg)$"
 
 @dataclass(frozen=True)
 class Settings(PublishedSettings):
-    """Where it is, and how large its images shall be."""
+    """Location and image size."""
 
 
 def open_source(settings: Settings) -> ImageSource:
     """List the images; nothing is decoded.
 
     Raises:
-        InputError: image_size below 1; no such folders; an empty class; no or another ground truth for a flat val; a
-            class of val that train lacks.
+        InputError: image_size below 1, missing folders, an empty class, no or wrong ground truth for a val folder
+            without class folders, or a class of val that train lacks.
     Cost: one listing of the tree.
     """
     root = settings.folder
@@ -70,7 +70,7 @@ def open_source(settings: Settings) -> ImageSource:
     facts = {}
     if "val" in listing.folders and not classes_below(listing, "val"):
         gallery = _flat_items(settings, listing, label_of)
-        # The names of the files do not tell their classes here.
+        # Here the file names do not determine the classes.
         facts["val_labels"] = hashlib.sha256(gallery.labels_N.astype("<i8").tobytes()).hexdigest()
     else:
         gallery = items_below("imagenet", listing, "val", label_of)
@@ -84,24 +84,24 @@ def _require_wnids(listing: Listing) -> None:
             if not re.fullmatch(_WNID, name):
                 raise InputError(
                     f"imagenet: {listing.root}/{listing.folders[number]} is not named by a WordNet id such as "
-                    "n01440764: use the original folders (folders of your own are read by the data set image_folder)"
+                    "n01440764: use the original folders, or the data set image_folder for your own images"
                 )
 
 
 def _flat_items(settings: Settings, listing: Listing, label_of: dict[str, int]) -> Items:
-    """The images right in val/; their numbers run from 1 without a gap, as those of the ground truth do."""
+    """The images directly in val/; their numbers run from 1 without gaps, like the ground truth."""
     ids_N = np.flatnonzero(listing.folder_N == listing.folders.index("val"))
     names = listing.names.take(pa.array(ids_N))
     numbers = pc.struct_field(pc.extract_regex(names, _VAL_NAME), "number")
     if numbers.null_count:
         first = int(ids_N[pc.index(numbers.is_null(), True).as_py()])
-        raise InputError(f"imagenet: {listing.where(first)} is not named ILSVRC2012_val_00000001.JPEG or the like")
+        raise InputError(f"imagenet: {listing.where(first)} is not named like ILSVRC2012_val_00000001.JPEG: remove it")
     numbers_N = numbers.cast(pa.int64()).to_numpy()
     file, wnids_N = _ground_truth(settings)
     if len(wnids_N) != len(ids_N):
         raise InputError(
-            f"imagenet: {file} tells the classes of {len(wnids_N)} images, but {listing.root}/val holds "
-            f"{len(ids_N)}: unpack ILSVRC2012_img_val.tar again, and take the ground truth of ILSVRC2012"
+            f"imagenet: {file} lists the classes of {len(wnids_N)} images, but {listing.root}/val has "
+            f"{len(ids_N)}: unpack ILSVRC2012_img_val.tar again, and use the ground truth of ILSVRC2012"
         )
     missing_N = np.setdiff1d(np.arange(1, len(ids_N) + 1), numbers_N)
     if len(missing_N):
@@ -112,25 +112,25 @@ def _flat_items(settings: Settings, listing: Listing, label_of: dict[str, int]) 
 
 
 def _ground_truth(settings: Settings) -> tuple[Path, list[str]]:
-    """The file that tells the classes of the validation images, and their wnids, from image 1 on."""
+    """The ground truth file of the validation images, and their wnids, from image 1 on."""
     root = settings.folder
-    if (root / _SOLUTION).is_file():  # needs no meta.mat
+    if (root / _SOLUTION).is_file():  # does not need meta.mat
         return root / _SOLUTION, _read_solution(root / _SOLUTION)
     for folder in _DEVKITS:
         file = root / folder / _GROUND_TRUTH
         if file.is_file():
             return file, _read_ground_truth(file)
-    problem = f"val has no class folders, and neither {_GROUND_TRUTH} nor {_SOLUTION} tells the classes of its images"
+    problem = f"val has no class folders, and there is neither {_GROUND_TRUTH} nor {_SOLUTION} with its classes"
     raise wrong_layout(settings, problem, str(root))
 
 
 def _read_solution(file: Path) -> list[str]:
-    """Kaggle's table: ImageId, and the boxes of the image as "wnid left top right bottom", one after the other."""
+    """Kaggle's table: ImageId, and the boxes of the image as a sequence of "wnid left top right bottom"."""
     wnids: dict[int, str] = {}
     try:
         rows = list(csv.DictReader(_text(file).splitlines()))
     except csv.Error as error:
-        raise InputError(f"imagenet: {file} is no table ({error}): download it again") from error
+        raise InputError(f"imagenet: {file} is not a CSV table ({error}): download it again") from error
     for row in rows:
         image, boxes = row.get("ImageId") or "", row.get("PredictionString") or ""
         name = re.fullmatch(r"ILSVRC2012_val_(\d{8})", image.strip())
@@ -142,18 +142,18 @@ def _read_solution(file: Path) -> list[str]:
             )
         wnids[int(name[1])] = wnid[0]
     if sorted(wnids) != list(range(1, len(wnids) + 1)):
-        raise InputError(f"imagenet: {file} does not hold all images from number 1 on: download it again")
+        raise InputError(f"imagenet: {file} does not list all images from number 1 on: download it again")
     return [wnids[number] for number in range(1, len(wnids) + 1)]
 
 
 def _read_ground_truth(file: Path) -> list[str]:
-    """The development kit's list: a number on each line, the ILSVRC2012_ID that meta.mat beside it gives a wnid."""
+    """The development kit's list: one ILSVRC2012_ID per line, which meta.mat beside it maps to a wnid."""
     wnid_of = _read_meta(file.with_name(_META))
     wnids = []
     for number, line in enumerate(_text(file).split(), 1):
         if not line.isascii() or not line.isdigit() or int(line) not in wnid_of:
             raise InputError(
-                f"imagenet: {file} says {line!r} of image {number}; {_META} knows the classes {min(wnid_of)} to "
+                f"imagenet: {file} gives image {number} the class {line!r}, but {_META} has {min(wnid_of)} to "
                 f"{max(wnid_of)}: unpack the development kit again"
             )
         wnids.append(wnid_of[int(line)])
@@ -162,26 +162,26 @@ def _read_ground_truth(file: Path) -> list[str]:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8-sig")  # the mark that Windows puts in front is no text
+        return file.read_text(encoding="utf-8-sig")  # skips the byte order mark that Windows adds
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"imagenet: {file} cannot be read ({error}): download or unpack it again") from error
 
 
 def _read_meta(file: Path) -> dict[int, str]:
-    """The wnid of each ILSVRC2012_ID, of the classes that have images: those without children."""
-    from scipy.io import loadmat  # takes a third of a second, and few need it
+    """ILSVRC2012_ID -> wnid, for the classes with images, that is, without children."""
+    from scipy.io import loadmat  # a slow import (0.3 s) that is rarely needed
 
     if not file.is_file():
-        raise InputError(f"imagenet: {file} is missing; it stands beside {_GROUND_TRUTH} in the development kit")
+        raise InputError(f"imagenet: {file} is missing; copy it from the development kit's folder with {_GROUND_TRUTH}")
     try:
         synsets = np.atleast_1d(loadmat(file, squeeze_me=True)["synsets"])
         leaves = synsets[synsets["num_children"].astype(np.int64) == 0]
         found = dict(zip(leaves["ILSVRC2012_ID"].astype(int).tolist(), leaves["WNID"].tolist(), strict=True))
-    # scipy raises a dozen unrelated kinds for a damaged file, and numpy others for one of another shape.
+    # scipy raises a dozen unrelated errors for a damaged file, and numpy others for an unexpected structure.
     except Exception as error:
         raise InputError(
             f"imagenet: {file} cannot be read ({type(error).__name__}: {error}): unpack the development kit again"
         ) from error
     if not found or not all(re.fullmatch(_WNID, wnid) for wnid in found.values()):
-        raise InputError(f"imagenet: {file} holds no WordNet ids: unpack the development kit again")
+        raise InputError(f"imagenet: {file} has no WordNet ids: unpack the development kit again")
     return found

@@ -1,10 +1,11 @@
-"""Your own images, listed in a CSV or Parquet file: nothing is searched for, and they may lie in an object store.
+"""Your own images, listed in a CSV or Parquet file; no folder is searched, and images may be in an object store.
 
-Columns, by name, in any order, others are ignored: ``path`` (local, or a URI: see ``images.paths``, also for its
-options); ``label`` (text or integer; empty, -1, nan: nobody knows it; in the gallery); and, if there, ``split``
-(train, gallery, queries; also val, test and index for the gallery, query for queries); ``group`` and ``camera``
-(integers, or text that is numbered by name); ``id`` (int64, unique; else the row's number, from 0). Without ``split``
-the rows are divided, class by class. A CSV file is UTF-8 with commas and a header. Licence: that of the images.
+Columns, by name and in any order; others are ignored. Required: ``path`` (local path or URI with options, see
+``images.paths``) and ``label`` (text or integer; empty, -1 or nan: unknown, in the gallery only). Optional: ``split``
+(train, gallery, queries; also val, test and index for the gallery, query for queries), ``group`` and ``camera``
+(integers, or text that is numbered by name) and ``id`` (int64, unique; default: the row number, from 0). Without
+``split`` the rows are divided, class by class. CSV files are UTF-8 with commas and a header. Licence: that of your
+images.
 
 Shapes: N rows of the manifest; P of them in a split; C classes.
 """
@@ -36,36 +37,36 @@ _SPLIT_OF = dict.fromkeys(("gallery", "val", "test", "index"), "gallery") | {
     "queries": "queries",
     "query": "queries",
 }
-_UNKNOWN = ("", "-1", "-1.0", "nan")  # the last two as pandas writes a column of numbers with gaps
+_UNKNOWN = ("", "-1", "-1.0", "nan")  # pandas writes the last two for a numeric column with gaps
 _BATCH = 65_536
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Which manifest, where its images are, and how they are read and divided."""
+    """The manifest, the location of its images, and how to read and divide them."""
 
     root: str
     """The manifest: a .csv or .parquet file, or a folder of .parquet files."""
     images: str = ""
-    """Folder or URI that relative paths start from; empty: the manifest's folder."""
+    """Base folder or URI of relative paths; empty: the manifest's folder."""
     image_size: int = 64
-    """Pixels a side, after the whole image has been squeezed to a square."""
+    """Pixels per side; the whole image is resized to a square."""
     channels: int = 3
-    """3 (RGB) or 1 (grey)."""
+    """Colour channels: 3 (RGB) or 1 (grey)."""
     train_fraction: float = 0.6
-    """Share of each class's images that train, where the manifest has no column split."""
+    """Share of each class's images used for training, if the manifest has no column 'split'."""
     seed: int = 0
-    """Of the division: which images of a class train."""
+    """Random seed for the division into train and gallery images."""
 
 
 def open_source(settings: Settings) -> ImageSource:
-    """Read the manifest; no image is looked for. One that is not there is reported when it is read.
+    """Read the manifest without checking that its images exist; a missing one is reported when it is read.
 
     Raises:
-        InputError: settings out of range; no such manifest, or it cannot be read; a column is missing; an id, or a
-            path in one split, stands there twice; an empty path; an image that trains or queries without a label; an
-            unknown word in ``split``; a kind of URI that cannot be read.
-    Cost: one pass over the manifest; memory for the paths, and some forty bytes a row.
+        InputError: settings out of range; the manifest is missing or unreadable; a missing column; a duplicate id, or a
+            duplicate path in one split; an empty path; a train or query image without a label; an unknown value of
+            ``split``; an unsupported URI scheme.
+    Cost: one pass over the manifest; memory for the paths, and about forty bytes per row.
     """
     check_own_images(settings)
     table = _Table.read(settings.root)
@@ -82,7 +83,7 @@ def open_source(settings: Settings) -> ImageSource:
 
 @dataclass(frozen=True)
 class _Coded:
-    """A column of few distinct texts. values: these, "" for empty ones; codes_N: (N,) which."""
+    """A column with few distinct texts. values: the texts, "" if empty. codes_N: (N,) index of each row's text."""
 
     values: list[str]
     codes_N: NDArray[np.int32]
@@ -90,7 +91,7 @@ class _Coded:
 
 @dataclass(frozen=True)
 class _Table:
-    """The manifest's columns: paths, ids, and the others as far as they are there. ``root``: for messages."""
+    """The manifest's columns: paths, ids, and the other existing ones. ``root``: for messages."""
 
     root: str
     paths: pa.LargeStringArray
@@ -111,14 +112,14 @@ class _Table:
                 except (pa.ArrowException, OSError, UnicodeDecodeError, csv.Error) as error:
                     raise InputError(f"cannot read {file}: {' '.join(str(error).split())}{_hint(error)}") from error
         if not gathered:
-            raise InputError(f"{root} lists no images: it has no rows")
+            raise InputError(f"{root} has no rows: list at least one image")
         paths = pa.concat_arrays(gathered.pop("path"))
         ids = gathered.pop("id", None)
         ids_N = np.arange(len(paths)) if ids is None else _ids(root, pa.concat_arrays(ids))
         return cls(root, paths, ids_N, {name: _coded(chunks) for name, chunks in gathered.items()})
 
     def row(self, row: int) -> str:
-        """A row, for messages."""
+        """Describes a row, for messages."""
         return f"row {row + 1} of {self.root} ({self.paths[row].as_py()!r})"
 
 
@@ -136,7 +137,7 @@ def _images_root(settings: Settings) -> str:
     if settings.images:
         folder = Path(settings.images).expanduser()
         if not folder.is_dir():
-            raise InputError(f"manifest: no folder of images at {settings.images!r}")
+            raise InputError(f"manifest: no folder of images at {settings.images!r}; check the option images")
         return str(folder)
     path = Path(settings.root).expanduser()
     return str(path if path.is_dir() else path.parent)
@@ -149,7 +150,7 @@ def _read_csv(file: Path) -> Iterator[pa.RecordBatch]:
     reader = pa_csv.open_csv(
         file,
         read_options=pa_csv.ReadOptions(column_names=header, skip_rows=1),
-        # Everything is text at first: a label 007 is not 7, and a guess from the first rows may fail later.
+        # Read everything as text: the label 007 is not 7, and a type inferred from the first rows may fail later.
         convert_options=pa_csv.ConvertOptions(
             include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string()), strings_can_be_null=False
         ),
@@ -185,7 +186,7 @@ def _hint(error: Exception) -> str:
 
 
 def _packed(name: str, column: pa.Array) -> pa.Array:
-    """A batch of a column as it is kept: paths as text, ids as integers, all else with each distinct text once."""
+    """A batch of a column in its stored form: paths as text, ids as integers, others dictionary-encoded."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if name == "path":
@@ -197,7 +198,7 @@ def _packed(name: str, column: pa.Array) -> pa.Array:
         try:
             return column.cast(pa.int64())
         except pa.ArrowInvalid as error:
-            raise pa.ArrowInvalid(f"column id must hold integers of 64 bits: {error}") from error
+            raise pa.ArrowInvalid(f"the column id must contain 64-bit integers: {error}") from error
     return pc.utf8_trim_whitespace(column.cast(pa.string()).fill_null("")).dictionary_encode()
 
 
@@ -209,17 +210,18 @@ def _coded(chunks: list[pa.DictionaryArray]) -> _Coded:
 
 def _ids(root: str, ids: pa.Int64Array) -> NDArray[np.int64]:
     if ids.null_count:
-        raise InputError(f"row {pc.index(ids.is_null(), True).as_py() + 1} of {root} has no id: give all one, or none")
+        row = pc.index(ids.is_null(), True).as_py() + 1
+        raise InputError(f"row {row} of {root} has no id: give every row an id, or none")
     ids_N = ids.to_numpy()
     twice = _first_repeated(ids_N)
     if twice:
         rows = f"rows {twice[0] + 1} and {twice[1] + 1}"
-        raise InputError(f"id {ids_N[twice[0]]} stands in {rows} of {root}: ids must be unique")
+        raise InputError(f"id {ids_N[twice[0]]} occurs in {rows} of {root}: make ids unique")
     return ids_N
 
 
 def _first_repeated(keys_N: NDArray[np.int64]) -> tuple[int, int] | None:
-    """The first position whose key stands earlier, too, after that earlier one."""
+    """(earlier, later) positions of the first repeated key; None if all are unique."""
     sorted_N = np.sort(keys_N)
     if not (sorted_N[1:] == sorted_N[:-1]).any():
         return None
@@ -230,26 +232,26 @@ def _first_repeated(keys_N: NDArray[np.int64]) -> tuple[int, int] | None:
 
 
 def _are_integers(values: list[str]) -> bool:
-    """Whether all are integers of 64 bits."""
+    """Whether all are 64-bit integers."""
     return all(
         len(value) <= 19 and value.removeprefix("-").isdecimal() and abs(int(value)) < 1 << 63 for value in values
     )
 
 
 def _by_name(values: list[str]) -> list[str]:
-    """Sorted: as numbers if all are, else as text."""
+    """The values sorted, as numbers if all are numbers, otherwise as text."""
     return sorted(values, key=lambda value: (int(value), value)) if _are_integers(values) else sorted(values)
 
 
 def _number_labels(column: _Coded) -> tuple[list[str], NDArray[np.int64]]:
-    """The names of the C classes, and (N,) the number of each row's class, -1 where nobody knows it."""
+    """The names of the C classes, and (N,) index of each row's class, -1 if unknown."""
     names = _by_name([value for value in column.values if value not in _UNKNOWN])
     number = {name: i for i, name in enumerate(names)}
     return names, np.array([number.get(value, -1) for value in column.values], np.int64)[column.codes_N]
 
 
 def _numbers(column: _Coded) -> NDArray[np.int64]:
-    """(N,) the column's integers, or the numbers of its sorted texts; -1 where it is empty."""
+    """(N,) the column's integers, or the ranks of its sorted texts; -1 if empty."""
     names = _by_name([value for value in column.values if value])
     number = {name: int(name) for name in names} if _are_integers(names) else {n: i for i, n in enumerate(names)}
     return np.array([number.get(value, -1) for value in column.values], np.int64)[column.codes_N]
@@ -258,14 +260,15 @@ def _numbers(column: _Coded) -> NDArray[np.int64]:
 def _split_of_rows(
     table: _Table, names: list[str], labels_N: NDArray[np.int64], settings: Settings
 ) -> NDArray[np.int8]:
-    """(N,) the split of each row by its position in SPLITS: the manifest's own, or a division."""
+    """(N,) the split of each row as an index into SPLITS: the manifest's own, or a division."""
     train, gallery = SPLITS.index("train"), SPLITS.index("gallery")
     if "split" not in table.coded:
         if labels_N.min() < 0:
-            raise InputError(f"{table.row(int(labels_N.argmin()))} has no label: only 'gallery' of a column split may")
+            row = table.row(int(labels_N.argmin()))
+            raise InputError(f"{row} has no label: add one, or put the row into 'gallery' by a column split")
         train_N = divide(names, labels_N, settings.train_fraction, settings.seed)
         if train_N.all():
-            raise InputError(f"no class of {table.root} has two images: one trains, and none is left for the gallery")
+            raise InputError(f"no class of {table.root} has two images, so the gallery would be empty: add images")
         return np.where(train_N, train, gallery).astype(np.int8)
     column = table.coded["split"]
     for code, word in enumerate(column.values):
@@ -275,7 +278,7 @@ def _split_of_rows(
     split_N = np.array([SPLITS.index(_SPLIT_OF[word.lower()]) for word in column.values], np.int8)[column.codes_N]
     for split in (train, gallery):
         if not (split_N == split).any():
-            raise InputError(f"the column split of {table.root} names no row {SPLITS[split]!r}")
+            raise InputError(f"the column split of {table.root} has no row with {SPLITS[split]!r}: add some")
     return split_N
 
 
@@ -284,7 +287,7 @@ def _check_rows(
 ) -> None:
     wrong_of = {
         "has no path": pc.equal(table.paths, "").to_numpy(zero_copy_only=False),
-        "trains or queries, but has no label": (labels_N < 0) & (split_N != SPLITS.index("gallery")),
+        "is in train or queries, but has no label": (labels_N < 0) & (split_N != SPLITS.index("gallery")),
     }
     if cameras_N is not None:
         wrong_of["is in the gallery or queries, but has no camera"] = (cameras_N < 0) & (
@@ -294,8 +297,8 @@ def _check_rows(
         if wrong_N.any():
             raise InputError(f"{table.row(int(wrong_N.argmax()))} {complaint}")
     keys_N = table.paths.dictionary_encode().indices.to_numpy().astype(np.int64)
-    if "split" in table.coded:  # on purpose, an image may stand in two splits
+    if "split" in table.coded:  # with explicit splits an image may be in two of them
         keys_N = keys_N * len(SPLITS) + split_N
     twice = _first_repeated(keys_N)
     if twice:
-        raise InputError(f"{table.row(twice[1])} stands in row {twice[0] + 1} already: keep one of the two")
+        raise InputError(f"{table.row(twice[1])} repeats row {twice[0] + 1}: keep one of the two")

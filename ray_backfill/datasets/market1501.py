@@ -1,9 +1,9 @@
-"""Market-1501: 1,501 people before six cameras, as its archive is unpacked.
+"""Market-1501: 1,501 people seen by six cameras, in the layout of its archive.
 
-A name such as ``0002_c1s1_000451_03.jpg`` tells identity, camera, sequence and frame. Identity 0000 are distractors,
-which are right for nobody; -1 is junk, which no query counts. So junk is left out of the gallery: a ranking without it
-is the ranking in which every query ignores it. Gallery images of a query's identity and camera are ignored.
-Source: rank merge, section 5.1; the page of the data set.
+A name such as ``0002_c1s1_000451_03.jpg`` contains identity, camera, sequence and frame. Identity 0000 marks
+distractors, which are never right; -1 marks junk, which every query ignores. Junk is therefore left out of the gallery,
+which gives the same ranking. Gallery images with a query's identity and camera are ignored.
+Source: rank merge, section 5.1; the data set's home page.
 
 Shapes: N images.
 """
@@ -37,14 +37,15 @@ _JUNK, _DISTRACTOR = -1, 0
 
 @dataclass(frozen=True)
 class Settings(PublishedSettings):
-    """Where it is, and how large its images shall be."""
+    """Location and image size."""
 
 
 def open_source(settings: Settings) -> ImageSource:
     """List the images; nothing is decoded. Labels are identity numbers.
 
     Raises:
-        InputError: a folder is missing, a name is not of this data set, or a query or training image shows nobody.
+        InputError: a folder is missing, a file name is not of this data set, or a query or train image is junk or a
+            distractor.
     """
     root = settings.folder
     root = root / _TOP if (root / _TOP).is_dir() else root
@@ -54,12 +55,14 @@ def open_source(settings: Settings) -> ImageSource:
     positions = {}
     for split, folder in _FOLDERS.items():
         if folder not in listing.folders:
-            raise InputError(f"market1501: no images in {folder}")
+            raise InputError(f"market1501: no images in {folder}: unpack the archive again")
         of_split_N = listing.folder_N == listing.folders.index(folder)
         if split == "gallery":
             of_split_N &= identity_N != _JUNK
         elif (nobody := np.flatnonzero(of_split_N & (identity_N <= _DISTRACTOR))).size:
-            raise InputError(f"{listing.where(int(nobody[0]))} shows nobody: junk and distractors are for the gallery")
+            raise InputError(
+                f"{listing.where(int(nobody[0]))} is junk or a distractor: only the gallery may have those"
+            )
         positions[split] = np.flatnonzero(of_split_N)
     splits = {
         split: Items(np.arange(len(rows)), identity_N[rows], cameras_N=camera_N[rows])
@@ -74,7 +77,7 @@ def _parse(listing: Listing) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     if found.null_count:
         first = int(np.argmax(found.is_null().to_numpy(zero_copy_only=False)))
         raise InputError(
-            f"{listing.where(first)} is not named like an image of Market-1501, such as 0002_c1s1_000451_03.jpg"
+            f"{listing.where(first)} is not named like an image of Market-1501 (0002_c1s1_000451_03.jpg): remove it"
         )
     identity, camera = (pc.cast(found.field(name), pa.int64()).to_numpy() for name in ("identity", "camera"))
     return identity, camera

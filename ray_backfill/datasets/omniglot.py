@@ -1,8 +1,9 @@
-"""Handwritten characters of many alphabets, twenty drawers each: bright strokes on black, one channel.
+"""Omniglot: handwritten characters of many alphabets by twenty drawers each; bright strokes on black, one channel.
 
 Source: Lake, Salakhutdinov, Tenenbaum, Human-level concept learning through probabilistic program induction, Science
-2015, https://github.com/brendenlake/omniglot (MIT licence), the two small background sets: 242 characters in all,
-alphabets in both files counted once. The first drawers train, the others are the gallery, which queries itself.
+2015, https://github.com/brendenlake/omniglot (MIT licence), the two small background sets: 242 characters in total,
+with alphabets in both files counted once. The first drawers are the train split, the others the gallery, which queries
+itself.
 """
 
 from dataclasses import dataclass
@@ -23,29 +24,30 @@ from ray_backfill.images.source import FileSource
 from ray_backfill.images.zips import list_zips
 
 FILES = ("omniglot_small1.zip", "omniglot_small2.zip")
-# The names of the same files where the authors offer them.
+# The original names of these files.
 _ORIGINAL_FILES = ("images_background_small1.zip", "images_background_small2.zip")
 _DRAWERS = 20
 
 
 @dataclass(frozen=True)
 class Settings:
-    """``root``: folder of the two zip files. Drawers 1..train_drawers train, the rest of the 20 are the gallery.
-
-    ``groups``: with two subgroups: 0 are the characters of the first half of the alphabets, by name, 1 the others.
-    """
+    """Location of the zip files, image size and split."""
 
     root: str
+    """Folder of the two zip files."""
     image_size: int = 28
+    """Pixels per side."""
     train_drawers: int = 12
+    """Number of drawers, of 20, in the train split; the others are the gallery."""
     groups: bool = False
+    """Add two subgroups: 0 for the first half of the alphabets by name, 1 for the others."""
 
 
 def open_source(settings: Settings) -> ImageSource:
     """List the drawings. Labels number the sorted (alphabet, character) pairs.
 
     Raises:
-        InputError: settings out of range; the zip files are missing, unreadable, or hold something else.
+        InputError: settings out of range, or the zip files are missing, unreadable or something else.
     """
     require_counts(settings, "image_size")
     if not 1 <= settings.train_drawers < _DRAWERS:
@@ -68,13 +70,13 @@ def _find_files(root: str) -> list[Path]:
         if root and all((folder / name).is_file() for name in names):
             return [folder / name for name in names]
     raise InputError(
-        f"omniglot: expected {' and '.join(FILES)} in {root!r}; get them as {' and '.join(_ORIGINAL_FILES)} "
-        "from github.com/brendenlake/omniglot (python folder)"
+        f"omniglot: expected {' and '.join(FILES)} in {root!r}; download them as {' and '.join(_ORIGINAL_FILES)} "
+        "from github.com/brendenlake/omniglot (folder python)"
     )
 
 
 def _drawers(listing: Listing) -> NDArray[np.int64]:
-    """The last two digits of each file's name: 0394_07.png was drawn by drawer 7."""
+    """(N,) drawer of each file, from the last two digits of its name: 0394_07.png is by drawer 7."""
     deep_F = np.array([folder.count("/") == 1 for folder in listing.folders])
     named_N = pc.match_substring_regex(listing.names, r"^.*_\d\d\.png$").to_numpy(zero_copy_only=False)
     wrong_W = np.flatnonzero(~(named_N & deep_F[listing.folder_N]))

@@ -1,8 +1,8 @@
-"""Places-365 (standard): photographs of 365 kinds of places, in the "easy directory structure" of its owners.
+"""Places-365 (standard): photographs of 365 kinds of places, in the official "easy directory structure".
 
 Source: Zhou et al., Places: a 10 million image database for scene recognition, PAMI 2017,
 http://places2.csail.mit.edu. The validation images are the gallery, which queries itself. Labels are ranks of the
-sorted classes, as in the owners' own list. Licence: for research and education, not for commerce.
+sorted classes, as in the official list. Licence: for research and education only, not for commercial use.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ray_backfill.images.classes import items_below, rank_classes
 from ray_backfill.images.folders import list_folders
 from ray_backfill.images.source import FileSource
 
-# The easy format has 256 x 256 pixels.
+# The images of the easy format have 256 x 256 pixels.
 PUBLISHED = Published(train=1_803_460, classes=365, gallery=36_500, decoded_per_s=1200)
 HOME = (
     "http://places2.csail.mit.edu/download.html, places365standard_easyformat.tar (24 GB; no account, but you must "
@@ -21,20 +21,20 @@ HOME = (
 )
 LAYOUT = "places365_standard/train/<class>/*.jpg and places365_standard/val/<class>/*.jpg"
 
-# The folder in the archive.
+# The top folder of the archive.
 _FOLDER = "places365_standard"
 
 
 @dataclass(frozen=True)
 class Settings(PublishedSettings):
-    """Where it is, and how large its images shall be."""
+    """Location and image size."""
 
 
 def open_source(settings: Settings) -> ImageSource:
     """List the images; nothing is decoded.
 
     Raises:
-        InputError: image_size below 1; no such folders; an empty class; a class of val that train lacks.
+        InputError: image_size below 1, missing folders, an empty class, or a class of val that train lacks.
     Cost: one listing of the tree.
     """
     root = settings.folder

@@ -1,9 +1,9 @@
-"""VGGFace2: faces of 9,131 people in a folder each; gender by ``identity_meta.csv``.
+"""VGGFace2: faces of 9,131 people, one folder per person; gender from ``identity_meta.csv``.
 
-Source: FastFill, section 5.2 and appendix A.1: the gallery is a random but fixed sample of 50 images of each of the
-500 people of the test set, and queries itself.
-Deviates: gender is that of ``identity_meta.csv``, which has it for everybody. FastFill took it from attributes that are
-known of 5,300 people, and in its experiment on gender measured on 250 women and 250 men of the training set.
+Source: FastFill, section 5.2 and appendix A.1: the gallery is a fixed random sample of 50 images of each of the 500
+people of the test set, and queries itself.
+Deviates: gender is taken from ``identity_meta.csv``, which has it for everyone. FastFill used attributes known for
+5,300 people, and in its gender experiment evaluated on 250 women and 250 men of the training set.
 
 Shapes: N images; F folders.
 """
@@ -37,21 +37,21 @@ _SPLITS = {"train": "train", "gallery": "test"}
 
 @dataclass(frozen=True)
 class Settings(PublishedSettings):
-    """Where it is, and how large its images shall be, and the gallery's draw."""
+    """Location, image size and gallery sample."""
 
     per_class: int = 50
-    """Images of each person of the test set that are the gallery."""
+    """Gallery images per person of the test set."""
     seed: int = 0
-    """Of their draw."""
+    """Random seed for the sample of gallery images."""
 
 
 def open_source(settings: Settings) -> ImageSource:
     """List the images; nothing is decoded. Labels are the numbers of the people, groups 0 (f) and 1 (m).
 
     Raises:
-        InputError: settings out of range; a folder or ``identity_meta.csv`` is missing; people who are not, or twice,
-            in that file.
-    Cost: one listing of the tree; the fingerprint asks for size and time of every file.
+        InputError: settings out of range, a folder or ``identity_meta.csv`` is missing, or a person is missing from or
+            duplicated in that file.
+    Cost: one listing of the tree; the fingerprint reads size and modification time of every file.
     """
     require_counts(settings, "per_class")
     root = settings.folder
@@ -69,8 +69,8 @@ def open_source(settings: Settings) -> ImageSource:
 
 
 def _positions(listing: Listing, settings: Settings) -> dict[str, NDArray[np.int64]]:
-    """Of each split, the positions of its files: all that train; the sample of each person that is tested."""
-    # Files are sorted by folder, so that a person is a run of positions.
+    """The file positions of each split: all of train, and the sample of each person of the test set."""
+    # Files are sorted by folder, so each person has consecutive positions.
     starts = np.searchsorted(listing.folder_N, np.arange(len(listing.folders) + 1))
     found: dict[str, list[NDArray[np.int64]]] = {split: [] for split in _SPLITS}
     for number, folder in enumerate(listing.folders):
@@ -96,18 +96,18 @@ def _people(listing: Listing, table: Path) -> tuple[NDArray[np.int64], NDArray[n
     for folder in listing.folders:
         split, _, person = folder.partition("/")
         if not re.fullmatch(r"n[0-9]+", person):
-            raise InputError(f"vggface2: {folder!r} is no folder of a person, such as {split}/n000002")
+            raise InputError(f"vggface2: {folder!r} is not a person's folder such as {split}/n000002: remove it")
         if person not in genders:
-            raise InputError(f"vggface2: {person}, of the folder {folder}, is not in {table}")
+            raise InputError(f"vggface2: {person}, the person of the folder {folder}, is not in {table}; add a line")
         labels.append(int(person[1:]))
         groups.append(genders[person])
     return np.array(labels, np.int64), np.array(groups, np.int64)
 
 
 def _read_genders(table: Path) -> dict[str, int]:
-    """The subgroup of each person. Fields are counted from the end of a line: names may hold commas without quotes."""
+    """Person -> subgroup. Fields are counted from the end of a line, as names may contain unquoted commas."""
     genders: dict[str, int] = {}
-    # The names, which nobody needs here, are in no certain encoding.
+    # The encoding of the names is uncertain, but they are not used.
     with table.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
         rows = (_fields(row) for row in csv.reader(lines, skipinitialspace=True))
         header = next(rows, [])
@@ -126,7 +126,7 @@ def _read_genders(table: Path) -> dict[str, int]:
 
 
 def _fields(row: list[str]) -> list[str]:
-    """Without blanks around them, nor the empty ones after a comma at the end of the line."""
+    """The fields without surrounding blanks and without empty fields at the end of the line."""
     row = [field.strip() for field in row]
     while row and not row[-1]:
         row.pop()

@@ -1,4 +1,4 @@
-"""Images by row: what every source of them offers, and what sources are made of. Nothing here knows a data set."""
+"""Images by row: the interface of image sources, and their building blocks. Independent of any data set."""
 
 import hashlib
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ SPLITS = ("train", "gallery", "queries")
 class Items:
     """The rows of one split, without their pixels.
 
-    ids_N: (N,) int64, unique within the split. labels_N: (N,) int64 class of each image, -1 where nobody knows it.
-    groups_N: (N,) int64 subgroup, or None. cameras_N: (N,) int64 camera, or None: gallery images of a query's class AND
-    camera do not count for it. positives_N: of queries, (N,) lists of int64 ids of the gallery images that are right,
-    where that is not told by the labels; else None.
+    ids_N: (N,) int64, unique within the split. labels_N: (N,) int64 class of each image, -1 if unknown. groups_N: (N,)
+    int64 subgroup, or None. cameras_N: (N,) int64 camera, or None; a query ignores gallery images of the same class AND
+    camera. positives_N: for queries, (N,) lists of int64 ids of the right gallery images if labels do not determine
+    them; otherwise None.
     """
 
     ids_N: NDArray[np.int64]
@@ -38,9 +38,9 @@ class Items:
 
 @dataclass(frozen=True)
 class Pixels:
-    """A decoded batch: (B, S, S, C) uint8, and for each broken image its position in the batch with the reason.
+    """A decoded batch: (B, S, S, C) uint8, and the reason for each broken image, by position in the batch.
 
-    A broken image's pixels are zero; whoever reads the batch must leave those positions out.
+    The pixels of a broken image are zero; callers must leave those positions out.
     """
 
     pixels_BSSC: NDArray[np.uint8]
@@ -48,7 +48,7 @@ class Pixels:
 
 
 class ImageSource(Protocol):
-    """Splits of labelled images. ``splits`` names those it has: without "queries" the gallery queries itself."""
+    """Splits of labelled images. ``splits``: the existing ones; without "queries" the gallery queries itself."""
 
     splits: tuple[str, ...]
     image_size: int
@@ -61,14 +61,14 @@ class ImageSource(Protocol):
         """Decode the given rows of ``split`` (positions in ``items(split)``). Never raises for a broken image."""
 
     def names(self, split: str, rows: NDArray[np.int64]) -> list[str] | None:
-        """What the user calls these images, such as their paths below the root; None if they have no names."""
+        """The user's names of these images, such as paths below the root; None if they have no names."""
 
     def fingerprint(self) -> dict[str, Any]:
         """JSON-able: changes when any image, label or split may have changed. Cheap (no decoding)."""
 
 
 def digest_items(splits_items: Mapping[str, Items]) -> str:
-    """Changes with any id, label, group, camera or list of positives; for labels that the files do not tell."""
+    """Hash of all ids, labels, groups, cameras and positives, for labels that the file names do not determine."""
     hasher = hashlib.sha256()
     for split in sorted(splits_items):
         for column in fields(Items):

@@ -1,4 +1,4 @@
-"""From the bytes of an image file to a small square of uint8. S: pixels a side; C: channels."""
+"""Decodes the bytes of an image file to a small square of uint8. S: pixels per side; C: channels."""
 
 import io
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 _EXIF_ORIENTATION = 0x0112
-# What undoes each EXIF orientation; 1 is upright.
+# The transposition that undoes each EXIF orientation; 1 is upright.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -22,16 +22,16 @@ _UPRIGHT = {
 def decode(
     data: bytes, size: int, channels: int, resample: Image.Resampling = Image.Resampling.BILINEAR
 ) -> NDArray[np.uint8]:
-    """(S, S, C) uint8: the whole image, upright, squeezed to a square; C is 1 (grey) or 3 (RGB).
+    """(S, S, C) uint8: the whole image, upright, resized to a square; C is 1 (grey) or 3 (RGB).
 
-    Transparent parts become white. Raises whatever Pillow raises for data that is no whole image.
+    Transparent parts become white. Raises Pillow's errors if the data is not a complete image.
     """
     with Image.open(io.BytesIO(data)) as file:
-        # JPEG alone knows drafts: it is decoded at 1/2, 1/4 or 1/8 of its size, no smaller than 1.5 times what we need.
+        # Draft mode (JPEG only) decodes at 1/2, 1/4 or 1/8 of the size, but at least at 1.5 times the target size.
         file.draft("RGB" if channels == 3 else "L", (3 * size // 2, 3 * size // 2))
         file.load()
         image = _plain(file, "RGB" if channels == 3 else "L")
-        # Turning the small square is cheaper than turning the photograph, and gives the same.
+        # Rotating after resizing is cheaper and gives the same result.
         image = image.resize((size, size), resample, reducing_gap=3.0)
         turn = _UPRIGHT.get(_orientation(file))
     if turn is not None:
@@ -40,7 +40,7 @@ def decode(
 
 
 def _plain(image: Image.Image, mode: str) -> Image.Image:
-    """Convert to ``mode``, without Pillow's silent black for transparent and white for any 16-bit grey above 255."""
+    """Convert to ``mode``; Pillow alone would turn transparent pixels black, and 16-bit grey above 255 white."""
     if image.mode.startswith("I"):
         image = Image.fromarray((np.clip(np.asarray(image, np.int64), 0, 0xFFFF) >> 8).astype(np.uint8))
     if image.has_transparency_data:
@@ -53,5 +53,5 @@ def _plain(image: Image.Image, mode: str) -> Image.Image:
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(_EXIF_ORIENTATION, 1))
-    except Exception:  # a picture with damaged EXIF data is still a picture
+    except Exception:  # an image with damaged EXIF data is still usable
         return 1

@@ -1,6 +1,6 @@
-"""Random draws that depend on (seed, stream, id) alone: the same whatever is drawn before, after or beside them.
+"""Random draws that depend only on (seed, stream, id), not on any other draw.
 
-Shapes: N ids or images; K numbers an id.
+Shapes: N ids or images; K numbers per id.
 """
 
 import zlib
@@ -27,7 +27,7 @@ def hash_ids(seed: int, stream: int, ids_N: NDArray[np.int64]) -> NDArray[np.uin
 
 
 def hash_grid(seed: int, stream: int, ids_N: NDArray[np.int64], count: int) -> NDArray[np.uint64]:
-    """(N, count) uint64: ``count`` hashes for every id."""
+    """(N, count) uint64: ``count`` hashes per id."""
     steps_K = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
     return _mix(hash_ids(seed, stream, ids_N)[:, None] + steps_K)
 
@@ -39,14 +39,14 @@ def uniform(seed: int, stream: int, ids_N: NDArray[np.int64], count: int) -> NDA
 
 
 def shuffled(seed: int, name: str, count: int) -> NDArray[np.int64]:
-    """0 .. count - 1 in an order that ``name`` has for itself: it stays when other names come or go."""
+    """0 .. count - 1 in a random order that depends only on ``seed`` and ``name``, not on other names."""
     return np.argsort(hash_ids(seed, zlib.crc32(name.encode()), np.arange(count)), kind="stable")
 
 
 def divide(names: list[str], labels_N: NDArray[np.int64], train_fraction: float, seed: int) -> NDArray[np.bool_]:
-    """(N,) which images train: of each class ``train_fraction``, at least one, and not all unless there is only one.
+    """(N,) mask of train images: ``train_fraction`` of each class, at least one image, and never all of several.
 
-    names: those of the classes; labels_N: the number of each image's class among them.
+    names: class names. labels_N: index of each image's class in ``names``.
     """
     order_N = np.argsort(labels_N, kind="stable")
     starts = np.searchsorted(labels_N[order_N], np.arange(len(names) + 1))

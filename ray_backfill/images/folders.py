@@ -1,6 +1,6 @@
-"""Image files in a folder tree, as sorted columns that can be read by position.
+"""Image files in a folder tree, as sorted columns that are read by position.
 
-Hidden files and macOS's own (``__MACOSX``) are left out. A file costs its name and some ten bytes, not a Python object.
+Hidden files and ``__MACOSX`` folders are left out. A file takes its name and about ten bytes, not a Python object.
 
 Shapes: N files; F folders that hold files themselves.
 """
@@ -19,16 +19,16 @@ from tqdm import tqdm
 from ray_backfill.errors import InputError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
-# Names that are Python objects at the same time.
+# Number of names held as Python objects at a time.
 CHUNK = 65_536
 
 
 @dataclass(eq=False)
 class Listing:
-    """All images below ``root``, sorted by folder, then name. It can be pickled.
+    """All images below ``root``, sorted by folder, then name. Picklable.
 
-    folders: F sorted paths below the root, "/" between the parts; the root itself is "". folder_N: (N,) int32, the
-    number of each file's folder, ascending. names: N file names.
+    folders: F sorted paths below the root, separated by "/"; the root itself is "". folder_N: (N,) int32, index of each
+    file's folder, ascending. names: N file names.
     """
 
     root: str
@@ -42,32 +42,32 @@ class Listing:
         return len(self.names)
 
     def folder(self, position: int) -> str:
-        """The folder of one file below the root."""
+        """The folder of a file, below the root."""
         return self.folders[self.folder_N[position]]
 
     def name(self, position: int) -> str:
-        """The path of one file below the root."""
+        """The path of a file, below the root."""
         return _joined(self.folder(position), self.names[position].as_py())
 
     def where(self, position: int) -> str:
-        """The path of one file, for messages."""
+        """The full path of a file, for messages."""
         return f"{self.root}/{self.name(position)}"
 
     def read(self, position: int) -> bytes:
-        """The bytes of one file. Raises what the system raises when it cannot be read."""
+        """The bytes of a file. Raises the system's error if it cannot be read."""
         return Path(self.where(position)).read_bytes()
 
     def digest(self) -> str:
-        """Changes with any name, and with the size or the time of any file.
+        """Hash of the name, size and modification time of every file.
 
-        Cost: one disk access a file, the first time.
+        Cost: one disk access per file on the first call.
         """
         if not self._digest:
             self._digest = digest_of(self._stamped(), len(self))
         return self._digest
 
     def stamp(self, position: int, name: str) -> str:
-        """What changes with the content of one file. name: the path below the root."""
+        """A text that changes with a file's content. name: the path below the root."""
         return file_stamp(f"{self.root}/{name}")
 
     def _stamped(self) -> Iterator[str]:
@@ -80,10 +80,10 @@ class Listing:
 def list_folders(root: str, below: Sequence[str] | None = None) -> Listing:
     """List the images of a folder tree.
 
-    below: the folders below the root to look into, those that are there; others are not walked. Default: all.
+    below: the folders below the root to list, if they exist; others are not walked. None: all.
 
     Raises:
-        InputError: no images, a folder without images, a folder that cannot be read, a name that is no UTF-8.
+        InputError: no images, a folder without images, an unreadable folder, or a name that is not UTF-8.
     """
     path = Path(root).expanduser()
     tops = [""] if below is None else [top for top in below if (path / top).is_dir()]
@@ -94,7 +94,7 @@ def list_folders(root: str, below: Sequence[str] | None = None) -> Listing:
             bar.update(len(names))
     filled: dict[str, pa.Array] = {}
     for folder, batches in sorted(found.items()):
-        # Arrow sorts by bytes of UTF-8, which is the order of characters, too.
+        # Arrow sorts by UTF-8 bytes, which is also the order of characters.
         names = batches[0] if len(batches) == 1 else pa.concat_arrays(batches).sort()
         if len(names):
             filled[folder] = names
@@ -106,7 +106,7 @@ def list_folders(root: str, below: Sequence[str] | None = None) -> Listing:
 
 
 def digest_of(lines: Iterable[str], total: int) -> str:
-    """SHA-256 of the lines, with a bar if it takes long."""
+    """SHA-256 of the lines, with a progress bar if it takes long."""
     hasher = hashlib.sha256()
     for line in tqdm(lines, total=total, desc="fingerprint", unit=" files", delay=2, leave=False, dynamic_ncols=True):
         hasher.update(line.encode())
@@ -114,7 +114,7 @@ def digest_of(lines: Iterable[str], total: int) -> str:
 
 
 def file_stamp(path: str) -> str:
-    """Size and time of a file, or "missing"."""
+    """Size and modification time of a file, or "missing"."""
     try:
         status = os.stat(path)  # noqa: PTH116 - a Path object would cost as much as the stat
     except OSError:
@@ -127,12 +127,12 @@ def _joined(folder: str, name: str) -> str:
 
 
 def is_hidden(part: str) -> bool:
-    """Whether a file or folder of this name is left out."""
+    """Whether files and folders of this name are left out."""
     return (part.startswith(".") and part != ".") or part == "__MACOSX"
 
 
 def walk(root: Path, tops: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each folder with its images, at most ``CHUNK`` at a time. Links to folders are followed."""
+    """Yields each folder with its images, at most ``CHUNK`` at a time. Follows links to folders."""
     ahead = list(tops)
     while ahead:
         folder = ahead.pop()
@@ -161,13 +161,13 @@ def walk(root: Path, tops: list[str]) -> Iterator[tuple[str, list[str]]]:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads nowhere
+    except OSError:  # a broken link
         return False
 
 
 def _refuse_loop(entry: os.DirEntry[str]) -> None:
     if entry.is_symlink() and Path(entry.path).parent.resolve().is_relative_to(Path(entry.path).resolve()):
-        raise InputError(f"the link {entry.path} leads to a folder above it, so that there is no end: remove the link")
+        raise InputError(f"the link {entry.path} leads to a folder above it, which is an endless loop: remove the link")
 
 
 def _require_utf8(entry: os.DirEntry[str]) -> None:
@@ -176,12 +176,12 @@ def _require_utf8(entry: os.DirEntry[str]) -> None:
     except UnicodeEncodeError as error:
         folder = os.path.dirname(entry.path)  # noqa: PTH120 - the same without a second object
         raise InputError(
-            f"the name {os.fsencode(entry.name)!r} in {folder} is not UTF-8: rename it (many: convmv)"
+            f"the name {os.fsencode(entry.name)!r} in {folder} is not UTF-8: rename it (convmv renames many files)"
         ) from error
 
 
 def require_images(root: str, listing: Listing, seen: set[str], places: str = "") -> None:
-    """Refuse a listing without images, and one where a folder that has been ``seen`` holds none, nor any below it."""
+    """Raises InputError if there are no images, or if a ``seen`` folder has none, not even in subfolders."""
     if not len(listing):
         expected = ", ".join(SUFFIXES[:3])
         raise InputError(f"no images in {root}{places}: expected files such as {expected} in a folder per class")
@@ -190,7 +190,7 @@ def require_images(root: str, listing: Listing, seen: set[str], places: str = ""
     if empty := sorted(seen - filled - parents):
         more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
         named = ", ".join(map(repr, empty[:3]))
-        raise InputError(f"an empty class in {root}: no images in {named}{more}; add images or remove the folder")
+        raise InputError(f"empty class in {root}: no images in {named}{more}; add images or remove the folder")
 
 
 def _ancestors(folder: str) -> list[str]:

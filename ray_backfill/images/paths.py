@@ -1,10 +1,10 @@
-"""Image files at known places, local or in an object store: nothing is listed.
+"""Image files at known paths, local or in an object store: nothing is listed.
 
-A place is a local path or a URI: ``file:///folder/a%20b.jpg`` (percent signs as in any URI), ``s3://bucket/key`` or
-``gs://bucket/key``, where keys are written as they are, with spaces and percent signs. Options follow a "?":
-``anonymous=true`` for public buckets, and what pyarrow takes there, such as ``region=eu-west-1`` (else the bucket is
-asked for it) and ``endpoint_override=host:port``. Credentials are found as pyarrow finds them: environment,
-configuration files, the machine's role.
+A path is a local path or a URI: ``file:///folder/a%20b.jpg`` (percent-encoded), ``s3://bucket/key`` or
+``gs://bucket/key``, where keys are literal, with spaces and percent signs. Options follow a "?": ``anonymous=true`` for
+public buckets, and pyarrow's options, such as ``region=eu-west-1`` (otherwise looked up) and
+``endpoint_override=host:port``. pyarrow finds credentials in the environment, in configuration files and in the
+machine's role.
 """
 
 import os
@@ -25,19 +25,19 @@ from ray_backfill.images.folders import CHUNK, digest_of, file_stamp
 
 SCHEMES = ("file", "s3", "gs", "gcs")
 _SCHEME = r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://"
-# Opening may ask the store where the bucket is: one thread asks, the others wait.
+# Opening may look up the bucket's region: one thread does so, the others wait.
 _OPENING = threading.Lock()
 
 
 @dataclass
 class Paths:
-    """Files by their paths below ``root``, a local folder or a URI. Can be pickled.
+    """Files by their paths below ``root``, a local folder or a URI. Picklable.
 
-    root: "" if all paths stand for themselves, as absolute paths and URIs always do, whatever the root. paths: N, in
-    any order, also the same one twice. remote: whether any file is reached over a network.
+    root: not applied to absolute paths and URIs; may be "" if all paths are such. paths: N, in any order, duplicates
+    allowed. remote: whether any file is read over a network.
 
     Raises:
-        InputError: a URI of a kind that cannot be read.
+        InputError: a URI has an unsupported scheme.
     """
 
     root: str
@@ -64,19 +64,19 @@ class Paths:
         return len(self.paths)
 
     def name(self, position: int) -> str:
-        """The path as it was given, without passwords."""
+        """The path as given, without credentials."""
         return _public(self.paths[position].as_py())
 
     def where(self, position: int) -> str:
-        """The whole path or URI of one file, without passwords."""
+        """The full path or URI of a file, without credentials."""
         store, path = self._find(self.paths[position].as_py())
         return f"{_public(store)}/{path}" if store else path
 
     def read(self, position: int) -> bytes:
-        """The bytes of one file. Raises what the system or pyarrow raises when it cannot be read.
+        """The bytes of a file. Raises the error of the system or pyarrow if it cannot be read.
 
         Raises:
-            InputError: the object store cannot be opened at all.
+            InputError: the object store cannot be opened.
         """
         store, path = self._find(self.paths[position].as_py())
         if not store:
@@ -86,10 +86,10 @@ class Paths:
             return stream.readall()
 
     def digest(self) -> str:
-        """Changes with any path; with the size or the time of a local file, but not of a remote one.
+        """Hash of all paths, with size and modification time of local files only.
 
-        A remote file that is overwritten in place goes unnoticed: to ask for each one's size would take hours.
-        Cost: one disk access a local file, the first time.
+        A remote file overwritten in place goes unnoticed, as requesting every size would take hours.
+        Cost: one disk access per local file on the first call.
         """
         if not self._digest:
             self._digest = digest_of(self._stamped(), len(self))
@@ -102,12 +102,12 @@ class Paths:
                 yield f"{_public(given)}\0{'remote' if store else file_stamp(path)}\n"
 
     def _find(self, path: str) -> tuple[str, str]:
-        """The store of a file, ``scheme://bucket?options`` ("" if local), and its path there."""
+        """The store of a file, ``scheme://bucket?options`` ("" if local), and its path in the store."""
         if "://" in path and _scheme(path):
             return _split(path)
         store, folder = self._root
-        if not store:  # an absolute path stays itself
-            return "", os.path.join(folder, path)  # noqa: PTH118 - a Path object for each file is dear
+        if not store:  # an absolute path is kept as it is
+            return "", os.path.join(folder, path)  # noqa: PTH118 - a Path object per file is expensive
         if path.startswith("/"):
             return "", path
         return store, f"{folder}/{path.removeprefix('./')}".lstrip("/")
@@ -137,7 +137,7 @@ def open_system(store: str) -> tuple[fs.FileSystem, str]:
     scheme, _, bucket = base.partition("://")
     options = dict(parse_qsl(query))
     anonymous = options.pop("anonymous", "false").lower() == "true"
-    if anonymous and scheme == "s3":  # pyarrow's URIs cannot say so
+    if anonymous and scheme == "s3":  # pyarrow's URIs have no such option
         region = options.pop("region", None) or fs.resolve_s3_region(bucket)
         return fs.S3FileSystem(anonymous=True, region=region, **options), bucket
     if anonymous:
@@ -152,7 +152,7 @@ def _scheme(place: str) -> str:
 
 
 def _split(place: str) -> tuple[str, str]:
-    """The store of a place, ``scheme://bucket?options`` ("" if local), and the path there."""
+    """The store of a path, ``scheme://bucket?options`` ("" if local), and the path in the store."""
     scheme = _scheme(place)
     if scheme == "file":
         return "", unquote("/" + place[len("file://") :].partition("/")[2])
@@ -164,5 +164,5 @@ def _split(place: str) -> tuple[str, str]:
 
 
 def _public(place: str) -> str:
-    """A URI without its options, nor the key and secret that may stand before the bucket (s3://KEY:SECRET@bucket)."""
+    """A URI without options and without a key and secret in front of the bucket (s3://KEY:SECRET@bucket)."""
     return re.sub(r"://[^/@]*@", "://", place.partition("?")[0], count=1) if _scheme(place) else place

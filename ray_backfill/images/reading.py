@@ -1,4 +1,4 @@
-"""Reads images for those who use them: the next batches while one is in use, and a few before hours of work."""
+"""Reads images ahead, the next batches while one is in use, and tries a few images before hours of work."""
 
 import time
 from collections import deque
@@ -14,19 +14,19 @@ from ray_backfill.images import ImageSource, Pixels
 
 Rows = NDArray[np.int64]
 
-# Batches that are decoded beyond the one in use: what decoding may hold in memory.
+# Batches decoded ahead of the one in use; this bounds memory.
 _BATCHES_AHEAD = 2
-# A decoder takes no fewer images at a time, but for the last: handing them over costs about as much as a small image.
+# Minimum number of images per decoder task: handing over a task costs about as much as decoding a small image.
 _FEWEST_IMAGES = 8
-# Images of a split that are tried: if half of all are broken, these are all broken once in 65,536 times.
+# Images tried per split: if half of all images are broken, all of these are broken once in 65,536 times.
 _TRIED = 16
 
 
 @dataclass
 class DecodeTimes:
-    """Seconds so far. decode_s: of all decoders, waiting for files and for a core included; decode_cpu_s: on a core.
+    """Seconds so far. decode_s: wall time of all decoders, waits included. decode_cpu_s: their CPU time.
 
-    wait_s: in which nobody but the decoders had work, as the next batch was not there yet.
+    wait_s: time in which the consumer waited for the next batch.
     """
 
     decode_s: float = 0.0
@@ -37,10 +37,10 @@ class DecodeTimes:
 def read_ahead(
     source: ImageSource, split: str, batches: Iterable[Rows], threads: int = 1, times: DecodeTimes | None = None
 ) -> Iterator[tuple[Rows, Pixels]]:
-    """Each batch of row numbers with its pixels, in order, while ``threads`` decoders work on the next two.
+    """Yields each batch of row numbers with its pixels, in order, while ``threads`` decoders work on the next two.
 
-    All decoders share each batch, so that the first is there soon and memory does not grow with their number.
-    times: what decoding took is added there.
+    All decoders share each batch, so the first one is ready soon and memory does not grow with their number.
+    times: the decoding times are added to it.
     """
     times = DecodeTimes() if times is None else times
     pool = ThreadPoolExecutor(threads)
@@ -53,11 +53,11 @@ def read_ahead(
         while ahead:
             yield _joined(*ahead.popleft(), times)
     finally:
-        # Nobody waits for what is ahead if the consumer has stopped, or a decoder has failed.
+        # Drop the batches ahead if the consumer has stopped or a decoder has failed.
         pool.shutdown(cancel_futures=True)
 
 
-# Pixels, with the seconds that decoding them took in all and on a core.
+# Pixels, with the wall and CPU seconds of their decoding.
 _Decoded = tuple[Pixels, float, float]
 
 
@@ -85,7 +85,7 @@ def _joined(rows: Rows, futures: list[Future[_Decoded]], times: DecodeTimes) -> 
 
 
 def require_readable(source: ImageSource) -> None:
-    """Read images spread over each split, until one can be read; mostly that is the first.
+    """Try images spread over each split until one can be read, usually the first.
 
     Raises:
         InputError: none of them can be read: all are missing or broken, or the store does not answer.
@@ -94,9 +94,9 @@ def require_readable(source: ImageSource) -> None:
         n_images = len(source.items(split))
         rows = np.unique(np.linspace(0, n_images - 1, min(_TRIED, n_images)).astype(np.int64))
         broken = source.read(split, rows[:1]).broken
-        # One after the other, images that a store does not give would take minutes.
+        # Trying them one by one would take minutes if the store does not answer.
         if broken and len(source.read(split, rows[1:]).broken) == len(rows) - 1:
             raise InputError(
-                f"none of {len(rows)} images of the split {split!r} that were tried can be read; the first: "
-                f"{broken[0]}. Check the paths, and that the images are there"
+                f"none of {len(rows)} images tried in the split {split!r} can be read; the first: {broken[0]}. "
+                "Check that the paths are right and the images exist"
             )

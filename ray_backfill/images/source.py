@@ -1,6 +1,6 @@
-"""The ImageSource of everything that is a list of image files.
+"""The ImageSource of data sets that consist of image files.
 
-Shapes: N rows of a split; B rows read; S pixels a side; C channels.
+Shapes: N rows of a split; B rows read; S pixels per side; C channels.
 """
 
 from collections.abc import Iterator
@@ -16,46 +16,46 @@ from ray_backfill.errors import InputError
 from ray_backfill.images import SPLITS, Items, Pixels
 from ray_backfill.images.decode import decode
 
-# Part of every fingerprint: raise it with any change to the decoder that changes a pixel.
+# Part of every fingerprint: increase it whenever a change to the decoder changes pixels.
 _DECODER_VERSION = 2
-# Remote files that are fetched at once: each costs a round trip of tens of milliseconds and next to no work.
+# Remote files fetched concurrently: each takes a round trip of tens of milliseconds and almost no work.
 _FETCHERS = 16
 
 
 class Files(Protocol):
-    """Image files that are read by position, 0 .. len - 1. Can be pickled; holds no Python object a file."""
+    """Image files that are read by position, 0 .. len - 1. Picklable; holds no Python object per file."""
 
     @property
     def remote(self) -> bool:
-        """Whether each read is a round trip over a network, so that many at once take no longer than one."""
+        """Whether each read is a network round trip, so that reading many concurrently is as fast as reading one."""
 
     def __len__(self) -> int: ...
 
     def read(self, position: int) -> bytes:
-        """The bytes of one file. Raises whatever the system raises when it cannot be read; many threads may call it.
+        """The bytes of a file. Thread-safe. Raises the system's error if the file cannot be read.
 
         Raises:
-            InputError: no file can be read there, such as for want of credentials.
+            InputError: no file can be read at all, for example without credentials.
         """
 
     def name(self, position: int) -> str:
-        """The path of one file below the root, "/" between the parts."""
+        """The path of a file below the root, separated by "/"."""
 
     def where(self, position: int) -> str:
-        """Where one file is, for messages."""
+        """The location of a file, for messages."""
 
     def digest(self) -> str:
-        """Changes with any name, and with the size or the time (or the checksum) of any file."""
+        """Hash of the name, the size, and the modification time or checksum of every file."""
 
 
 @dataclass
 class FileSource:
     """A data set of image files.
 
-    name: of the data set. settings: the data set's own dataclass with ``image_size``; all of them but where the images
-    are take part in the fingerprint. splits_items: the rows of each split; an id is the position of its file in
-    ``listing``. positions: of each split, (N,) int64 the position of each row's file, where an id is something else.
-    facts: what else the images depend on. inverted: read dark strokes on white as bright strokes on black.
+    name: the data set's name. settings: the data set's own dataclass with ``image_size``; all fields except the
+    location of the images enter the fingerprint. splits_items: the rows of each split; an id is the position of its
+    file in ``listing``. positions: (N,) int64 file positions of each split, if ids are not positions. facts: other
+    values for the fingerprint. inverted: read dark strokes on white as bright strokes on black.
     """
 
     name: str
@@ -75,16 +75,16 @@ class FileSource:
         self.image_size = self.settings.image_size
 
     def items(self, split: str) -> Items:
-        """The rows of ``split``. Raises InputError if there is none of that name."""
+        """The rows of ``split``. Raises InputError if there is no such split."""
         if split not in self.splits_items:
-            raise InputError(f"{self.name} has no split {split!r} here; it has: {', '.join(self.splits)}")
+            raise InputError(f"{self.name} has no split {split!r}; it has: {', '.join(self.splits)}")
         return self.splits_items[split]
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Pixels:
-        """Decode (B, S, S, C) uint8. A file that is gone or damaged is reported in ``broken``, its pixels zero.
+        """Decode (B, S, S, C) uint8. A missing or damaged file is reported in ``broken`` with zero pixels.
 
         Raises:
-            InputError: no such split; where the files are, none can be read (no credentials, no network).
+            InputError: no such split, or no file can be read at all (no credentials, no network).
         """
         positions = self._positions(split, rows)
         pixels_BSSC = np.zeros((len(positions), self.image_size, self.image_size, self.channels), np.uint8)
@@ -96,8 +96,8 @@ class FileSource:
                 image_SSC = decode(data, self.image_size, self.channels, self.resample)
             except InputError:
                 raise
-            # Pillow and zipfile raise a dozen unrelated kinds for damaged data, and one bad file in a million must
-            # not end a run; the reason is kept.
+            # Pillow and zipfile raise a dozen unrelated errors for damaged data, and one bad file in a million must
+            # not end a run; the reason is recorded.
             except Exception as error:
                 broken[i] = f"{self.listing.where(positions[i])}: {_reason(error)}"
                 continue
@@ -114,13 +114,13 @@ class FileSource:
         return positions_N[rows].tolist()
 
     def fingerprint(self) -> dict[str, Any]:
-        """Names, sizes and checksums (or times) of the files, not their pixels. The root's place does not count."""
+        """Names, sizes and checksums (or times) of the files, not their pixels; independent of the root's path."""
         own = facts_of(self.settings) | self.facts
         return {"dataset": self.name, "decoder": _DECODER_VERSION, "files": self.listing.digest(), **own}
 
 
 def _fetch(listing: Files, positions: list[int]) -> Iterator[bytes | Exception]:
-    """The bytes of each file, in order, or why there are none."""
+    """Yields the bytes of each file in order, or the error if it cannot be read."""
 
     def fetch(position: int) -> bytes | Exception:
         try:
@@ -136,12 +136,12 @@ def _fetch(listing: Files, positions: list[int]) -> Iterator[bytes | Exception]:
 
 
 def _reason(error: Exception) -> str:
-    """One line, the same every time: Pillow's own message for unknown data holds a memory address."""
+    """The reason in one reproducible line: Pillow's own message for unknown data contains a memory address."""
     if isinstance(error, UnidentifiedImageError):
         return "not an image of a known format"
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def facts_of(settings: Any) -> dict[str, Any]:
-    """Settings without where the images are: the same images in another place are the same images."""
+    """The settings without the location of the images, as moved images are still the same."""
     return {name: value for name, value in asdict(settings).items() if name not in ("root", "images")}

@@ -1,6 +1,6 @@
-"""Zip files of images, read as one tree; and what a user may give: a folder tree, a zip file, a folder of zip files.
+"""Zip files of images, read as one tree; lists a folder tree, a zip file or a folder of zip files.
 
-A zip file's directory is held by zipfile as one Python object a member while it is open: unpack zip files of millions.
+zipfile holds one Python object per member while a file is open, so unpack zip files with millions of images.
 
 Shapes: N files; F folders that hold files themselves.
 """
@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 from ray_backfill.errors import InputError
 from ray_backfill.images.folders import SUFFIXES, Listing, is_hidden, list_folders, require_images, walk
 
-# Top folders with a meaning: a zip file that holds nothing but one of these keeps it.
+# Names of splits: a zip file whose only top folder is one of these keeps it.
 _SPLIT_FOLDERS = ("train", "gallery", "val", "test", "queries", "query")
 
 
 @dataclass(eq=False)
 class ZipListing(Listing):
-    """All images of zip files, which are opened when they are first read.
+    """All images of zip files, which are opened on first use.
 
-    files: the zip files; prefixes: of each, the top folder (with its "/") left out. file_F: (F,) which of them holds a
-    folder. stamps: (N,) "size:CRC-32" of each image.
+    files: the zip files. prefixes: the dropped top folder (with "/") of each zip file. file_F: (F,) index of the zip
+    file with each folder. stamps: (N,) "size:CRC-32" of each image.
     """
 
     files: list[str]
@@ -38,21 +38,21 @@ class ZipListing(Listing):
     _opened: dict[tuple[int, int], zipfile.ZipFile] = field(default_factory=dict, init=False, repr=False)
 
     def where(self, position: int) -> str:
-        """The zip file and the path in it, for messages."""
+        """The zip file and the path inside it, for messages."""
         file = self.file_F[self.folder_N[position]]
         return f"{self.files[file]}!{self.prefixes[file]}{self.name(position)}"
 
     def read(self, position: int) -> bytes:
-        """The bytes of one file. Raises what the system or zipfile raises when it cannot be read."""
+        """The bytes of a file. Raises the error of the system or zipfile if it cannot be read."""
         file = int(self.file_F[self.folder_N[position]])
-        # A forked process shares the parent's file position, so each process opens its own.
+        # A forked process shares the parent's file position, so each process opens its own file.
         key = (os.getpid(), file)
         if key not in self._opened:
             self._opened[key] = zipfile.ZipFile(self.files[file])
         return self._opened[key].read(self.prefixes[file] + self.name(position))
 
     def stamp(self, position: int, name: str) -> str:
-        """Size and checksum: no file is read for it."""
+        """Size and checksum from the directory, without reading the file."""
         return self.stamps[position].as_py()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -60,10 +60,11 @@ class ZipListing(Listing):
 
 
 def list_images(root: str) -> Listing:
-    """List a folder tree, one zip file, or a folder of zip files. Zip files beside images are left alone.
+    """List a folder tree, a zip file, or a folder of zip files. Zip files beside images are ignored.
 
     Raises:
-        InputError: nothing there, no images, a folder without images, an unreadable zip file, a name that is no UTF-8.
+        InputError: nothing at ``root``, no images, a folder without images, an unreadable zip file, or a name that is
+            not UTF-8.
     """
     path = Path(root).expanduser()
     if not root or not path.exists():
@@ -77,10 +78,10 @@ def list_images(root: str) -> Listing:
 
 
 def list_zips(paths: Sequence[Path]) -> Listing:
-    """List zip files as one tree. A zip file's own single top folder is dropped; a folder found twice counts once.
+    """List zip files as one tree. A single top folder is dropped; identical folders in two files count once.
 
     Raises:
-        InputError: see list_images; and a folder that stands in two of the files with different images.
+        InputError: see list_images; also if two files have the same folder with different images.
     """
     files, prefixes, seen = [str(path) for path in sorted(paths)], [], set[str]()
     images: dict[str, dict[str, str]] = {}
@@ -93,10 +94,10 @@ def list_zips(paths: Sequence[Path]) -> Listing:
             if folder not in owner and stamps:
                 owner[folder], images[folder] = number, stamps
             elif not stamps.keys() <= images.get(folder, {}).keys():
-                # Not a copy: leaving it out would lose images without a word.
+                # Not a copy: skipping it would silently lose images.
                 raise InputError(
                     f"class {folder!r} has other images in {file} than in {files[owner[folder]]}: "
-                    "unpack both into one folder tree, each class in a folder of its own"
+                    "unpack both into one folder tree with one folder per class"
                 )
     folders = sorted(images)
     rows = [row for folder in folders for row in sorted(images[folder].items())]
@@ -115,7 +116,7 @@ def list_zips(paths: Sequence[Path]) -> Listing:
 
 
 def _read_directory(file: str) -> tuple[str, dict[str, dict[str, str]]]:
-    """The top folder that is left out, and of each folder that is there the images with their stamps."""
+    """The dropped top folder, and the images of each folder with their stamps."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = [info for info in archive.infolist() if not any(map(is_hidden, info.filename.split("/")))]
@@ -133,9 +134,9 @@ def _read_directory(file: str) -> tuple[str, dict[str, dict[str, str]]]:
 
 
 def _top_folder(names: set[str]) -> str:
-    """The one top folder that all names share, with its "/", if it is only a wrapping; else the empty string."""
+    """The single top folder of all names, with "/", if it only wraps the class folders; otherwise ""."""
     tops = {name.split("/", 1)[0] for name in names}
     top = tops.pop() if len(tops) == 1 else ""
-    # In a zip file of one class folder the top folder is the class.
+    # If a zip file has a single class folder, its top folder is the class.
     wraps = top not in _SPLIT_FOLDERS and all(name.count("/") >= 2 for name in names)
     return f"{top}/" if top and wraps else ""

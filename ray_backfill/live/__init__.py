@@ -1,1 +1,1 @@
-"""A half-done gallery as it serves: what its operations, its shards, its traffic and its throttle do; no Ray."""
+"""The logic of a live drill without Ray: operations, shards, traffic schedules, throttling and quality."""

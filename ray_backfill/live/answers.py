@@ -1,6 +1,6 @@
-"""The answers of shards, and how several become one.
+"""Search results of shards, and how they are merged.
 
-Shapes: b queries, k items an answer, short answers filled up with position -1 and an infinite score.
+Shapes: b queries, k items per answer; short answers are padded with position -1 and an infinite score.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ from ray_backfill.tables.schema import columns
 
 @dataclass(frozen=True)
 class Answer:
-    """The k best items for each query, by (score, distance, position): the ranking of the replay.
+    """The k best items for each query, sorted by (score, distance, position) like the ranking of the replay.
 
-    position: (b, k) int64 gallery positions. distance: (b, k) float32 by the system that serves the item. score: (b, k)
-    float64 what is compared, the distance itself unless a merge maps it. is_new: (b, k) whether the forward system, the
-    new partition, serves the item.
+    position: (b, k) int64 gallery positions. distance: (b, k) float32 in the system that serves the item. score: (b, k)
+    float64 sort key; the distance itself unless a merge maps it. is_new: (b, k) whether the item is served from the new
+    partition, that is, by the forward system.
     """
 
     position: IntArray
@@ -42,10 +42,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class ShardAnswer:
-    """What one shard knows: its best items, and how many it was searching.
+    """One shard's best items, and the state in which it searched them.
 
-    applied: operations of the plan that it had applied. old_items, new_items: in each of its partitions, at that
-    moment. missing_items: inserted ones that no model could embed.
+    applied: number of plan operations it had applied. old_items, new_items: size of each partition at that moment.
+    missing_items: inserted items that no model could embed.
     """
 
     best: Answer
@@ -56,7 +56,7 @@ class ShardAnswer:
 
 
 def answer_of(old: Found, new: Found, merge: Merge, k: int) -> Answer:
-    """The k best of what the old and the new partition found."""
+    """The k best of the results from the old and the new partition."""
     return merge_answers([_of_side(old, merge, is_new=False), _of_side(new, merge, is_new=True)], k)
 
 
@@ -68,9 +68,9 @@ def _of_side(found: Found, merge: Merge, is_new: bool) -> Answer:
 
 
 def merge_answers(answers: Sequence[Answer], k: int) -> Answer:
-    """The k best of several answers to the same queries, of disjoint items, each best first.
+    """Merge answers to the same queries over disjoint items, each sorted best first, into the k best.
 
-    Cost: O(b k) for each answer; a sort of both takes 1.5 to 7 times as long (docs/log.md).
+    Cost: O(b k) per answer; sorting both takes 1.5 to 7 times as long (docs/log.md).
     """
     merged = answers[0]
     for answer in answers[1:]:
@@ -86,7 +86,7 @@ def _merge_two(one: Answer, other: Answer, k: int) -> Answer:
 
 
 def _columns(answer: Answer) -> list[Array]:
-    """What comes from Ray can only be read, and compiled loops are made for arrays that can be written."""
+    """Arrays from Ray are read-only, but the kernel is compiled for writable ones, so copy where needed."""
     columns = (answer.position, answer.distance, answer.score, answer.is_new)
     return [values if values.flags.writeable else values.copy() for values in columns]
 
@@ -96,7 +96,7 @@ def _merge_rows(
     p1: Array, d1: Array, s1: Array, n1: Array, p2: Array, d2: Array, s2: Array, n2: Array,
     p: Array, d: Array, s: Array, n: Array,
 ) -> None:  # fmt: skip
-    """Positions, distances, scores and flags of two answers into those of one; fillers, at the end, stay there."""
+    """Merge positions, distances, scores and flags of two answers; padding stays at the end."""
     for q in range(len(p)):
         i = j = 0
         for place in range(p.shape[1]):
@@ -120,20 +120,20 @@ def _is_before(p1: Array, d1: Array, s1: Array, i: int, p2: Array, d2: Array, s2
 
 
 def is_consistent(answer: Answer) -> bool:
-    """Whether no query is answered by the same item twice."""
+    """Whether no answer contains the same item twice."""
     ordered = np.sort(answer.position, axis=1)
     return not bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any())
 
 
 def write_answers(drill: Path, moment: int, answer: Answer) -> None:
-    """Keep the answers to all queries at a checkpoint in the drill's folder."""
+    """Store the answers to all queries at a checkpoint in the drill's folder."""
     lists: tuple[NDArray[Any], ...] = (answer.position, answer.distance, answer.is_new.astype(np.float32))
     named = {name: vector_column(values) for name, values in zip(columns(AnswerRow), lists, strict=True)}
     write_parquet(_answers_path(drill, moment), pa.table(named))
 
 
 def read_answers(drill: Path, moment: int) -> IntArray:
-    """(Q, k) the positions of the items that ``write_answers`` wrote."""
+    """(Q, k) item positions as written by ``write_answers``."""
     name = columns(AnswerRow)[0]
     return vectors_of(pq.read_table(_answers_path(drill, moment), columns=[name])[name])
 

@@ -1,9 +1,9 @@
-"""What a drill does, in which order, as plain data: a list of operations that every shard applies from the front.
+"""The plan of a drill as plain data: a list of operations that every shard applies in order.
 
-How many of them a shard has applied is all that there is to know about its state. The plan is made once, from settings
-and seeds, and kept; so a drill that is started again goes on with the very same operations.
+The number of applied operations fully determines a shard's state. The plan is made once, from settings and seeds, and
+stored, so a restarted drill continues with exactly the same operations.
 
-Positions are those of the gallery's table, 0 .. N - 1; items that are inserted later have theirs from the start.
+Positions are rows of the gallery table, 0 .. N - 1; items inserted later have their position from the start.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,22 +26,22 @@ from ray_backfill.tables.drill import Checkpoint, ItemRow, OperationRow, StepRow
 from ray_backfill.tables.schema import arrow_table, columns
 
 Kind = Literal["backfill", "insert", "delete", "rollback"]
-# Where an item is. Deleted ones and those that are still to come are nowhere.
+# Which partition holds an item. Deleted items and items not inserted yet are NOWHERE.
 NOWHERE, OLD, NEW = 0, 1, 2
 
 
 @dataclass(frozen=True)
 class ChurnSettings:
-    """What else happens to the gallery while it is backfilled."""
+    """Other changes to the gallery while it is backfilled."""
 
     inserts: int = 0
-    """Items that are held back at the start and inserted while the backfill runs, embedded by the new model alone."""
+    """Number of items held back at the start and inserted during the backfill, embedded by the new model only."""
     deletes: int = 0
-    """Items that are deleted while the backfill runs, backfilled ones or not."""
+    """Number of items deleted during the backfill, whether already backfilled or not."""
     rollback_at: float = 0.0
-    """Give the upgrade up at this progress and serve everything by the old model again; 0: never."""
+    """Progress (0 to 1) at which to abort the upgrade and return every item to the old model; 0: no rollback."""
     seed: int = 0
-    """Random seed for which items are inserted and deleted, and when."""
+    """Random seed for churn: which items are inserted and deleted, and when."""
 
     def __post_init__(self) -> None:
         require_not_negative(self, "inserts", "deletes", "seed")
@@ -51,11 +51,11 @@ class ChurnSettings:
 
 @dataclass(frozen=True)
 class Operation:
-    """One step of a drill. positions: the items it concerns, in the order of the backfill.
+    """One step of a drill. positions: the affected items, in backfill order.
 
-    backfill: they are embedded by the new model, and leave the old partition. insert: new items, likewise. delete: they
-    leave. rollback: all that the old model ever embedded return to the old partition; ``positions`` are the inserted
-    ones, which it has to embed.
+    backfill: embed the items with the new model and move them from the old to the new partition. insert: embed new
+    items with the new model and add them to the new partition. delete: remove the items. rollback: return every item
+    with an old embedding to the old partition; ``positions`` are the inserted items, which the old model must embed.
     """
 
     number: int
@@ -64,13 +64,13 @@ class Operation:
 
     @property
     def has_vectors(self) -> bool:
-        """Whether a model has to embed its items."""
+        """Whether a model has to embed the items."""
         return self.kind != "delete"
 
 
 @dataclass(frozen=True)
 class DrillPlan:
-    """order: the items of the start, first = backfilled first. held_back: those that are inserted later."""
+    """order: the items present at the start, in backfill order. held_back: the items inserted later."""
 
     n_items: int
     order: IntArray
@@ -79,15 +79,15 @@ class DrillPlan:
     checkpoints: tuple[Checkpoint, ...]
 
     def start(self) -> NDArray[np.uint8]:
-        """(N,) where each item is before the first operation: OLD or NOWHERE."""
+        """(N,) state of each item before the first operation: OLD or NOWHERE."""
         state = np.zeros(self.n_items, np.uint8)
         state[self.order] = OLD
         return state
 
     def state(self, applied: int, broken: Mapping[int, IntArray]) -> NDArray[np.uint8]:
-        """(N,) NOWHERE, OLD or NEW for each item after the first ``applied`` operations.
+        """(N,) state of each item, NOWHERE, OLD or NEW, after the first ``applied`` operations.
 
-        broken: operation -> positions of items whose image could not be read: these stay where they are.
+        broken: operation -> positions of items whose image could not be read; they keep their state.
         """
         state = self.start()
         for operation in self.operations[:applied]:
@@ -96,9 +96,9 @@ class DrillPlan:
         return state
 
     def sizes(self, edges: Sequence[int]) -> IntArray:
-        """(operations + 1, S) how many items shard s, positions edges[s] .. edges[s + 1] - 1, has after each operation.
+        """(operations + 1, S) number of items in each shard after each operation, assuming every image can be read.
 
-        As if every image could be read.
+        edges: shard s owns the positions edges[s] .. edges[s + 1] - 1.
         """
         changes = np.zeros((len(self.operations) + 1, len(edges) - 1), np.int64)
         bounds = np.asarray(edges)
@@ -112,19 +112,19 @@ class DrillPlan:
 
     @cached_property
     def rank(self) -> IntArray:
-        """(N,) place of each item in the order of the backfill; of the inserted ones after all others."""
+        """(N,) rank of each item in the backfill order; inserted items come after all others."""
         rank = np.empty(self.n_items, np.int64)
         rank[np.concatenate([self.order, self.held_back])] = np.arange(self.n_items)
         return rank
 
 
 def apply_to(state: NDArray[np.uint8], operation: Operation, is_embedded: NDArray[np.bool_]) -> None:
-    """What an operation does to where items are. is_embedded: for each of its positions; the others stay."""
+    """Update ``state`` in place. is_embedded: one flag per position of the operation; items without one stay."""
     positions = operation.positions
     if operation.kind == "delete":
         state[positions] = NOWHERE
     elif operation.kind == "rollback":
-        # Inserted items which the old model cannot embed are served no longer; all others go back.
+        # Inserted items that the old model cannot embed are no longer served; all others go back.
         state[state == NEW] = OLD
         state[positions[~is_embedded]] = NOWHERE
     else:
@@ -132,24 +132,25 @@ def apply_to(state: NDArray[np.uint8], operation: Operation, is_embedded: NDArra
 
 
 def positions_of(operations: Iterable[Operation]) -> IntArray:
-    """The positions of these operations, one after the other."""
+    """The positions of these operations, concatenated."""
     return np.concatenate([np.empty(0, np.int64), *(operation.positions for operation in operations)])
 
 
 def make_plan(order: IntArray, points: int, part_items: int, churn: ChurnSettings) -> DrillPlan:
-    """The operations of a backfill in this order, and where its quality is measured.
+    """Plan the operations of a backfill in this order, and the checkpoints that measure its quality.
 
-    order: (N,) permutation of all items that will ever be there. points: moments t = 0, 1 / (points - 1), ..., 1: the
-    same as of a replay. part_items: items of an operation, at most.
+    order: (N,) permutation of all items, including those inserted later. points: number of checkpoints, at t = 0,
+    1 / (points - 1), ..., 1 as in a replay. part_items: maximum number of items in an operation.
 
     Raises:
-        InputError: no permutation, or churn that leaves no items.
+        InputError: ``order`` is not a permutation, or churn leaves no items.
     """
     check_order(order, len(order))
     n_items, rng = len(order), np.random.default_rng(churn.seed)
     if churn.inserts + churn.deletes >= n_items:
         raise InputError(
-            f"{churn.inserts} inserts and {churn.deletes} deletes leave nothing of {n_items} items; lower them"
+            f"churn.inserts = {churn.inserts} and churn.deletes = {churn.deletes} leave none of {n_items} items; "
+            "lower them"
         )
     is_held_back = np.zeros(n_items, np.bool_)
     is_held_back[rng.choice(n_items, churn.inserts, replace=False)] = True
@@ -157,7 +158,7 @@ def make_plan(order: IntArray, points: int, part_items: int, churn: ChurnSetting
     deleted = order[rng.choice(len(order), churn.deletes, replace=False)]
     measured, t = np.arange(points) * len(order) // (points - 1), np.linspace(0.0, 1.0, points)
     operations: list[Operation] = []
-    # With few items several points may fall on the same number of them.
+    # In a small gallery several checkpoints may fall on the same number of items.
     checkpoints = [Checkpoint(int(point), 0, float(t[point])) for point in np.flatnonzero(measured == 0)]
     for last, moves in _parts(order, held_back, deleted, part_items, measured):
         operations += [Operation(len(operations) + i, kind, positions) for i, (kind, positions) in enumerate(moves)]
@@ -174,7 +175,7 @@ def make_plan(order: IntArray, points: int, part_items: int, churn: ChurnSetting
 def _parts(
     order: IntArray, held_back: IntArray, deleted: IntArray, part_items: int, measured: IntArray
 ) -> Iterator[tuple[int, list[tuple[Kind, IntArray]]]]:
-    """Part after part of the order, cut where it is measured: the items done by its end, and what happens in it."""
+    """Split the order into parts, also at each checkpoint; yields the items done by the end of a part and its moves."""
     edges = np.unique(np.concatenate([np.arange(0, len(order), part_items), measured]))
     inserts, deletes = (np.array_split(items, len(edges) - 1) for items in (held_back, deleted))
     gone = np.zeros(len(order) + len(held_back), np.bool_)
@@ -190,7 +191,7 @@ def _parts(
 
 
 def write_plan(path: Path, plan: DrillPlan) -> None:
-    """Write the plan as Parquet; each of its four files is there whole or not at all, the checkpoints come last."""
+    """Write the plan as four Parquet files, each atomically; the checkpoints come last."""
     numbers = [np.full(len(o.positions), o.number) for o in plan.operations]
     steps = np.concatenate([np.empty(0, np.int64), *numbers]), positions_of(plan.operations)
     is_held_back = np.repeat([False, True], [len(plan.order), len(plan.held_back)])
@@ -207,7 +208,7 @@ def write_plan(path: Path, plan: DrillPlan) -> None:
 
 
 def read_plan(path: Path) -> DrillPlan:
-    """Read what ``write_plan`` wrote."""
+    """Read a plan written by ``write_plan``."""
     items, steps, operations, checkpoints = (
         pq.read_table(path / f"{name}.parquet") for name in ("items", "steps", "operations", "checkpoints")
     )

@@ -1,8 +1,8 @@
-"""The embeddings of a drill's operations on disk, so that nothing is lost whatever dies.
+"""The embeddings of a drill's operations on disk, so that no failure loses work.
 
-Each operation has one Parquet file, written before any shard sees it: it is there whole or not at all, its pages have
-checksums, and a file that cannot be read again is set aside and made anew. A shard that starts reads the old
-embeddings, these files and the journal, and is where it was.
+Each operation has one Parquet file, written before any shard sees it. It is written atomically, its pages have
+checksums, and a file that cannot be read is set aside and made again. A starting shard reads the old embeddings, these
+files and the journal, and so restores its state.
 
 In all functions ``drill`` is the folder of the drill.
 """
@@ -22,12 +22,12 @@ from ray_backfill.live.operations import Operation
 from ray_backfill.store import vector_column, vectors_of
 from ray_backfill.systems import FloatArray, IntArray
 
-# Metadata of a file of embeddings: the operation, its kind, and JSON lists of [position, reason].
+# Metadata of an embeddings file: the operation with its kind, and a JSON list of [position, reason].
 _OPERATION, _BROKEN = b"operation", b"broken"
 
 
 class BadPartError(Exception):
-    """The embeddings of an operation cannot be read, or are of other items: they have to be made again."""
+    """The embeddings of an operation cannot be read or belong to other items; they must be made again."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(number, reason)
@@ -36,9 +36,9 @@ class BadPartError(Exception):
 
 @dataclass(frozen=True)
 class Embedded:
-    """The embeddings of an operation. positions: (n,) of those that could be read, in the operation's order.
+    """The embeddings of an operation. positions: (n,) items that could be read, in the operation's order.
 
-    vectors: by the model's name (n, d). broken: (position, reason) of the others.
+    vectors: model name -> (n, d). broken: (position, reason) for each of the others.
     """
 
     positions: IntArray
@@ -51,12 +51,12 @@ class Embedded:
 
 
 def part_path(drill: Path, number: int) -> Path:
-    """The file of an operation's embeddings."""
+    """Path of an operation's embeddings."""
     return drill / "parts" / f"part-{number:06d}.parquet"
 
 
 def write_part(drill: Path, operation: Operation, embedded: Embedded) -> None:
-    """Write an operation's embeddings, whole, with a checksum for every page."""
+    """Write an operation's embeddings atomically, with a checksum for every page."""
     columns = {name: vector_column(values) for name, values in embedded.vectors.items()}
     table = pa.table({"position": pa.array(embedded.positions, pa.int64())} | columns)
     table = table.replace_schema_metadata(
@@ -66,7 +66,7 @@ def write_part(drill: Path, operation: Operation, embedded: Embedded) -> None:
 
 
 def _write_durably(table: pa.Table, path: Path) -> None:
-    """The file is on disk when this returns, so that the journal never knows of embeddings that a machine lost."""
+    """Flush the file to disk, so that the journal never refers to embeddings lost in a machine failure."""
     with path.open("wb") as file:
         pq.write_table(table, file, write_page_checksum=True)
         file.flush()
@@ -74,10 +74,10 @@ def _write_durably(table: pa.Table, path: Path) -> None:
 
 
 def read_part(drill: Path, operation: Operation) -> Embedded:
-    """What ``write_part`` wrote for this operation.
+    """Read the embeddings that ``write_part`` wrote for this operation.
 
     Raises:
-        BadPartError: it is missing, cut, damaged, or of another plan.
+        BadPartError: the file is missing, truncated, damaged, or belongs to another plan.
     """
     path = part_path(drill, operation.number)
     try:
@@ -97,10 +97,10 @@ def read_part(drill: Path, operation: Operation) -> Embedded:
 
 
 def read_broken(drill: Path, number: int) -> IntArray:
-    """Positions of an operation's items that could not be read. Reads the metadata only.
+    """Positions of an operation's items whose image could not be read. Reads the metadata only.
 
     Raises:
-        BadPartError: it is missing or cut.
+        BadPartError: the file is missing or truncated.
     """
     path = part_path(drill, number)
     try:
@@ -111,7 +111,7 @@ def read_broken(drill: Path, number: int) -> IntArray:
 
 
 def set_aside(drill: Path, number: int) -> None:
-    """Move a bad file out of the way, and keep it for whoever wants to know what happened to it."""
+    """Rename a bad file and keep it for diagnosis."""
     path = part_path(drill, number)
     if path.exists():
         path.replace(path.with_suffix(".bad"))

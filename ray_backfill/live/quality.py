@@ -1,6 +1,6 @@
-"""How good live answers are: the metrics of the replay, from lists of the best items, and recall against exact ones.
+"""Quality of live answers: the replay's metrics computed from top-k lists, and recall against exact search.
 
-Shapes: Q queries, k items an answer, N gallery items, M metrics.
+Shapes: Q queries, k items per answer, N gallery items, M metrics.
 """
 
 import math
@@ -18,19 +18,19 @@ from ray_backfill.systems import GroundTruth, IntArray, UpgradePair
 
 
 def depth(metrics: Sequence[str], truth: GroundTruth) -> int:
-    """How many items an answer needs for these metrics: as deep as they look, and those that do not count.
+    """Number of items an answer needs for these metrics: their largest cutoff plus the most ignored items of a query.
 
     Raises:
-        InputError: a metric of the whole ranking, which no service returns.
+        InputError: a metric needs the whole ranking, which a service does not return.
     """
     cuts = [parse_metric(metric).k for metric in metrics]
     if None in cuts:
-        raise InputError("live answers are lists of the best items: give metrics with a cut, such as mAP@100 or CMC@1")
+        raise InputError("a live drill returns only the top items: choose metrics with a cutoff, such as mAP@100")
     return max(k for k in cuts if k) + int(np.diff(truth.ignored_starts).max())
 
 
 def only_alive(truth: GroundTruth, state: NDArray[np.uint8]) -> GroundTruth:
-    """The truth over the items that are there, at their positions among all; others are neither right nor ignored."""
+    """The ground truth restricted to items in service; positions stay the same, absent items are dropped."""
     alive = state != NOWHERE
     if alive.all():
         return truth
@@ -45,7 +45,7 @@ def only_alive(truth: GroundTruth, state: NDArray[np.uint8]) -> GroundTruth:
 
 
 def live_quality(position_Qk: IntArray, truth: GroundTruth, metrics: Sequence[str]) -> dict[str, float]:
-    """Metric -> mean over the queries that have a positive, from the answers to all queries. Cost: O(Q k)."""
+    """Metric -> mean over the queries that have a positive. position_Qk: answers to all queries. Cost: O(Q k)."""
     parsed = [parse_metric(metric) for metric in metrics]
     codes = metric_codes(parsed)
     scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
@@ -67,9 +67,9 @@ def exact_quality(
     distance: str,
     merge: Merge,
 ) -> dict[str, float]:
-    """Metric -> M of an exact search over the gallery in this state, by the replay engine.
+    """Metric -> quality of exact search over the gallery in this state, computed by the replay engine.
 
-    pair: of all N items, those that are nowhere included. Cost: that of a replay.
+    pair: covers all N items, including those that are NOWHERE. Cost: one replay.
     """
     there = only_alive(truth, state)
     if len(there.skipped) == there.n_queries:
@@ -86,14 +86,14 @@ def exact_quality(
 
 
 def mean(values: NDArray[np.float64]) -> float:
-    """Correctly rounded, so that equal values have equal means whatever the order of summation. NaN of nothing."""
+    """Correctly rounded mean, so that it does not depend on the order of summation; NaN if there are no values."""
     return math.fsum(values) / len(values) if len(values) else math.nan
 
 
 def recall(live_Qk: IntArray, exact_Qk: IntArray, state: NDArray[np.uint8], side: int) -> float:
-    """The share of an exact answer's items of one side (OLD or NEW) that the live answer has, too.
+    """Share of the exact answers' items on one side (OLD or NEW) that the live answers contain too.
 
-    Over all queries together; NaN where the exact answers hold no such item.
+    Pooled over all queries; NaN if the exact answers contain no such item.
     """
     wanted = found = 0
     for live, exact in zip(live_Qk, exact_Qk, strict=True):

@@ -1,4 +1,4 @@
-"""From what a drill left on disk to the tables that its report reads. Quality is computed here, from raw answers."""
+"""Computes the tables of the drill's report, quality included, from the raw answers and logs on disk."""
 
 import math
 from collections.abc import Mapping
@@ -25,13 +25,13 @@ from ray_backfill.tables.drill import CheckpointRow, IncidentRow, QualityRow, Re
 from ray_backfill.tables.journal import CheckpointMeasured, Entry, Journal, of_type
 from ray_backfill.tables.schema import frame
 
-# Queries whose exact answers are searched together.
+# Queries per batch of the exact search.
 _BATCH = 256
 
 
 @dataclass(frozen=True)
 class Known:
-    """What a drill was about, beside its folder. queries, gallery: embeddings by model, as they were before it."""
+    """The inputs of a drill that are not in its folder. queries, gallery: embeddings by model before the drill."""
 
     plan: DrillPlan
     sides: Sides
@@ -43,7 +43,7 @@ class Known:
 
 
 def drill_tables(folder: Path, known: Known) -> dict[str, pd.DataFrame]:
-    """checkpoints, quality, replayed, timeline and incidents. Cost: a replay for every checkpoint."""
+    """The tables checkpoints, quality, replayed, timeline and incidents. Cost: one replay per checkpoint."""
     plan, entries = known.plan, Journal(folder).entries()
     embedded, broken = _embeddings(folder, known)
     pair = known.sides.method.pair(embedded, known.sides.network)
@@ -71,14 +71,14 @@ def drill_tables(folder: Path, known: Known) -> dict[str, pd.DataFrame]:
 
 
 def _stretches(entries: list[Entry]) -> list[tuple[CheckpointMeasured, Stretch]]:
-    """Each checkpoint as it was measured, in their order, and its time; that of the last has no end."""
+    """Each measured checkpoint in order, with its stretch of time; the last stretch is open-ended."""
     measured = sorted(of_type(entries, CheckpointMeasured), key=lambda entry: entry.moment)
     ends_s = [0.0, *(entry.elapsed_s for entry in measured[:-1]), math.inf]
     return [(m, Stretch(start, m.began_s, end)) for m, (start, end) in zip(measured, pairwise(ends_s), strict=True)]
 
 
 def _embeddings(folder: Path, known: Known) -> tuple[Embeddings, dict[int, IntArray]]:
-    """All embeddings of gallery items that there are at the end, ones elsewhere; and who was broken when."""
+    """All embeddings at the end of the drill, with ones where there are none; and the broken items by operation."""
     n_items = known.plan.n_items
     gallery = {
         model: np.array(known.gallery[model], np.float32)
@@ -98,7 +98,7 @@ def _embeddings(folder: Path, known: Known) -> tuple[Embeddings, dict[int, IntAr
 
 
 def exact_answers(sides: Sides, pair: UpgradePair, state: NDArray[np.uint8], k: int) -> IntArray:
-    """(Q, k) positions of the best items of a gallery in this state, by exact search."""
+    """(Q, k) positions of the best items by exact search over a gallery in this state."""
     prepared, distance = sides.merge.prepare(pair, sides.distance)
 
     def filled(system: RetrievalSystem, side: int) -> Partition:
@@ -117,9 +117,9 @@ def exact_answers(sides: Sides, pair: UpgradePair, state: NDArray[np.uint8], k: 
 
 
 def _replayed(known: Known, embedded: Embeddings, pair: UpgradePair, is_plain: bool) -> list[ReplayedRow]:
-    """The curve that was promised, and beside it the old service and the finished upgrade, each alone.
+    """The replayed curve, and as references the old service and the finished upgrade.
 
-    is_plain: nothing but the backfill happened; else there is no curve: what was promised is of another gallery.
+    is_plain: the drill was only a backfill. Otherwise there is no curve, as the replay describes another gallery.
     """
     plan, sides = known.plan, known.sides
     rows = []

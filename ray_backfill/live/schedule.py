@@ -1,10 +1,10 @@
-"""When which queries are sent: an open loop, fixed before the first of them is answered.
+"""The query schedule: an open loop, fixed before the first query is answered.
 
-A request has a scheduled time, whether or not the one before it was answered. Its latency counts from that time, not
-from when it was sent at last: else a stall of the service delays the sender, too, and hides itself ("coordinated
+Each request has a scheduled time, whether or not earlier ones have been answered. Latency counts from that time, not
+from the time of sending; otherwise a stall of the service would delay the sender too and hide itself ("coordinated
 omission").
 
-Source: G. Tene, "How NOT to measure latency" (2013); the name and the remedy.
+Source: G. Tene, "How NOT to measure latency" (2013), for the term and the remedy.
 """
 
 from collections.abc import Iterator
@@ -19,29 +19,30 @@ from ray_backfill.systems import IntArray
 
 Arrivals = Literal["poisson", "constant"]
 
-# Requests drawn at a time.
+# Requests drawn per step.
 _CHUNK = 1024
 
 
 @dataclass(frozen=True)
 class TrafficSettings:
-    """The queries that users send while the gallery is backfilled."""
+    """User queries sent while the gallery is backfilled."""
 
     rate_per_s: float = 50.0
-    """Requests a second, of all actors together; 0: no traffic."""
+    """Requests per second over all actors; 0: no traffic."""
     batch: int = 1
-    """Queries in a request."""
+    """Queries per request."""
     arrivals: Arrivals = "poisson"
-    """poisson: requests come independently of each other; constant: at equal distances."""
+    """poisson: independent arrivals; constant: evenly spaced requests."""
     popularity: float = 0.0
-    """0: all queries are alike; else the exponent of a Zipf law over them, in a seeded order."""
+    """Exponent of a Zipf distribution over the queries, ranked at random; 0: all are equally likely."""
     actors: int = 1
-    """Actors that send."""
+    """Number of actors that send queries."""
     warm_up_s: float = 3.0
-    """Seconds at the start that are not counted."""
+    """Seconds at the start that are excluded from latencies and rates."""
     deadline_s: float = 2.0
-    """A query that is not answered so many seconds after its scheduled time counts as unanswered."""
+    """Seconds after its scheduled time at which a query counts as unanswered."""
     seed: int = 0
+    """Random seed for the traffic: which queries are sent, and when."""
 
     def __post_init__(self) -> None:
         require_positive(self, "batch", "actors", "deadline_s")
@@ -52,10 +53,10 @@ class TrafficSettings:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What one of the sending actors sends, and when: endless, and the same for the same settings.
+    """The endless, reproducible stream of requests of one sending actor.
 
-    Together the actors' streams are one of ``rate_per_s``: independent Poisson streams add up to a Poisson stream,
-    constant ones are interleaved at equal distances. All actors agree on which queries are popular.
+    All actors together send ``rate_per_s`` requests per second: independent Poisson streams add up to a Poisson stream,
+    and constant streams interleave evenly. All actors agree on which queries are popular.
 
     Raises:
         InputError: there are no queries to send.
@@ -67,12 +68,12 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.n_queries < 1:
-            raise InputError("traffic needs queries, and there are none; set the rate of traffic to 0")
+            raise InputError("there are no queries to send as traffic; set traffic.rate_per_s to 0")
         if not 0 <= self.actor < self.settings.actors:
-            raise ValueError(f"actor {self.actor} is none of {self.settings.actors}")
+            raise ValueError(f"actor must be below {self.settings.actors}, got {self.actor}")
 
     def requests(self) -> Iterator[tuple[float, IntArray]]:
-        """Seconds since the start, rising, and rows of the queries (batch,). Nothing at all at rate 0."""
+        """Yields (seconds since the start, ascending; (batch,) query rows). Yields nothing at rate 0."""
         settings = self.settings
         if settings.rate_per_s == 0:
             return
@@ -92,9 +93,9 @@ class Schedule:
 
 
 def rank_bounds(n_queries: int, exponent: float) -> NDArray[np.float64]:
-    """(n,) a uniform number in [0, 1) below the r-th bound, and not below the one before, draws rank r.
+    """(n,) cumulative probabilities: a uniform number in [0, 1) draws the first rank whose bound exceeds it.
 
-    Source: Zipf's law: the query of rank r (from 1) is asked with probability proportional to r ** -exponent.
+    Source: Zipf's law: the query of rank r (from 1) has a probability proportional to r ** -exponent.
     """
     weight = np.arange(1, n_queries + 1, dtype=np.float64) ** -exponent
     bound = np.cumsum(weight) / weight.sum()

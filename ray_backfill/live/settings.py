@@ -1,4 +1,4 @@
-"""All that a drill can be told."""
+"""Settings of a live drill."""
 
 from dataclasses import dataclass, field
 
@@ -11,16 +11,16 @@ from ray_backfill.live.throttle import ThrottleSettings
 
 @dataclass(frozen=True)
 class ShardSettings:
-    """The actors that serve the gallery, each a range of it with both partitions."""
+    """The actors that serve the gallery; each owns a range of it with both partitions."""
 
     number: int = 2
-    """Shards."""
+    """Number of shards."""
     cpus: float = 0.5
-    """CPUs that Ray sets aside for each."""
+    """CPUs that Ray reserves for each shard."""
     threads: int = 1
-    """Threads of a search. More make one search quicker, and searches side by side slower."""
+    """Threads per search. More threads speed up a single search and slow down concurrent ones."""
     searches: int = 2
-    """Searches side by side in a shard."""
+    """Concurrent searches per shard."""
 
     def __post_init__(self) -> None:
         require_positive(self, "number", "cpus", "threads", "searches")
@@ -28,19 +28,19 @@ class ShardSettings:
 
 @dataclass(frozen=True)
 class LiveSettings:
-    """A live drill: the gallery is backfilled for real, under traffic. It takes the first order and the first merge."""
+    """A live drill: a real backfill under query traffic, with the first order and the first merge of the evaluation."""
 
     method: str = "rm"
-    """The upgrade method that serves."""
+    """Upgrade method that serves the queries."""
     part_items: int = 1000
-    """Items that are embedded, stored and applied together."""
+    """Number of items embedded, stored and applied together."""
     quiet_s: float = 5.0
-    """Seconds of traffic without any backfill, before it and after it: what its latency is compared with."""
+    """Seconds of traffic without backfill, before and after it, as the baseline for its latency."""
     shards: ShardSettings = field(default_factory=ShardSettings)
     old_index: IndexSettings = field(default_factory=IndexSettings)
-    """How shards index the old partition."""
+    """Index of the old partition."""
     new_index: IndexSettings = field(default_factory=IndexSettings)
-    """How shards index the new partition."""
+    """Index of the new partition."""
     traffic: TrafficSettings = field(default_factory=TrafficSettings)
     throttle: ThrottleSettings = field(default_factory=ThrottleSettings)
     churn: ChurnSettings = field(default_factory=ChurnSettings)
@@ -49,4 +49,4 @@ class LiveSettings:
         require_positive(self, "part_items")
         require_not_negative(self, "quiet_s")
         if self.throttle.p99_ms and not self.traffic.rate_per_s:
-            raise InputError("throttle.p99_ms needs traffic to measure; give traffic.rate_per_s")
+            raise InputError("throttle.p99_ms needs traffic to measure; set traffic.rate_per_s above 0")

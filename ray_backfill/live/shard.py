@@ -1,9 +1,9 @@
-"""A range of the gallery with both partitions of it: searched by many threads while one applies operations.
+"""A shard: a range of the gallery with both partitions, searched by many threads while one applies operations.
 
-What is searched is a ``View``: a value that never changes. An operation makes another one and puts it in its place, so
-that a search sees an item in exactly one partition, before or after it moves, and never waits for a writer.
+Searches read an immutable ``View``. An operation replaces it with a new one, so a search sees each item in exactly one
+partition, either before or after it moves, and never waits for a writer.
 
-Shapes: b queries, k items an answer, n items of an operation that belong to the shard.
+Shapes: b queries, k items per answer, n items of an operation that belong to the shard.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from ray_backfill.live.parts import Embedded
 from ray_backfill.live.sides import Side, Sides
 from ray_backfill.systems import FloatArray, IntArray
 
-# Items whose vectors are read and indexed at a time when a partition is filled.
+# Items read and indexed per step when a partition is filled.
 _ROWS = 32_768
 
 
 @dataclass(frozen=True)
 class View:
-    """What a search sees: both partitions after ``applied`` operations. missing: inserted items that never came."""
+    """Both partitions after ``applied`` operations. missing: inserted items that could not be embedded."""
 
     old: Partition
     new: Partition
@@ -35,7 +35,7 @@ class View:
 
 @dataclass(frozen=True)
 class ShardSize:
-    """applied: operations. items and bytes of both partitions; bytes are what vectors, codes and graphs take."""
+    """applied: number of operations. Items and bytes of both partitions; bytes cover vectors, codes and graphs."""
 
     applied: int
     old_items: int
@@ -46,7 +46,7 @@ class ShardSize:
 
 @dataclass(frozen=True)
 class ShardPlace:
-    """Which items a shard owns, first .. last - 1, and how it indexes them."""
+    """The items that a shard owns, first .. last - 1, and the indexes it uses."""
 
     first: int
     last: int
@@ -59,10 +59,10 @@ class ShardPlace:
 
 
 class Shard:
-    """Searches run side by side; ``apply`` and ``compact`` belong to one thread.
+    """Searches may run concurrently; ``apply`` and ``compact`` belong to one thread.
 
-    read_old: first, last -> by old model the embeddings of the gallery items first .. last - 1.
-    train: by side, vectors to train indexes on that need it; None where there are none.
+    read_old: (first, last) -> embeddings of the gallery items first .. last - 1, by old model.
+    train: vectors for indexes that need training, by side; None if there are none.
     """
 
     def __init__(
@@ -87,17 +87,17 @@ class Shard:
         return ShardAnswer(best, view.applied, view.old.n, view.new.n, view.missing)
 
     def apply(self, operation: Operation, embedded: Embedded | None) -> None:
-        """Apply the plan's next operation; one that was applied before changes nothing.
+        """Apply the plan's next operation; applying one again has no effect.
 
-        embedded: of operations that have vectors.
+        embedded: required if the operation has vectors.
 
         Raises:
-            ValueError: an operation before its turn.
+            ValueError: the operation is out of order.
         """
         if operation.number < self.view.applied:
             return
         if operation.number > self.view.applied:
-            raise ValueError(f"operation {operation.number} came after only {self.view.applied} were applied")
+            raise ValueError(f"operation {operation.number} is out of order: the next one is {self.view.applied}")
         if operation.kind == "delete":
             view = self._without(self._own(operation.positions))
         else:
@@ -108,7 +108,7 @@ class Shard:
         self.view = replace(view, applied=self.view.applied + 1)
 
     def compact(self) -> None:
-        """Give the memory of items that left a partition back, where that is worth its while; searches go on."""
+        """Free the memory of items that left a partition, where it pays off; searches go on."""
         if self.view.old.needs_compaction:
             self.view = replace(self.view, old=self.view.old.compacted())
         if self.view.new.needs_compaction:
@@ -119,7 +119,7 @@ class Shard:
         return ShardSize(view.applied, view.old.n, view.new.n, view.old.size_bytes, view.new.size_bytes)
 
     def _moved(self, embedded: Embedded) -> View:
-        """Embedded items into the new partition; those that have been in the old one leave it."""
+        """Move embedded items into the new partition, out of the old one if they are there."""
         is_own = self._is_own(embedded.positions)
         positions, view = embedded.positions[is_own], self.view
         vectors = self.sides.gallery("forward", {m: v[is_own] for m, v in embedded.vectors.items()})
@@ -130,7 +130,7 @@ class Shard:
         return replace(view, old=old, new=new)
 
     def _newly_lost(self, operation: Operation, embedded: Embedded) -> int:
-        """Inserted items that cannot come, or at a rollback cannot stay; those that never came are counted already."""
+        """Number of inserted items that cannot be embedded; a rollback counts only those that were in service."""
         broken = self._own(embedded.broken_positions)
         is_there = self.state[broken - self.place.first] != NOWHERE
         return int(is_there.sum()) if operation.kind == "rollback" else len(broken)
@@ -143,7 +143,7 @@ class Shard:
         return replace(view, old=old, new=new)
 
     def _rolled_back(self, embedded: Embedded) -> View:
-        """Everything into the old partition: from the stored old embeddings, and of inserted items the given ones."""
+        """Return all items to the old partition, with stored old embeddings, or the given ones for inserted items."""
         self.state[self._own(embedded.broken_positions) - self.place.first] = NOWHERE
         alive = np.flatnonzero(self.state != NOWHERE) + self.place.first
         is_own = self._is_own(embedded.positions)
@@ -157,7 +157,7 @@ class Shard:
         return replace(self.view, old=old, new=self._empty("forward"))
 
     def _filled_old(self, positions: IntArray) -> Partition:
-        """A partition of stored items in the order of the backfill, so that they leave it from the front."""
+        """A partition of stored items in backfill order, so that items leave it from the front."""
         old = self._empty("backward")
         if not len(positions):
             return old

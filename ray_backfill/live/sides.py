@@ -1,8 +1,8 @@
-"""What a method makes of embeddings, one side at a time: a live service never has all at once.
+"""Applies a method to one side at a time, as a live service never has all embeddings at once.
 
-A shard has the old embeddings long before the new ones, and inserted items have no old ones; ``Method.pair`` takes
-both. Its backward gallery depends on the old models' embeddings alone and its forward gallery on the new ones' alone
-(a test holds every method to that), so each is computed with vectors of ones in place of what is not there.
+A shard has the old embeddings long before the new ones, and inserted items have no old ones, but ``Method.pair`` takes
+both. The backward gallery depends on the old models' embeddings only and the forward gallery on the new models' only (a
+test checks this for every method), so each side is computed with vectors of ones in place of the missing embeddings.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,31 +22,31 @@ SIDES: tuple[Side, Side] = ("backward", "forward")
 
 
 def old_models(method: Method) -> tuple[str, ...]:
-    """Those whose gallery embeddings are there before the backfill starts."""
+    """The models whose gallery embeddings exist before the backfill starts."""
     kinds = all_backbones()
     return tuple(m for m in method.models if m == "old" or (m in kinds and kinds[m].like == "old"))
 
 
 def new_models(method: Method) -> tuple[str, ...]:
-    """Those that embed the gallery during the backfill; as few as the method's pair allows."""
+    """The models that embed the gallery during the backfill; as few as the method's pair allows."""
     made = tuple(model for model in method.models if model not in old_models(method))
-    # The method of a backbone of its own lists "new", but serves without it.
+    # A method with its own backbone lists "new", but serves without it.
     return tuple(m for m in made if m != "new") or made
 
 
 def check_live(method: Method, merge: Merge) -> None:
-    """Raises InputError for what cannot serve item by item."""
+    """Raises InputError if the method or the merge cannot serve a live drill."""
     if method.is_reference:
-        raise InputError(f"method {method.name!r} backfills nothing; choose one that serves both models, such as rm")
+        raise InputError(f"live.method {method.name!r} backfills nothing; choose an upgrade method, such as rm")
     if merge.by_rank:
         raise InputError(
-            f"merge {merge.name!r} compares places in lists over the whole gallery, which no shard has; choose another"
+            f"merge {merge.name!r} needs ranks over the whole gallery, which no shard has; choose another, such as raw"
         )
 
 
 @dataclass(frozen=True)
 class Sides:
-    """A method with its fitted network, its merge and the distance. dims: of the embeddings of each of its models."""
+    """A method with its fitted network, merge and distance. dims: embedding dimension of each of its models."""
 
     method: Method
     network: Any
@@ -56,22 +56,22 @@ class Sides:
 
     @property
     def live_distance(self) -> str:
-        """What the vectors of ``queries`` and ``gallery`` are compared by: CSLS replaces it by another one."""
+        """The distance between vectors of ``queries`` and ``gallery``; CSLS replaces the configured one."""
         return self.distance if self.merge.references is None else "inner_product"
 
     def queries(self, vectors: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """(Q, d) for the backward and (Q, d') for the forward system, from all models' embeddings of the queries."""
+        """(Q, d) backward and (Q, d') forward query vectors, from all models' embeddings of the queries."""
         pair = self._pair(vectors, {}, 1)
         return pair.backward.query, pair.forward.query
 
     def gallery(self, side: Side, vectors: Mapping[str, FloatArray]) -> FloatArray:
-        """(n, d) of one system, from the embeddings of its models. n may be 0."""
+        """(n, d) gallery vectors of one system, from the embeddings of its models. n may be 0."""
         n_items = len(next(iter(vectors.values())))
         pair = self._pair({}, vectors, max(n_items, 1))
         return getattr(pair, side).gallery[:n_items]
 
     def dim(self, side: Side) -> int:
-        """Dimensions of what ``gallery`` gives."""
+        """Dimension of the vectors that ``gallery`` returns."""
         return self.gallery(side, {model: _ones(1, dim) for model, dim in self.dims.items()}).shape[1]
 
     def _pair(self, query: Mapping[str, FloatArray], gallery: Mapping[str, FloatArray], n_items: int) -> UpgradePair:
@@ -91,5 +91,5 @@ def _ones(n: int, dim: int) -> NDArray[np.float32]:
 
 
 def dims_of(tables: Iterable[Mapping[str, FloatArray]]) -> dict[str, int]:
-    """Dimensions by model, from whichever table has its embeddings."""
+    """Embedding dimension of each model, from whichever table has it."""
     return {model: vectors.shape[1] for table in tables for model, vectors in table.items()}

@@ -1,4 +1,4 @@
-"""What happened when, from the journal and the events of the traffic. Times are seconds since the drill began."""
+"""Timeline of a drill, from its journal and traffic events. Times are seconds since the drill began."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,9 @@ from ray_backfill.tables.schema import arrow_table
 
 
 def read_events(drill: Path) -> pd.DataFrame:
-    """All requests of the traffic that reached the disk, by their scheduled time; empty without traffic.
+    """All traffic requests written to disk, sorted by scheduled time; empty without traffic.
 
-    drill: its folder. Returns: a frame with the columns of ``EventRow``.
+    drill: the drill's folder. Returns: a frame with the columns of ``EventRow``.
     """
     tables = [pq.read_table(file) for file in sorted((drill / "events").glob("*.parquet"))]
     frames = [table.to_pandas() for table in tables or [arrow_table(EventRow, [])]]
@@ -34,7 +34,7 @@ def counts(
     broken: Mapping[int, IntArray],
     measured: CheckpointMeasured,
 ) -> ItemCounts:
-    """Where the items are at a checkpoint, and what has happened to the gallery so far."""
+    """Item counts at a checkpoint: partition sizes and the changes to the gallery so far."""
     done = plan.operations[: checkpoint.applied]
     backfilled, inserted, deleted = (
         positions_of(o for o in done if o.kind == kind) for kind in ("backfill", "insert", "delete")
@@ -58,7 +58,7 @@ def counts(
 
 @dataclass(frozen=True)
 class Stretch:
-    """The time of one checkpoint: since the one before was measured, until its own measuring begins, and ends."""
+    """A checkpoint's time: from the end of the previous measurement to the start and the end of its own."""
 
     start_s: float
     began_s: float
@@ -66,10 +66,10 @@ class Stretch:
 
 
 def served(events: pd.DataFrame, entries: Sequence[Entry], stretch: Stretch) -> ServedQueries:
-    """What users saw in the time of a checkpoint, and how fast the backfill went.
+    """Traffic and backfill rate during a checkpoint's stretch of time.
 
-    Every request is counted in one stretch. Latencies and rates are without warm-ups, and without the time in which a
-    checkpoint was measured: the driver's own queries are no traffic.
+    Every request counts in exactly one stretch. Latencies and rates exclude warm-ups and the time in which a checkpoint
+    was measured, as the driver's own queries are not traffic.
     """
     counted = events[(events.scheduled_s >= stretch.start_s) & (events.scheduled_s < stretch.end_s)]
     within = counted[(counted.scheduled_s < stretch.began_s) & ~counted.is_warm_up]
@@ -91,22 +91,22 @@ def served(events: pd.DataFrame, entries: Sequence[Entry], stretch: Stretch) -> 
 
 
 def backfills(entries: Sequence[Entry]) -> list[Applied]:
-    """The operations of the backfill as they were applied, without those of churn and rollback."""
+    """The applied backfill operations, without churn and rollback."""
     return [entry for entry in of_type(entries, Applied) if entry.operation == "backfill"]
 
 
 def _warm_ups(entries: Sequence[Entry]) -> list[tuple[float, float]]:
-    """When the traffic of each driver was warming up."""
+    """(start, end) of the warm-up of each driver's traffic."""
     return [(e.elapsed_s, e.elapsed_s + e.warm_up_s) for e in of_type(entries, Started)]
 
 
 def _warm_up_s(entries: Sequence[Entry], stretch: Stretch) -> float:
-    """Seconds of a stretch before its measuring that were warm-up."""
+    """Seconds of warm-up in a stretch before its measurement begins."""
     return sum(max(0.0, min(b, stretch.began_s) - max(a, stretch.start_s)) for a, b in _warm_ups(entries))
 
 
 def timeline(entries: Sequence[Entry], events: pd.DataFrame) -> list[SecondRow]:
-    """A row a second: queries, their latency, items backfilled, and whether a checkpoint was being measured."""
+    """One row per second: queries, latency, items backfilled, and whether a checkpoint was being measured."""
     end_s = max([entry.elapsed_s for entry in entries] + [events.scheduled_s.max() if len(events) else 0.0])
     counted = events[~events.is_warm_up]
     of_second = counted.scheduled_s.astype(int)
@@ -143,7 +143,7 @@ def timeline(entries: Sequence[Entry], events: pd.DataFrame) -> list[SecondRow]:
 
 
 def incidents(entries: Sequence[Entry], broken: Mapping[int, IntArray]) -> list[IncidentRow]:
-    """What went wrong and when, and the items whose image could not be read."""
+    """Incidents by time, including items whose image could not be read and rollbacks."""
     applied = of_type(entries, Applied)
     applied_s = {entry.applied - 1: entry.elapsed_s for entry in applied}
     rows = [IncidentRow(entry.elapsed_s, entry.what, entry.detail) for entry in of_type(entries, Incident)]

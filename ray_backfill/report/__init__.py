@@ -1,4 +1,4 @@
-"""From a results folder to what people read: curves.png, report.html, a table in the terminal. Recomputes nothing."""
+"""Reports of a results folder: curves.png, report.html and a table in the terminal. Recomputes nothing."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ __all__ = [
 def write_report(folder: Path) -> None:
     """Write ``curves.png`` and a self-contained ``report.html`` next to the tables in ``folder``.
 
-    Each file appears whole or not at all; an older one is replaced.
+    Each file is written atomically and replaces an older one.
 
     Raises:
         InputError: the folder, a file or a column is missing.
@@ -38,13 +38,13 @@ def write_report(folder: Path) -> None:
 
 
 def print_first_table(results: Results, to_come: list[str]) -> None:
-    """Print the table of what needs no training. to_come: titles of the methods that are trained next."""
+    """Print the table of methods without training. to_come: titles of the methods to be trained next."""
     terminal.draw_table(results, None)
-    print(f"\nThis is what needs no training. Now training: {', '.join(to_come)}.\n", flush=True)
+    print(f"\nThese methods need no training. Now training: {', '.join(to_come)}.\n", flush=True)
 
 
 def print_table(folder: Path, console: Console | None = None) -> None:
-    """Print one row per method with AUC, gain, start, end and falls, and below it what they mean.
+    """Print one row per method with AUC, gain, start, end and falls, and explain the columns.
 
     Raises:
         InputError: the folder, a file or a column is missing.

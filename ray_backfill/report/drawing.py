@@ -1,4 +1,4 @@
-"""What all figures are drawn with: colours, sizes, one look of lines, axes and legends. Knows no results."""
+"""Drawing helpers shared by all figures: colours, sizes, lines, axes and legends. Independent of the results."""
 
 import io
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 DPI = 150
-WIDTH_IN = 9.0  # scaled to a page of 900 px, a 10 point letter is 14 px high
+WIDTH_IN = 9.0  # on a page 900 px wide, 10 pt text is 14 px high
 INK, FAINT, GRID = "#1f2430", "#636a79", "#e4e6eb"
-# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that vanishes on white.
+# Okabe and Ito's colour-blind-safe palette, without the yellow, which is too faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#882255")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 DASHES = ("-", "--", "-.", ":")
 MAX_MARKERS = 11
-ENTRY_IN = 0.235  # height of a line in a legend
-SHORT, LONG = 22, 28  # letters of a name that fit a legend, and the wider one of figures with longer names
+ENTRY_IN = 0.235  # height of a legend entry
+SHORT, LONG = 22, 28  # characters of a name that fit a legend, and the wider legend of figures with longer names
 
 
 @dataclass(frozen=True)
 class Style:
-    """How one line looks everywhere: colour, dashes and marker each tell methods apart."""
+    """The style of one line in all figures; colour, dashes and marker each distinguish methods."""
 
     colour: str
     dashes: str
@@ -56,19 +56,19 @@ REFERENCE_STYLES = {
 
 
 def numbered_style(index: int, width: float = 1.5) -> Style:
-    """A style for each number; a colour comes back only with other dashes and another marker."""
+    """A distinct style for each number; a repeated colour has other dashes and another marker."""
     dashes = DASHES[index // len(COLOURS) % len(DASHES)]
     return Style(COLOURS[index % len(COLOURS)], dashes, MARKERS[index % len(MARKERS)], width, 3 if width > 2 else 2)
 
 
 def blank_figure(height_in: float) -> Figure:
-    """A white sheet as wide as all others."""
+    """An empty white figure of the common width."""
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.1, hspace=0.04)
     return Figure(figsize=(WIDTH_IN, height_in), dpi=DPI, facecolor="white", layout=layout)
 
 
 def panel_height(entries: int) -> float:
-    """Inches of a panel beside a legend of this many lines."""
+    """Height in inches of a panel beside a legend with this many entries."""
     return max(3.2, ENTRY_IN * (entries + 2.5))
 
 
@@ -81,8 +81,8 @@ def to_png(figure: Figure) -> bytes:
 
 
 def dress(plot: Axes, title: str, unit: str) -> None:
-    """Title, unit and axes of a panel over progress."""
-    # Names come from the user: parse_math=False keeps a dollar sign a dollar sign.
+    """Set title, unit and axes of a panel over progress."""
+    # Names come from the user; parse_math=False keeps dollar signs literal.
     plot.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=INK, pad=9, parse_math=False)
     plot.set_ylabel(unit, color=FAINT, fontsize=9, parse_math=False)
     plot.set_xlabel("share of the gallery backfilled (%)", color=FAINT, fontsize=9)
@@ -97,7 +97,7 @@ def dress(plot: Axes, title: str, unit: str) -> None:
 
 
 def draw_line(plot: Axes, t: Floats, value: Floats, style: Style, band: tuple[Floats, Floats] | None = None) -> None:
-    """A line over progress, and a band from its low to its high values. All: (T,) shares."""
+    """Draw a line over progress, and a band from the low to the high values. All arrays: (T,) shares."""
     if band is not None:
         low, high = 100 * band[0], 100 * band[1]
         plot.fill_between(100 * t, low, high, color=style.colour, alpha=0.11, linewidth=0, zorder=style.layer - 1)
@@ -121,7 +121,7 @@ def legend(
     notes: Sequence[str] = (),
     longest: int = SHORT,
 ) -> None:
-    """A small table instead of a legend box: line, name and number in columns, so that numbers align."""
+    """Draw a legend as a small table of line, name and number, so that the numbers align."""
     side.set_axis_off()
     side.set_xlim(0, 1)
     side.set_ylim(0, 1)
@@ -140,5 +140,5 @@ def legend(
 
 
 def shorten(name: str, length: int) -> str:
-    """A name of at most so many letters."""
+    """The name, shortened to at most ``length`` characters."""
     return name if len(name) <= length else name[: length - 1] + "\u2026"

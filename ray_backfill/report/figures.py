@@ -38,21 +38,21 @@ from ray_backfill.report.selection import (
 from ray_backfill.report.wording import choice, percent, percent_sign
 from ray_backfill.tables.results import FLIP_METRICS, GAP
 
-MAX_VARIANTS = 4  # panels beyond this many are a wall, not a figure
-BOUND = f"{DAGGER} upper bound: peeks at the answer"
+MAX_VARIANTS = 4  # more panels than this do not make a readable figure
+BOUND = f"{DAGGER} upper bound: uses the answer"
 
 
 def curves_figure(results: Results) -> Figure:
-    """The figure to look at first: a panel per metric, or per order and merge where there are several of those."""
+    """The main figure: one panel per metric, or per order and merge if there are several of those."""
     if len(results.variants) > 1:
         return panels_figure(results, [(results.primary, v) for v in drawn_variants(results)])
     return panels_figure(results, [(m, results.variants[0]) for m in results.metrics])
 
 
 def drawn_variants(results: Results) -> list[Variant]:
-    """The orders and merges that get panels of their own: all, or the few with the highest AUC if there are many.
+    """The variants that get a panel: all, or those with the highest AUC if there are many.
 
-    Where some have to go, oracle orders go first.
+    If some are left out, oracle orders go first.
     """
     ranked = sorted(
         (r for r in results.rows if r.metric == results.primary and not r.is_reference and r.auc == r.auc),
@@ -64,9 +64,9 @@ def drawn_variants(results: Results) -> list[Variant]:
 
 
 def panels_figure(results: Results, panels: Sequence[tuple[str, Variant]]) -> Figure:
-    """Panels of M_t over progress, one below the other, each with its own legend sorted by AUC.
+    """Panels of M_t over progress, stacked vertically, each with its own legend sorted by AUC.
 
-    Of many methods a panel draws the best.
+    If there are many methods, a panel draws only the best.
     """
     everything = [results.panel(metric, variant) for metric, variant in panels]
     rows = [drawn_rows(panel) for panel in everything]
@@ -93,7 +93,7 @@ def panels_figure(results: Results, panels: Sequence[tuple[str, Variant]]) -> Fi
 
 
 def orders_figure(results: Results) -> Figure | None:
-    """The best method once per order and merge, to compare those; None where there is only one."""
+    """The best method once per order and merge, to compare these; None if there is only one."""
     best = results.best()
     if best is None or len(results.variants) == 1 or best.is_reference:
         return None
@@ -104,7 +104,7 @@ def orders_figure(results: Results) -> Figure | None:
     height = panel_height(len(rows) + len(notes))
     figure = blank_figure(height)
     both = len(results.orders) > 1 and len(results.merges) > 1
-    # The whole label of two names would not fit a legend.
+    # The full label with both names would not fit a legend.
     names = [f"{results.order_name(r.order)}, {r.merge}" if both else results.label(r.variant) for r in rows]
     longest = _longest(names)
     plot, side = figure.subplots(1, 2, width_ratios=(2.55 if longest == SHORT else 1.9, 1))
@@ -120,7 +120,7 @@ def orders_figure(results: Results) -> Figure | None:
 
 
 def subgroups_figure(results: Results) -> Figure | None:
-    """The best method once per subgroup of queries, and the gap between them; None where there are no subgroups."""
+    """The best method once per subgroup of queries, and the gap between them; None if there are no subgroups."""
     best = results.best()
     lines = results.groups.get((best.method, best.variant, best.metric), {}) if best else {}
     if best is None or len(lines) < 2:
@@ -141,7 +141,7 @@ def subgroups_figure(results: Results) -> Figure | None:
 
 
 def flips_figure(results: Results, variant: Variant) -> Figure | None:
-    """Negative and positive flips over progress; None where the folder has no flip curves."""
+    """Negative and positive flips over progress; None if the folder has no flip curves."""
     best = results.best()
     everything = results.panel(results.primary, variant)
     rows, notes = drawn_rows(everything), drawn_in_words(everything) + _bound_note(everything)
@@ -167,9 +167,9 @@ def flips_figure(results: Results, variant: Variant) -> Figure | None:
 
 
 def gain_figure(results: Results) -> Figure:
-    """Bars of the gain in the primary metric, in the table's order; 0 % is old and 100 % is new.
+    """Bar chart of the gain in the primary metric, in the table's order; 0 % is old and 100 % is new.
 
-    Of many methods the best, each in its best order and merge.
+    If there are many methods, it shows only the best, each in its best order and merge.
     """
     everything = shown_rows(results, results.primary)
     kept, notes = (drawn_rows(everything), drawn_in_words(everything)) if is_large(results) else (everything, [])
@@ -201,12 +201,12 @@ def has_intervals(results: Results) -> bool:
 
 
 def method_styles(results: Results, best: str | None) -> dict[str, Style]:
-    """A style per method, the same in every figure; the baselines are grey, the best is thicker and on top."""
+    """A style per method, the same in every figure; references are grey, the best method is thicker and on top."""
     own = own_methods(results)
-    # Any other reference looks like offline.
+    # Any other reference is drawn like offline.
     styles = dict.fromkeys(results.methods, REFERENCE_STYLES["offline"]) | REFERENCE_STYLES
     if len(own) > MAX_LINES:
-        # Of many only the best are drawn: they get the looks that differ most.
+        # Only the best of many methods are drawn, so they get the most distinct styles.
         ranked = [r.method for r in best_per_method(results, results.primary) if r.method in own]
         own = tuple(dict.fromkeys((*ranked, *own)))
     for index, method in enumerate(own):

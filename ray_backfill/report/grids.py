@@ -1,4 +1,4 @@
-"""AUC of every method by order, or by merge, as a table of shaded cells."""
+"""AUC of every method by order, or by merge, as a heat map table."""
 
 import math
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from ray_backfill.report.results import Results, Row, Variant
 from ray_backfill.report.selection import best_per_method, own_methods
 from ray_backfill.tables.results import OLD
 
-DARKEST = 0.5  # opacity: text stays readable on it
+DARKEST = 0.5  # opacity at which text stays readable
 
 
 class Cell(NamedTuple):
-    """auc: NaN where the method was not run so. shade: opacity, 0 for what is no better than old."""
+    """auc: NaN if the method was not run with this variant. shade: opacity, 0 if no better than old."""
 
     auc: float
     shade: float
@@ -22,7 +22,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """what: "order" or "merge". fixed: the other of the two, in words. rows: title and one cell a column."""
+    """what: "order" or "merge". fixed: the value of the other, in words. rows: title and one cell per column."""
 
     what: str
     fixed: str
@@ -31,7 +31,7 @@ class Grid:
 
 
 def grids(results: Results) -> list[Grid]:
-    """Method by order at the first merge, and method by merge at the first order that one could deploy."""
+    """Method by order at the first merge, and method by merge at the first deployable order."""
     merge = results.merges[0]
     order = next((o for o in results.orders if o not in results.oracles), results.orders[0])
     found = []
@@ -57,7 +57,7 @@ def _grid(results: Results, what: str, fixed: str, variants: Sequence[Variant]) 
 
 
 def _scale(results: Results, areas: Sequence[float]) -> tuple[float, float]:
-    """From white to darkest: from the old service to the best cell, or from the worst where none is above old."""
+    """Ends of the colour scale: from the old service, or the worst cell if none is above old, to the best cell."""
     old = next((r.auc for r in results.rows if r.method == OLD and r.metric == results.primary), math.inf)
     high = max(areas, default=1.0)
     return (old if old < high else min(areas, default=0.0)), high

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: pictures inside, no script, no request."""
+"""The report as one self-contained HTML file: embedded pictures, no script, no request."""
 
 import math
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from ray_backfill.report.grids import grids
 from ray_backfill.report.parts import bind, data_facts, data_uri, flatten, page_environment, picture
 from ray_backfill.report.results import Results, Row
 
-FEW_RIVALS = 10  # of many other methods, the closest ones stand in the open
+FEW_RIVALS = 10  # number of the closest other methods shown without unfolding
 # Column of costs.parquet -> its heading.
 COST_WORDS = {
     "query_models": "models that embed a query",
-    "query_backbone_macs": "their MACs a query",
-    "query_macs": "other MACs a query",
+    "query_backbone_macs": "their MACs per query",
+    "query_macs": "other MACs per query",
     "query_parameters": "other parameters",
-    "gallery_macs": "MACs a gallery item",
+    "gallery_macs": "MACs per gallery item",
     "training_flops": "FLOPs to fit",
     "trained_models": "models to train",
     "backbone_training_flops": "FLOPs to train them",
@@ -24,7 +24,7 @@ COST_WORDS = {
 
 
 def render(results: Results, curves_png: bytes) -> str:
-    """The page. ``curves_png`` is what stands beside it as curves.png, so that the two never differ."""
+    """The HTML page. ``curves_png``: content of curves.png, so that the page and the file never differ."""
     environment = page_environment()
     environment.filters.update(tick=wording.tick, falls=wording.falls, surely=wording.surely)
     environment.globals.update(interval=wording.interval)
@@ -70,7 +70,7 @@ def render(results: Results, curves_png: bytes) -> str:
 
 
 def _costs(results: Results) -> list[list[str]]:
-    """A header and a line a method, in the order of the first table; without columns of which nothing is known."""
+    """A header and one line per method, in the order of the first table, without columns of unknown values."""
     if not results.costs:
         return []
     place = {row.method: index for index, row in enumerate(selection.shown_rows(results, results.primary))}
@@ -85,7 +85,7 @@ def _cost(value: str | float) -> str:
 
 
 def _is_unknown(values: Sequence[str | float]) -> bool:
-    """Whether a column tells nothing: some numbers are not known, and the others are 0."""
+    """Whether a column is uninformative: some numbers are unknown and all others are 0."""
     numbers = [value for value in values if not isinstance(value, str)]
     return any(math.isnan(n) for n in numbers) and not any(n > 0 for n in numbers)
 
@@ -109,5 +109,5 @@ def _more_pictures(results: Results) -> dict[str, Any]:
 
 
 def _bar(row: Row) -> float:
-    """Width of the bar beside a gain in per cent of its cell; 55 % stands for a gain of 125 % or more."""
+    """Width of a gain's bar in per cent of its cell; 55 % stands for a gain of 125 % or more."""
     return round(min(max(row.gain, 0.0), 1.25) / 1.25 * 55, 1) if math.isfinite(row.gain) else 0.0

@@ -1,4 +1,4 @@
-"""What every HTML page is made with: the template environment, pictures as text, settings as names and values."""
+"""Parts shared by all HTML pages: template environment, embedded pictures, settings as names and values."""
 
 import base64
 import json
@@ -25,13 +25,13 @@ DATA_WORDS = {
 
 
 def write_pages(folder: Path, curves_png: bytes, page: str) -> None:
-    """Write ``curves.png`` and ``report.html``; each appears whole or not at all, an older one is replaced."""
+    """Write ``curves.png`` and ``report.html`` atomically; older files are replaced."""
     write_whole(folder / "curves.png", lambda temporary: temporary.write_bytes(curves_png))
     write_whole(folder / "report.html", lambda temporary: temporary.write_text(page, encoding="utf-8"))
 
 
 def page_environment() -> Environment:
-    """Templates of this folder, with numbers as per cent."""
+    """The environment for this folder's templates, with filters for percentages."""
     # Autoescape for every template: titles, notes and settings come from users.
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -45,29 +45,29 @@ def page_environment() -> Environment:
 
 
 def bind(sentence: str) -> str:
-    """Keeps numbers and their unit on one line."""
+    """Keep numbers and their per cent sign on one line."""
     return sentence.replace(" %", "\u00a0%")
 
 
 def picture(figure: Figure | None) -> str | None:
-    """The address of a figure that stands inside the page."""
+    """A figure as a data URI."""
     return None if figure is None else data_uri(to_png(figure))
 
 
 def data_uri(png: bytes) -> str:
-    """The address of a picture that stands inside the page."""
+    """A PNG picture as a data URI."""
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
 def data_facts(facts: Mapping[str, Any]) -> dict[str, str]:
-    """What is known about the data, in words; without its notes."""
+    """The known facts about the data, in words; without its notes."""
     known = [k for k in DATA_WORDS if k in facts]
     rest = [k for k in facts if k not in DATA_WORDS and k != "notes"]
     return {DATA_WORDS.get(k, k.replace("_", " ")): plain(facts[k]) for k in known + rest}
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as dotted names, as one would type them."""
+    """Nested settings as dotted option names with values."""
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
             yield from flatten(value, f"{prefix}{key}.")
@@ -76,7 +76,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def plain(value: Any) -> str:
-    """A setting as one would say it."""
+    """A setting's value as readable text."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "\u2013"}[value]
     if isinstance(value, int):

@@ -25,13 +25,13 @@ AGAIN = "run simulate again"
 
 
 def read_results(folder: Path) -> Results:
-    """Read the results folder of a simulation; subgroups and costs where they are.
+    """Read the results folder of a simulation; subgroups and costs are optional.
 
     Raises:
         InputError: the folder, a file, a column or a key is missing, or the files contradict each other.
     """
     if not folder.is_dir():
-        raise InputError(f"no results folder at {folder}: give the folder that simulate wrote with --out")
+        raise InputError(f"no results folder at {folder}: give the --out folder of a simulate run")
     found = {
         name: read_table(folder / f"{name}.parquet", row_type, AGAIN)
         for name, row_type in TABLES.items()
@@ -43,7 +43,7 @@ def read_results(folder: Path) -> Results:
 
 
 def results_of(tables: Mapping[str, pd.DataFrame], manifest: Manifest, path: Path = Path("manifest.json")) -> Results:
-    """Results in memory. tables: by name as in ``TABLES``. path: of the manifest, for errors."""
+    """Results from tables in memory. tables: by name as in ``TABLES``. path: the manifest's path, for errors."""
     return Results(
         _rows(tables["summary"], manifest.traits, path),
         _lines(tables["curves"]),
@@ -90,7 +90,7 @@ def _rows(table: pd.DataFrame, traits: Traits, path: Path) -> tuple[Row, ...]:
 
 
 def _lines(curves: pd.DataFrame) -> dict[tuple[str, Variant, str], Line]:
-    # Sorted once and cut by position: hundreds of curves one by one take minutes.
+    # Sort once and slice by position: handling hundreds of curves one by one takes minutes.
     ordered = curves.sort_values("t", kind="stable")
     arrays = [ordered[name].to_numpy(dtype=np.float64) for name in Line._fields]
     lines = {}

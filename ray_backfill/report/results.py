@@ -1,4 +1,4 @@
-"""A results folder in memory: its rows and curves, and which of them belong together. Computes nothing."""
+"""A results folder in memory: its rows and curves, and how they belong together. Computes nothing."""
 
 import math
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ DAGGER = "\u2020"
 
 
 class Variant(NamedTuple):
-    """In which order items are backfilled and how distances of the two systems are made comparable."""
+    """A backfill order and a merge, which makes the distances of the two systems comparable."""
 
     order: str
     merge: str
@@ -24,9 +24,9 @@ class Variant(NamedTuple):
 
 @dataclass(frozen=True)
 class Row(SummaryRow):
-    """One line of summary.parquet, with what the manifest says of its method and its order.
+    """One line of summary.parquet, with the traits of its method and order from the manifest.
 
-    Metrics are shares (0.6 = 60 %). is_reference: old, new or offline, which are the same in any order and merge.
+    Metrics are shares (0.6 = 60 %). is_reference: old, new or offline, which do not depend on order and merge.
     """
 
     is_reference: bool
@@ -40,12 +40,12 @@ class Row(SummaryRow):
 
     @property
     def is_end(self) -> bool:
-        """Whether this is old or new: the two ends between which all others are measured."""
+        """Whether this is old or new, the two ends of the gain scale."""
         return self.method in (OLD, NEW)
 
     @property
     def is_bound(self) -> bool:
-        """Whether it is backfilled in an oracle order: an upper bound that nobody can deploy."""
+        """Whether it uses an oracle order: an upper bound that cannot be deployed."""
         return self.is_oracle and not self.is_reference
 
     @property
@@ -55,7 +55,7 @@ class Row(SummaryRow):
 
 
 class Line(NamedTuple):
-    """One curve: arrays of one length, sorted by t; low and high are NaN where there is no interval."""
+    """One curve: arrays of equal length, sorted by t; low and high are NaN where there is no interval."""
 
     t: npt.NDArray[np.float64]
     value: npt.NDArray[np.float64]
@@ -71,7 +71,7 @@ class Difference(NamedTuple):
     high: float
 
 
-# Two summary rows of one metric, by (method, variant) each.
+# Two (method, variant) pairs and a metric: the key of a difference.
 Pair = tuple[tuple[str, Variant], tuple[str, Variant], str]
 
 
@@ -79,8 +79,8 @@ Pair = tuple[tuple[str, Variant], tuple[str, Variant], str]
 class Results:
     """A results folder in memory.
 
-    groups: by (method, variant, metric) the curve of each subgroup of queries and of the gap; {} without subgroups.
-    costs: what each method costs; () where nobody counted.
+    groups: (method, variant, metric) -> the curve of each subgroup of queries and of the gap; {} without subgroups.
+    costs: the cost of each method; () if costs were not counted.
     """
 
     rows: tuple[Row, ...]
@@ -92,7 +92,7 @@ class Results:
 
     @property
     def primary(self) -> str:
-        """The metric by which methods are judged."""
+        """The metric that methods are ranked by."""
         return self.manifest.primary_metric
 
     @cached_property
@@ -102,7 +102,7 @@ class Results:
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
-        """Plugin names in the order in which they should be listed."""
+        """Method names in listing order."""
         return _unique(r.method for r in self.rows)
 
     @cached_property
@@ -112,7 +112,7 @@ class Results:
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
-        """Order and merge combinations that some method other than old, new and offline was run with."""
+        """The combinations of order and merge with which a method other than old, new and offline was run."""
         own = _unique(r.variant for r in self.rows if not r.is_reference)
         return own or _unique(r.variant for r in self.rows)[:1]
 
@@ -128,26 +128,26 @@ class Results:
 
     @cached_property
     def oracles(self) -> frozenset[str]:
-        """The orders that peek at the answer."""
+        """The orders that use knowledge from after the upgrade."""
         return frozenset(r.order for r in self.rows if r.is_oracle)
 
     def order_name(self, order: str) -> str:
-        """The order as it is shown: an oracle one is marked, wherever it stands."""
+        """Display name of an order; oracle orders are marked with a dagger."""
         return f"{order} {DAGGER}" if order in self.oracles else order
 
     def label(self, variant: Variant) -> str:
-        """Names a variant by what distinguishes it; the order where there is only one variant."""
+        """Name a variant by what distinguishes it; by its order if there is only one variant."""
         order = f"{self.order_name(variant.order)} order"
         parts = [order] if len(self.orders) > 1 else []
         parts += [f"{variant.merge} merge"] if len(self.merges) > 1 else []
         return ", ".join(parts) or order
 
     def group(self, row: Row) -> Variant | None:
-        """The group of rows that a table sets apart; None for old, new and offline, and if there is one variant."""
+        """The group of a row in a table; None for old, new and offline, and if there is only one variant."""
         return None if len(self.variants) == 1 or row.is_reference else row.variant
 
     def table(self, metric: str) -> list[Row]:
-        """All rows of a metric: first old, new and offline, once each, then one group per variant."""
+        """All rows of a metric: first old, new and offline, once each, then a group per variant."""
         rows = [r for r in self.rows if r.metric == metric]
         if len(self.variants) == 1:
             return self.panel(metric, self.variants[0])
@@ -157,7 +157,7 @@ class Results:
         return once + sorted((r for r in rows if not r.is_reference), key=lambda r: place[r.variant])
 
     def panel(self, metric: str, variant: Variant) -> list[Row]:
-        """The rows to compare within one variant: its own, and old, new and offline wherever they were stored."""
+        """The rows to compare within one variant: its own rows, and old, new and offline from any variant."""
         found: dict[str, Row] = {}
         for row in (r for r in self.rows if r.metric == metric):
             if row.variant == variant or (row.is_reference and row.method not in found):
@@ -165,26 +165,26 @@ class Results:
         return [found[m] for m in self.methods if m in found]
 
     def line(self, row: Row, metric: str | None = None) -> Line | None:
-        """The curve that belongs to a summary row, or that row's curve of another metric; None if there is none."""
+        """The curve of a summary row, or of the same row in another metric; None if there is none."""
         return self.lines.get((row.method, row.variant, metric or row.metric))
 
     def difference(self, row: Row, other: Row) -> Difference | None:
-        """How far the AUC of ``row`` is above that of ``other``; None where they were not compared."""
+        """AUC of ``row`` minus AUC of ``other``; None if they were not compared."""
         variant = Variant(row.order, other.merge) if other.is_reference else other.variant
         return self.differences.get(((row.method, row.variant), (other.method, variant), row.metric))
 
     def candidates(self, metric: str) -> list[Row]:
-        """The rows that one could deploy during a backfill, the highest AUC first."""
+        """The rows that could be deployed during a backfill, the highest AUC first."""
         rows = [r for r in self.rows if r.metric == metric and not (r.is_end or r.is_bound or math.isnan(r.auc))]
         return sorted(rows, key=lambda r: r.auc, reverse=True)
 
     def best(self, metric: str | None = None) -> Row | None:
-        """The first of the candidates, by the primary metric unless another is given."""
+        """The candidate with the highest AUC, by the primary metric unless another is given."""
         return next(iter(self.candidates(metric or self.primary)), None)
 
     @property
     def best_variant(self) -> Variant:
-        """The order and merge of the best row; the first ones that one could deploy where it depends on neither."""
+        """The variant of the best row; the first deployable one if the best row is a reference."""
         best = self.best()
         if best is not None and not best.is_reference:
             return best.variant

@@ -1,30 +1,30 @@
-"""Which rows and lines are shown where there are more than a reader can take in. Chooses; computes nothing."""
+"""Selects the rows and lines to show if there are too many to read. Computes nothing."""
 
 import math
 from collections.abc import Sequence
 
 from ray_backfill.report.results import Difference, Results, Row
 
-MANY_ROWS = 25  # a table beyond this many shows each method once
-MAX_LINES = 8  # lines beside old, new and offline that an eye can tell apart in one panel
+MANY_ROWS = 25  # a table with more rows shows each method once
+MAX_LINES = 8  # lines, besides old, new and offline, that stay distinguishable in one panel
 
 Compared = list[tuple[Row, Difference]]
 
 
 def is_large(results: Results) -> bool:
-    """Whether a table of all rows is too long to be read."""
+    """Whether a table of all rows is too long to read."""
     return len(results.table(results.primary)) > MANY_ROWS
 
 
 def own_methods(results: Results) -> tuple[str, ...]:
-    """All methods but old, new and offline."""
+    """All methods except old, new and offline."""
     return tuple(dict.fromkeys(r.method for r in results.rows if not r.is_reference))
 
 
 def best_per_method(results: Results, metric: str) -> list[Row]:
-    """old, new and offline, then each other method in the order and merge with its highest AUC, the best method first.
+    """old, new and offline, then each other method in its variant with the highest AUC, the best method first.
 
-    An oracle order is never chosen, unless a method has no other; such methods come last.
+    An oracle order is chosen only if a method has no other; such methods come last.
     """
     rows = results.table(metric)
     best: dict[str, Row] = {}
@@ -35,19 +35,19 @@ def best_per_method(results: Results, metric: str) -> list[Row]:
 
 
 def shown_rows(results: Results, metric: str) -> list[Row]:
-    """All rows of a metric where they are few, else each method once."""
+    """All rows of a metric if they are few, otherwise each method once."""
     return best_per_method(results, metric) if is_large(results) else results.table(metric)
 
 
 def drawn_rows(rows: Sequence[Row]) -> list[Row]:
-    """old, new and offline, the few others with the highest AUC, and the baseline; in the order given."""
+    """old, new and offline, the others with the highest AUC, and the baseline; in the given order."""
     ranked = sorted((r for r in rows if not r.is_reference), key=_rank, reverse=True)
     kept = {r.method for r in ranked[:MAX_LINES]}
     return [r for r in rows if r.method in kept or r.is_baseline or r.is_reference]
 
 
 def drawn_in_words(rows: Sequence[Row]) -> list[str]:
-    """What a figure says of ``drawn_rows``: "the 8 best of 43 methods"; nothing where all of them are drawn."""
+    """Describes ``drawn_rows`` in a figure: "the 8 best of 43 methods"; empty if all of them are drawn."""
     own = [r for r in rows if not r.is_reference]
     drawn = [r for r in drawn_rows(rows) if not r.is_reference]
     if len(drawn) == len(own):
@@ -57,9 +57,9 @@ def drawn_in_words(rows: Sequence[Row]) -> list[str]:
 
 
 def compared_variants(results: Results, method: str) -> list[Row]:
-    """A method's few best rows of the primary metric, the highest AUC first.
+    """A method's best rows in the primary metric, the highest AUC first.
 
-    Where some are left out, one oracle order stays: it shows how far above the others the bound is.
+    If some are left out, one oracle order stays to show how far the upper bound is above the others.
     """
     rows = [r for r in results.rows if r.metric == results.primary and r.method == method]
     rows.sort(key=_auc, reverse=True)
@@ -73,8 +73,8 @@ def compared_variants(results: Results, method: str) -> list[Row]:
 def rivals(results: Results, best: Row) -> Compared:
     """All rows that the best one was compared with, the closest first.
 
-    Intervals exist for rows that differ in one thing: each other method stands here once, in the order and merge of
-    the best row, and the best method itself in its other orders (same merge) and merges (same order).
+    Intervals exist for rows that differ in one respect: each other method in the order and merge of the best row, and
+    the best method itself in its other orders (same merge) and merges (same order).
     """
     others = [row for row in results.table(results.primary) if row != best and not row.is_bound]
     compared = [(row, found) for row in others if (found := results.difference(best, row)) is not None]

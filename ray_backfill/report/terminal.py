@@ -1,4 +1,4 @@
-"""The summary as a table: of strings for notebooks, drawn by rich for the terminal."""
+"""The summary as a table: a frame of strings for notebooks, and a rich table for the terminal."""
 
 from collections.abc import Mapping, Sequence
 
@@ -24,20 +24,20 @@ from ray_backfill.report.wording import (
     verdict,
 )
 
-PIPED_WIDTH = 140  # rich assumes 80 where there is no terminal, which would fold the numbers
+PIPED_WIDTH = 140  # without a terminal rich assumes 80 columns, which would wrap the numbers
 
 
 def overview(results: Results, whole: bool = False) -> pd.DataFrame:
-    """One row per method, order and merge, one column per figure, in per cent, as text.
+    """One row per method, order and merge, and one column per figure, in per cent, as text.
 
-    Where that is more than can be read, each method once, in its best order and merge. whole: all rows anyway.
+    If there are too many rows, each method appears once, in its best order and merge. whole: always show all rows.
     """
     rows = results.table(results.primary) if whole else shown_rows(results, results.primary)
     return _frame(results, rows)
 
 
 def show(console: Console | None, table: Table, notes: Sequence[Text]) -> None:
-    """Print a table and the notes below it; by default where standard output goes."""
+    """Print a table and the notes below it, by default to standard output."""
     if console is None:
         console = Console()
         if not console.is_terminal:
@@ -48,7 +48,7 @@ def show(console: Console | None, table: Table, notes: Sequence[Text]) -> None:
 
 
 def draw_table(results: Results, console: Console | None = None) -> None:
-    """Print the overview and what its columns mean."""
+    """Print the overview and the meaning of its columns."""
     rows = shown_rows(results, results.primary)
     notes = [Text(verdict(results), style="bold")]
     total = len(results.table(results.primary))
@@ -59,7 +59,7 @@ def draw_table(results: Results, console: Console | None = None) -> None:
         notes.append(Text(ORACLE_NOTE, style="dim"))
     for reason, methods in left_out(results).items():
         names = ", ".join(methods)
-        # Behind dozens of names nobody finds the reason.
+        # After dozens of names the reason would be hard to find.
         few = len(methods) <= FEW
         notes.append(Text(f"left out: {names} ({reason})" if few else f"left out: {len(methods)} ({reason}): {names}"))
     show(console, _table(results, rows), notes)
@@ -74,13 +74,13 @@ def _table(results: Results, rows: Sequence[Row]) -> Table:
     for name in frame.columns:
         is_name = name in ("method", "order", "merge")
         table.add_column(Text(name), justify="left" if is_name else "right", no_wrap=not is_name)
-    # By method, only the references are set apart: there the neighbours' orders differ anyway.
+    # With one row per method only the references are set apart, as orders differ from row to row.
     by_method = len(rows) < len(results.table(results.primary))
     sections = [row.is_reference if by_method else results.group(row) for row in rows]
     for index, row in enumerate(rows):
         style = "bold" if row is best else "dim" if row.is_end else ""
         last_of_group = index + 1 < len(rows) and sections[index] != sections[index + 1]
-        # Text, not str: a title such as "[red]" must not be read as markup.
+        # Text, not str: a title such as "[red]" must not be parsed as markup.
         table.add_row(*(Text(str(c)) for c in frame.iloc[index]), style=style, end_section=last_of_group)
     return table
 
@@ -99,7 +99,7 @@ def _cells(results: Results, row: Row, others: Mapping[tuple[str, Variant, str],
         cells["merge"] = NOTHING if free else row.merge
     cells[f"AUC {results.primary}"] = percent(row.auc)
     cells["gain"] = percent_sign(row.gain)
-    # old and new are what the conditions compare with: a tick there would say nothing.
+    # The conditions compare with old and new, so a tick in these rows would be meaningless.
     starts, ends = (" ", " ") if row.is_end else (tick(row.starts_at_old), tick(row.ends_at_new))
     cells["M_0"] = f"{percent(row.start)} {starts}"
     cells["M_1"] = f"{percent(row.end)} {ends}"

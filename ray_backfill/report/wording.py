@@ -1,4 +1,4 @@
-"""Numbers and judgements in plain words, for the terminal and the HTML alike."""
+"""Numbers and verdicts in plain words, for both the terminal and the HTML page."""
 
 import math
 
@@ -10,44 +10,52 @@ MINUS = "\u2212"
 NOTHING = "\u2013"
 
 GAIN_IN_WORDS = (
-    "AUC is the average quality over the whole backfill. Gain says how much of the finished upgrade's benefit users "
-    "get on average while it still runs: 0 % = as good as the old service all along, 100 % = as good as if the new "
-    "model served from the first moment."
+    "AUC is the average quality over the whole backfill. Gain is the share of the finished upgrade's benefit that "
+    "users get on average while the backfill runs: 0 % = the quality of the old service throughout, 100 % = the "
+    "quality of the new model from the start."
 )
 COLUMNS_IN_WORDS = (
     "gain: the share of the upgrade's benefit that users get on average while the backfill runs (0 % = the old "
     "service throughout, 100 % = the new model from the start). \u2713 M_0: starts no worse than old. "
     "\u2713 M_1: ends no worse than new. falls: the largest drop between two moments. "
-    "neg. flips: queries right at the start and wrong later, at worst."
+    "neg. flips: the largest share of queries that are right at the start and wrong later."
 )
 
-ORACLE_NOTE = f"{DAGGER} An upper bound: this order uses what nobody knows before the upgrade is finished."
+ORACLE_NOTE = f"{DAGGER} An upper bound: this order uses knowledge that exists only after the upgrade."
 FEW = 6  # names that a sentence can list
 
+# docs/glossary.md has the same terms with their papers.
 GLOSSARY = {
-    "Backfill": "Re-embedding every gallery item with the new model. Progress t is the share that is done.",
-    "{query, gallery}": "A retrieval system: the model that embeds the query, and the one that embedded the gallery. "
-    "{old, old} is the service before the upgrade, {new, new} the finished one.",
-    "M_t": "The metric of the mixed ranking at progress t: backfilled items are ranked by the forward system, "
-    "the others by the backward system, and both lists are merged by distance. "
-    "M_0 is before the first item, M_1 after the last.",
+    "Gallery, query": "The gallery is the set of items that the service searches; a query is what users search for.",
+    "Backfill": "Re-embedding every gallery item with the new model, here online, that is, while queries are served. "
+    "Progress t is the share of the gallery that is backfilled, from 0 to 1.",
+    "{query, gallery}": "A retrieval system, written as the model that embeds the query and the model that embedded "
+    "the gallery. {old, old} is the service before the upgrade, {new, new} the finished upgrade.",
+    "Cross-model query": "A query embedded by one model that searches gallery embeddings of another, such as "
+    "{new, old}. It needs compatible models, or a learned map between them.",
+    "Backward-compatible": "A new model whose queries can search the old gallery as it is: {new, old} is better than "
+    "{old, old}.",
+    "Forward-compatible": "Old embeddings that a map h can transform into the new model's space, so that new queries "
+    "search {new, h(old)} without waiting for the backfill.",
+    "M_t": "The quality metric at progress t. Backfilled items are searched by the forward system, all others by the "
+    "backward system, and the two result lists are merged by distance. M_0 is the start, M_1 the end of the backfill.",
     "AUC": "The area under M_t for t from 0 to 1, by the trapezoid rule: the average quality during the backfill. "
-    "AUC (mean) is the plain mean of the points, which some papers print instead.",
+    "AUC (mean) is the plain mean of the points, which some papers report instead.",
     "Gain": "(AUC of the method \u2212 AUC of old) / (AUC of new \u2212 AUC of old). It can exceed 100 %.",
-    "Order": "The sequence in which gallery items are backfilled. An oracle order uses knowledge that nobody has "
-    "in advance: an upper bound, never a recommendation.",
-    "Merge": "How distances of the two systems are made comparable before both lists are merged; raw = not at all.",
-    "Negative flip": "A query whose first result was right before and is wrong at progress t: the errors that users "
-    "notice. A positive flip is the reverse. Before = the same method at t = 0, or {old, old}.",
-    "mAP": "Mean average precision: the share of right items among the results, averaged over the ranks "
-    "of all right ones. "
-    "mAP@k looks at the first k results only.",
+    "Order": "The sequence in which gallery items are backfilled. An oracle order uses knowledge that is not available "
+    "in advance: it is an upper bound, never a recommendation.",
+    "Merge": "Combines the results of the backward and the forward system into one ranking (rank merge). Raw compares "
+    "the distances as they are; every other merge first makes the two systems comparable.",
+    "Negative flip": "A query whose first result was right before and is wrong at progress t: an error that users "
+    "notice. A positive flip is the reverse. \u201cBefore\u201d is the same method at t = 0, or {old, old}.",
+    "mAP": "Mean average precision: for each query, the precision (share of right items) at the rank of every right "
+    "item, averaged; then the mean over queries. mAP@k counts the first k results only.",
     "CMC@k": "The share of queries with at least one right item among the first k results.",
 }
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """A share as per cent without the sign, 0.605 -> "60.5"; an en dash where it is undefined."""
+    """A share as per cent without the sign, 0.605 -> "60.5"; an en dash if it is undefined."""
     if not math.isfinite(share):
         return NOTHING
     text = f"{100 * share:.{digits}f}"
@@ -57,12 +65,12 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def percent_sign(share: float, digits: int = 1) -> str:
-    """Like percent, with the sign where there is a number: "60.5 %"."""
+    """Like percent, with the sign: "60.5 %"; an en dash if it is undefined."""
     return f"{percent(share, digits)} %" if math.isfinite(share) else NOTHING
 
 
 def amount(number: float) -> str:
-    """A count as people write it: 0, 132.9 k, 1.8 G; an en dash where it is unknown."""
+    """A count with a unit prefix: 0, 132.9 k, 1.8 G; an en dash if it is unknown."""
     if not math.isfinite(number):
         return NOTHING
     for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -72,7 +80,7 @@ def amount(number: float) -> str:
 
 
 def glossary(results: Results) -> dict[str, str]:
-    """Word -> meaning: what every page needs, and the words of the merges, methods and orders of this run."""
+    """Term -> definition: the general terms, and those of this run's merges, methods and orders."""
     traits, found = results.manifest.traits, dict(GLOSSARY)
     for of_kind, names in (
         (traits.merges, results.merges),
@@ -85,19 +93,19 @@ def glossary(results: Results) -> dict[str, str]:
 
 
 def choice(results: Results) -> str:
-    """In what a method's rows differ: "order and merge", "order", "merge", or nothing."""
+    """What distinguishes a method's rows: "order and merge", "order", "merge", or nothing."""
     several = [("order", results.orders), ("merge", results.merges)]
     return " and ".join(word for word, names in several if len(names) > 1)
 
 
 def size(results: Results) -> str:
-    """What was compared: "43 methods, 11 orders, 6 merges"; only what there are several of."""
+    """The size of the comparison: "43 methods, 11 orders, 6 merges"; only counts above 1."""
     counts = {"methods": len(own_methods(results)), "orders": len(results.orders), "merges": len(results.merges)}
     return ", ".join(f"{count} {word}" for word, count in counts.items() if count > 1)
 
 
 def left_out(results: Results) -> dict[str, list[str]]:
-    """Reason -> what could not take part for it."""
+    """Reason -> the methods, orders and merges that were left out for it."""
     by_reason: dict[str, list[str]] = {}
     for each in results.manifest.left_out:
         by_reason.setdefault(each.reason, []).append(each.words)
@@ -105,24 +113,24 @@ def left_out(results: Results) -> dict[str, list[str]]:
 
 
 def tick(flag: bool | None) -> str:
-    """A tick, a cross, or an en dash where the condition was not checked."""
+    """A tick, a cross, or an en dash if the condition was not checked."""
     return NOTHING if flag is None else "\u2713" if flag else "\u2717"
 
 
 def falls(row: Row) -> str:
-    """Whether the curve ever falls, and by how much: "never" or "by 1.2"."""
+    """The largest fall of the curve: "never" or "by 1.2"."""
     if row.monotone is None:
         return NOTHING
     return "never" if row.monotone else f"by {_fall(row, '<0.1')}"
 
 
 def verdict(results: Results) -> str:
-    """One sentence: the method with the best AUC of the primary metric, and how good the backfill is with it."""
+    """One sentence: the method with the best AUC in the primary metric, and the quality of the backfill with it."""
     best = results.best()
     if best is None and any(r.is_bound for r in results.rows):
-        return "Only oracle orders were run, which nobody can deploy, so there is nothing to recommend."
+        return "Only oracle orders were run, which cannot be deployed, so there is nothing to recommend."
     if best is None:
-        return "No method was compared but old and new, so there is nothing to recommend."
+        return "Only old and new were compared, so there is nothing to recommend."
     metric = results.primary
     by_name = {r.method: r for r in results.panel(metric, best.variant)}
     old, new = by_name.get(OLD), by_name.get(NEW)
@@ -131,7 +139,7 @@ def verdict(results: Results) -> str:
     if old and new and new.auc <= old.auc:
         return (
             f"The new model is no better than the old one ({percent_sign(new.auc)} {metric} against "
-            f"{percent_sign(old.auc)}), so there is no gain to win; {name} serves best during the backfill "
+            f"{percent_sign(old.auc)}), so the upgrade brings no gain; {name} serves best during the backfill "
             f"with {average}."
         )
     if old and best.auc <= old.auc:
@@ -149,7 +157,7 @@ def verdict(results: Results) -> str:
 
 
 def runner_up(results: Results) -> str:
-    """A sentence that names the second-best method, or nothing if there is none."""
+    """A sentence that names the second-best method; empty if there is none."""
     ranked = results.candidates(results.primary)
     second = next((r for r in ranked if r.method != ranked[0].method), None)
     if second is None:
@@ -160,20 +168,20 @@ def runner_up(results: Results) -> str:
 
 
 def interval(low: float, high: float) -> str:
-    """An interval of shares in per cent: "44.1 to 46.6"; an en dash where it is undefined."""
+    """An interval of shares in per cent: "44.1 to 46.6"; an en dash if it is undefined."""
     return f"{percent(low)} to {percent(high)}" if math.isfinite(low) and math.isfinite(high) else NOTHING
 
 
 def surely(difference: Difference) -> str:
-    """What an interval says about the sign: "better", "worse", or "not told apart"."""
-    return "better" if difference.low > 0 else "worse" if difference.high < 0 else "not told apart"
+    """The sign of a difference by its interval: "better", "worse", or "not distinguishable"."""
+    return "better" if difference.low > 0 else "worse" if difference.high < 0 else "not distinguishable"
 
 
 def _lead(difference: Difference | None) -> str:
     if difference is None:
         return ""
     points = f"{percent(difference.value)} points behind (95 % interval {interval(difference.low, difference.high)})"
-    return f"; {points}" + ("" if difference.low > 0 else ", so the two are not told apart by these queries")
+    return f"; {points}" + ("" if difference.low > 0 else ", so these queries do not distinguish the two")
 
 
 def safety(results: Results) -> str:
@@ -208,7 +216,7 @@ def _steadiness(row: Row) -> str:
         return "was not checked for falls"
     if row.monotone:
         return "never falls"
-    return f"falls on the way, by {_fall(row, 'less than 0.1')} points at most from one moment to the next"
+    return f"falls at times, by at most {_fall(row, 'less than 0.1')} points from one moment to the next"
 
 
 def _fall(row: Row, tiny: str) -> str:

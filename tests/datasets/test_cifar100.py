@@ -87,7 +87,7 @@ def test_a_truncated_binary_file(tmp_path: Path, length: int) -> None:
 def test_records_of_another_kind(tmp_path: Path) -> None:
     file = cifar_binary(tmp_path) / "train.bin"
     file.write_bytes(bytes([4, 100]) + bytes(3072))
-    with pytest.raises(InputError, match=r"train\.bin is not of CIFAR-100: it holds labels outside of 0 to 99"):
+    with pytest.raises(InputError, match=r"train\.bin is not CIFAR-100: it has labels outside 0 to 99"):
         open_source(Settings(str(tmp_path)))
 
 
@@ -95,12 +95,12 @@ def test_records_of_another_kind(tmp_path: Path) -> None:
 def test_the_python_version_is_refused_with_the_remedy(tmp_path: Path, names: list[str]) -> None:
     write_tree(tmp_path, dict.fromkeys(names, b""))
     remedy = r"add --download, or unpack cifar-100-binary\.tar\.gz there.* Where to get it: .*kriz/cifar\.html"
-    with pytest.raises(InputError, match=f"this is the python version, but only the binary one is read: {remedy}"):
+    with pytest.raises(InputError, match=f"this is the Python version, but only the binary version is read: {remedy}"):
         open_source(Settings(str(tmp_path)))
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="the files are not there"):
+    with pytest.raises(InputError, match="the files are missing"):
         open_source(Settings(str(tmp_path)))
     (cifar_binary(tmp_path) / "test.bin").unlink()
     with pytest.raises(InputError, match=r"cifar-100-binary/test\.bin is missing"):
@@ -128,7 +128,7 @@ def test_an_archive_that_is_there_is_unpacked(tmp_path: Path, monkeypatch: pytes
 
 
 def test_without_a_root_nothing_is_downloaded() -> None:
-    with pytest.raises(InputError, match="no root is given, the folder to download to"):
+    with pytest.raises(InputError, match="no root is given; set it to the folder to download to"):
         download(Settings(""))
 
 

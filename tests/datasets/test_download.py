@@ -139,7 +139,7 @@ def test_a_full_disk_is_no_matter_of_the_network(
     [
         (tar({"thing/a": b"", "../outside": b"x"}), "outside"),
         (tar({"thing/a": b"", "thing/link/outside": b"x"}, link="/tmp"), "link to an absolute path"),
-        (tar({"other/a": b""}), "holds no folder thing"),
+        (tar({"other/a": b""}), "has no folder thing: remove it"),
         (b"no tar file at all", "cannot unpack"),
     ],
 )
@@ -155,7 +155,7 @@ def test_archives_of_another_kind_leave_nothing(server: Server, tmp_path: Path, 
 def test_what_is_there_is_not_overwritten(server: Server, tmp_path: Path) -> None:
     (tmp_path / "thing").mkdir()
     (tmp_path / "thing" / "mine").write_text("mine")
-    with pytest.raises(InputError, match="thing is there, but is not the whole data set: move it away"):
+    with pytest.raises(InputError, match="thing exists, but is not the complete data set: move it away"):
         fetch_folder(server.archive(), tmp_path)
     assert (tmp_path / "thing" / "mine").read_text() == "mine"
 

@@ -88,7 +88,7 @@ def test_an_index_without_landmarks_or_with_some(tmp_path: Path) -> None:
     (tmp_path / "index_image_to_landmark.csv").write_text(f"id,landmark_id\n{ROWS[3]},4\n")
     assert open_source(settings).items("gallery").labels_N.tolist() == [-1, LATER + 4, -1, -1, -1]
     (tmp_path / "index_image_to_landmark.csv").write_text(f"id,landmark_id\n{ROWS[3]},4\n{ROWS[3]},5\n")
-    with pytest.raises(InputError, match=f"{ROWS[3]} comes twice"):
+    with pytest.raises(InputError, match=f"{ROWS[3]} occurs twice"):
         open_source(settings)
     (tmp_path / "index_image_to_landmark.csv").unlink()
     assert open_source(settings).items("gallery").labels_N.tolist() == [-1] * 5
@@ -135,18 +135,19 @@ def test_rows_are_no_python_objects(tmp_path: Path) -> None:
     ("table", "text", "complaint"),
     [
         ("train_clean.csv", f"landmark_id,images\n1,{hexadecimal(1)}\n2,{hexadecimal(3)} {hexadecimal(1)}",
-         f"{hexadecimal(1)} comes twice; each image has one line and one landmark"),
-        ("train_clean.csv", "landmark_id,images\n1,0123", "'0123' is no id of 16 hexadecimal digits"),
+         f"{hexadecimal(1)} occurs twice; keep one line and one landmark per image"),
+        ("train_clean.csv", "landmark_id,images\n1,0123", "'0123' is not an id of 16 hexadecimal digits"),
         ("train_clean.csv", "landmark,images\n1,0123", "must be a table with the columns landmark_id, images"),
         ("train_clean.csv", "landmark_id,images\nx,0123", "must be a table with the columns landmark_id, images"),
         ("train_clean.csv", "landmark_id,images\n,0123", "column 'landmark_id': a value is missing"),
-        ("index_image_to_landmark.csv", f"id,landmark_id\n{ROWS[0]},4\n{ROWS[0]},4", f"{ROWS[0]} comes twice"),
+        ("index_image_to_landmark.csv", f"id,landmark_id\n{ROWS[0]},4\n{ROWS[0]},4", f"{ROWS[0]} occurs twice"),
         ("index_image_to_landmark.csv", f"id,landmark_id\n{ROWS[0]},4",
-         f"no image {ROWS[1]}, an answer to {hexadecimal(200)}"),
+         f"the image {ROWS[1]}, an answer to {hexadecimal(200)}, is not in the index"),
         ("retrieval_solution_v2.1.csv", f"id,images,Usage\n{hexadecimal(9)},None,Secret", "not 'Secret'"),
-        ("retrieval_solution_v2.1.csv", f"id,images,Usage\n{hexadecimal(9)},None,Ignored", "no query of"),
+        ("retrieval_solution_v2.1.csv", f"id,images,Usage\n{hexadecimal(9)},None,Ignored",
+         "no query for queries = 'all'"),
         ("retrieval_solution_v2.1.csv", f"id,images,Usage\n{hexadecimal(9)},None,Public\n{hexadecimal(9)},None,Public",
-         f"{hexadecimal(9)} comes twice"),
+         f"{hexadecimal(9)} occurs twice"),
     ],
 )  # fmt: skip
 def test_tables_that_do_not_fit(tmp_path: Path, table: str, text: str, complaint: str) -> None:

@@ -127,13 +127,13 @@ def test_the_fingerprint_follows_the_ground_truth(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("1\n3\n3\n", r"tells the classes of 3 images, but .*/val holds 4"),
-        ("1\n3\n3\n2\n2\n", r"tells the classes of 5 images"),
-        ("1\n3\n4\n2\n", r"says '4' of image 3; meta\.mat knows the classes 1 to 3"),
-        ("1\n3\n1001\n2\n", r"says '1001' of image 3"),  # a class above others has no images
-        ("1\n3\n0\n2\n", r"says '0' of image 3"),
-        ("1\nx\n3\n2\n", r"says 'x' of image 2"),
-        ("1\n3.0\n3\n2\n", r"says '3\.0' of image 2"),
+        ("1\n3\n3\n", r"lists the classes of 3 images, but .*/val has 4"),
+        ("1\n3\n3\n2\n2\n", r"lists the classes of 5 images"),
+        ("1\n3\n4\n2\n", r"gives image 3 the class '4', but meta\.mat has 1 to 3"),
+        ("1\n3\n1001\n2\n", r"gives image 3 the class '1001'"),  # a class above others has no images
+        ("1\n3\n0\n2\n", r"gives image 3 the class '0'"),
+        ("1\nx\n3\n2\n", r"gives image 2 the class 'x'"),
+        ("1\n3.0\n3\n2\n", r"gives image 2 the class '3\.0'"),
     ],
 )
 def test_another_ground_truth_is_refused(tmp_path: Path, text: str, problem: str) -> None:
@@ -145,7 +145,7 @@ def test_another_ground_truth_is_refused(tmp_path: Path, text: str, problem: str
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (("ILSVRC2012_val_00000004", "ILSVRC2012_val_00000005"), "does not hold all images from number 1 on"),
+        (("ILSVRC2012_val_00000004", "ILSVRC2012_val_00000005"), "does not list all images from number 1 on"),
         (("ILSVRC2012_val_00000004", "ILSVRC2012_val_00000003"), "image 'ILSVRC2012_val_00000003': expected each"),
         (("ILSVRC2012_val_00000004", "ILSVRC2012_test_00000004"), "image 'ILSVRC2012_test_00000004'"),
         ((f",{TENCH} 111", ",111"), "image 'ILSVRC2012_val_00000004': expected each"),
@@ -170,7 +170,7 @@ def test_a_damaged_kit_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"meta\.mat cannot be read \(KeyError"):
         opened(tmp_path)
     meta.unlink()
-    with pytest.raises(InputError, match=r"meta\.mat is missing; it stands beside"):
+    with pytest.raises(InputError, match=r"meta\.mat is missing; copy it from the development kit"):
         opened(tmp_path)
     meta.write_bytes(whole)
     (tmp_path / GROUND_TRUTH).write_bytes(b"\xff\xfe1\n")
@@ -180,7 +180,9 @@ def test_a_damaged_kit_is_named(tmp_path: Path) -> None:
 
 def test_a_flat_val_needs_a_ground_truth(tmp_path: Path) -> None:
     shutil.rmtree(imagenet_flat(tmp_path) / "ILSVRC2012_devkit_t12")
-    with pytest.raises(InputError, match=r"val has no class folders, and neither.*Where to get it: https://image-net"):
+    with pytest.raises(
+        InputError, match=r"val has no class folders, and there is neither.*Where to get it: https://image-net"
+    ):
         opened(tmp_path)
 
 
@@ -190,7 +192,7 @@ def test_other_names_and_gaps_in_a_flat_val(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="validation image 2 is missing"):
         opened(tmp_path)
     (val / "ILSVRC2012_val_00000007.JPEG").rename(val / "holiday.JPEG")
-    with pytest.raises(InputError, match=r"val/holiday\.JPEG is not named ILSVRC2012_val_00000001\.JPEG"):
+    with pytest.raises(InputError, match=r"val/holiday\.JPEG is not named like ILSVRC2012_val_00000001\.JPEG"):
         opened(tmp_path)
 
 

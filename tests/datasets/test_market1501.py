@@ -61,7 +61,7 @@ def test_other_names_are_refused(tmp_path: Path, name: str) -> None:
 def test_only_the_gallery_shows_nobody(tmp_path: Path, name: str) -> None:
     settings = small_market(tmp_path)
     write_tree(tmp_path, {name: flat(1)})
-    with pytest.raises(InputError, match=rf"{name} shows nobody: junk and distractors are for the gallery"):
+    with pytest.raises(InputError, match=rf"{name} is junk or a distractor: only the gallery may have those"):
         open_source(settings)
 
 

@@ -109,7 +109,10 @@ PAIR = {"n000001": "f", "n000002": "f"}
 @pytest.mark.parametrize(
     ("table", "complaint"),
     [
-        (meta_lines({"n000001": "f"}), r"n000002, of the folder train/n000002, is not in .*identity_meta\.csv"),
+        (
+            meta_lines({"n000001": "f"}),
+            r"n000002, the person of the folder train/n000002, is not in .*identity_meta\.csv",
+        ),
         (meta_lines(PAIR) + b'n000001, "X",3,1, f,\n', "n000001 has two lines"),
         (meta_lines(PAIR | {"n000002": "x"}), "gender of n000002 must be f or m, not 'x'"),
         (META_HEADER.encode() + b"\nn000001, f\n", "gender of n000001 must be f or m, not ''"),
@@ -132,7 +135,7 @@ def test_a_folder_that_is_not_the_data_set(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no file identity_meta\.csv"):
         open_source(Settings(str(tmp_path)))
     write_tree(tmp_path, {"identity_meta.csv": meta_lines(PAIR)})
-    with pytest.raises(InputError, match="'test/Mary' is no folder of a person"):
+    with pytest.raises(InputError, match="'test/Mary' is not a person's folder"):
         open_source(Settings(str(tmp_path)))
 
 

@@ -1,4 +1,4 @@
-"""What a search must answer, by a full sort."""
+"""The expected answer of a search, by a full sort."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from ray_backfill.systems import UpgradePair
 
 
 def rankings(pair: UpgradePair, state: NDArray[np.uint8], merge: Merge, distance: str = "cosine") -> list[list[int]]:
-    """Each query's items that are somewhere, sorted by (score, distance, position): of NEW ones by the new system."""
+    """Each query's items in service, sorted by (score, distance, position); NEW items use the new system."""
     old = exact_distances(pair.backward.query, pair.backward.gallery, distance)
     new = exact_distances(pair.forward.query, pair.forward.gallery, distance)
     ranked = []

@@ -84,7 +84,7 @@ def test_broken_images_stay_where_they_are() -> None:
 
 
 def test_a_rollback_loses_inserted_items_that_the_old_model_cannot_embed() -> None:
-    """One is broken at its insert only, one at the rollback only, one at both; a broken old item is old anyway."""
+    """One item is broken at its insert only, one at the rollback only, one at both; a broken old item stays old."""
     plan = make_plan(np.arange(20), 2, 4, ChurnSettings(inserts=4, rollback_at=1.0, seed=1))
     insert = {int(p): o.number for o in plan.operations if o.kind == "insert" for p in o.positions}
     at_insert, at_rollback, at_both, whole = (int(position) for position in plan.held_back)
@@ -101,7 +101,7 @@ def test_a_rollback_loses_inserted_items_that_the_old_model_cannot_embed() -> No
 
 @pytest.mark.parametrize(("rollback_at", "done"), [(0.5, 10), (0.51, 15), (0.45, 10), (1.0, 20)])
 def test_a_rollback_comes_at_the_first_end_of_a_part_that_is_far_enough(rollback_at: float, done: int) -> None:
-    """Parts of 20 items end at 5, 10, 15 and 20: half of them is exactly the end of one."""
+    """Parts of 20 items end at 5, 10, 15 and 20, so a rollback at one half is exactly at the end of a part."""
     plan = make_plan(np.arange(20), 5, 5, ChurnSettings(rollback_at=rollback_at))
     assert [operation.kind for operation in plan.operations] == ["backfill"] * (done // 5) + ["rollback"]
     assert plan.checkpoints[-1].phase == "rollback"
@@ -126,7 +126,7 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     [
         ({"inserts": -1}, "inserts"),
         ({"rollback_at": 1.5}, "rollback_at"),
-        ({"inserts": 15, "deletes": 6}, "leave nothing"),
+        ({"inserts": 15, "deletes": 6}, "churn.inserts = 15 and churn.deletes = 6 leave none of 20 items"),
     ],
 )
 def test_impossible_churn_is_refused(churn: dict[str, float], said: str) -> None:
@@ -135,6 +135,6 @@ def test_impossible_churn_is_refused(churn: dict[str, float], said: str) -> None
 
 
 def test_a_rollback_comes_at_the_share_that_was_asked() -> None:
-    """0.07 * 100 is a little more than 7."""
+    """In floating point, 0.07 * 100 is a little more than 7."""
     plan = make_plan(np.arange(100), 101, 1, ChurnSettings(rollback_at=0.07))
     assert plan.checkpoints[-1].t == 0.07

@@ -1,4 +1,4 @@
-"""What is on disk survives what dies: parts are whole or known to be bad."""
+"""Parts on disk survive failures: they are complete or known to be bad."""
 
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def test_a_flipped_bit_of_a_vector_is_found(tmp_path: Path) -> None:
     path = part_path(tmp_path, 3)
     content = bytearray(path.read_bytes())
     at = bytes(content).find(part.vectors["new"][1].tobytes()[:16])
-    if at < 0:  # compressed: any byte of the pages will do
+    if at < 0:  # the pages are compressed: any byte of them will do
         at = 60
     content[at + 3] ^= 1
     path.write_bytes(content)

@@ -29,7 +29,7 @@ Lists = Sequence[Sequence[int]]
 
 
 def system(rng: np.random.Generator, n_queries: int, n_items: int, dim: int) -> RetrievalSystem:
-    """Of small integers, so that many distances tie."""
+    """A pair with small integer vectors, so that many distances tie."""
     query, gallery = (rng.integers(1, 4, size=(n, dim)).astype(np.float32) for n in (n_queries, n_items))
     return RetrievalSystem(query, gallery)
 
@@ -46,7 +46,7 @@ def quantile_merge() -> Merge:
 
 
 def by_loop(metric: str, ranked: Lists, positives: Lists, ignored: Lists, state: State) -> float:
-    """The definitions of mAP@k (GLDv2) and CMC@k over the items that are there; queries without a positive left out."""
+    """mAP@k (GLDv2) and CMC@k by definition over the items in service, without queries that have no positive."""
     name, cut = metric.split("@")
     k, values = int(cut), []
     for items, right, skipped in zip(ranked, positives, ignored, strict=True):
@@ -64,7 +64,7 @@ def by_loop(metric: str, ranked: Lists, positives: Lists, ignored: Lists, state:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[UpgradePair, list[list[int]], list[list[int]], State]:
-    """A pair, positives and ignored items of each query (some without any), and where each item is."""
+    """A pair, each query's positives and ignored items (some have none), and each item's state."""
     n_queries, n_items = draw(st.integers(1, 6)), draw(st.integers(1, 12))
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
     what = rng.choice(3, size=(n_queries, n_items), p=[0.5, 0.25, 0.25])  # neither, right, ignored
@@ -77,7 +77,7 @@ def worlds(draw: st.DrawFn) -> tuple[UpgradePair, list[list[int]], list[list[int
 @settings(max_examples=60, deadline=None)
 @given(world=worlds(), is_mapped=st.booleans())
 def test_exact_and_live_quality_are_those_of_a_full_sort(world: Any, is_mapped: bool) -> None:
-    """To the last bit; and of exact answers, as deep as ``depth`` says, the live quality is the exact one."""
+    """Equal to the last bit; with exact answers of the depth ``depth``, live quality equals exact quality."""
     pair, positives, ignored, state = world
     merge = quantile_merge() if is_mapped else RAW
     truth = GroundTruth.from_positives(positives, ignored, n_gallery=len(state))
@@ -93,7 +93,7 @@ def test_exact_and_live_quality_are_those_of_a_full_sort(world: Any, is_mapped: 
 
 @pytest.mark.parametrize("is_mapped", [False, True])
 def test_exact_answers_are_those_of_a_full_sort(is_mapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In batches of queries, with fewer items than asked for, and with nearly all items in one partition."""
+    """Covers batches of queries, fewer items than requested, and nearly all items in one partition."""
     monkeypatch.setattr(results, "_BATCH", 4)
     rng, merge = np.random.default_rng(1), quantile_merge() if is_mapped else RAW
     pair = random_pair(rng, 9, 30)
@@ -118,7 +118,7 @@ def test_without_living_positives_there_is_no_quality() -> None:
 
 
 def test_live_quality_by_hand() -> None:
-    """Query 0: item 7 does not count, so positives 2 and 5 have ranks 1 and 3. Query 1 finds nothing, 2 cannot."""
+    """Query 0: item 7 is ignored, so positives 2 and 5 have ranks 1 and 3. Query 1 finds none; query 2 has none."""
     truth = GroundTruth.from_positives([[2, 5, 6], [0], []], [[7], [3], [1]], n_gallery=8)
     answers = np.array([[7, 2, 1, 5, 3], [3, 4, 5, -1, -1], [1, 2, 3, 4, 5]])
     values = live_quality(answers, truth, ["mAP@2", "mAP@4", "CMC@1"])
@@ -140,7 +140,7 @@ def test_deleted_items_are_neither_right_nor_ignored() -> None:
 def test_answers_are_deep_enough_for_what_does_not_count() -> None:
     truth = GroundTruth.from_positives([[0], [1], [2]], [[1, 2], [], [3, 4, 5]], n_gallery=6)
     assert depth(["CMC@1", "mAP@5", "CMC@4"], truth) == 5 + 3
-    with pytest.raises(InputError, match="a cut"):
+    with pytest.raises(InputError, match="metrics with a cutoff"):
         depth(["mAP@5", "mAP"], truth)
 
 
@@ -151,7 +151,7 @@ def test_the_mean_is_correctly_rounded() -> None:
 
 
 def test_recall_by_hand() -> None:
-    """The last item is NEW: position -1, a filler, must not be taken for it."""
+    """The last item is NEW: the padding position -1 must not be taken for it."""
     state = np.array([OLD, OLD, NEW, NEW, NOWHERE, NEW], np.uint8)
     exact = np.array([[0, 2, 1], [3, 0, 5], [2, -1, -1]])
     live = np.array([[2, 0, 3], [1, 3, -1], [-1, -1, -1]])

@@ -1,4 +1,4 @@
-"""The traffic's schedule: its law, its shares, and that it can be had again."""
+"""The traffic schedule: its distribution, the actors' shares, and reproducibility."""
 
 from dataclasses import replace
 from itertools import islice, takewhile
@@ -14,7 +14,7 @@ SETTINGS = TrafficSettings(rate_per_s=200, batch=2, actors=3, seed=5)
 
 
 def times(settings: TrafficSettings, until_s: float) -> np.ndarray:
-    """(requests,) of all actors together, sorted."""
+    """(requests,) times of all actors together, sorted."""
     streams = [Schedule(settings, 10, actor).requests() for actor in range(settings.actors)]
     return np.sort([t for stream in streams for t, _ in takewhile(lambda request: request[0] < until_s, stream)])
 
@@ -91,5 +91,5 @@ def test_senseless_settings_are_refused(name: str, value: object) -> None:
 
 
 def test_traffic_without_queries_is_refused() -> None:
-    with pytest.raises(InputError, match="there are none"):
+    with pytest.raises(InputError, match=r"no queries to send as traffic; set traffic\.rate_per_s to 0"):
         Schedule(TrafficSettings(), 0)

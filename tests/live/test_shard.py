@@ -24,7 +24,7 @@ METHOD = all_methods()["rm_naive"]
 
 
 def embeddings(n: int, seed: int) -> dict[str, NDArray[np.float32]]:
-    """Of small integers, so that many distances tie."""
+    """A pair with small integer vectors, so that many distances tie."""
     rng = np.random.default_rng(seed)
     return {m: (rng.integers(0, 3, size=(n, d)) + 1).astype(np.float32) for m, d in DIMS.items()}
 
@@ -52,7 +52,7 @@ def shards(plan: DrillPlan, merge: Merge, edges: list[int], kind: str = "exact")
 
 
 def by_full_sort(state: NDArray[np.uint8], merge: Merge, k: int) -> NDArray[Any]:
-    """(Q, k) positions, filled up with -1."""
+    """(Q, k) positions, padded with -1."""
     pair, distance = merge.prepare(METHOD.pair(Embeddings(QUERIES, GALLERY), None), "cosine")
     return np.array([(items + [-1] * k)[:k] for items in rankings(pair, state, merge, distance)])
 
@@ -72,7 +72,7 @@ def test_every_state_is_searched_as_a_full_sort_ranks_it(merge: str, churn: Chur
     train = METHOD.pair(Embeddings(TRAIN, TRAIN), None)
     fitted = fit_merge(merge, train, None, "cosine", 0)
     parts = shards(plan, fitted, edges)
-    # Of the inserted items one is broken at its insert and again at the rollback, one at the first, one at the second.
+    # One inserted item is broken at both its insert and the rollback, one at the insert only, one at the rollback only.
     held_back = plan.held_back.tolist()
     broken = {int(plan.operations[0].positions[2]), *held_back[:2]}
     broken_at_rollback = {*held_back[1:3]}
@@ -100,7 +100,7 @@ def test_every_state_is_searched_as_a_full_sort_ranks_it(merge: str, churn: Chur
 
 @pytest.mark.parametrize("backfilled", [1, N - 1])
 def test_fillers_of_a_nearly_empty_partition_displace_nothing(backfilled: int) -> None:
-    """Also where a merge gives every distance the same score: then only an infinite one is surely last."""
+    """Also if a merge gives every distance the same score: then only an infinite score is certain to come last."""
     plan = make_plan(np.arange(N), 2, backfilled, ChurnSettings())
     flat = ScoreMap(np.array([0.5]), np.array([0.0]))
     train = METHOD.pair(Embeddings(TRAIN, TRAIN), None)
@@ -116,7 +116,7 @@ def test_fillers_of_a_nearly_empty_partition_displace_nothing(backfilled: int) -
 
 
 def test_memory_of_items_that_left_either_partition_is_given_back() -> None:
-    """3,000 items, of which 2,500 are deleted, most of them backfilled ones."""
+    """Deletes 2,500 of 3,000 items, most of them backfilled."""
     n, rng = 3000, np.random.default_rng(6)
     gallery = {m: rng.normal(size=(n, d)).astype(np.float32) for m, d in DIMS.items()}
     plan = make_plan(np.arange(n), 2, 2000, ChurnSettings(deletes=2500))
@@ -146,13 +146,13 @@ def test_memory_of_items_that_left_either_partition_is_given_back() -> None:
 def test_an_operation_before_its_turn_is_refused() -> None:
     plan = make_plan(np.arange(N), 2, 20, ChurnSettings())
     (shard,) = shards(plan, RAW, [0, N])
-    with pytest.raises(ValueError, match="operation 1 came after only 0"):
+    with pytest.raises(ValueError, match="operation 1 is out of order: the next one is 0"):
         shard.apply(plan.operations[1], embed(plan.operations[1]))
 
 
 @pytest.mark.parametrize("kind", ["exact", "Flat", "IVF4,Flat", "HNSW8"])
 def test_searches_beside_a_writer_see_every_item_exactly_once(kind: str) -> None:
-    """Four threads search for all items while the gallery moves: each answer holds all of them, none twice."""
+    """Four threads search for all items during the backfill: each answer contains every item exactly once."""
     plan = make_plan(np.random.default_rng(5).permutation(N), 2, 1, ChurnSettings())
     (shard,) = shards(plan, RAW, [0, N], kind)
     wrong: list[str] = []

@@ -1,4 +1,4 @@
-"""Both sides of every method that can serve live depend on nothing that is not there yet."""
+"""For every method that can serve live, each side depends only on embeddings that exist at that time."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def network(method: Method) -> torch.nn.Module | None:
 
 @pytest.mark.parametrize("method", LIVE, ids=lambda method: method.name)
 def test_each_side_needs_its_own_models_alone(method: Method) -> None:
-    """The pair of all embeddings at once is the oracle."""
+    """The oracle is the pair computed from all embeddings at once."""
     fitted = network(method)
     sides = Sides(method, fitted, RAW, "cosine", {m: v.shape[1] for m, v in vectors(method, 1, 0).items()})
     query, gallery = vectors(method, 3, 2), vectors(method, 7, 3)
@@ -66,7 +66,7 @@ def test_csls_replaces_both_sides() -> None:
     [
         ("old", RAW, "backfills nothing"),
         ("offline", RAW, "backfills nothing"),
-        ("rm_naive", Merge("rrf", by_rank=True), "places"),
+        ("rm_naive", Merge("rrf", by_rank=True), "needs ranks over the whole gallery"),
     ],
 )
 def test_what_cannot_serve_item_by_item_is_refused(name: str, merge: Merge, said: str) -> None:

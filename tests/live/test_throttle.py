@@ -1,4 +1,4 @@
-"""The throttle: how much a bucket lets through, and a controller in a simulated service."""
+"""The throttle: the rate a token bucket allows, and the controller in a simulated service."""
 
 import math
 
@@ -10,7 +10,7 @@ from ray_backfill.live.throttle import P99Controller, ThrottleSettings, TokenBuc
 
 
 def test_a_bucket_lets_through_its_rate_and_a_second_more_after_idling() -> None:
-    """Every batch starts when it may; over any stretch of time no more starts than rate * (stretch + 1 s)."""
+    """Every batch starts when allowed; in any period no more than rate * (period + 1 s) items start."""
     rng = np.random.default_rng(0)
     bucket, now_s, started = TokenBucket(100, now_s=5.0), 5.0, [(5.0, 0)]
     for items in rng.integers(1, 60, 500):
@@ -34,9 +34,9 @@ def test_a_busy_bucket_gives_the_whole_rate() -> None:
 def test_a_debt_survives_a_change_of_rate() -> None:
     bucket = TokenBucket(10, now_s=0.0)
     assert bucket.reserve(50, 0.0) == 5.0
-    bucket.set_rate(20, 1.0)  # 10 of the 50 are paid
+    bucket.set_rate(20, 1.0)  # 10 of the 50 are paid off
     assert bucket.reserve(20, 1.0) == pytest.approx((40 + 20) / 20)
-    bucket.set_rate(5, 3.0)  # 40 more
+    bucket.set_rate(5, 3.0)  # the other 40 too
     assert bucket.reserve(0, 3.0) == pytest.approx(20 / 5)
 
 
@@ -63,7 +63,7 @@ def test_a_clock_that_goes_back_gives_nothing_twice() -> None:
 
 
 class Service:
-    """A queue M/M/1 whose server the backfill shares: at rate r it serves mu * (1 - r / full) queries a second.
+    """An M/M/1 queue that shares its server with the backfill: at rate r it serves mu * (1 - r / full) queries/s.
 
     The time in an M/M/1 queue is exponential with rate mu - lambda, so its p99 is ln(100) / (mu - lambda).
     """
@@ -74,17 +74,17 @@ class Service:
         self.rng = np.random.default_rng(seed)
 
     def p99_ms(self, rate: float, slower: float = 1.0) -> float:
-        """The p99 of 200 queries that were really sent."""
+        """The p99 of 200 simulated queries."""
         spare = max(self.mu * (1 - rate / self.full) - self.arrivals, 1.0)
         return float(np.quantile(self.rng.exponential(1000 * slower / spare, 200), 0.99))
 
     def rate_for(self, p99_ms: float) -> float:
-        """The rate at which the p99 is that, by the formula."""
+        """The rate at which the formula gives this p99."""
         return self.full * (1 - (self.arrivals + 1000 * math.log(100) / p99_ms) / self.mu)
 
 
 def drive(service: Service, target_ms: float, slower: dict[int, float] | None = None) -> np.ndarray:
-    """(windows, 2) rate and p99 of a backfill that does 1,800 items a second if it may."""
+    """(windows, 2) rate and p99 of a backfill that does 1,800 items per second unless throttled."""
     controller = P99Controller(ThrottleSettings(p99_ms=target_ms))
     run = []
     for window in range(service.windows):
@@ -115,7 +115,7 @@ def test_the_limit_holds_soon() -> None:
 
 
 def test_it_recovers_from_slow_queries_that_were_not_its_doing() -> None:
-    """Sixty windows of fiftyfold latency drive it to the floor, which it leaves again, and never falls below."""
+    """Sixty windows of fiftyfold latency drive the rate to the floor, never below; afterwards it recovers."""
     service = Service(1)
     rate, _ = drive(service, target_ms=20, slower=dict.fromkeys(range(100, 160), 50.0)).T
     before, after = rate[50:100].mean(), rate[220:].mean()

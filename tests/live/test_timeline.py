@@ -1,4 +1,4 @@
-"""What happened when, against plain loops over the events and numbers worked out by hand."""
+"""The timeline of a drill against plain loops over the events and numbers worked out by hand."""
 
 import math
 from itertools import pairwise
@@ -17,7 +17,7 @@ from ray_backfill.tables.drill import Checkpoint, EventRow, IncidentRow
 from ray_backfill.tables.journal import Applied, CheckpointMeasured, Entry, Incident, Started, of_type
 from ray_backfill.tables.schema import arrow_table
 
-# Two drivers, the second one warms up within the second stretch; a checkpoint each.
+# Two drivers with one checkpoint each; the second driver warms up within the second stretch.
 ENTRIES: list[Entry] = [
     Started(0.0, leg=0, warm_up_s=2.0),
     CheckpointMeasured(4.0, 0, 3.0, {}, 0, 0, 0, 0),
@@ -33,7 +33,7 @@ ENTRIES: list[Entry] = [
 
 
 def events_of(rows: list[tuple[Any, ...]]) -> pd.DataFrame:
-    """The first seven columns of each; applied operations and sizes are left open."""
+    """Events from their first seven columns; applied operations and sizes are left open."""
     return arrow_table(EventRow, [EventRow(*row, *[-1] * 4) for row in rows]).to_pandas()
 
 
@@ -41,18 +41,18 @@ EVENTS = events_of(
     [
         (1.0, 900.0, 1, True, True, 0, 0),
         (2.5, 12.0, 2, True, False, 0, 0),
-        (3.5, 300.0, 7, True, False, 2, 0),  # while the first checkpoint is measured
+        (3.5, 300.0, 7, True, False, 2, 0),  # during the first measurement
         (3.75, 400.0, 1, False, False, 0, 0),
         (4.0, 10.0, 2, True, False, 1, 0),
         (5.0, 20.0, 1, True, False, 0, 0),
         (6.5, 1000.0, 4, True, True, 0, 0),
         (8.0, 5000.0, 3, False, False, 3, 0),
         (9.5, 30.0, 2, True, False, 0, 1),
-        (10.0, 999.0, 5, True, False, 0, 0),  # while the second is measured
+        (10.0, 999.0, 5, True, False, 0, 0),  # during the second measurement
         (11.75, 5000.0, 1, False, False, 0, 0),
         (12.0, 40.0, 6, True, False, 0, 0),
         (15.0, 50.0, 8, True, False, 0, 2),
-        (16.25, 60.0, 9, True, False, 0, 0),  # after all is measured
+        (16.25, 60.0, 9, True, False, 0, 0),  # after the last measurement
     ]
 )
 
@@ -63,7 +63,7 @@ def test_a_stretch_by_hand() -> None:
     assert (found.queries, found.unanswered) == (2 + 1 + 4 + 2 + 5, 3 + 1)
     assert (found.retried, found.violations) == (1 + 3, 1)
     assert found.queries_per_s == pytest.approx((2 + 1 + 2) / (6 - 1.5)), "of 6 s, 1.5 s were warm-up"
-    # Of 10, 20, 30 and the 5000 that the unanswered one waited: places 1.5, 2.85 and 2.97.
+    # Quantiles of 10, 20, 30 and 5000 (the wait of the unanswered query) at the positions 1.5, 2.85 and 2.97.
     assert found.p50_ms == pytest.approx(25)
     assert found.p95_ms == pytest.approx(30 + 0.85 * 4970)
     assert found.p99_ms == pytest.approx(30 + 0.97 * 4970)
@@ -86,7 +86,7 @@ def test_the_last_stretch_has_no_end() -> None:
 
 
 def test_a_warm_up_counts_only_where_it_lies_within_a_stretch() -> None:
-    """That of one leg reaches into the stretch, that of another out of it into the measuring."""
+    """One leg's warm-up begins before the stretch; another's runs on into the measurement."""
     entries = [Started(2.0, 0, warm_up_s=3.0), Started(9.0, 1, warm_up_s=2.5), Started(20.0, 2, warm_up_s=2.5)]
     events = events_of([(6.0, 10.0, 12, True, False, 0, 0)])
     found = served(events, entries, Stretch(4.0, 10.0, 12.0))
@@ -101,7 +101,7 @@ def test_without_traffic_there_are_no_rates() -> None:
         assert found.queries == len(some)
 
 
-# Quarters of a second, so that requests fall on the edges of stretches, too.
+# Quarters of a second, so that some requests fall on the edges of stretches.
 QUARTERS = st.integers(0, 70).map(lambda quarters: quarters / 4)
 ROWS = st.lists(
     st.tuples(
@@ -115,7 +115,7 @@ ROWS = st.lists(
 @settings(max_examples=50, deadline=None)
 @given(rows=ROWS)
 def test_every_request_is_counted_in_one_stretch(rows: list[tuple[Any, ...]]) -> None:
-    """The stretches of a drill follow each other, as its tables have them."""
+    """The consecutive stretches of a drill, as its tables have them."""
     measured = [(0.0, 0.0), *((e.began_s, e.elapsed_s) for e in of_type(ENTRIES, CheckpointMeasured))]
     ends_s = [end for _, end in measured[1:-1]] + [math.inf]
     stretches = [
@@ -142,7 +142,7 @@ def test_the_table_of_seconds_is_a_plain_loop(rows: list[tuple[Any, ...]]) -> No
         waited = [event[1] for event in within]
         for share, value in ((0.5, row.p50_ms), (0.99, row.p99_ms)):
             np.testing.assert_allclose(value, np.quantile(waited, share) if waited else math.nan)
-        # Written down from ENTRIES by hand.
+        # Derived from ENTRIES by hand.
         assert row.items == {5: 30, 9: 20}.get(second, 0)
         assert row.is_measuring == (second in {3, 4, 10, 11, 12, 15, 16})
         assert row.is_warm_up == (second in {0, 1, 6, 7})
@@ -163,7 +163,7 @@ def test_events_of_all_files_come_in_the_order_of_their_time(tmp_path: Path) -> 
 
 
 def test_incidents_are_told_with_their_time() -> None:
-    """Operation 2 was the third to be applied, at 9.0; operation 8 never was."""
+    """Operation 2 was the third to be applied, at 9.0; operation 8 was never applied."""
     assert incidents(ENTRIES, {2: np.array([41, 17]), 8: np.array([3])}) == [
         IncidentRow(0.0, "broken image", "item 3"),
         IncidentRow(6.0, "driver restarted", "2 operations"),
@@ -175,13 +175,13 @@ def test_incidents_are_told_with_their_time() -> None:
 
 
 def test_counts_by_hand() -> None:
-    """24 items, 4 of them inserted; 20 are backfilled in fives until 15 are, and all is rolled back."""
+    """24 items, 4 of them inserted; 15 of the other 20 are backfilled in parts of five, then all is rolled back."""
     plan = make_plan(np.arange(24), 5, 5, ChurnSettings(inserts=4, deletes=8, rollback_at=0.7, seed=1))
     kinds = [operation.kind for operation in plan.operations]
     assert kinds == ["backfill", "insert", "delete"] * 3 + ["rollback"]
     inserted = [operation.positions for operation in plan.operations if operation.kind == "insert"]
     assert [len(items) for items in inserted] == [1, 1, 1]
-    # A broken image in the first backfill, an insert that never comes, and one that the old model cannot read.
+    # A broken image in the first backfill, a broken insert, and an insert that the old model cannot embed.
     broken = {0: plan.operations[0].positions[:1], 1: inserted[0], 9: np.concatenate([inserted[0], inserted[1]])}
     for applied, kept_old, n_inserted, n_deleted in (
         (0, 0, 0, 0),

@@ -1,4 +1,4 @@
-"""A results folder made by hand: three points in time, numbers that can be checked in the head."""
+"""A hand-made results folder: three moments, with numbers that are easy to check."""
 
 import json
 import math
@@ -38,7 +38,7 @@ SHIFT = {"mAP": 0.0, "CMC@1": 0.2}  # CMC@1 is mAP plus 20 points
 
 
 def many_methods(count: int = 30) -> dict[str, tuple[Any, ...]]:
-    """The five methods, and so many others whose AUC falls by 0.1 points from one to the next, from 33.9 %."""
+    """The five methods, and further ones whose AUC falls by 0.1 points from one to the next, from 33.9 %."""
     extra = {f"m{i}": (f"method {i}", (0.3, 0.33, 0.4), 0.339 - 0.001 * i, 0.34, 0.19, *SAFE) for i in range(count)}
     return METHODS | extra
 
@@ -89,7 +89,7 @@ def write_results(
 
 
 def made_traits(methods: Iterable[str], orders: Iterable[str], merges: Iterable[str]) -> Traits:
-    """What a manifest says of these names; every name but raw and random is explained by itself."""
+    """The manifest's traits of these names; every name but raw and random has a glossary entry."""
 
     def glossary(name: str) -> dict[str, str]:
         return {} if name in (*METHODS, "raw", "random", "score") else {f"word of {name}": "its meaning"}
@@ -102,7 +102,7 @@ def made_traits(methods: Iterable[str], orders: Iterable[str], merges: Iterable[
 
 
 def _differences(areas: Mapping[tuple[str, str, str, str], float]) -> list[DifferenceRow]:
-    """All pairs that differ in one thing, and all with old and new of the same order."""
+    """All pairs that differ in one respect, and all with old and new of the same order."""
     rows = []
     for a, b in product(areas, areas):
         apart = [x != y for x, y in zip(a[:3], b[:3], strict=True)]
@@ -114,7 +114,7 @@ def _differences(areas: Mapping[tuple[str, str, str, str], float]) -> list[Diffe
 
 
 def write_costs(folder: Path, query_backbone_macs: float = NAN) -> Path:
-    """What a method costs, beside results that are there: 132,900 parameters, and nobody counted the backbone."""
+    """Add costs to existing results: 132,900 parameters; the backbone was not counted."""
     rows = [
         CostRow(name, made[0], "old + new", query_backbone_macs, 132_900, 131_072, 0, 1_800_000_000, "new", NAN)
         for name, made in METHODS.items()

@@ -1,4 +1,4 @@
-"""Figures: lines carry the stored values, methods look different, files are whole pictures."""
+"""Figures: lines have the stored values, methods have distinct styles, files are complete pictures."""
 
 import io
 from pathlib import Path
@@ -85,7 +85,7 @@ def test_png_is_reproducible_and_leaves_no_global_figure(tmp_path: Path) -> None
 
 def test_subgroups_have_a_figure_and_a_section(tmp_path: Path) -> None:
     folder = write_results(tmp_path)
-    assert "Who benefits when" not in _page(folder)
+    assert "Which subgroups benefit, and when?" not in _page(folder)
     curves = pd.read_parquet(folder / "curves.parquet").query("metric == 'mAP'")
     parts = [
         curves.assign(group=group, queries=10, value=curves.value + shift)
@@ -95,7 +95,7 @@ def test_subgroups_have_a_figure_and_a_section(tmp_path: Path) -> None:
     figure = figures.subgroups_figure(read_results(folder))
     assert figure is not None
     assert len(figure.axes[0].lines) == 3
-    assert "Who benefits when" in _page(folder)
+    assert "Which subgroups benefit, and when?" in _page(folder)
 
 
 def _page(folder: Path) -> str:
@@ -104,7 +104,7 @@ def _page(folder: Path) -> str:
 
 
 def _drawn(figure: Figure) -> list[dict[str, tuple[Any, ...]]]:
-    """Of each legend, the name and look of every line."""
+    """The name and style of every line, by legend."""
     legends: list[dict[str, tuple[Any, ...]]] = []
     for axes in figure.axes:
         names = [t.get_text() for t in axes.texts if t.get_position()[0] == 0.16]
@@ -116,7 +116,7 @@ def _drawn(figure: Figure) -> list[dict[str, tuple[Any, ...]]]:
 
 def test_of_many_methods_the_best_are_drawn_and_look_the_same_everywhere(tmp_path: Path) -> None:
     known, weak = many_methods(30), [f"m{i}" for i in range(5, 30)]
-    # Those that are drawn are listed eight apart: looks by place in the list would be of one colour.
+    # The drawn methods are listed eight apart, so styles by list position would share one colour.
     names = ["rm", *weak[:7], "bct", *weak[7:14], "rm_naive"]
     methods = {name: known[name] for name in (*names, *known)}
     results = read_results(write_results(tmp_path, methods, orders=("a", "b")))
@@ -145,7 +145,7 @@ def test_oracle_orders_are_marked_in_figures_and_give_way(tmp_path: Path) -> Non
     assert set(_drawn(orders)[0]) == {"oracle_loss † order", "a order", "b order"}
     for figure, times in ((curves, 1), (orders, 1)):
         texts = [text.get_text() for axes in figure.axes for text in axes.texts]
-        assert texts.count("† upper bound: peeks at the answer") == times
+        assert texts.count("† upper bound: uses the answer") == times
     many = read_results(write_results(tmp_path, orders=("oracle_loss", *"abcd")))
     assert [v.order for v in figures.drawn_variants(many)] == ["a", "b", "c", "d"]
 

@@ -1,4 +1,4 @@
-"""Shaded tables: the right cells, and only where there is something to compare."""
+"""Heat map tables: the right cells, and only if there is something to compare."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The page: right numbers, nothing from outside, nothing that a title could smuggle in."""
+"""The page: correct numbers, no external resources, no injection through titles."""
 
 import json
 import re
@@ -156,7 +156,7 @@ def test_hundreds_of_rows_are_folded_away(tmp_path: Path) -> None:
     in_the_open = Cells()
     in_the_open.feed(re.sub(r"<details>.*?</details>", "", text, flags=re.DOTALL))
     own = [row for row in in_the_open.rows if row[0] == "method 3"]
-    # Its numbers, by order, by merge, how far behind, and whether it is safe: once each.
+    # Once each: in numbers, by order, by merge, in the differences, and in the safety table.
     assert own == [
         ["method 3", "score", "raw", "32.6", "31.6 to 33.6", "33.0", "14.0 %", "30.0", "40.0", "never", "1.0"],
         ["method 3", "33.6", "32.6", "31.6"],
@@ -185,8 +185,14 @@ def test_a_small_page_has_nothing_folded(tmp_path: Path) -> None:
 def test_costs_as_people_write_them(tmp_path: Path) -> None:
     text, cells = page(write_costs(write_results(tmp_path)))
     assert "What each method costs" in text
-    header = ["method", "models that embed a query", "other MACs a query", "other parameters", "MACs a gallery item"]
-    assert [*header, "FLOPs to fit", "models to train"] in cells.rows  # what nobody counted has no column
+    header = [
+        "method",
+        "models that embed a query",
+        "other MACs per query",
+        "other parameters",
+        "MACs per gallery item",
+    ]
+    assert [*header, "FLOPs to fit", "models to train"] in cells.rows  # uncounted costs have no column
     assert ["full RM", "old + new", "131.1 k", "132.9 k", "0", "1.8 G", "new"] in cells.rows
     _, known = page(write_costs(tmp_path, query_backbone_macs=2.5e12))
     assert ["full RM", "old + new", "2.5 T", "131.1 k", "132.9 k", "0", "1.8 G", "new"] in known.rows

@@ -1,4 +1,4 @@
-"""What is missing or contradictory is named in one line; what is there is read as it is."""
+"""Missing or contradictory input is named in one line; valid input is read unchanged."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What is shown of many rows: against plain loops over all of them."""
+"""The selection among many rows, against plain loops over all of them."""
 
 from pathlib import Path
 

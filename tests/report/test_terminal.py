@@ -12,7 +12,7 @@ from tests.report.folder import METHODS, many_methods, write_results
 
 
 def printed(folder: Path, width: int = 160) -> str:
-    """What a wide, colourless terminal shows."""
+    """The output on a wide terminal without colours."""
     console = Console(file=io.StringIO(), width=width, color_system=None)
     print_table(folder, console)
     assert isinstance(console.file, io.StringIO)

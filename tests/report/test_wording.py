@@ -1,4 +1,4 @@
-"""Numbers and sentences against cases made by hand."""
+"""Numbers and sentences against hand-made cases."""
 
 import math
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.report.folder import METHODS, many_methods, write_results
 
 
 def results_of(folder: Path, *names: str, **changed: tuple[Any, ...]) -> Results:
-    """The hand-made results with only some methods, or with others in their place."""
+    """The hand-made results with only some methods, or with replaced ones."""
     chosen = {n: v for n, v in (METHODS | changed).items() if not names or n in names or n in changed}
     return read_results(write_results(folder, methods=chosen))
 
@@ -59,7 +59,7 @@ def test_verdict_names_the_best_method(tmp_path: Path) -> None:
 
 def test_verdict_tells_of_falls(tmp_path: Path) -> None:
     assert verdict(results_of(tmp_path, "old", "new", "rm_naive")) == (
-        "RM naive reaches 20 % of the upgrade’s gain during the backfill and falls on the way, by 2.0 points at most "
+        "RM naive reaches 20 % of the upgrade’s gain during the backfill and falls at times, by at most 2.0 points "
         "from one moment to the next; mAP starts at 30.0 % (old service: 30.0 %) and ends at 50.0 % "
         "(finished upgrade: 50.0 %)."
     )
@@ -86,7 +86,7 @@ def test_verdict_when_the_new_model_is_no_better(tmp_path: Path) -> None:
 
 
 def test_verdict_without_methods_or_references(tmp_path: Path) -> None:
-    assert verdict(results_of(tmp_path, "old", "new")).startswith("No method was compared but old and new")
+    assert verdict(results_of(tmp_path, "old", "new")).startswith("Only old and new were compared")
     alone = verdict(results_of(tmp_path, "rm"))
     assert alone.endswith("mAP starts at 40.0 % and ends at 62.0 %.")
 
@@ -105,10 +105,10 @@ def test_runner_up_and_safety(tmp_path: Path) -> None:
 def test_what_an_interval_says_about_the_better_one(tmp_path: Path) -> None:
     assert surely(Difference(0.02, 0.01, 0.03)) == "better"
     assert surely(Difference(-0.02, -0.03, -0.01)) == "worse"
-    assert surely(Difference(0.02, -0.01, 0.05)) == "not told apart"
+    assert surely(Difference(0.02, -0.01, 0.05)) == "not distinguishable"
     close = dict(METHODS) | {"bct": (METHODS["bct"][0], METHODS["bct"][1], 0.52, *METHODS["bct"][3:])}
     assert runner_up(read_results(write_results(tmp_path, close))).endswith(
-        "; 1.0 points behind (95 % interval \u22121.0 to 3.0), so the two are not told apart by these queries."
+        "; 1.0 points behind (95 % interval \u22121.0 to 3.0), so these queries do not distinguish the two."
     )
 
 

@@ -1,1 +1,1 @@
-"""A live drill on Ray: its shards, its traffic, its embedding actors, and the driver that has them."""
+"""A live drill on Ray: shards, traffic, embedding actors, and the driver that runs them."""

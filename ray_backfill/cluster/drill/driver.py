@@ -1,7 +1,7 @@
-"""The driver of a drill: has items embedded, stored and applied while queries are served, and measures on the way.
+"""The driver of a drill: embeds, stores and applies items while queries are served, and measures at checkpoints.
 
-Everything that it learns goes to disk as it happens (the journal, the answers at checkpoints, the events of the
-traffic), so that a driver that was killed is continued by the next one.
+All progress is written to disk at once (the journal, the answers at checkpoints, the events of the traffic), so that a
+new driver can continue after one that was killed.
 """
 
 import sys
@@ -24,12 +24,12 @@ from ray_backfill.tables.journal import CheckpointMeasured, Finished, Journal, S
 
 
 def run_drill(job: DrillJob) -> None:
-    """Do what of the plan is not done, in a connected Ray; returns when all of it is applied and measured.
+    """Run the rest of the plan on a connected Ray; returns when every operation is applied and measured.
 
-    Leaves ``journal.jsonl``, ``parts``, ``answers`` and ``events`` in the drill's folder.
+    Writes ``journal.jsonl``, ``parts``, ``answers`` and ``events`` to the drill's folder.
 
     Raises:
-        RuntimeError: a shard did not come back, or an answer broke an invariant.
+        RuntimeError: a shard did not come back, or an answer violated an invariant.
     """
     write_targets(job.folder / "prometheus_targets.json")
     journal = Journal(job.folder)
@@ -52,7 +52,7 @@ def run_drill(job: DrillJob) -> None:
 
 
 def _backfill(driver: "Driver", measured: set[int]) -> None:
-    """Apply operation after operation as their embeddings arrive, and measure at every checkpoint."""
+    """Apply the operations in order as their embeddings arrive, and measure at every checkpoint."""
     plan, done = driver.job.plan, driver.recorder.journal.applied()
     total = sum(len(o.positions) for o in plan.operations if o.kind == "backfill")
     before = sum(len(o.positions) for o in plan.operations[:done] if o.kind == "backfill")
@@ -73,7 +73,7 @@ def _backfill(driver: "Driver", measured: set[int]) -> None:
 
 
 class Driver:
-    """The running parts of a drill, and what takes several of them."""
+    """The running parts of a drill, and the steps that involve several of them."""
 
     def __init__(self, job: DrillJob) -> None:
         self.job = job
@@ -84,7 +84,7 @@ class Driver:
         self.throttle = ThrottleLoop(job.settings.throttle, self.embedding, self.traffic, recorder)
 
     def start(self) -> None:
-        """Returns when all shards are there and the traffic has begun."""
+        """Returns when all shards are ready and the traffic has started."""
         recorder, applied = self.recorder, self.recorder.journal.applied()
         self.shards.apply(applied)
         for operation in self.job.plan.operations[:applied]:
@@ -99,7 +99,7 @@ class Driver:
         self.throttle.start()
 
     def apply(self, operation: Operation) -> None:
-        """Have an operation and all before it applied by every shard, whatever it takes, and write it down."""
+        """Apply an operation and all before it on every shard, with retries, and record it."""
         size = self.shards.apply(operation.number + 1)
         lost = self.embedding.note_broken(operation.number) if operation.has_vectors else 0
         self.recorder.applied(operation, len(operation.positions) - lost, size)
@@ -107,13 +107,13 @@ class Driver:
         self.traffic.look_after()
 
     def look_after(self, applied: int) -> None:
-        """Shards that were started again have what they had; whoever else died is noted, or raised."""
+        """Bring restarted shards up to date; record other restarted actors, and raise errors of the traffic."""
         self.shards.apply(applied)
         self.embedding.look_after()
         self.traffic.look_after()
 
     def measure(self, checkpoint: Checkpoint) -> str:
-        """Ask every query of the evaluation; keep the answers, and tell the quality in a line."""
+        """Run every evaluation query, store the answers, and return the quality as one line of text."""
         recorder, questions = self.recorder, self.job.questions
         began_s = recorder.now_s()
         answers = self.shards.answers(checkpoint, questions)
@@ -134,7 +134,7 @@ class Driver:
         return f"t = {checkpoint.t:.2f}{phase}: {named}"
 
     def close(self) -> None:
-        """Ends all that this driver has started."""
+        """Stop everything that this driver has started."""
         self.throttle.close()
         self.recorder.watch.close()
         self.traffic.close()

@@ -1,7 +1,7 @@
-"""Embeds the items of operations in the order of the backfill, by Ray Data, and stores them before any shard sees them.
+"""Embeds the items of operations in backfill order with Ray Data, and stores them before any shard sees them.
 
-As in ``embed``: numbers of operations stream to a pool of actors, an actor embeds an operation's items and writes them
-itself, and only numbers come back. A file that is there is never made twice.
+As in ``embed``, operation numbers stream to a pool of actors; an actor embeds an operation's items and writes them
+itself, and only numbers come back. An existing file is never made again.
 """
 
 import os
@@ -30,7 +30,7 @@ from ray_backfill.models.checkpoints import load_backbone
 from ray_backfill.store import read_table
 from ray_backfill.systems import FloatArray, IntArray
 
-# How much embedding actors stand back behind the other processes of their node, the shards above all.
+# Niceness of embedding actors, so that other processes of the node go first, above all the shards.
 _NICE = 10
 
 Embed = Callable[[IntArray, tuple[str, ...]], Embedded]
@@ -38,9 +38,9 @@ Embed = Callable[[IntArray, tuple[str, ...]], Embedded]
 
 @dataclass(frozen=True)
 class FromImages:
-    """Items are images. data: ``Settings`` of a source. backbones: model -> folder. gallery: table with their ids.
+    """Items are images. data: ``Settings`` of a source. backbones: model -> folder. gallery: table with the item ids.
 
-    zero_is_broken: an embedding of zeros counts as a broken image: it has no cosine distance.
+    zero_is_broken: treat a zero embedding as a broken image, as it has no cosine distance.
     """
 
     data: Any
@@ -54,14 +54,14 @@ class FromImages:
 
 @dataclass(frozen=True)
 class FromStore:
-    """Items are rows of a table that has the new embeddings already: the backfill only brings them in."""
+    """Items are rows of a table that already has the new embeddings; the backfill only moves them."""
 
     gallery: Path
 
 
 @dataclass(frozen=True)
 class EmbedJob:
-    """drill: its folder. old, new: models that embed for a rollback, and for everything else. actors: that do it."""
+    """drill: the drill's folder. old, new: models that embed for a rollback, and for all else. actors: their pool."""
 
     drill: Path
     source: FromImages | FromStore
@@ -71,9 +71,9 @@ class EmbedJob:
 
 
 class Pacer:
-    """An actor that tells embedding actors when to go on, so that all together keep to one rate.
+    """An actor that paces all embedding actors, so that together they keep to one rate.
 
-    It also counts how many of them were started: more than there should be means that some have died.
+    It also counts how many of them have started: more than expected means that some have died.
     """
 
     def __init__(self, settings: ThrottleSettings) -> None:
@@ -88,7 +88,7 @@ class Pacer:
         return self.pids
 
     def reserve(self, items: int) -> float:
-        """Seconds to wait before that many items may be embedded."""
+        """Seconds to wait before embedding this many items."""
         self.items += items
         return self.bucket.reserve(items, time())
 
@@ -101,7 +101,7 @@ class Pacer:
 
 
 def embed_operations(numbers: Sequence[int], job: EmbedJob, pacer: ActorHandle) -> Iterator[int]:
-    """Embed these operations and store them; yields each number when its file is there, about in this order."""
+    """Embed and store these operations; yields each number once its file exists, roughly in this order."""
     if not numbers:
         return
     on_gpu = isinstance(job.source, FromImages) and job.source.on_gpu
@@ -117,22 +117,22 @@ def embed_operations(numbers: Sequence[int], job: EmbedJob, pacer: ActorHandle) 
 
 
 def embed_again(number: int, job: EmbedJob) -> None:
-    """Embed one operation at once, on a CPU that nobody has set aside; returns when its file is there."""
+    """Embed one operation immediately, without reserving a CPU; returns when its file exists."""
     if isinstance(job.source, FromImages):
         job = replace(job, source=replace(job.source, on_gpu=False))
     ray.get(ray.remote(num_cpus=0)(lambda: _Embedder(job, None)({"number": number})).remote())
 
 
 def missing_parts(plan: DrillPlan, drill: Path) -> list[int]:
-    """Operations whose embeddings are not stored yet. drill: its folder."""
+    """Operations whose embeddings are not stored yet. drill: the drill's folder."""
     return [o.number for o in plan.operations if o.has_vectors and not part_path(drill, o.number).exists()]
 
 
 class _Embedder:
-    """One actor: models and source stay loaded.
+    """One embedding actor; models and source stay loaded.
 
-    One of the pool says that it has started, and lets queries go first on the CPUs that it shares. Without a pacer it
-    does not wait.
+    With a pacer (in the pool) it reports its start, runs at low CPU priority and waits for its turn; without one it
+    does none of this.
     """
 
     def __init__(self, job: EmbedJob, pacer: ActorHandle | None) -> None:
@@ -204,7 +204,7 @@ def _from_images(source: FromImages, wait: Callable[[int], None]) -> Embed:
 
 
 def _without_useless(found: Embedded, zero_is_broken: bool) -> Embedded:
-    """Items whose embedding nothing can be compared with are as good as broken: they keep what they have."""
+    """Treat items whose embedding cannot be compared as broken, so that they keep their old embedding."""
     is_finite = np.all([np.isfinite(values).all(axis=1) for values in found.vectors.values()], axis=0)
     is_zero = np.any([~values.any(axis=1) for values in found.vectors.values()], axis=0) & zero_is_broken
     good = is_finite & ~is_zero

@@ -1,4 +1,4 @@
-"""All that is needed to run a drill, as values."""
+"""The inputs of a drill, as plain values."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,9 @@ from ray_backfill.systems import FloatArray, GroundTruth
 
 @dataclass(frozen=True)
 class Questions:
-    """What users and checkpoints ask, and by what the answers are judged.
+    """The queries of users and checkpoints, and the ground truth and metrics that judge the answers.
 
-    backward, forward: (Q, d) the queries as both systems see them. k: items that an answer needs for the metrics.
+    backward, forward: (Q, d) query vectors of both systems. k: number of items that the metrics need per answer.
     """
 
     backward: FloatArray
@@ -26,7 +26,7 @@ class Questions:
 
 @dataclass(frozen=True)
 class DrillJob:
-    """name: of the drill, for who watches. folder: on storage that all nodes share."""
+    """name: the drill's name in its metrics. folder: on storage shared by all nodes."""
 
     name: str
     folder: Path

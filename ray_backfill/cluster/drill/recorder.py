@@ -1,4 +1,4 @@
-"""Writes down what happens in a drill and when: in its journal, and for whoever watches."""
+"""Records the events of a drill in its journal and its metrics."""
 
 import math
 import time
@@ -12,9 +12,9 @@ from ray_backfill.tables.journal import Applied, Incident, Journal, Started, Thr
 
 
 class Recorder:
-    """The journal of a drill, its clock, and its metrics. leg: which driver of the drill this is, from 0.
+    """The journal, clock and metrics of a drill. leg: number of this driver within the drill, from 0.
 
-    Time goes on where that of the last driver ended, as far as is known; starting up is not on the clock.
+    The clock continues from the last recorded time of the previous driver; start-up time does not count.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -26,7 +26,7 @@ class Recorder:
         self.last_applied: float | None = None
 
     def start_clock(self) -> float:
-        """Returns ``time.time`` of the moment at which the drill would have begun without interruptions."""
+        """Start the clock; returns the ``time.time`` at which the drill would have begun without interruptions."""
         self.zero = time.time() - self.before_s
         return self.zero
 
@@ -35,12 +35,12 @@ class Recorder:
         return round(self.before_s if self.zero is None else time.time() - self.zero, 3)
 
     def incident(self, what: str, detail: str) -> None:
-        """Something went wrong, and the drill goes on."""
+        """Record a fault that the drill survives."""
         self.journal.add(Incident(self.now_s(), what, detail))
         self.watch.count(watch.INCIDENTS, 1, what)
 
     def applied(self, operation: Operation, items: int, size: ShardSize) -> None:
-        """All shards have applied an operation. items: that it moved. size: of all shards together."""
+        """Record an operation applied by all shards. items: number of items moved. size: of all shards together."""
         self.journal.add(Applied(self.now_s(), operation.number + 1, operation.kind, items))
         self.watch.set(watch.PROGRESS, size.new_items / max(size.old_items + size.new_items, 1))
         for side, n_items, n_bytes in (
@@ -57,7 +57,7 @@ class Recorder:
             self.last_applied = now
 
     def throttled(self, items_per_s: float, p99_ms: float | None) -> None:
-        """The throttle allows this rate, infinite if any, for this latency of the queries."""
+        """Record the rate that the throttle allows at this latency; infinite means no limit."""
         self.watch.set(watch.THROTTLE, items_per_s)
         if math.isfinite(items_per_s):
             self.journal.add(Throttled(self.now_s(), round(items_per_s, 1), p99_ms))

@@ -1,4 +1,4 @@
-"""Asks all shards and makes one answer of theirs; what cannot be answered in time is said, never left out."""
+"""Sends a query to all shards and merges their answers; reports a missing answer instead of leaving it out."""
 
 import asyncio
 import time
@@ -14,12 +14,12 @@ from ray.actor import ActorHandle
 from ray_backfill.live.answers import Answer, ShardAnswer, is_consistent, merge_answers
 from ray_backfill.systems import IntArray
 
-# Before a shard that died is asked again.
+# Pause before retrying a shard that died.
 _PAUSE_S = 0.05
 
 
 class UnansweredError(Exception):
-    """Some shard did not answer within the deadline. retries: how often it was asked again."""
+    """A shard did not answer within the deadline. retries: number of retries over all shards."""
 
     def __init__(self, retries: int) -> None:
         super().__init__(retries)
@@ -28,10 +28,10 @@ class UnansweredError(Exception):
 
 @dataclass(frozen=True)
 class Routed:
-    """An answer of all shards. applied: the fewest and the most operations that a shard had applied.
+    """The merged answer of all shards. applied: the fewest and the most operations that a shard had applied.
 
-    old_items, new_items: in both partitions of all shards together. retries: how often a shard was asked again.
-    violations: what cannot be true of an answer: an item twice, a shard with more or fewer items than the plan says.
+    old_items, new_items: partition sizes over all shards. retries: number of retries over all shards. violations:
+    broken invariants: an item that occurs twice, or a shard with more or fewer items than planned.
     """
 
     answer: Answer
@@ -43,7 +43,7 @@ class Routed:
 
 
 class Router:
-    """shards: actors. sizes_PS: ``DrillPlan.sizes``, how many items each must have after each operation."""
+    """shards: actors. sizes_PS: ``DrillPlan.sizes``, the planned number of items after each operation, by shard."""
 
     def __init__(self, shards: Sequence[ActorHandle], sizes_PS: IntArray) -> None:
         self.shards, self.sizes_PS = shards, sizes_PS
@@ -52,7 +52,7 @@ class Router:
         """The k best items of the whole gallery. backward: (b, d), forward: (b, d') vectors of the same queries.
 
         Raises:
-            UnansweredError: not within ``deadline_s``.
+            UnansweredError: a shard did not answer within ``deadline_s``.
         """
         until = time.monotonic() + deadline_s
         retries = [0] * len(self.shards)
@@ -90,7 +90,7 @@ class Router:
                 await asyncio.sleep(_PAUSE_S)
 
     def _violations(self, answers: Sequence[ShardAnswer], merged: Answer) -> int:
-        """Every item is in exactly one partition: asserted by those who read, at every answer."""
+        """Count broken invariants of an answer: every item must be in exactly one partition."""
         sizes = np.array([a.old_items + a.new_items + a.missing_items for a in answers])
         expected = np.array([self.sizes_PS[a.applied, shard] for shard, a in enumerate(answers)])
         return int((sizes != expected).sum()) + (not is_consistent(merged))

@@ -1,4 +1,4 @@
-"""All shards of a drill as one: what is asked of them is done in the end, whoever dies meanwhile."""
+"""All shards of a drill as one unit; calls succeed even if shards die in between."""
 
 import asyncio
 import time
@@ -17,16 +17,16 @@ from ray_backfill.live.shard import ShardSize
 from ray_backfill.systems import FloatArray
 from ray_backfill.tables.drill import Checkpoint
 
-# Queries of a checkpoint that go to the shards together. Few: users ask at the same time.
+# Checkpoint queries per request to the shards; small, as users send queries at the same time.
 _BATCH = 16
-# How long a shard may take to come back before the drill is given up.
+# Seconds that a shard may take to come back before the drill is aborted.
 _PATIENCE_S = 1800.0
 
 
 class ShardSet:
-    """make_again: has the embeddings of an operation made again that a shard could not read.
+    """make_again: rebuilds the embeddings of an operation that a shard could not read.
 
-    tell: hears of incidents, as (what, in detail).
+    tell: receives incidents as (what, detail).
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ShardSet:
         self.pids: dict[int, int] = {}
 
     def apply(self, applied: int) -> ShardSize:
-        """Have the first ``applied`` operations applied by every shard; returns the size of all shards together.
+        """Apply the first ``applied`` operations on every shard; returns the size of all shards together.
 
         Raises:
             RuntimeError: a shard cannot be started, or does not come back in time.
@@ -57,14 +57,14 @@ class ShardSet:
                 except ray.exceptions.RayActorError as error:
                     if time.monotonic() > until or error.actor_init_failed:
                         raise RuntimeError(
-                            f"shard {shard} cannot be started, or took over {_PATIENCE_S:g} s"
+                            f"shard {shard} failed to start, or did not come back in {_PATIENCE_S:g} s; see Ray's logs"
                         ) from error
                     time.sleep(0.1)
                 except ray.exceptions.RayTaskError as error:
                     if not isinstance(error.cause, BadPartError):
                         raise
                     self.make_again(error.cause)
-                    break  # the others may have met the same file: ask them again
+                    break  # other shards may have failed on the same file: retry them
         return ShardSize(
             applied,
             sum(size.old_items for size in sizes.values()),
@@ -74,15 +74,15 @@ class ShardSet:
         )
 
     def answers(self, checkpoint: Checkpoint, questions: Questions) -> Answer:
-        """The answers to all queries, every shard in the state of the checkpoint. One batch after the other.
+        """The answers to all queries, one batch at a time, with every shard in the state of the checkpoint.
 
         Raises:
-            RuntimeError: an answer broke an invariant, or a shard did not come back in time.
+            RuntimeError: an answer violated an invariant, or a shard did not come back in time.
         """
         return asyncio.run(self._answers(checkpoint, questions))
 
     def close(self) -> None:
-        """The shards end; what they know is on disk."""
+        """Stop the shards; their state is on disk."""
         for actor in self.actors:
             ray.kill(actor)
 
@@ -101,12 +101,12 @@ class ShardSet:
             try:
                 routed = await self.router.search(backward, forward, k, _PATIENCE_S)
             except UnansweredError as error:
-                raise RuntimeError(f"a shard did not come back within {_PATIENCE_S:g} s") from error
+                raise RuntimeError(f"a shard did not come back within {_PATIENCE_S:g} s; see Ray's logs") from error
             if routed.violations:
                 raise RuntimeError(f"checkpoint {checkpoint.moment}: an item was lost or served twice")
             if routed.applied == (checkpoint.applied, checkpoint.applied):
                 return routed.answer
             if time.monotonic() > until:
-                raise RuntimeError(f"shards are at operations {routed.applied}, not {checkpoint.applied}")
-            # A shard that was started again may lack operations whose embeddings cannot be read.
+                raise RuntimeError(f"shards have applied {routed.applied} operations instead of {checkpoint.applied}")
+            # A restarted shard may lack operations whose embeddings cannot be read.
             await asyncio.to_thread(self.apply, checkpoint.applied)

@@ -1,7 +1,7 @@
-"""Shards of the live gallery as actors: searched by several threads while one more applies operations.
+"""Shards of the live gallery as Ray actors, searched by several threads while another one applies operations.
 
-What an actor knows is on disk: the old embeddings, the plan, the embeddings of operations and the journal. One that was
-killed is started again by Ray, reads them, and is where it was.
+An actor's state is on disk: the old embeddings, the plan, the embeddings of operations and the journal. If an actor is
+killed, Ray restarts it, and it restores its state from there.
 """
 
 import os
@@ -28,16 +28,16 @@ from ray_backfill.store import read_vectors
 from ray_backfill.systems import FloatArray
 from ray_backfill.tables.journal import Journal
 
-# Train items that indexes learn from, at most.
+# Maximum number of train items used to train indexes.
 _TRAIN_ITEMS = 50_000
 
 
 @dataclass(frozen=True)
 class ShardJob:
-    """All that a shard is made from: names and paths on storage that all nodes share.
+    """The inputs of a shard: names, and paths on storage shared by all nodes.
 
     drill: the drill's folder with plan, parts and journal. gallery, train: splits of a folder of embeddings.
-    network: folder of the method's fitted network, if it has one. dims: of the embeddings of the method's models.
+    network: folder of the method's fitted network, if it has one. dims: embedding dimension of the method's models.
     """
 
     drill: Path
@@ -58,7 +58,7 @@ class ShardJob:
 
 
 class ShardActor:
-    """See the module. ``settings`` of the actor (threads, searches side by side) are given by ``start_shards``."""
+    """One shard; see the module. ``start_shards`` sets the actor's threads and concurrent searches."""
 
     def __init__(self, job: ShardJob) -> None:
         self.job, self.plan = job, read_plan(job.drill / "plan")
@@ -71,25 +71,25 @@ class ShardActor:
             lambda first, last: read_vectors(job.gallery, first, last, old),
             self._train_vectors(sides),
         )
-        with suppress(BadPartError):  # the driver asks again, and hears of it
+        with suppress(BadPartError):  # the driver calls apply again, which reports it
             self.apply(Journal(job.drill).applied())
-        for queries in (1, 2):  # compiled code is loaded before the first query comes
+        for queries in (1, 2):  # load compiled code before the first query
             backward, forward = (np.ones((queries, dim), np.float32) for dim in map(sides.dim, SIDES))
             self.shard.search(backward, forward, 1)
 
     @ray.method(concurrency_group="search")  # type: ignore[untyped-decorator]
     def search(self, backward: NDArray[Any], forward: NDArray[Any], k: int) -> ShardAnswer:
-        """See ``Shard.search``. Arrays that come from Ray are read-only, which compiled loops are not made for."""
+        """See ``Shard.search``. Copies the arrays: those from Ray are read-only, which the kernels do not accept."""
         return self.shard.search(np.array(backward), np.array(forward), k)
 
     @ray.method(concurrency_group="write")  # type: ignore[untyped-decorator]
     def apply(self, applied: int) -> tuple[ShardSize, int]:
-        """Have the first ``applied`` operations of the plan applied; nothing to do if they are.
+        """Apply the plan's first ``applied`` operations, except those already applied.
 
-        Returns: the size of the shard, and the process that it lives in.
+        Returns: the size of the shard, and its process id.
 
         Raises:
-            BadPartError: the embeddings of an operation cannot be read; those before it are applied.
+            BadPartError: the embeddings of an operation cannot be read; the operations before it are applied.
         """
         for operation in self.plan.operations[self.shard.view.applied : applied]:
             self.shard.apply(operation, read_part(self.job.drill, operation) if operation.has_vectors else None)
@@ -108,14 +108,14 @@ class ShardActor:
 
 
 def shard_edges(n_items: int, number: int) -> list[int]:
-    """(S + 1) where the ranges of the shards begin and end."""
+    """(S + 1) boundaries of the shards' ranges."""
     return np.linspace(0, n_items, min(number, n_items) + 1).astype(int).tolist()
 
 
 def start_shards(jobs: list[ShardJob], settings: ShardSettings) -> list[ActorHandle]:
-    """One actor a job; returns at once, their first answer waits for them.
+    """Start one actor per job; returns at once, without waiting until they are ready.
 
-    An actor that dies is started again for ever, but a call to it is not repeated: whoever asks decides.
+    Ray always restarts an actor that dies, but does not repeat the call: the caller decides on that.
     """
     threads = str(settings.threads)
     variables = {f"{library}_NUM_THREADS": threads for library in ("OMP", "OPENBLAS", "MKL")}

@@ -1,4 +1,4 @@
-"""Has the items of a drill embedded ahead of what is applied, and looks after what becomes of it."""
+"""Embeds the items of a drill ahead of the driver, and handles the failures of embedding actors and files."""
 
 import logging
 import queue
@@ -17,21 +17,21 @@ from ray_backfill.live.parts import BadPartError, part_path, read_broken, read_p
 from ray_backfill.live.throttle import ThrottleSettings
 from ray_backfill.systems import IntArray
 
-# How often the embeddings of an operation are made before the drill is given up.
+# Number of times the embeddings of an operation are rebuilt before the drill is aborted.
 _ATTEMPTS = 3
-# Between two looks at the actors while embeddings are waited for; and how long the pipeline may take to stop.
+# Seconds between checks of the actors while waiting for embeddings; seconds that the pipeline may take to stop.
 _LOOK_S, _STOP_S = 1.0, 20.0
 
 
 class Arrivals:
-    """Which operations have their embeddings on disk, as the pipeline tells. drill: its folder."""
+    """Tracks which operations have their embeddings on disk. drill: the drill's folder."""
 
     def __init__(self, drill: Path) -> None:
         self.drill = drill
         self.told: queue.Queue[BaseException | int | None] = queue.Queue()
 
     def wait_for(self, number: int, meanwhile: Callable[[], None]) -> None:
-        """Returns when the file is there. meanwhile: is called every second."""
+        """Returns when the operation's file exists. meanwhile: called every second."""
         while not part_path(self.drill, number).exists():
             try:
                 told = self.told.get(timeout=_LOOK_S)
@@ -41,13 +41,13 @@ class Arrivals:
             if isinstance(told, BaseException):
                 raise told
             if told is None and not part_path(self.drill, number).exists():
-                raise RuntimeError(f"the pipeline has ended without the embeddings of operation {number}")
+                raise RuntimeError(f"the embedding pipeline ended without the embeddings of operation {number}")
 
 
 class EmbeddingSupervisor:
-    """The embedding actors with their pacer, and the files that they make.
+    """The embedding actors with their pacer, and the files that they write.
 
-    broken: operation -> positions of its items whose image could not be read. tell: hears of incidents.
+    broken: operation -> positions of its items whose image could not be read. tell: receives incidents.
     """
 
     def __init__(self, job: EmbedJob, throttle: ThrottleSettings, tell: Callable[[str, str], None]) -> None:
@@ -59,7 +59,7 @@ class EmbeddingSupervisor:
 
     @contextmanager
     def running(self, plan: DrillPlan) -> Iterator[Arrivals]:
-        """The pipeline embeds what is missing beside the driver, for the length of the block."""
+        """Embed the missing operations in the background for the duration of the block."""
         arrivals = Arrivals(self.job.drill)
 
         def run() -> None:
@@ -75,14 +75,14 @@ class EmbeddingSupervisor:
         try:
             yield arrivals
         finally:
-            # Left alone it would outlive the connection to Ray, and start a Ray of its own with its next call.
+            # A running pipeline would outlive the connection to Ray, and its next call would start another Ray.
             if thread.is_alive():
-                logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # that it fails now is meant
+                logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the failure is intended
             self.close()
             thread.join(_STOP_S)
 
     def note_broken(self, number: int) -> int:
-        """Remember which items of an operation could not be read; returns how many."""
+        """Record which items of an operation could not be read; returns their number."""
         found = read_broken(self.job.drill, number)
         self.broken.pop(number, None)
         if len(found):
@@ -90,21 +90,21 @@ class EmbeddingSupervisor:
         return len(found)
 
     def make_again(self, bad: BadPartError) -> None:
-        """Set aside the embeddings of an operation, and make them again.
+        """Set aside the embeddings of an operation, and rebuild them.
 
         Raises:
-            RuntimeError: they were made too often already.
+            RuntimeError: they have been rebuilt too often already.
         """
         self.made_again[bad.number] += 1
         if self.made_again[bad.number] > _ATTEMPTS:
-            raise RuntimeError(f"made {_ATTEMPTS} times, and still: {bad.reason}") from bad
-        self.tell("part made again", bad.reason)
+            raise RuntimeError(f"{bad.reason} (rebuilt {_ATTEMPTS} times); check the disk") from bad
+        self.tell("part rebuilt", bad.reason)
         set_aside(self.job.drill, bad.number)
         embed_again(bad.number, self.job)
         self.note_broken(bad.number)
 
     def check_parts(self, plan: DrillPlan) -> None:
-        """Read all embeddings once more, and make again what cannot be read: whoever comes later needs them."""
+        """Read all embeddings once more and rebuild unreadable ones, as later stages need them."""
         for operation in plan.operations:
             if operation.has_vectors:
                 try:
@@ -113,20 +113,20 @@ class EmbeddingSupervisor:
                     self.make_again(error)
 
     def look_after(self) -> None:
-        """Tell of embedding actors that were started again."""
+        """Report embedding actors that were restarted."""
         started = len(ray.get(self.pacer.started.remote()))
         for _ in range(self.started, started):
             self.tell("embedding actor restarted", "Ray Data started another one")
         self.started = max(self.started, started)
 
     def reserved(self) -> int:
-        """Items that the pacer has let through so far."""
+        """Number of items that the pacer has let through so far."""
         return ray.get(self.pacer.reserved.remote())
 
     def set_rate(self, items_per_s: float) -> None:
-        """How many items all actors together may embed a second from now on."""
+        """Set how many items all actors together may embed per second from now on."""
         ray.get(self.pacer.set_rate.remote(items_per_s))
 
     def close(self) -> None:
-        """Embedding actors fail without the pacer, and the pipeline with them; one that has ended does not notice."""
+        """Kill the pacer. A running pipeline then fails with its embedding actors; a finished one is not affected."""
         ray.kill(self.pacer)

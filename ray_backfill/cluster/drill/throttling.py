@@ -1,4 +1,4 @@
-"""Moves the rate of the backfill while it runs, so that queries stay as quick as they should be."""
+"""Adjusts the backfill rate while it runs, to keep the query latency below its target."""
 
 import threading
 
@@ -10,12 +10,12 @@ from ray_backfill.cluster.drill.supervisor import EmbeddingSupervisor
 from ray_backfill.cluster.drill.traffic import Traffic
 from ray_backfill.live.throttle import P99Controller, ThrottleSettings
 
-# Between two looks at the latency.
+# Seconds between two adjustments.
 _CONTROL_S = 3.0
 
 
 class ThrottleLoop:
-    """Looks at the latency of the traffic every few seconds, and sets the rate of the embedding by it."""
+    """Sets the embedding rate from the traffic's latency every few seconds."""
 
     def __init__(
         self, settings: ThrottleSettings, embedding: EmbeddingSupervisor, traffic: Traffic, recorder: Recorder
@@ -26,12 +26,12 @@ class ThrottleLoop:
         self.ended = threading.Event()
 
     def start(self) -> None:
-        """Go on until ``close``, if the settings have a target."""
+        """Run until ``close``, if the settings have a target."""
         if self.controller.settings.p99_ms:
             threading.Thread(target=self._run, daemon=True).start()
 
     def step(self) -> None:
-        """One look at the latency, and the rate that follows from it."""
+        """Measure the latency once and set the rate accordingly."""
         latencies_ms, reserved = self.traffic.recent_ms(_CONTROL_S), self.embedding.reserved()
         p99_ms = float(np.quantile(latencies_ms, 0.99)) if latencies_ms else None
         rate = self.controller.update(p99_ms, (reserved - self.reserved) / _CONTROL_S)

@@ -1,4 +1,4 @@
-"""Users: actors that send queries when their schedule says so, whenever answers come, and write each of them down."""
+"""Simulated users: actors that send queries on schedule, however fast answers arrive, and log every request."""
 
 import asyncio
 import time
@@ -19,15 +19,15 @@ from ray_backfill.systems import FloatArray, IntArray
 from ray_backfill.tables.drill import EventRow
 from ray_backfill.tables.schema import arrow_table
 
-# Events are written to disk so often.
+# Seconds between two writes of events to disk.
 _WRITE_S = 5.0
-# What ``recent`` looks back on, at most.
+# Maximum number of requests that ``recent`` looks back on.
 _RECENT = 20_000
 
 
 @dataclass(frozen=True)
 class TrafficJob:
-    """events: folder. name: of this actor's files. k: items an answer."""
+    """events: folder of the event files. name: prefix of this actor's files. k: items per answer."""
 
     settings: TrafficSettings
     actor: int
@@ -38,7 +38,7 @@ class TrafficJob:
 
 
 class TrafficActor:
-    """One stream of requests. It runs until it is told to stop."""
+    """One stream of requests, running until ``stop``."""
 
     def __init__(self, job: TrafficJob, router: Router, backward: FloatArray, forward: FloatArray) -> None:
         self.job, self.router = job, router
@@ -50,9 +50,9 @@ class TrafficActor:
         self.failure: Exception | None = None
 
     async def run(self, zero: float) -> None:
-        """Send until ``stop``; returns when all answers are there and all events are on disk.
+        """Send until ``stop``; returns when all answers have arrived and all events are on disk.
 
-        zero: ``time.time`` when the drill began. Raises what a query failed of other than time, if one did.
+        zero: ``time.time`` when the drill began. Raises the error of a query that failed other than by its deadline.
         """
         self.zero, settings = zero, self.job.settings
         began, writer = time.time(), asyncio.create_task(self._write_regularly())
@@ -67,7 +67,7 @@ class TrafficActor:
             pending.add(task)
             task.add_done_callback(pending.discard)
             if began + at_s < time.time() - 0.01:
-                await asyncio.sleep(0)  # behind schedule: answers must be taken in, too
+                await asyncio.sleep(0)  # behind schedule: let answers be processed too
         self.is_stopped = True
         await asyncio.gather(*pending)
         await writer
@@ -79,7 +79,7 @@ class TrafficActor:
         self.is_stopped = True
 
     async def recent(self, seconds: float) -> list[float]:
-        """Latencies in ms of what ended within the last ``seconds``; what was given up counts with what it waited."""
+        """Latencies in ms of requests that ended in the last ``seconds``; unanswered ones count with their wait."""
         since = time.time() - seconds
         return [latency_ms for at, latency_ms in self.recent_ms if at >= since]
 
@@ -90,7 +90,7 @@ class TrafficActor:
             routed = await self.router.search(self.backward[queries], self.forward[queries], self.job.k, left_s)
         except UnansweredError as error:
             retries = error.retries
-        except Exception as error:  # unanswered all the same; ``run`` raises it
+        except Exception as error:  # counts as unanswered; ``run`` raises it
             self.failure, self.is_stopped = error, True
         ended = time.time()
         event = EventRow(
@@ -105,7 +105,7 @@ class TrafficActor:
         )
         self.unwritten.append(event)
         self.recent_ms.append((ended, event.latency_ms))
-        # What was given up has waited at least so long: the quantiles of the latency must not hide it.
+        # An unanswered request has waited at least this long; the latency quantiles must not hide it.
         self.watch.observe(LATENCY, event.latency_ms / 1000)
         self.watch.count(QUERIES, event.queries, "answered" if event.is_answered else "unanswered")
         self.watch.count(RETRIES, event.retries)
@@ -127,7 +127,7 @@ class TrafficActor:
 
 
 class Traffic:
-    """All actors that send queries, each with a schedule of its own; none where the rate is 0."""
+    """All sending actors, each with its own schedule; none if the rate is 0."""
 
     def __init__(self, job: DrillJob, leg: int, router: Router) -> None:
         settings, questions = job.settings.traffic, job.questions
@@ -143,26 +143,26 @@ class Traffic:
         ray.get([actor.__ray_ready__.remote() for actor in self.actors])
 
     def start(self, zero: float) -> None:
-        """Send until ``stop``. zero: ``time.time`` when the drill began."""
+        """Start sending, until ``stop``. zero: ``time.time`` when the drill began."""
         self.running = [actor.run.remote(zero) for actor in self.actors]
 
     def rest(self, seconds: float) -> None:
-        """Let the traffic run alone, if there is any."""
+        """Let the traffic run without backfill, if there is any."""
         if self.actors:
             time.sleep(seconds)
 
     def recent_ms(self, seconds: float) -> list[float]:
-        """The latencies of the last ``seconds``."""
+        """The latencies in ms of the last ``seconds``."""
         found = ray.get([actor.recent.remote(seconds) for actor in self.actors])
         return [latency for some in found for latency in some]
 
     def look_after(self) -> None:
-        """Raises what stopped an actor, if anything did."""
+        """Raises the error that stopped an actor, if any."""
         if self.running:
             ray.get(ray.wait(self.running, num_returns=len(self.running), timeout=0)[0])
 
     def stop(self) -> None:
-        """Returns when all that was sent is answered or given up, and all events are on disk."""
+        """Stop sending; returns when every request is answered or timed out, and all events are on disk."""
         for actor in self.actors:
             actor.stop.remote()
         ray.get(self.running)

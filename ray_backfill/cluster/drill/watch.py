@@ -1,7 +1,7 @@
-"""What a live backfill tells Prometheus while it runs: every metric, and who writes them.
+"""The Prometheus metrics of a running live drill, and their writer.
 
-Ray exports each as ``ray_<name>`` on the metrics port of the node whose process wrote it, so a writer is made inside
-the process that measures; to make one needs no connection, to be seen does. docs/watching.md says how to look.
+Ray exports each metric as ``ray_<name>`` on the metrics port of the node whose process wrote it, so create the writer
+inside the process that measures. Creating one needs no connection to Ray, but exporting does. See docs/watching.md.
 """
 
 import json
@@ -24,12 +24,12 @@ LATENCY_BUCKETS_S = (
 )
 # fmt: on
 
-# Ray forgets a gauge that is not set again within two of its report intervals, which are one second at least.
+# Ray drops a gauge that is not set again within two of its report intervals, which are at least one second.
 _REFRESH_S = 0.5
 
 
 class Metric(NamedTuple):
-    """tag: the one that it has beside ``drill``, if any."""
+    """tag: an additional tag beside ``drill``, if any."""
 
     name: str
     kind: Literal["gauge", "counter", "histogram"]
@@ -38,34 +38,34 @@ class Metric(NamedTuple):
 
     @property
     def exported(self) -> str:
-        """As Prometheus knows it; a histogram's series have ``_bucket``, ``_sum`` and ``_count`` behind that."""
+        """The name in Prometheus; a histogram's series append ``_bucket``, ``_sum`` and ``_count``."""
         return f"ray_{self.name}{'_total' if self.kind == 'counter' else ''}"
 
     def tags(self, value: str) -> dict[str, str]:
-        """The tag with this value, as Ray wants it."""
+        """The tag with this value, in the form that Ray expects."""
         return {self.tag: value} if self.tag else {}
 
 
 PROGRESS = Metric("backfill_progress", "gauge", "Share of the gallery that is backfilled, 0 to 1")
-PARTITION_ITEMS = Metric("backfill_partition_items", "gauge", "Items that a partition serves", "partition")
+PARTITION_ITEMS = Metric("backfill_partition_items", "gauge", "Items served by a partition", "partition")
 PARTITION_BYTES = Metric("backfill_partition_bytes", "gauge", "Bytes of a partition's vectors", "partition")
 ITEMS = Metric("backfill_items", "counter", "Items re-embedded and written, repeats included")
-RATE = Metric("backfill_rate_items_per_s", "gauge", "Items backfilled a second, as the driver measures it")
+RATE = Metric("backfill_rate_items_per_s", "gauge", "Items backfilled per second, measured by the driver")
 THROTTLE = Metric(
-    "backfill_throttle_items_per_s", "gauge", "Items a second that the throttle allows; none without a limit"
+    "backfill_throttle_items_per_s", "gauge", "Items per second that the throttle allows; absent without a limit"
 )
-QUALITY = Metric("backfill_live_quality", "gauge", "Quality of the answers that users get, 0 to 1", "metric")
-INCIDENTS = Metric("backfill_incidents", "counter", "Faults seen: processes that died, writes that failed", "kind")
-LATENCY = Metric("backfill_query_latency_seconds", "histogram", "From a request's scheduled time to its end")
-QUERIES = Metric("backfill_queries", "counter", "Queries answered, and not answered by their deadline", "outcome")
-RETRIES = Metric("backfill_retries", "counter", "Requests sent again")
+QUALITY = Metric("backfill_live_quality", "gauge", "Quality of live answers at the last checkpoint, 0 to 1", "metric")
+INCIDENTS = Metric("backfill_incidents", "counter", "Faults: processes that died, writes that failed", "kind")
+LATENCY = Metric("backfill_query_latency_seconds", "histogram", "Time from a request's scheduled time to its end")
+QUERIES = Metric("backfill_queries", "counter", "Queries answered, or unanswered by their deadline", "outcome")
+RETRIES = Metric("backfill_retries", "counter", "Requests sent again after a shard died")
 METRICS = (
     PROGRESS, PARTITION_ITEMS, PARTITION_BYTES, ITEMS, RATE, THROTTLE, QUALITY, INCIDENTS, LATENCY, QUERIES, RETRIES,
 )  # fmt: skip
 
 
 class Watch:
-    """Writes the metrics of one drill. Repeats every gauge from a thread, until ``close``."""
+    """Writes the metrics of one drill. A thread sets every gauge again regularly, until ``close``."""
 
     def __init__(self, drill: str) -> None:
         self._metrics = {metric: _made(metric, drill) for metric in METRICS}
@@ -75,7 +75,7 @@ class Watch:
         threading.Thread(target=self._refresh, daemon=True).start()
 
     def set(self, gauge: Metric, value: float, tag: str = "") -> None:
-        """What a gauge shows from now on; an infinite value shows nothing."""
+        """Set a gauge; an infinite value removes it."""
         with self._lock:
             if math.isinf(value):
                 self._values.pop((gauge, tag), None)
@@ -84,16 +84,16 @@ class Watch:
                 self._metrics[gauge].set(float(value), gauge.tags(tag))
 
     def count(self, counter: Metric, by: float, tag: str = "") -> None:
-        """So many more."""
+        """Increase a counter."""
         if by:  # Ray refuses to count by 0
             self._metrics[counter].inc(by, counter.tags(tag))
 
     def observe(self, histogram: Metric, value: float) -> None:
-        """One more value of a distribution."""
+        """Add a value to a histogram."""
         self._metrics[histogram].observe(value)
 
     def close(self) -> None:
-        """The gauges disappear within two of Ray's report intervals; counters stay while their node lives."""
+        """Stop: the gauges disappear within two of Ray's report intervals, counters stay as long as their node."""
         self._closed.set()
 
     def _refresh(self) -> None:
@@ -113,10 +113,10 @@ def _made(metric: Metric, drill: str) -> Any:
 
 
 def write_targets(path: Path) -> None:
-    """Write the metrics ports of the connected Ray's nodes in Prometheus's ``file_sd_configs`` format (a .json file).
+    """Write the metrics addresses of the connected Ray's nodes, as a .json file for Prometheus's ``file_sd_configs``.
 
-    Ray's own file of this kind is written by its dashboard, and a Ray that ``session`` starts has none; its metrics
-    are exported all the same.
+    Ray's dashboard writes such a file too, but a Ray started by ``session`` has no dashboard; its metrics are exported
+    anyway.
     """
     targets = [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in ray.nodes() if node["Alive"]]
     text = json.dumps([{"labels": {"job": "ray"}, "targets": targets}])

@@ -1,9 +1,9 @@
-"""Rendered photographs of invented landmarks: any number of them, with a long tail, and nothing to download.
+"""Rendered images of synthetic landmarks: any number of them, with a long-tailed distribution and no download.
 
-A landmark is a composition of textured shapes drawn from (seed, label); an image is a view of it drawn from (seed, id).
-Nothing is stored: pixels are painted when they are read. Licence: none needed, the images are made here.
+A landmark is a composition of textured shapes determined by (seed, label); an image is a view of it determined by
+(seed, id). Nothing is stored: pixels are rendered when they are read. Licence: none needed, as images are generated.
 
-Shapes: N images of a split; B images of a batch; L landmarks; S pixels a side.
+Shapes: N images of a split; B images of a batch; L landmarks; S pixels per side.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -18,11 +18,11 @@ from ray_backfill.errors import InputError
 from ray_backfill.images import SPLITS, ImageSource, Items, Pixels
 from ray_backfill.images.draws import hash_ids
 
-# Part of the fingerprint: raise it with any change of the renderer that changes a pixel or a label.
+# Part of the fingerprint: increase it whenever a change to the renderer changes pixels or labels.
 _RENDERER_VERSION = 1
 # Ids of a split start at its position in SPLITS times this, so that no two splits share an id.
 _SPLIT_STRIDE = 1 << 40
-# Every landmark has this many images in a split, if the split is large enough.
+# Minimum number of images of a landmark in a split, if the split is large enough.
 _FEWEST = 4
 # Streams of random numbers; the renderer's are below 100.
 _LABEL_STREAM, _RANK_STREAM = 100, 101
@@ -30,16 +30,24 @@ _LABEL_STREAM, _RANK_STREAM = 100, 101
 
 @dataclass(frozen=True)
 class Settings:
-    """What to render. Class sizes fall as rank ** -zipf; difficulty scales views, light, occlusion, blur and noise."""
+    """Number, size and difficulty of the rendered images."""
 
     seed: int = 0
+    """Random seed for landmarks and images."""
     image_size: int = 32
+    """Pixels per side."""
     landmarks: int = 200
+    """Number of landmarks (classes)."""
     train_images: int = 12_000
+    """Number of train images."""
     gallery_images: int = 6_000
+    """Number of gallery images."""
     queries: int = 500
+    """Number of query images."""
     zipf: float = 0.6
+    """Exponent of the class sizes, which fall as rank ** -zipf; 0: all classes have the same size."""
     difficulty: float = 1.0
+    """Strength of changes in viewpoint and light, occlusion, blur and noise, from 0 to 3; 0: frontal views."""
 
 
 @dataclass
@@ -63,7 +71,7 @@ class _Landmarks:
         count = {"train": s.train_images, "gallery": s.gallery_images, "queries": s.queries}[split]
         ids_N = np.arange(count, dtype=np.int64) + SPLITS.index(split) * _SPLIT_STRIDE
         if split == "queries":
-            # Landmarks that stand in the gallery get the same number of queries each, so that the tail counts too.
+            # Each landmark of the gallery gets the same number of queries, so that the tail counts too.
             sizes_L = _shares(count, (self._sizes(s.gallery_images) > 0).astype(np.float64))
         else:
             sizes_L = self._sizes(count)
@@ -73,19 +81,19 @@ class _Landmarks:
         return Items(ids_N, labels_N)
 
     def _sizes(self, count: int) -> NDArray[np.int64]:
-        """(L,) int64. Ranks are drawn, so that the first half of the labels is no easier than the second."""
+        """(L,) int64. Ranks are random, so that the first half of the labels is not easier than the second."""
         s = self.settings
         rank_L = np.argsort(hash_ids(s.seed, _RANK_STREAM, np.arange(s.landmarks)), kind="stable")
         return class_sizes(count, s.landmarks, s.zipf)[rank_L]
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Pixels:
-        """Paint the rows; no image is ever broken. Cost: O(B S^2), about 0.03 ms an image of 32 pixels."""
+        """Render the rows; no image is ever broken. Cost: O(B S^2), about 0.03 ms per image of 32 pixels."""
         items = self.items(split)
         s = self.settings
         return Pixels(render(s.seed, items.ids_N[rows], items.labels_N[rows], s.image_size, s.difficulty))
 
     def names(self, split: str, rows: NDArray[np.int64]) -> list[str] | None:
-        """None: nothing is stored under a name."""
+        """None: images have no names."""
         return None
 
     def fingerprint(self) -> dict[str, Any]:
@@ -96,9 +104,9 @@ class _Landmarks:
 
 
 def class_sizes(count: int, landmarks: int, zipf: float) -> NDArray[np.int64]:
-    """(L,) int64, largest first, with sum ``count``: a floor of images each, the rest as rank ** -zipf.
+    """(L,) int64 class sizes, largest first, with sum ``count``: a minimum each, the rest by rank ** -zipf.
 
-    With fewer images than landmarks the first ``count`` get one each.
+    With fewer images than landmarks the first ``count`` landmarks get one each.
     """
     if count < landmarks:
         return (np.arange(landmarks) < count).astype(np.int64)
@@ -108,7 +116,7 @@ def class_sizes(count: int, landmarks: int, zipf: float) -> NDArray[np.int64]:
 
 
 def _shares(count: int, weights_L: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Divide ``count`` in proportion to the weights; the largest remainders, then the first, get one more."""
+    """Divide ``count`` in proportion to the weights; remainders go to the largest fractions, ties to the first."""
     exact_L = count * weights_L / weights_L.sum()
     sizes_L = np.floor(exact_L).astype(np.int64)
     more = np.argsort(sizes_L - exact_L, kind="stable")[: count - int(sizes_L.sum())]
@@ -117,7 +125,7 @@ def _shares(count: int, weights_L: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def open_source(settings: Settings) -> ImageSource:
-    """A source with train, gallery and queries. Raises InputError for counts below 1 and negative strengths."""
+    """A source with train, gallery and queries. Raises InputError for settings out of range."""
     require_counts(settings, "image_size", "landmarks", "train_images", "gallery_images", "queries")
     for name in ("zipf", "difficulty"):
         if not 0 <= getattr(settings, name) <= 3:

@@ -1,7 +1,7 @@
-"""Paints landmark scenes, image by image, as implicit shapes on a pixel grid; the rules are in scene.py.
+"""Renders landmark scenes, image by image, as implicit shapes on a pixel grid; scene.py defines their contents.
 
-Shapes: B images; n shapes; S pixels a side, top row first. All arithmetic is float32, in the order in which it is
-written: tests/datasets/_landmark_numpy.py says the same in numpy, and both give the same pixels.
+Shapes: B images; n shapes; S pixels per side, top row first. All arithmetic is float32 in the written order:
+tests/datasets/_landmark_numpy.py is the same in numpy, and both give identical pixels.
 """
 
 import numpy as np
@@ -31,9 +31,9 @@ _GROUND, _HALF, _ONE, _TWO, _ZERO = _F(GROUND), _F(0.5), _F(1), _F(2), _F(0)
 _GOLDEN, _MIX_1, _MIX_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _27, _30, _31, _BYTE = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(0xFF)
 
-# Where a view's numbers stand, side by side: the map to the world (8), sky (6), clouds (3), ground (3), and so on.
+# Offsets into a view's packed numbers: the map to the world (8), sky (6), clouds (3), ground (3), and so on.
 _SKY, _CLOUDS, _GROUND_COLOUR, _SIDE, _LIGHT, _CONTRAST, _GRADIENT, _BLUR, _NOISE = 8, 14, 17, 20, 21, 24, 25, 27, 28
-# And a shape's: x, y, width, height, taper, mirrored, opacity, colour (3), columns, courses, relief.
+# Offsets of a shape: x, y, width, height, taper, mirrored, opacity, colour (3), columns, courses, relief.
 _WIDTH, _HEIGHT, _TAPER, _MIRRORED, _OPACITY, _COLOUR, _COLUMNS, _COURSES, _RELIEF = 2, 3, 4, 5, 6, 7, 10, 11, 12
 
 
@@ -54,7 +54,7 @@ def render(
 
 
 def _packed(shapes: Shapes) -> tuple[NDArray[np.int64], Floats]:
-    """Kinds (B, n), and all other fields side by side (B, n, K)."""
+    """Kinds (B, n), and all other fields concatenated (B, n, K)."""
     columns = [field if field.ndim == 3 else field[..., None] for field in shapes[1:]]
     return shapes.kind, np.concatenate(columns, axis=2, dtype=np.float32)
 
@@ -72,7 +72,7 @@ def _paint_images(
     front_BnK: Array,
     grain_B: Array,
 ) -> None:
-    """step: distance of two pixels on the screen."""
+    """Render all images. step: distance between two pixels on the screen."""
     size = len(screen_x_SS)
     x_SS, y_SS = np.empty((size, size), np.float32), np.empty((size, size), np.float32)
     planes, spare_SS = np.empty((3, size, size), np.float32), np.empty((size, size), np.float32)
@@ -109,7 +109,7 @@ def _to_world(x_SS: Array, y_SS: Array, screen_x_SS: Array, screen_y_SS: Array, 
     for row in range(len(x_SS)):
         xs, ys, screen_xs, screen_y = x_SS[row], y_SS[row], screen_x_SS[row], screen_y_SS[row, 0]
         for i in range(len(xs)):
-            # At a high difficulty the horizon of the projection could enter the picture; nothing is beyond it.
+            # At high difficulty the projection's horizon could enter the picture; there is nothing beyond it.
             depth = _ONE + m[6] * screen_xs[i] + m[7] * screen_y
             depth = depth if depth > _F(0.2) else _F(0.2)
             xs[i] = (m[0] * screen_xs[i] + m[1] * screen_y + m[2]) / depth
@@ -144,7 +144,7 @@ def _backdrop(planes: Array, x_SS: Array, y_SS: Array, view: Array, pixel: np.fl
 def _paint(
     planes: Array, x_SS: Array, y_SS: Array, kind: int, shape: Array, pixel: np.float32, side: np.float32
 ) -> None:
-    """Paint one shape over ``planes``; rows that it does not touch stay as they are."""
+    """Paint one shape over ``planes``; rows that it does not touch stay unchanged."""
     opacity = shape[_OPACITY]
     if not opacity > _ZERO:
         return
@@ -181,7 +181,7 @@ def _paint(
 def _outside(
     out_S: Array, kind: int, u_S: Array, v_S: Array, width: np.float32, height: np.float32, taper: np.float32
 ) -> None:
-    """How far a point lies outside of a shape, roughly, in world units; negative inside. (u, v) is -1..1 in its box."""
+    """Approximate distance of points from a shape in world units, negative inside. (u, v) is -1..1 in its box."""
     smaller = width if width < height else height
     if kind == ELLIPSE:
         for i in range(len(out_S)):
@@ -206,7 +206,7 @@ def _outside(
 def _outside_block(
     out_S: Array, kind: int, u_S: Array, v_S: Array, width: np.float32, height: np.float32, taper: np.float32
 ) -> None:
-    """Of a block with straight or leaning walls, of one in three steps, and of one with a gate in it."""
+    """The same for a block with straight or leaning walls, in three steps (STEPS), or with a gate (ARCH)."""
     for i in range(len(out_S)):
         if kind == STEPS:
             terrace = np.floor(_F(1.5) * _clip(v_S[i], -_ONE, _F(0.99)) + _F(1.5))  # 0, 1, 2
@@ -234,7 +234,7 @@ def _expose(plane: Array, screen_x_SS: Array, screen_y_SS: Array, view: Array, l
 
 @kernel
 def _blur(plane: Array, spare: Array, weight: np.float32) -> None:
-    """Each pass mixes every pixel with its neighbours; more passes for larger images, so that all look alike."""
+    """Each pass mixes every pixel with its neighbours; larger images get more passes, to look equally blurred."""
     size = len(plane)
     if weight == _ZERO:
         return
@@ -254,7 +254,7 @@ def _blur(plane: Array, spare: Array, weight: np.float32) -> None:
 
 @kernel
 def _develop(out_SSC: Array, planes: Array, noise: np.float32, grain: np.uint64) -> None:
-    """Add grain (the sum of two random bytes a colour: triangular) and round to uint8."""
+    """Add grain (per colour the sum of two random bytes, a triangular distribution) and round to uint8."""
     size = planes.shape[1]
     for row in range(size):
         for i in range(size):

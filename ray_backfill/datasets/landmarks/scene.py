@@ -1,8 +1,8 @@
-"""What stands in a landmark photograph: shapes of the landmark, of its surroundings, and the view of it.
+"""The contents of a landmark image: shapes of the landmark and its surroundings, and the view of them.
 
-World coordinates: x to the right, y up, the landmark between -1 and 1, its feet on GROUND. Shapes: B images; n shapes.
-Only + - * / and comparisons are used here and in the renderer: IEEE defines their results to the last bit, so an image
-is the same in any batch and on any machine (sin and exp are not).
+World coordinates: x to the right, y up, the landmark between -1 and 1, its base at GROUND. Shapes: B images; n shapes.
+This module and the renderer use only + - * / and comparisons, whose results IEEE defines to the last bit, so an image
+is the same in any batch and on any machine (unlike with sin and exp).
 """
 
 from typing import NamedTuple
@@ -64,7 +64,7 @@ _CLUTTER = np.array(
 
 
 class Shapes(NamedTuple):
-    """Shapes in painting order. All (B, n) float32 but kind (B, n) int64 and colour (B, n, 3) float32 in 0..1."""
+    """Shapes in painting order. All (B, n) float32 except kind (B, n) int64 and colour (B, n, 3) float32 in 0..1."""
 
     kind: NDArray[np.int64]
     x: Floats  # centre; world units
@@ -72,22 +72,22 @@ class Shapes(NamedTuple):
     width: Floats  # half of the extent; world units
     height: Floats
     taper: Floats  # 0: straight walls, 1: a point
-    mirrored: Floats  # 1: drawn at -x too
+    mirrored: Floats  # 1: also drawn at -x
     opacity: Floats  # 0: absent
     colour: Floats
     columns: Floats  # texture: cycles per world unit across and up
     courses: Floats
-    relief: Floats  # how dark the texture's dark parts are
+    relief: Floats  # contrast of the texture
 
 
 class View(NamedTuple):
-    """One photographer's choice for each image; all (B, n) float32, n in brackets."""
+    """Camera and light of each image; all (B, n) float32, n in brackets."""
 
     to_world: Floats  # [8] rows of the projective map screen -> world, the last entry being 1
     sky: Floats  # [6] colour at the horizon, colour overhead
     clouds: Floats  # [3] shift x, shift y, strength
     ground: Floats  # [3] colour
-    side: Floats  # [1] which side the light comes from: -1..1
+    side: Floats  # [1] direction of the light: -1..1
     light: Floats  # [3] gain of each colour
     contrast: Floats  # [1]
     gradient: Floats  # [2] change of brightness across and up
@@ -100,7 +100,7 @@ def _between(low: float, high: float, u: Floats) -> Floats:
 
 
 def _between_each(ranges: tuple[tuple[float, float], ...], which: NDArray[np.int64], u: Floats) -> Floats:
-    """``_between`` the ends of one of these ranges for each number."""
+    """``_between`` with one of these ranges chosen for each number."""
     return np.choose(which, [_between(low, high, u) for low, high in ranges])
 
 
@@ -114,7 +114,7 @@ def _pick(colours: Floats, u: Floats) -> Floats:
 
 
 def _texture(u_BnK: Floats, strength: float = 1.0) -> dict[str, Floats]:
-    """Columns, courses and relief of Shapes: plain, columns, courses or windows."""
+    """The texture fields of Shapes: plain, columns, courses or windows."""
     columns = _between(1.5, 4.5, u_BnK[..., 0]) * (u_BnK[..., 1] < 0.65)
     courses = _between(1.5, 4.5, u_BnK[..., 2]) * (u_BnK[..., 3] < 0.65)
     patterned = (columns > 0) | (courses > 0)
@@ -179,7 +179,7 @@ def _body(u: Floats) -> _Part:
 
 
 def _crown(u: Floats, body: _Part) -> _Part:
-    # What the body carries must not be wider than the body is up there.
+    # The crown must not be wider than the top of the body.
     round_top = (body.kind == DOME) | (body.kind == RING)
     ledge = body.width * np.where(round_top, np.float32(0.35), 1.02 - 0.85 * body.taper)
     kind = _choose((BLOCK, BLOCK, DOME, DOME, STEPS), u[:, 0])
@@ -222,7 +222,7 @@ def _ornament(u: Floats, body: _Part, crown: _Part) -> _Part:
 
 
 def _landmark_colours(seed: int, labels_B: NDArray[np.int64]) -> Floats:
-    """(B, 6, 3): two stones, a roof, a dark gate and a bright ornament, each a shade of its own."""
+    """(B, 6, 3) colours: two stones, a roof, a dark gate and a bright ornament, each in its own shade."""
     u = uniform(seed, _PALETTE, labels_B, 8 + 18)
     stone, other, roof = _pick(_STONES, u[:, 0]), _pick(_STONES, u[:, 1]), _pick(_ROOFS, u[:, 2])
     wing = np.where(u[:, 3:4] < 0.6, stone, other)
@@ -234,7 +234,7 @@ def _landmark_colours(seed: int, labels_B: NDArray[np.int64]) -> Floats:
 
 
 def behind_shapes(seed: int, ids_B: NDArray[np.int64]) -> Shapes:
-    """Three hills, trees and houses on the horizon: what is behind a landmark depends on where one stands."""
+    """Three hills or houses on the horizon; they depend on the image, as the background depends on the viewpoint."""
     u = uniform(seed, _BEHIND, ids_B, 3 * 14).reshape(-1, 3, 14)
     kind = _choose((ELLIPSE, ELLIPSE, BLOCK, BLOCK, STEPS), u[..., 0])
     wide = kind == ELLIPSE
@@ -256,7 +256,7 @@ def behind_shapes(seed: int, ids_B: NDArray[np.int64]) -> Shapes:
 
 
 def front_shapes(seed: int, ids_B: NDArray[np.int64], difficulty: float) -> Shapes:
-    """Three things that stand in the way (trees, poles, people, walls), in screen coordinates."""
+    """Three occluding objects (trees, poles, people, walls), in screen coordinates."""
     u = uniform(seed, _FRONT, ids_B, 3 * 14).reshape(-1, 3, 14)
     kind = _choose((ELLIPSE, BLOCK, ELLIPSE, BLOCK), u[..., 0])
     slot = (u[..., 0] * 4).astype(np.int64)  # tree, pole, person, wall
@@ -279,13 +279,13 @@ def front_shapes(seed: int, ids_B: NDArray[np.int64], difficulty: float) -> Shap
 
 
 def views(seed: int, ids_B: NDArray[np.int64], labels_B: NDArray[np.int64], difficulty: float) -> View:
-    """Where the camera stands, the light, and what the camera does to the picture."""
+    """Viewpoint, light and camera effects of each image."""
     u = uniform(seed, _VIEW, ids_B, 40)
-    signed = (2 * u - 1) * np.float32(difficulty)  # grows with the difficulty; 0 is the view from the front
-    tangent = 0.11 * signed[:, 0]  # of half the angle of rotation: no cosine is needed
+    signed = (2 * u - 1) * np.float32(difficulty)  # grows with the difficulty; 0 is the frontal view
+    tangent = 0.11 * signed[:, 0]  # tangent of half the rotation angle, which avoids a cosine
     cosine, sine = (1 - tangent * tangent) / (1 + tangent * tangent), 2 * tangent / (1 + tangent * tangent)
-    # At the default difficulty up to 1.4 times as near or as far.
-    # Divided on the near side, so that no difficulty turns the picture inside out.
+    # Up to 1.4 times nearer or farther at the default difficulty.
+    # The near side is a division, so that no difficulty inverts the picture.
     scale = np.where(signed[:, 1] > 0, 1 + 0.4 * signed[:, 1], 1 / (1 - 0.4 * signed[:, 1]))
     squash = 1 + 0.35 * np.maximum(signed[:, 2], 0)
     shear = 0.2 * signed[:, 3]

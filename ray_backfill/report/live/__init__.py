@@ -1,4 +1,4 @@
-"""From the folder of a live drill to what people read: curves.png, report.html, a table. Recomputes no quality."""
+"""Reports of a live drill's folder: curves.png, report.html and a table in the terminal. Recomputes no quality."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ __all__ = ["Drill", "print_live_table", "read_drill", "verdict", "write_live_rep
 def write_live_report(folder: Path) -> None:
     """Write ``curves.png`` and a self-contained ``report.html`` next to the tables in ``folder``.
 
-    Each file appears whole or not at all; an older one is replaced.
+    Each file is written atomically and replaces an older one.
 
     Raises:
         InputError: the folder, a file or a column is missing.
@@ -27,7 +27,7 @@ def write_live_report(folder: Path) -> None:
 
 
 def print_live_table(folder: Path, console: Console | None = None) -> None:
-    """Print one row per checkpoint with quality, latency and rates, and below it what they mean.
+    """Print one row per checkpoint with quality, latency and rates, and the verdict below.
 
     Raises:
         InputError: the folder, a file or a column is missing.

@@ -1,4 +1,4 @@
-"""The checkpoints as a table of texts; a column stands only where it says something."""
+"""The checkpoints as a table of strings; uninformative columns are left out."""
 
 from collections.abc import Callable
 
@@ -7,13 +7,13 @@ from ray_backfill.report.live.numbers import count, duration, megabytes, millise
 from ray_backfill.report.wording import percent
 from ray_backfill.tables.drill import CheckpointRow, QualityRow
 
-SPACE = "\u00a0"  # a heading breaks elsewhere
-# Heading, whether the column says something, and the cell of a row.
+SPACE = "\u00a0"  # keeps a heading from breaking here
+# Heading, whether the column is shown, and the cell of a row.
 Column = tuple[str, bool, Callable[[CheckpointRow, QualityRow], str]]
 
 
 def checkpoint_table(drill: Drill) -> tuple[list[str], list[list[str]]]:
-    """Headings, and a row a checkpoint: quality by the primary metric in per cent, differences in points."""
+    """Headings, and one row per checkpoint: quality in the primary metric in per cent, differences in points."""
     approximate, traffic = not drill.facts.is_exact, drill.has_traffic
     columns: list[Column] = [
         ("t", True, lambda c, q: where(c)),
@@ -45,7 +45,7 @@ def checkpoint_table(drill: Drill) -> tuple[list[str], list[list[str]]]:
 
 
 def metric_table(drill: Drill, metric: str) -> tuple[list[str], list[list[str]]]:
-    """Headings, and a row a checkpoint: the quality alone, with every digit that decides."""
+    """Headings, and one row per checkpoint: quality only, with more digits."""
     names, rows = ["t", "live", "exact", f"live −{SPACE}exact", "replayed", f"live −{SPACE}replayed"], []
     for checkpoint, q in zip(drill.checkpoints, drill.quality[metric], strict=True):
         promised = drill.promised(checkpoint, metric)
@@ -55,5 +55,5 @@ def metric_table(drill: Drill, metric: str) -> tuple[list[str], list[list[str]]]
 
 
 def where(checkpoint: CheckpointRow) -> str:
-    """How a row is called: its progress; a rollback's by what it is."""
+    """The label of a row: its progress, marked if it follows a rollback."""
     return f"{progress(checkpoint)}, rolled back" if checkpoint.is_rollback else progress(checkpoint)

@@ -26,11 +26,11 @@ Floats = npt.NDArray[np.float64]
 KeyT = TypeVar("KeyT")
 
 AGAIN = "run the live drill again"
-SAME_T = 1e-6  # progress this close is the same: a millionth of a gallery is no item, or few
+SAME_T = 1e-6  # tolerance for equal progress: a millionth of a gallery is at most a few items
 
 
 class Gap(NamedTuple):
-    """A difference of two shares, and where it is."""
+    """A difference of two shares, with its metric and checkpoint."""
 
     size: float
     metric: str
@@ -41,8 +41,8 @@ class Gap(NamedTuple):
 class Drill:
     """The folder of a live drill in memory.
 
-    quality: by metric, in the order of the checkpoints. replayed: by (metric, serving), sorted by progress. timeline
-    and incidents are in the order of time. settings: of the stage, as its manifest has them.
+    quality: by metric, in checkpoint order. replayed: by (metric, serving), sorted by progress. timeline and incidents
+    are sorted by time. settings: the settings in the drill's manifest.
     """
 
     checkpoints: tuple[CheckpointRow, ...]
@@ -55,7 +55,7 @@ class Drill:
 
     @property
     def primary(self) -> str:
-        """The metric by which the drill is judged."""
+        """The primary metric."""
         return self.facts.primary_metric
 
     @cached_property
@@ -66,12 +66,12 @@ class Drill:
 
     @property
     def rolled_back(self) -> bool:
-        """Whether the drill went back to the old model."""
+        """Whether the drill was rolled back to the old model."""
         return self.facts.rolled_back or any(c.is_rollback for c in self.checkpoints)
 
     @property
     def forward(self) -> list[CheckpointRow]:
-        """The checkpoints of the backfill itself, without those of a rollback."""
+        """The checkpoints of the backfill itself, without a rollback."""
         return [c for c in self.checkpoints if not c.is_rollback]
 
     def total(self, count: Callable[[CheckpointRow], int]) -> int:
@@ -80,7 +80,7 @@ class Drill:
 
     @property
     def sent(self) -> int:
-        """All queries of the traffic, answered or not."""
+        """Number of traffic queries, answered or not."""
         return self.total(lambda c: c.queries + c.unanswered)
 
     @property
@@ -89,9 +89,9 @@ class Drill:
         return self.sent > 0 or any(second.queries for second in self.timeline)
 
     def promised(self, checkpoint: CheckpointRow, metric: str) -> float:
-        """What the replay says for a checkpoint, where it says anything; else NaN.
+        """The replayed quality at a checkpoint; NaN if there is none.
 
-        Nothing of a rollback, nor of a gallery that changed by more than the backfill.
+        There is none after a rollback, nor if items were inserted or deleted.
         """
         curve = self.replayed.get((metric, "backfill"))
         if checkpoint.is_rollback or curve is None:
@@ -100,11 +100,11 @@ class Drill:
         return nearest.value if abs(nearest.t - checkpoint.t) <= SAME_T else math.nan
 
     def off_exact(self) -> list[Gap]:
-        """Live minus exact for every metric and checkpoint where the metric is defined."""
+        """Live minus exact quality, for every metric and checkpoint where it is defined."""
         return self._gaps(lambda row, checkpoint: row.exact)
 
     def off_promise(self) -> list[Gap]:
-        """Live minus replayed for every metric and checkpoint that the replay knows."""
+        """Live minus replayed quality, for every metric and checkpoint that the replay covers."""
         return self._gaps(lambda row, checkpoint: self.promised(checkpoint, row.metric))
 
     def _gaps(self, reference: Callable[[QualityRow, CheckpointRow], float]) -> list[Gap]:
@@ -113,13 +113,13 @@ class Drill:
             for row, checkpoint in zip(self.quality[metric], self.checkpoints, strict=True):
                 wanted = reference(row, checkpoint)
                 if not math.isnan(wanted):
-                    # What should be there and is not is the largest gap there can be.
+                    # A missing live value counts as an infinite gap.
                     found.append(Gap(math.inf if math.isnan(row.live) else row.live - wanted, metric, checkpoint))
         return found
 
     @cached_property
     def missing(self) -> list[tuple[CheckpointRow, int]]:
-        """Checkpoints at which the partitions do not add up to the gallery, and by how many items too few."""
+        """Checkpoints where the partitions do not add up to the gallery, with the number of missing items."""
         first = self.checkpoints[0]
         start = first.items - first.inserted + first.deleted
         if not self.facts.has_churn:
@@ -135,7 +135,7 @@ def read_drill(folder: Path) -> Drill:
         InputError: the folder, a file, a column or a key is missing, or the files contradict each other.
     """
     if not folder.is_dir():
-        raise InputError(f"no folder of a live drill at {folder}: give RUN/live of a run that had one")
+        raise InputError(f"no folder of a live drill at {folder}: give the folder RUN/live of a drill")
 
     def rows(name: str, row_type: type[RowT], by: Callable[[RowT], Any], may_be_empty: bool = False) -> list[RowT]:
         table = read_table(folder / f"{name}.parquet", row_type, AGAIN, may_be_empty)

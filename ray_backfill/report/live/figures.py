@@ -1,4 +1,4 @@
-"""Quality, partitions and recall of a live drill over progress; the timeline has a file of its own."""
+"""Figures of quality, partitions and recall of a live drill over progress; panels.py draws the timeline."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,11 +15,11 @@ OLD, NEW = Style(FAINT, ":", "", 1.8, 1), Style(FAINT, "--", "", 1.8, 1)
 LIVE, EXACT = Style(LIVE_COLOUR, "", "o", 1.5, 4), Style(EXACT_COLOUR, "", "D", 1.5, 3)
 BACK = Style(COLOURS[6], "", "X", 1.5, 5)
 PANEL_IN = 3.1
-MAX_LABELS = 12  # names below bars that do not touch
+MAX_LABELS = 12  # bar labels that fit without touching
 
 
 def quality_figure(drill: Drill) -> Figure:
-    """The figure to look at first: live quality as dots on the replayed line, a panel per metric."""
+    """The main figure: live quality as dots on the replayed curve, one panel per metric."""
     figure = blank_figure(PANEL_IN * len(drill.metrics))
     grid = figure.add_gridspec(len(drill.metrics), 2, width_ratios=(2.55, 1))
     for index, metric in enumerate(drill.metrics):
@@ -45,7 +45,7 @@ def quality_figure(drill: Drill) -> Figure:
 
 
 def partitions_figure(drill: Drill) -> Figure:
-    """How many items and bytes each partition holds, a bar a checkpoint."""
+    """Items and bytes of each partition, one bar per checkpoint."""
     figure = blank_figure(2.8)
     plots = figure.subplots(1, 2)
     c = drill.checkpoints
@@ -69,12 +69,12 @@ def partitions_figure(drill: Drill) -> Figure:
 
 
 def recall_figure(drill: Drill) -> Figure | None:
-    """The share of the exact answer that approximate indexes find, by side; None where they are exact."""
+    """Recall of approximate indexes by side; None if the indexes are exact."""
     if drill.facts.is_exact:
         return None
     figure = blank_figure(2.7)
     plot, side = figure.subplots(1, 2, width_ratios=(2.55, 1))
-    dress(plot, "Recall: the share of the exact answer that the live one has", "recall (%)")
+    dress(plot, "Recall: the share of the exact answer that the live answer contains", "recall (%)")
     plot.set_xlim(-2, 102)
     entries = []
     t = np.array([c.t for c in drill.forward])

@@ -1,4 +1,4 @@
-"""The page of a live drill as one HTML file that needs nothing else."""
+"""The page of a live drill as one self-contained HTML file."""
 
 from ray_backfill.report.live import figures, panels, sentences, situations
 from ray_backfill.report.live.checkpoint_table import checkpoint_table, metric_table
@@ -6,11 +6,11 @@ from ray_backfill.report.live.drill_folder import Drill
 from ray_backfill.report.live.numbers import count, duration, megabytes, milliseconds, rate
 from ray_backfill.report.parts import bind, data_facts, data_uri, flatten, page_environment, picture
 
-MANY_INCIDENTS = 20  # beyond this many the list is folded away, but for the first ones
+MANY_INCIDENTS = 20  # only this many incidents are shown without unfolding
 
 
 def render(drill: Drill, curves_png: bytes) -> str:
-    """The page. ``curves_png`` is what stands beside it as curves.png, so that the two never differ."""
+    """The HTML page. ``curves_png``: content of curves.png, so that the page and the file never differ."""
     data, template = drill.facts.data, page_environment().get_template("live/live.html.jinja")
     return template.render(
         drill=drill,
@@ -38,7 +38,7 @@ def render(drill: Drill, curves_png: bytes) -> str:
 
 
 def _bound(sentence: str) -> str:
-    """Keeps numbers and their unit on one line."""
+    """Keep numbers and their unit on one line."""
     for unit in ("ms", "min", "s", "h", "points"):
         for end in (" ", ".", ",", ";", ")"):
             sentence = sentence.replace(f" {unit}{end}", f"\u00a0{unit}{end}")
@@ -46,7 +46,7 @@ def _bound(sentence: str) -> str:
 
 
 def _facts(drill: Drill) -> dict[str, str]:
-    """The numbers to see first."""
+    """The key figures at the top of the page."""
     last, forward = drill.checkpoints[-1], drill.forward
     facts = {"items at the end": count(last.items)}
     if forward:
@@ -58,23 +58,21 @@ def _facts(drill: Drill) -> dict[str, str]:
         facts["unanswered"] = count(drill.total(lambda c: c.unanswered))
     facts["violations"] = count(drill.total(lambda c: c.violations))
     facts["incidents"] = count(len(drill.incidents))
-    facts["judged by"] = drill.primary
+    facts["primary metric"] = drill.primary
     if drill.facts.created:
         facts["run"] = drill.facts.created.replace("T", " ")[:19]
     return facts
 
 
 def _alarms(drill: Drill) -> list[str]:
-    """What must not be overlooked, a line a checkpoint."""
-    broken = [
-        (c, f"{count(c.violations)} answers broke a law of the service") for c in drill.checkpoints if c.violations
-    ]
+    """Alarms, one line per checkpoint."""
+    broken = [(c, f"{count(c.violations)} answers violated an invariant") for c in drill.checkpoints if c.violations]
     missing = [(c, f"the partitions serve {sentences.wrong_number(items)}") for c, items in drill.missing]
     return [_bound(f"At {sentences.moment(checkpoint)}: {what}.") for checkpoint, what in broken + missing]
 
 
 def _situations(drill: Drill) -> list[list[str]]:
-    """What a typical second was like before, during and after the backfill; [] where there was no traffic."""
+    """Rows for a typical second before, during and after the backfill; [] without traffic."""
     if not drill.has_traffic:
         return []
     lines = []

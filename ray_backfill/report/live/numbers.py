@@ -1,4 +1,4 @@
-"""Numbers of a live drill as people write them, for the terminal and the HTML alike."""
+"""Formats the numbers of a live drill, for both the terminal and the HTML page."""
 
 import math
 
@@ -7,31 +7,31 @@ from ray_backfill.tables.drill import CheckpointRow
 
 
 def count(number: float) -> str:
-    """A number of things: "12,345"; an en dash where there is none."""
+    """A count: "12,345"; an en dash if it is undefined."""
     return f"{number:,.0f}" if math.isfinite(number) else NOTHING
 
 
 def rate(number: float) -> str:
-    """Things per second with three digits: "520", "49.8", "0.25"; an en dash where there is none."""
+    """A rate per second with three digits: "520", "49.8", "0.25"; an en dash if it is undefined."""
     if not math.isfinite(number):
         return NOTHING
     return f"{number:,.0f}" if number >= 99.95 or number == 0 else f"{number:.3g}"
 
 
 def milliseconds(number: float) -> str:
-    """A latency without its unit: "41", "4.2"; an en dash where nothing was asked."""
+    """A latency without its unit: "41", "4.2"; an en dash if it is undefined."""
     if not math.isfinite(number):
         return NOTHING
     return f"{number:,.0f}" if number >= 9.95 else f"{number:.1f}"
 
 
 def megabytes(size: float) -> str:
-    """Bytes in millions, without the unit: "51.2"."""
+    """Bytes as megabytes, without the unit: "51.2"."""
     return f"{size / 1e6:,.0f}" if size >= 99.95e6 else f"{size / 1e6:.1f}"
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it: "8.5 s", "42 s", "3 min 12 s", "2 h 5 min"."""
+    """A duration: "8.5 s", "42 s", "3 min 12 s", "2 h 5 min"."""
     if not math.isfinite(seconds):
         return NOTHING
     if seconds < 9.95:
@@ -45,7 +45,7 @@ def duration(seconds: float) -> str:
 
 
 def points(share: float) -> str:
-    """A difference of two shares in points, with its sign: "0" only where they are equal, else never rounded to it."""
+    """A difference of two shares in points, with its sign; "0" only if they are equal, never by rounding."""
     if not math.isfinite(share):
         return NOTHING
     if share == 0:

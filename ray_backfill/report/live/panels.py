@@ -1,4 +1,4 @@
-"""The drill over time: incidents, latency, queries and backfill, one below the other on one axis of time."""
+"""The drill over time: incidents, latency, queries and backfill as stacked panels with a common time axis."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,11 +17,11 @@ from ray_backfill.report.live.numbers import milliseconds, rate
 from ray_backfill.report.live.situations import DURING, median, situations
 from ray_backfill.tables.drill import SecondRow
 
-MAX_POINTS = 450  # a line of more is not finer, only darker
-WIDE = 12.0  # from the lowest to the highest: beyond this the scale is logarithmic
+MAX_POINTS = 450  # more points make a line darker, not finer
+WIDE = 12.0  # ratio of the highest to the lowest latency beyond which the scale is logarithmic
 RED, SHADE, MARK = "#b3261e", "#eceef3", "#c9ceda"
 PANEL_IN, KIND_IN, TITLE_IN, AXIS_IN = 1.75, 0.22, 0.5, 0.55
-COLUMNS_IN = ((0.75, 5.7), (7.15, 1.75))  # where the panels and their legends start, and how wide they are
+COLUMNS_IN = ((0.75, 5.7), (7.15, 1.75))  # (left edge, width) of the panels and of their legends
 MAX_KINDS = 8
 P50, P99 = Style(COLOURS[0], "-", "", 1.4, 3), Style(COLOURS[1], "-", "", 1.4, 3)
 ANSWERED, UNANSWERED = Style(COLOURS[0], "-", "", 1.4, 3), Style(RED, "-", "", 2.0, 4)
@@ -31,9 +31,9 @@ Bin = Sequence[SecondRow]
 
 
 def timeline_figure(drill: Drill) -> Figure | None:
-    """Panels that share the time: latency, queries and backfill, and above them a row per kind of incident.
+    """Panels of latency, queries and backfill over time, and above them one row per kind of incident.
 
-    None where the drill has no timeline. Without traffic only the backfill is drawn.
+    None if the drill has no timeline. Without traffic only the backfill is drawn.
     """
     if not drill.timeline:
         return None
@@ -46,7 +46,7 @@ def timeline_figure(drill: Drill) -> Figure | None:
         panels.append((PANEL_IN, partial(draw, drill=drill, points=points)))
     total = sum(height + TITLE_IN for height, _ in panels) + AXIS_IN
     figure = blank_figure(total)
-    figure.set_layout_engine("none")  # all sizes are known, and every panel must have the same axis of time
+    figure.set_layout_engine("none")  # all sizes are known, and all panels must have the same time axis
     bottom = total
     for height, panel in panels:
         bottom -= TITLE_IN + height
@@ -59,7 +59,7 @@ def timeline_figure(drill: Drill) -> Figure | None:
 
 
 def binned(seconds: Sequence[SecondRow], most: int = MAX_POINTS) -> list[Bin]:
-    """At most about so many points of neighbouring seconds. All seconds of a point belong to one leg."""
+    """Group neighbouring seconds into about ``most`` points. All seconds of a point belong to one leg."""
     size = max(1, -(-len(seconds) // most))
     legs = _runs([second.leg for second in seconds])
     return [seconds[a : min(a + size, end)] for start, end in legs for a in range(start, end, size)]
@@ -84,12 +84,12 @@ def _latency(plot: Axes, side: Axes, drill: Drill, points: Sequence[Bin]) -> Non
         )
     ]
     longest = max(map(len, points))
-    notes = [f"a point: {longest} s, of p99", "the highest second"] if longest > 1 else []
+    notes = [f"one point = {longest} s;", "p99 = its highest second"] if longest > 1 else []
     legend(side, PANEL_IN, "median / highest (ms)", entries, notes)
 
 
 def _queries(plot: Axes, side: Axes, drill: Drill, points: Sequence[Bin]) -> None:
-    dress(plot, "Queries", "a second")
+    dress(plot, "Queries", "per second")
     _by_leg(plot, points, [_mean(s.queries for s in point) for point in points], ANSWERED)
     failed = [point for point in points if any(s.unanswered for s in point)]
     t, unanswered = _middles(failed), [_mean(s.unanswered for s in point) for point in failed]
@@ -98,12 +98,12 @@ def _queries(plot: Axes, side: Axes, drill: Drill, points: Sequence[Bin]) -> Non
     plot.set_ylim(bottom=0)
     served = _mean(s.queries for s in drill.timeline if not s.is_measuring)
     total = sum(s.unanswered for s in drill.timeline)
-    entries = [("answered", f"{rate(served)}/s", ANSWERED), ("unanswered", f"{total:,.0f} in all", UNANSWERED)]
+    entries = [("answered", f"{rate(served)}/s", ANSWERED), ("unanswered", f"{total:,.0f} in total", UNANSWERED)]
     legend(side, PANEL_IN, "", entries)
 
 
 def _backfill(plot: Axes, side: Axes, drill: Drill, points: Sequence[Bin]) -> None:
-    dress(plot, "Backfill", "items a second")
+    dress(plot, "Backfill", "items per second")
     items = [_mean(s.items for s in point) for point in points]
     for start, end in _runs([point[0].leg for point in points]):
         plot.fill_between(_middles(points[start:end]), items[start:end], color=ITEMS.colour, alpha=0.25, linewidth=0)
@@ -144,7 +144,7 @@ def _incidents(plot: Axes, side: Axes, drill: Drill, kinds: Sequence[str]) -> No
 
 
 def _moments(plot: Axes, drill: Drill) -> None:
-    """What all panels show: measuring shaded, checkpoints and incidents as lines, legs apart."""
+    """Marks common to all panels: shading while measuring, lines for checkpoints, incidents and new legs."""
     seconds = drill.timeline
     for start, end in _runs([second.is_measuring for second in seconds]):
         if seconds[start].is_measuring:
@@ -176,7 +176,7 @@ def _by_leg(plot: Axes, points: Sequence[Bin], values: Sequence[float], style: S
 
 
 def _runs(values: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Start and end of each stretch of one value."""
+    """Start and end of each run of equal values."""
     edges = [0, *(i for i in range(1, len(values)) if values[i] != values[i - 1]), len(values)]
     yield from ((a, b) for a, b in pairwise(edges) if a < b)
 
@@ -186,7 +186,7 @@ def _middles(points: Sequence[Bin]) -> list[float]:
 
 
 def _mean(values: Iterable[float]) -> float:
-    """NaN of nothing."""
+    """The mean; NaN if there are no values."""
     known = list(values)
     return float(np.mean(known)) if known else math.nan
 

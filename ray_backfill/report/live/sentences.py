@@ -1,4 +1,4 @@
-"""What a live drill showed, in plain words, for the terminal and the HTML alike."""
+"""The findings of a live drill in plain words, for both the terminal and the HTML page."""
 
 import math
 
@@ -11,52 +11,52 @@ from ray_backfill.tables.drill import CheckpointRow
 FEW = 4  # kinds of incidents that a sentence can list
 
 LIVE_GLOSSARY = {
-    "Live quality": "The metric of what the running service answered to all test queries.",
-    "Exact": "What exact indexes would answer at the same moment, from the same gallery in the same state.",
-    "Replayed": "The curve that the replay computes from the same embeddings in the same order. There is none where "
-    "items came and went or images were broken: it would be of another gallery.",
-    "Checkpoint": "A moment at which the drill measured, at t = 0, 10 %, ... of the plan. What a table says about "
-    "queries and rates is since the checkpoint before.",
-    "Old, new partition": "Each search actor keeps its items in two indexes: those that still have their old "
-    "embedding, and those that are backfilled. Every item must be served by exactly one of them at every moment.",
-    "p50, p95, p99": "Half, 95 and 99 of 100 queries were answered within this time, counted from when the query was "
-    "due, so that a stall shows.",
-    "Unanswered": "Queries of the traffic that got no answer, also not at a second try.",
-    "Retried": "Queries that had to be asked again, for example because a search actor had died.",
-    "Violation": "An answer that broke a law of the service, for example with an item twice, or from a gallery of the "
-    "wrong size. There must be none.",
+    "Live quality": "The metric computed on the running service's answers to all test queries.",
+    "Exact": "The quality that exact indexes would give at the same moment, for the same state of the gallery.",
+    "Replayed": "The curve that the replay computes from the same embeddings in the same order. There is none if items "
+    "were inserted or deleted or images were broken, as it would describe another gallery.",
+    "Checkpoint": "A moment at which the drill measured, at t = 0, 10 %, ... of the plan. Queries and rates in a table "
+    "count from the previous checkpoint.",
+    "Old, new partition": "Each shard keeps its items in two indexes: items that still have their old embedding, and "
+    "backfilled items. Exactly one of them must serve each item at every moment.",
+    "p50, p95, p99": "Half, 95 % and 99 % of the queries were answered within this time. It counts from the moment the "
+    "query was due, so that a stall is visible.",
+    "Unanswered": "Queries of the traffic that got no answer by their deadline, retries included.",
+    "Retried": "Queries that had to be sent again, for example because a shard had died.",
+    "Violation": "An answer that violates an invariant of the service, for example one that contains an item twice or "
+    "comes from a gallery of the wrong size. There must be none.",
 }
 RECALL = (
-    "The share of the items in the exact answer that are in the live one, old and new items apart. 100 % with exact "
-    "indexes."
+    "The share of the items in the exact answer that the live answer contains too, separately for old and new items. "
+    "It is 100 % with exact indexes."
 )
-CHURN = "Items that come (inserted) and go (deleted) while the backfill runs. The replay knows nothing of them."
+CHURN = "Items that are inserted and deleted while the backfill runs. The replay does not model them."
 KEPT_OLD = (
     "Items whose image could not be read when their turn came. They keep their old embedding and stay in service."
 )
-LEG = "The part of the drill that one driver process ran. After it was killed, the next went on where it had stopped."
-ROLLED_BACK = "The way back: every item is served by its old embedding again, as before the backfill."
+LEG = "The part of the drill that one driver process ran. If a driver is killed, the next one continues from there."
+ROLLED_BACK = "The return to the old model: every item is served by its old embedding again, as before the backfill."
 
 
 def verdict(drill: Drill) -> str:
-    """Whether the service was as good as promised, and whether anything was lost. An alarm goes first."""
+    """Whether the service was as good as replayed, and whether anything was lost. An alarm comes first."""
     lost = _losses(drill)
     return f"{lost} {_promise(drill)}" if is_alarming(drill) else f"{_promise(drill)} {lost}"
 
 
 def details(drill: Drill) -> list[str]:
-    """The sentences below the verdict: the work, what it cost in latency, and whatever else happened."""
+    """The sentences below the verdict: the work done, its effect on latency, and other events."""
     parts = (_work, _latency, _approximate, _broken, _churn, _way_back, _incidents)
     return [sentence for part in parts if (sentence := part(drill))]
 
 
 def is_alarming(drill: Drill) -> bool:
-    """Whether the service broke a law: a violation, or an item that no partition or both had."""
+    """Whether an invariant was violated, or the partitions did not add up to the gallery."""
     return drill.total(lambda c: c.violations) > 0 or bool(drill.missing)
 
 
 def source(drill: Drill) -> str:
-    """Where the numbers come from: "full RM, classifier_score order, raw merge; exact indexes"."""
+    """The configuration behind the numbers: "full RM, classifier_score order, raw merge; exact indexes"."""
     facts = drill.facts
     names = [facts.title or facts.method]
     names += [f"{name} {what}" for name, what in ((facts.order, "order"), (facts.merge, "merge")) if name]
@@ -64,19 +64,19 @@ def source(drill: Drill) -> str:
 
 
 def moment(checkpoint: CheckpointRow) -> str:
-    """When a checkpoint was: "t = 40 %", "the end of the rollback"."""
+    """The moment of a checkpoint: "t = 40 %", "the end of the rollback"."""
     if checkpoint.is_rollback:
         return "the end of the rollback" if checkpoint.new_items == 0 else "the rollback"
     return f"t = {progress(checkpoint)}"
 
 
 def wrong_number(missing: int) -> str:
-    """How far the items that are served are off: "2 items too few"."""
+    """The error in the number of served items: "2 items too few"."""
     return f"{count(abs(missing))} items too {'few' if missing > 0 else 'many'}"
 
 
 def glossary(drill: Drill) -> dict[str, str]:
-    """Word -> meaning: what every page needs, and the words that stand for something in this drill."""
+    """Term -> definition: the general terms, and those that this drill needs."""
     found = {word: GLOSSARY[word] for word in ("Backfill", "M_t", "Order", "Merge")} | LIVE_GLOSSARY
     kinds = ("mAP", "CMC@k")
     found |= {kind: GLOSSARY[kind] for kind in kinds if any(m.startswith(kind[:3]) for m in drill.metrics)}
@@ -107,8 +107,8 @@ def _promise(drill: Drill) -> str:
         )
     lowest = min(off_exact, key=lambda g: g.size)
     if lowest.size >= 0:
-        return f"With approximate indexes live quality is never below that of exact ones {everywhere}."
-    return f"With approximate indexes live quality stays within {_unsigned(lowest)} of what exact ones give."
+        return f"With approximate indexes, live quality is not below that of exact ones {everywhere}."
+    return f"With approximate indexes, live quality stays within {_unsigned(lowest)} of what exact ones give."
 
 
 def _equal(drill: Drill, off_promise: list[Gap], everywhere: str) -> str:
@@ -120,13 +120,13 @@ def _equal(drill: Drill, off_promise: list[Gap], everywhere: str) -> str:
     if off is None:
         return f"{exact}."
     if off.size == 0:
-        return f"{exact}, and the replayed curve at the {known} of them that it has."
+        return f"{exact}, and the replayed curve at the {known} of them that the replay covers."
     why = ""
     if drill.facts.has_churn:
-        why = ", which knows nothing of the items that came and went"
+        why = ", which does not model inserted and deleted items"
     elif any(c.kept_old for c in drill.checkpoints):
-        why = ", which knows nothing of broken images"
-    return f"{exact}; it is up to {_unsigned(off)} off the replayed curve{why}."
+        why = ", which does not model broken images"
+    return f"{exact}; it differs by up to {_unsigned(off)} from the replayed curve{why}."
 
 
 def _unsigned(gap: Gap) -> str:
@@ -134,7 +134,7 @@ def _unsigned(gap: Gap) -> str:
 
 
 def _at_all(number: int) -> str:
-    """At how many checkpoints: "at all 11 checkpoints"."""
+    """All checkpoints in words: "at all 11 checkpoints"."""
     return {1: "at the only checkpoint", 2: "at both checkpoints"}.get(number, f"at all {number} checkpoints")
 
 
@@ -144,7 +144,7 @@ def _losses(drill: Drill) -> str:
     bad = []
     if violations:
         answers = "answer" if violations == 1 else "answers"
-        bad.append(f"{count(violations)} {answers} broke a law of the service")
+        bad.append(f"{count(violations)} {answers} violated an invariant of the service")
     if drill.missing:
         checkpoint, items = max(drill.missing, key=lambda found: abs(found[1]))
         bad.append(f"at {moment(checkpoint)} {wrong_number(items)} were served")
@@ -167,18 +167,18 @@ def _work(drill: Drill) -> str:
     if len(forward) == 1 or seconds <= 0:
         work = f"At the only checkpoint {count(last.backfilled)} items were backfilled"
     else:
-        speed = f"{rate(done / seconds)} a second, pauses included"
+        speed = f"{rate(done / seconds)} per second, pauses included"
         work = f"{count(done)} items were backfilled in {duration(seconds)} ({speed})"
     if last.t < 1 and len(forward) > 1 and not drill.rolled_back:
         work += f", up to {moment(last)}"
     if not drill.has_traffic:
-        return f"{work}. No query was sent meanwhile."
+        return f"{work}. No queries were sent meanwhile."
     answered = rate(median(c.queries_per_s for c in forward))
-    return f"{work}, while {answered} queries a second were answered."
+    return f"{work}, while {answered} queries per second were answered."
 
 
 def _latency(drill: Drill) -> str:
-    # What is measured at the first checkpoint is from before the backfill.
+    # The first checkpoint's latency is from before the backfill.
     known = [c for c in drill.checkpoints[1:] or drill.checkpoints if math.isfinite(c.p99_ms)]
     if not known:
         return ""
@@ -186,7 +186,7 @@ def _latency(drill: Drill) -> str:
     middle = median(c.p99_ms for c in known)
     sentence = f"p99 latency was {milliseconds(middle)} ms"
     if len(known) > 1:
-        sentence += f" at the median checkpoint and {milliseconds(worst.p99_ms)} ms at the worst ({moment(worst)})"
+        sentence += f" at the median checkpoint and {milliseconds(worst.p99_ms)} ms at the worst one ({moment(worst)})"
     both = cost(drill)
     if both:
         before, during = both
@@ -194,7 +194,7 @@ def _latency(drill: Drill) -> str:
         sentence += f", {milliseconds(before)} ms before the first"
     retried = drill.total(lambda c: c.retried)
     were = "query was" if retried == 1 else "queries were"
-    return f"{sentence}." + (f" {count(retried)} {were} asked again." if retried else "")
+    return f"{sentence}." + (f" {count(retried)} {were} retried." if retried else "")
 
 
 def _approximate(drill: Drill) -> str:
@@ -212,8 +212,8 @@ def _approximate(drill: Drill) -> str:
 def _broken(drill: Drill) -> str:
     kept = max(c.kept_old for c in drill.checkpoints)
     if kept == 1:
-        return "1 image could not be read: its item keeps its old embedding."
-    return f"{count(kept)} images could not be read: their items keep their old embedding." if kept else ""
+        return "1 image could not be read; its item keeps its old embedding."
+    return f"{count(kept)} images could not be read; their items keep their old embeddings." if kept else ""
 
 
 def _churn(drill: Drill) -> str:
@@ -221,7 +221,7 @@ def _churn(drill: Drill) -> str:
     if not (last.inserted or last.deleted):
         return ""
     came, went = count(last.inserted), count(last.deleted)
-    return f"Meanwhile {came} items came and {went} went; {count(last.items)} are served at the end."
+    return f"Meanwhile {came} items were inserted and {went} deleted; {count(last.items)} are served at the end."
 
 
 def _way_back(drill: Drill) -> str:
@@ -229,13 +229,13 @@ def _way_back(drill: Drill) -> str:
         return ""
     back = [c for c in drill.checkpoints if c.is_rollback]
     if not back:
-        return "The backfill was rolled back, and nothing was measured afterwards."
+        return "The backfill was rolled back, but nothing was measured afterwards."
     end, before = back[-1], drill.forward[-1:]
     sentence = f"At t = {progress(end)} the backfill was rolled back"
     if before:
         sentence += f", which took {duration(end.elapsed_s - before[0].elapsed_s)}"
     if end.new_items:
-        return f"{sentence}; {count(end.new_items)} items still have their new embedding."
+        return f"{sentence}; {count(end.new_items)} items still have their new embeddings."
     return f"{sentence}; every item has its old embedding again."
 
 

@@ -1,4 +1,4 @@
-"""Latency before, during and after the backfill: medians over the timeline's seconds. The tables are not touched."""
+"""Latency before, during and after the backfill: medians over the seconds of the timeline."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,13 +9,13 @@ import numpy as np
 from ray_backfill.report.live.drill_folder import Drill
 from ray_backfill.tables.drill import SecondRow
 
-BEFORE, DURING, AFTER, MEASURING = "before the first item", "during the backfill", "after it", "measuring"
-FEW_SECONDS = 3  # a median of fewer says nothing
+BEFORE, DURING, AFTER, MEASURING = "before the first item", "during the backfill", "after the backfill", "measuring"
+FEW_SECONDS = 3  # a median of fewer seconds is meaningless
 
 
 @dataclass(frozen=True)
 class Situation:
-    """The seconds of one kind. p50_ms and p99_ms: the median over those seconds in which queries were answered."""
+    """All seconds of one kind. p50_ms and p99_ms: medians over the seconds with answered queries."""
 
     name: str
     seconds: int
@@ -27,7 +27,7 @@ class Situation:
 
 
 def situations(drill: Drill) -> dict[str, Situation]:
-    """By name, those that the drill was in: before the first item, during the backfill, after it, and measuring."""
+    """The situations that occurred, by name: before the first item, during and after the backfill, measuring."""
     seconds = drill.timeline
     at_work = [i for i, second in enumerate(seconds) if second.items > 0]
     first, last = (at_work[0], at_work[-1]) if at_work else (len(seconds), len(seconds))
@@ -42,7 +42,7 @@ def situations(drill: Drill) -> dict[str, Situation]:
 
 
 def cost(drill: Drill) -> tuple[float, float] | None:
-    """p99 of a typical second before and during the backfill, in ms; None where there is too little of either."""
+    """p99 of a typical second before and during the backfill, in ms; None if either has too few seconds."""
     found = situations(drill)
     before, during = found.get(BEFORE), found.get(DURING)
     if before is None or during is None or min(before.seconds, during.seconds) < FEW_SECONDS:
@@ -52,7 +52,7 @@ def cost(drill: Drill) -> tuple[float, float] | None:
 
 
 def median(values: Iterable[float]) -> float:
-    """The median of the numbers among the values; NaN where there are none."""
+    """The median of the finite values; NaN if there are none."""
     known = [value for value in values if math.isfinite(value)]
     return float(np.median(known)) if known else math.nan
 

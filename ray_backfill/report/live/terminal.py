@@ -1,4 +1,4 @@
-"""The checkpoints as a table in the terminal, the verdict, and where both come from."""
+"""The checkpoints as a table in the terminal, with the verdict and the source of the numbers."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from ray_backfill.report.live.drill_folder import Drill
 from ray_backfill.report.live.sentences import details, is_alarming, source, verdict
 from ray_backfill.report.terminal import show
 
-# Of the page's columns those that fit a terminal.
+# The columns of the page that fit a terminal.
 NARROW = (
     *("t", "live", "exact", "−\u00a0replay", "p50 ms", "p99 ms", "queries/s", "items/s", "old items", "new items"),
     *("unanswered", "violations"),
@@ -19,7 +19,7 @@ NARROW = (
 
 
 def draw_table(drill: Drill, folder: Path, console: Console | None = None) -> None:
-    """Print a row a checkpoint and what the drill showed."""
+    """Print one row per checkpoint, and the findings of the drill."""
     table = Table(title=f"Live drill: {drill.primary} in per cent", title_justify="left")
     names, rows = checkpoint_table(drill)
     shown = [index for index, name in enumerate(names) if name in NARROW]

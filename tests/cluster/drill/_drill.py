@@ -1,4 +1,4 @@
-"""A small gallery of invented vectors, and drills over it in this process."""
+"""A small gallery of synthetic vectors, and drills over it in this process."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ def write_folder(folder: Path) -> Path:
 
 @dataclass
 class Finished:
-    """What a drill left: its folder, and every item as the shards served it at the end."""
+    """The outcome of a drill: its folder, and every item as the shards served it at the end."""
 
     folder: Path
     served: dict[int, tuple[str, bytes]] = field(default_factory=dict)
@@ -73,7 +73,7 @@ def _items(actor: ShardActor) -> list[tuple[int, str, bytes]]:
 
 @contextmanager
 def looking_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, tuple[str, bytes]]]:
-    """Fills in position -> (side, vector) of all items when the drill ends; fails if shards have an item twice."""
+    """Fills in position -> (side, vector) of all items when the drill ends; fails if two shards have the same item."""
     served: dict[int, tuple[str, bytes]] = {}
     close = Driver.close
 
@@ -97,7 +97,7 @@ def run(
     before_apply: Callable[[Driver, int], None] | None = None,
     evaluation: Evaluation = EVALUATION,
 ) -> Finished:
-    """A whole drill. before_apply: is called with the driver and the number of an operation before it is applied."""
+    """Run a drill. before_apply: called with the driver and an operation's number before it is applied."""
     apply = Driver.apply
 
     def meddled(driver: Driver, operation: Operation) -> None:
@@ -113,7 +113,7 @@ def run(
 
 
 def assert_as_replayed(data: Path, drill: Finished, evaluation: Evaluation = EVALUATION) -> None:
-    """Live quality is M_t of the replay, to the last bit, at every checkpoint."""
+    """Live quality equals M_t of the replay to the last bit at every checkpoint."""
     folder = read_folder(data)
     assert folder.queries is not None
     pair = rb.UpgradePair(
@@ -134,7 +134,7 @@ def assert_as_replayed(data: Path, drill: Finished, evaluation: Evaluation = EVA
 
 
 def assert_nothing_lost(drill: Finished, undisturbed: Finished) -> None:
-    """The same items on the same side with the same vectors, and the same counts and quality at every checkpoint."""
+    """Both serve the same items on the same side with equal vectors; counts and quality match at every checkpoint."""
     assert drill.served == undisturbed.served
     same = ["moment", "t", "backfilled", "old_items", "new_items", "kept_old", "inserted", "deleted", "violations"]
     mine, theirs = drill.table("checkpoints"), undisturbed.table("checkpoints")

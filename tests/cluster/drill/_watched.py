@@ -31,7 +31,7 @@ from ray_backfill.cluster.drill.watch import (
 
 
 def beats(folder: Path) -> Iterator[int]:
-    """0, 1, 2, ... every 20 ms until somebody says stop."""
+    """0, 1, 2, ... every 20 ms until stopped."""
     beat = 0
     while not (folder / "stop").exists():
         yield beat
@@ -41,7 +41,7 @@ def beats(folder: Path) -> Iterator[int]:
 
 @ray.remote(num_cpus=0)
 class Driver:
-    """Sets the gauges once, and counts items until the stop."""
+    """Sets the gauges once, and counts items until stopped."""
 
     def __init__(self) -> None:
         self.watch, self.other = Watch("scraped"), Watch("other")
@@ -65,7 +65,7 @@ class Driver:
         return items
 
     def set_other(self) -> None:
-        """What the panels of the first drill must not show."""
+        """Values of another drill, which the first drill's panels must not show."""
         self.other.set(PROGRESS, 0.99)
         self.other.set(PARTITION_ITEMS, 10_000, "old")
         self.other.set(THROTTLE, 500)
@@ -76,7 +76,7 @@ class Driver:
 
 @ray.remote(num_cpus=0)
 class Sender:
-    """Ten requests of two queries are answered for each one that is not; one in five is sent twice."""
+    """Ten requests of two queries are answered per unanswered one; one in five is sent twice."""
 
     def __init__(self) -> None:
         self.watch = Watch("scraped")

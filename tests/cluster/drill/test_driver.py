@@ -1,4 +1,4 @@
-"""Drills of the live backfill, undisturbed and with real faults: each ends as the undisturbed one does."""
+"""Live drills with and without injected faults: each ends in the same state as an undisturbed one."""
 
 import os
 import shlex
@@ -85,7 +85,7 @@ def test_a_finished_drill_is_not_run_again(data: Path, undisturbed: Finished, mo
 
 
 class Faults:
-    """Meddles with a drill before some of its operations. Each fault is over by the next checkpoint at the latest."""
+    """Injects faults before some operations of a drill. Each fault is over by the next checkpoint at the latest."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -111,7 +111,7 @@ class Faults:
         path.write_bytes(path.read_bytes()[:200])
 
     def cut_applied_part(self, driver: Driver, number: int) -> None:
-        """No shard reads it again; the driver does, before it ends."""
+        """No shard reads the part again, but the driver does before it ends."""
         part_path(driver.job.folder, 0).write_bytes(b"")
 
     def kill_writing_shard(self, driver: Driver, number: int) -> None:
@@ -120,7 +120,7 @@ class Faults:
         ray.kill(driver.shards.actors[0], no_restart=False)
 
     def deliver_twice(self, driver: Driver, number: int) -> None:
-        """The same part is embedded and written once more, and applied several times, late and out of order."""
+        """Embeds and writes the same part again, and applies it several times, late and out of order."""
         wait_for_part(driver, number).unlink()
         embed_again(number, driver.job.embed)
         for _ in range(2):
@@ -149,7 +149,7 @@ def faults() -> Faults:
 
 @pytest.fixture(scope="module")
 def disturbed(data: Path, undisturbed: Finished, faults: Faults, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A drill with all the faults; its queries wait long enough for a shard to come back."""
+    """A drill with all faults, with a deadline long enough for a shard to come back."""
     settings = replace(with_traffic(rate_per_s=40.0), throttle=ThrottleSettings(items_per_s=200.0))
     with pytest.MonkeyPatch.context() as monkeypatch:
         return run(data, tmp_path_factory.mktemp("disturbed"), monkeypatch, settings, faults)
@@ -165,7 +165,7 @@ def test_faults_leave_no_trace_in_what_is_served(disturbed: Finished, faults: Fa
 
 
 @pytest.mark.parametrize(
-    ("kind", "times"), [("embedding actor restarted", 1), ("part made again", 2), ("shard restarted", 2)]
+    ("kind", "times"), [("embedding actor restarted", 1), ("part rebuilt", 2), ("shard restarted", 2)]
 )
 def test_every_fault_is_told(disturbed: Finished, kind: str, times: int) -> None:
     incidents = disturbed.table("incidents")
@@ -184,7 +184,7 @@ def test_queries_that_met_a_dead_shard_were_asked_again(disturbed: Finished) -> 
 
 
 def test_churn_and_rollback(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a shard that dies, with queries that cannot wait for it; and a throttle whose target no query can meet."""
+    """Also a shard that dies while queries have a short deadline, and a throttle with an unreachable target."""
     settings = replace(
         with_traffic(deadline_s=0.2),
         churn=ChurnSettings(inserts=20, deletes=15, rollback_at=0.5),
@@ -223,7 +223,7 @@ def test_a_killed_driver_is_continued(
         --live.traffic.rate-per-s 20 --live.traffic.warm-up-s 0 --live.traffic.deadline-s 30
         --live.throttle.items-per-s 60
     """)
-    # A driver of its own in the same Ray: what it started must vanish with it.
+    # A separate driver in the same Ray: everything that it started must end with it.
     environment = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
     driver = subprocess.Popen(
         [sys.executable, "jobs/drill.py", *arguments], env=environment, cwd=ROOT, stderr=subprocess.PIPE
@@ -239,15 +239,15 @@ def test_a_killed_driver_is_continued(
     assert 3 <= applied < 15, "it was killed on the way"
     with journal.path.open("ab") as file:
         file.write(b'{"kind": "appl')
-    part_path(tmp_path / "live", 1).write_bytes(b"PAR1")  # and a file was lost with the machine
+    part_path(tmp_path / "live", 1).write_bytes(b"PAR1")  # a file was damaged as well
     drill = run(data, tmp_path, monkeypatch, settings)
     assert_nothing_lost(drill, undisturbed)
-    assert drill.table("incidents").kind.tolist() == ["part made again", "driver restarted"]
+    assert drill.table("incidents").kind.tolist() == ["part rebuilt", "driver restarted"]
     assert set(drill.table("timeline").leg) == {0, 1}
 
 
 def test_an_image_that_broke_keeps_its_old_embedding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real images through a real network; one of them cannot be read any more when its turn comes."""
+    """Real images and a real network; one image has become unreadable when its turn comes."""
     tree = {f"{split}/c{i % 4}/{i}.png": drawing(i) for split in ("train", "gallery", "queries") for i in range(24)}
     source = Settings(str(write_tree(tmp_path / "images", tree)), image_size=16)
     gallery = open_source(source).items("gallery")
@@ -279,7 +279,7 @@ def test_an_image_that_broke_keeps_its_old_embedding(tmp_path: Path, monkeypatch
     assert (checkpoints.old_items + checkpoints.new_items == 24).all()
     assert (quality.live == quality.exact).all()
     assert drill.table("incidents").detail.tolist() == [f"item {kept}"]
-    # The others have what the network makes of their pixels.
+    # The others have the network's embeddings of their pixels.
     pixels = open_source(source).read("gallery", np.arange(24)).pixels_BSSC
     with torch.inference_mode():
         expected = load_backbone(tmp_path / "new")[0].embed(pixels_to_float(torch.from_numpy(pixels))).numpy()
@@ -294,7 +294,7 @@ def test_what_cannot_be_run_is_said_at_once(data: Path, tmp_path: Path, monkeypa
         run(data, tmp_path, monkeypatch, hungry)
     with pytest.raises(InputError, match="'offline' backfills nothing"):
         run(data, tmp_path, monkeypatch, replace(SETTINGS, method="offline"))
-    with pytest.raises(InputError, match="places in lists"):
+    with pytest.raises(InputError, match="needs ranks over the whole gallery"):
         run(data, tmp_path, monkeypatch, evaluation=replace(EVALUATION, merges=("rrf",)))
     assert not (tmp_path / "live").exists(), "nothing is claimed by what could not be run"
 

@@ -1,4 +1,4 @@
-"""The parts of a driver, each alone."""
+"""The parts of a driver, each in isolation."""
 
 import time
 from pathlib import Path
@@ -73,8 +73,8 @@ def test_embeddings_are_made_again_three_times_at_most(
     embedding = EmbeddingSupervisor(job, ThrottleSettings(), lambda what, detail: told.append((what, detail)))
     for _ in range(3):
         embedding.make_again(BadPartError(5, "damaged"))
-    assert told == [("part made again", "damaged")] * 3
+    assert told == [("part rebuilt", "damaged")] * 3
     assert embedding.broken[5].tolist() == [2]
-    with pytest.raises(RuntimeError, match="made 3 times, and still: damaged"):
+    with pytest.raises(RuntimeError, match=r"damaged \(rebuilt 3 times\); check the disk"):
         embedding.make_again(BadPartError(5, "damaged"))
     embedding.close()

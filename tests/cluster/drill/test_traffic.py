@@ -1,4 +1,4 @@
-"""Traffic without a cluster: what every request leaves behind, whatever becomes of it."""
+"""Traffic without a cluster: the event of every request, answered or not."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from ray_backfill.live.timeline import read_events
 
 
 class Answers:
-    """A router that answers, is late, or fails, in turn."""
+    """A router that in turn answers, exceeds the deadline, or fails."""
 
     def __init__(self, *turns: str) -> None:
         self.turns = list(turns)

@@ -1,4 +1,4 @@
-"""What a drill writes arrives in a real Prometheus, by the documented configuration, as every panel reads it."""
+"""A drill's metrics arrive in a real Prometheus with the documented configuration, and every panel shows them."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def test_the_board_and_the_page_show_every_metric_and_no_other() -> None:
 
 
 def with_prefixes(page: str) -> str:
-    """The metrics of the page's table as Prometheus knows them."""
+    """The Prometheus names of the metrics in the page's table."""
     rows = [line.split("|")[3] for line in page.splitlines() if line.startswith("| ") and line.count("|") == 4]
     return " ".join(f"ray_backfill_{name}" for row in rows[1:] for name in re.findall(r"`(\w+)`", row))
 
@@ -45,7 +45,7 @@ def test_the_page_explains_every_panel() -> None:
 
 
 def test_the_board_hangs_together() -> None:
-    """Not what only Grafana could say; but no panel overlaps another, and all read the chosen source and drill."""
+    """Checks without Grafana: no panel overlaps another, and all read the chosen source and drill."""
     ids = [panel["id"] for panel in BOARD["panels"]]
     assert len(set(ids)) == len(ids)
     covered: set[tuple[int, int]] = set()
@@ -69,7 +69,7 @@ def test_latency_buckets_rise_from_a_millisecond_to_ten_seconds() -> None:
 
 @contextmanager
 def prometheus(folder: Path, targets: Path) -> Iterator[Query]:
-    """Prometheus as docs/watching.md starts it, but scraping every second; yields what asks it."""
+    """Starts Prometheus as in docs/watching.md, but scraping every second; yields a client."""
     (config,) = re.findall(r"```yaml\n(global:.*?)```", PAGE, re.DOTALL)
     assert config.count("/tmp/ray/prom_metrics_service_discovery.json") == 1
     config = config.replace("/tmp/ray/prom_metrics_service_discovery.json", str(targets))
@@ -96,14 +96,14 @@ def prometheus(folder: Path, targets: Path) -> Iterator[Query]:
 
 
 def values(query: Query, expression: str, label: str = "") -> dict[str, float]:
-    """An expression's value now, by one of its labels."""
+    """The current values of an expression, by one of its labels."""
     expression = expression.replace("$drill", "scraped").replace("$__rate_interval", "60s")
     data = query(f"query?{urllib.parse.urlencode({'query': expression})}")
     return {series["metric"].get(label, ""): float(series["value"][1]) for series in data["result"]}
 
 
 def evaluated(query: Query) -> dict[str, dict[str, float]]:
-    """What each panel shows, by its legends."""
+    """The values in each panel, by legend."""
     shown: dict[str, dict[str, float]] = {}
     for title, target in TARGETS:
         legend = target["legendFormat"]
@@ -139,7 +139,7 @@ def test_every_panel_shows_what_was_written(tmp_path: Path) -> None:
                 text=True,
             )
             try:
-                # Three seconds' worth, and a rate: two scrapes between which something happened.
+                # Three seconds of data, and a rate, which needs activity between two scrapes.
                 wait_for(lambda: evaluated(query)["Retries"].get("retries", 0) > 60, "the first retries")
                 wait_for(lambda: evaluated(query)["Query latency"].get("p99", 0) > 0, "a rate")
                 (tmp_path / "stop").touch()
@@ -168,7 +168,7 @@ def test_every_panel_shows_what_was_written(tmp_path: Path) -> None:
 
 
 def check(shown: dict[str, dict[str, float]]) -> None:
-    """Gauges are exact, though set only once and longer ago than Ray keeps them; and so are totals."""
+    """Gauges and totals are exact, although gauges were set once and longer ago than Ray keeps them."""
     assert shown["Progress"] == {"backfilled": 0.25}
     assert shown["Items by partition"] == {"old": 750, "new": 250}
     assert shown["Bytes by partition"] == {"old": 750 * 128, "new": 250 * 256}
@@ -177,7 +177,7 @@ def check(shown: dict[str, dict[str, float]]) -> None:
     rate = shown["Backfill rate"]
     assert (rate["measured"], rate["allowed"]) == (120.5, 700)
     assert rate["written"] > 0
-    queries = shown["Queries a second"]
+    queries = shown["Queries per second"]
     assert queries["answered"] == pytest.approx(20 * queries["unanswered"], rel=0.3)
     latency = shown["Query latency"]
     assert 0.3 < latency["p50"] <= 0.5, "0.42 s"

@@ -1,4 +1,4 @@
-"""The folder of a live drill made by hand: 11 checkpoints 20 s apart, 1,000 items, 50 queries a second."""
+"""A hand-made folder of a live drill: 11 checkpoints 20 s apart, 1,000 items, 50 queries per second."""
 
 import json
 import math
@@ -34,7 +34,7 @@ SETTINGS = {"shards": 2, "old_index": {"kind": "flat", "effort": None}, "traffic
 
 
 def replayed_value(metric: str, t: float) -> float:
-    """A curve that rises, made of the two constants."""
+    """A rising curve, computed from the two constants."""
     old, new = METRICS[metric]
     return old + (new - old) * (0.6 * t + 0.4 * t * t)
 

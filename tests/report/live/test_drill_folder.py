@@ -1,4 +1,4 @@
-"""What is missing or contradictory is named in one line; what is there is read as it is."""
+"""Missing or contradictory input is named in one line; valid input is read unchanged."""
 
 import math
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def test_rows_in_any_order_are_the_same_drill(tmp_path: Path) -> None:
     second = read_drill(folder)
     assert [i.kind for i in second.incidents] == ["a", "b"]
     assert second.quality["mAP"][4].live == replayed_value("mAP", 0.4) - 0.01
-    # NaN is not equal to itself: as text it is.
+    # NaN is not equal to itself, but its text is.
     assert repr((second.checkpoints, second.timeline)) == repr((first.checkpoints, first.timeline))
     assert all(second.quality[metric] == first.quality[metric] for metric in ("mAP", "CMC@1"))
 
@@ -83,11 +83,11 @@ def test_tables_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
 def test_what_the_replay_promised(tmp_path: Path) -> None:
     drill = read_drill(write_drill(tmp_path, rollback_at=5))
     assert [drill.promised(c, "mAP") for c in drill.forward] == [replayed_value("mAP", i / 10) for i in range(6)]
-    assert math.isnan(drill.promised(drill.checkpoints[-1], "mAP")), "nothing of a rollback"
+    assert math.isnan(drill.promised(drill.checkpoints[-1], "mAP")), "none after a rollback"
     write_drill(tmp_path)
     change(tmp_path / "replayed.parquet", lambda frame: frame[frame["serving"] != "backfill"])
     other = read_drill(tmp_path)
-    assert math.isnan(other.promised(other.checkpoints[0], "mAP")), "nor of a gallery that changed otherwise"
+    assert math.isnan(other.promised(other.checkpoints[0], "mAP")), "none if items were inserted or deleted"
     between = read_drill(write_drill(tmp_path, points=5))  # t = 0.25 is no point of the replay
     assert [math.isnan(between.promised(c, "mAP")) for c in between.checkpoints] == [False, True, False, True, False]
 
@@ -99,7 +99,7 @@ def test_items_are_counted_with_those_that_came_and_went(tmp_path: Path) -> None
     assert read_drill(write_drill(tmp_path, changed=churn | served, has_churn=True)).missing == []
     lost = read_drill(write_drill(tmp_path, changed=churn | served | {(7, "old_items"): 299}, has_churn=True)).missing
     assert [(c.moment, items) for c, items in lost] == [(7, 1)]
-    # Without churn the gallery's size is known: items that were never served are missing, too.
+    # Without churn the gallery's size is known, so items that were never served are missing too.
     never = read_drill(write_drill(tmp_path, points=1, changed={(0, "old_items"): ITEMS - 2})).missing
     assert [items for _, items in never] == [2]
 

@@ -1,4 +1,4 @@
-"""Figures: dots and lines carry the stored values, resampling keeps what matters."""
+"""Figures: dots and lines have the stored values, resampling keeps peaks."""
 
 import io
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_live_dots_lie_on_the_replayed_line(tmp_path: Path) -> None:
     plots = [axes for axes in figure.axes if axes.get_ylabel()]
     assert [axes.get_ylabel() for axes in plots] == ["mAP (%)", "CMC@1 (%)"]
     curve = [round(100 * replayed_value("CMC@1", i / 10), 9) for i in range(11)]
-    assert heights(plots[1]) == [curve, [75.0] * 11, [45.0] * 11, curve]  # exact ones are not drawn where equal
+    assert heights(plots[1]) == [curve, [75.0] * 11, [45.0] * 11, curve]  # exact values are not drawn if equal
     replayed, _, _, live, exact = heights(plots[0])
     assert exact == replayed
     assert [round(r - v, 6) for r, v in zip(replayed, live, strict=True)] == [0] * 4 + [1.0] + [0] * 6

@@ -1,4 +1,4 @@
-"""The page and the terminal: right numbers, nothing from outside, nothing that a text could smuggle in."""
+"""The page and the terminal: correct numbers, no external resources, no injection through texts."""
 
 import io
 import re
@@ -23,7 +23,7 @@ def page(folder: Path) -> tuple[str, Cells]:
 
 
 def printed(folder: Path) -> str:
-    """What a wide, colourless terminal shows."""
+    """The output on a wide terminal without colours."""
     console = Console(file=io.StringIO(), width=170, color_system=None)
     print_live_table(folder, console)
     assert isinstance(console.file, io.StringIO)
@@ -57,14 +57,14 @@ def test_what_was_run_and_what_it_cost(tmp_path: Path) -> None:
     assert "python jobs/live.py --data shop --out runs/shop" in text
     assert "made by hand" in text
     assert "Do not upgrade" not in text
-    assert "What happened on the way" not in text
+    assert "<h2>Incidents</h2>" not in text
 
 
 def test_an_alarm_is_loud(tmp_path: Path) -> None:
     text, cells = page(write_drill(tmp_path, changed={(4, "violations"): 3, (5, "old_items"): 498}))
     assert 'class="verdict alarming"' in text
-    assert "Do not upgrade with this service before you know why." in text
-    assert "At t = 40 %: 3 answers broke a law of the service." in text
+    assert "Do not upgrade with this service until you know the cause." in text
+    assert "At t = 40 %: 3 answers violated an invariant." in text
     assert "At t = 50 %: the partitions serve 2 items too few." in text
     assert any("violations" in row for row in cells.rows)
 

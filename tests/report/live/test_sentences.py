@@ -1,4 +1,4 @@
-"""Sentences against drills made by hand."""
+"""Sentences against hand-made drills."""
 
 import math
 from pathlib import Path
@@ -17,7 +17,7 @@ WHOLE = "Nothing was lost: 0 of 8,750 queries unanswered, 0 violations, and the 
 
 
 def drill_of(folder: Path, **settings: Any) -> Drill:
-    """The hand-made drill, changed."""
+    """The hand-made drill with changes."""
     return read_drill(write_drill(folder, **settings))
 
 
@@ -27,10 +27,10 @@ def test_an_exact_drill_equals_the_replay(tmp_path: Path) -> None:
         f"Live quality equals the replayed curve at all 11 checkpoints. {WHOLE} at all 11 checkpoints."
     )
     assert details(drill) == [
-        "1,000 items were backfilled in 3 min 20 s (5 a second, pauses included), while 50 queries a second were "
+        "1,000 items were backfilled in 3 min 20 s (5 per second, pauses included), while 50 queries per second were "
         "answered.",
-        "p99 latency was 46 ms at the median checkpoint and 51 ms at the worst (t = 100 %); in a typical second 42 ms "
-        "while items were backfilled, 30 ms before the first.",
+        "p99 latency was 46 ms at the median checkpoint and 51 ms at the worst one (t = 100 %); in a typical second "
+        "42 ms while items were backfilled, 30 ms before the first.",
     ]
 
 
@@ -46,20 +46,20 @@ def test_one_bit_off_is_not_equal(tmp_path: Path, metric: str) -> None:
 
 def test_live_and_exact_may_agree_and_both_be_off_the_replay(tmp_path: Path) -> None:
     alike = "Live quality equals what exact indexes give at all 11 checkpoints"
-    off = "it is up to 0.50 points (mAP, t = "
+    off = "it differs by up to 0.50 points (mAP, t = "
     plain = verdict(drill_of(tmp_path, exact_off=0.005))
     assert plain.startswith(f"{alike}; {off}")
-    assert "off the replayed curve. " in plain
+    assert " from the replayed curve. " in plain
     churn = verdict(drill_of(tmp_path, exact_off=0.005, has_churn=True))
-    assert "off the replayed curve, which knows nothing of the items that came and went. " in churn
+    assert " from the replayed curve, which does not model inserted and deleted items. " in churn
     kept = verdict(drill_of(tmp_path, exact_off=0.005, changed={(9, "kept_old"): 1}))
-    assert "off the replayed curve, which knows nothing of broken images. " in kept
+    assert " from the replayed curve, which does not model broken images. " in kept
 
 
 def test_checkpoints_that_the_replay_does_not_have_are_not_claimed(tmp_path: Path) -> None:
     assert verdict(drill_of(tmp_path, points=5)).startswith(
         "Live quality equals what exact indexes give at all 5 checkpoints, and the replayed curve at the 3 of them "
-        "that it has. "
+        "that the replay covers. "
     )
     assert verdict(drill_of(tmp_path, points=2)).startswith(
         "Live quality equals the replayed curve at both checkpoints. "
@@ -71,13 +71,11 @@ def test_approximate_indexes(tmp_path: Path) -> None:
     off = {("mAP", 3): -0.004, ("CMC@1", 6): -0.012, ("mAP", 8): 0.02}
     drill = drill_of(tmp_path, is_exact=False, live_off=off, changed={(4, "new_recall"): 0.913}, recall=0.97)
     assert verdict(drill).startswith(
-        "With approximate indexes live quality stays within 1.20 points (CMC@1, t = 60 %) of what exact ones give. "
+        "With approximate indexes, live quality stays within 1.20 points (CMC@1, t = 60 %) of what exact ones give. "
     )
     assert "The lowest recall was 91.3 % (new items, t = 40 %)." in details(drill)
     above = drill_of(tmp_path, is_exact=False, live_off={("mAP", 8): 0.02})
-    assert verdict(above).startswith(
-        "With approximate indexes live quality is never below that of exact ones at all 11"
-    )
+    assert verdict(above).startswith("With approximate indexes, live quality is not below that of exact ones at all 11")
     same = drill_of(tmp_path, is_exact=False)
     assert verdict(same).startswith("Live quality equals the replayed curve at all 11 checkpoints.")
 
@@ -92,18 +90,20 @@ def test_unanswered_and_retried(tmp_path: Path) -> None:
     assert verdict(drill).endswith("4 of 8,754 queries got no answer.")
     assert "Nothing was lost" not in verdict(drill)
     assert not is_alarming(drill)
-    assert any(s.endswith(" 12 queries were asked again.") for s in details(drill))
+    assert any(s.endswith(" 12 queries were retried.") for s in details(drill))
 
 
 def test_a_broken_law_goes_first(tmp_path: Path) -> None:
     broken = drill_of(tmp_path, changed={(4, "violations"): 3})
     assert is_alarming(broken)
-    assert verdict(broken).startswith("3 answers broke a law of the service. Live quality equals")
+    assert verdict(broken).startswith("3 answers violated an invariant of the service. Live quality equals")
     lost = drill_of(tmp_path, changed={(5, "old_items"): 498})
     assert is_alarming(lost)
     assert verdict(lost).startswith("At t = 50 % 2 items too few were served. ")
     twice = drill_of(tmp_path, changed={(5, "old_items"): 501, (5, "violations"): 1})
-    assert verdict(twice).startswith("1 answer broke a law of the service; at t = 50 % 1 items too many were served. ")
+    assert verdict(twice).startswith(
+        "1 answer violated an invariant of the service; at t = 50 % 1 items too many were served. "
+    )
 
 
 def test_rollback(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_rollback(tmp_path: Path) -> None:
         "At t = 50 % the backfill was rolled back, which took 7.0 s; every item has its old embedding again."
     )
     half = drill_of(tmp_path, rollback_at=5, changed={(6, "old_items"): 960, (6, "new_items"): 40})
-    assert details(half)[-1].endswith("; 40 items still have their new embedding.")
+    assert details(half)[-1].endswith("; 40 items still have their new embeddings.")
 
 
 def test_everything_that_may_happen(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_everything_that_may_happen(tmp_path: Path) -> None:
     changed |= {(10, "inserted"): 30, (10, "deleted"): 20, (10, "new_items"): 1010}
     drill = drill_of(tmp_path, incidents=incidents, changed=changed, has_churn=True, legs=2)
     assert details(drill)[2:] == [
-        "1 image could not be read: its item keeps its old embedding.",
-        "Meanwhile 30 items came and 20 went; 1,010 are served at the end.",
+        "1 image could not be read; its item keeps its old embedding.",
+        "Meanwhile 30 items were inserted and 20 deleted; 1,010 are served at the end.",
         "The driver was started 2 times. Incidents: shard restarted (2 times).",
     ]
 
@@ -134,7 +134,7 @@ def test_everything_that_may_happen(tmp_path: Path) -> None:
 def test_no_traffic_and_a_drill_that_stopped(tmp_path: Path) -> None:
     quiet = drill_of(tmp_path, traffic=False)
     assert details(quiet) == [
-        "1,000 items were backfilled in 3 min 20 s (5 a second, pauses included). No query was sent meanwhile."
+        "1,000 items were backfilled in 3 min 20 s (5 per second, pauses included). No queries were sent meanwhile."
     ]
     assert "0 violations" in verdict(quiet)
     assert "unanswered" not in verdict(quiet)
