@@ -270,6 +270,7 @@ def test_what_a_gpu_cannot_find_the_cpu_does(kind: str) -> None:
         assert gpu.searches - before == searches  # for 40, 80, ... 1280 rows
 
 
+@pytest.mark.slow
 def test_searches_beside_the_torch_interface_of_faiss() -> None:
     """Some libraries import it, and it replaces ``search`` by one that knows no selectors."""
     code = """
