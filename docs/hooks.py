@@ -32,6 +32,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links are written for readers of the repository. Make them lead to pages, or to copies of other files."""
     here = page.file.src_uri
+    if here == "index.md":
+        page.meta["hide"] = ["navigation"]  # it is alone in its section: the page has the room
     folder = posixpath.dirname(SHOWN_BY.get(here, f"docs/{here}"))
 
     def to_page(link: re.Match[str]) -> str:
