@@ -24,7 +24,7 @@ ROWS = {
 # Modules of the examples are found in our packages as if they stood there.
 FINDER = """
 import importlib, pathlib
-for room in ("datasets", "methods", "recipes"):
+for room in ("datasets", "losses", "methods", "recipes"):
     folder = pathlib.Path(__file__).parent / "ray_backfill" / room
     importlib.import_module(f"ray_backfill.{room}").__path__.append(str(folder))
 """
