@@ -54,7 +54,8 @@ def test_templates_types_and_licence_are_in_it(site: Path) -> None:
 
 
 def test_the_command_simulates_from_another_folder(site: Path, tmp_path: Path) -> None:
-    where = run(sys.executable, "-c", "import ray_backfill as rb; print(rb.__file__)", cwd=tmp_path, PYTHONPATH=str(site))
+    code = "import ray_backfill; print(ray_backfill.__file__)"
+    where = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(site))
     assert Path(where.strip()).is_relative_to(site), "tests another installation"
     rng = np.random.default_rng(0)
     vectors = {model: vector_column(rng.normal(size=(60, 6)).astype(np.float32)) for model in ("old", "new")}
