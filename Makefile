@@ -1,5 +1,6 @@
 # make demo    the main job on rendered landmarks, from nothing to a report
-# make test    the tests          make check   lint, types and tests: what CI runs
+# make test    the tests          make check   lint, types, documentation and tests: what CI runs
+# make test-fast    tests without Ray that take no seconds each      make docs-serve    the documentation in a browser
 # make bench   what the replay costs beside its limits: about 11 minutes
 # make bench-serving   what two partitions and approximate indexes cost     make bench-throttle   latency against rate
 # make bench-scale   a million images streamed and killed, each stage's price, GLDv2's size: about 20 minutes
@@ -11,7 +12,7 @@ EXTRA ?= $(if $(wildcard .venv/.ready-gpu),gpu,cpu)
 BIN := .venv/bin
 READY := .venv/.ready-$(EXTRA)
 
-.PHONY: setup demo test test-cluster test-rooms lint types check bench bench-serving bench-throttle bench-scale reproduce reproduce-landmarks clean
+.PHONY: setup demo test test-cluster test-local test-fast lint types docs docs-serve wheel check bench bench-serving bench-throttle bench-scale reproduce reproduce-landmarks clean
 
 setup: $(READY)
 
@@ -21,22 +22,23 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	@rm -f .venv/.ready-*
 	$(BIN)/python -m pip uninstall --quiet --yes faiss-cpu faiss-gpu 2>/dev/null
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRA),dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRA),dev,docs]'
 	@touch $(READY)
 
 demo: setup
 	$(BIN)/python jobs/simulate_gldv2.py --out runs/demo
 
 # In two halves, which CI runs side by side: tests of clusters mostly wait.
-CLUSTER_TESTS := tests/cluster tests/jobs tests/papers/test_experiment.py
-
-test: test-cluster test-rooms
+test: test-cluster test-local
 
 test-cluster: setup
-	$(BIN)/python -m pytest $(CLUSTER_TESTS)
+	$(BIN)/python -m pytest -m cluster
 
-test-rooms: setup
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(CLUSTER_TESTS))
+test-local: setup
+	$(BIN)/python -m pytest -m "not cluster"
+
+test-fast: setup
+	$(BIN)/python -m pytest -m "not cluster and not slow"
 
 lint: setup
 	$(BIN)/ruff check .
@@ -45,7 +47,17 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-check: lint types test
+# Fails on dead links, pages that no menu leads to, and docstrings that do not fit their function.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+wheel: setup
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+check: lint types docs test
 
 bench: setup
 	$(BIN)/python -m benchmarks.replay
@@ -72,4 +84,4 @@ reproduce-landmarks: setup
 	  --out runs/reproduce-landmarks --page docs/results/landmarks.md --findings docs/results/landmarks-findings.md
 
 clean:
-	rm -rf .venv runs build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv runs build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

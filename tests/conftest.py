@@ -5,12 +5,27 @@ from collections.abc import Iterator
 import faiss
 import pytest
 
-from ray_backfill.cluster.session import session
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what uses the shared Ray. A test that starts a Ray in another way is marked by hand."""
+    for item in items:
+        if "ray_session" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(autouse=True)
+def no_ray_without_the_mark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``-m "not cluster"`` promises that no Ray is started."""
+    if "cluster" not in request.keywords:
+        monkeypatch.setenv("RAY_ADDRESS", "a test that starts Ray needs pytest.mark.cluster")
 
 
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """One Ray for all tests that use one in this process."""
+    from ray_backfill.cluster.session import session  # imports Ray, which most tests do without
+
     with session():
         yield
 

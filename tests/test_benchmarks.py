@@ -22,6 +22,8 @@ from ray_backfill.tables.journal import Applied, CheckpointMeasured, Journal, St
 from ray_backfill.tables.schema import arrow_table
 from tests.test_structure import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_replay_equals_sorting_in_its_benchmark() -> None:
     command = [sys.executable, "-m", "benchmarks.replay", "--scale", "0.02", "--only", "exactness"]

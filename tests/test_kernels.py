@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_a_machine_without_a_writable_folder_compiles_in_every_process() -> None:
     code = (
         "import numba.core.caching as c\n"

@@ -13,6 +13,8 @@ from ray_backfill.report import read_results
 from ray_backfill.report.wording import glossary
 from ray_backfill.store import vector_column, write_parquet
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PLUGIN = """
 import numpy as np

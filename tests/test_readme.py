@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.test_structure import FLOORS, ROOT
 
 README = (ROOT / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_examples_run(tmp_path: Path) -> None:
     code = "\n".join(re.findall(r"```python\n(.*?)```", README, re.DOTALL))
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -37,6 +37,7 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, objec
     return {str(row["method"]): row for row in table.to_dict("records")}  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_heads_cost_what_the_paper_says(costs: dict[str, dict[str, object]]) -> None:
     """Rank merge, B.3: 132.8K parameters and multiply-accumulates for psi and rho of 128 dimensions."""
     rm = costs["rm"]

@@ -29,6 +29,8 @@ from ray_backfill.store import EmbeddingFolder, EmbeddingTable, read_folder, vec
 from ray_backfill.tables.results import LeftOut, Manifest
 from ray_backfill.training.settings import FitSettings, HeadTraining, TransformTraining
 
+pytestmark = pytest.mark.slow
+
 CLASSES = 6
 
 

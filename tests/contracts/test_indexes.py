@@ -34,7 +34,7 @@ QUERIES = RNG.normal(size=(30, D)).astype(np.float32)
 TRUE = {distance: exact_distances(QUERIES, VECTORS, distance) for distance in DISTANCES}
 
 
-pytestmark = pytest.mark.usefixtures("one_faiss_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_faiss_thread")]
 
 
 @cache

@@ -59,6 +59,7 @@ def is_plain(model: str, system: rb.RetrievalSystem, e: Embeddings) -> bool:
     return system.query is e.query[model] and system.gallery is e.gallery[model]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", all_methods().values(), ids=lambda m: m.name)
 def test_every_method_replays(method: Method, fitted: dict[str, tuple[torch.nn.Module, list[float]]]) -> None:
     network = fit_once(method, fitted)[0] if method.fit else None
@@ -77,6 +78,7 @@ def test_every_method_replays(method: Method, fitted: dict[str, tuple[torch.nn.M
         assert pair.backward.gallery.shape == pair.forward.gallery.shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", FITTED, ids=lambda m: m.name)
 def test_every_training_lowers_its_loss(method: Method, fitted: dict[str, tuple[torch.nn.Module, list[float]]]) -> None:
     _, losses = fit_once(method, fitted)
@@ -86,6 +88,7 @@ def test_every_training_lowers_its_loss(method: Method, fitted: dict[str, tuple[
     assert np.mean(losses[-3:]) < 0.9 * losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", FITTED, ids=lambda m: m.name)
 def test_every_network_is_kept_and_found_again(
     method: Method, fitted: dict[str, tuple[torch.nn.Module, list[float]]], tmp_path: Path
@@ -102,6 +105,7 @@ def test_every_network_is_kept_and_found_again(
     assert json.loads(json.dumps(method.fit.recorded(SETTINGS, "cosine")))["fit"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", FITTED, ids=lambda m: m.name)
 def test_a_stand_in_does_not_depend_on_what_it_stands_among(
     method: Method, fitted: dict[str, tuple[torch.nn.Module, list[float]]]

@@ -14,6 +14,7 @@ from ray_backfill.models.heads import Heads, HeadShape
 from ray_backfill.models.settings import BackboneSettings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "channels", "size"), [("convnet", 1, 28), ("convnet", 3, 32), ("resnet18", 3, 64), ("vit_b_32", 3, 64)]
 )
@@ -24,6 +25,7 @@ def test_backbones_embed_and_classify(arch: str, channels: int, size: int) -> No
     assert logits.shape == (2, 7)
 
 
+@pytest.mark.slow
 def test_resnets_have_the_published_size() -> None:
     """torchvision's ResNet-18 and -50 without their classifiers: 11,176,512 and 23,508,032 parameters."""
     for arch, parameters in [("resnet18", 11_176_512), ("resnet50", 23_508_032)]:
@@ -111,6 +113,7 @@ def test_a_checkpoint_imports_models_of_transformers_only(tmp_path: Path) -> Non
         Backbone(BackboneSettings("hf:x"), 3, 32, 2, config)
 
 
+@pytest.mark.slow
 def test_images_that_do_not_fit_are_named() -> None:
     with pytest.raises(InputError, match="vit_b_32 does not take images of 28 x 28 x 1"):
         check_arch(BackboneSettings("vit_b_32"), 1, 28)

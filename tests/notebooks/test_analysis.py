@@ -10,6 +10,8 @@ from nbclient import NotebookClient
 
 from tests.report.folder import write_results
 
+pytestmark = pytest.mark.slow
+
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "analysis.ipynb"
 
 

@@ -18,6 +18,8 @@ from ray_backfill.tables.results import CostRow
 from ray_backfill.tables.schema import frame, write_table
 from tests.papers.folder import ORDER, Made, T, flat, runs_of, write_seed
 
+pytestmark = pytest.mark.slow
+
 FINDINGS = "## Findings\n\nBy hand: {{ no template }} | <b>as it is</b>."
 
 

@@ -33,6 +33,7 @@ def brute_force(
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -201,6 +202,7 @@ def test_vectors_at_the_ends_of_float32(distance: str, size: float, metrics: tup
         np.testing.assert_allclose(curve.values(metric), expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_many_ignored_items_of_one_query_do_not_lengthen_lists() -> None:
     rng = np.random.default_rng(13)
     pair = random_pair(rng, 20, 5000, tied=False)

@@ -15,6 +15,8 @@ from ray_backfill.report import figures, read_results, write_report
 from ray_backfill.report.drawing import to_png
 from tests.report.folder import METHODS, many_methods, write_results
 
+pytestmark = pytest.mark.slow
+
 
 def test_curves_png_is_a_picture_of_plausible_size(tmp_path: Path) -> None:
     write_report(write_results(tmp_path))

@@ -13,6 +13,8 @@ from ray_backfill.report import write_report
 from ray_backfill.tables.results import LeftOut
 from tests.report.folder import METHODS, made_traits, many_methods, write_costs, write_results
 
+pytestmark = pytest.mark.slow
+
 
 class Cells(HTMLParser):
     """Collects the rows of all tables as text, and every address that the page refers to."""

@@ -9,6 +9,8 @@ from ray_backfill.report.reading import read_results
 from ray_backfill.report.results import Results, Variant
 from tests.report.folder import METHODS, many_methods, write_results
 
+pytestmark = pytest.mark.slow
+
 ORDERS = ("oracle_loss", "score", "random")  # the oracle has the highest AUC of all
 
 

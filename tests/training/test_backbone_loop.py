@@ -32,6 +32,8 @@ from ray_backfill.training.schedule import warmup_cosine
 from ray_backfill.training.settings import Augmentation, BackboneTraining
 from tests.training._workers import leave_together
 
+pytestmark = pytest.mark.slow
+
 SOURCE = open_source(landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4))
 INFO = BackboneInfo(BackboneSettings(dim=8, width=4), channels=3, image_size=16, classes=[0, 1, 3])
 LABELS = SOURCE.items("train").labels_N

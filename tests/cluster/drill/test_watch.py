@@ -122,6 +122,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.3)
 
 
+@pytest.mark.cluster
 def test_every_panel_shows_what_was_written(tmp_path: Path) -> None:
     if shutil.which("prometheus") is None:
         assert "CI" not in os.environ, "install the Debian package prometheus"

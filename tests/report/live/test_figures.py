@@ -16,6 +16,8 @@ from ray_backfill.report.live.figures import partitions_figure, quality_figure, 
 from ray_backfill.report.live.panels import MAX_POINTS, binned, timeline_figure
 from tests.report.live.folder import replayed_value, write_drill, write_timeline
 
+pytestmark = pytest.mark.slow
+
 
 def heights(axes: Axes) -> list[list[float]]:
     """The values of every line, in per cent."""

@@ -12,6 +12,8 @@ from ray_backfill.report.live import print_live_table, write_live_report
 from tests.report.live.folder import write_drill
 from tests.report.test_html import Cells
 
+pytestmark = pytest.mark.slow
+
 
 def page(folder: Path) -> tuple[str, Cells]:
     """Write the report and parse it."""

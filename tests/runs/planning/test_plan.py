@@ -29,6 +29,8 @@ from ray_backfill.training.objective import Classification, OldModel
 from ray_backfill.training.settings import BackboneTraining, FitSettings, HeadTraining, TransformTraining
 from ray_backfill.training.step_cost import network_cost, step_flops
 
+pytestmark = pytest.mark.slow
+
 COUNTS = Counts(
     train=1000,
     gallery=300,
