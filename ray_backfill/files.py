@@ -7,6 +7,7 @@ is, and the stage is marked as finished after the last byte of the work is in pl
 
 import errno
 import json
+import os
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,6 +37,15 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         raise InputError(f"no room for {path} ({error}); make room on that disk: the same command continues") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path, option: str) -> None:
+    """Raises InputError if the folder cannot be made or written. option: as what it was given."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise InputError(f"{option} {folder} cannot be made: {there} is a file; give a folder")
+    if not os.access(there, os.W_OK):
+        raise InputError(f"{option} {folder} cannot be made: {there} is not writable; give another folder")
 
 
 def remove_halves(folder: Path) -> None:

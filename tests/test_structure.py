@@ -13,7 +13,7 @@ PACKAGE = ROOT / "ray_backfill"
 # Rooms from the ground up. A room may import those on lower lines, and its own modules; never one beside or above it.
 FLOORS = [
     {"errors"},
-    {"plugins", "files", "kernels"},
+    {"plugins", "files", "kernels", "display"},
     {"tables"},
     {"systems"},
     {"distances", "metrics", "store", "protocols"},
@@ -29,7 +29,7 @@ FLOORS = [
     {"recipes"},
     {"runs"},
     {"papers"},
-    {"cli"},
+    {"cli", "face"},
     {"__main__"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -43,7 +43,7 @@ ONLY_IN = {
     "torch": {"models", "losses", "papers", "training", "cluster", "replay"},
     "transformers": {"models"},
     "tyro": {"cli", "recipes"},
-    "matplotlib": {"report", "papers"},
+    "matplotlib": {"display", "report", "papers"},
     "jinja2": {"report", "papers"},
     "rich": {"report"},
     "PIL": {"images", "datasets"},

@@ -39,13 +39,13 @@ from ray_backfill.systems import GroundTruth, IntArray, UpgradePair
 
 @overload
 def replay(
-    pair: UpgradePair, truth: GroundTruth, order: IntArray, points: int = ..., metrics: Sequence[str] = ...,
+    pair: UpgradePair, truth: GroundTruth, order: IntArray, points: int = ..., metrics: str | Sequence[str] = ...,
     distance: str = ..., progress: bool = ..., threads: int | None = ..., device: str = ..., merge: Merge = ...,
 ) -> Curve: ...  # fmt: skip
 @overload
 def replay(
     pair: UpgradePair, truth: GroundTruth, order: Mapping[str, IntArray], points: int = ...,
-    metrics: Sequence[str] = ..., distance: str = ..., progress: bool = ..., threads: int | None = ...,
+    metrics: str | Sequence[str] = ..., distance: str = ..., progress: bool = ..., threads: int | None = ...,
     device: str = ..., merge: Merge = ...,
 ) -> dict[str, Curve]: ...  # fmt: skip
 def replay(
@@ -53,29 +53,60 @@ def replay(
     truth: GroundTruth,
     order: IntArray | Mapping[str, IntArray],
     points: int = 11,
-    metrics: Sequence[str] = ("mAP", "CMC@1"),
+    metrics: str | Sequence[str] = ("mAP", "CMC@1"),
     distance: str = "cosine",
     progress: bool = False,
     threads: int | None = None,
     device: str = "cpu",
     merge: Merge = RAW,
 ) -> Curve | dict[str, Curve]:
-    """The exact curve M_t of a backfill at t = 0, 1/(points-1), ..., 1.
+    """Replay a backfill exactly: the curve M_t at t = 0, 1/(points-1), ..., 1.
 
-    Source: rank merge, eq. 5. At progress t the first floor(t * N) items of the order are served by the forward system.
-    order: (N,) permutation, or a dict of them, which share one pass and give a dict of curves.
-    metrics: see ``parse_metric``. distance: see ``distances.DISTANCES``. progress: show a bar if it takes long.
-    threads: default all cores that this process may use. device: "cpu", or "cuda" for torch on a GPU; same results.
-    merge: how the two systems' distances compare (``fit_merge``); by default as they are.
+    At progress t the first floor(t * N) items of the order are served by the forward system, the others by the backward
+    system. Source: rank merge, eq. 5.
+
+    Args:
+        pair: The two systems, of Q queries and N gallery items.
+        truth: Which gallery items are right for each query.
+        order: (N,) permutation of gallery positions, first = backfilled first (``make_order``); or a dict of them,
+            which share one pass.
+        points: Moments of the backfill, t = 0 and t = 1 included.
+        metrics: "mAP", "mAP@k" or "CMC@k"; one name or several.
+        distance: "cosine", "l2" or "inner_product".
+        progress: Show a progress bar if the replay takes long.
+        threads: By default all cores that this process may use.
+        device: "cpu", or "cuda" for torch on a GPU; the results are the same.
+        merge: How the distances of the two systems are made comparable (``fit_merge``); by default as they are.
+
+    Returns:
+        The curve; for a dict of orders a dict of curves.
 
     Raises:
-        InputError: sizes that do not match, no scored query, an order that is no permutation, unknown names, a zero
-            vector under cosine, a device that is not there.
+        InputError: Sizes that do not match, no query with a positive, an order that is no permutation, unknown names, a
+            zero vector under cosine, a device that is not there.
+
     Cost: two float32 matrix products of Q x N x d, and about half as much again; hardly more for more points.
     Memory beside the inputs: about 200 MB a thread; for each item 2 bytes an order and 16 for norms; for the result
         8 bytes for each query, point, order and metric.
     """
     orders = dict(order) if isinstance(order, Mapping) else {"": order}
+    curves = _replay_orders(pair, truth, orders, points, metrics, distance, progress, threads, device, merge)
+    return curves if isinstance(order, Mapping) else curves[""]
+
+
+def _replay_orders(
+    pair: UpgradePair,
+    truth: GroundTruth,
+    orders: Mapping[str, IntArray],
+    points: int,
+    metrics: str | Sequence[str],
+    distance: str,
+    progress: bool,
+    threads: int | None,
+    device: str,
+    merge: Merge,
+) -> dict[str, Curve]:
+    """``replay`` of several orders in one pass."""
     check_distance(distance)
     _check_sizes(pair, truth)
     if threads is not None and threads < 1:
@@ -84,11 +115,17 @@ def replay(
     check_device(device)
     torch_device = None if device == "cpu" else device
     # Beside a GPU one thread answers a block while the other one's block is on it.
-    n_threads = threads or (len(os.sched_getaffinity(0)) if torch_device is None else 2)
+    n_threads = threads or (usable_cpus() if torch_device is None else 2)
     with comparisons_bar(prepared, progress) as report, full_float32(torch_device):
         shard = GalleryShard(pair, 0, prepared.slices_ON, points, distance, report, torch_device, merge)
-        curves = measure_prepared(prepared, truth, LocalShards([shard]), n_threads)
-    return curves if isinstance(order, Mapping) else curves[""]
+        return measure_prepared(prepared, truth, LocalShards([shard]), n_threads)
+
+
+def usable_cpus() -> int:
+    """How many CPUs this process may use; where the system does not tell (macOS), how many there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, threads: int) -> dict[str, Curve]:

@@ -44,12 +44,12 @@ def prepare_replay(
     truth: GroundTruth,
     orders: Mapping[str, IntArray],
     points: int,
-    metrics: Sequence[str],
+    metrics: str | Sequence[str],
     switch: Switch,
     merge: Merge = RAW,
 ) -> Prepared:
     """Raises InputError: unknown metric, too few points, no order or one that is no permutation, no scored query."""
-    parsed = tuple(parse_metric(name) for name in metrics)
+    parsed = tuple(parse_metric(name) for name in ([metrics] if isinstance(metrics, str) else metrics))
     if not 2 <= points <= 1 << 16:
         raise InputError(f"a curve needs at least 2 points and at most {1 << 16}, got {points}")
     if not orders:

@@ -21,6 +21,7 @@ from ray_backfill.report.wording import (
     percent,
     percent_sign,
     tick,
+    variant_cells,
     verdict,
 )
 
@@ -65,11 +66,15 @@ def draw_table(results: Results, console: Console | None = None) -> None:
     show(console, _table(results, rows), notes)
 
 
-def _table(results: Results, rows: Sequence[Row]) -> Table:
-    is_bound = len(results.variants) == 1 and any(row.is_bound for row in rows)
+def table_title(results: Results) -> str:
+    """What the overview shows; names an oracle order that stands in no column."""
+    is_bound = len(results.variants) == 1 and any(row.is_bound for row in results.table(results.primary))
     bound = f", {results.order_name(results.orders[0])} order" if is_bound else ""
-    title = f"{results.primary} while the gallery is backfilled{bound}, in per cent"
-    table = Table(title=title, title_justify="left")
+    return f"{results.primary} while the gallery is backfilled{bound}, in per cent"
+
+
+def _table(results: Results, rows: Sequence[Row]) -> Table:
+    table = Table(title=table_title(results), title_justify="left")
     frame, best = _frame(results, rows), results.best()
     for name in frame.columns:
         is_name = name in ("method", "order", "merge")
@@ -91,12 +96,7 @@ def _frame(results: Results, rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def _cells(results: Results, row: Row, others: Mapping[tuple[str, Variant, str], Row]) -> dict[str, str]:
-    cells = {"method": row.title}
-    free = row.is_reference
-    if len(results.orders) > 1:
-        cells["order"] = NOTHING if free else results.order_name(row.order)
-    if len(results.merges) > 1:
-        cells["merge"] = NOTHING if free else row.merge
+    cells = {"method": row.title} | variant_cells(results, row)
     cells[f"AUC {results.primary}"] = percent(row.auc)
     cells["gain"] = percent_sign(row.gain)
     # old and new are what the conditions compare with: a tick there would say nothing.

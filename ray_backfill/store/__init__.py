@@ -113,7 +113,7 @@ class Classifier:
     bias: NDArray[np.float32]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EmbeddingFolder:
     """A folder of the data contract, read and checked.
 
@@ -126,6 +126,12 @@ class EmbeddingFolder:
     queries: EmbeddingTable | None
     train: EmbeddingTable | None
     classifier: Classifier | None = None
+
+    def __repr__(self) -> str:
+        splits = {"gallery": self.gallery, "queries": self.queries, "train": self.train}
+        rows = [f"{len(table):,} {name}" for name, table in splits.items() if table is not None]
+        dims = [f"{name} {vectors.shape[1]}" for name, vectors in self.gallery.vectors.items()]
+        return f"Embeddings in {self.path}: {', '.join(rows)}; dimensions: {', '.join(dims)}"
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -180,17 +186,23 @@ def _digest(digest: Any, array: NDArray[Any]) -> None:
 
 
 def read_folder(
-    path: Path, models: Sequence[str] = ("old", "new"), gallery_needs: Sequence[str] = ("old", "new")
+    path: str | Path, models: Sequence[str] = ("old", "new"), gallery_needs: Sequence[str] = ("old", "new")
 ) -> EmbeddingFolder:
-    """Read and check a folder of the data contract (see the module).
+    """Read and check a folder of the data contract.
 
-    models: whose embeddings to read; those of others than old and new may be missing. gallery_needs: which embeddings
-    the gallery must have: before a backfill it has no new ones.
+    Args:
+        path: A folder with ``gallery.parquet`` and, if there are any, ``queries.parquet`` and ``train.parquet``.
+        models: Whose embeddings to read; those of others than old and new may be missing.
+        gallery_needs: Which embeddings the gallery must have: before a backfill it has no new ones.
+
+    Returns:
+        The splits, checked. Vectors keep their type; columns above 1 GiB are mapped from a temporary file.
 
     Raises:
-        InputError: missing file or column, missing or duplicate ids, NaN, ragged lists, unknown positives; the message
-            names file, column and first offending rows.
+        InputError: Missing file or column, missing or duplicate ids, NaN, ragged lists; the message names file, column
+            and first offending rows.
     """
+    path = Path(path)
     if not path.is_dir():
         raise InputError(f"{path} is not a folder; give a folder that holds gallery.parquet")
     gallery = read_table(path / "gallery.parquet", models, gallery_needs)

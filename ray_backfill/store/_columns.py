@@ -3,7 +3,9 @@
 Columns of vectors are read row group by row group: in memory, or mapped from a temporary file if they are large.
 """
 
+import errno
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
@@ -171,10 +173,20 @@ def room_for(rows: int, width: int, dtype: type[np.floating]) -> NDArray[Any]:
         return np.empty((rows, width), dtype)
     with TemporaryFile() as file:  # its map keeps it
         try:
-            os.posix_fallocate(file.fileno(), 0, n_bytes)
+            _reserve(file, n_bytes)
         except OSError as error:
             raise _no_room(error) from error
         return np.memmap(file, dtype, mode="r+", shape=(rows, width))
+
+
+def _reserve(file: IO[bytes], n_bytes: int) -> None:
+    """Raises OSError where the disk has no room."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, n_bytes)
+        return
+    if shutil.disk_usage(gettempdir()).free < n_bytes:  # macOS reserves nothing
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    file.truncate(n_bytes)
 
 
 def _write_temporary(file: IO[bytes], vectors: NDArray[np.floating]) -> None:
