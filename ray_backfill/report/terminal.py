@@ -28,13 +28,12 @@ from ray_backfill.report.wording import (
 PIPED_WIDTH = 140  # rich assumes 80 where there is no terminal, which would fold the numbers
 
 
-def overview(results: Results, whole: bool = False) -> pd.DataFrame:
+def overview(results: Results) -> pd.DataFrame:
     """One row per method, order and merge, one column per figure, in per cent, as text.
 
-    Where that is more than can be read, each method once, in its best order and merge. whole: all rows anyway.
+    Where that is more than can be read, each method once, in its best order and merge.
     """
-    rows = results.table(results.primary) if whole else shown_rows(results, results.primary)
-    return _frame(results, rows)
+    return _frame(results, shown_rows(results, results.primary))
 
 
 def show(console: Console | None, table: Table, notes: Sequence[Text]) -> None:
