@@ -60,34 +60,34 @@ def replay(
     device: str = "cpu",
     merge: Merge = RAW,
 ) -> Curve | dict[str, Curve]:
-    """Replay a backfill exactly: the curve M_t at t = 0, 1/(points-1), ..., 1.
+    """Compute the exact curve M_t of a backfill at t = 0, 1/(points-1), ..., 1.
 
-    At progress t the first floor(t * N) items of the order are served by the forward system, the others by the backward
-    system. Source: rank merge, eq. 5.
+    At progress t, the forward system serves the first floor(t * N) items of the order.
+
+    Source: rank merge, eq. 5.
+
+    Cost: two float32 matrix products of Q x N x d, plus about half as much; hardly more for more points. Memory in
+    addition to the inputs: about 200 MB per thread; per item, 2 bytes for each order and 16 for norms; for the result,
+    8 bytes per query, point, order and metric.
 
     Args:
-        pair: The two systems, of Q queries and N gallery items.
-        truth: Which gallery items are right for each query.
-        order: (N,) permutation of gallery positions, first = backfilled first (``make_order``); or a dict of them,
-            which share one pass.
-        points: Moments of the backfill, t = 0 and t = 1 included.
-        metrics: "mAP", "mAP@k" or "CMC@k"; one name or several.
+        pair: The systems that serve items before and after they are backfilled.
+        truth: Positives and ignored items of each query.
+        order: (N,) permutation of the gallery, first = backfilled first, or a dict of them, which share one pass.
+        points: Number of points T, at least 2.
+        metrics: A name such as "mAP", "mAP@100" or "CMC@1", or several.
         distance: "cosine", "l2" or "inner_product".
         progress: Show a progress bar if the replay takes long.
-        threads: By default all cores that this process may use.
-        device: "cpu", or "cuda" for torch on a GPU; the results are the same.
-        merge: How the distances of the two systems are made comparable (``fit_merge``); by default as they are.
+        threads: Number of threads; by default one per core that this process may use.
+        device: "cpu", or "cuda" for torch on a GPU, with the same results.
+        merge: Makes the two systems' distances comparable, see ``fit_merge``; by default raw distances are compared.
 
     Returns:
-        The curve; for a dict of orders a dict of curves.
+        The curve, or a dict of curves for a dict of orders.
 
     Raises:
-        InputError: Sizes that do not match, no query with a positive, an order that is no permutation, unknown names, a
-            zero vector under cosine, a device that is not there.
-
-    Cost: two float32 matrix products of Q x N x d, and about half as much again; hardly more for more points.
-    Memory beside the inputs: about 200 MB a thread; for each item 2 bytes an order and 16 for norms; for the result
-        8 bytes for each query, point, order and metric.
+        InputError: Sizes do not match, no query has a positive, an order is not a permutation, a name is unknown, a
+            vector is zero under cosine, or the device does not exist.
     """
     orders = dict(order) if isinstance(order, Mapping) else {"": order}
     curves = _replay_orders(pair, truth, orders, points, metrics, distance, progress, threads, device, merge)
@@ -95,18 +95,9 @@ def replay(
 
 
 def _replay_orders(
-    pair: UpgradePair,
-    truth: GroundTruth,
-    orders: Mapping[str, IntArray],
-    points: int,
-    metrics: str | Sequence[str],
-    distance: str,
-    progress: bool,
-    threads: int | None,
-    device: str,
-    merge: Merge,
-) -> dict[str, Curve]:
-    """``replay`` of several orders in one pass."""
+    pair: UpgradePair, truth: GroundTruth, orders: dict[str, IntArray], points: int, metrics: str | Sequence[str],
+    distance: str, progress: bool, threads: int | None, device: str, merge: Merge,
+) -> dict[str, Curve]:  # fmt: skip
     check_distance(distance)
     _check_sizes(pair, truth)
     if threads is not None and threads < 1:

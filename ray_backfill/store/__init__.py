@@ -23,12 +23,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from ray_backfill.errors import InputError
 from ray_backfill.files import write_whole
 from ray_backfill.store._columns import MAPPED_BYTES as MAPPED_BYTES
 from ray_backfill.store._columns import (
+    add_to_digest,
     as_id_lists,
     as_ids,
     as_integers,
@@ -45,7 +45,6 @@ from ray_backfill.store._columns import room_for as room_for
 from ray_backfill.systems import FloatArray
 
 SPLITS = ("gallery", "queries", "train", "classifier")
-_PIECE_BYTES = 64 << 20
 # Column -> how it is read and checked. Fingerprints are made in this order.
 _COLUMNS: Mapping[str, Callable[[pa.ChunkedArray, Path, str], Any]] = {
     "id": as_ids,
@@ -152,7 +151,7 @@ class EmbeddingFolder:
                 digest.update(of_column)
         for name in further:
             if name not in _COLUMNS and (numbers := self.gallery.find_numbers(name)) is not None:
-                _digest(digest, numbers)
+                add_to_digest(digest, numbers)
         return digest.hexdigest()
 
     @cached_property
@@ -164,7 +163,7 @@ class EmbeddingFolder:
             for (model, name), values in _columns_of(table).items() if table is not None else ():
                 digest = hashlib.blake2b(f"{split} {model} {name}".encode())
                 for array in [values] if isinstance(values, np.ndarray) else values or []:
-                    _digest(digest, array)
+                    add_to_digest(digest, array)
                 found[split, model, name] = digest.digest()
         return found
 
@@ -177,30 +176,24 @@ def _columns_of(table: "EmbeddingTable | Classifier") -> dict[tuple[str, str], A
     return known | {(model, "vectors"): vectors for model, vectors in table.vectors.items()}
 
 
-def _digest(digest: Any, array: NDArray[Any]) -> None:
-    digest.update(f"{array.dtype}{array.shape}".encode())
-    numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    pieces = range(0, len(numbers), _PIECE_BYTES)
-    for i in tqdm(pieces, desc="fingerprint", unit=" x 64 MB", delay=2, leave=False):
-        digest.update(numbers[i : i + _PIECE_BYTES].data)
-
-
 def read_folder(
     path: str | Path, models: Sequence[str] = ("old", "new"), gallery_needs: Sequence[str] = ("old", "new")
 ) -> EmbeddingFolder:
-    """Read and check a folder of the data contract.
+    """Read and validate a folder of embeddings.
 
     Args:
-        path: A folder with ``gallery.parquet`` and, if there are any, ``queries.parquet`` and ``train.parquet``.
-        models: Whose embeddings to read; those of others than old and new may be missing.
-        gallery_needs: Which embeddings the gallery must have: before a backfill it has no new ones.
+        path: Folder with ``gallery.parquet`` and, optionally, ``queries.parquet``, ``train.parquet`` and
+            ``classifier.parquet``; see the module for the columns.
+        models: Models whose embeddings are read; only "old" and "new" must exist.
+        gallery_needs: Models whose embeddings the gallery must have; before a backfill it has no new ones.
 
     Returns:
-        The splits, checked. Vectors keep their type; columns above 1 GiB are mapped from a temporary file.
+        The validated splits. Embeddings keep their type, float16 or float32; columns above 1 GiB are mapped from a
+        temporary file in TMPDIR.
 
     Raises:
-        InputError: Missing file or column, missing or duplicate ids, NaN, ragged lists; the message names file, column
-            and first offending rows.
+        InputError: A file or column is missing, ids are missing or duplicate, or embeddings are NaN, infinite or of
+            different lengths. The message names the file, the column and the first offending rows.
     """
     path = Path(path)
     if not path.is_dir():

@@ -23,6 +23,7 @@ from ray_backfill.systems import FloatArray
 # Columns of vectors above this size are mapped from a temporary file.
 MAPPED_BYTES = 1 << 30
 _BATCH_ROWS = 65_536
+_PIECE_BYTES = 64 << 20
 
 
 def part_files(path: Path) -> list[Path]:
@@ -221,3 +222,12 @@ def as_vectors(array: pa.Array, file: Path, name: str, first_row: int, dtype: ty
     if len(bad):
         raise InputError(f"{file}, column {name!r}: NaN or infinite values in row {some(first_row + bad)}")
     return vectors
+
+
+def add_to_digest(digest: Any, array: NDArray[Any]) -> None:
+    """Feed type, shape and values of an array to a hash, in pieces."""
+    digest.update(f"{array.dtype}{array.shape}".encode())
+    numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    pieces = range(0, len(numbers), _PIECE_BYTES)
+    for i in tqdm(pieces, desc="fingerprint", unit=" x 64 MB", delay=2, leave=False):
+        digest.update(numbers[i : i + _PIECE_BYTES].data)
