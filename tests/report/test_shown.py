@@ -55,7 +55,7 @@ def test_a_run_may_be_named_by_its_own_folder(tmp_path: Path) -> None:
 def test_figures_are_drawn_by_name(tmp_path: Path, several: Results) -> None:
     assert get_args(FigureName) == tuple(FIGURES)
     for kind in ("curves", "gain", "orders", "flips"):
-        png, shown = several.plot(kind)._repr_png_()  # type: ignore[arg-type, attr-defined]
+        png, shown = several.plot(kind)._repr_png_()  # type: ignore[attr-defined]
         assert png.startswith(b"\x89PNG")
         assert shown == {"width": 900}
     assert len(several.plot().axes) == 2 * 4
