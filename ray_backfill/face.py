@@ -3,7 +3,7 @@
 What they need (torch, Ray) is imported when they are called: looking at a signature should cost nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,54 +37,58 @@ def simulate(
     device: str = "cpu",
     shards: int = 0,
 ) -> "Results":
-    """Compare upgrade methods on a folder of embeddings: what ``ray-backfill simulate --data`` does.
+    """Compare upgrade methods on a folder of embeddings, as ``ray-backfill simulate --data`` does.
 
     Args:
-        data: A folder of the data contract (``write_folder``), or what ``read_folder`` returned for it.
-        out: Folder of the run: trained maps, tables and ``results/report.html``. The same call again continues or
-            reuses what is there, as does the command. By default a temporary folder that is deleted at the end.
+        data: Folder of embeddings (``write_folder``), or what ``read_folder`` returned for it.
+        out: Folder of the run: trained maps, tables and ``results/report.html``. The same call continues a run that was
+            stopped and reuses finished stages, also those of the command. By default a temporary folder, deleted at
+            the end.
         methods: Upgrade methods (``methods()``), "recommended" or "all". The old and the new model always take part.
         orders: Backfill orders (``orders()``).
-        merges: How the distances of the two systems are made comparable (``merges()``).
+        merges: Ways to make the distances of the two systems comparable (``merges()``).
         metrics: "mAP", "mAP@k" or "CMC@k"; the first one leads the report.
-        points: Moments of the backfill, t = 0 and t = 1 included.
+        points: Number of moments of the backfill, t = 0 and t = 1 included.
         distance: "cosine", "l2" or "inner_product".
-        order_seed: Random seed of the random order.
+        order_seed: Random seed for the random order.
         fits: How maps between the models are trained; by default as on the command line.
-        device: "cpu" or "cuda" for the replay; the results are the same.
-        shards: Gallery shards, each a Ray actor; 0: this process, unless the gallery takes more than half of its
-            memory.
+        device: "cpu" or "cuda" for the replay, with the same results.
+        shards: Gallery shards, each a Ray actor; 0 replays in this process unless the gallery is too large for it.
 
     Returns:
-        Curves, summary and differences with 95 % bootstrap intervals. Methods and merges that need what the folder
-        lacks are left out; ``results.manifest.left_out`` says which and why.
+        Curves, summary and differences. ``results.manifest.left_out`` names what the folder had no data for, and why.
 
     Raises:
-        InputError: Unknown names, settings or data that do not fit, ``out`` of another run, a disk that is full.
+        InputError: Unknown names, settings or data that do not fit, ``out`` of another run, or a full disk.
     """
+    names = {"methods": methods, "orders": orders, "merges": merges, "metrics": metrics}
+    evaluation = {name: (given,) if isinstance(given, str) else tuple(given) for name, given in names.items()}
+    numbers = {"points": points, "distance": distance, "order_seed": order_seed}
+    return _simulate(data, out, evaluation | numbers, fits, {"device": device, "shards": shards})
+
+
+def _simulate(
+    data: "str | Path | EmbeddingFolder",
+    out: str | Path | None,
+    evaluation: Mapping[str, Any],
+    fits: "FitSettings | None",
+    place: Mapping[str, Any],
+) -> "Results":
+    """``simulate`` with the arguments of ``Evaluation`` and ``ReplayPlace``."""
     from ray_backfill.cluster.settings import ReplayPlace
-    from ray_backfill.comparison.evaluation import METHODS, Evaluation
+    from ray_backfill.comparison.evaluation import Evaluation
     from ray_backfill.report import read_results
     from ray_backfill.runs.context import Context
-    from ray_backfill.runs.pipeline import evaluate_folder
+    from ray_backfill.runs.folder import evaluate_folder
     from ray_backfill.training.settings import FitSettings
 
     folder = Path(data if isinstance(data, str | Path) else data.path).absolute()
-    evaluation = Evaluation(
-        methods=METHODS if methods == "recommended" else _names(methods),
-        orders=_names(orders),
-        merges=_names(merges),
-        metrics=_names(metrics),
-        points=points,
-        distance=distance,
-        order_seed=order_seed,
-    )
     with ExitStack() as stack:
         to = Path(stack.enter_context(TemporaryDirectory()) if out is None else out).absolute()
         check_writable(to, "out")
-        context = Context(to, place=ReplayPlace(shards, device), command=f"rb.simulate({str(folder)!r}, ...)")
+        context = Context(to, place=ReplayPlace(**place), command=f"rb.simulate({str(folder)!r}, ...)")
         try:
-            return read_results(evaluate_folder(folder, evaluation, fits or FitSettings(), context))
+            return read_results(evaluate_folder(folder, Evaluation(**evaluation), fits or FitSettings(), context))
         except Exception as error:
             found = input_error_in(error)  # of an actor or a worker
             if found is None:
@@ -98,7 +102,7 @@ def methods() -> pd.DataFrame:
     Returns:
         One row for each method, by name: ``title`` and ``family`` as reports show them; ``needs``: what a folder must
         have beside embeddings of gallery and queries; ``is_trained``: whether something is trained, in contrast to a
-        formula; ``source``: paper and place.
+        formula; ``is_recommended``: whether it takes part in "recommended"; ``source``: paper and place.
     """
     from ray_backfill.methods import all_methods
 
@@ -109,6 +113,7 @@ def methods() -> pd.DataFrame:
             "family": method.family,
             "needs": _needs_of_method(method),
             "is_trained": method.is_trained,
+            "is_recommended": method.is_recommended,
             "source": method.source,
         }
         for method in all_methods().values()
@@ -156,11 +161,6 @@ def merges() -> pd.DataFrame:
         }
         for kind in all_merges().values()
     )
-
-
-def _names(given: str | Sequence[str]) -> tuple[str, ...]:
-    """One name or several."""
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _table(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:

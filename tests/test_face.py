@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.cli.options import DataJob
+from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.files import read_json
 from ray_backfill.merges import all_merges
 from ray_backfill.methods import all_methods
@@ -134,7 +134,7 @@ def test_splits_are_replaced_together(tmp_path: Path) -> None:
 def test_simulate_gives_the_tables_of_the_command_and_reuses_its_run(folder: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,
-        str(ROOT / "jobs" / "simulate.py"),
+        *("-m", "ray_backfill", "simulate"),
         "--data",
         str(folder),
         "--out",
@@ -154,7 +154,7 @@ def test_simulate_gives_the_tables_of_the_command_and_reuses_its_run(folder: Pat
     assert (tmp_path / "job" / "results" / "curves.parquet").stat().st_mtime_ns == made
     assert again.methods == results.methods == ("old", "new", *FORMULAS)
     assert rb.read_results(str(tmp_path / "job")).verdict == rb.read_results(tmp_path / "job" / "results").verdict
-    assert "simulate.py" in read_json(tmp_path / "job" / "results" / "manifest.json")["command"]
+    assert "simulate" in read_json(tmp_path / "job" / "results" / "manifest.json")["command"]
 
 
 def test_embeddings_may_lie_in_the_folder_of_the_run(tmp_path: Path) -> None:
@@ -172,11 +172,9 @@ def test_without_a_folder_nothing_is_left(folder: Path, tmp_path: Path, monkeypa
 
 
 def test_its_defaults_are_those_of_the_command() -> None:
-    job = DataJob(data=Path(), out=Path()).evaluation
     defaults = {name: parameter.default for name, parameter in signature(rb.simulate).parameters.items()}
-    for name, default in vars(job).items():
-        if name != "methods":
-            assert default in (defaults[name], (defaults[name],)), name
+    for name, default in vars(Evaluation.of_folder()).items():
+        assert default in (defaults[name], (defaults[name],)), name
 
 
 @pytest.mark.parametrize(
