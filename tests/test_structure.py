@@ -94,7 +94,11 @@ def test_files_and_functions_stay_short(file: Path) -> None:
 
 
 def test_importing_the_library_loads_neither_torch_nor_ray() -> None:
-    code = "import sys, ray_backfill; print({'torch', 'ray', 'faiss', 'transformers'} & set(sys.modules))"
+    code = """
+import sys, ray_backfill as rb
+for name in rb.__all__:
+    getattr(rb, name)
+print({'torch', 'ray', 'faiss', 'transformers', 'matplotlib'} & set(sys.modules))"""
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
 
