@@ -1,6 +1,8 @@
 """From numpy arrays to a decision: which upgrade method should serve while the gallery is re-embedded?
 
-    python examples/numpy_to_decision.py    (about 15 seconds; writes runs/example)
+    python examples/numpy_to_decision.py    # writes runs/example
+
+10 seconds of processor time; 30 the first time, when the inner loops are compiled.
 
 The vectors here are invented. Bring your own: one row per item in the same order for both models, and a label that
 says which items belong together. Nothing is trained here: these methods need a formula, or nothing at all.
