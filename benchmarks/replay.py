@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 import ray_backfill as rb
 from benchmarks.replay_tools import Case, D, Table, make_case, peak_memory_mb, products, seconds
 from ray_backfill.distances import exact_distances
+from ray_backfill.replay import usable_cpus
 from ray_backfill.replay.block import sort_keys
 from ray_backfill.store import vector_column
 
@@ -247,7 +248,7 @@ def machine() -> str:
     cpu = next(
         (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), "?"
     )
-    return f"{len(os.sched_getaffinity(0))} cores of {cpu}, numpy {np.__version__}, faiss {faiss.__version__}"
+    return f"{usable_cpus()} cores of {cpu}, numpy {np.__version__}, faiss {faiss.__version__}"
 
 
 def main() -> None:

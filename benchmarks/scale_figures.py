@@ -18,10 +18,10 @@ import ray_backfill as rb
 from benchmarks.galleries import header, row
 from ray_backfill.comparison.orders import embeddings_of
 from ray_backfill.comparison.truth import ground_truth
+from ray_backfill.display.drawing import COLOURS, FAINT, INK, blank_figure, to_png
 from ray_backfill.distances import normalise
 from ray_backfill.methods import all_methods
 from ray_backfill.methods.adapters import regression
-from ray_backfill.report.drawing import COLOURS, FAINT, INK, blank_figure, to_png
 from ray_backfill.runs.synthetic import MODELS, SyntheticGallery, draw_gallery
 from ray_backfill.store import EmbeddingFolder, read_folder
 from ray_backfill.training.fit import TrainSet

@@ -6,7 +6,6 @@ python -m benchmarks.serving --only honesty --data runs/landmarks/embeddings   #
 """
 
 import argparse
-import os
 import platform
 import sys
 import time
@@ -19,6 +18,7 @@ from benchmarks.galleries import Case, from_folder, synthetic
 from benchmarks.honesty import honesty
 from benchmarks.prices import flat, price
 from ray_backfill.errors import InputError
+from ray_backfill.replay import usable_cpus
 
 PARTS = ("price", "flat", "honesty")
 
@@ -66,7 +66,7 @@ def _at_least(items: float) -> int:
 def machine() -> str:
     cpus = [x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x]
     versions = f"Python {platform.python_version()}, numpy {np.__version__}, faiss {faiss.__version__}"
-    return f"{len(os.sched_getaffinity(0))} cores of {cpus[0] if cpus else '?'}, {versions}"
+    return f"{usable_cpus()} cores of {cpus[0] if cpus else '?'}, {versions}"
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:

@@ -7,6 +7,7 @@ finished once all files are in place.
 
 import errno
 import json
+import os
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -38,6 +39,15 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path, option: str) -> None:
+    """Raises InputError if the folder cannot be made or written. option: as what it was given."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise InputError(f"{option} {folder} cannot be made: {there} is a file; give a folder")
+    if not os.access(there, os.W_OK):
+        raise InputError(f"{option} {folder} cannot be made: {there} is not writable; give another folder")
 
 
 def remove_halves(folder: Path) -> None:

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -261,4 +263,11 @@ def test_large_arrays_are_mapped_and_a_full_disk_is_reported(monkeypatch: pytest
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(InputError, match=r"not enough room for large embeddings in .* set TMPDIR to a folder on"):
+        store.room_for(30, 4, np.float32)
+    monkeypatch.delattr(os, "posix_fallocate")  # as on macOS
+    room = store.room_for(30, 4, np.float32)
+    room[:] = np.arange(120).reshape(30, 4)
+    assert (room.ravel() == np.arange(120)).all()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=479))  # 480 bytes are wanted
+    with pytest.raises(InputError, match="No space left on device"):
         store.room_for(30, 4, np.float32)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ray_backfill.errors import InputError, input_error_in
+from ray_backfill.files import check_writable
 
 
 def run_job(main: Callable[[], None]) -> None:
@@ -32,11 +33,7 @@ def checked_out(out: Path) -> Path:
     """
     refuse_relative("--out", out)
     out = out.absolute()
-    there = next(path for path in (out, *out.parents) if path.exists())
-    if not there.is_dir():
-        raise InputError(f"--out {out} cannot be made: {there} is a file; give a folder")
-    if not os.access(there, os.W_OK):
-        raise InputError(f"--out {out} cannot be made: {there} is not writable; give another folder")
+    check_writable(out, "--out")
     return out
 
 

@@ -17,7 +17,7 @@ from ray_backfill.papers.subgroups import gap_at, moments_read
 from ray_backfill.report.results import Row
 from ray_backfill.report.wording import percent
 
-HOLDS, FAILS, UNTOLD, UNMEASURED = "holds", "**does not hold**", "not told apart", "not measured"
+HOLDS, FAILS, UNTOLD, UNMEASURED = "holds", "**does not hold**", "not distinguishable", "not measured"
 # Sums of a few hundred float64 shares differ by less than this where they are mathematically equal.
 EQUAL = 1e-9
 # tau = 0.5: of all pairs of items, three in four stand in the same sequence in both orders.
@@ -70,7 +70,7 @@ class Judged(NamedTuple):
 
 
 def verdict(margin_S: Floats, strict: bool) -> str:
-    """Holds if so in every seed, does not hold if reversed in every seed; what lies between is not told apart.
+    """Holds if so in every seed, does not hold if reversed in every seed; what lies between is not distinguishable.
 
     A seed that was not measured is neither, so a claim can only be decided by all seeds.
     """

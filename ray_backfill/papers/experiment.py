@@ -3,7 +3,6 @@
 A run's folder: seed-<n> (a run of the recipe, with results and results_merges), biased-<n>, ablation.parquet.
 """
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -34,6 +33,7 @@ from ray_backfill.papers.runs import SeedRun
 from ray_backfill.papers.settings import Experiment
 from ray_backfill.papers.variants import fit_side_by_side
 from ray_backfill.recipes import Recipe, describe_recipe, load_recipe
+from ray_backfill.replay import usable_cpus
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import evaluate_folder
 from ray_backfill.runs.pipeline import run_recipe
@@ -209,7 +209,7 @@ def _minutes(runs: Sequence[SeedRun]) -> float:
 def _machine() -> str:
     """The processor, without a name that would tell whose machine it is."""
     models = {line.split(":")[1].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name")}
-    return f"{len(os.sched_getaffinity(0))} cores of {' and '.join(sorted(models)) or 'an unknown processor'}"
+    return f"{usable_cpus()} cores of {' and '.join(sorted(models)) or 'an unknown processor'}"
 
 
 def _lines(path: Path) -> list[str]:

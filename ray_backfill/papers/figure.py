@@ -6,9 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from ray_backfill.papers.runs import Case, Floats, Runs
-from ray_backfill.papers.spread import mean_of
-from ray_backfill.report.drawing import (
+from ray_backfill.display.drawing import (
     LONG,
     REFERENCE_STYLES,
     Style,
@@ -19,6 +17,8 @@ from ray_backfill.report.drawing import (
     numbered_style,
     panel_height,
 )
+from ray_backfill.papers.runs import Case, Floats, Runs
+from ray_backfill.papers.spread import mean_of
 from ray_backfill.report.wording import percent
 
 

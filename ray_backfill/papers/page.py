@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from ray_backfill.display.drawing import to_png
 from ray_backfill.errors import InputError
 from ray_backfill.files import write_whole
 from ray_backfill.papers import page_tables
@@ -16,7 +17,6 @@ from ray_backfill.papers.published import PAGE_TABLES
 from ray_backfill.papers.runs import Case, Floats, Runs, SeedRun, read_runs
 from ray_backfill.papers.spread import mean_and_spread
 from ray_backfill.papers.training_free import TrainingFree, best_training_free
-from ray_backfill.report.drawing import to_png
 from ray_backfill.report.parts import DATA_WORDS
 
 

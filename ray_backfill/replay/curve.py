@@ -1,25 +1,22 @@
 """Curves: the quality of a retrieval service during a backfill. Shapes: Q scored queries, T points."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from ray_backfill import metrics as m
+from ray_backfill.display import Compared, Difference, Differences, html_table, make_differences
 from ray_backfill.errors import InputError
 
-
-class Difference(NamedTuple):
-    """A difference of two AUCs and its 95 % bootstrap interval; it is significant if the interval excludes 0."""
-
-    value: float
-    low: float
-    high: float
+if TYPE_CHECKING:
+    from ray_backfill.display.drawing import Axes, Figure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Curve:
     """The values of all queries and metrics at every point of a backfill; ``replay`` returns it.
 
@@ -120,6 +117,83 @@ class Curve:
     def positive_flips(self, before: "Curve | None" = None) -> NDArray[np.float64]:
         """Return the (T,) share of queries whose top-1 is wrong before the backfill and correct at t."""
         return m.positive_flips(self._top1_before(before), self.top1_correct)
+
+    def compare(self, other: "Curve | Mapping[str, Curve]", metric: str | None = None, *, seed: int = 0) -> Differences:
+        """How much higher this curve's AUC is than that of others of the same queries.
+
+        Args:
+            other: Another curve, or several by name, such as ``replay`` returns for several orders.
+            metric: The metric to compare by; by default all of this curve.
+            seed: Random seed of the bootstrap.
+
+        Returns:
+            One row for each other curve and metric, with paired 95 % intervals.
+
+        Raises:
+            InputError: The curves are not of the same queries, or one lacks the metric.
+        """
+        others = {"": other} if isinstance(other, Curve) else other
+        lines = []
+        for name, curve in others.items():
+            for each in [metric] if metric else self.per_query:
+                names = {"other": name, "metric": each} if name else {"metric": each}
+                difference = self.difference(curve, each, seed=seed)
+                lines.append(Compared(names, self.auc(each), curve.auc(each), difference))
+        return make_differences("AUC of this curve minus AUC of the other, in per cent", lines)
+
+    def plot(self, metric: str | None = None, *, label: str = "", ax: "Axes | None" = None) -> "Figure":
+        """Draw M_t over progress with its 95 % bootstrap interval. Needs matplotlib.
+
+        Args:
+            metric: The metric to draw; by default all of this curve.
+            label: Name of the curve in the legend; by default the metric.
+            ax: Matplotlib axes to draw onto, for example ``figure.axes[0]`` of another curve's plot.
+
+        Returns:
+            The figure. A notebook shows it; ``figure.savefig("curve.png")`` writes it to a file.
+
+        Raises:
+            InputError: This curve has no such metric.
+        """
+        from ray_backfill.display.drawing import Band, plot_bands  # matplotlib takes long to import
+
+        names = [metric] if metric else list(self.per_query)
+        labels = [label] if label and len(names) == 1 else [f"{label} {name}".strip() for name in names]
+        bands = [
+            Band(shown, self.t, self.values(name), *self.interval(name))
+            for shown, name in zip(labels, names, strict=True)
+        ]
+        only = names[0] if len(names) == 1 else "Quality"
+        return plot_bands(bands, f"{only} during the backfill", f"{only} (%)", ax)
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{name}: {100 * values[0]:.1f} % at the start, {100 * values[-1]:.1f} % at the end, AUC {100 * auc:.1f} %"
+            for name in self.per_query
+            for values, auc in [(self.values(name), self.auc(name))]
+        ]
+        return "\n".join([self._title, *lines])
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for name in self.per_query:
+            values, (low, high) = self.values(name), self.auc_interval(name)
+            rows.append(
+                {
+                    "metric": name,
+                    "AUC": f"{100 * self.auc(name):.1f}",
+                    "95 % interval": f"{100 * low:.1f} to {100 * high:.1f}",
+                    "start": f"{100 * values[0]:.1f}",
+                    "end": f"{100 * values[-1]:.1f}",
+                    "largest fall": "never falls" if self.monotone(name) else f"{100 * m.largest_fall(values):.1f}",
+                }
+            )
+        return html_table(f"{self._title}, in per cent", pd.DataFrame(rows))
+
+    @property
+    def _title(self) -> str:
+        skipped = f" ({self.n_skipped:,} without a positive left out)" if self.n_skipped else ""
+        return f"Curve: {len(self.t)} points, {len(self.scored):,} queries{skipped}"
 
     @property
     def frame(self) -> pd.DataFrame:

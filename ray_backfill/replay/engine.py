@@ -39,13 +39,13 @@ from ray_backfill.systems import GroundTruth, IntArray, UpgradePair
 
 @overload
 def replay(
-    pair: UpgradePair, truth: GroundTruth, order: IntArray, points: int = ..., metrics: Sequence[str] = ...,
+    pair: UpgradePair, truth: GroundTruth, order: IntArray, points: int = ..., metrics: str | Sequence[str] = ...,
     distance: str = ..., progress: bool = ..., threads: int | None = ..., device: str = ..., merge: Merge = ...,
 ) -> Curve: ...  # fmt: skip
 @overload
 def replay(
     pair: UpgradePair, truth: GroundTruth, order: Mapping[str, IntArray], points: int = ...,
-    metrics: Sequence[str] = ..., distance: str = ..., progress: bool = ..., threads: int | None = ...,
+    metrics: str | Sequence[str] = ..., distance: str = ..., progress: bool = ..., threads: int | None = ...,
     device: str = ..., merge: Merge = ...,
 ) -> dict[str, Curve]: ...  # fmt: skip
 def replay(
@@ -53,7 +53,7 @@ def replay(
     truth: GroundTruth,
     order: IntArray | Mapping[str, IntArray],
     points: int = 11,
-    metrics: Sequence[str] = ("mAP", "CMC@1"),
+    metrics: str | Sequence[str] = ("mAP", "CMC@1"),
     distance: str = "cosine",
     progress: bool = False,
     threads: int | None = None,
@@ -75,7 +75,7 @@ def replay(
         truth: Positives and ignored items of each query.
         order: (N,) permutation of the gallery, first = backfilled first, or a dict of them, which share one pass.
         points: Number of points T, at least 2.
-        metrics: Names such as "mAP", "mAP@100" or "CMC@1".
+        metrics: A name such as "mAP", "mAP@100" or "CMC@1", or several.
         distance: "cosine", "l2" or "inner_product".
         progress: Show a progress bar if the replay takes long.
         threads: Number of threads; by default one per core that this process may use.
@@ -95,7 +95,7 @@ def replay(
 
 
 def _replay_orders(
-    pair: UpgradePair, truth: GroundTruth, orders: dict[str, IntArray], points: int, metrics: Sequence[str],
+    pair: UpgradePair, truth: GroundTruth, orders: dict[str, IntArray], points: int, metrics: str | Sequence[str],
     distance: str, progress: bool, threads: int | None, device: str, merge: Merge,
 ) -> dict[str, Curve]:  # fmt: skip
     check_distance(distance)
@@ -106,10 +106,17 @@ def _replay_orders(
     check_device(device)
     torch_device = None if device == "cpu" else device
     # With a GPU, one thread processes a block on the CPU while the other one's block is on the GPU.
-    n_threads = threads or (len(os.sched_getaffinity(0)) if torch_device is None else 2)
+    n_threads = threads or (usable_cpus() if torch_device is None else 2)
     with comparisons_bar(prepared, progress) as report, full_float32(torch_device):
         shard = GalleryShard(pair, 0, prepared.slices_ON, points, distance, report, torch_device, merge)
         return measure_prepared(prepared, truth, LocalShards([shard]), n_threads)
+
+
+def usable_cpus() -> int:
+    """How many CPUs this process may use; where the system does not tell (macOS), how many there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, threads: int) -> dict[str, Curve]:

@@ -1,6 +1,5 @@
 """Replay of a single moment of a backfill, at which any set of items may have been backfilled."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
 from ray_backfill.merges import RAW, Merge
-from ray_backfill.replay.engine import measure_prepared
+from ray_backfill.replay.engine import measure_prepared, usable_cpus
 from ray_backfill.replay.prepare import prepare_replay
 from ray_backfill.replay.shard import GalleryShard, LocalShards
 from ray_backfill.systems import GroundTruth, UpgradePair
@@ -19,7 +18,7 @@ def replay_moment(
     pair: UpgradePair,
     truth: GroundTruth,
     is_backfilled: NDArray[np.bool_],
-    metrics: Sequence[str],
+    metrics: str | Sequence[str],
     distance: str = "cosine",
     merge: Merge = RAW,
 ) -> dict[str, NDArray[np.float64]]:
@@ -51,5 +50,5 @@ def replay_moment(
     # Use the middle one of three points, at which the forward system serves slice 0.
     prepared = replace(prepared, slices_ON=np.where(is_backfilled, 0, 1).astype(np.uint16)[None])
     shard = GalleryShard(pair, 0, prepared.slices_ON, 3, distance, merge=merge)
-    (curve,) = measure_prepared(prepared, truth, LocalShards([shard]), len(os.sched_getaffinity(0))).values()
+    (curve,) = measure_prepared(prepared, truth, LocalShards([shard]), usable_cpus()).values()
     return {metric: values[:, 1] for metric, values in curve.per_query.items()}

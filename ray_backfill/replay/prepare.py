@@ -45,12 +45,12 @@ def prepare_replay(
     truth: GroundTruth,
     orders: Mapping[str, IntArray],
     points: int,
-    metrics: Sequence[str],
+    metrics: str | Sequence[str],
     switch: Switch,
     merge: Merge = RAW,
 ) -> Prepared:
     """Validate the inputs of a replay. Raise InputError for unknown metrics, bad orders or points, or no positives."""
-    parsed = tuple(parse_metric(name) for name in metrics)
+    parsed = tuple(parse_metric(name) for name in ([metrics] if isinstance(metrics, str) else metrics))
     if not 2 <= points <= 1 << 16:
         raise InputError(f"points must be at least 2 and at most {1 << 16}, got {points}")
     if not orders:

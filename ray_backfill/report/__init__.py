@@ -1,27 +1,18 @@
-"""Reports of a results folder: curves.png, report.html and a table in the terminal. Recomputes nothing."""
+"""Reports of a results folder: curves.png, report.html and a table in the terminal. Recomputes nothing.
+
+Reading results needs neither matplotlib nor jinja2 nor rich: the functions that write and print import them.
+"""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from ray_backfill.report import figures, html, terminal
-from ray_backfill.report.drawing import to_png
-from ray_backfill.report.parts import write_pages
 from ray_backfill.report.reading import read_results, results_of
 from ray_backfill.report.results import Results
-from ray_backfill.report.terminal import overview
-from ray_backfill.report.wording import verdict
 
-__all__ = [
-    "Results",
-    "overview",
-    "print_first_table",
-    "print_table",
-    "read_results",
-    "results_of",
-    "verdict",
-    "write_report",
-]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Results", "print_first_table", "print_table", "read_results", "results_of", "write_report"]
 
 
 def write_report(folder: Path) -> None:
@@ -32,6 +23,10 @@ def write_report(folder: Path) -> None:
     Raises:
         InputError: the folder, a file or a column is missing.
     """
+    from ray_backfill.display.drawing import to_png
+    from ray_backfill.report import figures, html
+    from ray_backfill.report.parts import write_pages
+
     results = read_results(folder)
     curves = to_png(figures.curves_figure(results))
     write_pages(folder, curves, html.render(results, curves))
@@ -39,14 +34,16 @@ def write_report(folder: Path) -> None:
 
 def print_first_table(results: Results, to_come: list[str]) -> None:
     """Print the table of methods without training. to_come: titles of the methods to be trained next."""
-    terminal.draw_table(results, None)
+    results.show()
     print(f"\nThese methods need no training. Now training: {', '.join(to_come)}.\n", flush=True)
 
 
-def print_table(folder: Path, console: Console | None = None) -> None:
+def print_table(folder: Path, console: "Console | None" = None) -> None:
     """Print one row per method with AUC, gain, start, end and falls, and explain the columns.
 
     Raises:
         InputError: the folder, a file or a column is missing.
     """
-    terminal.draw_table(read_results(folder), console)
+    from ray_backfill.report.terminal import draw_table
+
+    draw_table(read_results(folder), console)

@@ -1,13 +1,13 @@
 """Curves, flips and gains as matplotlib figures, drawn with the object-oriented API: no global state, no window."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ray_backfill.report.drawing import (
+from ray_backfill.display.drawing import (
     ENTRY_IN,
     FAINT,
     INK,
@@ -193,6 +193,16 @@ def gain_figure(results: Results) -> Figure:
     plot.set_xlim(min(0.0, *widths) * 1.1, max(100.0, *widths) * 1.12)
     plot.set_xlabel("gain in " + results.primary + " AUC (%)", color=FAINT, parse_math=False)
     return figure
+
+
+# What ``Results.plot`` draws, by name; None where the results have nothing to show.
+FIGURES: Mapping[str, Callable[[Results], Figure | None]] = {
+    "curves": curves_figure,
+    "gain": gain_figure,
+    "orders": orders_figure,
+    "flips": lambda results: flips_figure(results, results.best_variant),
+    "subgroups": subgroups_figure,
+}
 
 
 def has_intervals(results: Results) -> bool:

@@ -26,7 +26,7 @@ COST_WORDS = {
 def render(results: Results, curves_png: bytes) -> str:
     """The HTML page. ``curves_png``: content of curves.png, so that the page and the file never differ."""
     environment = page_environment()
-    environment.filters.update(tick=wording.tick, falls=wording.falls, surely=wording.surely)
+    environment.filters.update(tick=wording.tick, falls=wording.falls)
     environment.globals.update(interval=wording.interval)
     tables, best = grids(results), results.best()
     rivals = selection.rivals(results, best) if best else []

@@ -9,9 +9,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.figure import Figure
 
+from ray_backfill.display.drawing import to_png
 from ray_backfill.files import write_whole
 from ray_backfill.report import wording
-from ray_backfill.report.drawing import to_png
 
 DATA_WORDS = {
     "gallery_items": "gallery items",

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ray_backfill.display import Difference
 from ray_backfill.errors import InputError
-from ray_backfill.report.results import Difference, Line, Pair, Results, Row, Variant
+from ray_backfill.report.results import Line, Pair, Results, Row, Variant
 from ray_backfill.tables.results import (
     FLIP_METRICS,
     TABLES,
@@ -24,12 +25,21 @@ from ray_backfill.tables.schema import columns, read_manifest, read_table, rows_
 AGAIN = "run simulate again"
 
 
-def read_results(folder: Path) -> Results:
-    """Read the results folder of a simulation; subgroups and costs are optional.
+def read_results(folder: str | Path) -> Results:
+    """Read the results of a simulation.
+
+    Args:
+        folder: The folder of the run (``--out``), or its folder ``results``.
+
+    Returns:
+        Curves, summary and differences; subgroups and costs if the folder has them.
 
     Raises:
-        InputError: the folder, a file, a column or a key is missing, or the files contradict each other.
+        InputError: The folder, a file, a column or a key is missing, or the files contradict each other.
     """
+    folder = Path(folder)
+    if not (folder / "manifest.json").exists() and (folder / "results").is_dir():
+        folder = folder / "results"
     if not folder.is_dir():
         raise InputError(f"no results folder at {folder}: give the --out folder of a simulate run")
     found = {

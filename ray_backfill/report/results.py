@@ -1,18 +1,29 @@
-"""A results folder in memory: its rows and curves, and how they belong together. Computes nothing."""
+"""A results folder in memory: its rows and curves, and how they belong together. Computes nothing.
+
+Functions that draw and print are imported where they are used: they need matplotlib and rich, and import this module.
+"""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
-from ray_backfill.tables.results import FLIP_METRICS, NEW, OLD, CostRow, Manifest, SummaryRow
+from ray_backfill.display import Difference, Differences, html_table
+from ray_backfill.errors import InputError
+from ray_backfill.tables.results import FLIP_METRICS, NEW, OLD, CostRow, CurvePoint, Manifest, SummaryRow
+from ray_backfill.tables.schema import block, frame
+
+if TYPE_CHECKING:
+    from ray_backfill.display.drawing import Figure
 
 T = TypeVar("T")
 DAGGER = "\u2020"
+FigureName = Literal["curves", "gain", "orders", "flips", "subgroups"]
 
 
 class Variant(NamedTuple):
@@ -63,24 +74,21 @@ class Line(NamedTuple):
     high: npt.NDArray[np.float64]
 
 
-class Difference(NamedTuple):
-    """AUC of one row minus that of another, with its paired 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 # Two (method, variant) pairs and a metric: the key of a difference.
 Pair = tuple[tuple[str, Variant], tuple[str, Variant], str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Results:
-    """A results folder in memory.
+    """What ``simulate`` returns and ``read_results`` reads; shows itself as a table in a notebook.
 
-    groups: (method, variant, metric) -> the curve of each subgroup of queries and of the gap; {} without subgroups.
-    costs: the cost of each method; () if costs were not counted.
+    Attributes:
+        rows: The lines of the summary.
+        lines: (method, variant, metric) -> curve.
+        differences: The two rows and a metric -> difference of their AUCs with its interval.
+        groups: (method, variant, metric) -> curve of each subgroup of queries and of the gap; {} without subgroups.
+        manifest: Settings, versions, sizes, and what was left out and why.
+        costs: The cost of each method; () if costs were not counted.
     """
 
     rows: tuple[Row, ...]
@@ -94,6 +102,90 @@ class Results:
     def primary(self) -> str:
         """The metric that methods are ranked by."""
         return self.manifest.primary_metric
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: the method with the best AUC of the primary metric, and how good the backfill is with it."""
+        from ray_backfill.report.wording import verdict
+
+        return verdict(self)
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """One row for each method, order, merge and metric: AUC, gain, start, end and more, as shares (0.6 = 60 %)."""
+        return frame(SummaryRow, self.rows)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The curves as a tidy table: method, order, merge, metric, t, value, low, high; shares."""
+        tables = [
+            block(CurvePoint, method, *variant, metric, *line) for (method, variant, metric), line in self.lines.items()
+        ]
+        return pd.concat(tables, ignore_index=True)
+
+    def show(self) -> None:
+        """Print the table that the command prints: one row for each method, the verdict, the meaning of columns."""
+        from ray_backfill.report.terminal import draw_table
+
+        draw_table(self)
+
+    def plot(self, kind: FigureName = "curves") -> "Figure":
+        """Draw a figure of the report. Needs matplotlib.
+
+        Args:
+            kind: "curves": quality at every moment, with 95 % bootstrap intervals. "gain": share of the upgrade's gain
+                by method. "orders": the best method in each order and merge. "flips": queries that turn wrong or right
+                on the way. "subgroups": the best method by subgroup of queries.
+
+        Returns:
+            The figure. A notebook shows it; ``figure.savefig("curves.png")`` writes it to a file.
+
+        Raises:
+            InputError: Unknown kind, or these results have nothing that it could show.
+        """
+        from ray_backfill.report import figures
+
+        if kind not in figures.FIGURES:
+            raise InputError(f"unknown figure {kind!r}; known: {', '.join(figures.FIGURES)}")
+        figure = figures.FIGURES[kind](self)
+        if figure is None:
+            raise InputError(
+                f"these results have nothing for the figure {kind!r}: one order and merge, or no subgroups"
+            )
+        return figure
+
+    def compare(
+        self, method: str = "", *others: str, metric: str = "", order: str = "", merge: str = ""
+    ) -> Differences:
+        """How much higher the AUC of a method is than that of others, with paired 95 % bootstrap intervals.
+
+        Args:
+            method: Name of the method; by default the best one.
+            *others: Names of the methods to compare it with; by default all that it was compared with, and the method
+                itself in other orders and merges.
+            metric: The metric; by default the primary one.
+            order: Backfill order of the method; by default the one in which it is best.
+            merge: Merge of the method; by default the one with which it is best.
+
+        Returns:
+            One row for each comparison, the closest first.
+
+        Raises:
+            InputError: Unknown names, or no other row was compared with this one.
+        """
+        from ray_backfill.report.comparing import compare
+
+        return compare(self, method, others, metric or self.primary, order, merge)
+
+    def __repr__(self) -> str:
+        counts = {"methods": self.methods, "orders": self.orders, "merges": self.merges, "metrics": self.metrics}
+        sizes = [f"{len(names)} {word if len(names) > 1 else word[:-1]}" for word, names in counts.items()]
+        return f"Results: {', '.join(sizes)}\n{self.verdict}"
+
+    def _repr_html_(self) -> str:
+        from ray_backfill.report.terminal import overview, table_title
+
+        return html_table(table_title(self), overview(self), [self.verdict])
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:

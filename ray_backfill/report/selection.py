@@ -3,7 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from ray_backfill.report.results import Difference, Results, Row
+from ray_backfill.display import Difference
+from ray_backfill.errors import InputError
+from ray_backfill.report.results import Results, Row
 
 MANY_ROWS = 25  # a table with more rows shows each method once
 MAX_LINES = 8  # lines, besides old, new and offline, that stay distinguishable in one panel
@@ -76,9 +78,26 @@ def rivals(results: Results, best: Row) -> Compared:
     Intervals exist for rows that differ in one respect: each other method in the order and merge of the best row, and
     the best method itself in its other orders (same merge) and merges (same order).
     """
-    others = [row for row in results.table(results.primary) if row != best and not row.is_bound]
+    others = [row for row in results.table(best.metric) if row != best and (best.is_bound or not row.is_bound)]
     compared = [(row, found) for row in others if (found := results.difference(best, row)) is not None]
     return sorted(compared, key=lambda pair: pair[1].value)
+
+
+def find_row(results: Results, method: str, metric: str, order: str = "", merge: str = "") -> Row:
+    """The row of a method in the order and merge with its highest AUC; of the best method where none is named.
+
+    order, merge: look at rows of this order or merge only.
+
+    Raises:
+        InputError: no such row.
+    """
+    rows = [r for r in results.rows if r.metric == metric and order in ("", r.order) and merge in ("", r.merge)]
+    rows = [r for r in rows if (r.method == method if method else not (r.is_end or r.is_bound))]
+    if not rows:
+        wanted = [method, metric, *(f"{name} {word}" for name, word in ((order, "order"), (merge, "merge")) if name)]
+        known = ", ".join((*results.methods, *results.metrics, *results.orders, *results.merges))
+        raise InputError(f"these results have no row for {', '.join(each for each in wanted if each)}; known: {known}")
+    return max(rows, key=_rank)
 
 
 def _rank(row: Row) -> tuple[bool, float]:

@@ -21,19 +21,19 @@ from ray_backfill.report.wording import (
     percent,
     percent_sign,
     tick,
+    variant_cells,
     verdict,
 )
 
 PIPED_WIDTH = 140  # without a terminal rich assumes 80 columns, which would wrap the numbers
 
 
-def overview(results: Results, whole: bool = False) -> pd.DataFrame:
+def overview(results: Results) -> pd.DataFrame:
     """One row per method, order and merge, and one column per figure, in per cent, as text.
 
-    If there are too many rows, each method appears once, in its best order and merge. whole: always show all rows.
+    If there are too many rows, each method appears once, in its best order and merge.
     """
-    rows = results.table(results.primary) if whole else shown_rows(results, results.primary)
-    return _frame(results, rows)
+    return _frame(results, shown_rows(results, results.primary))
 
 
 def show(console: Console | None, table: Table, notes: Sequence[Text]) -> None:
@@ -65,11 +65,15 @@ def draw_table(results: Results, console: Console | None = None) -> None:
     show(console, _table(results, rows), notes)
 
 
-def _table(results: Results, rows: Sequence[Row]) -> Table:
-    is_bound = len(results.variants) == 1 and any(row.is_bound for row in rows)
+def table_title(results: Results) -> str:
+    """What the overview shows; names an oracle order that stands in no column."""
+    is_bound = len(results.variants) == 1 and any(row.is_bound for row in results.table(results.primary))
     bound = f", {results.order_name(results.orders[0])} order" if is_bound else ""
-    title = f"{results.primary} while the gallery is backfilled{bound}, in per cent"
-    table = Table(title=title, title_justify="left")
+    return f"{results.primary} while the gallery is backfilled{bound}, in per cent"
+
+
+def _table(results: Results, rows: Sequence[Row]) -> Table:
+    table = Table(title=table_title(results), title_justify="left")
     frame, best = _frame(results, rows), results.best()
     for name in frame.columns:
         is_name = name in ("method", "order", "merge")
@@ -91,12 +95,7 @@ def _frame(results: Results, rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def _cells(results: Results, row: Row, others: Mapping[tuple[str, Variant, str], Row]) -> dict[str, str]:
-    cells = {"method": row.title}
-    free = row.is_reference
-    if len(results.orders) > 1:
-        cells["order"] = NOTHING if free else results.order_name(row.order)
-    if len(results.merges) > 1:
-        cells["merge"] = NOTHING if free else row.merge
+    cells = {"method": row.title} | variant_cells(results, row)
     cells[f"AUC {results.primary}"] = percent(row.auc)
     cells["gain"] = percent_sign(row.gain)
     # The conditions compare with old and new, so a tick in these rows would be meaningless.

@@ -2,7 +2,8 @@
 
 import math
 
-from ray_backfill.report.results import DAGGER, Difference, Results, Row
+from ray_backfill.display import Difference
+from ray_backfill.report.results import DAGGER, Results, Row
 from ray_backfill.report.selection import best_per_method, is_large, own_methods
 from ray_backfill.tables.results import NEW, OLD
 
@@ -98,6 +99,13 @@ def choice(results: Results) -> str:
     return " and ".join(word for word, names in several if len(names) > 1)
 
 
+def variant_cells(results: Results, row: Row) -> dict[str, str]:
+    """The cells of a table that tell a row's order and merge, where there are several."""
+    several = {"order": results.orders, "merge": results.merges}
+    names = {"order": results.order_name(row.order), "merge": row.merge}
+    return {word: NOTHING if row.is_reference else names[word] for word, known in several.items() if len(known) > 1}
+
+
 def size(results: Results) -> str:
     """The size of the comparison: "43 methods, 11 orders, 6 merges"; only counts above 1."""
     counts = {"methods": len(own_methods(results)), "orders": len(results.orders), "merges": len(results.merges)}
@@ -170,11 +178,6 @@ def runner_up(results: Results) -> str:
 def interval(low: float, high: float) -> str:
     """An interval of shares in per cent: "44.1 to 46.6"; an en dash if it is undefined."""
     return f"{percent(low)} to {percent(high)}" if math.isfinite(low) and math.isfinite(high) else NOTHING
-
-
-def surely(difference: Difference) -> str:
-    """The sign of a difference by its interval: "better", "worse", or "not distinguishable"."""
-    return "better" if difference.low > 0 else "worse" if difference.high < 0 else "not distinguishable"
 
 
 def _lead(difference: Difference | None) -> str:

@@ -71,7 +71,9 @@ def facts_of(
 
 def _stages(out: Path, models: Sequence[str]) -> list[str]:
     """The stages in this run's folder that made the embeddings."""
-    return [name for name in (*(f"backbones/{model}" for model in models), "embeddings") if (out / name).is_dir()]
+    names = (*(f"backbones/{model}" for model in models), "embeddings")
+    # A user may keep embeddings of their own in the run's folder: those have no manifest.
+    return [name for name in names if (out / name / "manifest.json").exists()]
 
 
 def write_results(

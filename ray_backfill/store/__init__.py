@@ -29,12 +29,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from ray_backfill.errors import InputError
 from ray_backfill.files import write_whole
 from ray_backfill.store._columns import MAPPED_BYTES as MAPPED_BYTES
 from ray_backfill.store._columns import (
+    add_to_digest,
     as_id_lists,
     as_ids,
     as_integers,
@@ -53,7 +53,6 @@ from ray_backfill.store._columns import vectors_of as vectors_of
 from ray_backfill.systems import FloatArray
 
 SPLITS = ("gallery", "queries", "train", "classifier")
-_PIECE_BYTES = 64 << 20
 # Column -> the function that reads and validates it. Fingerprints follow this order.
 _COLUMNS: Mapping[str, Callable[[pa.ChunkedArray, Path, str], Any]] = {
     "id": as_ids,
@@ -130,7 +129,7 @@ class Classifier:
     """(C,) float32."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EmbeddingFolder:
     """A validated folder of embeddings."""
 
@@ -142,6 +141,12 @@ class EmbeddingFolder:
     """The split that maps and merges are fitted on, if there is one."""
     classifier: Classifier | None = None
     """The new model's classifier, if the folder has one."""
+
+    def __repr__(self) -> str:
+        splits = {"gallery": self.gallery, "queries": self.queries, "train": self.train}
+        rows = [f"{len(table):,} {name}" for name, table in splits.items() if table is not None]
+        dims = [f"{name} {vectors.shape[1]}" for name, vectors in self.gallery.vectors.items()]
+        return f"Embeddings in {self.path}: {', '.join(rows)}; dimensions: {', '.join(dims)}"
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -166,7 +171,7 @@ class EmbeddingFolder:
                 digest.update(of_column)
         for name in further:
             if name not in _COLUMNS and (numbers := self.gallery.find_numbers(name)) is not None:
-                _digest(digest, numbers)
+                add_to_digest(digest, numbers)
         return digest.hexdigest()
 
     @cached_property
@@ -178,7 +183,7 @@ class EmbeddingFolder:
             for (model, name), values in _columns_of(table).items() if table is not None else ():
                 digest = hashlib.blake2b(f"{split} {model} {name}".encode())
                 for array in [values] if isinstance(values, np.ndarray) else values or []:
-                    _digest(digest, array)
+                    add_to_digest(digest, array)
                 found[split, model, name] = digest.digest()
         return found
 
@@ -191,16 +196,8 @@ def _columns_of(table: "EmbeddingTable | Classifier") -> dict[tuple[str, str], A
     return known | {(model, "vectors"): vectors for model, vectors in table.vectors.items()}
 
 
-def _digest(digest: Any, array: NDArray[Any]) -> None:
-    digest.update(f"{array.dtype}{array.shape}".encode())
-    numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    pieces = range(0, len(numbers), _PIECE_BYTES)
-    for i in tqdm(pieces, desc="fingerprint", unit=" x 64 MB", delay=2, leave=False):
-        digest.update(numbers[i : i + _PIECE_BYTES].data)
-
-
 def read_folder(
-    path: Path, models: Sequence[str] = ("old", "new"), gallery_needs: Sequence[str] = ("old", "new")
+    path: str | Path, models: Sequence[str] = ("old", "new"), gallery_needs: Sequence[str] = ("old", "new")
 ) -> EmbeddingFolder:
     """Read and validate a folder of embeddings.
 
@@ -218,6 +215,7 @@ def read_folder(
         InputError: A file or column is missing, ids are missing or duplicate, or embeddings are NaN, infinite or of
             different lengths. The message names the file, the column and the first offending rows.
     """
+    path = Path(path)
     if not path.is_dir():
         raise InputError(f"{path} is not a folder; give a folder that contains gallery.parquet")
     gallery = read_table(path / "gallery.parquet", models, gallery_needs)

@@ -3,7 +3,9 @@
 Vector columns are read one row group at a time, into memory or, if they are large, into a mapped temporary file.
 """
 
+import errno
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
@@ -21,6 +23,7 @@ from ray_backfill.systems import FloatArray
 # Columns of vectors above this size are mapped from a temporary file.
 MAPPED_BYTES = 1 << 30
 _BATCH_ROWS = 65_536
+_PIECE_BYTES = 64 << 20
 
 
 def part_files(path: Path) -> list[Path]:
@@ -188,10 +191,20 @@ def room_for(rows: int, width: int, dtype: type[np.floating]) -> NDArray[Any]:
         return np.empty((rows, width), dtype)
     with TemporaryFile() as file:  # the map keeps it open
         try:
-            os.posix_fallocate(file.fileno(), 0, n_bytes)
+            _reserve(file, n_bytes)
         except OSError as error:
             raise _no_room(error) from error
         return np.memmap(file, dtype, mode="r+", shape=(rows, width))
+
+
+def _reserve(file: IO[bytes], n_bytes: int) -> None:
+    """Raises OSError where the disk has no room."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, n_bytes)
+        return
+    if shutil.disk_usage(gettempdir()).free < n_bytes:  # macOS reserves nothing
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    file.truncate(n_bytes)
 
 
 def _write_temporary(file: IO[bytes], vectors: NDArray[np.floating]) -> None:
@@ -228,3 +241,12 @@ def as_vectors(array: pa.Array, file: Path, name: str, first_row: int, dtype: ty
     if len(bad):
         raise InputError(f"{file}, column {name!r}: NaN or infinite values in row {some(first_row + bad)}; drop them")
     return vectors
+
+
+def add_to_digest(digest: Any, array: NDArray[Any]) -> None:
+    """Feed type, shape and values of an array to a hash, in pieces."""
+    digest.update(f"{array.dtype}{array.shape}".encode())
+    numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    pieces = range(0, len(numbers), _PIECE_BYTES)
+    for i in tqdm(pieces, desc="fingerprint", unit=" x 64 MB", delay=2, leave=False):
+        digest.update(numbers[i : i + _PIECE_BYTES].data)

@@ -1,6 +1,7 @@
 """Every method, found by itself: it fits, its pair replays, and meets the ends that its systems promise."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,5 +140,5 @@ def test_a_fit_learns_from_models_of_its_method_by_options_that_there_are(method
 def test_other_distributions_add_methods_and_backbones(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, kind = all_methods()["rm_naive"], all_backbones()["bct"]
     more = {"METHODS": [replace(ours, name="theirs")], "BACKBONES": [replace(kind, name="theirs")]}
-    monkeypatch.setattr("ray_backfill.methods.rows_from_outside", more.get)
+    monkeypatch.setattr(sys.modules["ray_backfill.methods"], "rows_from_outside", more.get)
     assert list(all_methods())[-1] == list(all_backbones())[-1] == "theirs"

@@ -101,7 +101,7 @@ def test_each_claim_has_a_row(tmp_path: Path) -> None:
     lines = (tmp_path / "omniglot.md").read_text(encoding="utf-8").splitlines()
     for claim in CLAIMS:
         (line,) = [x for x in lines if x.startswith((f"| {claim.text} |", f"| {claim.text} ({claim.note}) |"))]
-        assert line.endswith(("| holds |", "| **does not hold** |", "| not told apart |", "| not measured |"))
+        assert line.endswith(("| holds |", "| **does not hold** |", "| not distinguishable |", "| not measured |"))
     assert (
         "| Full RM is better than RM naive | RM, table 1 | AUC +10.0, +10.0, +10.0 (mean +10.0 ± 0.0) points | holds |"
     ) in lines

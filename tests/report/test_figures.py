@@ -11,8 +11,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from ray_backfill.display.drawing import to_png
 from ray_backfill.report import figures, read_results, write_report
-from ray_backfill.report.drawing import to_png
 from tests.report.folder import METHODS, many_methods, write_results
 
 pytestmark = pytest.mark.slow

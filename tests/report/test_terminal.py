@@ -67,10 +67,10 @@ def test_of_many_rows_each_method_is_shown_once(tmp_path: Path) -> None:
     assert "†" not in text
 
 
-def test_the_frame_can_have_all_rows(tmp_path: Path) -> None:
+def test_of_many_rows_each_method_stands_once(tmp_path: Path) -> None:
     results = read_results(write_results(tmp_path, many_methods(12), ("score", "random")))
     assert len(overview(results)) == 17
-    assert len(overview(results, whole=True)) == 2 + 15 * 2
+    assert len(results.table("mAP")) == 2 + 15 * 2
 
 
 def test_many_methods_in_one_order_are_sorted_and_nothing_is_missing(tmp_path: Path) -> None:

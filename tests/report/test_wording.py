@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from ray_backfill.display import Difference
 from ray_backfill.report.reading import read_results
-from ray_backfill.report.results import Difference, Results
+from ray_backfill.report.results import Results
 from ray_backfill.report.wording import (
     GLOSSARY,
     amount,
@@ -16,7 +17,6 @@ from ray_backfill.report.wording import (
     percent_sign,
     runner_up,
     safety,
-    surely,
     tick,
     verdict,
 )
@@ -103,9 +103,9 @@ def test_runner_up_and_safety(tmp_path: Path) -> None:
 
 
 def test_what_an_interval_says_about_the_better_one(tmp_path: Path) -> None:
-    assert surely(Difference(0.02, 0.01, 0.03)) == "better"
-    assert surely(Difference(-0.02, -0.03, -0.01)) == "worse"
-    assert surely(Difference(0.02, -0.01, 0.05)) == "not distinguishable"
+    assert Difference(0.02, 0.01, 0.03).verdict == "better"
+    assert Difference(-0.02, -0.03, -0.01).verdict == "worse"
+    assert Difference(0.02, -0.01, 0.05).verdict == "not distinguishable"
     close = dict(METHODS) | {"bct": (METHODS["bct"][0], METHODS["bct"][1], 0.52, *METHODS["bct"][3:])}
     assert runner_up(read_results(write_results(tmp_path, close))).endswith(
         "; 1.0 points behind (95 % interval \u22121.0 to 3.0), so these queries do not distinguish the two."

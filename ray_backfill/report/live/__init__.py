@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ray_backfill.report.drawing import to_png
+from ray_backfill.display.drawing import to_png
 from ray_backfill.report.live import figures, html, terminal
 from ray_backfill.report.live.drill_folder import Drill, read_drill
 from ray_backfill.report.live.sentences import verdict

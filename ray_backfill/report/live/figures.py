@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ray_backfill.report.drawing import COLOURS, FAINT, INK, Style, blank_figure, dress, legend
+from ray_backfill.display.drawing import COLOURS, FAINT, INK, Style, blank_figure, dress, legend
 from ray_backfill.report.live.drill_folder import Drill, Floats
 from ray_backfill.report.live.numbers import points
 from ray_backfill.report.wording import NOTHING, percent

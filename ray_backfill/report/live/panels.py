@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from ray_backfill.report.drawing import COLOURS, FAINT, INK, WIDTH_IN, Style, blank_figure, dress, legend, shorten
+from ray_backfill.display.drawing import COLOURS, FAINT, INK, WIDTH_IN, Style, blank_figure, dress, legend, shorten
 from ray_backfill.report.live.drill_folder import Drill
 from ray_backfill.report.live.numbers import milliseconds, rate
 from ray_backfill.report.live.situations import DURING, median, situations

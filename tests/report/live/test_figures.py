@@ -10,7 +10,7 @@ import pytest
 from matplotlib.axes import Axes
 from PIL import Image
 
-from ray_backfill.report.drawing import to_png
+from ray_backfill.display.drawing import to_png
 from ray_backfill.report.live import read_drill, write_live_report
 from ray_backfill.report.live.figures import partitions_figure, quality_figure, recall_figure
 from ray_backfill.report.live.panels import MAX_POINTS, binned, timeline_figure

@@ -1,20 +1,24 @@
-"""Drawing helpers shared by all figures: colours, sizes, lines, axes and legends. Independent of the results."""
+"""Drawing helpers shared by all figures: colours, sizes, lines, axes and legends. Independent of the results.
+
+Figures are made without pyplot: no global state, no window. A notebook shows them.
+"""
 
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
+from matplotlib.axes import Axes as Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
 DPI = 150
+SHOWN_PX = 900  # width of a figure in a notebook
 WIDTH_IN = 9.0  # on a page 900 px wide, 10 pt text is 14 px high
 INK, FAINT, GRID = "#1f2430", "#636a79", "#e4e6eb"
 # Okabe and Ito's colour-blind-safe palette, without the yellow, which is too faint on white.
@@ -61,10 +65,17 @@ def numbered_style(index: int, width: float = 1.5) -> Style:
     return Style(COLOURS[index % len(COLOURS)], dashes, MARKERS[index % len(MARKERS)], width, 3 if width > 2 else 2)
 
 
+class _ShownFigure(Figure):
+    """A figure that a notebook shows as it is; others need pyplot for that."""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        return to_png(self), {"width": SHOWN_PX}
+
+
 def blank_figure(height_in: float) -> Figure:
     """An empty white figure of the common width."""
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.1, hspace=0.04)
-    return Figure(figsize=(WIDTH_IN, height_in), dpi=DPI, facecolor="white", layout=layout)
+    return _ShownFigure(figsize=(WIDTH_IN, height_in), dpi=DPI, facecolor="white", layout=layout)
 
 
 def panel_height(entries: int) -> float:
@@ -96,8 +107,13 @@ def dress(plot: Axes, title: str, unit: str) -> None:
         plot.spines[side].set_color(FAINT)
 
 
-def draw_line(plot: Axes, t: Floats, value: Floats, style: Style, band: tuple[Floats, Floats] | None = None) -> None:
-    """Draw a line over progress, and a band from the low to the high values. All arrays: (T,) shares."""
+def draw_line(
+    plot: Axes, t: Floats, value: Floats, style: Style, band: tuple[Floats, Floats] | None = None, label: str = ""
+) -> None:
+    """Draw a line over progress, and a band from the low to the high values. All arrays: (T,) shares.
+
+    label: for a legend.
+    """
     if band is not None:
         low, high = 100 * band[0], 100 * band[1]
         plot.fill_between(100 * t, low, high, color=style.colour, alpha=0.11, linewidth=0, zorder=style.layer - 1)
@@ -110,7 +126,31 @@ def draw_line(plot: Axes, t: Floats, value: Floats, style: Style, band: tuple[Fl
         markevery=max(1, (len(t) - 1) // (MAX_MARKERS - 1)),
         zorder=style.layer,
         clip_on=False,
+        label=label or None,
     )
+
+
+class Band(NamedTuple):
+    """One curve to draw; (T,) shares each. low, high: its 95 % interval."""
+
+    name: str
+    t: Floats
+    value: Floats
+    low: Floats
+    high: Floats
+
+
+def plot_bands(bands: Sequence[Band], title: str, unit: str, ax: Axes | None = None) -> Figure:
+    """Draw curves with their intervals and a legend: onto ``ax``, behind what it has, or on a figure of their own."""
+    plot = blank_figure(3.6).add_subplot() if ax is None else ax
+    there = plot.get_legend_handles_labels()[1]
+    dress(plot, title, unit)
+    for index, band in enumerate(bands, len(there)):
+        draw_line(plot, band.t, band.value, numbered_style(index), (band.low, band.high), band.name)
+    for text in plot.legend(frameon=False, fontsize=9).get_texts():
+        text.set_parse_math(False)
+    figure = plot.figure
+    return figure if isinstance(figure, Figure) else figure.figure
 
 
 def legend(

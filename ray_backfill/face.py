@@ -1,0 +1,184 @@
+"""The functions of the Python face that are not defined in a room of their own: ``simulate``, and tables of names.
+
+What they need (torch, Ray) is imported when they are called: looking at a signature should cost nothing.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from ray_backfill.errors import input_error_in
+from ray_backfill.files import check_writable
+
+if TYPE_CHECKING:
+    from ray_backfill.methods import Method
+    from ray_backfill.orders import Order
+    from ray_backfill.report import Results
+    from ray_backfill.store import EmbeddingFolder
+    from ray_backfill.training.settings import FitSettings
+
+
+def simulate(
+    data: "str | Path | EmbeddingFolder",
+    *,
+    out: str | Path | None = None,
+    methods: str | Sequence[str] = "recommended",
+    orders: str | Sequence[str] = "random",
+    merges: str | Sequence[str] = "raw",
+    metrics: str | Sequence[str] = ("mAP", "CMC@1"),
+    points: int = 11,
+    distance: str = "cosine",
+    order_seed: int = 0,
+    fits: "FitSettings | None" = None,
+    device: str = "cpu",
+    shards: int = 0,
+) -> "Results":
+    """Compare upgrade methods on a folder of embeddings, as ``ray-backfill simulate --data`` does.
+
+    Args:
+        data: Folder of embeddings (``write_folder``), or what ``read_folder`` returned for it.
+        out: Folder of the run: trained maps, tables and ``results/report.html``. The same call continues a run that was
+            stopped and reuses finished stages, also those of the command. By default a temporary folder, deleted at
+            the end.
+        methods: Upgrade methods (``methods()``), "recommended" or "all". The old and the new model always take part.
+        orders: Backfill orders (``orders()``).
+        merges: Ways to make the distances of the two systems comparable (``merges()``).
+        metrics: "mAP", "mAP@k" or "CMC@k"; the first one leads the report.
+        points: Number of moments of the backfill, t = 0 and t = 1 included.
+        distance: "cosine", "l2" or "inner_product".
+        order_seed: Random seed for the random order.
+        fits: How maps between the models are trained; by default as on the command line.
+        device: "cpu" or "cuda" for the replay, with the same results.
+        shards: Gallery shards, each a Ray actor; 0 replays in this process unless the gallery is too large for it.
+
+    Returns:
+        Curves, summary and differences. ``results.manifest.left_out`` names what the folder had no data for, and why.
+
+    Raises:
+        InputError: Unknown names, settings or data that do not fit, ``out`` of another run, or a full disk.
+    """
+    names = {"methods": methods, "orders": orders, "merges": merges, "metrics": metrics}
+    evaluation = {name: (given,) if isinstance(given, str) else tuple(given) for name, given in names.items()}
+    numbers = {"points": points, "distance": distance, "order_seed": order_seed}
+    return _simulate(data, out, evaluation | numbers, fits, {"device": device, "shards": shards})
+
+
+def _simulate(
+    data: "str | Path | EmbeddingFolder",
+    out: str | Path | None,
+    evaluation: Mapping[str, Any],
+    fits: "FitSettings | None",
+    place: Mapping[str, Any],
+) -> "Results":
+    """``simulate`` with the arguments of ``Evaluation`` and ``ReplayPlace``."""
+    from ray_backfill.cluster.settings import ReplayPlace
+    from ray_backfill.comparison.evaluation import Evaluation
+    from ray_backfill.report import read_results
+    from ray_backfill.runs.context import Context
+    from ray_backfill.runs.folder import evaluate_folder
+    from ray_backfill.training.settings import FitSettings
+
+    folder = Path(data if isinstance(data, str | Path) else data.path).absolute()
+    with ExitStack() as stack:
+        to = Path(stack.enter_context(TemporaryDirectory()) if out is None else out).absolute()
+        check_writable(to, "out")
+        context = Context(to, place=ReplayPlace(**place), command=f"rb.simulate({str(folder)!r}, ...)")
+        try:
+            return read_results(evaluate_folder(folder, Evaluation(**evaluation), fits or FitSettings(), context))
+        except Exception as error:
+            found = input_error_in(error)  # of an actor or a worker
+            if found is None:
+                raise
+            raise found from error
+
+
+def methods() -> pd.DataFrame:
+    """List every known upgrade method.
+
+    Returns:
+        One row for each method, by name: ``title`` and ``family`` as reports show them; ``needs``: what a folder must
+        have beside embeddings of gallery and queries; ``is_trained``: whether something is trained, in contrast to a
+        formula; ``is_recommended``: whether it takes part in "recommended"; ``source``: paper and place.
+    """
+    from ray_backfill.methods import all_methods
+
+    return _table(
+        {
+            "name": method.name,
+            "title": method.title,
+            "family": method.family,
+            "needs": _needs_of_method(method),
+            "is_trained": method.is_trained,
+            "is_recommended": method.is_recommended,
+            "source": method.source,
+        }
+        for method in all_methods().values()
+    )
+
+
+def orders() -> pd.DataFrame:
+    """List every known backfill order.
+
+    Returns:
+        One row for each order, by name: ``title``; ``needs``: gallery columns, or what else must be there;
+        ``is_oracle``: whether it uses what nobody knows before the backfill, an upper bound; ``source``: paper and
+        place.
+    """
+    from ray_backfill.orders import all_orders
+
+    return _table(
+        {
+            "name": order.name,
+            "title": order.title,
+            "needs": _needs_of_order(order),
+            "is_oracle": order.is_oracle,
+            "source": order.source,
+        }
+        for order in all_orders().values()
+    )
+
+
+def merges() -> pd.DataFrame:
+    """List every known merge: the ways to make the distances of two systems comparable.
+
+    Returns:
+        One row for each merge, by name: ``title``; ``needs``: what it is fitted on; ``distances`` that it is made for;
+        ``source``: paper and place.
+    """
+    from ray_backfill.merges import all_merges
+
+    return _table(
+        {
+            "name": kind.name,
+            "title": kind.title,
+            "needs": ", ".join(_fitted_on(kind.needs_train, kind.needs_labels)),
+            "distances": ", ".join(kind.distances) or "any",
+            "source": kind.source,
+        }
+        for kind in all_merges().values()
+    )
+
+
+def _table(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame(rows).set_index("name")
+
+
+def _fitted_on(train: bool, labels: bool) -> list[str]:
+    return ["train items with labels" if labels else "train items"] if train else []
+
+
+def _needs_of_method(method: "Method") -> str:
+    needs = _fitted_on(method.fit is not None, method.fit is not None and method.fit.needs_labels)
+    needs += [f"embeddings of a further model, {name}" for name in method.models if name not in ("old", "new")]
+    # Two plain systems serve side by side: each query goes through both of their models.
+    if method.backward and method.forward and method.backward != method.forward and not method.is_reference:
+        needs.append(f"both models, {method.backward} and {method.forward}, for each query")
+    return ", ".join(needs)
+
+
+def _needs_of_order(order: "Order") -> str:
+    return order.remedy or " or ".join(f"gallery column {column!r}" for column in order.needs)

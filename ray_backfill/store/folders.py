@@ -1,0 +1,99 @@
+"""Writes folders of the data contract from arrays."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import ArrayLike
+
+from ray_backfill.errors import InputError
+from ray_backfill.store import SPLITS, read_folder, vector_column, write_parquet
+
+Columns = Mapping[str, ArrayLike | Iterable[Any]] | pd.DataFrame
+# Columns of lists that are no vectors.
+_ID_LISTS = ("positives", "ignored")
+
+
+def write_folder(
+    path: str | Path, gallery: Columns, queries: Columns | None = None, train: Columns | None = None
+) -> Path:
+    """Write embeddings of two models as a folder that ``simulate`` and ``read_folder`` take.
+
+    Args:
+        path: The folder to write. Files of an earlier call are replaced.
+        gallery: Columns by name, as a mapping or a pandas frame; N values each. ``old`` and ``new``: (N, d) embeddings
+            of the two models, whose d may differ. Optional: ``id`` (unique integers or strings; by default 0 to N - 1),
+            ``label``, ``camera``, numbers for backfill orders (``old_score``, ``popularity``, ``order_score``, ...) and
+            embeddings of further models. Further columns of numbers or strings are kept.
+        queries: The same for queries, which may also have a ``group`` (curves for each), and ``positives`` and
+            ``ignored`` (lists of gallery ids) instead of labels. By default the gallery queries itself.
+        train: The same for the items on which maps between the models are fitted; by default none.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InputError: A column is missing, has a wrong shape or length, or holds values that the data contract refuses,
+            such as NaN or duplicate ids; or the folder holds a split that this call would leave beside the new ones.
+
+    Nothing is written unless everything can be read back; ``gallery.parquet``, which makes it a folder of embeddings,
+    appears last.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} is a file; give a folder")
+    given = {"train": train, "queries": queries, "gallery": gallery}
+    tables = {name: _table(name, columns) for name, columns in given.items() if columns is not None}
+    left = [name for name in SPLITS if name not in tables and (path / f"{name}.parquet").exists()]
+    if left:
+        raise InputError(
+            f"{path} holds {left[0]}.parquet, which this call does not replace; delete it, or write elsewhere"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
+        for name, table in tables.items():
+            write_parquet(Path(temporary) / f"{name}.parquet", table)
+        try:
+            read_folder(temporary)
+        except InputError as error:
+            raise InputError(str(error).replace(temporary, str(path))) from error
+        path.mkdir(exist_ok=True)
+        for name in tables:
+            (Path(temporary) / f"{name}.parquet").replace(path / f"{name}.parquet")
+    return path
+
+
+def _table(split: str, columns: Columns) -> pa.Table:
+    """The columns of a split in the types of the data contract."""
+    given = {str(name): values for name, values in columns.items()}
+    missing = [name for name in ("old", "new") if name not in given]
+    if missing:
+        raise InputError(f"{split}: no column {missing[0]!r}; it has: {', '.join(given)}")
+    arrays = {name: _column(split, name, values) for name, values in given.items()}
+    rows = {name: len(array) for name, array in arrays.items()}
+    for name, count in rows.items():
+        if count != rows["old"]:
+            raise InputError(f"{split}: column {name!r} has {count} rows, 'old' has {rows['old']}")
+    return pa.table({"id": np.arange(rows["old"])} | arrays)
+
+
+def _column(split: str, name: str, values: Any) -> pa.Array:
+    """One column; two dimensions are embeddings."""
+    try:
+        if name in _ID_LISTS:
+            return pa.array([list(row) for row in values])
+        array = np.asarray(values)
+        if array.dtype == object and len(array) and np.ndim(array[0]) == 1:  # a frame's column of vectors
+            array = np.stack(list(array))
+        if array.ndim == 2:
+            return vector_column(array if array.dtype == np.float16 else array.astype(np.float32))
+        if array.ndim == 1 and name not in ("old", "new"):
+            return pa.array(array)
+    except (TypeError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
+        raise InputError(f"{split}: column {name!r} cannot be written: {str(error).splitlines()[0]}") from error
+    wanted = "two dimensions, one row an item" if name in ("old", "new") else "one value an item, or vectors"
+    raise InputError(f"{split}: column {name!r} must have {wanted}; got shape {array.shape}")

@@ -1,0 +1,227 @@
+"""The Python face: names loaded on first use, folders from arrays, and simulate as the command runs it."""
+
+import ast
+import subprocess
+import sys
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import ray_backfill as rb
+from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.files import read_json
+from ray_backfill.merges import all_merges
+from ray_backfill.methods import all_methods
+from ray_backfill.orders import all_orders
+
+ROOT = Path(__file__).parents[1]
+FORMULAS = ("rm_naive", "least_squares_gallery")
+
+
+def python(code: str) -> str:
+    """What the code prints in a process of its own."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def columns(items: int, seed: int) -> dict[str, Any]:
+    rng, label = np.random.default_rng(seed), np.arange(items) % 6
+    signal = np.random.default_rng(9).normal(size=(6, 8))[label]
+    old = signal[:, :4] + rng.normal(size=(items, 4))
+    return {"old": old, "new": (signal + 0.6 * rng.normal(size=(items, 8))).astype(np.float16), "label": label}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("face") / "data"
+    return rb.write_folder(path, gallery=columns(60, 1), queries=columns(12, 2), train=columns(40, 3))
+
+
+def test_the_table_the_imports_for_type_checkers_and_all_agree() -> None:
+    table = rb._MODULE_OF
+    tree = ast.parse((ROOT / "ray_backfill" / "__init__.py").read_text())
+    block = next(n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")
+    imported = {a.name: n.module for n in block.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert imported == table
+    assert sorted(rb.__all__) == sorted(table)
+    assert set(rb.__all__) < set(dir(rb))
+    for name in rb.__all__:
+        assert getattr(rb, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'all_orders'"):
+        rb.all_orders  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_importing_loads_nothing() -> None:
+    heavy = ("numpy", "pandas", "pyarrow", "numba", "scipy", "matplotlib", "tqdm", "torch", "ray")
+    assert python(f"import sys, ray_backfill; print([name for name in {heavy} if name in sys.modules])") == "[]"
+
+
+def test_subpackages_do_not_hide_the_functions_of_their_names() -> None:
+    code = """
+import ray_backfill.methods, ray_backfill.orders, ray_backfill.merges, ray_backfill.replay
+import ray_backfill as rb
+print([type(each).__name__ for each in (rb.methods, rb.orders, rb.merges, rb.replay)])"""
+    assert python(code) == str(["function"] * 4)
+
+
+def test_tables_of_names_and_results_are_read_without_what_trains_and_draws() -> None:
+    heavy = ("torch", "ray", "matplotlib")
+    code = "import sys, ray_backfill as rb; rb.methods(), rb.orders(), rb.merges(), rb.read_results, rb.simulate"
+    assert python(f"{code}; print([name for name in {heavy} if name in sys.modules])") == "[]"
+
+
+def test_arrays_become_a_folder_of_the_data_contract(tmp_path: Path) -> None:
+    gallery = columns(6, 1) | {"popularity": [3, 1, 2, 6, 5, 4]}
+    frame = pd.DataFrame({"id": list("ab"), "group": ["x", "y"]})
+    queries: dict[str, Any] = {**frame, "old": [[1.0] * 4] * 2, "new": columns(2, 2)["new"], "positives": [[0, 1], []]}
+    path = rb.write_folder(str(tmp_path / "a" / "data"), gallery, queries)
+    data = rb.read_folder(str(path))
+    assert data.train is None
+    assert data.queries is not None
+    assert data.gallery.id.tolist() == [0, 1, 2, 3, 4, 5]
+    np.testing.assert_array_equal(data.gallery.old, gallery["old"].astype(np.float32))
+    assert (str(data.gallery.old.dtype), str(data.gallery.new.dtype)) == ("float32", "float16")
+    assert data.gallery.numbers["popularity"].tolist() == gallery["popularity"]
+    assert data.queries.id.tolist() == ["a", "b"]
+    assert data.queries.group is not None
+    assert data.queries.positives is not None
+    assert [row.tolist() for row in data.queries.positives] == [[0, 1], []]
+    assert repr(data) == f"Embeddings in {path}: 6 gallery, 2 queries; dimensions: old 4, new 8"
+    of_frame = pd.DataFrame({"old": list(gallery["old"]), "new": list(gallery["new"]), "label": gallery["label"]})
+    assert rb.read_folder(rb.write_folder(tmp_path / "b", of_frame)).gallery.old.shape == (6, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"new": None}, "gallery: no column 'new'; it has: old, label"),
+        ({"label": [1, 2]}, "gallery: column 'label' has 2 rows, 'old' has 6"),
+        ({"old": np.ones(6)}, r"gallery: column 'old' must have two dimensions, one row an item; got shape \(6,\)"),
+        (
+            {"label": np.ones((6, 2, 2))},
+            r"column 'label' must have one value an item, or vectors; got shape \(6, 2, 2\)",
+        ),
+        ({"old": [[1.0], [1.0, 2.0]] * 3}, "gallery: column 'old' cannot be written: .*inhomogeneous"),
+        ({"old": [["a"]] * 6}, "gallery: column 'old' cannot be written: could not convert string"),
+        ({"positives": [1] * 6}, "gallery: column 'positives' cannot be written: .*not iterable"),
+        ({"old": np.full((6, 2), np.nan)}, r"data/gallery.parquet, column 'old': NaN or infinite values in row 0"),
+        ({"id": [1, 1, 2, 3, 4, 5]}, r"data/gallery.parquet, column 'id': duplicates"),
+        ({"label": [0.5] * 6}, "data/gallery.parquet, column 'label' must be integers or strings"),
+    ],
+)
+def test_what_is_no_folder_of_embeddings_is_refused_and_nothing_is_written(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    gallery = {name: values for name, values in (columns(6, 1) | change).items() if values is not None}
+    with pytest.raises(rb.InputError, match=message) as error:
+        rb.write_folder(tmp_path / "data", gallery)
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_splits_are_replaced_together(tmp_path: Path) -> None:
+    path = rb.write_folder(tmp_path / "data", columns(6, 1), train=columns(6, 2))
+    assert len(rb.read_folder(rb.write_folder(path, columns(7, 1), train=columns(8, 2))).gallery) == 7
+    with pytest.raises(rb.InputError, match=r"data holds train.parquet, which this call does not replace"):
+        rb.write_folder(path, columns(5, 1))
+    assert sorted(file.name for file in path.iterdir()) == ["gallery.parquet", "train.parquet"]
+    (tmp_path / "file").touch()
+    with pytest.raises(rb.InputError, match=r"file is a file; give a folder"):
+        rb.write_folder(tmp_path / "file", columns(5, 1))
+
+
+def test_simulate_gives_the_tables_of_the_command_and_reuses_its_run(folder: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        *("-m", "ray_backfill", "simulate"),
+        "--data",
+        str(folder),
+        "--out",
+        str(tmp_path / "job"),
+    ]
+    more = ["--methods", *FORMULAS, "--metrics", "mAP", "--points", "5"]
+    said = subprocess.run([*command, *more], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert said.returncode == 0, said.stderr
+    results = rb.simulate(folder, out=str(tmp_path / "face"), methods=FORMULAS, metrics="mAP", points=5)
+    for table in ("curves", "summary", "differences", "costs"):
+        of_job, of_face = (pd.read_parquet(tmp_path / out / "results" / f"{table}.parquet") for out in ("job", "face"))
+        pd.testing.assert_frame_equal(of_job, of_face)
+    pd.testing.assert_frame_equal(results.frame, pd.read_parquet(tmp_path / "job" / "results" / "curves.parquet"))
+    pd.testing.assert_frame_equal(results.summary, pd.read_parquet(tmp_path / "job" / "results" / "summary.parquet"))
+    made = (tmp_path / "job" / "results" / "curves.parquet").stat().st_mtime_ns
+    again = rb.simulate(rb.read_folder(folder), out=tmp_path / "job", methods=FORMULAS, metrics=["mAP"], points=5)
+    assert (tmp_path / "job" / "results" / "curves.parquet").stat().st_mtime_ns == made
+    assert again.methods == results.methods == ("old", "new", *FORMULAS)
+    assert rb.read_results(str(tmp_path / "job")).verdict == rb.read_results(tmp_path / "job" / "results").verdict
+    assert "simulate" in read_json(tmp_path / "job" / "results" / "manifest.json")["command"]
+
+
+def test_embeddings_may_lie_in_the_folder_of_the_run(tmp_path: Path) -> None:
+    data = rb.write_folder(tmp_path / "embeddings", columns(30, 1))
+    results = rb.simulate(data, out=tmp_path, methods="rm_naive", points=3)
+    assert results.manifest.command == f"rb.simulate({str(data)!r}, ...)"
+    assert (tmp_path / "results" / "report.html").exists()
+
+
+def test_without_a_folder_nothing_is_left(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    results = rb.simulate(folder, methods="offline", orders="random", merges="rrf", metrics="CMC@5", points=3)
+    assert results.metrics == ("CMC@5",)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_its_defaults_are_those_of_the_command() -> None:
+    defaults = {name: parameter.default for name, parameter in signature(rb.simulate).parameters.items()}
+    for name, default in vars(Evaluation.of_folder()).items():
+        assert default in (defaults[name], (defaults[name],)), name
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"data": "nowhere"}, "nowhere is not a folder; give a folder that holds gallery.parquet"),
+        ({"methods": "magic"}, "unknown method 'magic'; known: old, new"),
+        ({"orders": "magic"}, "unknown order 'magic'"),
+        ({"merges": "magic"}, "unknown merge 'magic'"),
+        ({"metrics": "mAP@0"}, "unknown metric 'mAP@0'"),
+        ({"metrics": ()}, "at least one metric"),
+        ({"distance": "hamming"}, "unknown distance 'hamming'"),
+        ({"points": 1}, "at least 2 points"),
+        ({"device": "tpu"}, "unknown device 'tpu'"),
+        ({"shards": -1}, "must not be negative"),
+        ({"orders": "popularity"}, "order 'popularity' needs the gallery column 'popularity'"),
+        ({"out": __file__}, "is a file; give a folder"),
+    ],
+)
+def test_wrong_settings_are_told_in_one_sentence(
+    wrong: dict[str, Any], message: str, folder: Path, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {"data": folder, "out": tmp_path / "out", "methods": "rm_naive"}
+    with pytest.raises(rb.InputError, match=message) as error:
+        rb.simulate(**asked | wrong)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_another_run_is_refused(folder: Path, tmp_path: Path) -> None:
+    rb.simulate(folder, out=tmp_path, methods="rm_naive", points=3)
+    with pytest.raises(rb.InputError, match=r"made by another run \(evaluation.points: 3 there, 4 asked\)"):
+        rb.simulate(folder, out=tmp_path, methods="rm_naive", points=4)
+
+
+def test_plugins_are_listed_with_what_they_need() -> None:
+    for table, known in ((rb.methods(), all_methods()), (rb.orders(), all_orders()), (rb.merges(), all_merges())):
+        assert list(table.index) == list(known)
+        assert {"title", "needs", "source"} < set(table.columns)
+    needs = rb.methods().needs
+    assert needs["rm_naive"] == "both models, old and new, for each query"
+    assert needs["offline"] == ""
+    assert needs["rm"] == "train items with labels"
+    assert needs["fct_side"] == "train items, embeddings of a further model, side"
+    assert rb.orders().needs["centroid_cosine"] == "gallery column 'old_class' or gallery column 'label'"
+    assert rb.orders().is_oracle["oracle_loss"]
+    assert rb.merges().needs["csls"] == "train items"
+    assert rb.merges().distances.to_dict() == dict.fromkeys(all_merges(), "any") | {"csls": "cosine"}
