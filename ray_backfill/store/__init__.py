@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from ray_backfill.errors import InputError
 from ray_backfill.files import write_whole
+from ray_backfill.progress import track
 from ray_backfill.store._columns import MAPPED_BYTES as MAPPED_BYTES
 from ray_backfill.store._columns import (
     as_id_lists,
@@ -175,7 +175,7 @@ def _digest(digest: Any, array: NDArray[Any]) -> None:
     digest.update(f"{array.dtype}{array.shape}".encode())
     numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     pieces = range(0, len(numbers), _PIECE_BYTES)
-    for i in tqdm(pieces, desc="fingerprint", unit=" x 64 MB", delay=2, leave=False):
+    for i in track(pieces, "fingerprint", "x 64 MB"):
         digest.update(numbers[i : i + _PIECE_BYTES].data)
 
 

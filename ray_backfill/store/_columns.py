@@ -4,7 +4,7 @@ Columns of vectors are read row group by row group: in memory, or mapped from a 
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
 from typing import IO, Any
@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from ray_backfill.errors import InputError
+from ray_backfill.progress import step
 from ray_backfill.systems import FloatArray
 
 # Columns of vectors above this size are mapped from a temporary file.
@@ -89,8 +89,19 @@ def read_rows(files: Sequence[Path], first: int, last: int, names: Sequence[str]
     """Rows first .. last - 1 of all files one after the other, row group by row group."""
     opened = [open_parquet(file) for file in files]
     columns = {name: _Vectors(name, last - first, float_type(name, opened, files)) for name in names}
+    with step("read", last - first, "vectors") as bar:
+        for file, row, batch in _batches_between(files, opened, first, last, names):
+            for name, column in columns.items():
+                column.add(batch.column(name), file, row)
+            bar.advance(len(batch))
+    return {name: column.array() for name, column in columns.items()}
+
+
+def _batches_between(
+    files: Sequence[Path], opened: Sequence[pq.ParquetFile], first: int, last: int, names: Sequence[str]
+) -> Iterator[tuple[Path, int, pa.RecordBatch]]:
+    """Rows first .. last - 1 of all files: the file, the number in it of the batch's first row, and the batch."""
     before = 0  # rows of the files and row groups so far
-    bar = tqdm(total=last - first, desc="read", unit=" vectors", delay=2, leave=False, dynamic_ncols=True)
     for file, parquet in zip(files, opened, strict=True):
         start_of_file = before
         for group in range(parquet.num_row_groups):
@@ -100,13 +111,9 @@ def read_rows(files: Sequence[Path], first: int, last: int, names: Sequence[str]
                 for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=list(names)):
                     begin, end = max(first - at, 0), min(last - at, len(batch))
                     if begin < end:
-                        for name, column in columns.items():
-                            column.add(batch.column(name).slice(begin, end - begin), file, at + begin - start_of_file)
-                        bar.update(end - begin)
+                        yield file, at + begin - start_of_file, batch.slice(begin, end - begin)
                     at += len(batch)
             before += rows
-    bar.close()
-    return {name: column.array() for name, column in columns.items()}
 
 
 def is_vectors(kind: pa.DataType) -> bool:

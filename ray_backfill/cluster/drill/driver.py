@@ -4,10 +4,7 @@ Everything that it learns goes to disk as it happens (the journal, the answers a
 traffic), so that a driver that was killed is continued by the next one.
 """
 
-import sys
 from functools import partial
-
-from tqdm import tqdm
 
 from ray_backfill.cluster.drill.job import DrillJob
 from ray_backfill.cluster.drill.recorder import Recorder
@@ -19,6 +16,7 @@ from ray_backfill.cluster.drill.watch import QUALITY, write_targets
 from ray_backfill.live.answers import write_answers
 from ray_backfill.live.operations import Operation
 from ray_backfill.live.quality import live_quality, only_alive
+from ray_backfill.progress import say, stage
 from ray_backfill.tables.drill import Checkpoint
 from ray_backfill.tables.journal import CheckpointMeasured, Finished, Journal, Started, of_type
 
@@ -58,7 +56,7 @@ def _backfill(driver: "Driver", measured: set[int]) -> None:
     before = sum(len(o.positions) for o in plan.operations[:done] if o.kind == "backfill")
     with (
         driver.embedding.running(plan) as arrivals,
-        tqdm(total=total, initial=before, desc="backfill", unit=" items", dynamic_ncols=True) as bar,
+        stage("backfill", total, "items", done=before) as bar,
     ):
         for checkpoint in plan.checkpoints:
             for operation in plan.operations[done : checkpoint.applied]:
@@ -66,10 +64,10 @@ def _backfill(driver: "Driver", measured: set[int]) -> None:
                     arrivals.wait_for(operation.number, partial(driver.look_after, operation.number))
                 driver.apply(operation)
                 if operation.kind == "backfill":
-                    bar.update(len(operation.positions))
+                    bar.advance(len(operation.positions))
             done = max(done, checkpoint.applied)
             if checkpoint.moment not in measured:
-                bar.write(driver.measure(checkpoint), file=sys.stderr)
+                say(driver.measure(checkpoint))
 
 
 class Driver:
