@@ -182,6 +182,7 @@ def _embed_all(missing: list[_Part], images: int, job: _Job, actors: int, cpus: 
 
 def _run(parts: list[_Part], job: _Job, actors: int, cpus: float) -> Iterator[Work]:
     """Embed the parts; yields what each finished one took. Raises the InputError of an actor."""
+    ray.data.DataContext.get_current().enable_progress_bars = False
     finished = ray.data.from_items([asdict(part) for part in parts], override_num_blocks=len(parts)).map(
         _Embedder,
         fn_constructor_kwargs={"job": job},

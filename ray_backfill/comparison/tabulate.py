@@ -50,19 +50,19 @@ def tabulate(
     """old and new must be among the methods. group_of_query: (all queries,), if they have any."""
     # The same draws of queries for every curve: what is computed from them is paired.
     keys = [(*key, metric) for key in curves for metric in metrics]
-    draws = {}
-    with stage("intervals", len(keys), "curves") as bar:
+    with stage("intervals", len(keys), "curves") as shown:
+        draws = {}
         for key in keys:
             draws[key] = m.bootstrap_means(curves[key[:3]].per_query[key[3]])
-            bar.advance()
-    areas = {key: m.auc_draws(curves[key[:3]].t, means) for key, means in draws.items()}
-    by_name = {method.name: method for method in methods}
-    tables = Tables(
-        pd.concat([points for key in curves for points in _curve(curves, key, metrics, draws)], ignore_index=True),
-        frame(SummaryRow, [_summary(curves, key, metric, areas, by_name) for key in curves for metric in metrics]),
-        frame(DifferenceRow, list(_differences(curves, metrics, areas, by_name))),
-        None if group_of_query is None else _subgroups(curves, metrics, group_of_query),
-    )
+            shown.advance()
+        areas = {key: m.auc_draws(curves[key[:3]].t, means) for key, means in draws.items()}
+        by_name = {method.name: method for method in methods}
+        tables = Tables(
+            pd.concat([points for key in curves for points in _curve(curves, key, metrics, draws)], ignore_index=True),
+            frame(SummaryRow, [_summary(curves, key, metric, areas, by_name) for key in curves for metric in metrics]),
+            frame(DifferenceRow, list(_differences(curves, metrics, areas, by_name))),
+            None if group_of_query is None else _subgroups(curves, metrics, group_of_query),
+        )
     m.resamples.cache_clear()  # 2 bytes for each draw and query
     return tables
 

@@ -3,16 +3,15 @@
     with stage("embed", total=1730, unit="images") as bar:
         bar.advance(256)
 
-On a terminal each running stage has a row in a live display. Elsewhere nothing is redrawn: a line says that a stage has
+On a terminal all that runs has a row in a live display. Elsewhere nothing is redrawn: a line says that a stage has
 ended, and after ten seconds of silence a line says what still runs. A *stage* is a part of a run that users know by
-name, and always leaves a line. A *step* is a part of a stage, or of no stage, and leaves a line if it took long.
+name, and always leaves a line. A *step* leaves a line if it took long, a *detail* leaves none.
 
 In a worker ``relay`` sends what runs there to the driver, where a ``Mirror`` shows it: see ``cluster.progress``.
 """
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -20,32 +19,36 @@ from typing import Any, TypeVar
 from ray_backfill.progress.outputs import Output, Relay, output_for_stderr
 from ray_backfill.progress.stages import Stage, State
 
-__all__ = ["Mirror", "Stage", "State", "relay", "say", "stage", "step", "track"]
+__all__ = ["Mirror", "Stage", "State", "detail", "relay", "say", "stage", "step", "track"]
 
 T = TypeVar("T")
-
-# A step shorter than this leaves no line; nor does a step inside of a step.
-_TOLD_S = 2.0
 
 
 @contextmanager
 def stage(title: str, total: int | None = None, unit: str = "", done: int = 0) -> Iterator[Stage]:
     """A part of a run that users know by name. done: what earlier runs have done of the total."""
-    with _shown(Stage(State(title, total, unit, done=done))) as running:
+    with _shown(State("stage", title, total, unit, done)) as running:
         yield running
 
 
 @contextmanager
 def step(title: str, total: int | None = None, unit: str = "") -> Iterator[Stage]:
-    """A part of a stage, or what is seldom long."""
-    with _shown(Stage(State(title, total, unit, is_step=True))) as running:
+    """A part of a stage that users know by name, too, or something that is seldom long."""
+    with _shown(State("step", title, total, unit)) as running:
+        yield running
+
+
+@contextmanager
+def detail(title: str, total: int | None = None, unit: str = "") -> Iterator[Stage]:
+    """How far a stage or a step is."""
+    with _shown(State("detail", title, total, unit)) as running:
         yield running
 
 
 def track(items: Iterable[T], title: str, unit: str = "", total: int | None = None) -> Iterator[T]:
-    """The items one by one, as a step that counts them."""
+    """The items one by one, as a detail that counts them."""
     total = len(items) if total is None and isinstance(items, Sized) else total
-    with step(title, total, unit) as running:
+    with detail(title, total, unit) as running:
         for count, item in enumerate(items, 1):
             yield item
             running.done = count
@@ -67,29 +70,28 @@ def relay(send: Callable[[list[State]], Any]) -> Iterator[None]:
 
 
 class Mirror:
-    """Shows what runs in another process: its outermost stage as ``own``, and its steps below that."""
+    """Shows what runs in another process: its outermost stage as ``own``, the rest below that."""
 
     def __init__(self, own: Stage) -> None:
         self._own = own
-        self._steps: list[Stage] = []
+        self._below: list[Stage] = []
 
     def show(self, states: Sequence[State]) -> None:
         """What runs there now, outermost first."""
-        if states and not states[0].is_step:
+        if states and states[0].kind == "stage":
             self._own.take(states[0])
             states = states[1:]
         titles = [state.title for state in states]
-        while [shown.title for shown in self._steps] != titles[: len(self._steps)]:
-            _display.close(self._steps.pop(), is_finished=True)
-        for title in titles[len(self._steps) :]:
-            self._steps.append(_display.open(Stage(State(title, is_step=True))))
-        for shown, state in zip(self._steps, states, strict=True):
+        while [shown.title for shown in self._below] != titles[: len(self._below)]:
+            _display.close(self._below.pop(), is_finished=True)
+        self._below += [_display.open(state) for state in states[len(self._below) :]]
+        for shown, state in zip(self._below, states, strict=True):
             shown.take(state)
 
     def close(self, is_finished: bool) -> None:
         """Nothing runs there any more."""
-        while self._steps:
-            _display.close(self._steps.pop(), is_finished)
+        while self._below:
+            _display.close(self._below.pop(), is_finished)
 
 
 class _Display:
@@ -102,7 +104,8 @@ class _Display:
         self._output: Output | None = None
         self._ended = threading.Event()
 
-    def open(self, opened: Stage) -> Stage:
+    def open(self, state: State) -> Stage:
+        opened = Stage(state)
         with self._lock:
             self._running.append(opened)
             if self._output is None:
@@ -115,8 +118,7 @@ class _Display:
             assert self._output is not None
             outer = self._running[: self._running.index(closed)]
             self._running.remove(closed)
-            line = closed.end(outer) if is_finished and _is_told(closed, outer) else ""
-            self._output.end(closed, line, self._running)
+            self._output.end(closed, closed.end(outer) if is_finished else "", self._running)
             if not self._running:
                 self._ended.set()
                 self._output.close()
@@ -136,17 +138,10 @@ class _Display:
                     output.beat(self._running)
 
 
-def _is_told(closed: Stage, outer: Sequence[Stage]) -> bool:
-    """Whether a stage or step that has ended leaves a line."""
-    if not closed.is_step:
-        return True
-    return not any(stage.is_step for stage in outer) and time.monotonic() - closed.began_s >= _TOLD_S
-
-
 @contextmanager
-def _shown(running: Stage) -> Iterator[Stage]:
-    """Show it for the length of the block. What fails is not told: the error is."""
-    _display.open(running)
+def _shown(state: State) -> Iterator[Stage]:
+    """Show it for the length of the block. What fails leaves no line: the error says it."""
+    running = _display.open(state)
     is_finished = False
     try:
         yield running

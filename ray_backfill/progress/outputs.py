@@ -9,7 +9,7 @@ from typing import Any, Protocol, TextIO
 from ray_backfill.progress.stages import Stage, State
 
 HEARTBEAT_S = 10.0
-# Shorter steps do not flicker on a terminal.
+# Shorter steps and details do not flicker on a terminal.
 VISIBLE_S = 0.5
 
 
@@ -71,7 +71,7 @@ class Rows:
 
     def beat(self, running: Sequence[Stage]) -> None:
         now = time.monotonic()
-        visible = [stage for stage in running if not stage.is_step or now - stage.began_s >= VISIBLE_S]
+        visible = [stage for stage in running if stage.kind == "stage" or now - stage.began_s >= VISIBLE_S]
         if self._drawing is None and visible:
             from ray_backfill.progress.drawing import Drawing  # rich takes long to import; most steps are short
 
@@ -109,7 +109,7 @@ class Relay:
         self._send([stage.state() for stage in running])
 
     def end(self, closed: Stage, line: str, running: Sequence[Stage]) -> None:
-        if not closed.is_step:  # steps may be many and short
+        if closed.kind == "stage":  # the others may be many and short
             self.beat([*running, closed])
 
     def tell(self, line: str) -> None:

@@ -4,26 +4,31 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+# When it ends, a stage leaves a line, a step leaves one if it took long, and a detail leaves none.
+Kind = Literal["stage", "step", "detail"]
+
+_LONG_S = 2.0
 
 
 @dataclass(frozen=True)
 class State:
     """What a stage says about itself, as plain data for other processes. total: None if it is not known."""
 
+    kind: Kind
     title: str
     total: int | None = None
     unit: str = ""
-    is_step: bool = False
     done: int = 0
     text: str = ""
 
 
 class Stage:
-    """A running stage or step; any thread may report to it. It stays in its process: closures over it do not pickle."""
+    """A running stage, step or detail. Any thread may report to it. It stays in its process: it does not pickle."""
 
     def __init__(self, state: State) -> None:
-        self.title, self.is_step = state.title, state.is_step
+        self.kind, self.title = state.kind, state.title
         self.total, self.unit, self.done, self.text = state.total, state.unit, state.done, state.text
         self.began_s = self._counted_s = time.monotonic()
         self._before = state.done
@@ -47,7 +52,7 @@ class Stage:
 
     def state(self) -> State:
         """A copy that can travel."""
-        return State(self.title, self.total, self.unit, self.is_step, self.done, self.text)
+        return State(self.kind, self.title, self.total, self.unit, self.done, self.text)
 
     def take(self, state: State) -> None:
         """Show the amount and the text of another stage as this one's."""
@@ -64,16 +69,19 @@ class Stage:
         return ", ".join(part for part in parts if part)
 
     def end(self, outer: Sequence["Stage"]) -> str:
-        """``embed: 1,730 images in 34 s, model-bound``. outer: the stages that this one is a part of."""
+        """``embed: 1,730 images in 34 s, model-bound``; empty where it leaves no line. outer: what it is a part of."""
+        seconds = time.monotonic() - self.began_s
+        if self.kind == "detail" or (self.kind == "step" and seconds < _LONG_S):
+            return ""
         title = ", ".join(stage.title for stage in (*outer, self))
-        seconds = duration(time.monotonic() - self.began_s)
-        return f"{title}: {self._amount() or 'done'} in {seconds}{f', {self.text}' if self.text else ''}"
+        return f"{title}: {self._amount() or 'done'} in {duration(seconds)}{f', {self.text}' if self.text else ''}"
 
     def _amount(self, done_of: str = "") -> str:
         """Empty where nothing is counted."""
         if self.total is None and not self.done:
             return ""
-        unit = f" {self.unit}" if self.unit else ""
+        one = (self.done if self.total is None else self.total) == 1
+        unit = f" {self.unit.removesuffix('s') if one else self.unit}"
         return f"{number(self.done)}{unit}" if self.total is None else f"{done_of}{number(self.total)}{unit}"
 
     def _left(self) -> str:

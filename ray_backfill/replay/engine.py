@@ -25,7 +25,7 @@ from ray_backfill.distances import check_distance
 from ray_backfill.errors import InputError, check_device_name
 from ray_backfill.merges import RAW, Merge
 from ray_backfill.metrics import metric_codes
-from ray_backfill.progress import step
+from ray_backfill.progress import detail
 from ray_backfill.replay.block import Block, make_thresholds, merged_keys
 from ray_backfill.replay.counting import measure_counts
 from ray_backfill.replay.curve import Curve
@@ -146,7 +146,7 @@ def comparisons_bar(prepared: Prepared, show: bool) -> Iterator[Callable[[int], 
     if not show:
         yield lambda comparisons: None
         return
-    with step("compare", 2 * len(prepared.scored) * prepared.slices_ON.shape[1], "pairs") as bar:
+    with detail("compare", 2 * len(prepared.scored) * prepared.slices_ON.shape[1], "pairs") as bar:
         yield bar.advance
 
 
