@@ -36,6 +36,7 @@ class _Board:
 @contextmanager
 def shown_in(own: Stage) -> Iterator[ActorHandle]:
     """Show what workers send to the yielded board for the length of the block; their outermost stage as ``own``."""
+    own.note("starting workers")
     board = _Board.remote()  # type: ignore[attr-defined]
     stop, mirror = threading.Event(), Mirror(own)
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from ray_backfill.progress.stages import Stage
@@ -31,12 +31,18 @@ class Drawing:
 
     def draw(self, stages: Sequence[Stage]) -> None:
         """Replace all rows by those of these stages, outermost first."""
-        rows = Table.grid(
-            Column(), Column(no_wrap=True), Column(), Column(no_wrap=True, overflow="ellipsis", ratio=1), padding=(0, 1)
-        )
-        for depth, stage in enumerate(stages):
-            bar = ProgressBar(stage.total or 1, min(stage.done, stage.total or 1), _BAR_WIDTH) if stage.total else ""
-            title, status = Text("  " * depth + stage.title), Text(stage.status(), style="dim")
+        width = self._live.console.width
+        bar_width = min(_BAR_WIDTH, width // 5)
+        titles = [Text("  " * depth + stage.title) for depth, stage in enumerate(stages)]
+        title_width = min(width // 3, max((title.cell_len for title in titles), default=0))
+        rows = Table.grid(padding=(0, 1))
+        for title, stage in zip(titles, stages, strict=True):
+            title.truncate(title_width, overflow="ellipsis", pad=True)
+            bar = ProgressBar(stage.total, min(stage.done, stage.total), bar_width) if stage.total else ""
+            status = Text(stage.status(), style="dim")
+            # The bar's column is there if one of them has a bar.
+            used = 2 + title_width + 1 + (bar_width + 1 if any(other.total for other in stages) else 1)
+            status.truncate(max(0, width - used), overflow="ellipsis")
             rows.add_row(self._spinner, title, bar, status)
         self._live.update(rows, refresh=True)
 

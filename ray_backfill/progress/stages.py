@@ -9,7 +9,7 @@ from typing import Any, Literal
 # When it ends, a stage leaves a line, a step leaves one if it took long, and a detail leaves none.
 Kind = Literal["stage", "step", "detail"]
 
-_LONG_S = 2.0
+LONG_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Stage:
     def end(self, outer: Sequence["Stage"]) -> str:
         """``embed: 1,730 images in 34 s, model-bound``; empty where it leaves no line. outer: what it is a part of."""
         seconds = time.monotonic() - self.began_s
-        if self.kind == "detail" or (self.kind == "step" and seconds < _LONG_S):
+        if self.kind == "detail" or (self.kind == "step" and seconds < LONG_S):
             return ""
         title = ", ".join(stage.title for stage in (*outer, self))
         return f"{title}: {self._amount() or 'done'} in {duration(seconds)}{f', {self.text}' if self.text else ''}"
@@ -81,7 +81,7 @@ class Stage:
         if self.total is None and not self.done:
             return ""
         one = (self.done if self.total is None else self.total) == 1
-        unit = f" {self.unit.removesuffix('s') if one else self.unit}"
+        unit = f" {self.unit.removesuffix('s') if one else self.unit}" if self.unit else ""
         return f"{number(self.done)}{unit}" if self.total is None else f"{done_of}{number(self.total)}{unit}"
 
     def _left(self) -> str:
