@@ -155,7 +155,7 @@ from ray_backfill.progress import say, stage, step, track
 with stage("replay", 2, "methods") as shown:
     for method in ("old", "full RM"):
         with step(method):
-            for _ in track(range(6), "compare", "pairs"):
+            for _ in track(range(12), "compare", "pairs"):
                 time.sleep(0.2)
         shown.advance()
         print("on stdout")
@@ -176,14 +176,14 @@ def test_a_pipe_holds_nothing_to_redraw() -> None:
     lines = done.stderr.splitlines()
     assert any(line.startswith("replay: 0 of 2 methods after 1 s; old: running for 1 s; compare: ") for line in lines)
     assert [line for line in lines if " after " not in line][:3] == ["on stderr", "on stderr", "t = 0.50"]
-    assert lines[-2].startswith("replay: 2 methods in 2.")
+    assert lines[-2].startswith("replay: 2 methods in 4.")
     assert lines[-1].startswith("write report: done in 0.")
 
 
 def test_a_terminal_ends_with_whole_lines_only() -> None:
     written = on_terminal(_PROGRAM, ROOT)
     drawn = [screen(part)[-3:] for part in written.split("\x1b[2K")]
-    assert any("compare" in line and "━" in line and "of 6 pairs" in line for part in drawn for line in part)
+    assert any("compare" in line and "━" in line and "of 12 pairs" in line for part in drawn for line in part)
     lines = screen(written)
     assert [re.sub(r"\d\.\d s", "N s", line) for line in lines if line] == [
         *["on stdout", "on stderr"] * 2,

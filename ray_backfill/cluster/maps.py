@@ -52,5 +52,6 @@ def fit_stage(
         if trained := {name: fits[name] for name in missing if fits[name].is_trained}:
             from ray_backfill.cluster.map_training import train_maps  # loads Ray, which formulas do without
 
+            shown.expect(len(missing))  # formulas took no time: they say nothing about what is left
             train_maps(out, folder, trained, settings, distance, workers, shown)
     return {name: path for name, path in folders.items() if is_finished(path)}

@@ -15,7 +15,7 @@ from ray_backfill.progress import Mirror, Stage, State, relay
 
 # As often as workers send.
 _POLL_S = 0.3
-# A driver that is stopped does not wait longer for an answer.
+# How long the driver waits for the board: where all CPUs are busy, it may take seconds to answer.
 _PATIENCE_S = 5.0
 
 
@@ -44,11 +44,9 @@ def shown_in(own: Stage) -> Iterator[ActorHandle]:
         mirror.show(ray.get(board.read.remote(), timeout=_PATIENCE_S))
 
     def poll() -> None:
-        try:
-            while not stop.wait(_POLL_S):
+        while not stop.wait(_POLL_S):
+            with suppress(ray.exceptions.RayError, ConnectionError):  # the work goes on; if Ray does not, it fails
                 show()
-        except (ray.exceptions.RayError, ConnectionError):
-            pass  # the work is not worse for it; if Ray is gone, the driver hears of it elsewhere
 
     thread = threading.Thread(target=poll, daemon=True)
     thread.start()
@@ -60,7 +58,7 @@ def shown_in(own: Stage) -> Iterator[ActorHandle]:
         stop.set()
         thread.join()
         if is_finished:
-            with suppress(ray.exceptions.RayError):
+            with suppress(ray.exceptions.RayError, ConnectionError):
                 show()  # their last words
         mirror.close(is_finished)
         ray.kill(board)

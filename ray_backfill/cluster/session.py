@@ -11,7 +11,7 @@ from pathlib import Path
 import ray
 
 from ray_backfill.errors import InputError
-from ray_backfill.progress import step
+from ray_backfill.progress import detail, step
 
 # A local Ray counts at least this many logical CPUs. On fewer, Ray Data's reads starve beside the embedding actors.
 _LOCAL_CPUS = 4
@@ -57,7 +57,7 @@ def session() -> Iterator[None]:
     try:
         yield
     finally:
-        with step("stop Ray"):
+        with detail("stop Ray"):
             ray.shutdown()
 
 

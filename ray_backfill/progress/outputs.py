@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TextIO
 
-from ray_backfill.progress.stages import Stage, State
+from ray_backfill.progress.stages import Kind, Stage, State
 
 HEARTBEAT_S = 10.0
-# Shorter steps and details do not flicker on a terminal.
-VISIBLE_S = 0.5
+# What is shorter does not flicker on a terminal.
+VISIBLE_S: dict[Kind, float] = {"stage": 0.0, "step": 0.5, "detail": 2.0}
 
 
 class Output(Protocol):
@@ -71,7 +71,7 @@ class Rows:
 
     def beat(self, running: Sequence[Stage]) -> None:
         now = time.monotonic()
-        visible = [stage for stage in running if stage.kind == "stage" or now - stage.began_s >= VISIBLE_S]
+        visible = [stage for stage in running if now - stage.began_s >= VISIBLE_S[stage.kind]]
         if self._drawing is None and visible:
             from ray_backfill.progress.drawing import Drawing  # rich takes long to import; most steps are short
 
