@@ -32,7 +32,10 @@ def train_maps(
     workers: Workers,
     shown: Stage,
 ) -> None:
-    """Train these fits, by the names of their methods, into ``out/<method>``; see ``fit_stage``. shown: what counts methods."""
+    """Train these fits, by the names of their methods, into ``out/<method>``. See ``fit_stage``.
+
+    shown: what counts methods on the terminal.
+    """
     assert folder.train is not None
     data = TrainSet(folder.train.vectors, folder.train.label, folder.classifier)
     with session(), shown_in(shown) as board:

@@ -121,9 +121,9 @@ class Relay:
 
 def _own_stderr() -> TextIO:
     """A descriptor of our own: while Ray starts, that of the process goes elsewhere (see ``cluster.session``)."""
-    stderr = sys.stderr
-    if stderr is not sys.__stderr__:  # replaced, by a notebook or a test: it knows best where it goes
-        return stderr
+    stderr = sys.__stderr__
+    if stderr is None or sys.stderr is not stderr:  # replaced, by a notebook or a test: it knows best where it goes
+        return sys.stderr
     return open(os.dup(stderr.fileno()), "w", encoding=stderr.encoding, errors=stderr.errors)  # noqa: PTH123
 
 

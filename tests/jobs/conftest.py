@@ -48,7 +48,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Pat
     for job, more, said, progress in [
         ("train_backbone.py", ["--model", "old"], "backbones/old", ["train old backbone"]),
         ("embed_gallery.py", [], " images", ["train new backbone", "embed"]),
-        ("train_mcl.py", [], "maps/rm", ["train maps"]),
+        ("train_mcl.py", [], "maps/rm", ["fit maps"]),
         ("simulate_gldv2.py", [], "full RM", ["replay"]),
     ]:
         result = run_here(job, *more, "--out", str(out), *TINY)
@@ -56,7 +56,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Pat
         assert said in result.stdout
         shown = [
             title
-            for title in ("train old backbone", "train new backbone", "embed", "train maps", "replay")
+            for title in ("train old backbone", "train new backbone", "embed", "fit maps", "replay")
             if f"{title}:" in result.stderr
         ]
         assert shown == progress, "each stage shows its progress, and only once"
