@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import pooch
 
 from ray_backfill.errors import InputError
-from ray_backfill.progress import Stage, step
+from ray_backfill.progress import Stage, stage
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _fetch(archive: Archive, folder: Path, root: Path) -> Path:
     """The downloaded file, in ``folder``. pooch deletes one with a wrong checksum."""
     pooch.get_logger().setLevel("WARNING")
     try:
-        with step(f"download {archive.name}", unit="bytes") as shown:
+        with stage(f"download {archive.name}", unit="bytes") as shown:
             # Some servers refuse the name under which Python introduces itself.
             downloader = pooch.HTTPDownloader(
                 progressbar=_Progress(shown), chunk_size=1 << 20, headers={"User-Agent": "ray-backfill"}
