@@ -16,7 +16,7 @@ from ray_backfill.cluster.drill.watch import QUALITY, write_targets
 from ray_backfill.live.answers import write_answers
 from ray_backfill.live.operations import Operation
 from ray_backfill.live.quality import live_quality, only_alive
-from ray_backfill.progress import say, stage
+from ray_backfill.progress import say, stage, step
 from ray_backfill.tables.drill import Checkpoint
 from ray_backfill.tables.journal import CheckpointMeasured, Finished, Journal, Started, of_type
 
@@ -37,11 +37,14 @@ def run_drill(job: DrillJob) -> None:
         return
     driver = Driver(job)
     try:
-        driver.start()
+        with stage("start shards"):
+            driver.start()
         if not entries:
-            driver.traffic.rest(job.settings.traffic.warm_up_s + job.settings.quiet_s)
+            with step("serve before the backfill"):
+                driver.traffic.rest(job.settings.traffic.warm_up_s + job.settings.quiet_s)
         _backfill(driver, {entry.moment for entry in of_type(entries, CheckpointMeasured)})
-        driver.traffic.rest(job.settings.quiet_s)
+        with step("serve after the backfill"):
+            driver.traffic.rest(job.settings.quiet_s)
         driver.embedding.check_parts(job.plan)
         driver.recorder.journal.add(Finished(driver.recorder.now_s()))
         driver.traffic.stop()
