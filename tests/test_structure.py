@@ -13,7 +13,7 @@ PACKAGE = ROOT / "ray_backfill"
 # Rooms from the ground up. A room may import those on lower lines, and its own modules; never one beside or above it.
 FLOORS = [
     {"errors"},
-    {"plugins", "files", "kernels", "display"},
+    {"plugins", "files", "kernels", "display", "progress"},
     {"tables"},
     {"systems"},
     {"distances", "metrics", "store", "protocols"},
@@ -45,7 +45,7 @@ ONLY_IN = {
     "tyro": {"cli", "recipes"},
     "matplotlib": {"display", "report", "papers"},
     "jinja2": {"report", "papers"},
-    "rich": {"report"},
+    "rich": {"report", "progress"},
     "PIL": {"images", "datasets"},
     "pooch": {"datasets"},
     "sklearn": {"merges"},

@@ -14,7 +14,9 @@ def run_job(main: Callable[[], None]) -> None:
     try:
         main()
     except KeyboardInterrupt:
-        print("\nstopped; the same command continues where it was", file=sys.stderr)
+        # A terminal shows ^C first.
+        start = "\n" if sys.stderr.isatty() else ""
+        print(f"{start}stopped; the same command continues where it was", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         found = input_error_in(error)

@@ -12,7 +12,7 @@ from typing import Any
 import ray.train
 import ray.train.torch
 
-from ray_backfill.cluster.progress import progress_bar
+from ray_backfill.cluster.progress import sent_to, shown_in
 from ray_backfill.cluster.session import session
 from ray_backfill.cluster.settings import Workers
 from ray_backfill.cluster.train import run_ddp
@@ -24,6 +24,7 @@ from ray_backfill.methods import all_backbones
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
 from ray_backfill.models.gather import rank_and_size
 from ray_backfill.models.settings import BackboneSettings
+from ray_backfill.progress import Stage, say, stage
 from ray_backfill.training.arithmetic import embed_macs, embed_parameters
 from ray_backfill.training.backbone_loop import Epoch, images_per_worker, train_backbone, training_rows
 from ray_backfill.training.feeding import feeding
@@ -78,12 +79,12 @@ def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers) -> Pa
     images_per_worker(len(rows), job.classes, training, workers.number)  # not in a worker with a long trace
     if begin_stage(folder, "backbone", settings):
         return folder
-    with session(), progress_bar(f"train {title}", training.epochs, "epochs") as progress:
+    with session(), stage(f"train {title}", training.epochs, "epochs") as shown, shown_in(shown) as board:
         threads = max(1, int(workers.cpus))
-        config = {"job": job, "folder": str(folder), "threads": threads, "progress": progress}
+        config = {"job": job, "folder": str(folder), "threads": threads, "board": board}
         facts = run_ddp(_worker, config, workers, "ray", folder)
     if facts.get("feeding", {}).get("limit") == "decode":
-        print(f"train {title}: {facts['feeding']['bottleneck']}")
+        say(f"train {title}: {facts['feeding']['bottleneck']}")
     if not math.isfinite(facts["history"][-1]["loss"]):
         raise InputError(f"training the {title} diverged (its loss is not finite); delete {folder} and lower its lr")
     finish_stage(folder, facts)
@@ -98,7 +99,14 @@ def backbone_identity(folder: Path) -> dict[str, Any]:
 
 
 def _worker(config: dict[str, Any]) -> dict[str, Any]:
-    """Runs on every DDP worker; rank 0 reports checkpoints and writes the finished network."""
+    """Runs on every DDP worker; the first one shows how far they are."""
+    epochs = config["job"].training.epochs
+    with sent_to(config["board"], rank_and_size()[0] == 0), stage("train", epochs, "epochs") as shown:
+        return _train(config, shown)
+
+
+def _train(config: dict[str, Any], shown: Stage) -> dict[str, Any]:
+    """Rank 0 reports checkpoints and writes the finished network."""
     job: BackboneJob = config["job"]
     source, training = open_source(job.data), job.training
     info = BackboneInfo(
@@ -119,8 +127,8 @@ def _worker(config: dict[str, Any]) -> dict[str, Any]:
             write_json(Path(temporary) / "history.json", {"epochs": history})
             ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(temporary))
         waits = f", waits for pixels {100 * epoch.waited:.0f} %" if epoch.waited > _WAITS else ""
-        text = f"loss {epoch.loss:.2f}, accuracy {100 * epoch.accuracy:.0f} %{waits}"
-        config["progress"].set.remote(epoch.epoch, text)
+        shown.done = epoch.epoch
+        shown.note(f"loss {epoch.loss:.2f}, accuracy {100 * epoch.accuracy:.0f} %{waits}")
 
     objective = all_backbones()[job.kind].objective if job.kind else Classification
     old = OldModel(*load_backbone(job.old)) if job.old else None

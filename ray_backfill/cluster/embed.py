@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from ray_backfill.cluster.backbones import backbone_identity
 from ray_backfill.cluster.session import placed, session
@@ -32,6 +31,7 @@ from ray_backfill.images import ImageSource
 from ray_backfill.images.reading import DecodeTimes, read_ahead, require_readable
 from ray_backfill.models.backbones import pixels_to_float
 from ray_backfill.models.checkpoints import load_backbone
+from ray_backfill.progress import stage
 from ray_backfill.store import vector_column, write_parquet
 from ray_backfill.training.backbone_loop import training_rows
 from ray_backfill.training.feeding import Work, feeding, total
@@ -165,16 +165,16 @@ def _embed_all(missing: list[_Part], images: int, job: _Job, actors: int, cpus: 
     done = sum(len(part) for part in missing)
     works: list[Work] = []
     since = time.perf_counter()
-    with tqdm(total=images, initial=images - done, desc="embed", unit=" images", dynamic_ncols=True) as bar:
+    with stage("embed", images, "images", done=images - done) as bar:
         for work in _run(missing, job, actors, cpus):
             works.append(work)
-            bar.update(work.images)
+            bar.advance(work.images)
             if so_far := feeding(total(works), job.threads, job.on_gpu):
-                bar.set_postfix_str(f"{so_far.limit}-bound", refresh=False)
-    found = feeding(total(works), job.threads, job.on_gpu)
+                bar.note(f"{so_far.limit}-bound")
+        if found := feeding(total(works), job.threads, job.on_gpu):
+            bar.note(found.sentence())
     if found is None:
         return {}
-    print(found.sentence())
     return {
         "feeding": {"actors": actors, "images_per_s": round(done / (time.perf_counter() - since), 1)} | found.facts()
     }
@@ -182,6 +182,7 @@ def _embed_all(missing: list[_Part], images: int, job: _Job, actors: int, cpus: 
 
 def _run(parts: list[_Part], job: _Job, actors: int, cpus: float) -> Iterator[Work]:
     """Embed the parts; yields what each finished one took. Raises the InputError of an actor."""
+    ray.data.DataContext.get_current().enable_progress_bars = False
     finished = ray.data.from_items([asdict(part) for part in parts], override_num_blocks=len(parts)).map(
         _Embedder,
         fn_constructor_kwargs={"job": job},

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray.train.torch
 
-from ray_backfill.cluster.progress import progress_bar
+from ray_backfill.cluster.progress import sent_to, shown_in
 from ray_backfill.cluster.session import placed, session
 from ray_backfill.cluster.settings import Workers
 from ray_backfill.cluster.train import run_ddp
@@ -17,6 +17,7 @@ from ray_backfill.files import finish_stage
 from ray_backfill.methods import Method, find_methods
 from ray_backfill.models.checkpoints import save_network
 from ray_backfill.models.gather import rank_and_size
+from ray_backfill.progress import Stage, State, stage, step
 from ray_backfill.store import EmbeddingFolder, read_classifier, read_table
 from ray_backfill.training.fit import Fit, TrainSet
 from ray_backfill.training.settings import FitSettings
@@ -29,11 +30,15 @@ def train_maps(
     settings: FitSettings,
     distance: str,
     workers: Workers,
+    shown: Stage,
 ) -> None:
-    """Train these fits, by the names of their methods, into ``out/<method>``. See ``fit_stage``."""
+    """Train these fits, by the names of their methods, into ``out/<method>``. See ``fit_stage``.
+
+    shown: what counts methods on the terminal.
+    """
     assert folder.train is not None
     data = TrainSet(folder.train.vectors, folder.train.label, folder.classifier)
-    with session(), progress_bar("train maps", sum(fit.epochs(settings) for fit in trained.values()), "epochs") as bar:
+    with session(), shown_in(shown) as board:
         together = for_maps(workers)
         for fit in trained.values():
             fit.check(data, settings, together.number)
@@ -44,7 +49,8 @@ def train_maps(
             "settings": settings,
             "distance": distance,
             "out": str(out),
-            "progress": bar,
+            "board": board,
+            "shown": shown.state(),
         }
         run_ddp(_worker, config, together, "_ray", out)
     shutil.rmtree(out / "_ray", ignore_errors=True)
@@ -63,24 +69,34 @@ def for_maps(workers: Workers) -> Workers:
 
 
 def _worker(config: dict[str, Any]) -> None:
-    """Runs on every DDP worker: one method after the other; rank 0 keeps each as soon as it is trained."""
-    folder, out, settings = Path(config["data"]), Path(config["out"]), config["settings"]
-    train = read_table(folder / "train.parquet", config["models"])
-    data = TrainSet(train.vectors, train.label, read_classifier(folder))
-    rank, size = rank_and_size()
-    done = 0
-    for method in find_methods(tuple(config["methods"])):
-        assert method.fit is not None
-        last_loss = math.nan
+    """Runs on every DDP worker: one method after the other; the first worker shows how far they are."""
+    before: State = config["shown"]
+    with (
+        sent_to(config["board"], rank_and_size()[0] == 0),
+        stage(before.title, before.total, before.unit, before.done) as shown,
+    ):
+        folder = Path(config["data"])
+        train = read_table(folder / "train.parquet", config["models"])
+        data = TrainSet(train.vectors, train.label, read_classifier(folder))
+        for method in find_methods(tuple(config["methods"])):
+            _train(method, data, config)
+            shown.advance()
 
-        def on_epoch(epoch: int, loss: float, method: Method = method, done: int = done) -> None:
+
+def _train(method: Method, data: TrainSet, config: dict[str, Any]) -> None:
+    """Rank 0 keeps the network as soon as it is trained."""
+    assert method.fit is not None
+    folder, settings, last_loss = Path(config["out"]) / method.name, config["settings"], math.nan
+    rank, size = rank_and_size()
+    with step(method.title, method.fit.epochs(settings), "epochs") as shown:
+
+        def on_epoch(epoch: int, loss: float) -> None:
             nonlocal last_loss
             last_loss = loss
-            if rank == 0:
-                config["progress"].set.remote(done + epoch, f"{method.title}, loss {loss:.3f}")
+            shown.advance()
+            shown.note(f"loss {loss:.3f}")
 
         fitted = method.fit.fit(data, settings, config["distance"], ray.train.torch.get_device(), on_epoch)
-        done += method.fit.epochs(settings)
-        if rank == 0 and math.isfinite(last_loss):
-            save_network(out / method.name, fitted.network.cpu())
-            finish_stage(out / method.name, {"loss": last_loss, "workers": size, "training_flops": fitted.flops})
+    if rank == 0 and math.isfinite(last_loss):
+        save_network(folder, fitted.network.cpu())
+        finish_stage(folder, {"loss": last_loss, "workers": size, "training_flops": fitted.flops})

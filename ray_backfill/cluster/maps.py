@@ -6,6 +6,7 @@ from pathlib import Path
 from ray_backfill.cluster.settings import Workers
 from ray_backfill.files import begin_stage, finish_stage, is_finished
 from ray_backfill.methods import Method
+from ray_backfill.progress import stage
 from ray_backfill.store import EmbeddingFolder
 from ray_backfill.training.fit import TrainSet
 from ray_backfill.training.settings import FitSettings
@@ -35,21 +36,22 @@ def fit_stage(
     fits = {method.name: method.fit for method in methods if method.fit}
     folders = {name: out / name for name in fits}
     of_data = {method.name: folder.fingerprint(method.models, _FITTED_ON) for method in methods if method.fit}
-    trained = {}
-    for name, fit in fits.items():
-        if begin_stage(folders[name], "map", {"data": of_data[name]} | fit.recorded(settings, distance)):
-            continue
-        if fit.is_trained:
-            trained[name] = fit
-            continue
-        from ray_backfill.models.checkpoints import save_network
-
-        fitted = fit.fit(data, settings, distance)
-        save_network(folders[name], fitted.network)
-        finish_stage(folders[name], {"training_flops": fitted.flops})
-    if not trained:
+    recorded = {name: {"data": of_data[name]} | fit.recorded(settings, distance) for name, fit in fits.items()}
+    missing = [name for name in fits if not begin_stage(folders[name], "map", recorded[name])]
+    if not missing:
         return folders
-    from ray_backfill.cluster.map_training import train_maps  # loads Ray, which formulas do without
+    with stage("fit maps", len(missing), "methods") as shown:
+        for name in missing:
+            if not fits[name].is_trained:
+                from ray_backfill.models.checkpoints import save_network
 
-    train_maps(out, folder, trained, settings, distance, workers)
+                fitted = fits[name].fit(data, settings, distance)
+                save_network(folders[name], fitted.network)
+                finish_stage(folders[name], {"training_flops": fitted.flops})
+                shown.advance()
+        if trained := {name: fits[name] for name in missing if fits[name].is_trained}:
+            from ray_backfill.cluster.map_training import train_maps  # loads Ray, which formulas do without
+
+            shown.expect(len(missing))  # formulas took no time: they say nothing about what is left
+            train_maps(out, folder, trained, settings, distance, workers, shown)
     return {name: path for name, path in folders.items() if is_finished(path)}

@@ -1,60 +1,69 @@
-"""Shows in the driver how far work on other machines is.
+"""Shows in the driver what runs in the workers.
 
-Workers tell an actor, the driver asks it a few times a second. Ray's own log forwarding would mix in every other line
-that the workers print, and is off in jobs.
+The first worker sends its running stages to an actor, which the driver asks. Ray's own log forwarding would mix in
+every other line that the workers print, and is off in jobs.
 """
 
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import ray
 from ray.actor import ActorHandle
-from tqdm import tqdm
 
-# A log file does not need a line several times a second.
-_POLL_S = 0.3 if sys.stderr.isatty() else 10.0
+from ray_backfill.progress import Mirror, Stage, State, relay
+
+# As often as workers send.
+_POLL_S = 0.3
+# How long the driver waits for the board: where all CPUs are busy, it may take seconds to answer.
+_PATIENCE_S = 5.0
 
 
 @ray.remote(num_cpus=0)
-class Progress:
-    """Holds how many units are done and one line of text about the last of them."""
+class _Board:
+    """Holds what runs in the workers, outermost first."""
 
     def __init__(self) -> None:
-        self.done, self.text = 0, ""
+        self.states: list[State] = []
 
-    def set(self, done: int, text: str) -> None:
-        self.done, self.text = done, text
+    def write(self, states: list[State]) -> None:
+        self.states = states
 
-    def get(self) -> tuple[int, str]:
-        return self.done, self.text
+    def read(self) -> list[State]:
+        return self.states
 
 
 @contextmanager
-def progress_bar(title: str, total: int, unit: str) -> Iterator[ActorHandle]:
-    """A bar in the driver for the length of the block; hand the yielded actor to the workers and call its ``set``."""
-    actor = Progress.remote()  # type: ignore[attr-defined]
-    stop = threading.Event()
-    with tqdm(total=total, desc=title, unit=f" {unit}", dynamic_ncols=True) as bar:
+def shown_in(own: Stage) -> Iterator[ActorHandle]:
+    """Show what workers send to the yielded board for the length of the block; their outermost stage as ``own``."""
+    own.note("starting workers")
+    board = _Board.remote()  # type: ignore[attr-defined]
+    stop, mirror = threading.Event(), Mirror(own)
 
-        def show() -> None:
-            done, text = ray.get(actor.get.remote())
-            bar.set_postfix_str(text, refresh=False)
-            bar.n = done
-            bar.refresh()
+    def show() -> None:
+        mirror.show(ray.get(board.read.remote(), timeout=_PATIENCE_S))
 
-        def poll() -> None:
-            while not stop.wait(_POLL_S):
+    def poll() -> None:
+        while not stop.wait(_POLL_S):
+            with suppress(ray.exceptions.RayError, ConnectionError):  # the work goes on; if Ray does not, it fails
                 show()
 
-        thread = threading.Thread(target=poll, daemon=True)
-        thread.start()
-        try:
-            yield actor
-            stop.set()
-            thread.join()
-            show()
-        finally:
-            stop.set()
-            ray.kill(actor)
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    is_finished = False
+    try:
+        yield board
+        is_finished = True
+    finally:
+        stop.set()
+        thread.join()
+        if is_finished:
+            with suppress(ray.exceptions.RayError, ConnectionError):
+                show()  # their last words
+        mirror.close(is_finished)
+        ray.kill(board)
+
+
+def sent_to(board: ActorHandle, is_first: bool) -> AbstractContextManager[None]:
+    """In a worker, for the length of the block: the first one sends what runs in it, others show nothing."""
+    return relay(board.write.remote if is_first else lambda states: None)

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,16 +11,18 @@ from pathlib import Path
 import ray
 
 from ray_backfill.errors import InputError
+from ray_backfill.progress import detail, step
 
 # A local Ray counts at least this many logical CPUs. On fewer, Ray Data's reads starve beside the embedding actors.
 _LOCAL_CPUS = 4
 _OBJECT_STORE_BYTES = 500 << 20
 
+# Ray Data logs an alarming line whenever it starts actors (ray-project/ray#53727), which only this level silences.
+# Python errors are not affected.
+_LEVEL, _SILENT = "RAY_BACKEND_LOG_LEVEL", "fatal"
+
 # Ray Train checks its workers every second and watches for cloud preemptions; here both only lengthen the start.
-# Ray Data's actors log an alarming line at every start (ray-project/ray#53727), which only this level silences
-# (Ray then says once that it is set). Python errors and the logs of workers are not affected.
 _LOCAL_ENVIRONMENT = {
-    "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
@@ -30,6 +34,7 @@ _LOCAL_ENVIRONMENT = {
 _LOG_LEVELS = {
     "ray.train": logging.WARNING,
     "ray.data": logging.WARNING,
+    "ray.data._internal.progress": logging.ERROR,  # says that there are no bars: ray_backfill.progress shows its own
     "ray._private.authentication": logging.ERROR,  # says at every start that the cluster is protected by a token
 }
 
@@ -41,29 +46,58 @@ def session() -> Iterator[None]:
     With RAY_ADDRESS set (as ``ray job submit`` does) it connects there and leaves the cluster running; otherwise it
     starts a Ray of its own on this machine, without dashboard, and stops it at the end. A running connection is used.
     """
+    # Importing ray.data sets a level, too: this must come after it.
+    for name, level in _LOG_LEVELS.items():
+        logging.getLogger(name).setLevel(level)
     if ray.is_initialized():
         yield
         return
-    for name, level in _LOG_LEVELS.items():
-        logging.getLogger(name).setLevel(level)
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(log_to_driver=False, logging_level=logging.WARNING)
-    else:
-        for name, value in _LOCAL_ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        ray.init(
-            address="local",  # also where a head is running on this machine
-            num_cpus=max(_LOCAL_CPUS, os.cpu_count() or 1),
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-        )
-        _protect_token()
+    with step("start Ray"), _without_note_of_level():
+        _start()
     try:
         yield
     finally:
-        ray.shutdown()
+        with detail("stop Ray"):
+            ray.shutdown()
+
+
+def _start() -> None:
+    os.environ.setdefault(_LEVEL, _SILENT)
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(log_to_driver=False, logging_level=logging.WARNING)
+        return
+    for name, value in _LOCAL_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    ray.init(
+        address="local",  # also where a head is running on this machine
+        num_cpus=max(_LOCAL_CPUS, os.cpu_count() or 1),
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+    )
+    _protect_token()
+
+
+@contextmanager
+def _without_note_of_level() -> Iterator[None]:
+    """Ray's C++ part writes to the descriptor of stderr that a log level is set. What else is written is only delayed.
+
+    It does so before it obeys the level, so no setting prevents it.
+    """
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            written.seek(0)
+            lines = written.read().decode(errors="replace").splitlines(keepends=True)
+            sys.stderr.write("".join(line for line in lines if _LEVEL not in line))
 
 
 def _protect_token() -> None:

@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from tqdm import tqdm
-
 from ray_backfill.comparison.resolve import Comparison
 from ray_backfill.merges import Merge
 from ray_backfill.methods import Method
+from ray_backfill.progress import stage, step
 from ray_backfill.replay import Curve, replay
 from ray_backfill.systems import IntArray, UpgradePair
 
@@ -32,13 +31,15 @@ class Served(Protocol):
 def replay_methods(comparison: Comparison, serve: Callable[[Method], Served]) -> Curves:
     """The curve of each method, order and merge. serve: makes a method's systems."""
     curves: dict[Key, Curve] = {}
-    for method in (bar := tqdm(comparison.methods, desc="replay", unit=" methods", dynamic_ncols=True)):
-        bar.set_postfix_str(method.title)
-        served = serve(method)
-        orders = comparison.orders_of(method, served.pair)
-        for name, merge in comparison.merges_of(method).items():
-            found = served.curves(orders, merge)
-            curves.update({(method.name, order, name): curve for order, curve in found.items()})
+    with stage("replay", len(comparison.methods), "methods") as bar:
+        for method in comparison.methods:
+            with step(method.title):
+                served = serve(method)
+                orders = comparison.orders_of(method, served.pair)
+                for name, merge in comparison.merges_of(method).items():
+                    found = served.curves(orders, merge)
+                    curves.update({(method.name, order, name): curve for order, curve in found.items()})
+            bar.advance()
     return curves
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from ray_backfill import metrics as m
 from ray_backfill.comparison.replay import Curves, Key
 from ray_backfill.merges import RAW
 from ray_backfill.methods import Method
+from ray_backfill.progress import stage
 from ray_backfill.replay import Curve
 from ray_backfill.systems import IntArray
 from ray_backfill.tables.results import (
@@ -50,18 +50,19 @@ def tabulate(
     """old and new must be among the methods. group_of_query: (all queries,), if they have any."""
     # The same draws of queries for every curve: what is computed from them is paired.
     keys = [(*key, metric) for key in curves for metric in metrics]
-    draws = {
-        key: m.bootstrap_means(curves[key[:3]].per_query[key[3]])
-        for key in tqdm(keys, desc="intervals", unit=" curves", delay=2, leave=False, dynamic_ncols=True)
-    }
-    areas = {key: m.auc_draws(curves[key[:3]].t, means) for key, means in draws.items()}
-    by_name = {method.name: method for method in methods}
-    tables = Tables(
-        pd.concat([points for key in curves for points in _curve(curves, key, metrics, draws)], ignore_index=True),
-        frame(SummaryRow, [_summary(curves, key, metric, areas, by_name) for key in curves for metric in metrics]),
-        frame(DifferenceRow, list(_differences(curves, metrics, areas, by_name))),
-        None if group_of_query is None else _subgroups(curves, metrics, group_of_query),
-    )
+    with stage("intervals", len(keys), "curves") as shown:
+        draws = {}
+        for key in keys:
+            draws[key] = m.bootstrap_means(curves[key[:3]].per_query[key[3]])
+            shown.advance()
+        areas = {key: m.auc_draws(curves[key[:3]].t, means) for key, means in draws.items()}
+        by_name = {method.name: method for method in methods}
+        tables = Tables(
+            pd.concat([points for key in curves for points in _curve(curves, key, metrics, draws)], ignore_index=True),
+            frame(SummaryRow, [_summary(curves, key, metric, areas, by_name) for key in curves for metric in metrics]),
+            frame(DifferenceRow, list(_differences(curves, metrics, areas, by_name))),
+            None if group_of_query is None else _subgroups(curves, metrics, group_of_query),
+        )
     m.resamples.cache_clear()  # 2 bytes for each draw and query
     return tables
 

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import pooch
 
 from ray_backfill.errors import InputError
+from ray_backfill.progress import Stage, stage
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,14 @@ def fetch_folder(archive: Archive, root: Path) -> Path:
 
 def _fetch(archive: Archive, folder: Path, root: Path) -> Path:
     """Download the file to ``folder``. pooch deletes a file with a wrong checksum."""
-    # Some servers refuse Python's default user agent.
-    downloader = pooch.HTTPDownloader(progressbar=True, chunk_size=1 << 20, headers={"User-Agent": "ray-backfill"})
+    pooch.get_logger().setLevel("WARNING")
     try:
-        return Path(pooch.retrieve(archive.url, f"md5:{archive.md5}", archive.name, folder, downloader=downloader))
+        with stage(f"download {archive.name}", unit="bytes") as shown:
+            # Some servers refuse the name under which Python introduces itself.
+            downloader = pooch.HTTPDownloader(
+                progressbar=_Progress(shown), chunk_size=1 << 20, headers={"User-Agent": "ray-backfill"}
+            )
+            return Path(pooch.retrieve(archive.url, f"md5:{archive.md5}", archive.name, folder, downloader=downloader))
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # a disk error; network errors have no errno
             raise
@@ -71,6 +76,31 @@ def _fetch(archive: Archive, folder: Path, root: Path) -> Path:
             f"cannot download {archive.url}: {' '.join(str(error).split())}. Check the network and try again; or get "
             f"the file another way, put it into {root}, and run this again to check and unpack it"
         ) from error
+
+
+class _Progress:
+    """What pooch tells about a download, for ``progress``."""
+
+    def __init__(self, shown: Stage) -> None:
+        self._shown = shown
+
+    @property
+    def total(self) -> int:
+        return self._shown.total or 0
+
+    @total.setter
+    def total(self, size_bytes: int) -> None:
+        if size_bytes:  # else the server did not say
+            self._shown.expect(size_bytes)
+
+    def update(self, size_bytes: int) -> None:
+        self._shown.advance(size_bytes)
+
+    def reset(self) -> None:
+        self._shown.done = 0
+
+    def close(self) -> None:
+        """The end of the step closes it."""
 
 
 def _check(archive: Archive, file: Path) -> None:

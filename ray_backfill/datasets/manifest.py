@@ -22,7 +22,6 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from ray_backfill.datasets import check_own_images
 from ray_backfill.errors import InputError
@@ -30,6 +29,7 @@ from ray_backfill.images import SPLITS, ImageSource, Items, digest_items
 from ray_backfill.images.draws import divide
 from ray_backfill.images.paths import Paths
 from ray_backfill.images.source import FileSource
+from ray_backfill.progress import step
 
 _NEEDED, _OPTIONAL = ("path", "label"), ("split", "group", "camera", "id")
 _SPLIT_OF = dict.fromkeys(("gallery", "val", "test", "index"), "gallery") | {
@@ -102,13 +102,13 @@ class _Table:
     def read(cls, root: str) -> "_Table":
         files = _find_files(root)
         gathered: dict[str, list[pa.Array]] = {}
-        with tqdm(desc=f"read {root}", unit=" rows", delay=2, leave=False, dynamic_ncols=True) as bar:
+        with step(f"read {root}", unit="rows") as bar:
             for file in files:
                 try:
                     for batch in _read_csv(file) if file.suffix.lower() == ".csv" else _read_parquet(file):
                         for name, column in zip(batch.schema.names, batch.columns, strict=True):
                             gathered.setdefault(name, []).append(_packed(name, column))
-                        bar.update(len(batch))
+                        bar.advance(len(batch))
                 except (pa.ArrowException, OSError, UnicodeDecodeError, csv.Error) as error:
                     raise InputError(f"cannot read {file}: {' '.join(str(error).split())}{_hint(error)}") from error
         if not gathered:

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from ray_backfill.errors import InputError
+from ray_backfill.progress import step, track
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 # Number of names held as Python objects at a time.
@@ -88,10 +88,10 @@ def list_folders(root: str, below: Sequence[str] | None = None) -> Listing:
     path = Path(root).expanduser()
     tops = [""] if below is None else [top for top in below if (path / top).is_dir()]
     found: dict[str, list[pa.Array]] = {}
-    with tqdm(desc=f"list {path}", unit=" files", delay=2, leave=False, dynamic_ncols=True) as bar:
+    with step(f"list {path}", unit="files") as bar:
         for folder, names in walk(path, tops):
             found.setdefault(folder, []).append(pa.array(sorted(names), pa.large_string()))
-            bar.update(len(names))
+            bar.advance(len(names))
     filled: dict[str, pa.Array] = {}
     for folder, batches in sorted(found.items()):
         # Arrow sorts by UTF-8 bytes, which is also the order of characters.
@@ -106,9 +106,9 @@ def list_folders(root: str, below: Sequence[str] | None = None) -> Listing:
 
 
 def digest_of(lines: Iterable[str], total: int) -> str:
-    """SHA-256 of the lines, with a progress bar if it takes long."""
+    """SHA-256 of the lines, with progress if it takes long."""
     hasher = hashlib.sha256()
-    for line in tqdm(lines, total=total, desc="fingerprint", unit=" files", delay=2, leave=False, dynamic_ncols=True):
+    for line in track(lines, "fingerprint", "files", total):
         hasher.update(line.encode())
     return hasher.hexdigest()
 

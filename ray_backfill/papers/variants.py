@@ -5,12 +5,12 @@ from pathlib import Path
 
 import ray
 import torch
-from tqdm import tqdm
 
 from ray_backfill.cluster.session import session
 from ray_backfill.files import begin_stage, finish_stage
 from ray_backfill.methods import find_methods
 from ray_backfill.models.checkpoints import save_network
+from ray_backfill.progress import stage
 from ray_backfill.store import read_classifier, read_table
 from ray_backfill.training.fit import TrainSet
 from ray_backfill.training.settings import FitSettings
@@ -22,7 +22,7 @@ def fit_side_by_side(data: Path, wanted: Sequence[tuple[str, FitSettings]], dist
     data: a folder of the data contract. Returns: the folder of each network, ``out/<number>``; a finished one is kept.
     """
     folders = [out / str(i) for i in range(len(wanted))]
-    with session(), tqdm(total=len(wanted), desc="fit variants", dynamic_ncols=True) as bar:
+    with session(), stage("fit variants", len(wanted), "variants") as bar:
         task = ray.remote(num_cpus=1)(_fit_alone)
         waiting = [
             task.remote(data, name, settings, distance, folder)
@@ -31,7 +31,7 @@ def fit_side_by_side(data: Path, wanted: Sequence[tuple[str, FitSettings]], dist
         while waiting:
             done, waiting = ray.wait(waiting)
             ray.get(done)
-            bar.update(len(done))
+            bar.advance(len(done))
     return folders
 
 

@@ -16,17 +16,16 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
 from importlib import import_module
-from threading import Lock
 from typing import overload
 
 import numpy as np
 from threadpoolctl import threadpool_limits
-from tqdm import tqdm
 
 from ray_backfill.distances import check_distance
 from ray_backfill.errors import InputError, check_device_name
 from ray_backfill.merges import RAW, Merge
 from ray_backfill.metrics import metric_codes
+from ray_backfill.progress import detail
 from ray_backfill.replay.block import Block, make_thresholds, merged_keys
 from ray_backfill.replay.counting import measure_counts
 from ray_backfill.replay.curve import Curve
@@ -171,18 +170,12 @@ def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, thr
 
 @contextmanager
 def comparisons_bar(prepared: Prepared, show: bool) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar over all comparisons of queries and items in both systems; yield the function that adds."""
-    total = 2 * len(prepared.scored) * prepared.slices_ON.shape[1]
-    lock = Lock()
-    with tqdm(
-        total=total, desc="replay", unit=" pairs", unit_scale=True, disable=not show, delay=2, leave=False
-    ) as bar:
-
-        def report(comparisons: int) -> None:
-            with lock:
-                bar.update(comparisons)
-
-        yield report
+    """Show progress over all comparisons of queries and items in both systems; yield the function that adds."""
+    if not show:
+        yield lambda comparisons: None
+        return
+    with detail("compare", 2 * len(prepared.scored) * prepared.slices_ON.shape[1], "pairs") as bar:
+        yield bar.advance
 
 
 def check_device(device: str) -> None:

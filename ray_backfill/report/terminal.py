@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
+from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -42,9 +44,18 @@ def show(console: Console | None, table: Table, notes: Sequence[Text]) -> None:
         console = Console()
         if not console.is_terminal:
             console = Console(width=PIPED_WIDTH)
+    if Measurement.get(console, console.options.update(width=PIPED_WIDTH), table).maximum > console.width:
+        _make_narrow(table)
     console.print(table)
     for note in notes:
         console.print(Padding(note, (0, 1)))
+
+
+def _make_narrow(table: Table) -> None:
+    """Without lines between columns, and with a word of a heading on each line, tables fit into 80 columns."""
+    table.box, table.pad_edge, table.padding = box.SIMPLE_HEAD, False, (0, 0)
+    for column in table.columns:
+        column.header = Text("\n".join(str(column.header).split()))
 
 
 def draw_table(results: Results, console: Console | None = None) -> None:

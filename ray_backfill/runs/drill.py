@@ -35,6 +35,7 @@ from ray_backfill.live.sides import SIDES, Sides, check_live, dims_of, new_model
 from ray_backfill.merges import Merge, all_merges
 from ray_backfill.methods import Method, find_methods, models_of
 from ray_backfill.orders import find_order
+from ray_backfill.progress import stage
 from ray_backfill.recipes import Recipe
 from ray_backfill.report.live import write_live_report
 from ray_backfill.runs.checks import check_evaluation, check_recipe
@@ -163,7 +164,8 @@ def _drill(
     timings_s = {"drill": round(time.perf_counter() - started, 2)}
     gallery = {model: comparison.folder.gallery.vectors[model] for model in old_models(method)}
     known = Known(plan, sides, comparison.truth, evaluation.metrics, evaluation.points, queries, gallery)
-    return _conclude(drill_folder, known, _facts(comparison, method, live, plan, context, recipe), timings_s)
+    with stage("write report"):
+        return _conclude(drill_folder, known, _facts(comparison, method, live, plan, context, recipe), timings_s)
 
 
 def _sides(comparison: Comparison, method: Method, live: LiveSettings) -> Sides:

@@ -17,6 +17,7 @@ from ray_backfill.comparison.tabulate import tabulate
 from ray_backfill.comparison.traits import traits_of
 from ray_backfill.files import begin_stage, finish_stage, look_at_stage, note_facts, read_json
 from ray_backfill.merges import RAW
+from ray_backfill.progress import stage
 from ray_backfill.report import Results, results_of, write_report
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.synthetic import STAGE as SYNTHETIC
@@ -101,14 +102,15 @@ def write_results(
     curves = replayed(comparison)
     begin_stage(out, "simulation", wanted)
     tables = tabulate(comparison.methods, curves, evaluation.metrics, (folder.queries or folder.gallery).group)
-    dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
-    frames = vars(tables) | {"costs": cost_table(comparison.methods, dims, comparison.maps, facts.backbones)}
-    for name, table in frames.items():
-        if table is not None:
-            write_table(out / f"{name}.parquet", table)
-    note_facts(out, _manifest(comparison, fingerprint, facts, round(time.perf_counter() - started, 2)).facts())
-    write_report(out)
-    finish_stage(out)
+    with stage("write report"):
+        dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
+        frames = vars(tables) | {"costs": cost_table(comparison.methods, dims, comparison.maps, facts.backbones)}
+        for name, table in frames.items():
+            if table is not None:
+                write_table(out / f"{name}.parquet", table)
+        note_facts(out, _manifest(comparison, fingerprint, facts, round(time.perf_counter() - started, 2)).facts())
+        write_report(out)
+        finish_stage(out)
     return out
 
 

@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from ray_backfill.errors import InputError
 from ray_backfill.files import begin_stage, finish_stage, remove_halves
+from ray_backfill.progress import stage
 from ray_backfill.store import SPLITS, vector_column, write_parquet
 
 Floats = NDArray[np.float32]
@@ -142,13 +142,13 @@ def draw_gallery(settings: SyntheticGallery, folder: Path) -> Path:
         return folder
     drawing = Drawing(settings)
     total = settings.items + settings.queries + settings.train_items
-    with tqdm(total=total, desc="draw", unit=" items", dynamic_ncols=True) as bar:
+    with stage("draw", total, "items") as bar:
         for split in ("queries", "train", "gallery"):
             for part, first, last in drawing.parts(split):
                 path = folder / f"{split}.parquet" / f"part-{part:05d}.parquet"
                 if not path.exists():
                     write_parquet(path, drawing.table(split, part))
-                bar.update(last - first)
+                bar.advance(last - first)
     remove_halves(folder)
     finish_stage(folder)
     return folder

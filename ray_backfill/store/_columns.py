@@ -6,7 +6,7 @@ Vector columns are read one row group at a time, into memory or, if they are lar
 import errno
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
 from typing import IO, Any
@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from ray_backfill.errors import InputError
+from ray_backfill.progress import step, track
 from ray_backfill.systems import FloatArray
 
 # Columns of vectors above this size are mapped from a temporary file.
@@ -93,8 +93,19 @@ def read_rows(files: Sequence[Path], first: int, last: int, names: Sequence[str]
     """Read the vectors of rows first .. last - 1, counted over all files, one row group at a time."""
     opened = [open_parquet(file) for file in files]
     columns = {name: _Vectors(name, last - first, float_type(name, opened, files)) for name in names}
-    before = 0  # rows in all row groups so far
-    bar = tqdm(total=last - first, desc="read", unit=" vectors", delay=2, leave=False, dynamic_ncols=True)
+    with step("read", last - first, "vectors") as bar:
+        for file, row, batch in _batches_between(files, opened, first, last, names):
+            for name, column in columns.items():
+                column.add(batch.column(name), file, row)
+            bar.advance(len(batch))
+    return {name: column.array() for name, column in columns.items()}
+
+
+def _batches_between(
+    files: Sequence[Path], opened: Sequence[pq.ParquetFile], first: int, last: int, names: Sequence[str]
+) -> Iterator[tuple[Path, int, pa.RecordBatch]]:
+    """Rows first .. last - 1 of all files: the file, the number in it of the batch's first row, and the batch."""
+    before = 0  # rows of the files and row groups so far
     for file, parquet in zip(files, opened, strict=True):
         start_of_file = before
         for group in range(parquet.num_row_groups):
@@ -104,13 +115,9 @@ def read_rows(files: Sequence[Path], first: int, last: int, names: Sequence[str]
                 for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=list(names)):
                     begin, end = max(first - at, 0), min(last - at, len(batch))
                     if begin < end:
-                        for name, column in columns.items():
-                            column.add(batch.column(name).slice(begin, end - begin), file, at + begin - start_of_file)
-                        bar.update(end - begin)
+                        yield file, at + begin - start_of_file, batch.slice(begin, end - begin)
                     at += len(batch)
             before += rows
-    bar.close()
-    return {name: column.array() for name, column in columns.items()}
 
 
 def is_vectors(kind: pa.DataType) -> bool:
@@ -248,5 +255,5 @@ def add_to_digest(digest: Any, array: NDArray[Any]) -> None:
     digest.update(f"{array.dtype}{array.shape}".encode())
     numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     pieces = range(0, len(numbers), _PIECE_BYTES)
-    for i in tqdm(pieces, desc="fingerprint", unit=" x 64 MB", delay=2, leave=False):
+    for i in track(pieces, "fingerprint", "x 64 MB"):
         digest.update(numbers[i : i + _PIECE_BYTES].data)

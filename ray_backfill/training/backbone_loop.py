@@ -20,6 +20,7 @@ from ray_backfill.images import ImageSource
 from ray_backfill.models.backbones import Backbone, pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.models.gather import gather, rank_and_size
+from ray_backfill.progress import track
 from ray_backfill.training import pixels as pixel_feed
 from ray_backfill.training.arithmetic import counted_flops
 from ray_backfill.training.augment import augment
@@ -92,8 +93,7 @@ def train_backbone(
     Raises:
         InputError: see ``images_per_worker``.
     """
-    device = device or torch.device("cpu")
-    _, size = rank_and_size()
+    device, (_, size) = device or torch.device("cpu"), rank_and_size()
     batch = images_per_worker(len(rows), info.classes, settings, size)
     feed = PixelFeed(source, rows, threads, pixel_feed.CACHE_BYTES // size)
     targets = np.searchsorted(info.classes, source.items("train").labels_N)
@@ -106,7 +106,8 @@ def train_backbone(
     for epoch in range(done + 1, settings.epochs + 1):
         mine = training.begin(epoch, rows, batch)
         sums = torch.zeros(3, device=device)  # loss, right answers, images
-        for step, (step_rows, (pixels, readable)) in enumerate(zip(mine, feed.batches(mine), strict=True)):
+        batches = track(feed.batches(mine), f"epoch {epoch}", "steps", steps)
+        for step, (step_rows, (pixels, readable)) in enumerate(zip(mine, batches, strict=True)):
             # A broken image has no target and no loss. (As a black image it does enter the statistics of BatchNorm, so
             # that all workers keep batches of one size.)
             target = torch.from_numpy(np.where(readable, targets[step_rows], -1)).to(device)

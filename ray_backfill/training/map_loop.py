@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_backfill.models.gather import gather, rank_and_size
+from ray_backfill.progress import track
 from ray_backfill.training.arithmetic import counted_flops
 from ray_backfill.training.fit import OnEpoch, share_of_batch
 from ray_backfill.training.schedule import warmup_cosine
@@ -39,7 +40,7 @@ def train_map(
     steps, flops_of_step = 0, 0
     for epoch in range(1, epochs + 1):
         losses = []
-        for step, rows in enumerate(batches_of(epoch)):
+        for step, rows in enumerate(track(batches_of(epoch), f"epoch {epoch}", "steps")):
             for group in optimizer.param_groups:
                 group["lr"] = peak * factor_of(epoch, step)
             optimizer.zero_grad()

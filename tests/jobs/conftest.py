@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import runpy
 import shlex
 import subprocess
@@ -48,16 +49,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Pat
     for job, more, said, progress in [
         ("train_backbone.py", ["--model", "old"], "backbones/old", ["train old backbone"]),
         ("embed_gallery.py", [], " images", ["train new backbone", "embed"]),
-        ("train_mcl.py", [], "maps/rm", ["train maps"]),
-        ("simulate_gldv2.py", [], "full RM", ["replay"]),
+        ("train_mcl.py", [], "maps/rm", ["fit maps"]),
+        ("simulate_gldv2.py", [], "full RM", ["replay", "intervals", "write report"]),
     ]:
         result = run_here(job, *more, "--out", str(out), *TINY)
         assert result.returncode == 0, result.stderr[-3000:]
         assert said in result.stdout
-        shown = [
-            title
-            for title in ("train old backbone", "train new backbone", "embed", "train maps", "replay")
-            if f"{title}:" in result.stderr
-        ]
-        assert shown == progress, "each stage shows its progress, and only once"
+        # Heartbeats and long steps depend on how fast the machine is.
+        ends = [line for line in result.stderr.splitlines() if not re.search(r"^[^:]*, | after |: running for", line)]
+        assert [line.split(":")[0] for line in ends] == progress, f"a line for each stage alone:\n{result.stderr}"
     return out

@@ -56,6 +56,14 @@ def test_a_pipe_gets_whole_rows(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert any("full RM" in line and "115.0 %" in line and "3.1" in line for line in text.splitlines())
 
 
+def test_eighty_columns_hold_whole_rows(tmp_path: Path) -> None:
+    title = "least squares, gallery"
+    write_results(tmp_path, methods=METHODS | {"rm": (title, *METHODS["rm"][1:])})
+    lines = printed(tmp_path, width=80).splitlines()
+    assert f"{title} 53.0 115.0 % 40.0 ✓ 62.0 ✓ never 73.0 3.1" in [" ".join(line.split()) for line in lines]
+    assert all(len(line) <= 80 for line in lines)
+
+
 def test_of_many_rows_each_method_is_shown_once(tmp_path: Path) -> None:
     orders = ("oracle_loss", "score", "random")
     text = printed(write_results(tmp_path, many_methods(12), orders, merges=("raw", "csls")))

@@ -4,10 +4,7 @@ All progress is written to disk at once (the journal, the answers at checkpoints
 new driver can continue after one that was killed.
 """
 
-import sys
 from functools import partial
-
-from tqdm import tqdm
 
 from ray_backfill.cluster.drill.job import DrillJob
 from ray_backfill.cluster.drill.recorder import Recorder
@@ -19,6 +16,7 @@ from ray_backfill.cluster.drill.watch import QUALITY, write_targets
 from ray_backfill.live.answers import write_answers
 from ray_backfill.live.operations import Operation
 from ray_backfill.live.quality import live_quality, only_alive
+from ray_backfill.progress import say, stage, step
 from ray_backfill.tables.drill import Checkpoint
 from ray_backfill.tables.journal import CheckpointMeasured, Finished, Journal, Started, of_type
 
@@ -39,11 +37,14 @@ def run_drill(job: DrillJob) -> None:
         return
     driver = Driver(job)
     try:
-        driver.start()
+        with stage("start shards"):
+            driver.start()
         if not entries:
-            driver.traffic.rest(job.settings.traffic.warm_up_s + job.settings.quiet_s)
+            with step("serve before the backfill"):
+                driver.traffic.rest(job.settings.traffic.warm_up_s + job.settings.quiet_s)
         _backfill(driver, {entry.moment for entry in of_type(entries, CheckpointMeasured)})
-        driver.traffic.rest(job.settings.quiet_s)
+        with step("serve after the backfill"):
+            driver.traffic.rest(job.settings.quiet_s)
         driver.embedding.check_parts(job.plan)
         driver.recorder.journal.add(Finished(driver.recorder.now_s()))
         driver.traffic.stop()
@@ -58,7 +59,7 @@ def _backfill(driver: "Driver", measured: set[int]) -> None:
     before = sum(len(o.positions) for o in plan.operations[:done] if o.kind == "backfill")
     with (
         driver.embedding.running(plan) as arrivals,
-        tqdm(total=total, initial=before, desc="backfill", unit=" items", dynamic_ncols=True) as bar,
+        stage("backfill", total, "items", done=before) as bar,
     ):
         for checkpoint in plan.checkpoints:
             for operation in plan.operations[done : checkpoint.applied]:
@@ -66,10 +67,10 @@ def _backfill(driver: "Driver", measured: set[int]) -> None:
                     arrivals.wait_for(operation.number, partial(driver.look_after, operation.number))
                 driver.apply(operation)
                 if operation.kind == "backfill":
-                    bar.update(len(operation.positions))
+                    bar.advance(len(operation.positions))
             done = max(done, checkpoint.applied)
             if checkpoint.moment not in measured:
-                bar.write(driver.measure(checkpoint), file=sys.stderr)
+                say(driver.measure(checkpoint))
 
 
 class Driver:

@@ -105,6 +105,7 @@ def embed_operations(numbers: Sequence[int], job: EmbedJob, pacer: ActorHandle) 
     if not numbers:
         return
     on_gpu = isinstance(job.source, FromImages) and job.source.on_gpu
+    ray.data.DataContext.get_current().enable_progress_bars = False
     finished = ray.data.from_items([{"number": n} for n in numbers], override_num_blocks=len(numbers)).map(
         _Embedder,
         fn_constructor_kwargs={"job": job, "pacer": pacer},

@@ -1,0 +1,132 @@
+"""Where running stages are shown: as lines, as rows that are redrawn, or in another process."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TextIO
+
+from ray_backfill.progress.stages import Kind, Stage, State
+
+HEARTBEAT_S = 10.0
+# What is shorter does not flicker on a terminal.
+VISIBLE_S: dict[Kind, float] = {"stage": 0.0, "step": 0.5, "detail": 2.0}
+
+
+class Output(Protocol):
+    """Shows what runs."""
+
+    pause_s: float
+
+    def beat(self, running: Sequence[Stage]) -> None:
+        """Called after every pause. running: outermost first."""
+
+    def end(self, closed: Stage, line: str, running: Sequence[Stage]) -> None:
+        """Called when a stage has ended. line: what to tell about it, or empty. running: what still runs."""
+
+    def tell(self, line: str) -> None:
+        """Show a line that stays."""
+
+    def close(self) -> None:
+        """Called when nothing runs any more."""
+
+
+def output_for_stderr() -> Output:
+    """Rows if stderr is a terminal that can redraw them, else lines."""
+    return Rows() if sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", None) else Lines()
+
+
+class Lines:
+    """Plain lines for pipes, log files and notebooks."""
+
+    pause_s = 0.5
+
+    def __init__(self) -> None:
+        self._stream, self._last_s = _own_stderr(), time.monotonic()
+
+    def beat(self, running: Sequence[Stage]) -> None:
+        if running and time.monotonic() - self._last_s >= HEARTBEAT_S:
+            self.tell("; ".join(f"{stage.title}: {stage.status()}" for stage in running))
+
+    def end(self, closed: Stage, line: str, running: Sequence[Stage]) -> None:
+        if line:
+            self.tell(line)
+
+    def tell(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+        self._last_s = time.monotonic()
+
+    def close(self) -> None:
+        _close(self._stream)
+
+
+class Rows:
+    """A row for each running stage below the lines that stay; redrawn in place, and gone when nothing runs."""
+
+    pause_s = 0.2
+
+    def __init__(self) -> None:
+        self._stream = _own_stderr()
+        self._drawing: Any = None
+
+    def beat(self, running: Sequence[Stage]) -> None:
+        now = time.monotonic()
+        visible = [stage for stage in running if now - stage.began_s >= VISIBLE_S[stage.kind]]
+        if self._drawing is None and visible:
+            from ray_backfill.progress.drawing import Drawing  # rich takes long to import; most steps are short
+
+            self._drawing = Drawing(self._stream)
+        if self._drawing is not None:
+            self._drawing.draw(visible)
+
+    def end(self, closed: Stage, line: str, running: Sequence[Stage]) -> None:
+        if self._drawing is not None:
+            self.beat(running)  # the row goes before the line comes
+        if line:
+            self.tell(line)
+
+    def tell(self, line: str) -> None:
+        if self._drawing is None:
+            print(line, file=self._stream, flush=True)
+        else:
+            self._drawing.print_above(line)
+
+    def close(self) -> None:
+        if self._drawing is not None:
+            self._drawing.close()
+        _close(self._stream)
+
+
+class Relay:
+    """Sends what runs to where it can be seen."""
+
+    pause_s = 0.3
+
+    def __init__(self, send: Callable[[list[State]], Any]) -> None:
+        self._send = send
+
+    def beat(self, running: Sequence[Stage]) -> None:
+        self._send([stage.state() for stage in running])
+
+    def end(self, closed: Stage, line: str, running: Sequence[Stage]) -> None:
+        if closed.kind == "stage":  # the others may be many and short
+            self.beat([*running, closed])
+
+    def tell(self, line: str) -> None:
+        """The other side tells the ends of what it shows."""
+
+    def close(self) -> None:
+        """The other side knows when this one has ended."""
+
+
+def _own_stderr() -> TextIO:
+    """A descriptor of our own: while Ray starts, that of the process goes elsewhere (see ``cluster.session``)."""
+    stderr = sys.__stderr__
+    if stderr is None or sys.stderr is not stderr:  # replaced, by a notebook or a test: it knows best where it goes
+        return sys.stderr
+    return open(os.dup(stderr.fileno()), "w", encoding=stderr.encoding, errors=stderr.errors)  # noqa: PTH123
+
+
+def _close(stream: TextIO) -> None:
+    if stream is not sys.stderr:
+        stream.close()
