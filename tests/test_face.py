@@ -108,8 +108,8 @@ def test_arrays_become_a_folder_of_the_data_contract(tmp_path: Path) -> None:
         ({"old": [["a"]] * 6}, "gallery: column 'old' cannot be written: could not convert string"),
         ({"positives": [1] * 6}, "gallery: column 'positives' cannot be written: .*not iterable"),
         ({"old": np.full((6, 2), np.nan)}, r"data/gallery.parquet, column 'old': NaN or infinite values in row 0"),
-        ({"id": [1, 1, 2, 3, 4, 5]}, r"data/gallery.parquet, column 'id': duplicates"),
-        ({"label": [0.5] * 6}, "data/gallery.parquet, column 'label' must be integers or strings"),
+        ({"id": [1, 1, 2, 3, 4, 5]}, r"data/gallery.parquet, column 'id': duplicate ids 1; ids must be unique"),
+        ({"label": [0.5] * 6}, "data/gallery.parquet, column 'label' must hold integers or strings"),
     ],
 )
 def test_what_is_no_folder_of_embeddings_is_refused_and_nothing_is_written(
@@ -182,7 +182,7 @@ def test_its_defaults_are_those_of_the_command() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"data": "nowhere"}, "nowhere is not a folder; give a folder that holds gallery.parquet"),
+        ({"data": "nowhere"}, "nowhere is not a folder; give a folder that contains gallery.parquet"),
         ({"methods": "magic"}, "unknown method 'magic'; known: old, new"),
         ({"orders": "magic"}, "unknown order 'magic'"),
         ({"merges": "magic"}, "unknown merge 'magic'"),
@@ -208,7 +208,7 @@ def test_wrong_settings_are_told_in_one_sentence(
 
 def test_a_folder_of_another_run_is_refused(folder: Path, tmp_path: Path) -> None:
     rb.simulate(folder, out=tmp_path, methods="rm_naive", points=3)
-    with pytest.raises(rb.InputError, match=r"made by another run \(evaluation.points: 3 there, 4 asked\)"):
+    with pytest.raises(rb.InputError, match=r"run with other settings \(evaluation.points: 3 there, 4 requested\)"):
         rb.simulate(folder, out=tmp_path, methods="rm_naive", points=4)
 
 

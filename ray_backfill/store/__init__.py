@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
 from ray_backfill.files import write_whole
-from ray_backfill.progress import track
 from ray_backfill.store._columns import MAPPED_BYTES as MAPPED_BYTES
 from ray_backfill.store._columns import (
     add_to_digest,

@@ -50,7 +50,7 @@ def test_differences_from_other_curves_are_paired() -> None:
     assert several[["other", "metric", "verdict"]].to_numpy().tolist() == (
         [["good", "mAP", "worse"], ["itself", "mAP", "not distinguishable"]]
     )
-    with pytest.raises(rb.InputError, match="only curves of the same queries"):
+    with pytest.raises(rb.InputError, match="the two curves have different queries"):
         good.compare(curve(0.6, queries=10))
     with pytest.raises(rb.InputError, match="this curve has no metric 'CMC@1'; it has: mAP"):
         good.compare(curve(0.6, metrics=("mAP",)))
