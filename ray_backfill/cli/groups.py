@@ -15,10 +15,10 @@ from ray_backfill.recipes import describe_recipe, recipe_names
 _HEADING = re.compile(r"^ (?:(\S+) )?options *\n -+ *\n", re.MULTILINE)
 
 
-def print_group(read: Callable[[Sequence[str]], object], arguments: Sequence[str], group: str) -> None:
-    """Print the options of ``group`` with their defaults; or a list: methods, orders, merges, recipes.
+def group_help(read: Callable[[Sequence[str]], object], arguments: Sequence[str], group: str) -> str:
+    """The options of ``group`` with their defaults; or a list: methods, orders, merges, recipes.
 
-    "all" prints every group, "run" the options without a group. read: reads the command line of the command.
+    "all": every group; "run": the options without a group. read: reads the command line of the command.
 
     Raises:
         InputError: no such group; the message lists the known ones.
@@ -29,18 +29,15 @@ def print_group(read: Callable[[Sequence[str]], object], arguments: Sequence[str
         "merges": lambda: all_merges().values(),
     }
     if group in tables:
-        print("\n".join(map(_explained, tables[group]())))
-        return
+        return "\n".join(map(_explained, tables[group]()))
     if group == "recipes":
-        print("\n".join(f"{name}\n    {describe_recipe(name)}" for name in recipe_names()))
-        return
+        return "\n".join(f"{name}\n    {describe_recipe(name)}" for name in recipe_names())
     sections = _sections(read, [word for word in arguments if word not in ("-h", "--help", group)])
     wanted = [(title, text) for title, text in sections if group in ("all", title, title.split(".")[0])]
     if not wanted:
         known = dict.fromkeys(title.split(".")[0] for title, _ in sections)
         raise InputError(f"unknown group of options {group!r}; known: {', '.join((*known, 'all', *tables, 'recipes'))}")
-    for title, text in wanted:
-        print(f"{title}\n{text}\n")
+    return "\n\n".join(f"{title}\n{text}" for title, text in wanted)
 
 
 def _explained(row: Method | Order | MergeKind) -> str:

@@ -34,9 +34,9 @@ def _main(words: Sequence[str]) -> None:
         return
     module = importlib.import_module(f"ray_backfill.cli.commands.{command}")
     if group is not None:
-        from ray_backfill.cli.groups import print_group
+        from ray_backfill.cli.groups import group_help
 
-        print_group(module.read, arguments, group)
+        print(group_help(module.read, arguments, group))
     else:
         module.run(arguments)
 

@@ -17,7 +17,7 @@ class ReportJob:
     """The report of a finished run."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """Folder of the run (what --out was), or its folder of results."""
+    """Folder of the run, or its folder of results."""
 
 
 def read(arguments: Sequence[str]) -> ReportJob:

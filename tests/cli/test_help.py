@@ -1,0 +1,175 @@
+"""Help: short first pages, and a text of its own for every option."""
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+
+from ray_backfill.cli.groups import group_help
+from ray_backfill.cli.main import main
+from ray_backfill.cli.pages import COMMANDS, overview, page
+from ray_backfill.merges import all_merges
+from ray_backfill.methods import all_methods
+from ray_backfill.orders import all_orders
+from ray_backfill.recipes import recipe_names
+
+HEAVY = "{'torch', 'ray', 'matplotlib', 'sklearn', 'pandas', 'tyro', 'transformers', 'faiss'}"
+# Command lines whose options differ, and what each needs to be read at all.
+LINES = [
+    ("simulate", ["--data", "my_embeddings"]),
+    ("simulate", []),
+    ("simulate", ["--recipe", "gldv2", "--data-root", "/nowhere"]),
+    ("simulate", ["--recipe", "image_folder", "--data-root", "/nowhere"]),
+    ("simulate", ["--recipe", "manifest", "--data-root", "/nowhere"]),
+    ("simulate", ["--recipe", "omniglot", "--data-root", "/nowhere"]),
+    ("simulate", ["--recipe", "cifar100", "--data-root", "/nowhere"]),
+    ("simulate", ["--recipe", "vggface2", "--data-root", "/nowhere"]),
+    ("simulate", ["--scale", "full"]),
+    ("drill", ["--data", "my_embeddings"]),
+    ("drill", []),
+    ("train", ["--model", "old"]),
+    ("embed", []),
+    ("fit", ["--data", "my_embeddings"]),
+    ("fit", []),
+    ("reproduce", ["--recipe", "landmarks"]),
+]
+
+
+def reader(command: str) -> Any:
+    return importlib.import_module(f"ray_backfill.cli.commands.{command}").read
+
+
+@cache
+def full_help(command: str, arguments: tuple[str, ...]) -> str:
+    """Everything that the command says about its options."""
+    return group_help(reader(command), list(arguments), "all")
+
+
+@cache
+def texts_of(kind: type) -> dict[str, str]:
+    """Field -> the docstring below it, as the source says, over all base classes."""
+    found: dict[str, str] = {}
+    for base in reversed([each for each in kind.__mro__ if is_dataclass(each)]):
+        (body,) = [node for node in ast.parse(inspect.getsource(base)).body if isinstance(node, ast.ClassDef)]
+        for node, below in zip(body.body, [*body.body[1:], None], strict=True):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                has_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+                found[node.target.id] = inspect.cleandoc(below.value.value) if has_text else ""  # type: ignore[union-attr]
+    return found
+
+
+def options_of(job: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(option, text) of every field that is not a group itself."""
+    flat = {"settings", "fits", "evaluation", "place", "experiment"}
+    for each in fields(job):
+        value = getattr(job, each.name)
+        name = f"{prefix}{each.name}"
+        if is_dataclass(value):
+            yield from options_of(value, prefix if each.name in flat else f"{name}.")
+        else:
+            yield name, texts_of(type(job))[each.name]
+
+
+@pytest.mark.parametrize(("command", "arguments"), LINES, ids=lambda v: v if isinstance(v, str) else " ".join(v))
+def test_every_option_has_its_own_text(command: str, arguments: list[str]) -> None:
+    shown = full_help(command, tuple(arguments))
+    for name, text in options_of(reader(command)(arguments)):
+        option = "--" + name.replace("_", "-")
+        assert len(text) > 10, f"{command} {option} has no text"
+        # The text of the option alone, up to its default.
+        found = re.search(
+            rf"^  {re.escape(option)}[ ,\n](.*?)(?=^  -(?!\S*no-)|\Z|^\S)", shown, re.MULTILINE | re.DOTALL
+        )
+        assert found, option
+        said = " ".join(found.group(1).split())
+        assert f"{' '.join(text.split())} (" in said or said.endswith(" ".join(text.split())), (option, text, said)
+
+
+@pytest.mark.parametrize(("command", "arguments"), LINES, ids=lambda v: v if isinstance(v, str) else " ".join(v))
+def test_every_group_has_a_heading(command: str, arguments: list[str]) -> None:
+    for group in full_help(command, tuple(arguments)).split("\n\n"):
+        title, heading, *_ = group.splitlines()
+        assert title == "run" or not heading.strip().startswith("--"), group
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_first_pages_are_short_and_name_options_and_groups_that_there_are(command: str) -> None:
+    text = page(command)
+    lines = text.splitlines()
+    assert len(lines) <= 75
+    assert max(map(len, lines)) <= 90
+    assert [line for line in lines if line.startswith(("  ray-backfill", "    ray-backfill"))], (
+        "an example on its own line"
+    )
+    shown = "".join(full_help(name, tuple(arguments)) for name, arguments in LINES if name == command)
+    for option in re.findall(r"(?<![\w-])--[a-z][\w-]*(?:\.[\w-]+)*", text):
+        assert option in ("--help", *shown.replace(",", " ").split()), option
+    if "--help GROUP" in text:
+        listed = re.split(r"--help GROUP\n", text)[1]
+        groups = [line.strip().split("  ")[0].split(", ") for line in listed.splitlines()]
+        for name in (name for line in groups for name in line):
+            for arguments in (line for each, line in LINES if each == command):
+                if name in ("all", "methods", "orders", "merges", "recipes") or re.search(
+                    rf"^{name}[.\n]", full_help(command, tuple(arguments)), re.MULTILINE
+                ):
+                    break
+            else:
+                pytest.fail(f"{command} has no group {name}")
+
+
+def test_names_are_listed_where_they_are_chosen() -> None:
+    shown = page("simulate").replace(",", " ").split()
+    for names in (all_methods(), all_orders(), all_merges()):
+        assert set(names) <= set(shown)
+    assert set(recipe_names()) <= set(page("embed").replace(",", " ").split())
+    for command in COMMANDS:
+        assert f"  {command} " in overview()
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import sys; sys.argv[0] = 'ray-backfill'; from ray_backfill.cli.main import main\n"
+        f"try: main()\nfinally: print({HEAVY} & set(sys.modules))"
+    )
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    for arguments in (["--help"], ["simulate", "--help"], ["--version"]):
+        assert run(*arguments).stdout.rstrip().endswith("set()"), arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["simulat"], "unknown command 'simulat'; did you mean simulate?"),
+        (["simulate", "--methods", "magic", "--data", "nowhere"], "unknown method 'magic'; known: old, new"),
+        (["simulate", "--orders", "alphabetical"], "unknown order 'alphabetical'"),
+        (["simulate", "--help", "nothing"], "unknown group of options 'nothing'; known: run, images"),
+        (["reproduce", "--recipe", "nope"], "unknown recipe 'nope'"),
+        (["report", "nowhere"], "nowhere holds no results"),
+    ],
+)
+def test_wrong_words_are_told_before_torch_or_ray_are_loaded(arguments: list[str], words: str) -> None:
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not {"torch", "ray", "matplotlib"} & set(re.findall(r"'(\w+)'", result.stdout.splitlines()[-1]))
+
+
+def test_version_and_module(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["ray-backfill", "--version"])
+    main()
+    assert re.fullmatch(r"ray-backfill \d+\.\d+\.\d+\n", capsys.readouterr().out)
+    same = subprocess.run([sys.executable, "-m", "ray_backfill", "--help"], capture_output=True, text=True, check=True)
+    assert same.stdout.strip() == overview()
