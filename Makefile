@@ -26,7 +26,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: setup
-	$(BIN)/python jobs/simulate_gldv2.py --out runs/demo
+	$(BIN)/ray-backfill simulate --out runs/demo
 
 # In two halves, which CI runs side by side: tests of clusters mostly wait.
 test: test-cluster test-local
@@ -76,11 +76,11 @@ bench-scale: setup
 
 reproduce: setup
 	@test -n "$(DATA)" || { echo "error: say where the Omniglot files are: make reproduce DATA=PATH"; exit 2; }
-	$(BIN)/python jobs/reproduce.py --recipe omniglot --data-root $(abspath $(DATA)) --subgroups omniglot_biased \
+	$(BIN)/ray-backfill reproduce --recipe omniglot --data-root $(abspath $(DATA)) --subgroups omniglot_biased \
 	  --out runs/reproduce --page docs/results/omniglot.md --findings docs/results/omniglot-findings.md
 
 reproduce-landmarks: setup
-	$(BIN)/python jobs/reproduce.py --recipe landmarks --no-ablation \
+	$(BIN)/ray-backfill reproduce --recipe landmarks --no-ablation \
 	  --out runs/reproduce-landmarks --page docs/results/landmarks.md --findings docs/results/landmarks-findings.md
 
 clean:

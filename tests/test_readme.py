@@ -1,4 +1,4 @@
-"""The README's examples run as they stand, and its tree is the code's."""
+"""The examples of README and guide run as they stand, and the tree of docs/layout.md is the code's."""
 
 import re
 import subprocess
@@ -12,25 +12,41 @@ from tests.test_structure import FLOORS, ROOT
 README = (ROOT / "README.md").read_text()
 
 
-@pytest.mark.slow
-def test_the_examples_run(tmp_path: Path) -> None:
-    code = "\n".join(re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+def code_of(page: Path) -> str:
+    return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+
+
+def run(arguments: list[str], folder: Path) -> str:
+    result = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert "mAP" in result.stdout
-    command = re.search(r"^    \.venv/bin/python (jobs/simulate\.py --data my_embeddings .*)$", README, re.MULTILINE)
+    return result.stdout
+
+
+@pytest.mark.cluster  # it trains
+def test_the_examples_of_the_readme_run(tmp_path: Path) -> None:
+    assert "least squares, gallery" in run(["-c", code_of(ROOT / "README.md")], tmp_path)
+    command = re.search(r"^    \.venv/bin/ray-backfill (simulate --data my_embeddings .*)$", README, re.MULTILINE)
     assert command is not None
-    job, *arguments = command[1].split()
-    result = subprocess.run(
-        [sys.executable, str(ROOT / job), *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert "RM naive" in result.stdout
+    printed = run(["-m", "ray_backfill", *command[1].split()], tmp_path)
+    first, last = printed.split("These methods need no training. Now training: FCT, full RM.")
+    assert "RM naive" in first
+    assert "full RM" not in first
+    assert "full RM" in last
     assert (tmp_path / "runs" / "mine" / "results" / "report.html").exists()
 
 
+@pytest.mark.slow
+def test_the_examples_of_the_guide_run(tmp_path: Path) -> None:
+    assert "AUC" in run(["-c", code_of(ROOT / "docs" / "embeddings.md")], tmp_path)
+    assert (tmp_path / "tiny_embeddings" / "gallery.parquet").exists()
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 200
+
+
 def test_the_tree_names_every_room_from_the_ground_up() -> None:
-    tree = README.split("    ray_backfill/\n")[1].split("    jobs/")[0]
+    tree = (ROOT / "docs" / "layout.md").read_text().split("    ray_backfill/\n")[1].split("    jobs/")[0]
     named = [line.split()[0].strip("/").removesuffix(".py") for line in tree.splitlines()]
     floor_of = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
     assert set(named) == set(floor_of)

@@ -162,7 +162,7 @@ def ablation_table(path: Path) -> PageTable:
     Raises:
         InputError: no such file, or a column is missing.
     """
-    frame = read_table(path, AblationRow, "run jobs/reproduce.py again")
+    frame = read_table(path, AblationRow, "run ray-backfill reproduce again")
     rows = []
     for key, part in frame.groupby(["loss", "rho", "mining", "tau"], sort=True, dropna=False):
         loss, rho, mining, tau = key

@@ -18,7 +18,7 @@ _HEAD = """# The published experiments
 
 This page was written by `python -m ray_backfill.papers.published_page`; do not edit it.
 
-    python jobs/simulate.py --recipe NAME --data-root PATH
+    ray-backfill simulate --recipe NAME --data-root PATH
 
 runs an experiment with the papers' hyper-parameters and protocol; `--dry-run` estimates its GPU hours first. On four
 A100 add `--workers.number 4 --workers.cpus 8 --actors.number 4 --actors.cpus 8`. We have run none of them.
