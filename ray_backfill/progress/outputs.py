@@ -9,7 +9,7 @@ from typing import Any, Protocol, TextIO
 from ray_backfill.progress.stages import Kind, Stage, State
 
 HEARTBEAT_S = 10.0
-# What is shorter does not flicker on a terminal.
+# What is shorter is not worth a row or a word.
 VISIBLE_S: dict[Kind, float] = {"stage": 0.0, "step": 0.5, "detail": 2.0}
 
 
@@ -45,8 +45,9 @@ class Lines:
         self._stream, self._last_s = _own_stderr(), time.monotonic()
 
     def beat(self, running: Sequence[Stage]) -> None:
-        if running and time.monotonic() - self._last_s >= HEARTBEAT_S:
-            self.tell("; ".join(f"{stage.title}: {stage.status()}" for stage in running))
+        visible = _visible(running)
+        if visible and time.monotonic() - self._last_s >= HEARTBEAT_S:
+            self.tell("; ".join(f"{stage.title}: {stage.status()}" for stage in visible))
 
     def end(self, closed: Stage, line: str, running: Sequence[Stage]) -> None:
         if line:
@@ -70,8 +71,7 @@ class Rows:
         self._drawing: Any = None
 
     def beat(self, running: Sequence[Stage]) -> None:
-        now = time.monotonic()
-        visible = [stage for stage in running if now - stage.began_s >= VISIBLE_S[stage.kind]]
+        visible = _visible(running)
         if self._drawing is None and visible:
             from ray_backfill.progress.drawing import Drawing  # rich takes long to import; most steps are short
 
@@ -117,6 +117,11 @@ class Relay:
 
     def close(self) -> None:
         """The other side knows when this one has ended."""
+
+
+def _visible(running: Sequence[Stage]) -> list[Stage]:
+    now = time.monotonic()
+    return [stage for stage in running if now - stage.began_s >= VISIBLE_S[stage.kind]]
 
 
 def _own_stderr() -> TextIO:
