@@ -42,7 +42,7 @@ class Lines:
     pause_s = 0.5
 
     def __init__(self) -> None:
-        self._stream, self._last_s = _own_stderr(), time.monotonic()
+        self._stderr, self._last_s = _Stderr(), time.monotonic()
 
     def beat(self, running: Sequence[Stage]) -> None:
         visible = _visible(running)
@@ -54,11 +54,11 @@ class Lines:
             self.tell(line)
 
     def tell(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        self._stderr.print(line)
         self._last_s = time.monotonic()
 
     def close(self) -> None:
-        _close(self._stream)
+        self._stderr.close()
 
 
 class Rows:
@@ -67,7 +67,7 @@ class Rows:
     pause_s = 0.2
 
     def __init__(self) -> None:
-        self._stream = _own_stderr()
+        self._stderr = _Stderr()
         self._drawing: Any = None
 
     def beat(self, running: Sequence[Stage]) -> None:
@@ -75,7 +75,7 @@ class Rows:
         if self._drawing is None and visible:
             from ray_backfill.progress.drawing import Drawing  # rich takes long to import; most steps are short
 
-            self._drawing = Drawing(self._stream)
+            self._drawing = Drawing(self._stderr.stream)
         if self._drawing is not None:
             self._drawing.draw(visible)
 
@@ -87,14 +87,14 @@ class Rows:
 
     def tell(self, line: str) -> None:
         if self._drawing is None:
-            print(line, file=self._stream, flush=True)
+            self._stderr.print(line)
         else:
             self._drawing.print_above(line)
 
     def close(self) -> None:
         if self._drawing is not None:
             self._drawing.close()
-        _close(self._stream)
+        self._stderr.close()
 
 
 class Relay:
@@ -124,14 +124,23 @@ def _visible(running: Sequence[Stage]) -> list[Stage]:
     return [stage for stage in running if now - stage.began_s >= VISIBLE_S[stage.kind]]
 
 
-def _own_stderr() -> TextIO:
-    """A descriptor of our own: while Ray starts, that of the process goes elsewhere (see ``cluster.session``)."""
-    stderr = sys.__stderr__
-    if stderr is None or sys.stderr is not stderr:  # replaced, by a notebook or a test: it knows best where it goes
-        return sys.stderr
-    return open(os.dup(stderr.fileno()), "w", encoding=stderr.encoding, errors=stderr.errors)  # noqa: PTH123
+class _Stderr:
+    """Standard error by a descriptor of our own: while Ray starts, that of the process goes elsewhere.
 
+    See ``cluster.session``. Where a notebook or a test has replaced ``sys.stderr``, it is that.
+    """
 
-def _close(stream: TextIO) -> None:
-    if stream is not sys.stderr:
-        stream.close()
+    def __init__(self) -> None:
+        given = sys.__stderr__
+        self._is_own = given is not None and sys.stderr is given
+        self.stream: TextIO = sys.stderr
+        if self._is_own:
+            number = os.dup(sys.stderr.fileno())
+            self.stream = open(number, "w", encoding=sys.stderr.encoding, errors=sys.stderr.errors)  # noqa: PTH123, SIM115
+
+    def print(self, line: str) -> None:
+        print(line, file=self.stream, flush=True)
+
+    def close(self) -> None:
+        if self._is_own:
+            self.stream.close()
