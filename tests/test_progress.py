@@ -18,8 +18,9 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heartbeats after 0.2 s of silence."""
+    """Heartbeats after 0.2 s of silence, of all that runs."""
     monkeypatch.setattr(outputs, "HEARTBEAT_S", 0.2)
+    monkeypatch.setattr(outputs, "VISIBLE_S", {"stage": 0.0, "step": 0.0, "detail": 0.0})
     monkeypatch.setattr(outputs.Lines, "pause_s", 0.02)
 
 
@@ -177,7 +178,7 @@ with stage("write report"):
 
 
 def test_a_pipe_holds_nothing_to_redraw() -> None:
-    hasty = "import ray_backfill.progress.outputs as o; o.HEARTBEAT_S = 1\n" + _PROGRAM
+    hasty = "import ray_backfill.progress.outputs as o; o.HEARTBEAT_S = 1; o.VISIBLE_S['detail'] = 0\n" + _PROGRAM
     done = subprocess.run([sys.executable, "-c", hasty], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not re.search(r"[\r\x1b]", done.stdout + done.stderr)
     assert done.stdout == "on stdout\n" * 2

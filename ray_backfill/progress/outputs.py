@@ -9,7 +9,7 @@ from typing import Any, Protocol, TextIO
 from ray_backfill.progress.stages import Kind, Stage, State
 
 HEARTBEAT_S = 10.0
-# What is shorter does not flicker on a terminal.
+# What is shorter is not worth a row or a word.
 VISIBLE_S: dict[Kind, float] = {"stage": 0.0, "step": 0.5, "detail": 2.0}
 
 
@@ -42,22 +42,23 @@ class Lines:
     pause_s = 0.5
 
     def __init__(self) -> None:
-        self._stream, self._last_s = _own_stderr(), time.monotonic()
+        self._stderr, self._last_s = _Stderr(), time.monotonic()
 
     def beat(self, running: Sequence[Stage]) -> None:
-        if running and time.monotonic() - self._last_s >= HEARTBEAT_S:
-            self.tell("; ".join(f"{stage.title}: {stage.status()}" for stage in running))
+        visible = _visible(running)
+        if visible and time.monotonic() - self._last_s >= HEARTBEAT_S:
+            self.tell("; ".join(f"{stage.title}: {stage.status()}" for stage in visible))
 
     def end(self, closed: Stage, line: str, running: Sequence[Stage]) -> None:
         if line:
             self.tell(line)
 
     def tell(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        self._stderr.print(line)
         self._last_s = time.monotonic()
 
     def close(self) -> None:
-        _close(self._stream)
+        self._stderr.close()
 
 
 class Rows:
@@ -66,16 +67,15 @@ class Rows:
     pause_s = 0.2
 
     def __init__(self) -> None:
-        self._stream = _own_stderr()
+        self._stderr = _Stderr()
         self._drawing: Any = None
 
     def beat(self, running: Sequence[Stage]) -> None:
-        now = time.monotonic()
-        visible = [stage for stage in running if now - stage.began_s >= VISIBLE_S[stage.kind]]
+        visible = _visible(running)
         if self._drawing is None and visible:
             from ray_backfill.progress.drawing import Drawing  # rich takes long to import; most steps are short
 
-            self._drawing = Drawing(self._stream)
+            self._drawing = Drawing(self._stderr.stream)
         if self._drawing is not None:
             self._drawing.draw(visible)
 
@@ -87,14 +87,14 @@ class Rows:
 
     def tell(self, line: str) -> None:
         if self._drawing is None:
-            print(line, file=self._stream, flush=True)
+            self._stderr.print(line)
         else:
             self._drawing.print_above(line)
 
     def close(self) -> None:
         if self._drawing is not None:
             self._drawing.close()
-        _close(self._stream)
+        self._stderr.close()
 
 
 class Relay:
@@ -119,14 +119,28 @@ class Relay:
         """The other side knows when this one has ended."""
 
 
-def _own_stderr() -> TextIO:
-    """A descriptor of our own: while Ray starts, that of the process goes elsewhere (see ``cluster.session``)."""
-    stderr = sys.__stderr__
-    if stderr is None or sys.stderr is not stderr:  # replaced, by a notebook or a test: it knows best where it goes
-        return sys.stderr
-    return open(os.dup(stderr.fileno()), "w", encoding=stderr.encoding, errors=stderr.errors)  # noqa: PTH123
+def _visible(running: Sequence[Stage]) -> list[Stage]:
+    now = time.monotonic()
+    return [stage for stage in running if now - stage.began_s >= VISIBLE_S[stage.kind]]
 
 
-def _close(stream: TextIO) -> None:
-    if stream is not sys.stderr:
-        stream.close()
+class _Stderr:
+    """Standard error by a descriptor of our own: while Ray starts, that of the process goes elsewhere.
+
+    See ``cluster.session``. Where a notebook or a test has replaced ``sys.stderr``, it is that.
+    """
+
+    def __init__(self) -> None:
+        given = sys.__stderr__
+        self._is_own = given is not None and sys.stderr is given
+        self.stream: TextIO = sys.stderr
+        if self._is_own:
+            number = os.dup(sys.stderr.fileno())
+            self.stream = open(number, "w", encoding=sys.stderr.encoding, errors=sys.stderr.errors)  # noqa: PTH123, SIM115
+
+    def print(self, line: str) -> None:
+        print(line, file=self.stream, flush=True)
+
+    def close(self) -> None:
+        if self._is_own:
+            self.stream.close()

@@ -35,7 +35,7 @@ from ray_backfill.live.sides import SIDES, Sides, check_live, dims_of, new_model
 from ray_backfill.merges import Merge, all_merges
 from ray_backfill.methods import Method, find_methods, models_of
 from ray_backfill.orders import find_order
-from ray_backfill.progress import stage
+from ray_backfill.progress import stage, step
 from ray_backfill.recipes import Recipe
 from ray_backfill.report.live import write_live_report
 from ray_backfill.runs.checks import check_evaluation, check_recipe
@@ -92,7 +92,8 @@ def drill_folder(data: Path, evaluation: Evaluation, fits: FitSettings, live: Li
         InputError: see ``drill_recipe``.
     """
     method, evaluation = _check(evaluation, live)
-    comparison = resolve(read_folder(data, models_of([method])), evaluation, fits, to_come=())
+    with step("read embeddings"):
+        comparison = resolve(read_folder(data, models_of([method])), evaluation, fits, to_come=())
     with session():
         _check_room(live, context.actors)
         return _drill(comparison, method, FromStore(comparison.folder.gallery.path), fits, live, context, {})

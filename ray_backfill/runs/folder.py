@@ -19,6 +19,7 @@ from ray_backfill.errors import InputError
 from ray_backfill.files import is_finished
 from ray_backfill.methods import Method, models_of
 from ray_backfill.orders import find_order
+from ray_backfill.progress import step
 from ray_backfill.replay import check_device
 from ray_backfill.report import Results
 from ray_backfill.runs.context import Context
@@ -46,8 +47,9 @@ def evaluate_folder(
         that takes its time.
     """
     evaluation.check()
-    folder = read_folder(data, models_of(evaluation.find_methods()))
-    comparison = resolve(folder, evaluation, fits, from_images=recipe is not None)
+    with step("read embeddings"):
+        folder = read_folder(data, models_of(evaluation.find_methods()))
+        comparison = resolve(folder, evaluation, fits, from_images=recipe is not None)
     with ExitStack() as ray:
         replayed = _replayer(folder, context, ray)
         started = time.perf_counter()

@@ -24,9 +24,17 @@ TINY = shlex.split("""
 
 def run(job: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a job in a process of its own."""
+    with start(job, *arguments, cwd=cwd, **environment) as process:
+        out, err = process.communicate(timeout=240)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def start(job: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
+    """Start a job in a process of its own, with a session of its own."""
     command = [sys.executable, str(ROOT / "jobs" / job), *arguments]
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | environment
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=240, check=False)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=env, start_new_session=True)
 
 
 def run_here(job: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,11 +1,16 @@
 """The jobs as a user types them: local, submitted to a cluster, run again, and run wrongly."""
 
+import os
+import re
+import shutil
+import signal
+import subprocess
 from pathlib import Path
 
 import pandas as pd
 
 from ray_backfill.files import read_json
-from tests.jobs.conftest import TINY, run
+from tests.jobs.conftest import TINY, run, start
 
 
 def test_the_main_job_leaves_the_promised_files(finished: Path) -> None:
@@ -46,3 +51,26 @@ def test_the_embeddings_are_a_folder_that_anyone_could_bring(finished: Path, tmp
     assert {"rm_naive", "procrustes_query"} < set(mine.method)
     chain = chain[chain.method.isin(mine.method) & (chain.order == "classifier_score") & (chain["merge"] == "raw")]
     pd.testing.assert_frame_equal(chain.reset_index(drop=True), mine)
+
+
+def test_all_lines_are_ours_also_after_ctrl_c(finished: Path, tmp_path: Path) -> None:
+    """Starts a Ray, streams through its actors, is stopped, and trains when it is started again."""
+    shutil.copytree(finished / "backbones", tmp_path / "backbones")
+    arguments = ("train_mcl.py", "--out", str(tmp_path), *TINY)
+    ours = re.compile(r"(start Ray|embed|fit maps)(, [^:]+)?: (\d|done in |running for ).*")
+    with start(*arguments) as job:
+        assert job.stderr is not None
+        lines = [next(line for line in job.stderr if line.startswith("embed:"))]
+        os.killpg(job.pid, signal.SIGINT)  # as a terminal does
+        *lines, last = [*lines, *job.stderr]
+    assert job.returncode == 130
+    assert last == "stopped; the same command continues where it was\n"
+    assert all(ours.fullmatch(line.strip()) for line in lines), lines
+    listed = subprocess.run(["ps", "-eo", "sid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert not [line for line in listed if line.split()[0] == str(job.pid)], "processes are left over"
+
+    result = run(*arguments)
+    assert result.returncode == 0, result.stderr
+    assert all(ours.fullmatch(line) for line in result.stderr.splitlines()), result.stderr
+    assert result.stderr.splitlines()[-1].startswith("fit maps: 3 methods in ")
+    assert {line.split(":")[0] for line in result.stdout.splitlines()} == {"rm", "fastfill", "procrustes_query"}

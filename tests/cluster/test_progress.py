@@ -1,0 +1,49 @@
+"""What runs in a worker is shown by the driver."""
+
+import pickle
+import time
+
+import pytest
+import ray
+from ray.actor import ActorHandle
+
+from ray_backfill.cluster.progress import sent_to, shown_in
+from ray_backfill.progress import outputs, stage, stages, step
+
+
+def _work(board: ActorHandle, is_first: bool) -> None:
+    with sent_to(board, is_first), stage("train", 2, "epochs") as shown:
+        with step("epoch 1", 46, "steps") as steps:
+            steps.advance(12)
+            time.sleep(1.5)  # workers send, and the driver asks, three times a second
+        shown.advance(2)
+        shown.note("loss 1.0" if is_first else "of the second worker")
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_the_first_worker_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "HEARTBEAT_S", 0.5)
+    monkeypatch.setattr(stages, "LONG_S", 0.5)
+    work = ray.remote(num_cpus=0)(_work)
+    with stage("train old backbone") as own, shown_in(own) as board:
+        assert own.text == "starting workers"
+        ray.get([work.remote(board, is_first) for is_first in (True, False)])
+    beat, *_, step_end, end = capsys.readouterr().err.splitlines()
+    assert beat.startswith("train old backbone: ")
+    assert step_end.startswith("train old backbone, epoch 1: 46 steps in ")
+    assert end.startswith("train old backbone: 2 epochs in ")
+    assert end.endswith(", loss 1.0")
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_board_that_does_not_answer_costs_only_the_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    with stage("train old backbone") as own, shown_in(own) as board:
+        ray.kill(board)
+        time.sleep(1)
+    assert capsys.readouterr().err.startswith("train old backbone: done in ")
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_task_cannot_take_a_stage_along() -> None:
+    with stage("train") as own, pytest.raises((TypeError, pickle.PicklingError), match="another process"):
+        ray.get(ray.remote(lambda: own.advance()).remote())
