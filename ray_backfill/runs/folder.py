@@ -55,7 +55,7 @@ def evaluate_folder(
         started = time.perf_counter()
         first: Curves = {}
         to_train = _to_train(comparison, context.out)
-        if show_first is not None and to_train and not any(find_order(name).of_method for name in evaluation.orders):
+        if show_first is not None and _has_first_table(comparison, to_train):
             untrained = comparison.only([m for m in comparison.methods if m not in to_train])
             untrained = fit_maps(untrained, untrained.methods, fits, context)
             first = replayed(untrained)
@@ -70,6 +70,12 @@ def _to_train(comparison: Comparison, out: Path) -> list[Method]:
     """The methods whose training is still to be done."""
     trained = [method for method in comparison.methods if method.is_trained]
     return [method for method in trained if not is_finished(out / "maps" / method.name)]
+
+
+def _has_first_table(comparison: Comparison, to_train: Sequence[Method]) -> bool:
+    """Whether there is something to train, something to show before, and no order that needs the trained networks."""
+    ready = [method for method in comparison.methods if method not in to_train and not method.is_reference]
+    return bool(to_train and ready) and not any(find_order(name).of_method for name in comparison.evaluation.orders)
 
 
 def _replay_rest(comparison: Comparison, first: Curves, replayed: Callable[[Comparison], Curves]) -> Curves:
