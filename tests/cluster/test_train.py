@@ -111,7 +111,7 @@ def _folder(path: Path) -> EmbeddingFolder:
 @pytest.mark.usefixtures("ray_session")
 def test_two_workers_fit_what_one_process_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # As where there are GPUs; on CPUs one worker takes the place of all.
-    monkeypatch.setattr("ray_backfill.cluster.maps.for_maps", lambda workers: workers)
+    monkeypatch.setattr("ray_backfill.cluster.map_training.for_maps", lambda workers: workers)
     folder = _folder(tmp_path / "data")
     methods = find_methods(("rm_naive", "rqt", "rm", "fct", "procrustes_query"))
     found = fit_stage(tmp_path / "maps", folder, methods, FITS, "cosine", Workers(number=2))
