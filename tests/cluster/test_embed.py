@@ -131,7 +131,7 @@ def test_a_broken_image_is_listed_and_costs_no_other_row(tmp_path: Path, capsys:
     assert manifest["feeding"]["bottleneck"].startswith("CPU only, ")
     assert manifest["feeding"]["decode_images_per_s_per_cpu"] > 0
     assert sum(manifest["feeding"]["cpu_shares"].values()) == pytest.approx(1, abs=0.01)
-    assert manifest["feeding"]["bottleneck"] in capsys.readouterr().out
+    assert manifest["feeding"]["bottleneck"] in capsys.readouterr().err
     assert is_finished(out)
 
 
