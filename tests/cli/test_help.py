@@ -75,7 +75,7 @@ def options_of(job: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         if is_dataclass(value):
             yield from options_of(value, prefix if each.name in flat else f"{name}.")
         else:
-            yield name, texts_of(type(job))[each.name]
+            yield name, texts_of(type(job))[each.name]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("command", "arguments"), LINES, ids=lambda v: v if isinstance(v, str) else " ".join(v))
