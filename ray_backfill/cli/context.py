@@ -7,8 +7,6 @@ from ray_backfill.cli.options import RecipeJob
 from ray_backfill.cli.shell import checked_out, command_line
 from ray_backfill.datasets import download
 from ray_backfill.runs.context import Context
-from ray_backfill.runs.planning.dry_run import dry_run
-from ray_backfill.runs.planning.plan import STAGES
 
 
 def context_of(job: Any) -> Context:
@@ -17,10 +15,10 @@ def context_of(job: Any) -> Context:
     return Context(checked_out(job.out), command=command_line(), **given)
 
 
-def prepared(job: RecipeJob[Any], last_stage: str = STAGES[-1], model: str | None = None) -> RecipeJob[Any]:
+def prepared(job: RecipeJob[Any], last_stage: str = "maps", model: str | None = None) -> RecipeJob[Any]:
     """Do what the options ask for before the work; returns the job.
 
-    --download fetches the images. --dry-run prints the plan up to ``last_stage`` (of ``planning.STAGES``), and stops.
+    --download fetches the images. --dry-run prints the plan up to ``last_stage`` (of ``planning.plan.STAGES``), and stops.
     model: plan the training of this backbone only.
 
     Raises:
@@ -30,6 +28,8 @@ def prepared(job: RecipeJob[Any], last_stage: str = STAGES[-1], model: str | Non
     if job.download:
         download(job.settings.images)
     if job.dry_run:
+        from ray_backfill.runs.planning.dry_run import dry_run  # loads torch
+
         print(dry_run(job.settings, job.workers, job.actors, job.planning, last_stage, model))
         sys.exit(0)
     return job

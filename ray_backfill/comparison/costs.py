@@ -3,7 +3,8 @@
 Source: rank merge, appendix B.3.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,8 +56,6 @@ def _costs(
     maps: FittedMaps,
     backbones: Mapping[str, Mapping[str, Any]],
 ) -> CostRow:
-    from ray_backfill.training.arithmetic import counted_flops  # loads torch
-
     network = maps.of(method)
     asked_query: list[str] = []
     asked_gallery: list[str] = []
@@ -66,7 +65,7 @@ def _costs(
             _Recorder({name: np.ones((rows, d), np.float32) for name, d in dims.items()}) for rows in (queries, items)
         )
         query, gallery = sides
-        with counted_flops() as flops:
+        with _counted(network) as flops:
             method.pair(Embeddings(query, gallery), network)
         asked_query.extend(query.asked)
         asked_gallery.extend(gallery.asked)
@@ -91,6 +90,15 @@ def _costs(
         trained_models=" + ".join(needed),
         backbone_training_flops=_sum(backbones, needed, "training_flops"),
     )
+
+
+def _counted(network: Any) -> AbstractContextManager[Callable[[], int]]:
+    """Counts the floating-point operations of the block. Without a network there are none, and torch is not loaded."""
+    if network is None:
+        return nullcontext(lambda: 0)
+    from ray_backfill.training.arithmetic import counted_flops
+
+    return counted_flops()
 
 
 def _sum(backbones: Mapping[str, Mapping[str, Any]], names: Sequence[str], fact: str) -> float:
