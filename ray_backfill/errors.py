@@ -13,18 +13,25 @@ class InputError(ValueError):
     """
 
 
-def require_positive(settings: Any, *names: str) -> None:
-    """Raise InputError unless each of these fields of a settings dataclass is greater than 0."""
+def require_positive(settings: Any, group: str, *names: str) -> None:
+    """Raise InputError unless each of these fields of a settings dataclass is greater than 0.
+
+    group: where the command line has these settings, for the message: "workers" for --workers.number.
+    """
     for name in names:
-        if not getattr(settings, name) > 0:
-            raise InputError(f"{type(settings).__name__}.{name} must be greater than 0, got {getattr(settings, name)}")
+        if not (value := getattr(settings, name)) > 0:
+            raise InputError(f"{_option(group, name)} must be greater than 0, got {value}")
 
 
-def require_not_negative(settings: Any, *names: str) -> None:
+def require_not_negative(settings: Any, group: str, *names: str) -> None:
     """Raise InputError unless each of these fields of a settings dataclass is finite and at least 0."""
     for name in names:
         if not 0 <= (value := getattr(settings, name)) < math.inf:
-            raise InputError(f"{type(settings).__name__}.{name} must be finite and not negative, got {value}")
+            raise InputError(f"{_option(group, name)} must be finite and not negative, got {value}")
+
+
+def _option(group: str, name: str) -> str:
+    return f"--{group}.{name.replace('_', '-')}"
 
 
 def input_error_in(error: BaseException) -> InputError | None:

@@ -17,19 +17,18 @@ class Protocol:
     """
 
     kind: Literal["extended", "open", "same", "biased"] = "extended"
-    """extended: the old model learns the first old_share of the classes, the new model all. open: the old model learns
-    a random old_share, the new model the other classes. same: both learn all classes. biased: the old model learns only
-    a random old_share of the first subgroup's classes and all others; the new model learns all (or see the counts)."""
+    """extended: the old model learns the first old_share of the classes, the new model all.
+    open: the old model learns a random old_share, the new model the other classes.
+    same: both models learn all classes.
+    biased: the old model learns few classes of the first subgroup (old_share) and all others, the new model all."""
     old_share: float = 0.5
-    """Share of the classes that the old model learns."""
+    """Share of the classes that the old model learns, above 0 and at most 1."""
     seed: int = 0
-    """Seed for the random draw of classes."""
+    """Random seed for the draw of classes (open, biased)."""
     old_counts: tuple[int, ...] = ()
-    """biased: number of classes that the old model learns from each subgroup, drawn at random; replaces old_share
-    (VGGFace2: 50 500)."""
+    """biased: classes of each subgroup that the old model learns, as in 50 500; empty: old_share decides."""
     new_counts: tuple[int, ...] = ()
-    """biased: number of classes that the new model learns from each subgroup, including those of the old model
-    (VGGFace2: 2183 2183)."""
+    """biased: classes of each subgroup that the new model learns, including the old model's; empty: all."""
 
 
 def split_classes(
@@ -42,7 +41,7 @@ def split_classes(
             model would get fewer than 2 classes.
     """
     if not 0 < protocol.old_share <= 1:
-        raise InputError(f"old_share must be greater than 0 and at most 1, got {protocol.old_share}")
+        raise InputError(f"--protocol.old-share must be greater than 0 and at most 1, got {protocol.old_share}")
     if (protocol.old_counts or protocol.new_counts) and protocol.kind != "biased":
         raise InputError(f"old_counts and new_counts need the protocol 'biased', not {protocol.kind!r}; leave them out")
     classes = np.unique(labels_N)

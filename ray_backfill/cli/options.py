@@ -23,16 +23,19 @@ class RecipeJob(Generic[ImagesT]):
     """A run of a recipe. Every setting of the recipe can be changed; the defaults shown are the recipe's."""
 
     recipe: str
-    """Recipe to run."""
+    """Recipe to run; --help recipes lists them."""
     data_root: Path | None
-    """Folder of the images, for recipes that need files."""
+    """Folder of the images, for recipes that need files; None for the others."""
     seed: int
     """Random seed for the whole recipe."""
     out: Path
     """Folder of the run. The same command continues a run that was stopped, and reuses finished stages."""
     settings: Annotated[Recipe[ImagesT], tyro.conf.arg(name="")]
+    """Settings of the recipe."""
     workers: Workers
+    """Training workers. On a cluster with GPUs each worker gets one, and their number is the limit."""
     actors: EmbedActors
+    """Ray actors that embed images. On a cluster with GPUs each actor gets one, and their number is the limit."""
     dry_run: bool = False
     """Print what the run would need (images, steps, GPU hours, storage) and stop. Needs no published data set."""
     download: bool = False
@@ -45,7 +48,7 @@ class TrainJob(RecipeJob[ImagesT]):
     """Training of one backbone of a recipe."""
 
     model: str
-    """Backbone to train: old, new, or one that some methods need beside them (bct, ract, ract_hard, side)."""
+    """Backbone to train: old, new, or another one that some methods need (bct, ract, ract_hard, side)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +56,7 @@ class SimulateJob(RecipeJob[ImagesT]):
     """A run of a whole recipe, from images to the report."""
 
     scale: Literal["demo", "full"] = "demo"
-    """full: draw invented embeddings at the size of Google Landmarks v2 instead of running a recipe."""
+    """demo: run the recipe. full: draw synthetic embeddings at the size of Google Landmarks v2 instead."""
     place: Annotated[ReplayPlace, tyro.conf.arg(name="")]
 
 
@@ -65,17 +68,18 @@ class DrillJob(RecipeJob[ImagesT]):
 
 
 def _training_free() -> tuple[str, ...]:
-    """Methods that use the old and the new model alone and train nothing; a formula may be fitted."""
+    """Methods that use only the old and the new model and train nothing; a formula may be fitted."""
     return tuple(m.name for m in all_methods().values() if m.models == ("old", "new") and not m.is_trained)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleJob:
-    """A run on invented embeddings at the size of Google Landmarks v2. It shows scale, not which method is better."""
+    """A run on synthetic embeddings at the size of Google Landmarks v2. It shows scale, not which method is better."""
 
     scale: Literal["full"] = "full"
-    """Draw a gallery instead of running a recipe."""
+    """full: draw a synthetic gallery instead of running a recipe."""
     gallery: SyntheticGallery = field(default_factory=SyntheticGallery)
+    """Synthetic gallery, by default of the size of Google Landmarks v2 (defaults explained in docs/results/scale.md)."""
     out: Path = Path("runs/full")
     """Folder of the run. The same command continues a run that was stopped, and reuses finished stages."""
     evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(

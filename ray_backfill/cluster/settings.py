@@ -1,4 +1,4 @@
-"""Where work runs on a cluster, and how a gallery is embedded. Imports no Ray: command lines are made from it."""
+"""Settings of embedding, training workers and the replay. Imports no Ray, because command lines are made from it."""
 
 import os
 from dataclasses import asdict, dataclass
@@ -9,70 +9,70 @@ from ray_backfill.errors import InputError, check_device_name, require_positive
 
 @dataclass(frozen=True)
 class EmbedSettings:
-    """How a gallery is embedded."""
+    """Embedding of the images: parts, batches and number format."""
 
     part_rows: int = 8192
-    """Images a part file: what is lost, at most, for each actor when a run is stopped."""
+    """Images per part file. A stopped run loses at most this many images per actor."""
     batch: int = 256
-    """Images a forward pass."""
+    """Images per forward pass."""
     dtype: Literal["float32", "float16"] = "float32"
-    """How embeddings are stored. float16 halves the store, and keeps three digits of each number."""
+    """Number format of stored embeddings. float16 halves their size and keeps three digits of each number."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "part_rows", "batch")
+        require_positive(self, "embed", "part_rows", "batch")
 
     def identity(self) -> dict[str, Any]:
-        """What decides the bytes of a store. Stores from before there was a choice of dtype are of float32."""
+        """The settings that determine the bytes of a store. The default dtype is left out, as in older manifests."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("dtype", "float32")}
 
 
 @dataclass(frozen=True)
 class EmbedActors:
-    """Where embedding runs. If the cluster has GPUs, each actor gets one, and there are no more actors than GPUs."""
+    """Ray actors that embed images. On a cluster with GPUs each actor gets one, and their number is the limit."""
 
     number: int = 2
-    """Embedding actors."""
+    """Number of embedding actors."""
     cpus: float = 1.0
-    """CPUs an actor; as many threads decode images."""
+    """CPUs that Ray reserves for each actor, which also decodes images in as many threads."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "number", "cpus")
+        require_positive(self, "actors", "number", "cpus")
 
 
 @dataclass(frozen=True)
 class Workers:
-    """Where training runs. If the cluster has GPUs, each worker gets one, and there are no more workers than GPUs."""
+    """Training workers. On a cluster with GPUs each worker gets one, and their number is the limit."""
 
     number: int = 2
-    """DDP workers."""
+    """Number of DDP (data-parallel) workers."""
     cpus: float = 1.0
-    """CPUs a worker."""
+    """CPUs that Ray reserves for each worker, which also decodes images in as many threads."""
     max_failures: int = 3
-    """So many times the loss of a worker is mended from the last checkpoint."""
+    """Number of worker failures to recover from, each time from the last checkpoint; 0: none."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "number", "cpus")
+        require_positive(self, "workers", "number", "cpus")
 
 
-# Vectors of a shard where the number of shards is not given.
+# Size of the vectors of one shard where the number of shards is not given.
 _SHARD_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
 class ReplayPlace:
-    """Where the replay runs; the results are the same everywhere."""
+    """Shards and device of the replay. The results are the same everywhere."""
 
     shards: int = 0
-    """Gallery shards, each a Ray actor. 0: this process, unless the gallery takes more than half of its memory."""
+    """Gallery shards of the replay, one Ray actor each; 0: in this process if the gallery fits half of its memory."""
     device: str = "cpu"
-    """cpu, or cuda for a GPU (each shard takes one)."""
+    """Device of the replay: cpu, or cuda for GPUs (one per shard)."""
 
     def __post_init__(self) -> None:
         if self.shards < 0:
-            raise InputError(f"the number of shards must not be negative, got {self.shards}")
+            raise InputError(f"--shards must not be negative, got {self.shards}")
         check_device_name(self.device)
 
     def shards_for(self, gallery_bytes: int) -> int:
-        """How many shards to replay over; 0 for this process. gallery_bytes: of both columns of vectors."""
+        """Number of shards to replay over; 0: in this process. gallery_bytes: size of both columns of vectors."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return self.shards or (-(-gallery_bytes // _SHARD_BYTES) if gallery_bytes > memory / 2 else 0)

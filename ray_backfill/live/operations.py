@@ -44,9 +44,9 @@ class ChurnSettings:
     """Random seed for churn: which items are inserted and deleted, and when."""
 
     def __post_init__(self) -> None:
-        require_not_negative(self, "inserts", "deletes", "seed")
+        require_not_negative(self, "live.churn", "inserts", "deletes", "seed")
         if not 0 <= self.rollback_at <= 1:
-            raise InputError(f"churn.rollback_at must be between 0 and 1, got {self.rollback_at}")
+            raise InputError(f"--live.churn.rollback-at must be between 0 and 1, got {self.rollback_at}")
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,8 @@ def make_plan(order: IntArray, points: int, part_items: int, churn: ChurnSetting
     n_items, rng = len(order), np.random.default_rng(churn.seed)
     if churn.inserts + churn.deletes >= n_items:
         raise InputError(
-            f"churn.inserts = {churn.inserts} and churn.deletes = {churn.deletes} leave none of {n_items} items; "
-            "lower them"
+            f"--live.churn.inserts {churn.inserts} and --live.churn.deletes {churn.deletes} leave none of {n_items} "
+            "items; lower them"
         )
     is_held_back = np.zeros(n_items, np.bool_)
     is_held_back[rng.choice(n_items, churn.inserts, replace=False)] = True

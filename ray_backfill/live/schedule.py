@@ -45,10 +45,11 @@ class TrafficSettings:
     """Random seed for the traffic: which queries are sent, and when."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "batch", "actors", "deadline_s")
-        require_not_negative(self, "rate_per_s", "popularity", "warm_up_s", "seed")
+        require_positive(self, "live.traffic", "batch", "actors", "deadline_s")
+        require_not_negative(self, "live.traffic", "rate_per_s", "popularity", "warm_up_s", "seed")
         if self.arrivals not in get_args(Arrivals):
-            raise InputError(f"TrafficSettings.arrivals must be {' or '.join(get_args(Arrivals))}, got {self.arrivals}")
+            known = " or ".join(get_args(Arrivals))
+            raise InputError(f"--live.traffic.arrivals must be {known}, got {self.arrivals}")
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.n_queries < 1:
-            raise InputError("there are no queries to send as traffic; set traffic.rate_per_s to 0")
+            raise InputError("there are no queries to send as traffic; set --live.traffic.rate-per-s to 0")
         if not 0 <= self.actor < self.settings.actors:
             raise ValueError(f"actor must be below {self.settings.actors}, got {self.actor}")
 

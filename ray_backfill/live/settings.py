@@ -23,7 +23,7 @@ class ShardSettings:
     """Concurrent searches per shard."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "number", "cpus", "threads", "searches")
+        require_positive(self, "live.shards", "number", "cpus", "threads", "searches")
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,20 @@ class LiveSettings:
     quiet_s: float = 5.0
     """Seconds of traffic without backfill, before and after it, as the baseline for its latency."""
     shards: ShardSettings = field(default_factory=ShardSettings)
+    """Ray actors that serve the gallery; each owns a range of it with both partitions."""
     old_index: IndexSettings = field(default_factory=IndexSettings)
     """Index of the old partition."""
     new_index: IndexSettings = field(default_factory=IndexSettings)
     """Index of the new partition."""
     traffic: TrafficSettings = field(default_factory=TrafficSettings)
+    """User queries sent while the gallery is backfilled."""
     throttle: ThrottleSettings = field(default_factory=ThrottleSettings)
+    """Limits on the backfill in favour of query latency."""
     churn: ChurnSettings = field(default_factory=ChurnSettings)
+    """Other changes to the gallery while it is backfilled."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "part_items")
-        require_not_negative(self, "quiet_s")
+        require_positive(self, "live", "part_items")
+        require_not_negative(self, "live", "quiet_s")
         if self.throttle.p99_ms and not self.traffic.rate_per_s:
-            raise InputError("throttle.p99_ms needs traffic to measure; set traffic.rate_per_s above 0")
+            raise InputError("--live.throttle.p99-ms needs traffic to measure; set --live.traffic.rate-per-s above 0")

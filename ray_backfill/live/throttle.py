@@ -27,7 +27,7 @@ class ThrottleSettings:
     """Target p99 query latency in milliseconds; the backfill slows down to keep it. 0: off."""
 
     def __post_init__(self) -> None:
-        require_not_negative(self, "items_per_s", "p99_ms")
+        require_not_negative(self, "live.throttle", "items_per_s", "p99_ms")
 
     @property
     def limit(self) -> float:

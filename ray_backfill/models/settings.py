@@ -1,4 +1,4 @@
-"""The settings of backbones."""
+"""Settings of backbones."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,16 @@ ARCHITECTURES = ("convnet", "resnet18", "resnet50", "vit_b_32", "hf:NAME_OR_FOLD
 
 @dataclass(frozen=True)
 class BackboneSettings:
-    """What a backbone is."""
+    """Architecture of a backbone and size of its embeddings."""
 
     arch: str = "convnet"
     """convnet, resnet18, resnet50, vit_b_32, or hf:NAME_OR_FOLDER for any Hugging Face vision model."""
     dim: int = 128
-    """Size of the embedding."""
+    """Dimensions of the embedding."""
     width: int = 32
-    """Channels of the first block of a convnet."""
+    """Channels of the convnet's first block; ignored for other architectures."""
     pretrained: bool = False
-    """Start from the weights of the Hugging Face model."""
+    """Start from the published weights of the hf: model instead of random ones."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "dim", "width")
+        require_positive(self, "{old,new}.backbone", "dim", "width")

@@ -1,4 +1,4 @@
-"""What an experiment runs. Imports no torch: the command line is made from it."""
+"""Settings of an experiment. Imports no torch, because the command line is made from it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,12 @@ class Experiment:
     recipe: str
     """Recipe to run with each seed."""
     data_root: Path | None = None
-    """Folder of the images, for recipes that need files."""
+    """Folder of the images, for recipes that need files; None for the others."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Random seeds, one run each: for backbones, batches, heads and everything that is drawn."""
+    """Random seeds, one run of the whole recipe for each."""
     methods: tuple[str, ...] = ("all",)
     """Upgrade methods to compare, or "all"."""
     ablation: bool = True
-    """Train heads with every loss, with and without rho and mining, at several temperatures, on the first seed."""
+    """Also train heads with every loss, with and without rho and mining, and at several temperatures (first seed)."""
     subgroups: str = ""
-    """Recipe with subgroups to run with the same seeds; empty: none."""
+    """Recipe with subgroups to run as well, with the same seeds; empty: none."""

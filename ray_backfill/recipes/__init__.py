@@ -22,41 +22,49 @@ from ray_backfill.training.settings import BackboneTraining, FitSettings
 
 ImagesT = TypeVar("ImagesT")
 
-# Stands where a data root would, for --help and plans, which can do without.
+# Placeholder for the data root in --help and plans, which do not need the data.
 NO_ROOT = Path("/DATA_ROOT")
 
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """One backbone and how it is trained."""
+    """One backbone and its training."""
 
     backbone: BackboneSettings
+    """Architecture of the backbone and size of its embeddings."""
     training: BackboneTraining
+    """Training of the backbone."""
 
 
 @dataclass(frozen=True)
 class Recipe(Generic[ImagesT]):
-    """A whole upgrade: images, who learns which classes, the two models, their embeddings, fits and evaluation.
+    """A complete upgrade: images, protocol, both models, embedding, fits and evaluation.
 
-    images: the ``Settings`` of one of the data sets.
+    images: the ``Settings`` of one of the data sets. fits, evaluation: their options have no prefix, as in --heads.lr
+    and --methods.
     """
 
     images: ImagesT
+    """Images of the data set."""
     protocol: Protocol
+    """Classes that each model is trained on."""
     old: ModelRecipe
+    """Old model: backbone and training."""
     new: ModelRecipe
+    """New model: backbone and training."""
     embed: EmbedSettings = field(default_factory=EmbedSettings)
+    """Embedding of the images: parts, batches and number format."""
     fits: Annotated[FitSettings, tyro.conf.arg(name="")] = field(default_factory=FitSettings)
-    """Typed without a prefix: --heads..., --transforms..., --adapters..."""
+    """Fitting of heads, transformations and adapters."""
     evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(default_factory=Evaluation)
-    """Typed without a prefix: --methods, --orders, --metrics, --points."""
+    """Methods, orders, merges and metrics to compare."""
 
 
 @dataclass(frozen=True)
 class NamedRecipe:
-    """A row of ``RECIPES``. name: as typed after --recipe. description: a sentence or two.
+    """A row of ``RECIPES``. name: the value of --recipe. description: one or two sentences.
 
-    build: makes the settings from the data root (None where none was given) and the seed.
+    build: makes the settings from the data root (None if none was given) and the seed.
     """
 
     name: str
@@ -76,7 +84,7 @@ def load_recipe(name: str, data_root: Path | None = None, seed: int = 0) -> Reci
 
 
 def describe_recipe(name: str) -> str:
-    """What a recipe is, in a sentence or two. Raises InputError for an unknown name."""
+    """The description of a recipe, one or two sentences. Raises InputError for an unknown name."""
     return _find(name).description
 
 

@@ -1,17 +1,18 @@
-"""Embeddings of an invented gallery of any size: drawn from a model with known distances, written as a folder.
+"""Synthetic embeddings of a gallery of any size, drawn from a distribution with known distances and stored in a folder.
 
-Nothing is learnt and nothing is seen: such a folder proves scale and arithmetic, not which method is better on images.
+No model is trained and there are no images: such a folder tests scale and arithmetic, not which method is better.
 
-In model m item i of class c has the latent vector z = centre_cm + t_i sqrt(within_m) view_im. Centres and views are
-normal with mean 0 and variance 1 in each dimension, and each is a sum of what both models make of it (share
-1 - own_m of the variance) and of what only this one does; the centres of a group of classes have ``group_share`` of
-their variance in common; t_i, how far the item is from typical, is log-normal with mean square 1. The embedding is
+In model m, item i of class c has the latent vector z = centre_cm + t_i sqrt(within_m) view_im. Centres and views are
+normal with mean 0 and variance 1 in each dimension. Each is a sum of a part that both models share (1 - own_m of the
+variance) and of a part of this model's own; the centres of a group of classes share ``group_share`` of their variance.
+t_i, the distance of the item from a typical one, is log-normal with mean square 1. The embedding is
 sqrt(offset_m) u_m + A_m (sqrt(weight_m) * z) + sqrt(noise_m / d) e, with e normal and [u_m, A_m] orthonormal columns;
 the weights of the ``seen`` first latent dimensions, all that the model sees, have sum 1. So the expected inner product
 of two items is offset + 1 in one class, offset + group_share in one group and offset otherwise, and the expected
 squared length is offset + 1 + within + noise.
 
-Shapes: N items, n of a part, d dimensions, K latent dimensions, s those that a model sees, C classes, L known classes.
+Shapes: N items, n items of a part, d dimensions, K latent dimensions, s of them seen by a model, C classes, L classes
+known to the old model.
 """
 
 from collections.abc import Iterator
@@ -30,74 +31,74 @@ from ray_backfill.store import SPLITS, vector_column, write_parquet
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-# Of the folder that is written.
+# Name of the stage, in the manifest of the folder.
 STAGE = "synthetic embeddings"
 MODELS = ("old", "new")
-# Ids of a split start at its position in SPLITS times this, so that no two splits share an id.
+# The ids of a split start at its position in SPLITS times this, so that no two splits share an id.
 _SPLIT_STRIDE = 1 << 40
-# Streams of random numbers beside those of the splits' parts.
+# Random streams in addition to those of the splits' parts.
 _LABELS, _CENTRES, _GROUPS, _KNOWN, _QUERIES, _AXES = range(100, 106)
-# Items that the classifier takes at a time: their logits stay in the caches.
+# Items classified at a time; their logits fit the CPU caches.
 _ROWS = 512
 
 
 @dataclass(frozen=True)
 class ModelView:
-    """What a model makes of an item; variances in units of that of the class centres."""
+    """Distribution of one model's embeddings. Variances are relative to the variance of the class centres."""
 
     seen: int
-    """Latent dimensions that it sees: the first ones."""
+    """Number of latent dimensions that the model sees, counted from the first."""
     within: float
-    """Variance of the items of a class."""
+    """Variance of the items within a class."""
     own: float
-    """Share of both variances that is this model's own: the other model has none of it."""
+    """Share of both variances (centres, items) that the other model does not see, from 0 to 1."""
     offset: float
-    """Squared length of what all its embeddings have in common."""
+    """Squared length of the vector that all embeddings of the model have in common; 0: none."""
     noise: float = 0.03
-    """Variance of noise in all dimensions."""
+    """Variance of the noise, summed over all dimensions; 0: none."""
     fall: float = 0.0
-    """How unequal the dimensions are: their variances fall as rank ** -fall."""
+    """Exponent of the variances of the latent dimensions, which fall as rank ** -fall; 0: all are equal."""
 
     def weights(self) -> NDArray[np.float64]:
-        """(s,) share of the variance along each seen dimension; sum 1."""
+        """(s,) share of the variance in each seen dimension; sum 1."""
         weight_s = np.arange(1, self.seen + 1, dtype=np.float64) ** -self.fall
         return weight_s / weight_s.sum()
 
 
 @dataclass(frozen=True)
 class SyntheticGallery:
-    """What to draw; by default at the size of Google Landmarks v2. How the figures were set: docs/results/scale.md."""
+    """Synthetic gallery, by default of the size of Google Landmarks v2 (defaults explained in docs/results/scale.md)."""
 
     items: int = 761_757
-    """Items of the gallery."""
+    """Number of gallery items."""
     queries: int = 1_129
-    """Queries; each shows the class of a random item."""
+    """Number of queries; each has the class of a random gallery item."""
     classes: int = 81_313
-    """Classes of the gallery."""
+    """Number of classes in the gallery, at most one per item."""
     zipf: float = 0.6
-    """Sizes of classes fall as rank ** -zipf, above the one item that each has."""
+    """Exponent of the class sizes, which fall as rank ** -zipf, from 0 (equal sizes) to 3; no class is empty."""
     known_classes: int = 2_000
-    """Classes that the old model knows: its classifier tells them apart, and the train split shows them."""
+    """Number of classes that the old model's classifier knows. The train split has these classes only."""
     train_items: int = 50_000
-    """Items of the train split."""
+    """Number of items in the train split."""
     groups: int = 8_131
-    """Groups of classes that look alike."""
+    """Number of groups of similar classes."""
     group_share: float = 0.5
-    """Share of the class centres' variance that a group has in common."""
+    """Share of the class centres' variance that the classes of a group have in common, from 0 to 1."""
     dims: int = 128
     """Dimensions of both models' embeddings."""
     spread: float = 0.3
-    """Spread (of the logarithm) of the distances of a class's items from its centre."""
+    """Standard deviation of the logarithm of an item's distance from its class centre, from 0 to 2."""
     old: ModelView = field(default_factory=lambda: ModelView(seen=20, within=0.66, own=0.12, offset=0.19, fall=0.8))
-    """The old model."""
+    """Distribution of the old model's embeddings."""
     new: ModelView = field(default_factory=lambda: ModelView(seen=20, within=0.42, own=0.07, offset=0.045))
-    """The new model."""
+    """Distribution of the new model's embeddings."""
     classifier_scale: float = 16.0
-    """What the old classifier multiplies cosines by."""
+    """Factor on the cosines of the old model's classifier (the inverse temperature of its softmax)."""
     seed: int = 0
-    """Random seed for everything that is drawn."""
+    """Random seed for the whole gallery."""
     part_rows: int = 65_536
-    """Items of a part: what is drawn at a time, and what is kept when a run is stopped."""
+    """Items per part file, drawn together. A stopped run keeps its finished parts."""
 
     def __post_init__(self) -> None:
         for name in ("items", "queries", "classes", "train_items", "known_classes", "groups", "part_rows"):
@@ -117,26 +118,27 @@ class SyntheticGallery:
             if not 1 <= view.seen < self.dims:
                 raise InputError(f"--gallery.{model}.seen must be at least 1 and below {self.dims} dimensions")
             if min(view.within, view.offset, view.noise) < 0 or not 0 <= view.own <= 1:
-                raise InputError(f"--gallery.{model}: variances must not be negative, and own be a share")
+                limits = "within, offset and noise must not be negative, own must be in [0, 1]"
+                raise InputError(f"--gallery.{model}: {limits}")
 
     def view(self, model: str) -> ModelView:
-        """Of old or new."""
+        """The distribution of one model's embeddings, "old" or "new"."""
         return {"old": self.old, "new": self.new}[model]
 
     @property
     def latent(self) -> int:
-        """K."""
+        """Number of latent dimensions (K)."""
         return max(self.old.seen, self.new.seen)
 
 
 def draw_gallery(settings: SyntheticGallery, folder: Path) -> Path:
     """Write gallery, queries and train split as a folder of the data contract, vectors in float16; returns ``folder``.
 
-    The same settings give the same bytes on the same machine. A finished folder is kept, a half-done one continued.
+    The same settings give the same bytes on the same machine. A finished folder is kept, an unfinished one continued.
 
     Raises:
-        InputError: the folder is of other settings, or the disk is full.
-    Cost: of an item 2 s d + L (d + 3) multiply-adds; memory of one part, 16 bytes an item and 16 K a class.
+        InputError: The folder has other settings, or the disk is full.
+    Cost: 2 s d + L (d + 3) multiply-adds per item; memory for one part, plus 16 bytes per item and 16 K per class.
     """
     if begin_stage(folder, STAGE, asdict(settings)):
         return folder
@@ -155,13 +157,13 @@ def draw_gallery(settings: SyntheticGallery, folder: Path) -> Path:
 
 
 class Drawing:
-    """A gallery as it is drawn: labels and class centres at once, items part by part."""
+    """Draws a gallery: labels and class centres at once, items part by part."""
 
     def __init__(self, settings: SyntheticGallery) -> None:
         s = self.settings = settings
-        # (L,) ascending: labels that the old model knows, any with the same chance.
+        # (L,) ascending: labels that the old model knows, drawn uniformly.
         self.known_L = np.sort(self._rng(_KNOWN).choice(s.classes, s.known_classes, replace=False))
-        # Label 0 is the largest class. In the train split known classes have the same number of items, but for one.
+        # Label 0 is the largest class. In the train split, the sizes of the known classes differ by at most one item.
         sizes = class_sizes(s.items, s.classes, s.zipf)
         gallery = self._rng(_LABELS).permutation(np.repeat(np.arange(s.classes), sizes))
         queries = self._rng(_QUERIES)
@@ -170,15 +172,15 @@ class Drawing:
             "queries": gallery[queries.integers(0, s.items, s.queries)],
             "train": self.known_L[queries.permutation(np.arange(s.train_items) % s.known_classes)],
         }
-        # By model (C, s).
+        # Model -> (C, s).
         self.centres = self._centres()
-        # By model (1 + s, d): sqrt(offset) u, then the axes that the seen dimensions are laid along.
+        # Model -> (1 + s, d): sqrt(offset) u, then the axes of the seen dimensions.
         self.axes = {model: self._axes(model) for model in MODELS}
         # (L, d) the old model's mean embedding of each known class, scaled to length 1.
         self.known_mean_Ld = _unit(self.embed("old", self.centres["old"][self.known_L]))
 
     def _centres(self) -> dict[str, Floats]:
-        """Class c belongs to group c % groups, so that groups have large and small classes."""
+        """Model -> (C, s). Class c belongs to group c % groups, so that groups have large and small classes."""
         s = self.settings
         groups, classes = self._rng(_GROUPS), self._rng(_CENTRES)
 
@@ -201,7 +203,7 @@ class Drawing:
         return np.ascontiguousarray((directions * lengths).T, np.float32)
 
     def embed(self, model: str, latent_ns: Floats) -> Floats:
-        """(n, d) of what the model sees of latent vectors, without noise."""
+        """(n, d) embeddings of latent vectors, without noise."""
         axes = self.axes[model]
         embedded: Floats = latent_ns @ axes[1:] + axes[0]
         return embedded
@@ -212,7 +214,7 @@ class Drawing:
         return ((part, first, min(n, first + step)) for part, first in enumerate(range(0, n, step)))
 
     def table(self, split: str, part: int) -> pa.Table:
-        """The rows of one part, as they are stored: from its own random numbers, whatever was drawn before."""
+        """The rows of one part, as stored. Each part has its own random stream and does not depend on the others."""
         first = part * self.settings.part_rows
         label_n = self.labels[split][first : first + self.settings.part_rows]
         vectors = self.vectors(split, part, label_n)
@@ -225,7 +227,7 @@ class Drawing:
         return pa.table(columns | {model: vector_column(v) for model, v in vectors.items()})
 
     def vectors(self, split: str, part: int, label_n: Ints) -> dict[str, NDArray[np.float16]]:
-        """By model (n, d)."""
+        """Model -> (n, d)."""
         s = self.settings
         rng, n = self._rng(SPLITS.index(split), part), len(label_n)
         distance_n1 = np.exp(np.float32(s.spread) * _normal(rng, n, 1) - np.float32(s.spread**2))
@@ -242,7 +244,7 @@ class Drawing:
         return found
 
     def classify(self, old_nd: NDArray[np.float16]) -> dict[str, NDArray[np.generic]]:
-        """The columns of the old classifier: softmax of ``classifier_scale`` cosines with the known classes' means.
+        """The columns of the old classifier: softmax of ``classifier_scale`` times the cosines with the class means.
 
         Cost: n L (d + 3) multiply-adds.
         """
@@ -286,7 +288,7 @@ def _normal(rng: np.random.Generator, rows: int, columns: int) -> Floats:
 
 
 def _mixed(shared_nK: Floats, own_ns: Floats, own: float) -> Floats:
-    """(n, s) of the same variance; ``own_ns`` is used up."""
+    """(n, s) of the same variance, a mixture of both arrays; overwrites ``own_ns``."""
     own_ns *= np.float32(np.sqrt(own))
     own_ns += np.float32(np.sqrt(1 - own)) * shared_nK[:, : own_ns.shape[1]]
     return own_ns

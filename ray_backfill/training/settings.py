@@ -1,35 +1,35 @@
-"""The settings of fits: what the command line calls --heads..., --transforms... and --adapters..."""
+"""Settings of training: backbones (--old.training, --new.training), --heads, --transforms and --adapters."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ray_backfill.errors import InputError, require_positive
+from ray_backfill.errors import InputError, require_not_negative, require_positive
 
 HEAD_DISTANCES = ("cosine", "l2")
 
 
 @dataclass(frozen=True)
 class ClassificationSettings:
-    """How a loss compares an item with its class."""
+    """Classification loss."""
 
     classification: Literal["softmax", "arcface"] = "softmax"
-    """softmax, or arcface (an angular margin; for faces). Transformations take what the new model was trained with."""
+    """softmax, or arcface (an angular margin, for faces). Transformations must use the new model's choice."""
     label_smoothing: float = 0.1
-    """Of softmax only."""
+    """Label smoothing of the softmax loss, from 0 (none) to 1; ignored for ArcFace."""
     arcface_margin: float = 0.5
-    """ArcFace: angle, in radians, by which an item must be closer to its own class."""
+    """ArcFace: angular margin in radians by which an item must be closer to its own class than to others."""
     arcface_scale: float = 64.0
-    """ArcFace: what cosines are multiplied by."""
+    """ArcFace: factor on the cosines (the inverse temperature of the softmax)."""
 
     @property
     def cosine_scale(self) -> float | None:
-        """The classifier's (see ``Backbone``)."""
+        """The classifier's scale of cosines (see ``Backbone``); None: a linear classifier."""
         return self.arcface_scale if self.classification == "arcface" else None
 
 
 @dataclass(frozen=True)
 class CompatibleLosses:
-    """Losses of backbones that are trained to be compatible, and of the side-information model."""
+    """Losses of compatible backbones (BCT, RACT) and of the side-information model."""
 
     influence: float = 1.0
     """BCT: weight of the old classifier's loss on the new embedding."""
@@ -38,172 +38,175 @@ class CompatibleLosses:
     ract_tau: float = 0.5
     """RACT: temperature of cosine similarities."""
     hard_negatives: int = 10
-    """RACT with hard negatives: so many of each kind (new to old, new to new) are kept an image."""
+    """RACT with hard negatives: negatives of each kind (new to old, new to new) kept per image."""
     simclr_tau: float = 0.1
     """Side information (SimCLR): temperature of cosine similarities."""
     simclr_dim: int = 128
-    """SimCLR: size of the projection that its loss compares, which is used in training only."""
+    """Side information (SimCLR): size of the projection that the loss compares; only used in training."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "ract_tau", "hard_negatives", "simclr_tau", "simclr_dim")
+        group = "{old,new}.training.compatible"
+        require_positive(self, group, "ract_tau", "hard_negatives", "simclr_tau", "simclr_dim")
 
 
 @dataclass(frozen=True)
 class ObjectiveSettings(ClassificationSettings):
-    """What is settable in the losses of backbones."""
+    """Losses of backbones."""
 
     compatible: CompatibleLosses = field(default_factory=CompatibleLosses)
-    """Losses of backbones that are trained to be compatible, and of the side-information model."""
+    """Losses of compatible backbones (BCT, RACT) and of the side-information model."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How far a view of a training image may differ from it."""
+    """Random changes of training images."""
 
     rotate_deg: float = 10.0
-    """Turned by up to so many degrees."""
+    """Largest rotation, in degrees; 0: none."""
     shift: float = 0.1
-    """Moved by up to this share of its side."""
+    """Largest shift, as a share of the image's side; 0: none."""
     zoom: float = 0.15
-    """Zoomed in or out by up to this share."""
+    """Largest change of scale, in or out, as a share; 0: none."""
     flip: bool = False
-    """Mirror half of the images; not where left and right mean something, as in handwriting."""
+    """Mirror half of the images. Leave it off where left and right matter, as in handwriting."""
     colour: float = 0.0
-    """Each channel brightened or darkened, and its contrast changed, by up to this share."""
+    """Largest change of the brightness and contrast of each channel, as a share; 0: none."""
 
 
 @dataclass(frozen=True)
 class BackboneTraining(ObjectiveSettings):
-    """How a backbone is trained."""
+    """Training of a backbone by SGD: schedule, loss and augmentation."""
 
     epochs: int = 100
-    """Passes over the images."""
+    """Number of passes over the train split."""
     batch: int = 1024
-    """Images a step, over all workers together."""
+    """Images per step, over all workers together."""
     lr: float = 1.024
-    """Peak learning rate, at that batch."""
+    """Peak learning rate of SGD. Scale it with the batch."""
     momentum: float = 0.875
-    """Nesterov's, of SGD."""
+    """Nesterov momentum of SGD."""
     weight_decay: float = 2.0**-15
-    """Pull of every weight towards 0 (L2)."""
+    """Weight decay (L2 penalty on all weights); 0: none."""
     warmup_epochs: int = 5
-    """Epochs in which the learning rate rises."""
+    """Epochs in which the learning rate rises linearly to its peak; a cosine decay follows."""
     seed: int = 0
-    """Random seed for the first weights, the order of the images and their views."""
+    """Random seed for initial weights, image order and augmentation."""
     augmentation: Augmentation = field(default_factory=Augmentation)
-    """How views of the training images differ from them."""
+    """Augmentation of the training images."""
     pair_augmentation: Augmentation = field(
         default_factory=lambda: Augmentation(rotate_deg=15.0, shift=0.15, zoom=0.2, colour=0.2)
     )
-    """Of the two views that SimCLR compares (the side-information model)."""
+    """Augmentation of the two views that SimCLR compares (side-information model)."""
     pair_lr_share: float = 0.3
-    """SimCLR's peak learning rate as a share of lr: its gradients are steeper than a classifier's."""
+    """SimCLR: peak learning rate as a share of lr, because its gradients are steeper than a classifier's."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "epochs", "batch", "lr", "arcface_scale", "pair_lr_share")
+        require_positive(self, "{old,new}.training", "epochs", "batch", "lr", "arcface_scale", "pair_lr_share")
 
 
 @dataclass(frozen=True)
 class LossSettings:
-    """What is settable in the losses of heads."""
+    """Contrastive loss of the heads psi and rho."""
 
     distance: str = "cosine"
-    """cosine or l2."""
+    """Distance that the loss compares: cosine or l2."""
     tau: float = 0.1
-    """Temperature of exp(-distance / tau)."""
+    """Temperature of the loss, exp(-distance / tau): small values stress the closest items."""
     hard_mining: bool = True
     """Keep the harder half of each anchor's positives and negatives."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "tau")
+        require_positive(self, "heads.loss", "tau")
         if self.distance not in HEAD_DISTANCES:
-            raise InputError(f"heads train under the cosine or the l2 distance, not {self.distance!r}")
+            raise InputError(f"--heads.loss.distance must be {' or '.join(HEAD_DISTANCES)}, got {self.distance!r}")
 
 
 @dataclass(frozen=True)
 class HeadTraining:
-    """How heads are trained. Deviates: the paper has lr 1e-4 and tau 1 (see docs/results/omniglot.md)."""
+    """Training of the heads psi and rho. The paper has lr 1e-4 and tau 1 instead (docs/results/omniglot.md)."""
 
     epochs: int = 50
-    """Passes over the train items."""
+    """Number of passes over the train split."""
     classes: int = 64
-    """Classes in a batch, over all workers together."""
+    """Classes per batch, over all workers together."""
     items: int = 4
-    """Items of each class in a batch."""
+    """Items of each class per batch."""
     lr: float = 1e-3
-    """Peak learning rate, of Adam."""
+    """Peak learning rate of Adam."""
     blocks: int = 2
-    """Linear-BatchNorm-ReLU blocks of psi and of rho; the last one is Linear only."""
+    """Number of blocks of psi and of rho: Linear-BatchNorm-ReLU, but the last one is Linear only."""
     seed: int = 0
-    """Random seed of the first weights and of the batches."""
+    """Random seed for initial weights and batches."""
     loss: LossSettings = field(default_factory=LossSettings)
-    """The loss."""
+    """Contrastive loss of the heads psi and rho."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "epochs", "classes", "items", "lr", "blocks")
+        require_positive(self, "heads", "epochs", "classes", "items", "lr", "blocks")
 
 
 @dataclass(frozen=True)
 class TransformSettings(ClassificationSettings):
-    """What is settable in the loss of a transformation."""
+    """Loss of the transformation h."""
 
     disc_weight: float = 1.0
-    """Weight of the classification loss beside the l2 loss (lambda of FastFill, eq. 5)."""
+    """Weight of the classification loss relative to the l2 loss (lambda in FastFill, eq. 5)."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "disc_weight")
+        require_positive(self, "transforms.loss", "disc_weight")
 
 
 @dataclass(frozen=True)
 class TransformTraining:
-    """How FCT's and FastFill's transformations are trained, and the MLPs of adapters."""
+    """Training of the transformations h of FCT and FastFill, and of MLP adapters."""
 
     epochs: int = 80
-    """Passes over the train items."""
+    """Number of passes over the train split."""
     batch: int = 1024
-    """Items a step, over all workers together."""
+    """Items per step, over all workers together."""
     lr: float = 5e-4
-    """Peak learning rate, of Adam."""
+    """Peak learning rate of Adam."""
     weight_decay: float = 2.0**-15
-    """Pull of every weight towards 0 (L2)."""
+    """Weight decay (L2 penalty on all weights); 0: none."""
     warmup_epochs: int = 5
-    """Epochs in which the learning rate rises."""
+    """Epochs in which the learning rate rises linearly to its peak; a cosine decay follows."""
     fixed_norm_from: float = 0.5
-    """After this share of the epochs BatchNorm keeps the statistics it has."""
+    """Share of the epochs after which the statistics of BatchNorm are frozen; 1: never."""
     hidden: int = 2048
-    """Width of the two hidden layers of the mixer."""
+    """Width of the two hidden layers."""
     seed: int = 0
-    """Random seed of the first weights and of the batches."""
+    """Random seed for initial weights and batches."""
     loss: TransformSettings = field(default_factory=TransformSettings)
-    """The loss."""
+    """Loss of the transformation h."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "epochs", "batch", "lr", "hidden")
+        require_positive(self, "transforms", "epochs", "batch", "lr", "hidden")
 
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """How adapters are fitted."""
+    """Fitting of adapters: maps between both embeddings that need no labels."""
 
     ridge: float = 0.1
-    """Of ridge, in units of the inputs' mean variance a dimension: how strongly the map is drawn to zero."""
+    """Ridge map: penalty that draws it to zero, in units of the inputs' mean variance per dimension; 0: none."""
     relaxation: float = 1.0
-    """Of the relaxed map, in the same units: how strongly it is drawn to the orthogonal one. 0 is least squares."""
+    """Relaxed map: penalty that draws it to the orthogonal map, in the same units; 0: plain least squares."""
     rank_share: float = 0.5
-    """Of the low-rank map: its rank as a share of the smaller dimension."""
+    """Low-rank map: rank as a share of the smaller embedding size; at most 1."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "rank_share")
-        if self.ridge < 0 or self.relaxation < 0:
-            raise InputError("--adapters.ridge and --adapters.relaxation must not be negative")
+        require_positive(self, "adapters", "rank_share")
+        require_not_negative(self, "adapters", "ridge", "relaxation")
         if self.rank_share > 1:
             raise InputError(f"--adapters.rank-share must be at most 1, got {self.rank_share}")
 
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How everything that works on stored embeddings is fitted."""
+    """Fitting of everything that works on stored embeddings."""
 
     heads: HeadTraining = field(default_factory=HeadTraining)
+    """Training of the heads psi and rho. The paper has lr 1e-4 and tau 1 instead (docs/results/omniglot.md)."""
     transforms: TransformTraining = field(default_factory=TransformTraining)
+    """Training of the transformations h of FCT and FastFill, and of MLP adapters."""
     adapters: AdapterSettings = field(default_factory=AdapterSettings)
+    """Fitting of adapters: maps between both embeddings that need no labels."""

@@ -54,7 +54,7 @@ def fail(
         (("--methods", "old", "magic"), "unknown method 'magic'; known: old, new"),
         (("--metrics", "accuracy"), "unknown metric 'accuracy'; known: mAP"),
         (("--old.backbone.arch", "vgg"), "unknown architecture 'vgg'; known: convnet"),
-        (("--protocol.old-share", "0"), "old_share must be greater than 0 and at most 1"),
+        (("--protocol.old-share", "0"), "--protocol.old-share must be greater than 0 and at most 1"),
         (("--protocol.old-share", "0.001"), "leave 0 for the old model"),
         (("--order-seed", "-1"), "must not be negative"),
         (("--distance", "inner_product"), "or only --methods without heads"),
@@ -88,9 +88,9 @@ def test_wrong_names_and_settings_fail_before_anything_is_computed(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--workers.number", "0"), "Workers.number must be greater than 0, got 0"),
-        (("--heads.loss.tau", "0"), "LossSettings.tau must be greater than 0, got 0"),
-        (("--heads.loss.distance", "hamming"), "heads train under the cosine or the l2 distance, not 'hamming'"),
+        (("--workers.number", "0"), "--workers.number must be greater than 0, got 0"),
+        (("--heads.loss.tau", "0"), "--heads.loss.tau must be greater than 0, got 0"),
+        (("--heads.loss.distance", "hamming"), "--heads.loss.distance must be cosine or l2, got 'hamming'"),
         (("--poinst", "5"), "--points"),
         (("--points", "many"), "many"),
     ],

@@ -124,9 +124,9 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("churn", "said"),
     [
-        ({"inserts": -1}, "inserts"),
-        ({"rollback_at": 1.5}, "rollback_at"),
-        ({"inserts": 15, "deletes": 6}, "churn.inserts = 15 and churn.deletes = 6 leave none of 20 items"),
+        ({"inserts": -1}, "--live.churn.inserts must"),
+        ({"rollback_at": 1.5}, "--live.churn.rollback-at must"),
+        ({"inserts": 15, "deletes": 6}, "--live.churn.inserts 15 and --live.churn.deletes 6 leave none of 20 items"),
     ],
 )
 def test_impossible_churn_is_refused(churn: dict[str, float], said: str) -> None:

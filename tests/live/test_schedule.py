@@ -86,10 +86,10 @@ def test_no_traffic_at_rate_0() -> None:
     ],
 )
 def test_senseless_settings_are_refused(name: str, value: object) -> None:
-    with pytest.raises(InputError, match=f"TrafficSettings.{name}"):
+    with pytest.raises(InputError, match=f"--live.traffic.{name.replace('_', '-')} must"):
         TrafficSettings(**{name: value})  # type: ignore[arg-type]
 
 
 def test_traffic_without_queries_is_refused() -> None:
-    with pytest.raises(InputError, match=r"no queries to send as traffic; set traffic\.rate_per_s to 0"):
+    with pytest.raises(InputError, match=r"no queries to send as traffic; set --live\.traffic\.rate-per-s to 0"):
         Schedule(TrafficSettings(), 0)

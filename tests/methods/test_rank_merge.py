@@ -98,9 +98,9 @@ def test_gradients_are_right(loss: HeadLoss) -> None:
 
 
 def test_unknown_distances_and_methods_list_the_known_ones() -> None:
-    with pytest.raises(InputError, match="cosine or the l2 distance"):
+    with pytest.raises(InputError, match="--heads.loss.distance must be cosine or l2"):
         LossSettings(distance="inner_product")
-    with pytest.raises(InputError, match=r"LossSettings\.tau must be greater than 0, got 0"):
+    with pytest.raises(InputError, match=r"--heads\.loss\.tau must be greater than 0, got 0"):
         LossSettings(tau=0)
     with pytest.raises(InputError, match=r"unknown method 'bct2'; known: old, new, offline, procrustes"):
         find_methods(("bct2",))

@@ -1,4 +1,4 @@
-"""What a plan assumes of the machines."""
+"""Assumptions of a plan about the machines."""
 
 from dataclasses import dataclass
 
@@ -7,24 +7,26 @@ from ray_backfill.errors import InputError, require_positive
 
 @dataclass(frozen=True)
 class PlanningSettings:
-    """What a plan (--dry-run) assumes of the machines; measure a few minutes of your own and give them here."""
+    """Assumptions of the plan (--dry-run) about your machines. Measure yours for a few minutes and state them here."""
 
+    # 156: TF32 of an A100 (NVIDIA's data sheet), in which torch computes float32 convolutions by default. Matrix
+    # products (ViT, heads, transformations) stay in plain float32, at 19.5 TFLOP/s at most.
     gpu_tflops: float = 156.0
-    """Peak of one GPU in TFLOP/s. 156: TF32 of an A100 (NVIDIA's data sheet), in which torch by default computes
-    convolutions of float32. Matrix products (ViT, heads, transformations) stay in plain float32: there at most 19.5."""
+    """Peak performance of one GPU in TFLOP/s. The default is that of an A100 in TF32."""
+    # Not measured on an A100: NVIDIA's tuned ResNet-50 trains 938 images/s there in TF32 (DeepLearningExamples,
+    # pytorch 21.03), a share of 0.146; 0.1 is 640 images/s.
     utilisation: float = 0.1
-    """Share of that peak which training and embedding reach. A guess, not measured by us on an A100: NVIDIA's tuned
-    ResNet-50 trains 938 images/s there in TF32 (DeepLearningExamples, pytorch 21.03), 0.146; 0.1 is 640 images/s."""
+    """Share of that peak that training and embedding reach, at most 1. The default is an estimate, not measured."""
+    # Less than measured on synthetic photographs (docs/results/stages.md), because real ones hold more detail.
     decode_images_per_s_per_cpu: float = 300.0
-    """Image files that one CPU decodes and resizes to 224 x 224 in a second. Less than ours did on invented photographs
-    (docs/results/stages.md), since real ones hold more detail. Recipes of published sets have rates of their own."""
+    """Image files that one CPU decodes and resizes per second. Recipes of published data sets have their own rates."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "gpu_tflops", "utilisation", "decode_images_per_s_per_cpu")
+        require_positive(self, "planning", "gpu_tflops", "utilisation", "decode_images_per_s_per_cpu")
         if self.utilisation > 1:
-            raise InputError(f"PlanningSettings.utilisation is a share, at most 1, got {self.utilisation}")
+            raise InputError(f"--planning.utilisation is a share and at most 1, got {self.utilisation}")
 
     @property
     def flops_per_s(self) -> float:
-        """What one GPU computes."""
+        """Floating-point operations per second that one GPU reaches."""
         return self.gpu_tflops * 1e12 * self.utilisation
