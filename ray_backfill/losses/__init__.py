@@ -1,1 +1,1 @@
-"""The losses of the methods, one paper a file. They load torch, so tables of methods name them by ``deferred``."""
+"""The losses of the methods, one file per paper. They import torch, so methods refer to them by ``Deferred``."""

@@ -2,11 +2,11 @@
 
 Source: Shen et al., "Towards Backward-Compatible Representation Learning", 2020, eq. 5 and section 3.3 (classes that
 the old classifier does not know: its weights are synthesised as class means of old embeddings).
-Deviates: where the old classifier knows some of the classes, images of the others have no influence loss. Class means
-are scaled to the length of the old classifier's own weights: embeddings are far longer, and logits of hundreds left
-nothing to learn (Omniglot, open class: mAP 2 instead of 51).
+Deviates: if the old classifier knows some of the classes, images of the others have no influence loss. Class means are
+scaled to the length of the old classifier's own weights, because embeddings are far longer and logits of several
+hundred prevented learning (Omniglot, open class: mAP 2 instead of 51).
 
-Shapes: B images of this worker, C new classes, O old ones.
+Shapes: B images of this worker, C new classes, O old classes.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from ray_backfill.training.settings import ObjectiveSettings
 
 
 class BackwardCompatible(Objective):
-    """Classification, plus the same loss of the frozen old classifier on the new embedding."""
+    """Classification loss, plus the same loss of the frozen old classifier on the new embedding."""
 
     def __init__(
         self, backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
@@ -31,12 +31,12 @@ class BackwardCompatible(Objective):
         super().__init__(backbone, info, settings, old)
         assert old is not None
         classifier = old.network.classifier
-        # Plain tensors, so no part of what is trained or saved. (Not buffers: DDP would send those at every step.)
+        # Plain tensors are neither trained nor saved. (DDP would send buffers at every step.)
         own_Cd, own_bias, means = classifier.weight.detach(), classifier.bias, old.class_means_Cd
         self._weight = own_Cd if means is None else F.normalize(means, dim=1) * own_Cd.norm(dim=1).mean()
         self._bias = None if means is not None or own_bias is None else own_bias.detach()
         self._scale = old.network.cosine_scale
-        # Each class's position in the frozen classifier, -1 where that does not know it; the last one is for -1.
+        # Position of each class in the frozen classifier, -1 if unknown; the last entry is for target -1.
         position_C = np.arange(len(info.classes))
         if means is None:
             known_C = np.isin(info.classes, old.info.classes)

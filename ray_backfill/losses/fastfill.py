@@ -1,8 +1,8 @@
-"""FastFill: FCT's transformation trained to be classified right, too, and to know how uncertain it is.
+"""FastFill: FCT's transformation with an additional classification loss and an estimate of its uncertainty.
 
-Source: Jaeckle et al., "FastFill: Efficient Compatible Model Update", 2023. Its losses stand with the training of all
-transformations (``training.transforms``). The plain l2 loss without uncertainty is FCT's (table 5), so the method
-``fct`` stands for it.
+Source: Jaeckle et al., "FastFill: Efficient Compatible Model Update", 2023. The losses are in
+``training.transform_loop``, with those of all transformations. The plain l2 loss without uncertainty is FCT's
+(table 5), that is the method ``fct``.
 
 Shapes: N items, d dimensions of the new model.
 """
@@ -29,9 +29,9 @@ def item_losses(
     label_N: NDArray[Any],
     settings: TransformSettings,
 ) -> NDArray[np.float64]:
-    """(N,) l2 + lambda disc of each item: what the uncertainty should foretell. Source: FastFill, appendix E.
+    """(N,) l2 + lambda disc of each item, which the uncertainty should predict. Source: FastFill, appendix E.
 
-    NaN for items of classes that the classifier does not know: their loss is not known either.
+    NaN for items of classes that the classifier does not know, because their loss is unknown.
     """
     h_Nd = torch.from_numpy(transform(network, old_Nd))
     weight, bias = (torch.from_numpy(v.copy()) for v in (classifier.weight, classifier.bias))

@@ -1,9 +1,9 @@
-"""Regression-alleviating compatible training: new embeddings contrast with old and with new ones.
+"""Regression-alleviating compatible training: new embeddings are contrasted with old and with new ones.
 
 Source: Zhang et al., "Hot-Refresh Model Upgrades with Regression-Alleviating Compatible Training", 2022, section 3.3;
 tau 0.5 and weight 1 as in FastFill's re-run; the authors' code has tau 0.01 and the 10 hardest negatives of each kind.
 
-Shapes: b images of this worker, B of all workers, d dimensions.
+Shapes: b images of this worker, B images of all workers, d dimensions.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from ray_backfill.training.settings import ObjectiveSettings
 
 
 class RegressionAlleviating(Objective):
-    """Classification, plus a contrastive loss against the frozen old model on the same views."""
+    """Classification loss, plus a contrastive loss against the frozen old model on the same views."""
 
     hard = False
 
@@ -29,7 +29,7 @@ class RegressionAlleviating(Objective):
     ) -> None:
         super().__init__(backbone, info, settings, old)
         assert old is not None
-        # In a tuple torch does not find the old network: no part of what is trained, put in train mode or saved.
+        # torch does not find the old network in a tuple, so it is not trained, put in train mode or saved.
         self._old, self._hardest = (old,), settings.compatible.hard_negatives if self.hard else None
 
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,21 +41,21 @@ class RegressionAlleviating(Objective):
 
 
 class HardestNegatives(RegressionAlleviating):
-    """The same, keeping only the hardest negatives of each kind."""
+    """``RegressionAlleviating`` with only the hardest negatives of each kind."""
 
     hard = True
 
 
 def contrast(new_bd: Tensor, old_bd: Tensor, target_b: Tensor, tau: float, hardest: int | None = None) -> Tensor:
-    """(b,) InfoNCE of each new embedding: its own old one against old and new ones of other classes.
+    """(b,) InfoNCE loss of each new embedding: its own old embedding against old and new ones of other classes.
 
-    Similarities are cosines / tau; against old ones the new embedding is cut or filled up to their dimension. Items of
-    all workers take part, with gradient. 0 where the target is -1.
+    Similarities are cosines / tau; to compare with old embeddings, the new one is truncated or zero-padded to their
+    dimension. The items of all workers take part, with gradient. The loss is 0 where the target is -1.
 
     Cost: O(b B d).
     """
     target_B = gather(target_b)
-    # Unreadable images (-1) are nobody's negatives.
+    # Unreadable images (-1) are not negatives.
     other_bB = (target_b[:, None] != target_B[None, :]) & (target_B[None, :] >= 0)
     new_bd, towards_old_bd = F.normalize(new_bd, dim=1), F.normalize(fit_width(new_bd, old_bd.shape[1]), dim=1)
     old_bd = F.normalize(old_bd, dim=1)
@@ -67,7 +67,7 @@ def contrast(new_bd: Tensor, old_bd: Tensor, target_b: Tensor, tau: float, harde
 
 
 def _hardest(logits_bB: Tensor, hardest: int | None) -> Tensor:
-    """The largest logits of each row; all of them where ``hardest`` is None."""
+    """The largest logits of each row; all of them if ``hardest`` is None."""
     if hardest is None:
         return logits_bB
     return logits_bB.topk(min(hardest, logits_bB.shape[1]), dim=1).values

@@ -1,8 +1,8 @@
 """Rank merge: naive, with a reverse query transform (RQT), and metric-compatible learning (CL-S, CL-M, MCL, full RM).
 
 Source: Seo et al., "Metric Compatible Training for Online Backfilling in Large-Scale Retrieval", 2025.
-Deviates: similarities are exp(-d / tau) with tau a setting, where the paper has tau = 1.
-Without rho the new system is frozen, so the second term of CL-M (eq. 14) has no gradient: CL-M then trains exactly what
+Deviates: similarities are exp(-d / tau) with tau as a setting; the paper has tau = 1.
+Without rho the new system is frozen, so the second term of CL-M (eq. 14) has no gradient, and CL-M trains exactly what
 CL-S trains. The two differ only with rho.
 
 Shapes: b anchors of this worker, B items of all workers, d dimensions.
@@ -25,19 +25,19 @@ def rqt(batch: LossBatch, settings: LossSettings) -> Tensor:
 
 
 def cl_s(batch: LossBatch, settings: LossSettings) -> Tensor:
-    """Each anchor's positives against its negatives in the old system. Source: eq. 10. Cost: O(b B d)."""
+    """Contrast each anchor's positives with its negatives in the old system. Source: eq. 10. Cost: O(b B d)."""
     positive, negative = _old_sums(batch, settings)
     return _pull(positive, [negative])
 
 
 def cl_m(batch: LossBatch, settings: LossSettings) -> Tensor:
-    """The same in each system by itself. Source: eq. 14. Cost: O(b B d)."""
+    """Contrast each anchor's positives with its negatives, in each system separately. Source: eq. 14. Cost: O(b B d)."""
     (p_old, n_old), (p_new, n_new) = _old_sums(batch, settings), _new_sums(batch, settings)
     return _pull(p_old, [n_old]) + _pull(p_new, [n_new])
 
 
 def mcl(batch: LossBatch, settings: LossSettings) -> Tensor:
-    """The positives of each system against the negatives of both. Source: eq. 11. Cost: O(b B d)."""
+    """Contrast the positives of each system with the negatives of both. Source: eq. 11. Cost: O(b B d)."""
     (p_old, n_old), (p_new, n_new) = _old_sums(batch, settings), _new_sums(batch, settings)
     return _pull(p_old, [n_old, n_new]) + _pull(p_new, [n_new, n_old])
 
@@ -52,7 +52,7 @@ def _new_sums(batch: LossBatch, settings: LossSettings) -> tuple[Tensor, Tensor]
     """``_log_sums`` of the forward system, {rho(new), rho(new)}."""
     same_bB = batch.label_B[batch.own, None] == batch.label_B[None, :]
     negative_bB = ~same_bB
-    same_bB[:, batch.own].fill_diagonal_(False)  # an item's distance to itself is 0 and teaches nothing
+    same_bB[:, batch.own].fill_diagonal_(False)  # an item's distance to itself is always 0
     return _log_sums(_distances(batch.forward_bd, batch.forward_Bd, settings.distance), same_bB, negative_bB, settings)
 
 
@@ -63,7 +63,7 @@ def _distances(a_bd: Tensor, b_Bd: Tensor, distance: str) -> Tensor:
 
 
 def _log_sums(d_bB: Tensor, positive_bB: Tensor, negative_bB: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    """log of the sums of exp(-d / tau) over each anchor's positives and negatives; -inf where it has none."""
+    """Logarithms of the sums of exp(-d / tau) over each anchor's positives and negatives; -inf if it has none."""
     if settings.hard_mining:
         positive_bB = _harder_half(d_bB, positive_bB, farthest=True)
         negative_bB = _harder_half(d_bB, negative_bB, farthest=False)
@@ -75,7 +75,7 @@ def _log_sums(d_bB: Tensor, positive_bB: Tensor, negative_bB: Tensor, settings: 
 
 
 def _harder_half(d_bB: Tensor, mask_bB: Tensor, *, farthest: bool) -> Tensor:
-    """Of each anchor's masked items keep the half (rounded up) that is farthest or closest. Source: footnote 2."""
+    """Keep the farthest or closest half (rounded up) of each anchor's masked items. Source: footnote 2."""
     hardness = (d_bB if farthest else -d_bB).detach().masked_fill(~mask_bB, -torch.inf)
     kept_b1 = (mask_bB.sum(1, keepdim=True) + 1) // 2
     most = int(kept_b1.max())
@@ -85,7 +85,7 @@ def _harder_half(d_bB: Tensor, mask_bB: Tensor, *, farthest: bool) -> Tensor:
 
 
 def _pull(log_positive: Tensor, log_negatives: list[Tensor]) -> Tensor:
-    """Mean of -log(P / (P + N + ...)); an anchor without positives has nothing to pull and adds 0."""
+    """Mean of -log(P / (P + N + ...)); an anchor without positives adds 0."""
     has_positive = log_positive > -torch.inf
     log_positive = log_positive[has_positive]
     everything = torch.stack([log_positive, *(n[has_positive] for n in log_negatives)]).logsumexp(0)

@@ -1,9 +1,9 @@
-"""The side-information model of FCT: an old-sized backbone trained without labels on the old model's images.
+"""The side-information model of FCT: a backbone like the old one, trained without labels on the old model's images.
 
 Source: Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations" (SimCLR), 2020, eq. 1;
 Ramanujan et al., "Forward Compatible Training", 2022, section 4.3 (SimCLR embeddings as side information).
 
-Shapes: b images of this worker, B of all workers, p dimensions of the projection.
+Shapes: b images of this worker, B images of all workers, p dimensions of the projection.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from ray_backfill.training.settings import ObjectiveSettings
 
 
 class SimClr(Objective):
-    """Two views of an image must find each other among the views of all images; labels are not used.
+    """Each view of an image must identify the other view among those of all images; labels are not used.
 
-    The projection is used in training only: what is kept is the embedding below it.
+    The projection is only used in training; the embedding below it is kept.
     """
 
     n_views = 2
@@ -31,7 +31,7 @@ class SimClr(Objective):
         self, backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
     ) -> None:
         super().__init__(backbone, info, settings, old)
-        # DDP waits for the gradient of every parameter that has one, and nothing here gives the classifier any.
+        # DDP waits for the gradient of every trainable parameter, and this loss gives the classifier none.
         backbone.classifier.requires_grad_(False)
         dim = info.backbone.dim
         self.projection = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, settings.compatible.simclr_dim))
@@ -42,9 +42,9 @@ class SimClr(Objective):
 
 
 def nt_xent(first_bp: Tensor, second_bp: Tensor, readable_b: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """(b,) loss of each image, the mean over its two views, and (b,) whether its first view's closest is its second.
+    """(b,) mean loss of each image's two views, and (b,) whether the first view is closest to the second.
 
-    Views of all workers take part, with gradient; those of unreadable images do not, and their loss is 0.
+    The views of all workers take part, with gradient, except those of unreadable images, whose loss is 0.
 
     Source: eq. 1.
     Cost: O(b B p).
@@ -52,13 +52,13 @@ def nt_xent(first_bp: Tensor, second_bp: Tensor, readable_b: Tensor, tau: float)
     first_bp, second_bp = F.normalize(first_bp, dim=1), F.normalize(second_bp, dim=1)
     first_Bp, second_Bp, readable_B = gather(first_bp), gather(second_bp), gather(readable_b.long()) > 0
     own_b = rank_and_size()[0] * len(first_bp) + torch.arange(len(first_bp), device=first_bp.device)
-    # Its own partner stays among an unreadable image's items: without any, its gradient would not be a number.
+    # An unreadable image keeps its own partner, because without any items its gradient would be NaN.
     out_bB = (~readable_B).expand(len(own_b), -1).scatter(1, own_b[:, None], False)
     losses, right = [], []
     for anchor_bp, partner_Bp, beside_Bp in ((first_bp, second_Bp, first_Bp), (second_bp, first_Bp, second_Bp)):
         to_partner_bB = (anchor_bp @ partner_Bp.T / tau).masked_fill(out_bB, -torch.inf)
         to_beside_bB = (anchor_bp @ beside_Bp.T / tau).masked_fill(out_bB, -torch.inf)
-        to_beside_bB = to_beside_bB.scatter(1, own_b[:, None], -torch.inf)  # not itself
+        to_beside_bB = to_beside_bB.scatter(1, own_b[:, None], -torch.inf)  # exclude the view itself
         logits_b2B = torch.cat([to_partner_bB, to_beside_bB], dim=1)
         target_b = torch.where(readable_b, own_b, -1)
         losses.append(F.cross_entropy(logits_b2B, target_b, reduction="none", ignore_index=-1))

@@ -1,8 +1,8 @@
-"""Upgrade methods; one paper a file, found by module name.
+"""Upgrade methods; one file per paper, found by module name.
 
-A module defines ``METHODS``, a tuple of ``Method``: each says which pair of retrieval systems serves the gallery during
-the backfill, and what has to be fitted or trained for it. It may also define ``BACKBONES``, a tuple of
-``BackboneKind``: networks that are trained and embed beside the old and the new one.
+A module defines ``METHODS``, a tuple of ``Method``. Each method states which pair of retrieval systems serves the
+gallery during the backfill, and what has to be fitted or trained for it. A module may also define ``BACKBONES``, a
+tuple of ``BackboneKind``: networks that are trained in addition to the old and the new one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ray_backfill.training.fit import Fit
 if TYPE_CHECKING:
     from ray_backfill.training.objective import MakeObjective
 
-# What methods belong to, in the order in which pages show them.
+# Families of methods, in the order in which pages show them.
 FAMILIES = ("References", "A new backbone", "Maps old to new", "Rank merge", "Adapters")
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """What a method turns into a pair: by the model's name, (Q, d) queries and (N, d) gallery items."""
+    """Input of a method: model name -> (Q, d) queries, and model name -> (N, d) gallery items."""
 
     query: Mapping[str, FloatArray]
     gallery: Mapping[str, FloatArray]
@@ -34,16 +34,17 @@ class Embeddings:
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the comparison. name: as typed. title: as shown. source: paper and equation. family: of ``FAMILIES``.
+    """One row of the comparison.
 
-    pair: embeddings and the fitted network (None where ``fit`` is None) to the two systems.
-    fit: what it learns from the stored embeddings of the train split.
-    models: whose embeddings the pair needs; others than old and new name a backbone that is trained for it.
+    name: for the command line. title: for tables. source: paper and equation. family: one of ``FAMILIES``.
+    pair: makes both systems from embeddings and the fitted network (None if ``fit`` is None).
+    fit: what is fitted on the stored embeddings of the train split.
+    models: models whose embeddings the pair needs; others than old and new are backbones trained for the method.
     backward, forward: the model x whose plain system {x, x} is this system of the pair; "" for any other system.
-    aligned: the backward gallery is a copy of the forward one, as well as the map can make it.
-    is_reference: it serves one system at a time, which no merge concerns.
-    is_recommended: it takes part by default where nobody names methods.
-    glossary: word -> meaning, of words that a page about this method should explain.
+    aligned: the backward gallery approximates the forward one by a map.
+    is_reference: serves one system at a time, so merges do not apply.
+    is_recommended: takes part by default if no methods are named.
+    glossary: word -> meaning, for words that a page about this method should explain.
     """
 
     name: str
@@ -62,21 +63,21 @@ class Method:
 
     @property
     def is_trained(self) -> bool:
-        """Whether something is trained for it on stored embeddings; a formula is not."""
+        """Whether a network is trained on stored embeddings; a formula is not trained."""
         return self.fit is not None and self.fit.is_trained
 
     @property
     def has_sigma(self) -> bool:
-        """Whether its network tells how uncertain it is about an item."""
+        """Whether its network estimates its uncertainty about an item."""
         return self.fit is not None and self.fit.has_sigma
 
 
 @dataclass(frozen=True)
 class BackboneKind:
-    """A backbone that some methods need beside old and new. name: as typed. title: as shown. source: paper.
+    """A backbone that some methods need besides old and new.
 
-    like: whose architecture, training settings and classes it takes. needs_old: whether the frozen old backbone takes
-    part in its training; if not, its objective gets None.
+    name: for the command line. title: for tables. source: paper. like: the model whose architecture, training settings
+    and classes it has. needs_old: its training needs the frozen old backbone; otherwise its objective gets None.
     """
 
     name: str
@@ -88,17 +89,17 @@ class BackboneKind:
 
 
 def all_backbones() -> dict[str, BackboneKind]:
-    """Every kind of backbone beside old and new by name, in the order of modules and of their tables."""
+    """Every kind of backbone besides old and new by name, in the order of modules and of their tables."""
     return {kind.name: kind for kind in _rows("BACKBONES")}
 
 
 def all_methods() -> dict[str, Method]:
-    """Every known method by name: the baselines, then in the order of modules and of their tables."""
+    """Every known method by name: first the baselines, then in the order of modules and of their tables."""
     return {method.name: method for method in _rows("METHODS")}
 
 
 def _rows(table: str) -> list[Any]:
-    """Of that table in all of our modules, then of those that other distributions register."""
+    """The rows of this table in all own modules, then those that other distributions register."""
     package = sys.modules[__name__]
     names = sorted(plugin_names(package), key=lambda name: (name != "baselines", name))
     ours = [row for name in names for row in getattr(load_plugin(package, name), table, ())]
@@ -106,7 +107,7 @@ def _rows(table: str) -> list[Any]:
 
 
 def find_methods(names: tuple[str, ...]) -> list[Method]:
-    """Raises InputError for an unknown name; the message lists the known ones."""
+    """The methods of these names. Raises InputError for an unknown name; the message lists the known ones."""
     known = all_methods()
     for name in names:
         if name not in known:

@@ -56,16 +56,16 @@ def low_rank(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, W
 
 
 def _about_means(x_Np: Wide, y_Nq: Wide, weight_of: Callable[[Wide, Wide], Wide]) -> tuple[Wide, Wide]:
-    """(p, q) weight W for inputs and targets about their means, and the (q,) bias b that makes x W + b of it."""
+    """Fit the (p, q) weight W on centred inputs and targets; returns it with the (q,) bias b of the map x W + b."""
     mean_x, mean_y = x_Np.mean(0), y_Nq.mean(0)
     weight = weight_of(x_Np - mean_x, y_Nq - mean_y)
     return weight, mean_y - mean_x @ weight
 
 
 def rotation(x_Np: Wide, y_Nq: Wide) -> Wide:
-    """(p, q) W with orthonormal rows or columns that minimises ||x W - y||^2 (for p <= q; the same polar factor else).
+    """(p, q) W with orthonormal rows or columns: the polar factor of x^T y, which minimises ||x W - y||^2 for p <= q.
 
-    Source: Schönemann 1966; for p != q the polar factor of x^T y.
+    Source: Schönemann 1966, for p = q.
     """
     u, _, vt = np.linalg.svd(x_Np.T @ y_Nq, full_matrices=False)
     return u @ vt
@@ -74,8 +74,8 @@ def rotation(x_Np: Wide, y_Nq: Wide) -> Wide:
 def regression(x_Np: Wide, y_Nq: Wide, strength: float, towards: Wide | None = None) -> Wide:
     """(p, q) W that minimises ||x W - y||^2 + strength * s * ||W - towards||^2, s = trace(x^T x) / p.
 
-    towards: default 0, which is ridge. Deviates: lambda-orthogonal maps are trained under a constraint in the
-    literature; drawing the regression to the rotation has a closed form and the same two ends.
+    towards: default 0, which is ridge regression. Deviates: in the literature lambda-orthogonal maps are trained under
+    a constraint; a penalty towards the rotation has a closed form and the same two limits.
     """
     gram, cross = x_Np.T @ x_Np, x_Np.T @ y_Nq
     weight = strength * np.trace(gram) / len(gram)
@@ -103,7 +103,7 @@ def _query(e: Embeddings, network: Any) -> UpgradePair:
 
 
 def _both_ways(name: str, title: str, fit: Callable[[str, str], Fit]) -> tuple[Method, Method]:
-    """fit: from one model's embeddings to another's."""
+    """Both directions of an adapter. fit: makes the fit from a source and a target model."""
 
     def method(direction: str, source: str, pair: Pair, own: Fit, aligned: bool) -> Method:
         full = f"{name}_{direction}"
@@ -118,7 +118,7 @@ def _both_ways(name: str, title: str, fit: Callable[[str, str], Fit]) -> tuple[M
     )
 
 
-# The map that docs/results recommend, and the baseline that most people know.
+# The map that docs/results recommends, and the best-known baseline.
 _RECOMMENDED = ("least_squares_gallery", "procrustes_query")
 
 FORMULAS: dict[Formula, str] = {

@@ -1,4 +1,4 @@
-"""No upgrade, a finished upgrade, and an upgrade that switches only when the backfill is done."""
+"""References: no upgrade, a finished upgrade, and an upgrade that switches when the backfill is finished."""
 
 from functools import partial
 from typing import Any

@@ -2,9 +2,9 @@
 
 Source: Shen et al., "Towards Backward-Compatible Representation Learning", 2020, eq. 5 and section 3.3 (classes that
 the old classifier does not know: its weights are synthesised as class means of old embeddings).
-Deviates: where the old classifier knows some of the classes, images of the others have no influence loss. Class means
-are scaled to the length of the old classifier's own weights: embeddings are far longer, and logits of hundreds left
-nothing to learn (Omniglot, open class: mAP 2 instead of 51).
+Deviates: if the old classifier knows some of the classes, images of the others have no influence loss. Class means are
+scaled to the length of the old classifier's own weights, because embeddings are far longer and logits of several
+hundred prevented learning (Omniglot, open class: mAP 2 instead of 51).
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ def backbone_method(name: str, title: str, source: str) -> Method:
 
 
 def _fit_width(vectors_Nd: FloatArray, width: int) -> FloatArray:
-    """The first ``width`` dimensions, or zeros added: as its training compared it with the old model."""
+    """Truncate or zero-pad vectors to ``width``, as in the training, which compared them with the old model."""
     missing = width - vectors_Nd.shape[1]
     return np.pad(vectors_Nd.astype(np.float32), ((0, 0), (0, missing))) if missing > 0 else vectors_Nd[:, :width]
 

@@ -1,8 +1,8 @@
-"""FastFill: FCT's transformation trained to be classified right, too, and to know how uncertain it is.
+"""FastFill: FCT's transformation with an additional classification loss and an estimate of its uncertainty.
 
-Source: Jaeckle et al., "FastFill: Efficient Compatible Model Update", 2023. Its losses stand with the training of all
-transformations (``training.transforms``). The plain l2 loss without uncertainty is FCT's (table 5), so the method
-``fct`` stands for it.
+Source: Jaeckle et al., "FastFill: Efficient Compatible Model Update", 2023. The losses are in
+``training.transform_loop``, with those of all transformations. The plain l2 loss without uncertainty is FCT's
+(table 5), that is the method ``fct``.
 """
 
 from functools import partial

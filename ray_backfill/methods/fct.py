@@ -1,4 +1,4 @@
-"""Forward compatible training: a transformation h makes stand-ins of new embeddings from the stored old ones.
+"""Forward compatible training: a transformation h predicts new embeddings from the stored old ones.
 
 Source: Ramanujan et al., "Forward Compatible Training for Large-Scale Embedding Retrieval Systems", 2022, and the
 authors' code. BiCT: Su et al., "Privacy-Preserving Model Upgrades with Bidirectional Compatible Training", 2022.

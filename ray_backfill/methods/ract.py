@@ -1,4 +1,4 @@
-"""Regression-alleviating compatible training: new embeddings contrast with old and with new ones.
+"""Regression-alleviating compatible training: new embeddings are contrasted with old and with new ones.
 
 Source: Zhang et al., "Hot-Refresh Model Upgrades with Regression-Alleviating Compatible Training", 2022, section 3.3;
 tau 0.5 and weight 1 as in FastFill's re-run; the authors' code has tau 0.01 and the 10 hardest negatives of each kind.

@@ -1,4 +1,4 @@
-"""The side-information model of FCT: an old-sized backbone trained without labels on the old model's images.
+"""The side-information model of FCT: a backbone like the old one, trained without labels on the old model's images.
 
 Source: Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations" (SimCLR), 2020, eq. 1;
 Ramanujan et al., "Forward Compatible Training", 2022, section 4.3 (SimCLR embeddings as side information).

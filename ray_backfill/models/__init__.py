@@ -1,1 +1,1 @@
-"""Networks and their files. No losses, no training."""
+"""Networks and their files, without losses and training."""

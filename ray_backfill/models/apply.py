@@ -1,4 +1,4 @@
-"""Applies a fitted network to stored vectors. Torch is loaded with the first network, not with the list of methods."""
+"""Applies a fitted network to stored vectors. Torch is imported on first use, so that listing the methods is fast."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-# Stored vectors that go through a network at a time.
+# Stored vectors per forward pass.
 _ROWS = 16_384
 
 
 def transform(network: nn.Module, *vectors_Nd: FloatArray) -> FloatArray:
-    """Stored vectors (N, d_in), one array for each input of the network, through it: (N, d_out) float32.
+    """Apply a network to stored vectors, one (N, d_in) array per input; returns (N, d_out) float32.
 
-    Without a network (an identity) they come back unchanged. It computes in float64, so that the result for a vector
-    does not depend on the others: the shards of a gallery must give what the whole gives. Memory: the result, which is
+    An identity returns them unchanged. Computes in float64, so that the result for a vector does not depend on the
+    others in its batch: shards of a gallery must give the same as the whole gallery. Memory: the result, which is
     mapped from a temporary file if it is large.
     """
     import torch

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ray_backfill.errors import InputError
 from ray_backfill.models.settings import ARCHITECTURES, BackboneSettings
 
-# Statistics of natural images, the usual ones for RGB networks.
+# The usual statistics of natural images (ImageNet) for RGB networks.
 _RGB_MEAN, _RGB_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -34,11 +34,11 @@ class Backbone(nn.Module):
         trunk_config: dict[str, Any] | None = None,
         cosine_scale: float | None = None,
     ) -> None:
-        """trunk_config: of a saved "hf:" trunk, which is then built from it alone, for weights that are loaded next.
-        cosine_scale: logits are so many times the cosine to a class's weights (ArcFace); None: they are linear.
+        """trunk_config: config of a saved "hf:" trunk, which is built from it alone; its weights are loaded afterwards.
+        cosine_scale: factor on the cosines to each class's weights, which are the logits (ArcFace); None: linear logits.
 
         Raises:
-            InputError: unknown architecture, a model that cannot be loaded, or does not take such images.
+            InputError: The architecture is unknown, or a model cannot be loaded or does not accept such images.
         """
         super().__init__()
         self.trunk = _trunk(settings, channels, image_size, trunk_config)
@@ -60,7 +60,7 @@ class Backbone(nn.Module):
 
     @property
     def trunk_config(self) -> dict[str, Any] | None:
-        """What builds the trunk of an "hf:" backbone again without its files; None for the others."""
+        """Config to rebuild the trunk of an "hf:" backbone without its files; None for other architectures."""
         if not isinstance(self.trunk, _HuggingFaceTrunk) or not self.trunk.by_name:
             return None
         model: Any = self.trunk.model
@@ -71,7 +71,7 @@ class Backbone(nn.Module):
 
 
 def class_logits(embedding_Bd: Tensor, weight_Cd: Tensor, bias_C: Tensor | None, cosine_scale: float | None) -> Tensor:
-    """(B, C) logits of a classifier, linear or (with a scale) of cosines."""
+    """(B, C) logits of a linear classifier, or of a cosine classifier if a scale is given."""
     if cosine_scale is None:
         return F.linear(embedding_Bd, weight_Cd, bias_C)
     return cosine_scale * F.linear(F.normalize(embedding_Bd, dim=1), F.normalize(weight_Cd, dim=1))
@@ -79,16 +79,16 @@ def class_logits(embedding_Bd: Tensor, weight_Cd: Tensor, bias_C: Tensor | None,
 
 @lru_cache
 def check_arch(settings: BackboneSettings, channels: int, image_size: int) -> None:
-    """Raises InputError for an architecture that does not serve for such images. Builds it once to see."""
+    """Raises InputError if an architecture cannot be used for such images. Builds it once to find out."""
     model = Backbone(settings, channels, image_size, 2).eval()
     image = torch.rand(1, channels, image_size, image_size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         if not torch.equal(model.embed(image), model.embed(image)):
-            raise InputError(f"{settings.arch} gives another embedding each time and cannot serve retrieval")
+            raise InputError(f"{settings.arch} gives a different embedding each time and cannot be used for retrieval")
     if model.trunk_config is not None:
         again = Backbone(settings, channels, image_size, 2, model.trunk_config)
         if again.state_dict().keys() != model.state_dict().keys():
-            raise InputError(f"{settings.arch} cannot be built again from its config, so it could not be saved")
+            raise InputError(f"{settings.arch} cannot be rebuilt from its config, so it cannot be saved")
 
 
 def pixels_to_float(pixels_BSSC: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def pixels_to_float(pixels_BSSC: Tensor) -> Tensor:
 
 
 class _HuggingFaceTrunk(nn.Module):
-    """A transformers vision model, reduced to one vector an image."""
+    """A transformers vision model that returns one vector per image."""
 
     def __init__(self, model: nn.Module, by_name: bool = False) -> None:
         super().__init__()
@@ -113,14 +113,14 @@ class _HuggingFaceTrunk(nn.Module):
 
 
 def _trunk_dim(trunk: nn.Module, arch: str, channels: int, image_size: int) -> int:
-    """Size of what the trunk returns, seen by running it once."""
+    """Size of what the trunk returns, found by running it once."""
     training = trunk.training
     try:
         with torch.no_grad():
             return int(trunk.eval()(torch.zeros(1, channels, image_size, image_size)).shape[1])
     except (RuntimeError, ValueError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{arch} does not take images of {image_size} x {image_size} x {channels}: {str(error).splitlines()[0]}"
+            f"{arch} does not accept images of {image_size} x {image_size} x {channels}: {str(error).splitlines()[0]}"
         ) from error
     finally:
         trunk.train(training)
@@ -130,7 +130,7 @@ def _trunk(settings: BackboneSettings, channels: int, image_size: int, config: d
     """The network below the embedding."""
     if settings.arch == "convnet":
         return _convnet(channels, settings.width)
-    # transformers takes seconds to import: only those who need it pay.
+    # Imported here because transformers takes seconds to import.
     import transformers as hf
 
     if settings.arch == "resnet18":
@@ -157,20 +157,20 @@ def _trunk(settings: BackboneSettings, channels: int, image_size: int, config: d
         )
     except (OSError, ValueError) as error:
         raise InputError(f"the Hugging Face model {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
-    # Of a two-tower model such as CLIP the half that sees.
+    # The vision tower of a two-tower model such as CLIP.
     return _HuggingFaceTrunk(getattr(model, "vision_model", model), by_name=True)
 
 
 def _transformers_class(name: str) -> Any:
-    """The class that "module:name" names, of transformers only: a checkpoint must not import what it likes."""
+    """The class "module:name", from transformers only: a checkpoint must not import arbitrary code."""
     module, _, kind = name.partition(":")
     if not module.startswith("transformers.models."):
-        raise InputError(f"the checkpoint names {name!r}, which is no model of transformers")
+        raise InputError(f"the checkpoint names {name!r}, which is not a model of transformers")
     return getattr(importlib.import_module(module), kind)
 
 
 def _statistics(settings: BackboneSettings, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of pixels that the network expects: a pretrained model's own where it says so."""
+    """Mean and standard deviation of the pixels that the network expects; a pretrained model may state its own."""
     mean, std = (_RGB_MEAN, _RGB_STD) if channels == 3 else ((0.5,) * channels, (0.5,) * channels)
     if settings.pretrained and settings.arch.startswith("hf:"):
         from transformers.image_processing_utils import BaseImageProcessor

@@ -1,4 +1,4 @@
-"""Networks on disk: weights as safetensors, what they are as JSON. Nothing is unpickled."""
+"""Networks on disk: weights as safetensors, their description as JSON. Nothing is unpickled."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from ray_backfill.models.heads import Heads, HeadShape
 from ray_backfill.models.maps import Affine, AffineShape, Residual, ResidualShape, Transform, TransformShape
 from ray_backfill.models.settings import BackboneSettings
 
-# What maps stored embeddings: by the name that the file has, the network and what it is built from.
+# Networks that map stored embeddings: kind in the file -> class of the network and of its shape.
 NETWORKS: dict[str, tuple[type[torch.nn.Module], type[Any]]] = {
     "heads": (Heads, HeadShape),
     "transform": (Transform, TransformShape),
@@ -26,7 +26,7 @@ NETWORKS: dict[str, tuple[type[torch.nn.Module], type[Any]]] = {
 
 @dataclass(frozen=True)
 class BackboneInfo:
-    """All that is needed to build a backbone again.
+    """Everything that is needed to rebuild a backbone.
 
     classes: the labels that its classifier knows, ascending. trunk_config, cosine_scale: see ``Backbone``.
     """
@@ -51,7 +51,7 @@ def save_backbone(folder: Path, model: Backbone, info: BackboneInfo) -> None:
 
 
 def load_backbone(folder: Path) -> tuple[Backbone, BackboneInfo]:
-    """The trained network in eval mode. Raises InputError if the files are missing or do not fit."""
+    """Load a trained network in eval mode. Raises InputError if its files are missing or do not fit."""
     value = read_json(folder / "backbone.json")
     info = BackboneInfo(**value | {"backbone": BackboneSettings(**value["backbone"])})
     model = info.build()
@@ -66,12 +66,12 @@ def save_network(folder: Path, network: torch.nn.Module) -> None:
 
 
 def load_network(folder: Path) -> torch.nn.Module:
-    """The trained network in eval mode. Raises InputError if the files are missing or do not fit."""
+    """Load a trained network in eval mode. Raises InputError if its files are missing or do not fit."""
     value = read_json(folder / "network.json")
     if value.get("kind") not in NETWORKS:
         raise InputError(f"{folder / 'network.json'}: unknown kind {value.get('kind')!r}; train it again")
     network, shape = NETWORKS[value["kind"]]
-    # JSON knows no tuples.
+    # JSON has no tuples.
     arguments = {key: tuple(part) if isinstance(part, list) else part for key, part in value["shape"].items()}
     model = network(shape(**arguments))
     _load(folder, model)

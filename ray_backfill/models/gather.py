@@ -1,4 +1,4 @@
-"""Batches of all DDP workers as one, with gradient."""
+"""Gathers the batches of all DDP workers, with gradient."""
 
 from typing import Any
 
@@ -17,8 +17,8 @@ def rank_and_size() -> tuple[int, int]:
 def gather(local_Bd: Tensor) -> Tensor:
     """(B, ...) of each worker -> (W * B, ...) in the order of ranks, the same on every worker.
 
-    The gradient of each row goes back to the worker that owns it, summed over all workers' losses; DDP's mean over
-    workers then makes W workers of batch B equal to one worker of batch W * B. B must be the same everywhere.
+    The gradient of each row returns to the worker that owns it, summed over the losses of all workers. With DDP's mean
+    over workers, W workers of batch B then equal one worker of batch W * B. B must be the same on all workers.
     """
     return local_Bd if rank_and_size()[1] == 1 else _Gather.apply(local_Bd)  # type: ignore[no-untyped-call]
 
@@ -34,7 +34,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        # A sum over workers of which each keeps its rows: for batches of heads, one reduction is cheap enough.
+        # Sum over the workers and keep the own rows: one reduction is cheap enough for the batches of heads.
         total = gradients[0].contiguous().clone()
         dist.all_reduce(total)
         return total[ctx.own]

@@ -13,7 +13,7 @@ from ray_backfill.models.gather import gather, rank_and_size
 
 @dataclass(frozen=True)
 class HeadShape:
-    """What a head is. learn_new: with rho. blocks: Linear-BatchNorm-ReLU blocks, the last one Linear only."""
+    """Shape of the heads. learn_new: with rho. blocks: Linear-BatchNorm-ReLU blocks; the last one is Linear only."""
 
     old_dim: int
     new_dim: int
@@ -22,7 +22,7 @@ class HeadShape:
 
 
 class Heads(nn.Module):
-    """psi: new -> old space, and rho: new -> new space (or none, then the new embedding stays as it is)."""
+    """psi: new -> old space, and rho: new -> new space. Without rho the new embedding stays unchanged."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -48,8 +48,8 @@ def _blocks(inputs: int, outputs: int, blocks: int) -> nn.Sequential:
 class GlobalBatchNorm(nn.BatchNorm1d):
     """BatchNorm over the batches of all DDP workers together, on any device.
 
-    torch's SyncBatchNorm has no CPU kernel. Heads are so small that every worker can afford to normalise the gathered
-    batch; W workers then compute exactly what one worker computes on the batch of W times the size.
+    torch's SyncBatchNorm has no CPU kernel. Heads are so small that every worker can normalise the gathered batch, so
+    W workers compute exactly what one worker computes on a batch of W times the size.
     """
 
     def forward(self, x_Bd: Tensor) -> Tensor:

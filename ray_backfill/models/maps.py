@@ -14,7 +14,7 @@ from ray_backfill.models.heads import GlobalBatchNorm
 
 @dataclass(frozen=True)
 class TransformShape:
-    """input_dims: of each model whose embedding goes in. uncertainty: with a log variance for each item."""
+    """Shape of h. input_dims: embedding size of each input model. uncertainty: also estimate a log variance."""
 
     input_dims: tuple[int, ...]
     output_dim: int
@@ -23,10 +23,10 @@ class TransformShape:
 
 
 class Transform(nn.Module):
-    """FCT's h: a branch for each of two inputs, and a mixer; with FastFill's uncertainty on top where wanted.
+    """FCT's h: a branch for each of two inputs, and a mixer; optionally with FastFill's uncertainty on top.
 
     Source: forward compatible training, the authors' code: branches in -> 2 in -> 2 out, mixer 4 out -> hidden ->
-    hidden -> out; Linear-BatchNorm-ReLU but for the last layer. Without side information both branches take the old
+    hidden -> out; Linear-BatchNorm-ReLU except for the last layer. Without side information both branches get the old
     embedding. FastFill, section 4.2: one Linear layer on h gives log sigma^2.
     """
 
@@ -56,7 +56,7 @@ class Transform(nn.Module):
 
 @dataclass(frozen=True)
 class AffineShape:
-    """unit: inputs are scaled to length 1 first."""
+    """Shape of the map. unit: inputs are scaled to length 1 first."""
 
     input_dim: int
     output_dim: int
@@ -64,7 +64,7 @@ class AffineShape:
 
 
 class Affine(nn.Module):
-    """x W + b, with x scaled to length 1 where ``unit``."""
+    """x W + b, with x scaled to length 1 if ``unit`` is set."""
 
     def __init__(self, shape: AffineShape) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Affine(nn.Module):
 
 @dataclass(frozen=True)
 class ResidualShape:
-    """unit: inputs are scaled to length 1 first."""
+    """Shape of the map. unit: inputs are scaled to length 1 first."""
 
     input_dim: int
     output_dim: int
@@ -87,7 +87,7 @@ class ResidualShape:
 
 
 class Residual(nn.Module):
-    """An affine map plus a small MLP, which begins at zero: training starts from the affine map."""
+    """An affine map plus a small MLP that is zero at first, so that training starts from the affine map."""
 
     def __init__(self, shape: ResidualShape) -> None:
         super().__init__()

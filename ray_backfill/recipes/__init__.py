@@ -45,7 +45,6 @@ class Recipe(Generic[ImagesT]):
     """
 
     images: ImagesT
-    """Images of the data set."""
     protocol: Protocol
     """Classes that each model is trained on."""
     old: ModelRecipe

@@ -1,4 +1,4 @@
-"""Fits adapters: affine maps by a formula, and small networks that are trained on top of such a map.
+"""Fits adapters: closed-form affine maps, and small networks trained on top of such a map.
 
 Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
 """
@@ -35,7 +35,7 @@ def train_residual(
     device: Device = None,
     on_epoch: OnEpoch = None,
 ) -> Fitted:
-    """Train a small MLP on top of ``base``. models: whose embeddings go in, and whose should come out."""
+    """Train a small MLP on top of ``base``. models: the source and the target model of the map."""
     device = device or torch.device("cpu")
     torch.manual_seed(training.seed)
     network = Residual(ResidualShape(base.shape.input_dim, base.shape.output_dim, unit=base.shape.unit))

@@ -1,4 +1,4 @@
-"""Declares the fits of adapters: small maps between the embeddings of two models. Torch is in ``adapter_loop``.
+"""Declares the fits of adapters: small maps between the embeddings of two models. ``adapter_loop`` needs torch.
 
 Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
 """
@@ -20,7 +20,7 @@ Formula = Callable[[Wide, Wide, AdapterSettings], tuple[Wide, Wide]]
 
 @dataclass(frozen=True)
 class FormulaFit(Fit):
-    """An affine map from the embeddings of ``source`` to those of ``target``. It is recorded by the formula's name."""
+    """An affine map from the embeddings of ``source`` to those of ``target``, recorded by the formula's name."""
 
     formula: Formula
     source: str
@@ -38,7 +38,7 @@ class FormulaFit(Fit):
         return {"fit": this, "adapters": asdict(settings.adapters), "unit": distance == "cosine"}
 
     def share(self, data: TrainSet, settings: FitSettings, workers: int) -> int:
-        """A formula takes everything at once, on one worker."""
+        """A formula needs all items at once, on one worker."""
         return len(data)
 
     def fit(
@@ -47,16 +47,16 @@ class FormulaFit(Fit):
         from ray_backfill.training.adapter_loop import fit_affine
 
         source, target = (data.vectors[model] for model in self.models)
-        # The two products that every formula needs; what follows does not grow with the items.
+        # The two products that every formula needs; the cost of the rest does not grow with the items.
         flops = 2 * len(source) * source.shape[1] * (source.shape[1] + target.shape[1])
         return Fitted(fit_affine(self, data, settings.adapters, distance), flops)
 
 
 @dataclass(frozen=True)
 class ResidualFit(FormulaFit):
-    """A small MLP on top of an affine map, trained on the squared error. formula: of the map that it starts from."""
+    """A small MLP on top of an affine map, trained on the squared error. formula: the affine map to start from."""
 
-    option = "transforms"  # epochs, batches and learning rate; the formula is set by those of adapters
+    option = "transforms"  # epochs, batches and learning rate; --adapters has the settings of the formula
     is_trained = True
 
     def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How much a network computes, counted by torch while it computes."""
+"""Floating-point operations of a network, counted by torch while it computes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,10 +12,10 @@ from ray_backfill.models.backbones import Backbone
 
 @contextmanager
 def counted_flops(count: bool = True) -> Iterator[Callable[[], int]]:
-    """Counts the floating-point operations of matrix products and convolutions in the block, gradients included.
+    """Counts the floating-point operations of matrix products and convolutions in the block, including gradients.
 
     count: False counts nothing and costs nothing.
-    Yields: a function that says how many there were so far; a multiply-accumulate is two.
+    Yields: a function that returns the count so far; a multiply-accumulate counts as two.
     """
     if not count:
         yield lambda: 0
@@ -39,7 +39,7 @@ def embed_macs(network: Backbone, channels: int, image_size: int) -> int:
 
 
 def embed_parameters(network: Backbone) -> int:
-    """Parameters that take part in embedding: all but the classifier's."""
+    """Number of parameters used for embedding: all except the classifier's."""
     return sum(p.numel() for name, p in network.named_parameters() if not name.startswith("classifier."))
 
 

@@ -1,4 +1,4 @@
-"""Random views of a batch of images, on the device that trains."""
+"""Random views of a batch of images, on the training device."""
 
 import math
 
@@ -30,7 +30,7 @@ def augment(pixels_BCSS: Tensor, settings: Augmentation) -> Tensor:
 
 
 def _recoloured(pixels_BCSS: Tensor, limit: float) -> Tensor:
-    """Contrast about each channel's mean, then brightness, both by random factors within 1 +- limit."""
+    """Change the contrast around each channel's mean, then the brightness, by random factors within 1 +- limit."""
     contrast, brightness = (
         1 + (torch.rand(*pixels_BCSS.shape[:2], 1, 1, device=pixels_BCSS.device) * 2 - 1) * limit for _ in range(2)
     )

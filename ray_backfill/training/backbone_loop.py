@@ -1,6 +1,6 @@
-"""Trains one backbone, as a classifier of its classes or by another objective, alone or under DDP.
+"""Trains one backbone as a classifier or by another objective, with or without DDP.
 
-Source: FastFill, section 5.1 (SGD, warm-up, cosine, label smoothing). Shapes: N rows, W workers, B batch of a worker.
+Source: FastFill, section 5.1 (SGD, warm-up, cosine, label smoothing). Shapes: N rows, W workers, B batch per worker.
 """
 
 import json
@@ -34,10 +34,10 @@ from ray_backfill.training.settings import BackboneTraining
 
 @dataclass(frozen=True)
 class TrainedBackbone:
-    """What a training leaves. broken: images that this worker met, row -> reason.
+    """Result of a training. broken: unreadable images that this worker met, row -> reason.
 
-    flops: floating-point operations of the whole training over all workers (see ``counted_flops``), the part before a
-    resume and the frozen old model included. work: of this worker, in the epochs of this call.
+    flops: floating-point operations of the whole training over all workers (see ``counted_flops``), including the
+    part before a resume and the frozen old model. work: this worker's work in the epochs of this call.
     """
 
     network: Backbone
@@ -48,9 +48,9 @@ class TrainedBackbone:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch measured, over all workers. waited: share of this worker's time so far in which it had no pixels.
+    """Measurements of one epoch over all workers. waited: share of its time that this worker waited for pixels so far.
 
-    save: writes a checkpoint to continue from.
+    save: writes a checkpoint from which training can resume.
     """
 
     epoch: int
@@ -61,10 +61,10 @@ class Epoch:
 
 
 def images_per_worker(n_rows: int, classes: list[int], settings: BackboneTraining, workers: int) -> int:
-    """Each worker's share of a batch.
+    """Number of images per worker in a batch.
 
     Raises:
-        InputError: fewer than 2 classes, or too few images for a batch.
+        InputError: There are fewer than 2 classes, or too few images for a batch.
     """
     if len(classes) < 2:
         raise InputError(f"training a backbone needs at least 2 classes, got {len(classes)}")
@@ -88,10 +88,10 @@ def train_backbone(
 ) -> TrainedBackbone:
     """Train on the given rows of the train split; under DDP every worker calls this with the same arguments.
 
-    resume_from: a folder written by ``Epoch.save``, to go on after. old: if the objective needs it. threads: decoders.
+    resume_from: a folder written by ``Epoch.save``. old: the old model, if the objective needs it. threads: decoders.
 
     Raises:
-        InputError: see ``images_per_worker``.
+        InputError: See ``images_per_worker``.
     """
     device, (_, size) = device or torch.device("cpu"), rank_and_size()
     batch = images_per_worker(len(rows), info.classes, settings, size)
@@ -108,8 +108,8 @@ def train_backbone(
         sums = torch.zeros(3, device=device)  # loss, right answers, images
         batches = track(feed.batches(mine), f"epoch {epoch}", "steps", steps)
         for step, (step_rows, (pixels, readable)) in enumerate(zip(mine, batches, strict=True)):
-            # A broken image has no target and no loss. (As a black image it does enter the statistics of BatchNorm, so
-            # that all workers keep batches of one size.)
+            # A broken image has no target and no loss. (It enters the statistics of BatchNorm as a black image, so that
+            # all workers keep batches of the same size.)
             target = torch.from_numpy(np.where(readable, targets[step_rows], -1)).to(device)
             sums += training.step(step, pixels_to_float(pixels.to(device)), target)
         if on_epoch is not None:
@@ -127,12 +127,12 @@ def train_backbone(
 
 
 class _Training:
-    """What a step of the training changes, and a checkpoint holds: the objective, its optimizer and the epoch."""
+    """State that a step changes and a checkpoint contains: the objective, its optimizer and the epoch."""
 
     def __init__(
         self, objective: Objective, info: BackboneInfo, settings: BackboneTraining, steps: int, resume_from: Path | None
     ) -> None:
-        """steps: of an epoch."""
+        """steps: steps per epoch."""
         self.objective, self.settings, self.steps = objective, settings, steps
         self.epoch, self.flops_of_step = 0, 0
         self.is_pair = objective.n_views > 1
@@ -149,7 +149,7 @@ class _Training:
         self.model = DistributedDataParallel(objective, find_unused_parameters=unused) if is_shared else objective
 
     def begin(self, epoch: int, rows: NDArray[np.int64], batch: int) -> NDArray[np.int64]:
-        """Returns this worker's batches, (steps, batch) of the rows in an order of the epoch's own."""
+        """Returns this worker's batches, (steps, batch) rows, shuffled differently in each epoch."""
         self.epoch, seed, (rank, size) = epoch, self.settings.seed, rank_and_size()
         torch.manual_seed(seed * 1_000_003 + epoch * 1009 + rank)  # augmentation; the same after a resume
         self.model.train()
@@ -157,7 +157,7 @@ class _Training:
         return order.reshape(self.steps, size, batch)[:, rank]
 
     def step(self, step: int, images_BCSS: Tensor, target_B: Tensor) -> Tensor:
-        """Learn from one batch; returns the sum of losses, the number of right answers, and that of readable images."""
+        """Train on one batch; returns the sum of losses, the numbers of right predictions and of readable images."""
         settings, steps = self.settings, self.steps
         factor = warmup_cosine((self.epoch - 1) * steps + step, settings.epochs * steps, settings.warmup_epochs * steps)
         for group in self.optimizer.param_groups:
@@ -167,7 +167,7 @@ class _Training:
         with counted_flops(not self.flops_of_step) as flops:
             losses, right = self.model(views, target_B)
             self.optimizer.zero_grad()
-            # Divided by the size of the batch: each readable image weighs the same.
+            # Divided by the size of the batch, so that every readable image has the same weight.
             (losses.sum() / len(target_B)).backward()
         self.flops_of_step += flops()
         self.optimizer.step()
@@ -175,7 +175,7 @@ class _Training:
         return torch.stack([losses.detach().sum(), (right & readable).sum(), readable.sum()])
 
     def save(self, folder: Path) -> None:
-        """Write what ``_restore`` reads."""
+        """Write a checkpoint for ``_restore``."""
         torch.save(self.objective.state_dict(), folder / "objective.pt")
         torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
         facts = {"epoch": self.epoch, "flops_of_step": self.flops_of_step}

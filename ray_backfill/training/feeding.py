@@ -1,6 +1,6 @@
-"""What keeps a model from working faster: images a second of each part of the work, and the name of the slowest.
+"""Bottleneck analysis: images per second of decoding, model and writing, and which of them limits the rate.
 
-Actors and workers measure ``Work``; all of this is arithmetic on it.
+Actors and workers measure ``Work``; the rest is arithmetic on it.
 """
 
 import math
@@ -11,10 +11,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Work:
-    """What was done, with the seconds it took, over all threads or actors together.
+    """Images processed, and the seconds spent, summed over all threads or actors.
 
-    decode_s: of decoders, waiting for files included; decode_cpu_s: of it on a core. wait_s: the model had no pixels.
-    model_s: it computed. write_s: results were written; write_cpu_s: of it on a core. cpu_s: of all of the process.
+    decode_s: decoding, including waiting for files; decode_cpu_s: its CPU time. wait_s: the model waited for pixels.
+    model_s: the model computed. write_s: writing results; write_cpu_s: its CPU time. cpu_s: CPU time of the process.
     """
 
     images: int = 0
@@ -28,20 +28,20 @@ class Work:
 
 
 def total(works: Iterable[Work]) -> Work:
-    """The sum of all fields; of nothing, zeros."""
+    """The sum of each field; zeros for an empty iterable."""
     listed = list(works)
     return Work(**{field.name: sum(getattr(work, field.name) for work in listed) for field in fields(Work)})
 
 
 @dataclass(frozen=True)
 class Feeding:
-    """Images a second that each part of the work could do alone.
+    """Images per second that each part of the work could reach alone.
 
-    decode_per_cpu: of one decoder. model_per_device, write_per_device: of one actor. Infinite: that part took no time,
-    such as decoding where all pixels are in memory. cpus: decoders of each device.
-    on_gpu: the model has a device of its own; else all share the cores, and shares of their time say more than rates.
-    shares: of the processes' CPU time: decoding, writing, and the model with the rest. waited: share of its time in
-    which the model had no pixels.
+    decode_per_cpu: rate of one decoder. model_per_device, write_per_device: rates of one actor. A part that took no
+    time has an infinite rate, such as decoding when all pixels are in memory. cpus: decoders per device.
+    on_gpu: the model has its own device; otherwise all parts share the cores, and shares of CPU time say more than
+    rates. shares: shares of the CPU time: decoding, writing, and the model with everything else. waited: share of
+    the time that the model waited for pixels.
     """
 
     decode_per_cpu: float
@@ -54,17 +54,17 @@ class Feeding:
 
     @property
     def fed(self) -> float:
-        """Images a second that the decoders of one device give."""
+        """Images per second that the decoders of one device deliver."""
         return self.cpus * self.decode_per_cpu
 
     @property
     def consumed(self) -> float:
-        """Images a second that one device would take if pixels were always there. An actor computes or writes."""
+        """Images per second that one device could process if it never waited. An actor either computes or writes."""
         return 1 / (1 / self.model_per_device + 1 / self.write_per_device)
 
     @property
     def limit(self) -> str:
-        """decode, model or write."""
+        """The part that limits the rate: decode, model or write."""
         if not self.on_gpu:
             return max(self.shares, key=lambda name: self.shares[name])
         if self.fed < self.consumed:
@@ -73,11 +73,11 @@ class Feeding:
 
     @property
     def cpus_needed(self) -> int:
-        """Decoders with which the device would never wait."""
+        """Number of decoders with which the device would never wait."""
         return max(1, math.ceil(self.consumed / self.decode_per_cpu - 1e-9))
 
     def sentence(self) -> str:
-        """One line for people: what bounds the rate, and what would change it."""
+        """One readable line: what limits the rate, and what would change it."""
         if not self.on_gpu:
             shares = {"decode": "decoding", "model": "the models", "write": "writing"}
             order = sorted(self.shares, key=lambda name: -self.shares[name])
@@ -96,7 +96,7 @@ class Feeding:
         return f"{takes}, {cpus} could give {self.fed:,.0f}{spare}"
 
     def facts(self) -> dict[str, Any]:
-        """For a manifest; no rate of what took no time."""
+        """The facts for a manifest, without infinite rates."""
         rates = {
             "decode_images_per_s_per_cpu": self.decode_per_cpu,
             "model_images_per_s_per_device": self.model_per_device,
@@ -112,10 +112,10 @@ class Feeding:
 
 
 def feeding(work: Work, cpus: int, on_gpu: bool) -> Feeding | None:
-    """The rates behind ``work``; None where nothing was measured. cpus: decoders of each device."""
+    """The rates behind ``work``; None if nothing was measured. cpus: decoders per device."""
     if not work.images:
         return None
-    # A model on the CPU has no device: what counts is its time on cores, not the time in which others had them.
+    # A model on the CPU shares the cores: its CPU time counts, not the time that others occupied them.
     model_cpu_s = max(work.cpu_s - work.decode_cpu_s - work.write_cpu_s, 0.0)
     seconds = {"decode": work.decode_cpu_s, "model": model_cpu_s, "write": work.write_cpu_s}
     spent = sum(seconds.values())

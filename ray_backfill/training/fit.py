@@ -1,4 +1,4 @@
-"""Fits: what methods learn from stored embeddings. A fit checks its data, trains itself and estimates its cost.
+"""Fits: what methods learn from stored embeddings. A fit checks its data, runs the training and estimates its cost.
 
 Fits are declared here and in ``heads``, ``transforms`` and ``adapters`` without torch, so that listing the methods is
 fast. The loops that train them load torch.
@@ -22,7 +22,7 @@ from ray_backfill.training.settings import FitSettings, TransformTraining
 if TYPE_CHECKING:
     import torch
 
-# Where to train; None: on the CPU.
+# Device to train on; None: the CPU.
 Device: TypeAlias = "torch.device | None"
 # Called with an epoch (from 1) and its mean loss over all workers.
 OnEpoch = Callable[[int, float], None] | None
@@ -30,10 +30,10 @@ OnEpoch = Callable[[int, float], None] | None
 
 @dataclass(frozen=True)
 class TrainSet:
-    """Stored embeddings to fit on; N items.
+    """Stored embeddings of N items to fit on.
 
-    vectors: (N, d) float by the model's name. label: (N,) integers or strings, None where nobody labelled them.
-    classifier: of the new model, None where it is not known.
+    vectors: model name -> (N, d) float. label: (N,) integers or strings; None if the items have no labels.
+    classifier: the new model's classifier; None if it is unknown.
     """
 
     vectors: Mapping[str, NDArray[np.floating]]
@@ -46,7 +46,7 @@ class TrainSet:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit gives: the network in eval mode, and the floating-point operations of all workers that it took."""
+    """Result of a fit: the network in eval mode, and the floating-point operations that it took on all workers."""
 
     network: torch.nn.Module
     flops: int
@@ -54,7 +54,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class FitCost:
-    """What a fit will compute. items: of all steps together. flops: of all workers, gradients included."""
+    """Predicted cost of a fit. items: over all steps. flops: over all workers, including gradients."""
 
     epochs: int
     steps: int
@@ -65,7 +65,7 @@ class FitCost:
 class Fit(ABC):
     """One way to learn from stored embeddings. Each kind of fit is a frozen dataclass.
 
-    option: the command-line options that set how it learns: --heads..., --transforms... or --adapters...
+    option: the group of command-line options with its settings: heads, transforms or adapters.
     is_trained: False for a formula, which has no steps and needs no workers.
     """
 
@@ -75,7 +75,7 @@ class Fit(ABC):
     @property
     @abstractmethod
     def models(self) -> tuple[str, ...]:
-        """The models whose stored embeddings it learns from."""
+        """The models whose stored embeddings it is fitted on."""
 
     @property
     def needs_labels(self) -> bool:
@@ -83,48 +83,48 @@ class Fit(ABC):
 
     @property
     def has_sigma(self) -> bool:
-        """Whether its network tells how uncertain it is about an item (``log_variances``)."""
+        """Whether its network estimates its uncertainty about an item (``log_variances``)."""
         return False
 
     def epochs(self, settings: FitSettings) -> int:
-        """How many epochs its training takes; 1 for a formula."""
+        """Number of training epochs; 1 for a formula."""
         return getattr(settings, self.option).epochs if self.is_trained else 1
 
     @abstractmethod
     def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
-        """Everything that decides the result beside the data, as plain data for a manifest."""
+        """Everything except the data that determines the result, as plain data for a manifest."""
 
     @abstractmethod
     def share(self, data: TrainSet, settings: FitSettings, workers: int) -> int:
-        """Each worker's share of a batch. Raises InputError if the data or the batch cannot be shared by so many."""
+        """Number of items per worker in a batch. Raises InputError if the workers cannot divide the data or a batch."""
 
     def check(self, data: TrainSet, settings: FitSettings, workers: int) -> None:
-        """Raises InputError if so many workers cannot fit on these data."""
+        """Raises InputError if these data cannot be fitted by this number of workers."""
         self.share(data, settings, workers)
 
     @abstractmethod
     def fit(
         self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
-        """Learn; under DDP every worker calls this with the same arguments.
+        """Fit; under DDP every worker calls this with the same arguments.
 
-        W workers draw the same batches and take their share of each, so they train what one worker trains.
-        distance: what embeddings are compared by; under cosine adapters are fitted on vectors of length 1.
+        W workers draw the same batches and process a share of each, so the result is that of a single worker.
+        distance: the distance of the comparison; for cosine, adapters are fitted on vectors of length 1.
 
         Raises:
-            InputError: see ``check``.
+            InputError: See ``check``.
         """
 
     def cost(
         self, dims: Mapping[str, int], n_items: int, n_classes: int, settings: FitSettings, distance: str, workers: int
     ) -> FitCost:
-        """What ``fit`` will compute. dims: of each model's embeddings. n_items, n_classes: of the train split.
+        """Predict the cost of ``fit``. dims: embedding size of each model. n_items, n_classes: size of the train split.
 
-        A step's arithmetic is a n + c n^2 for a batch of n items (c: pairs of items, for heads). The fit itself counts
-        it on two tiny batches, which tell both. A formula has no steps, and costs next to nothing.
+        A step on n items costs a n + c n^2 operations (c: pairs of items, for heads). Counting the operations of the
+        fit on two tiny batches gives both coefficients. A formula has no steps and costs almost nothing.
 
         Raises:
-            InputError: too few items for so many workers.
+            InputError: There are too few items for the number of workers.
         """
         if not self.is_trained:
             return FitCost(1, 0, n_items, 0.0)
@@ -148,7 +148,7 @@ class Fit(ABC):
         return FitCost(self.epochs(settings), steps, steps * batch, (a * batch + c * batch**2) * steps)
 
     def distance_problem(self, settings: FitSettings, distance: str) -> str:
-        """Why what it learns cannot be compared by this distance; "" if it can."""
+        """Why its result cannot be compared by this distance; "" if it can."""
         return ""
 
     def classifier_problem(self, settings: FitSettings, classification: str) -> str:
@@ -161,7 +161,7 @@ class Fit(ABC):
 
 
 def _invented(dims: Mapping[str, int], n: int, n_classes: int, per_class: int = 1) -> TrainSet:
-    """n random items; so many in a row are of one class."""
+    """n random items, ``per_class`` in a row from each class."""
     rng = np.random.default_rng(0)
     vectors = {model: rng.normal(size=(n, dim)).astype(np.float32) for model, dim in dims.items()}
     weight, bias = np.zeros((n_classes, dims["new"]), np.float32), np.zeros(n_classes, np.float32)
@@ -170,7 +170,7 @@ def _invented(dims: Mapping[str, int], n: int, n_classes: int, per_class: int = 
 
 
 def share_of_batch(n_items: int, settings: TransformTraining, workers: int) -> int:
-    """Each worker's share of a batch. Raises InputError where it is less than 2."""
+    """Number of items per worker in a batch. Raises InputError if it is less than 2."""
     share = min(settings.batch, n_items) // workers
     if share < 2:
         raise InputError(f"{n_items} train items (batch {settings.batch}) are too few for {workers} workers")

@@ -1,6 +1,6 @@
 """Trains psi and rho on stored embeddings. The backbones are frozen and do not run here.
 
-Shapes: N training items, W workers, b anchors of a worker, B = W * b; d dimensions.
+Shapes: N training items, W workers, b anchors per worker, B = W * b; d dimensions.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +25,8 @@ from ray_backfill.training.settings import HeadTraining, LossSettings
 class LossBatch:
     """Anchors of this worker against the items of all workers.
 
-    reverse_bd: psi(rho(new)) of the anchors. forward_bd: rho(new) of the anchors. old_Bd, forward_Bd: gathered.
-    label_B: gathered labels. first: the anchors are items first .. first + b - 1 of the gathered batch.
+    reverse_bd: psi(rho(new)) of the anchors. forward_bd: rho(new) of the anchors. old_Bd, forward_Bd, label_B: of all
+    workers' items. first: the anchors are items first .. first + b - 1 of the gathered batch.
     """
 
     reverse_bd: Tensor
@@ -38,7 +38,7 @@ class LossBatch:
 
     @property
     def own(self) -> slice:
-        """The anchors among all items."""
+        """Positions of the anchors among all items."""
         return slice(self.first, self.first + len(self.reverse_bd))
 
 
@@ -64,7 +64,7 @@ def train_heads(
     def loss_of(rows: Rows) -> Tensor:
         everyone = torch.from_numpy(rows).to(device)
         reverse_bd, forward_bd = model(new[everyone[rank * share : (rank + 1) * share]])
-        # Stored embeddings and labels of the other workers are at hand. Only the outputs of the heads are gathered.
+        # Every worker has all stored embeddings and labels, so only the outputs of the heads are gathered.
         batch = LossBatch(
             reverse_bd, forward_bd, old[everyone], gather(forward_bd), label[everyone], first=rank * share
         )
@@ -82,7 +82,7 @@ def train_heads(
 
 
 def rows_by_class(label_N: NDArray[np.integer]) -> list[NDArray[np.int64]]:
-    """The row numbers of each class, ascending. Cost: sorting: seconds for a million rows, so once a training."""
+    """The row numbers of each class, ascending. Cost: a sort, which takes seconds for a million rows."""
     _, counts = np.unique(label_N, return_counts=True)
     return np.split(np.argsort(label_N, kind="stable"), np.cumsum(counts)[:-1])
 
@@ -92,8 +92,8 @@ def balanced_batches(
 ) -> Iterator[NDArray[np.int64]]:
     """One epoch of class-balanced batches of row numbers: classes x items each, about N rows in all.
 
-    Every class comes up once before any comes up again; a class with fewer rows than ``items`` repeats some.
-    rows_of: each class's rows (``rows_by_class``).
+    Every class is drawn once before any is drawn again; a class with fewer rows than ``items`` repeats some.
+    rows_of: rows of each class (``rows_by_class``).
     """
     per_batch = min(classes, len(rows_of))
     queue: list[int] = []

@@ -1,4 +1,4 @@
-"""Declares the fit of psi and rho: what it needs of the data, and how a batch is shared. The loop is in ``head_loop``.
+"""Declares the fit of psi and rho: its data requirements and batch sizes. The training loop is in ``head_loop``.
 
 Shapes: N training items.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeadFit(Fit):
-    """Trains psi, and rho where learn_new. The loss is recorded by the function's name."""
+    """Trains psi, and rho if learn_new is set. The loss is recorded by the name of its function."""
 
     loss: HeadLoss
     learn_new: bool = False
@@ -42,7 +42,7 @@ class HeadFit(Fit):
         if distance == trained:
             return ""
         if distance not in HEAD_DISTANCES:
-            return f"heads train under the cosine or the l2 distance, not {distance}"
+            return f"heads can only be trained for the cosine or the l2 distance, not for {distance}"
         return f"heads would train under the {trained} distance; give --heads.loss.distance {distance}"
 
     def fit(
@@ -56,9 +56,9 @@ class HeadFit(Fit):
 def classes_of(
     data: TrainSet, settings: HeadTraining, needs_labels: bool = True
 ) -> tuple[NDArray[np.int64], HeadTraining]:
-    """The class of each item as a number; without labels each item is a class of its own, in batches of the same size.
+    """The class of each item as a number. Without labels each item is its own class, in batches of the same size.
 
-    The same holds where all labels are equal and the loss does not need them.
+    The same holds if all labels are equal and the loss does not need them.
     """
     if data.label is None or (not needs_labels and len(np.unique(data.label)) < 2):
         whole = replace(settings, classes=settings.classes * settings.items, items=1)
@@ -67,10 +67,10 @@ def classes_of(
 
 
 def anchors_per_worker(label_N: NDArray[np.integer], settings: HeadTraining, workers: int) -> int:
-    """Each worker's share of a batch.
+    """Number of items per worker in a batch.
 
     Raises:
-        InputError: fewer than 2 classes, or a batch that the workers cannot share.
+        InputError: There are fewer than 2 classes, or the batch cannot be divided among the workers.
     """
     classes = min(settings.classes, len(np.unique(label_N)))
     if classes < 2:
@@ -78,7 +78,7 @@ def anchors_per_worker(label_N: NDArray[np.integer], settings: HeadTraining, wor
     share, rest = divmod(classes * settings.items, workers)
     if rest or share < 2:
         raise InputError(
-            f"a batch of {classes} classes x {settings.items} items cannot be shared by {workers} workers; "
+            f"a batch of {classes} classes x {settings.items} items cannot be divided among {workers} workers; "
             "change --heads.items or --workers.number"
         )
     return share

@@ -1,6 +1,6 @@
-"""The loop that trains all maps on stored embeddings, alone or under DDP, and what maps trained item by item share.
+"""The training loop of all maps on stored embeddings, with or without DDP, and batches for losses per item.
 
-Shapes: N training items, W workers, b items of a worker, B = W * b.
+Shapes: N training items, W workers, b items per worker, B = W * b.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,11 +30,11 @@ def train_map(
     factor_of: Callable[[int, int], float],
     on_epoch: OnEpoch,
 ) -> int:
-    """Step by step through all batches of all epochs.
+    """Train on all batches of all epochs.
 
-    batches_of: prepares an epoch (from 1) and gives its batches, the same on every worker. loss_of: this worker's loss
-    on its share of a batch. factor_of: of the peak learning rate, for an epoch and its step.
-    Returns: the floating-point operations of all workers, counted in the first step.
+    batches_of: prepares an epoch (from 1) and returns its batches, the same on every worker. loss_of: this worker's
+    loss on its share of a batch. factor_of: factor of the peak learning rate, for an epoch and its step.
+    Returns: the floating-point operations of all workers, extrapolated from the first step.
     """
     peak = optimizer.param_groups[0]["lr"]
     steps, flops_of_step = 0, 0
@@ -64,10 +64,10 @@ def train_by_items(
     device: torch.device,
     on_epoch: OnEpoch,
 ) -> int:
-    """Train a network whose loss is a mean over items. loss_of: the network, perhaps under DDP, and (b,) rows.
+    """Train a network whose loss is a mean over items. loss_of: takes the network (DDP or not) and (b,) rows.
 
     Source: FCT, the authors' code (Adam, warm-up, cosine, BatchNorm fixed in the second half).
-    Returns: as ``train_map``.
+    Returns: see ``train_map``.
     """
     rank, size = rank_and_size()
     share = share_of_batch(n_items, settings, size)
@@ -97,5 +97,5 @@ def train_by_items(
 
 
 def as_tensor(vectors: NDArray[np.floating], device: torch.device) -> Tensor:
-    """Stored vectors as float32. A copy: what Parquet gives is read-only."""
+    """Stored vectors as float32. Copies, because arrays from Parquet are read-only."""
     return torch.from_numpy(np.array(vectors, np.float32)).to(device)

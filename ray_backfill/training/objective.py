@@ -1,9 +1,9 @@
-"""What a backbone is trained by: objectives, their settings, and plain classification.
+"""Training objectives of backbones: their interface, and plain classification.
 
 Source: Deng et al., "ArcFace: Additive Angular Margin Loss", 2019, eq. 3; FastFill, section 5.1 (label smoothing).
 
-Shapes: B images of this worker, C classes, d dimensions. Targets are positions in the model's classes, -1 for an image
-that could not be read: it costs nothing and is nobody's negative.
+Shapes: B images of this worker, C classes, d dimensions. Targets are positions in the model's classes, or -1 for an
+unreadable image, which has no loss and is not a negative of others.
 """
 
 import math
@@ -21,10 +21,10 @@ from ray_backfill.training.settings import ClassificationSettings, ObjectiveSett
 
 @dataclass(frozen=True)
 class OldModel:
-    """The old backbone, frozen: in eval mode, on the device that trains, no part of what is trained or saved.
+    """The frozen old backbone: in eval mode, on the training device, neither trained nor saved.
 
-    class_means_Cd: means of the old embeddings of the new model's classes; None where the old classifier knows classes
-    of the new model and takes part itself.
+    class_means_Cd: mean old embeddings of the new model's classes; None if the old classifier knows some of these
+    classes and is used itself.
     """
 
     network: Backbone
@@ -32,15 +32,15 @@ class OldModel:
     class_means_Cd: Tensor | None = None
 
     def embed(self, pixels_BCSS: Tensor) -> Tensor:
-        """(B, d_old), without gradient."""
+        """(B, d_old) embeddings, without gradient."""
         with torch.no_grad():
             return self.network.embed(pixels_BCSS)
 
 
 class Objective(nn.Module):
-    """A backbone with the loss that trains it. DDP wraps it; what is kept in the end is the backbone.
+    """A backbone with its training loss. DDP wraps the objective; only the backbone is kept in the end.
 
-    n_views: how many random views of each image one step looks at.
+    n_views: number of random views of each image per step.
     """
 
     n_views = 1
@@ -48,16 +48,16 @@ class Objective(nn.Module):
     def __init__(
         self, backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
     ) -> None:
-        """backbone: untrained. old: None for objectives that do without it."""
+        """backbone: untrained. old: None for objectives that do not need it."""
         super().__init__()
         self.backbone, self.settings = backbone, settings
 
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Views, each (B, C, S, S) float in [0, 1] -> (B,) losses and (B,) bool, which answers were right."""
+        """Views, each (B, C, S, S) float in [0, 1] -> (B,) losses, and (B,) bool, which predictions were right."""
         raise NotImplementedError
 
 
-# An objective's class, or the same with some of its arguments.
+# The class of an objective, possibly with some arguments bound.
 MakeObjective = Callable[[Backbone, BackboneInfo, ObjectiveSettings, OldModel | None], Objective]
 
 
@@ -75,7 +75,7 @@ def classification_losses(
 ) -> Tensor:
     """(B,) cross-entropy, 0 where the target is -1.
 
-    cosine_scale: of the classifier that made the logits; None: they are linear, and no margin applies.
+    cosine_scale: scale of the classifier that made the logits; None: the logits are linear, and no margin applies.
     """
     if cosine_scale is None:
         smoothing = settings.label_smoothing
@@ -85,9 +85,9 @@ def classification_losses(
 
 
 def _with_margin(cosine_BC: Tensor, target_B: Tensor, margin: float) -> Tensor:
-    """cos(angle + margin) for each image's own class. Source: ArcFace, eq. 3.
+    """Replace the cosine of each image's own class by cos(angle + margin). Source: ArcFace, eq. 3.
 
-    Beyond angle + margin = pi the cosine would rise again; there cos(angle) - margin sin(margin) takes over, as usual.
+    Beyond angle + margin = pi the cosine would rise again; cos(angle) - margin sin(margin) replaces it there, as usual.
     """
     own_B1 = target_B[:, None]
     # The derivative of acos is infinite at the ends.
@@ -100,5 +100,5 @@ def _with_margin(cosine_BC: Tensor, target_B: Tensor, margin: float) -> Tensor:
 
 
 def fit_width(vectors_Bd: Tensor, width: int) -> Tensor:
-    """The first ``width`` dimensions, or zeros added, where two models differ in dimension. Source: BCT."""
-    return F.pad(vectors_Bd, (0, width - vectors_Bd.shape[1]))  # a negative pad cuts off
+    """Truncate or zero-pad vectors to ``width``, if two models differ in dimension. Source: BCT."""
+    return F.pad(vectors_Bd, (0, width - vectors_Bd.shape[1]))  # a negative pad truncates

@@ -1,4 +1,4 @@
-"""The frozen old model, made ready to take part in the training of a new one."""
+"""Prepares the frozen old model for the training of a new one."""
 
 from dataclasses import replace
 
@@ -24,10 +24,10 @@ def freeze_old(
     targets: NDArray[np.int64],
     device: torch.device,
 ) -> OldModel:
-    """The old model on the device, in eval mode, with class means where it knows none of the new model's classes.
+    """The old model on the device, in eval mode, with class means if it knows none of the new model's classes.
 
-    A class mean is that of the old embeddings of the class's images as they are. info: of the new model. targets: of
-    all rows of the train split. Under DDP every worker calls this.
+    A class mean is the mean old embedding of the class's images without augmentation. info: describes the new model.
+    targets: positions of the classes of all train rows. Under DDP every worker calls this.
     """
     old = replace(old, network=old.network.to(device).eval().requires_grad_(False))
     if set(old.info.classes) & set(info.classes):

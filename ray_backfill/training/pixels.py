@@ -1,4 +1,4 @@
-"""Feeds training batches of decoded images: from memory where they fit, else decoded ahead by threads."""
+"""Feeds training batches of decoded images: from memory if they fit, otherwise decoded ahead by threads."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,20 +10,20 @@ from torch import Tensor
 from ray_backfill.images import ImageSource
 from ray_backfill.images.reading import DecodeTimes, read_ahead
 
-# Decoded images up to this size are decoded once and kept, by all workers of a machine together.
+# Images whose decoded size (over all workers of a machine) is below this limit are decoded once and kept.
 CACHE_BYTES = 1 << 30
 
 
 class PixelFeed:
-    """Batches of pixels for row numbers of the train split. ``broken``: row -> reason, of the images met so far.
+    """Batches of pixels for row numbers of the train split. ``broken``: row -> reason, for the images seen so far.
 
-    ``times``: what decoding batches took so far, and how long it was waited for; nothing if all are in memory.
+    ``times``: time spent on decoding batches and on waiting for them so far; zero if all images are in memory.
     """
 
     def __init__(
         self, source: ImageSource, rows: NDArray[np.int64], threads: int = 1, cache_bytes: int = CACHE_BYTES
     ) -> None:
-        """rows: all rows that may be asked for. threads: decoders that work ahead if the images exceed cache_bytes."""
+        """rows: all rows that may be requested. threads: decoders that work ahead if the images exceed cache_bytes."""
         self.broken: dict[int, str] = {}
         self.times = DecodeTimes()
         self._source, self._threads = source, threads
@@ -35,7 +35,7 @@ class PixelFeed:
             self._place[rows] = np.arange(len(rows))
 
     def batches(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[tuple[Tensor, NDArray[np.bool_]]]:
-        """For each array of B rows: (B, S, S, C) uint8, and (B,) which of them could be read; the others are zero."""
+        """For each array of B rows: (B, S, S, C) uint8, and (B,) which of them are readable; the others are zero."""
         if self._cache is None:
             for pixels, readable in self._decoded(batches, self.times):
                 yield torch.from_numpy(pixels), readable

@@ -1,4 +1,4 @@
-"""What one training step will compute, counted before anything runs: on torch's meta device, which has shapes only."""
+"""Cost of one training step, counted in advance on torch's meta device, which has shapes but no data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,13 +13,13 @@ from ray_backfill.training.arithmetic import counted_flops, embed_macs, embed_pa
 from ray_backfill.training.objective import Classification, MakeObjective, OldModel
 from ray_backfill.training.settings import BackboneTraining
 
-# Images of a step that is counted for real, where a model cannot be built on the meta device.
+# Images of a step that really runs, for models that cannot be built on the meta device.
 _FEW = 2
 
 
 @dataclass(frozen=True)
 class NetworkCost:
-    """Of one backbone. macs: multiply-accumulates of one embedding. parameters: without the classifier's."""
+    """Cost of one backbone. macs: multiply-accumulates per embedding. parameters: without the classifier's."""
 
     macs: int
     parameters: int
@@ -27,7 +27,7 @@ class NetworkCost:
 
 @lru_cache
 def network_cost(backbone: BackboneSettings, channels: int, image_size: int) -> NetworkCost:
-    """What one embedding costs. Raises InputError for an architecture that cannot be built for such images."""
+    """Cost of one embedding. Raises InputError for an architecture that cannot be built for such images."""
     with _shapes_only(backbone):
         network = BackboneInfo(backbone, channels, image_size, [0, 1]).build()
         return NetworkCost(embed_macs(network, channels, image_size), embed_parameters(network))
@@ -40,9 +40,9 @@ def step_flops(
     make_objective: MakeObjective = Classification,
     old: BackboneInfo | None = None,
 ) -> float:
-    """Floating-point operations of one training step on ``batch`` images of all workers together, gradients included.
+    """Floating-point operations of one training step on ``batch`` images (of all workers), including gradients.
 
-    old: of the frozen old model, for objectives that need it. Training itself counts the same
+    old: the frozen old model, for objectives that need it. Training counts in the same way
     (``TrainedBackbone.flops``), with the same objective.
     """
     counted = batch if _has_shapes(info.backbone) else min(batch, _FEW)
@@ -58,7 +58,7 @@ def step_flops(
 
 
 def _has_shapes(backbone: BackboneSettings) -> bool:
-    """Whether a model can be built without its weights; those of the hub may load files."""
+    """Whether a model can be built without its weights; models of the hub may load files."""
     return not backbone.arch.startswith("hf:")
 
 

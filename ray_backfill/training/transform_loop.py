@@ -1,7 +1,7 @@
-"""Trains transformations on stored embeddings: the loss and the loop of FCT's and FastFill's h.
+"""Trains transformations on stored embeddings: loss and training loop of h (FCT and FastFill).
 
 Source: Ramanujan et al., "Forward Compatible Training", 2022, eq. 3; Jaeckle et al., "FastFill", 2023, eq. 3-7.
-Shapes: N training items, b items of a worker, d dimensions of the target model, C classes of its classifier.
+Shapes: N training items, b items per worker, d dimensions of the target model, C classes of its classifier.
 """
 
 from typing import Any
@@ -21,12 +21,12 @@ from ray_backfill.training.objective import classification_losses
 from ray_backfill.training.settings import TransformSettings, TransformTraining
 from ray_backfill.training.transforms import TransformFit, class_rows, classifier_of
 
-# Gallery items whose uncertainty is computed at a time.
+# Gallery items per batch when the uncertainty is computed.
 _ROWS = 65_536
 
 
 class _WithUncertainty(nn.Module):
-    """h and its log variance in one forward pass, as DDP wants it."""
+    """h and its log variance in one forward pass, as DDP requires."""
 
     def __init__(self, network: Transform) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class _WithUncertainty(nn.Module):
 def disc_losses(
     h_bd: Tensor, class_b: Tensor, weight_Cd: Tensor, bias_C: Tensor, settings: TransformSettings
 ) -> Tensor:
-    """(b,) classification loss of the frozen classifier on h, 0 where it does not know the class (-1).
+    """(b,) classification loss of the frozen classifier on h, 0 for unknown classes (-1).
 
     Source: FastFill, eq. 4.
     """
@@ -105,7 +105,7 @@ def log_variances(inputs: list[FloatArray], network: Any) -> NDArray[np.float64]
     """(N,) log sigma^2 of stored embeddings, (N, d) for each input. Source: FastFill, section 4.2."""
     parts = []
     with torch.inference_mode():
-        for first in range(0, len(inputs[0]), _ROWS):  # a gallery may be too large to be transformed at once
+        for first in range(0, len(inputs[0]), _ROWS):  # a gallery may be too large to transform at once
             h_Nd = transform(network, *(x[first : first + _ROWS] for x in inputs))
             parts.append(network.log_variance(torch.from_numpy(h_Nd)).double().numpy())
     return np.concatenate(parts)

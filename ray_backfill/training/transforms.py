@@ -1,6 +1,6 @@
-"""Declares the fits of transformations: maps from the stored embeddings of some models to those of another.
+"""Declares the fits of transformations (h of FCT and FastFill): maps from stored embeddings to another model's space.
 
-FCT's and FastFill's h. The loss and the loop are in ``transform_loop``.
+The loss and the training loop are in ``transform_loop``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ray_backfill.training.settings import FitSettings
 
 @dataclass(frozen=True)
 class TransformFit(Fit):
-    """Trains h from the embeddings of ``inputs`` to those of ``target``; the loss: see ``transform_loss``."""
+    """Trains h from the embeddings of ``inputs`` to those of ``target`` with the loss ``transform_loss``."""
 
     inputs: tuple[str, ...] = ("old",)
     target: str = "new"
@@ -59,8 +59,8 @@ class TransformFit(Fit):
         if not self.disc or assumed == classification:
             return ""
         return (
-            f"FastFill would take the new model's classifier for {assumed}, but it is trained by {classification}; "
-            f"give --transforms.loss.classification {classification}"
+            f"FastFill assumes that the new model's classifier was trained by {assumed}, but it is trained by "
+            f"{classification}; give --transforms.loss.classification {classification}"
         )
 
     def fit(
@@ -78,7 +78,7 @@ class TransformFit(Fit):
 
 
 def class_rows(classifier: Classifier, label_N: NDArray[Any]) -> NDArray[np.int64]:
-    """The classifier's row of each label, -1 where it has none."""
+    """The classifier's row of each label, -1 for labels that it does not know."""
     by_label = np.argsort(classifier.label, kind="stable")
     at = np.searchsorted(classifier.label, label_N, sorter=by_label).clip(max=len(by_label) - 1)
     rows = by_label[at]
@@ -86,13 +86,13 @@ def class_rows(classifier: Classifier, label_N: NDArray[Any]) -> NDArray[np.int6
 
 
 def pseudo_classifier(vectors_Nd: NDArray[np.floating], label_N: NDArray[Any]) -> Classifier:
-    """A classifier for embeddings that came without theirs: linear discriminants of the class means.
+    """A substitute for a missing classifier: linear discriminants of the class means.
 
-    Normal distributions around each class mean with one variance for all dimensions and classes, equal priors: weight
-    mean / variance, bias -|mean|^2 / (2 variance).
+    It assumes normal distributions around the class means, one variance for all dimensions and classes, and equal
+    priors: weight mean / variance, bias -|mean|^2 / (2 variance).
 
     Raises:
-        InputError: no class has two different items, so that there is no variance.
+        InputError: No class has two different items, so the variance is zero.
     """
     names, class_N = np.unique(label_N, return_inverse=True)
     wide = np.asarray(vectors_Nd, np.float64)
@@ -107,23 +107,23 @@ def pseudo_classifier(vectors_Nd: NDArray[np.floating], label_N: NDArray[Any]) -
 
 
 def classifier_of(data: TrainSet, target: str) -> Classifier:
-    """The target model's own classifier, or one made of its class means.
+    """The target model's own classifier, or a substitute made of its class means.
 
     Raises:
-        InputError: no labels; a classifier of another dimension or of none of these classes.
+        InputError: There are no labels, or the classifier has another dimension or knows none of the classes.
     """
     if data.label is None:
         raise InputError("the classification loss needs labels of the train split")
     if data.classifier is not None and target == "new":
         theirs, ours = data.classifier.weight.shape[1], data.vectors["new"].shape[1]
         if theirs != ours:
-            raise InputError(f"classifier.parquet has weights of {theirs} dimensions, the new embeddings have {ours}")
+            raise InputError(f"the weights of classifier.parquet have {theirs} dimensions, the new embeddings {ours}")
         if data.classifier.label.dtype.kind != np.asarray(data.label).dtype.kind:
-            raise InputError("labels of classifier.parquet and of train.parquet are of different types")
+            raise InputError("the labels of classifier.parquet and of train.parquet have different types")
         known_N = class_rows(data.classifier, np.asarray(data.label)) >= 0
         if not known_N.any():
             raise InputError("classifier.parquet knows none of the labels of train.parquet")
         if known_N.all():
             return data.classifier
-        # Items without this loss would seem certain: a stand-in that knows all classes is fairer.
+        # Items of unknown classes have no such loss and would seem certain, so use a substitute that knows all classes.
     return pseudo_classifier(data.vectors[target], data.label)

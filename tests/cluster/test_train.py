@@ -134,7 +134,7 @@ def test_what_cannot_be_trained_fails_before_any_worker_starts(tmp_path: Path) -
     folder = _folder(tmp_path / "data")
     rm = find_methods(("rm",))[0].fit
     assert rm is not None
-    with pytest.raises(InputError, match="cannot be shared by 3 workers"):
+    with pytest.raises(InputError, match="cannot be divided among 3 workers"):
         rm.check(TrainSet(folder.gallery.vectors, folder.gallery.label), FITS, 3)
     with pytest.raises(InputError, match="9 x 1 CPUs"):
         for_maps(Workers(number=9))

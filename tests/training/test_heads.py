@@ -48,7 +48,7 @@ def test_batches_hold_so_many_items_of_so_many_classes() -> None:
 def test_what_cannot_be_shared_is_refused() -> None:
     with pytest.raises(InputError, match="at least 2 classes"):
         anchors_per_worker(np.zeros(9, int), HeadTraining(), 1)
-    with pytest.raises(InputError, match="3 classes x 5 items cannot be shared by 2 workers"):
+    with pytest.raises(InputError, match="3 classes x 5 items cannot be divided among 2 workers"):
         anchors_per_worker(np.arange(3), HeadTraining(items=5), 2)
 
 
