@@ -79,7 +79,7 @@ class ScaleJob:
     scale: Literal["full"] = "full"
     """full: draw a synthetic gallery instead of running a recipe."""
     gallery: SyntheticGallery = field(default_factory=SyntheticGallery)
-    """Synthetic gallery, by default of the size of Google Landmarks v2 (defaults explained in docs/results/scale.md)."""
+    """Synthetic gallery, by default as large as Google Landmarks v2; see docs/results/scale.md for its defaults."""
     out: Path = Path("runs/full")
     """Folder of the run. The same command continues a run that was stopped, and reuses finished stages."""
     evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(

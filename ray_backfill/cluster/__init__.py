@@ -1,1 +1,1 @@
-"""All that imports ray: starts the loops of training/ and the readers of datasets/ on workers. No mathematics."""
+"""All code that imports ray: runs the loops of training/ and the readers of datasets/ on workers."""

@@ -1,4 +1,4 @@
-"""Trains a backbone by Ray Train: DDP, a checkpoint every epoch, continued after any stop."""
+"""Trains a backbone with Ray Train: DDP, a checkpoint per epoch, resumed after a stop."""
 
 import hashlib
 import math
@@ -31,15 +31,15 @@ from ray_backfill.training.feeding import feeding
 from ray_backfill.training.objective import Classification, OldModel
 from ray_backfill.training.settings import BackboneTraining
 
-# The share of the time without pixels from which on it is told.
+# Share of the time spent waiting for pixels above which it is reported.
 _WAITS = 0.1
 
 
 @dataclass(frozen=True)
 class BackboneJob:
-    """What to train. title: for people. data: the ``Settings`` of a source. classes: of it, those to train on.
+    """What to train. title: for the terminal. data: the ``Settings`` of a source. classes: its classes to train on.
 
-    kind: name of a ``BackboneKind``; empty: the plain classifier that old and new are. old: folder of the trained old
+    kind: name of a ``BackboneKind``; empty: a plain classifier, as for old and new. old: folder of the trained old
     backbone, for kinds that need it.
     """
 
@@ -52,7 +52,7 @@ class BackboneJob:
     old: Path | None = None
 
     def settings(self, source: ImageSource) -> dict[str, Any]:
-        """All that decides the trained network."""
+        """Everything that determines the trained network."""
         plain = {
             "data": source.fingerprint(),
             "classes": self.classes,
@@ -64,19 +64,19 @@ class BackboneJob:
 
 
 def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers) -> Path:
-    """Train a backbone and leave it in ``folder``, on storage that all nodes share; does nothing if it is there.
+    """Train a backbone into ``folder``, on storage that all nodes share; does nothing if it is already there.
 
-    Returns: the folder, as ``load_backbone`` reads it. The manifest notes each epoch's ``history``, the
-    ``training_flops`` of all workers together, what one embedding costs (``macs``, ``parameters``), and by ``feeding``
-    what bounded the rate of the first worker.
+    Returns: the folder, for ``load_backbone``. Its manifest contains the ``history`` of the epochs, the
+    ``training_flops`` of all workers, the cost of one embedding (``macs``, ``parameters``), and in ``feeding`` what
+    limited the rate of the first worker.
 
     Raises:
-        InputError: the folder belongs to other settings, or the data cannot be trained on.
+        InputError: The folder belongs to other settings, or the data cannot be trained on.
     """
     source, training, title = open_source(job.data), job.training, job.title
     settings = job.settings(source)
     rows = training_rows(source.items("train").labels_N, job.classes)
-    images_per_worker(len(rows), job.classes, training, workers.number)  # not in a worker with a long trace
+    images_per_worker(len(rows), job.classes, training, workers.number)  # fail before the workers start
     if begin_stage(folder, "backbone", settings):
         return folder
     with session(), stage(f"train {title}", training.epochs, "epochs") as shown, shown_in(shown) as board:
@@ -88,25 +88,25 @@ def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers) -> Pa
     if not math.isfinite(facts["history"][-1]["loss"]):
         raise InputError(f"training the {title} diverged (its loss is not finite); delete {folder} and lower its lr")
     finish_stage(folder, facts)
-    shutil.rmtree(folder / "ray", ignore_errors=True)  # checkpoints to continue from: the work is done
+    shutil.rmtree(folder / "ray", ignore_errors=True)  # the checkpoints are no longer needed
     return folder
 
 
 def backbone_identity(folder: Path) -> dict[str, Any]:
-    """What a trained backbone is: the settings it was trained by, and the weights that came out."""
+    """The identity of a trained backbone: its training settings and a hash of its weights."""
     weights = hashlib.blake2b((folder / "model.safetensors").read_bytes(), digest_size=12).hexdigest()
     return read_json(folder / "manifest.json")["settings"] | {"weights": weights}
 
 
 def _worker(config: dict[str, Any]) -> dict[str, Any]:
-    """Runs on every DDP worker; the first one shows how far they are."""
+    """Runs on every DDP worker; the first one reports progress."""
     epochs = config["job"].training.epochs
     with sent_to(config["board"], rank_and_size()[0] == 0), stage("train", epochs, "epochs") as shown:
         return _train(config, shown)
 
 
 def _train(config: dict[str, Any], shown: Stage) -> dict[str, Any]:
-    """Rank 0 reports checkpoints and writes the finished network."""
+    """Train; rank 0 reports checkpoints and writes the finished network."""
     job: BackboneJob = config["job"]
     source, training = open_source(job.data), job.training
     info = BackboneInfo(

@@ -1,8 +1,8 @@
-"""Streams images through embedding actors by Ray Data: one decode for all models, parts of Parquet as the result.
+"""Streams images through embedding actors with Ray Data: one decode for all models, Parquet part files as the result.
 
-The rows of a split are cut into parts of a fixed size. An actor decodes and embeds one part at a time and writes it
-itself, whole or not at all; so a finished part is never embedded twice, whatever dies in between, and only a few
-numbers travel through Ray.
+The rows of a split are divided into parts of a fixed size. An actor decodes and embeds one part at a time and writes
+it atomically. So a finished part is never embedded twice, whatever fails in between, and only a few numbers travel
+through Ray.
 """
 
 import json
@@ -41,7 +41,7 @@ _BROKEN = b"broken_images"  # metadata of a part: JSON list of [id, reason]
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows start .. stop - 1 of a split (of ``split_rows``), which end in one file."""
+    """Rows start .. stop - 1 of a split (see ``split_rows``), stored in one file."""
 
     split: str
     number: int
@@ -57,7 +57,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Job:
-    """What every actor gets: paths and settings, no weights. gallery_models: those that embed the gallery."""
+    """Input of every actor: paths and settings, no weights. gallery_models: models that embed the gallery."""
 
     data: Any
     models: dict[str, str]
@@ -78,19 +78,20 @@ def embed_stage(
     actors: EmbedActors,
     gallery_models: Sequence[str] | None = None,
 ) -> Path:
-    """Embed all splits of a data set by all models into a folder of the data contract (see ``store``).
+    """Embed all splits of a data set with all models into a folder of the data contract (see ``store``).
 
-    data: the ``Settings`` of a source. models: name -> folder of a trained backbone, "old" and "new" among them; each
-    is a column of vectors. The old classifier leaves its top probability (``old_score``), entropy in nats, lead of the
-    first class over the second, and label of the first one (``old_entropy``, ``old_margin``, ``old_class``); the new
-    one is kept as ``classifier.parquet`` (label, weight, bias). train_classes: the train split holds the images of
-    these classes only (those of the new model: heads learn from them). folder: on storage that all nodes share. Broken
-    images are left out and listed in ``broken.parquet``. gallery_models: those that embed the gallery, "old" among
-    them; default all. Before a backfill the new model has not seen it.
+    The old classifier adds its top probability (``old_score``), entropy in nats (``old_entropy``), lead of the first
+    class over the second (``old_margin``) and label of the first class (``old_class``). The new classifier is stored as
+    ``classifier.parquet`` (label, weight, bias). Broken images are left out and listed in ``broken.parquet``.
+
+    folder: on storage that all nodes share. data: the ``Settings`` of a source. models: name -> folder of a trained
+    backbone, including "old" and "new"; each becomes a column of vectors. train_classes: only images of these classes
+    (those of the new model) become the train split. gallery_models: models that embed the gallery, including "old";
+    default: all. Before a backfill the new model has not embedded it.
 
     Raises:
-        InputError: the folder belongs to other settings or weights, the cluster is too small, or no image of a split
-            can be read (of some that are tried).
+        InputError: The folder belongs to other settings or weights, the cluster is too small, or none of some sampled
+            images of a split can be read.
     """
     source = open_source(data)
     wanted = _wanted(source, train_classes, models, settings, gallery_models)
@@ -125,7 +126,7 @@ def _wanted(
     settings: EmbedSettings,
     gallery_models: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """All that decides what is in the folder."""
+    """Everything that determines the content of the folder."""
     wanted = {
         "data": source.fingerprint(),
         "train_classes": train_classes,
@@ -136,7 +137,7 @@ def _wanted(
 
 
 def _classifier(backbone: Path) -> pa.Table:
-    """A backbone's classifier as plain data; of one that compares by cosine the directions, with bias 0."""
+    """A backbone's classifier as plain data; for a cosine classifier, normalised weights and bias 0."""
     network, info = load_backbone(backbone)
     weight_Cd, bias = network.classifier.weight.detach(), network.classifier.bias
     if network.cosine_scale is not None:
@@ -152,7 +153,7 @@ def _classifier(backbone: Path) -> pa.Table:
 
 
 def _holds_more(folder: Path, wanted: Mapping[str, Any]) -> bool:
-    """Whether the folder is finished and has these models' embeddings, and others beside."""
+    """Whether the folder is finished and contains the embeddings of these models, and possibly of others."""
     if not is_finished(folder):
         return False
     found, models = read_json(folder / "manifest.json")["settings"], wanted["models"]
@@ -161,7 +162,7 @@ def _holds_more(folder: Path, wanted: Mapping[str, Any]) -> bool:
 
 
 def _embed_all(missing: list[_Part], images: int, job: _Job, actors: int, cpus: float) -> dict[str, Any]:
-    """Embed the missing parts of so many images; says how fast, and what kept it from being faster."""
+    """Embed the missing parts; returns the rate and its bottleneck. images: number of images in all parts."""
     done = sum(len(part) for part in missing)
     works: list[Work] = []
     since = time.perf_counter()
@@ -181,7 +182,7 @@ def _embed_all(missing: list[_Part], images: int, job: _Job, actors: int, cpus: 
 
 
 def _run(parts: list[_Part], job: _Job, actors: int, cpus: float) -> Iterator[Work]:
-    """Embed the parts; yields what each finished one took. Raises the InputError of an actor."""
+    """Embed the parts; yields the work of each finished part. Raises the InputError of an actor."""
     ray.data.DataContext.get_current().enable_progress_bars = False
     finished = ray.data.from_items([asdict(part) for part in parts], override_num_blocks=len(parts)).map(
         _Embedder,
@@ -209,11 +210,11 @@ class _Embedder:
     def __call__(self, part: dict[str, Any]) -> dict[str, Any]:
         try:
             return asdict(self._make(_Part(**part))) | {"problem": ""}
-        except InputError as error:  # Ray Data would make a wall of text of it, and lose what it was
+        except InputError as error:  # Ray Data would wrap it in a long traceback and lose its type
             return asdict(Work()) | {"problem": str(error)}
 
     def _make(self, part: _Part) -> Work:
-        """Embed a part and write it; returns what that took."""
+        """Embed a part and write it; returns the work done."""
         decoding, started, started_cpu = DecodeTimes(), time.perf_counter(), time.process_time()
         table = self._embed(part, decoding)
         embedded, embedded_cpu = time.perf_counter(), time.thread_time()
@@ -241,7 +242,7 @@ class _Embedder:
             if len(kept):
                 outputs.append(self._forward(pixels.pixels_BSSC[kept], models))
         rows = np.concatenate(kept_rows)
-        if not outputs:  # all images are broken: no rows, but the columns of the other parts
+        if not outputs:  # all images are broken: no rows, but the same columns as the other parts
             size_1 = np.zeros((1, self._source.image_size, self._source.image_size, self._source.channels), np.uint8)
             outputs = [{name: values[:0] for name, values in self._forward(size_1, models).items()}]
         columns = {"id": pa.array(items.ids_N[rows]), "label": pa.array(items.labels_N[rows])}
@@ -259,7 +260,7 @@ class _Embedder:
         return pa.table(columns).replace_schema_metadata({_BROKEN: json.dumps(broken)})
 
     def _forward(self, pixels_BSSC: NDArray[np.uint8], models: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """(B, d) embeddings of these models by name, "old" among them, and (B,) what the old classifier says."""
+        """(B, d) embeddings of these models by name, including "old", and (B,) outputs of the old classifier."""
         with torch.inference_mode():
             pixels = pixels_to_float(torch.from_numpy(pixels_BSSC).to(self._device))
             old, logits = self._models["old"](pixels)
@@ -270,7 +271,7 @@ class _Embedder:
 
 
 def _verdicts(logits_BC: Tensor, classes_C: Tensor) -> dict[str, Tensor]:
-    """What a classifier's softmax says of each image, as columns of the data contract."""
+    """Classifier outputs for each image, as columns of the data contract."""
     p_BC = logits_BC.softmax(1)
     top_B2 = p_BC.topk(2, dim=1)
     return {
@@ -282,7 +283,7 @@ def _verdicts(logits_BC: Tensor, classes_C: Tensor) -> dict[str, Tensor]:
 
 
 def split_rows(source: ImageSource, split: str, train_classes: list[int]) -> NDArray[np.int64]:
-    """The rows of a split that are embedded: of the train split those of ``train_classes``, else all."""
+    """The rows of a split that are embedded: for the train split those of ``train_classes``, otherwise all."""
     items = source.items(split)
     return training_rows(items.labels_N, train_classes) if split == "train" else np.arange(len(items))
 

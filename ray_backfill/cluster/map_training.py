@@ -1,4 +1,4 @@
-"""Trains the maps of methods by Ray Train, all in one start of workers."""
+"""Trains the maps of all methods with Ray Train in one group of workers."""
 
 import math
 import shutil
@@ -32,9 +32,9 @@ def train_maps(
     workers: Workers,
     shown: Stage,
 ) -> None:
-    """Train these fits, by the names of their methods, into ``out/<method>``. See ``fit_stage``.
+    """Train these fits (method name -> fit) into ``out/<method>``. See ``fit_stage``.
 
-    shown: what counts methods on the terminal.
+    shown: the stage that counts methods on the terminal.
     """
     assert folder.train is not None
     data = TrainSet(folder.train.vectors, folder.train.label, folder.classifier)
@@ -57,19 +57,19 @@ def train_maps(
 
 
 def for_maps(workers: Workers) -> Workers:
-    """As they are where there are GPUs; else one worker with the CPUs of all.
+    """The workers unchanged on a cluster with GPUs; otherwise one worker with the CPUs of all.
 
-    Maps are small: on CPUs several workers mostly wait for each other (docs/log.md), and one trains the same.
+    Maps are small. On CPUs several workers mostly wait for each other (docs/log.md), and one gives the same result.
 
     Raises:
-        InputError: the connected cluster has too few CPUs.
+        InputError: The connected cluster has too few CPUs.
     """
     number, on_gpu = placed(workers.number, workers.cpus, "--workers")
     return replace(workers, number=number) if on_gpu else replace(workers, number=1, cpus=number * workers.cpus)
 
 
 def _worker(config: dict[str, Any]) -> None:
-    """Runs on every DDP worker: one method after the other; the first worker shows how far they are."""
+    """Runs on every DDP worker: trains one method after the other; the first worker reports progress."""
     before: State = config["shown"]
     with (
         sent_to(config["board"], rank_and_size()[0] == 0),
@@ -84,7 +84,7 @@ def _worker(config: dict[str, Any]) -> None:
 
 
 def _train(method: Method, data: TrainSet, config: dict[str, Any]) -> None:
-    """Rank 0 keeps the network as soon as it is trained."""
+    """Train one method; rank 0 stores the network."""
     assert method.fit is not None
     folder, settings, last_loss = Path(config["out"]) / method.name, config["settings"], math.nan
     rank, size = rank_and_size()

@@ -1,4 +1,4 @@
-"""Fits the maps of methods on stored embeddings: formulas in this process, training by Ray Train."""
+"""Fits the maps of methods on stored embeddings: formulas in this process, networks with Ray Train."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from ray_backfill.store import EmbeddingFolder
 from ray_backfill.training.fit import TrainSet
 from ray_backfill.training.settings import FitSettings
 
-# What of a folder decides a map.
+# The parts of a folder that determine a map.
 _FITTED_ON = ("train", "classifier")
 
 
@@ -23,13 +23,13 @@ def fit_stage(
     distance: str,
     workers: Workers,
 ) -> dict[str, Path]:
-    """Fit what those methods need that need anything; each ends in ``out/<method>`` and is fitted once.
+    """Fit the maps of those methods that have one into ``out/<method>``; finished maps are kept.
 
-    folder: with a train split, which every worker reads again. out: on storage that all nodes share, like the folder.
-    Returns: method name -> folder, as ``load_network`` reads it; a method whose training diverged is missing.
+    folder: has a train split, which every worker reads again. out: on storage that all nodes share, like the folder.
+    Returns: method name -> folder, for ``load_network``; a method whose training diverged is missing.
 
     Raises:
-        InputError: a folder of other settings, or a split that so many workers cannot fit on.
+        InputError: A folder belongs to other settings, or the train split cannot be divided among the workers.
     """
     assert folder.train is not None
     data = TrainSet(folder.train.vectors, folder.train.label, folder.classifier)
@@ -50,8 +50,8 @@ def fit_stage(
                 finish_stage(folders[name], {"training_flops": fitted.flops})
                 shown.advance()
         if trained := {name: fits[name] for name in missing if fits[name].is_trained}:
-            from ray_backfill.cluster.map_training import train_maps  # loads Ray, which formulas do without
+            from ray_backfill.cluster.map_training import train_maps  # imports Ray, which formulas do not need
 
-            shown.expect(len(missing))  # formulas took no time: they say nothing about what is left
+            shown.expect(len(missing))  # formulas took no time, so they cannot predict the rest
             train_maps(out, folder, trained, settings, distance, workers, shown)
     return {name: path for name, path in folders.items() if is_finished(path)}

@@ -1,7 +1,7 @@
-"""Shows in the driver what runs in the workers.
+"""Shows the progress of the workers in the driver.
 
-The first worker sends its running stages to an actor, which the driver asks. Ray's own log forwarding would mix in
-every other line that the workers print, and is off in jobs.
+The first worker sends its running stages to an actor, which the driver polls. Ray's own log forwarding would add every
+other line that the workers print, and is disabled in jobs.
 """
 
 import threading
@@ -13,15 +13,15 @@ from ray.actor import ActorHandle
 
 from ray_backfill.progress import Mirror, Stage, State, relay
 
-# As often as workers send.
+# Polling interval of the driver, which is the sending interval of the workers.
 _POLL_S = 0.3
-# How long the driver waits for the board: where all CPUs are busy, it may take seconds to answer.
+# How long the driver waits for the board, which may take seconds to answer if all CPUs are busy.
 _PATIENCE_S = 5.0
 
 
 @ray.remote(num_cpus=0)
 class _Board:
-    """Holds what runs in the workers, outermost first."""
+    """Holds the running stages of the workers, outermost first."""
 
     def __init__(self) -> None:
         self.states: list[State] = []
@@ -35,7 +35,7 @@ class _Board:
 
 @contextmanager
 def shown_in(own: Stage) -> Iterator[ActorHandle]:
-    """Show what workers send to the yielded board for the length of the block; their outermost stage as ``own``."""
+    """Within the block, show what workers send to the yielded board; their outermost stage is shown as ``own``."""
     own.note("starting workers")
     board = _Board.remote()  # type: ignore[attr-defined]
     stop, mirror = threading.Event(), Mirror(own)
@@ -45,7 +45,7 @@ def shown_in(own: Stage) -> Iterator[ActorHandle]:
 
     def poll() -> None:
         while not stop.wait(_POLL_S):
-            with suppress(ray.exceptions.RayError, ConnectionError):  # the work goes on; if Ray does not, it fails
+            with suppress(ray.exceptions.RayError, ConnectionError):  # does not stop the work
                 show()
 
     thread = threading.Thread(target=poll, daemon=True)
@@ -59,11 +59,11 @@ def shown_in(own: Stage) -> Iterator[ActorHandle]:
         thread.join()
         if is_finished:
             with suppress(ray.exceptions.RayError, ConnectionError):
-                show()  # their last words
+                show()  # the final state
         mirror.close(is_finished)
         ray.kill(board)
 
 
 def sent_to(board: ActorHandle, is_first: bool) -> AbstractContextManager[None]:
-    """In a worker, for the length of the block: the first one sends what runs in it, others show nothing."""
+    """In a worker, within the block: the first worker sends its running stages, the others show nothing."""
     return relay(board.write.remote if is_first else lambda states: None)

@@ -1,7 +1,7 @@
-"""The replay over gallery shards that are Ray actors: thresholds go out, counts or candidates come back.
+"""The replay over gallery shards in Ray actors: the driver sends thresholds and receives counts or candidates.
 
 Each actor reads all queries and its own rows of the gallery from the folder, which all nodes must share. The driver
-holds a block of queries with its counts at a time, a shard a tile of its rows.
+holds the counts of one block of queries at a time, a shard one tile of its rows.
 """
 
 from collections.abc import Mapping
@@ -31,15 +31,15 @@ from ray_backfill.systems import IntArray, Switch, UpgradePair
 
 T = TypeVar("T")
 
-# Blocks of queries under way at a time: one in the shards, one on its way, one being measured.
+# Blocks of queries in flight: one in the shards, one being sent, one being measured.
 _BLOCKS = 3
-# File, first row, one past the last one, and whose vectors.
+# File, first row, end row (exclusive), and the models whose vectors are read.
 _Rows = tuple[Path, int, int, tuple[str, ...]]
 _Question = Literal["positive_keys", "count", "nearest"]
 
 
 def check_shards(number: int, device: str) -> None:
-    """Raises InputError where the connected cluster is too small for so many shards: Ray would wait for ever."""
+    """Raises InputError if the connected cluster is too small for the shards, because Ray would wait forever."""
     for kind in ("CPU",) if device == "cpu" else ("CPU", "GPU"):
         there = ray.cluster_resources().get(kind, 0)
         if number > there:
@@ -49,10 +49,10 @@ def check_shards(number: int, device: str) -> None:
 
 
 def replay_in_shards(comparison: Comparison, number: int, device: str = "cpu") -> Curves:
-    """``replay_methods`` over Ray actors, each with its part of the gallery: the same curves.
+    """``replay_methods`` over Ray actors, each with its part of the gallery; the curves are the same.
 
     Raises:
-        InputError: the cluster has too few CPUs or GPUs, or a shard died.
+        InputError: The cluster has too few CPUs or GPUs, or a shard died.
     """
     with session():
         check_shards(number, device)
@@ -61,7 +61,7 @@ def replay_in_shards(comparison: Comparison, number: int, device: str = "cpu") -
 
 
 class _RemoteShards:
-    """``replay.shard.Shards`` in actors. What comes out of Ray's object store is read-only, hence the copies."""
+    """``replay.shard.Shards`` in actors. Copies what it receives, because Ray's object store is read-only."""
 
     def __init__(self, comparison: Comparison, number: int, device: str) -> None:
         self.comparison, folder, evaluation = comparison, comparison.folder, comparison.evaluation
@@ -86,7 +86,7 @@ class _RemoteShards:
         return _InShards(self, switches[0])
 
     def serve(self, prepared: Prepared, merge: Merge) -> None:
-        """Make the shards answer for these orders and this merge."""
+        """Prepare the shards for these orders and this merge."""
         parts = zip(self.actors, pairwise(self.edges), strict=True)
         sent = ray.put(merge)
         self._answers([actor.serve.remote(prepared.slices_ON[:, a:b], sent) for actor, (a, b) in parts])
@@ -105,7 +105,7 @@ class _RemoteShards:
             ray.kill(actor)
 
     def _ask(self, question: _Question, *arguments: Any) -> list[Any]:
-        sent = ray.put(arguments)  # once, however many shards
+        sent = ray.put(arguments)  # once for all shards
         return [_writable(answer) for answer in self._answers([a.answer.remote(question, sent) for a in self.actors])]
 
     def _answers(self, calls: list[Any]) -> list[Any]:
@@ -117,7 +117,7 @@ class _RemoteShards:
             raise
         except ray.exceptions.RayActorError as error:
             raise InputError(
-                "a gallery shard died, perhaps for want of memory; run the same command with more --shards"
+                "a gallery shard died, perhaps because it ran out of memory; run the same command with more --shards"
             ) from error
 
     def _done(self, block: Block, answers: list[T]) -> list[T]:
@@ -127,7 +127,7 @@ class _RemoteShards:
 
 @dataclass
 class _InShards:
-    """The systems of one method, in shards. switch: when items switch over."""
+    """The systems of one method in the shards. switch: when items move to the forward system."""
 
     shards: _RemoteShards
     switch: Switch
@@ -143,7 +143,7 @@ class _InShards:
 
 
 class _ShardActor:
-    """One shard of the gallery for all methods, one after the other."""
+    """One shard of the gallery, for all methods one after the other."""
 
     def __init__(self, queries: _Rows, gallery: _Rows, points: int, distance: str, device: str) -> None:
         self.first, self.points, self.distance = gallery[1], points, distance
@@ -154,7 +154,7 @@ class _ShardActor:
         self.shard: GalleryShard | None = None
 
     def read(self) -> None:
-        """All queries, and the shard's rows of the gallery."""
+        """Read all queries and the shard's rows of the gallery."""
         self.embeddings = Embeddings(*(read_vectors(*file) for file in self.files))
 
     def make_pair(self, method: str, network: Path | None) -> Switch:
@@ -175,7 +175,7 @@ class _ShardActor:
 
 
 def _writable(value: Any) -> Any:
-    """Plain data with its arrays copied: compiled loops are specialised for arrays that can be written."""
+    """Plain data with copied arrays, because compiled loops are specialised for writable arrays."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""Connects to Ray: to the cluster of the job that we run in, else to a Ray started here."""
+"""Connects to Ray: to the cluster of the current job, or to a local Ray that it starts."""
 
 import logging
 import os
@@ -13,15 +13,15 @@ import ray
 from ray_backfill.errors import InputError
 from ray_backfill.progress import detail, step
 
-# A local Ray counts at least this many logical CPUs. On fewer, Ray Data's reads starve beside the embedding actors.
+# Minimum number of logical CPUs of a local Ray. With fewer, the embedding actors starve Ray Data's read tasks.
 _LOCAL_CPUS = 4
 _OBJECT_STORE_BYTES = 500 << 20
 
-# Ray Data logs an alarming line whenever it starts actors (ray-project/ray#53727), which only this level silences.
+# Ray Data logs an alarming line whenever it starts actors (ray-project/ray#53727), which only this level suppresses.
 # Python errors are not affected.
 _LEVEL, _SILENT = "RAY_BACKEND_LOG_LEVEL", "fatal"
 
-# Ray Train checks its workers every second and watches for cloud preemptions; here both only lengthen the start.
+# Ray Train checks its workers every second and watches for cloud preemptions; locally both only delay the start.
 _LOCAL_ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
@@ -34,19 +34,19 @@ _LOCAL_ENVIRONMENT = {
 _LOG_LEVELS = {
     "ray.train": logging.WARNING,
     "ray.data": logging.WARNING,
-    "ray.data._internal.progress": logging.ERROR,  # says that there are no bars: ray_backfill.progress shows its own
-    "ray._private.authentication": logging.ERROR,  # says at every start that the cluster is protected by a token
+    "ray.data._internal.progress": logging.ERROR,  # reports that its progress bars are disabled
+    "ray._private.authentication": logging.ERROR,  # reports at every start that a token protects the cluster
 }
 
 
 @contextmanager
 def session() -> Iterator[None]:
-    """A connection to Ray for the length of the block.
+    """A connection to Ray within the block. An existing connection is used.
 
-    With RAY_ADDRESS set (as ``ray job submit`` does) it connects there and leaves the cluster running; otherwise it
-    starts a Ray of its own on this machine, without dashboard, and stops it at the end. A running connection is used.
+    If RAY_ADDRESS is set (as by ``ray job submit``), it connects to that cluster and leaves it running; otherwise it
+    starts a local Ray without a dashboard and stops it at the end.
     """
-    # Importing ray.data sets a level, too: this must come after it.
+    # Importing ray.data sets a level as well, so this must come after it.
     for name, level in _LOG_LEVELS.items():
         logging.getLogger(name).setLevel(level)
     if ray.is_initialized():
@@ -69,7 +69,7 @@ def _start() -> None:
     for name, value in _LOCAL_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     ray.init(
-        address="local",  # also where a head is running on this machine
+        address="local",  # even if a head node is running on this machine
         num_cpus=max(_LOCAL_CPUS, os.cpu_count() or 1),
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,
@@ -81,9 +81,9 @@ def _start() -> None:
 
 @contextmanager
 def _without_note_of_level() -> Iterator[None]:
-    """Ray's C++ part writes to the descriptor of stderr that a log level is set. What else is written is only delayed.
+    """Suppress the line "log level is set" that Ray's C++ code writes to stderr; delays all other output.
 
-    It does so before it obeys the level, so no setting prevents it.
+    Ray writes it before it applies the level, so no setting prevents it.
     """
     sys.stderr.flush()
     stderr = os.dup(2)
@@ -101,29 +101,32 @@ def _without_note_of_level() -> Iterator[None]:
 
 
 def _protect_token() -> None:
-    """Ray writes the token that lets anyone run code here readable by all users of the machine."""
+    """Make Ray's token private. Ray lets all users of the machine read it, and it permits running code here."""
     token = Path.home() / ".ray" / "auth_token"
     if token.exists():
         token.chmod(0o600)
 
 
 def placed(number: int, cpus: float, option: str, spare_cpus: float = 0, spare_gpus: int = 0) -> tuple[int, bool]:
-    """How many workers or actors to start on the connected cluster, and whether each gets a GPU.
+    """Number of workers or actors to start on the connected cluster, and whether each gets a GPU.
 
-    Where there are GPUs, each gets one, and there are no more of them than GPUs. spare_...: left to others.
+    On a cluster with GPUs each gets one, and their number is the limit. spare_...: resources left for others.
 
     Raises:
-        InputError: the cluster has too few CPUs or GPUs: Ray would wait for them for ever.
+        InputError: The cluster has too few CPUs or GPUs, and Ray would wait for them forever.
     """
     resources = ray.cluster_resources()
     gpus, available = int(resources.get("GPU", 0)), resources.get("CPU", 0)
     if spare_gpus and spare_gpus >= gpus:
-        raise InputError(f"{spare_gpus} shards on GPUs leave none of {gpus} for {option}; use fewer, or device cpu")
+        raise InputError(
+            f"{spare_gpus} shards on GPUs leave none of {gpus} for {option}; lower --live.shards.number, or set "
+            "--live.old-index.device and --live.new-index.device to cpu"
+        )
     gpus -= spare_gpus
     number = min(number, gpus) if gpus else number
     if number * cpus + spare_cpus > available:
         raise InputError(
-            f"{number} x {cpus:g} CPUs ({option}) and {spare_cpus:g} for Ray's own tasks were asked for, but the Ray "
+            f"{number} x {cpus:g} CPUs ({option}) and {spare_cpus:g} for Ray's own tasks were requested, but the Ray "
             f"cluster has {available:g}; lower {option}.number or {option}.cpus"
         )
     return number, gpus > 0

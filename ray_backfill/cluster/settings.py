@@ -63,7 +63,7 @@ class ReplayPlace:
     """Shards and device of the replay. The results are the same everywhere."""
 
     shards: int = 0
-    """Gallery shards of the replay, one Ray actor each; 0: in this process if the gallery fits half of its memory."""
+    """Gallery shards of the replay, one Ray actor each; 0: none unless the gallery exceeds half of the memory."""
     device: str = "cpu"
     """Device of the replay: cpu, or cuda for GPUs (one per shard)."""
 

@@ -1,4 +1,4 @@
-"""Runs a training function on DDP workers by Ray Train."""
+"""Runs a training function on DDP workers with Ray Train."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -16,10 +16,11 @@ from ray_backfill.cluster.settings import Workers
 def run_ddp(
     function: Callable[[dict[str, Any]], Any], config: Mapping[str, Any], workers: Workers, name: str, storage: Path
 ) -> Any:
-    """Run ``function(config)`` on every DDP worker; returns what it returns on rank 0.
+    """Run ``function(config)`` on every DDP worker; returns the result of rank 0.
 
-    name: of the run; the same name and storage continue from the last reported checkpoint. storage: a folder that all
-    nodes share. A worker that dies is replaced, and all continue from the last checkpoint, ``max_failures`` times.
+    A worker that dies is replaced, and all resume from the last checkpoint, up to ``max_failures`` times.
+    name: name of the run; with the same name and storage it resumes from the last reported checkpoint. storage: a
+    folder that all nodes share.
     """
     number, use_gpu = placed(workers.number, workers.cpus, "--workers")
     trainer = TorchTrainer(
@@ -43,17 +44,17 @@ def run_ddp(
 
 
 def _fit_beside_main_thread(trainer: TorchTrainer) -> Any:
-    """``trainer.fit()`` in a thread of its own, so that Ctrl-C stays what it is everywhere else.
+    """Run ``trainer.fit()`` in its own thread, so that Ctrl-C works as everywhere else.
 
-    In the main thread Ray Train 2.60 takes over SIGINT for good, and its handler can wait for a controller that never
-    answers. Here KeyboardInterrupt leaves at once, and the end of the session ends the workers.
+    In the main thread Ray Train 2.60 replaces the SIGINT handler permanently, and its handler can wait for a controller
+    that never answers. Here KeyboardInterrupt takes effect at once, and the end of the session stops the workers.
     """
     outcome: Future[Any] = Future()
 
     def fit() -> None:
         try:
             outcome.set_result(trainer.fit())
-        except BaseException as error:  # handed over to the main thread whole
+        except BaseException as error:  # passed to the main thread unchanged
             outcome.set_exception(error)
 
     threading.Thread(target=fit, daemon=True).start()

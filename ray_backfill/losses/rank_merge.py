@@ -31,7 +31,7 @@ def cl_s(batch: LossBatch, settings: LossSettings) -> Tensor:
 
 
 def cl_m(batch: LossBatch, settings: LossSettings) -> Tensor:
-    """Contrast each anchor's positives with its negatives, in each system separately. Source: eq. 14. Cost: O(b B d)."""
+    """Contrast positives with negatives, in each system separately. Source: eq. 14. Cost: O(b B d)."""
     (p_old, n_old), (p_new, n_new) = _old_sums(batch, settings), _new_sums(batch, settings)
     return _pull(p_old, [n_old]) + _pull(p_new, [n_new])
 

@@ -35,7 +35,7 @@ class Backbone(nn.Module):
         cosine_scale: float | None = None,
     ) -> None:
         """trunk_config: config of a saved "hf:" trunk, which is built from it alone; its weights are loaded afterwards.
-        cosine_scale: factor on the cosines to each class's weights, which are the logits (ArcFace); None: linear logits.
+        cosine_scale: logits are this multiple of the cosines to the class weights (ArcFace); None: linear logits.
 
         Raises:
             InputError: The architecture is unknown, or a model cannot be loaded or does not accept such images.

@@ -51,7 +51,7 @@ def save_backbone(folder: Path, model: Backbone, info: BackboneInfo) -> None:
 
 
 def load_backbone(folder: Path) -> tuple[Backbone, BackboneInfo]:
-    """Load a trained network in eval mode. Raises InputError if its files are missing or do not fit."""
+    """Load a network in eval mode. Raises InputError if its files are missing or do not fit."""
     value = read_json(folder / "backbone.json")
     info = BackboneInfo(**value | {"backbone": BackboneSettings(**value["backbone"])})
     model = info.build()
@@ -66,7 +66,7 @@ def save_network(folder: Path, network: torch.nn.Module) -> None:
 
 
 def load_network(folder: Path) -> torch.nn.Module:
-    """Load a trained network in eval mode. Raises InputError if its files are missing or do not fit."""
+    """Load a network in eval mode. Raises InputError if its files are missing or do not fit."""
     value = read_json(folder / "network.json")
     if value.get("kind") not in NETWORKS:
         raise InputError(f"{folder / 'network.json'}: unknown kind {value.get('kind')!r}; train it again")

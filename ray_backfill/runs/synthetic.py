@@ -67,7 +67,7 @@ class ModelView:
 
 @dataclass(frozen=True)
 class SyntheticGallery:
-    """Synthetic gallery, by default of the size of Google Landmarks v2 (defaults explained in docs/results/scale.md)."""
+    """Synthetic gallery, by default as large as Google Landmarks v2; see docs/results/scale.md for its defaults."""
 
     items: int = 761_757
     """Number of gallery items."""

@@ -64,17 +64,17 @@ def fail(
         (("--seed", "-1"), "--seed must not be negative"),
         pytest.param(
             ("--workers.number", "6"),
-            "6 x 1 CPUs (--workers) and 0 for Ray's own tasks were asked for, but the Ray",
+            "6 x 1 CPUs (--workers) and 0 for Ray's own tasks were requested, but the Ray",
             marks=pytest.mark.cluster,
         ),
         pytest.param(
             ("--actors.cpus", "2"),
-            "2 x 2 CPUs (--actors) and 1 for Ray's own tasks were asked for, but the Ray",
+            "2 x 2 CPUs (--actors) and 1 for Ray's own tasks were requested, but the Ray",
             marks=pytest.mark.cluster,
         ),
         (("--distance", "l2"), "under the cosine distance but be compared by l2; give both"),
         (("--orders", "given"), "needs a column 'order_score', which images do not have"),
-        (("--old.backbone.arch", "vit_b_32", "--images.image-size", "16"), "vit_b_32 does not take images of 16 x 16"),
+        (("--old.backbone.arch", "vit_b_32", "--images.image-size", "16"), "vit_b_32 does not accept images of 16 x 16"),
     ],
 )
 def test_wrong_names_and_settings_fail_before_anything_is_computed(

@@ -103,19 +103,19 @@ def test_other_kinds_of_models_serve_as_well(config: transformers.PretrainedConf
 def test_a_model_that_draws_lots_is_refused(tmp_path: Path) -> None:
     config = transformers.ViTMAEConfig(**TINY, image_size=32, patch_size=8)
     transformers.ViTMAEModel(config).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="another embedding each time"):
+    with pytest.raises(InputError, match="a different embedding each time"):
         check_arch(BackboneSettings(f"hf:{tmp_path}"), 3, 32)
 
 
 def test_a_checkpoint_imports_models_of_transformers_only(tmp_path: Path) -> None:
     config = {"model": "subprocess:Popen", "config_class": "subprocess:Popen", "config": {}}
-    with pytest.raises(InputError, match="'subprocess:Popen', which is no model of transformers"):
+    with pytest.raises(InputError, match="'subprocess:Popen', which is not a model of transformers"):
         Backbone(BackboneSettings("hf:x"), 3, 32, 2, config)
 
 
 @pytest.mark.slow
 def test_images_that_do_not_fit_are_named() -> None:
-    with pytest.raises(InputError, match="vit_b_32 does not take images of 28 x 28 x 1"):
+    with pytest.raises(InputError, match="vit_b_32 does not accept images of 28 x 28 x 1"):
         check_arch(BackboneSettings("vit_b_32"), 1, 28)
 
 
