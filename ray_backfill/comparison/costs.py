@@ -1,4 +1,4 @@
-"""What each method costs: multiply-accumulates and parameters, counted while a query and an item go through it.
+"""Cost of each method: multiply-accumulates and parameters, counted while it processes a query and an item.
 
 Source: rank merge, appendix B.3.
 """
@@ -20,7 +20,7 @@ from ray_backfill.tables.schema import frame
 
 @dataclass(frozen=True)
 class _Recorder(Mapping[str, FloatArray]):
-    """Vectors by the model's name, which remembers whose were asked for."""
+    """Model name -> vectors; records which models are requested."""
 
     vectors: Mapping[str, FloatArray]
     asked: list[str] = field(default_factory=list)
@@ -42,10 +42,10 @@ def cost_table(
     maps: FittedMaps,
     backbones: Mapping[str, Mapping[str, Any]],
 ) -> pd.DataFrame:
-    """One ``CostRow`` a method.
+    """One ``CostRow`` per method.
 
-    dims: of the embeddings, by model. backbones: by model what is known of it (macs, parameters, training_flops), {}
-    where embeddings came without their models.
+    dims: model -> embedding size. backbones: model -> its known facts (macs, parameters, training_flops); {} if the
+    embeddings came without their models.
     """
     return frame(CostRow, [_costs(method, dims, maps, backbones) for method in methods])
 
@@ -75,7 +75,7 @@ def _costs(
     query_macs, gallery_macs = macs(2, 1) - one, macs(1, 2) - one
     query_models = [name for name in dims if name in asked_query]
     fitted_on = method.fit.models if method.fit else ()
-    # The old model is there already.
+    # The old model already exists.
     needed = [name for name in dims if name in {*asked_query, *asked_gallery, *fitted_on} and name != "old"]
     switches = " then " if len(query_models) > 1 and method.is_reference else " + "
     return CostRow(
@@ -102,5 +102,5 @@ def _counted(network: Any) -> AbstractContextManager[Callable[[], int]]:
 
 
 def _sum(backbones: Mapping[str, Mapping[str, Any]], names: Sequence[str], fact: str) -> float:
-    """NaN where a model is not known."""
+    """The sum of a fact over models; NaN if it is unknown for one of them."""
     return float(sum(backbones.get(name, {}).get(fact, np.nan) for name in names))

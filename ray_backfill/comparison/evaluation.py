@@ -9,7 +9,7 @@ from ray_backfill.methods import Method, all_methods, find_methods
 from ray_backfill.metrics import parse_metric
 from ray_backfill.orders import find_order
 
-# Of recipes: the references, what needs no training, and the best known of each family.
+# Default of recipes: the references, methods without training, and the best-known methods of each family.
 METHODS = (
     *("old", "new", "offline", "rm_naive", "procrustes_query", "least_squares_gallery", "fct", "fastfill"),
     *("rqt", "cl_s", "mcl", "rm"),
@@ -18,7 +18,7 @@ METHODS = (
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is compared and how."""
+    """Methods, orders, merges and metrics of a comparison."""
 
     methods: tuple[str, ...] = METHODS
     """Upgrade methods to compare, by name; "recommended" or "all" stand for several. old and new always take part."""
@@ -37,7 +37,7 @@ class Evaluation:
 
     @classmethod
     def of_folder(cls) -> "Evaluation":
-        """The defaults for a folder of embeddings: the old classifier's scores are seldom at hand there."""
+        """The defaults for a folder of embeddings, which seldom has the old classifier's scores."""
         return cls(methods=("recommended",), orders=("random",))
 
     def find_methods(self) -> list[Method]:
@@ -58,8 +58,8 @@ class Evaluation:
         for merge in self.merges:
             check_merge(merge, self.distance)
         if not self.metrics or not self.orders or not self.merges:
-            raise InputError("give at least one metric, one order and one merge")
+            raise InputError("give at least one of each: --metrics, --orders and --merges")
         if self.order_seed < 0:
-            raise InputError(f"the seed of an order must not be negative, got {self.order_seed}")
+            raise InputError(f"--order-seed must not be negative, got {self.order_seed}")
         if not 2 <= self.points <= 1 << 16:
-            raise InputError(f"a curve needs at least 2 points and at most {1 << 16}, got {self.points}")
+            raise InputError(f"--points must be at least 2 and at most {1 << 16}, got {self.points}")

@@ -1,4 +1,4 @@
-"""Which methods and merges cannot take part on a folder of embeddings, and why."""
+"""Finds methods and merges that cannot take part on a folder of embeddings, with the reason."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ def find_left_out(
     distance: str,
     to_come: Sequence[str] = (),
 ) -> tuple[LeftOut, ...]:
-    """What cannot take part. to_come: models whose embeddings of the gallery will be made later."""
+    """Methods and merges that cannot take part. to_come: models that will embed the gallery later."""
     reasons = {method.name: _why_not(folder, method, fits, distance, to_come) for method in methods}
     found = [LeftOut("method", name, reason) for name, reason in reasons.items() if reason]
     for name in merges:

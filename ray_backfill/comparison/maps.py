@@ -11,21 +11,21 @@ from ray_backfill.methods import Method
 
 @dataclass(frozen=True)
 class FittedMaps:
-    """folders: method -> folder of its fitted network."""
+    """Reads fitted maps. folders: method -> folder of its fitted network."""
 
     folders: Mapping[str, Path] = field(default_factory=dict)
     _read: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def of(self, method: Method) -> Any:
-        """The method's network in eval mode; None where the method fits nothing."""
+        """The method's network in eval mode; None if the method has no fit."""
         if method.fit is None:
             return None
         if method.name not in self._read:
-            from ray_backfill.models.checkpoints import load_network  # loads torch
+            from ray_backfill.models.checkpoints import load_network  # imports torch
 
             self._read[method.name] = load_network(self.folders[method.name])
         return self._read[method.name]
 
     def training_flops(self, method: Method) -> int:
-        """Floating-point operations that the method's fit took; 0 where it fits nothing."""
+        """Floating-point operations of the method's fit; 0 if it has none."""
         return read_json(self.folders[method.name] / "manifest.json")["training_flops"] if method.fit else 0

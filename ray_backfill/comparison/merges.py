@@ -13,12 +13,12 @@ from ray_backfill.methods import Embeddings, Method
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable
 from ray_backfill.systems import IntArray
 
-# Train items that merges are fitted on, at most.
+# Maximum number of train items that merges are fitted on.
 _ITEMS = 20_000
 
 
 def why_merge_cannot_be_fitted(name: str, train: EmbeddingTable | None) -> str:
-    """The reason, or "" where the merge can be fitted on this train split."""
+    """The reason, or "" if the merge can be fitted on this train split."""
     kind = all_merges()[name]
     if kind.needs_train and train is None:
         return "needs train.parquet to be fitted on"
@@ -32,7 +32,7 @@ def why_merge_cannot_be_fitted(name: str, train: EmbeddingTable | None) -> str:
 
 @dataclass(frozen=True)
 class MergeFits:
-    """The named merges, and the train items to fit them on. label: (train items,) classes, where they are known."""
+    """The named merges, and the train items to fit them on. label: (train items,) classes, if they are known."""
 
     names: tuple[str, ...]
     distance: str
@@ -41,9 +41,9 @@ class MergeFits:
     label: IntArray | None = None
 
     def of(self, method: Method, maps: FittedMaps) -> dict[str, Merge]:
-        """The merges that concern the method, by name: old, new and offline serve one system at a time.
+        """Merge name -> merge, for the merges that apply to the method; references serve one system at a time.
 
-        Where the train split lacks embeddings of one of its models, only merges that are not fitted.
+        If the train split lacks embeddings of one of the method's models, only merges that need no fit.
         """
         if method.is_reference:
             return {RAW.name: RAW}
@@ -57,12 +57,12 @@ class MergeFits:
 
 
 def resolve_merges(folder: EmbeddingFolder, names: Sequence[str], distance: str, seed: int) -> MergeFits:
-    """Choose the train items that these merges are fitted on, at most 20,000. seed: of that choice and of the fits."""
+    """Choose the train items that these merges are fitted on, at most 20,000. seed: for this choice and the fits."""
     train = folder.train
     if train is None or not any(all_merges()[name].needs_train for name in names):
         return MergeFits(tuple(names), distance, seed)
     rows = _some_rows(train, seed)
-    # A vector of zeros has no known distance to others.
+    # A zero vector has no cosine distance.
     rows = rows[np.all([v[rows].any(axis=1) for v in train.vectors.values()], axis=0)]
     vectors = {model: v[rows] for model, v in train.vectors.items()}
     label = None if train.label is None else np.unique(train.label[rows], return_inverse=True)[1]
@@ -70,7 +70,7 @@ def resolve_merges(folder: EmbeddingFolder, names: Sequence[str], distance: str,
 
 
 def _some_rows(train: EmbeddingTable, seed: int) -> IntArray:
-    """All rows, or of a large split some of them, class by class so that items have others of their class."""
+    """All rows, or a sample of whole classes of a large split, so that items have others of their class."""
     if len(train) <= _ITEMS:
         return np.arange(len(train))
     rng = np.random.default_rng(seed)

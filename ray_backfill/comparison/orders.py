@@ -1,4 +1,4 @@
-"""The backfill orders of a comparison: most belong to the gallery, some to each method."""
+"""The backfill orders of a comparison: most depend on the gallery only, some on the method."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,27 +18,27 @@ from ray_backfill.orders import GalleryColumns, Order, find_order, make_order
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable, write_parquet
 from ray_backfill.systems import IntArray, RetrievalSystem, UpgradePair
 
-# In the metadata of sigma.parquet: the fingerprint of its gallery.
+# Key in the metadata of sigma.parquet: fingerprint of its gallery.
 _GALLERY = b"gallery"
-# Whose uncertainty and whose stand-ins order the gallery for methods that have none of their own: the first of these
-# that takes part, else any method that has them.
+# Methods whose uncertainty and predicted embeddings order the gallery for methods that have none: the first of these
+# that takes part, otherwise any method that has them.
 _CARRIERS = ("fastfill", "fct")
-# Column that an order takes from a method -> whether a method can give it.
+# Column that an order needs from a method -> whether a method has it.
 _CAN_GIVE: Mapping[str, Callable[[Method], bool]] = {
     "sigma": lambda method: method.has_sigma,
     "true_loss": lambda method: method.aligned,
 }
-# Columns that an order finds where images were embedded, see ``cluster.embed``.
+# Columns that are available to orders if images were embedded, see ``cluster.embed``.
 _OF_IMAGES = frozenset(("label", "old_score", "old_entropy", "old_margin", "old_class", "class_means"))
 
 
 def embeddings_of(folder: EmbeddingFolder) -> Embeddings:
-    """What methods make their pairs of."""
+    """The embeddings from which methods make their pairs of systems."""
     return Embeddings((folder.queries or folder.gallery).vectors, folder.gallery.vectors)
 
 
 def store_sigma(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Path:
-    """Write ``sigma.parquet`` (id, sigma) of the gallery beside a network with uncertainty, if it is not there."""
+    """Write ``sigma.parquet`` (id, sigma) of the gallery next to a network with uncertainty, if it is missing."""
     path = maps.folders[method.name] / "sigma.parquet"
     of_gallery = folder.fingerprint(method.models, ("gallery",)).encode()
     if not path.exists() or (pq.read_schema(path).metadata or {}).get(_GALLERY) != of_gallery:
@@ -52,9 +52,9 @@ def store_sigma(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Pa
 
 @dataclass(frozen=True)
 class BackfillOrders:
-    """The orders over a gallery; some depend on the method. methods: all that take part.
+    """The backfill orders of a gallery; some depend on the method. methods: all methods that take part.
 
-    of_gallery: the orders that are the same for every method, (N,) each.
+    of_gallery: order name -> (N,) order, for orders that are the same for every method.
     """
 
     folder: EmbeddingFolder
@@ -65,23 +65,23 @@ class BackfillOrders:
     gallery: GalleryColumns
     of_gallery: Mapping[str, IntArray]
     _carried: dict[tuple[str, str], IntArray] = field(default_factory=dict, repr=False, compare=False)
-    """By order and method: several methods share the order of one."""
+    """(order, method) -> order; several methods share the order of one."""
 
     def of(self, method: Method, maps: FittedMaps, pair: UpgradePair | None = None) -> dict[str, IntArray]:
-        """Each order for this method, by name. pair: the method's pair of systems, where it is at hand."""
+        """Order name -> (N,) order for this method. pair: the method's systems, if they are already made."""
         return {
             order.name: self._of_method(order, method, maps, pair) if order.of_method else self.of_gallery[order.name]
             for order in self.orders
         }
 
     def check(self) -> None:
-        """Raises InputError for an order of a method that nothing here can give."""
+        """Raises InputError for an order that depends on methods, if no method provides what it needs."""
         for order in self.orders:
             if order.of_method and self._carrier(order, self.methods[0]) is None:
-                make_order(order.name, self.gallery, self.seed)  # says what is missing
+                make_order(order.name, self.gallery, self.seed)  # raises an error that says what is missing
 
     def _carrier(self, order: Order, method: Method) -> Method | None:
-        """Whose uncertainty or stand-ins this order of this method takes; None for the gallery's own column."""
+        """The method whose uncertainty or predicted embeddings make this order; None: a column of the gallery."""
         (column,) = order.needs
         able = {m.name: m for m in self.methods if _CAN_GIVE[column](m)}
         if method.name in able:
@@ -119,7 +119,7 @@ def resolve_orders(
     """Make the orders of the gallery, and check that those of methods can be made.
 
     Raises:
-        InputError: an unknown order, one that lacks a column, or no method gives what it needs.
+        InputError: An order is unknown or lacks a column, or no method provides what it needs.
     """
     found = tuple(find_order(name) for name in names)
     needed = dict.fromkeys(column for order in found for column in order.needs)
@@ -132,32 +132,32 @@ def resolve_orders(
 
 
 def _column(folder: EmbeddingFolder, name: str) -> NDArray[Any] | None:
-    """What an order may read under this name, None where the folder lacks it."""
+    """The column of this name for orders; None if the folder lacks it."""
     classes = {"label": folder.gallery.label, "old_class": folder.gallery.old_class}
     if name in classes:
         found = classes[name]
         return None if found is None else np.unique(found, return_inverse=True)[1]
     if name == "class_means":
         return _class_means(folder.train)
-    # A user may give the uncertainty, but nobody the true loss.
+    # Users can provide the uncertainty, but not the true loss.
     return folder.gallery.numbers.get(name) if name in _CAN_GIVE else folder.gallery.find_numbers(name)
 
 
 def why_not_of_images(order: Order, methods: Sequence[Method]) -> str:
-    """The reason why an order cannot be made where images are embedded and these methods take part, or ""."""
+    """The reason why an order cannot be made for a recipe with these methods, or ""."""
     if order.of_method:
         able = any(_CAN_GIVE[column](method) for column in order.needs for method in methods)
-        return "" if able else "needs a method that gives it; add fastfill to --methods"
+        return "" if able else "needs a method that provides it; add fastfill to --methods"
     if order.needs and not _OF_IMAGES.intersection(order.needs):
         return f"needs a column {order.needs[0]!r}, which images do not have"
     return ""
 
 
 def read_sigma(path: Path, gallery: EmbeddingTable) -> NDArray[np.float64]:
-    """(N,) what ``store_sigma`` wrote. Raises InputError if it is of another gallery."""
+    """(N,) sigma as written by ``store_sigma``. Raises InputError if it belongs to another gallery."""
     table = pq.read_table(path)
     if not np.array_equal(np.asarray(table["id"]), gallery.id):
-        raise InputError(f"{path} is of another gallery; delete it and run again")
+        raise InputError(f"{path} belongs to another gallery; delete it and run again")
     return table["sigma"].to_numpy()
 
 

@@ -1,4 +1,4 @@
-"""Replays every method of a comparison, in this process or wherever its systems are."""
+"""Replays every method of a comparison, in this process or in shards."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from ray_backfill.progress import stage, step
 from ray_backfill.replay import Curve, replay
 from ray_backfill.systems import IntArray, UpgradePair
 
-# A curve by (method, order, merge).
+# Key of a curve: (method, order, merge).
 Key = tuple[str, str, str]
 Curves = Mapping[Key, Curve]
 
 
 class Served(Protocol):
-    """One method's systems, ready to be replayed."""
+    """The systems of one method, ready for the replay."""
 
     @property
     def pair(self) -> UpgradePair | None:
-        """None where they are not in this process."""
+        """The systems; None if they are not in this process."""
 
     def curves(self, orders: Mapping[str, IntArray], merge: Merge) -> Mapping[str, Curve]:
         """Order name -> curve."""

@@ -1,4 +1,4 @@
-"""Resolves a comparison once: what is compared, on which truth, in which orders, and what is left out."""
+"""Resolves a comparison once: methods, ground truth, orders, merges, and what is left out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from ray_backfill.training.settings import FitSettings
 
 
 class System(NamedTuple):
-    """A retrieval system by name: the plain {model, model}, or one side of a method that has a system of its own."""
+    """Name of a retrieval system: the plain {model, model}, or one side of a method that has its own system."""
 
     model: str = ""
     method: str = ""
@@ -31,9 +31,9 @@ class System(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that a replay, a drill or a report needs, checked. methods: those that take part, old and new first.
+    """Everything that a replay, a drill or a report needs, validated.
 
-    maps: of the methods that fit something, once they are fitted.
+    methods: methods that take part, old and new first. maps: fitted maps; empty before the fits.
     """
 
     folder: EmbeddingFolder
@@ -46,7 +46,7 @@ class Comparison:
     maps: FittedMaps = field(default_factory=FittedMaps)
 
     def fitted(self, folders: Mapping[str, Path]) -> "Comparison":
-        """The comparison with the maps in these folders; methods whose training diverged are left out.
+        """The comparison with the maps in these folders, without methods whose training diverged.
 
         folders: method -> folder of its fitted network.
         """
@@ -59,12 +59,12 @@ class Comparison:
         return replace(self.only(methods), left_out=(*self.left_out, *left_out), maps=FittedMaps(folders))
 
     def only(self, methods: Sequence[Method]) -> "Comparison":
-        """The comparison of these of its methods."""
+        """The comparison restricted to these methods."""
         return replace(self, methods=tuple(methods), orders=replace(self.orders, methods=tuple(methods)))
 
     @property
     def systems(self) -> dict[System, list[str]]:
-        """The distinct systems that take part, and the methods that each serves: many share {new, new}."""
+        """The distinct systems that take part, with the methods that use each: many share {new, new}."""
         found: dict[System, list[str]] = {}
         for method in self.methods:
             for side, model in (("backward", method.backward), ("forward", method.forward)):
@@ -76,15 +76,15 @@ class Comparison:
 
     @cached_property
     def embeddings(self) -> Embeddings:
-        """What methods make their pairs of systems from."""
+        """The embeddings from which methods make their pairs of systems."""
         return embeddings_of(self.folder)
 
     def pair(self, method: Method) -> UpgradePair:
-        """The two systems that serve under this method. Cost: its map over queries and gallery."""
+        """The two systems of this method. Cost: its map applied to queries and gallery."""
         return method.pair(self.embeddings, self.maps.of(method))
 
     def orders_of(self, method: Method, pair: UpgradePair | None = None) -> dict[str, IntArray]:
-        """Order name -> (N,) order. pair: of the method, where it is at hand."""
+        """Order name -> (N,) order. pair: the method's systems, if they are already made."""
         return self.orders.of(method, self.maps, pair)
 
     def merges_of(self, method: Method) -> dict[str, Merge]:
@@ -99,15 +99,15 @@ def resolve(
     from_images: bool = False,
     to_come: Sequence[str] | None = None,
 ) -> Comparison:
-    """Check a folder of embeddings against what is to be compared on it.
+    """Check that a comparison is possible on a folder of embeddings, and resolve it.
 
-    from_images: the embeddings were made from a recipe's images, which were checked: a query that lost its class to
-        broken images is skipped, like any without an answer.
-    to_come: for a drill, the models whose embeddings of the gallery are made while it runs. A drill leaves nothing out.
+    from_images: the embeddings were made from a recipe's images, which were checked. A query whose class is missing
+        because of broken images is skipped, like any query without an answer.
+    to_come: for a drill, the models that embed the gallery while it runs. A drill leaves nothing out.
 
     Raises:
-        InputError: unknown names, vectors, labels or positives that do not fit, an order that cannot be made, no merge
-            that can be fitted; heads that train under another distance (from_images); anything left out (to_come).
+        InputError: Names are unknown; vectors, labels or positives do not fit; an order cannot be made; no merge can be
+            fitted; heads are trained for another distance (from_images); or anything is left out (to_come).
     """
     evaluation.check()
     wanted = evaluation.find_methods()
@@ -136,9 +136,9 @@ def resolve(
 
 
 def check_distances_agree(methods: Sequence[Method], distance: str, fits: FitSettings) -> None:
-    """Raises InputError where heads would be trained under another distance than they are compared by."""
+    """Raises InputError if heads would be trained for another distance than that of the comparison."""
     if any(method.fit and method.fit.distance_problem(fits, distance) for method in methods):
         raise InputError(
-            f"heads would train under the {fits.heads.loss.distance} distance but be compared by {distance}; "
+            f"heads would be trained for the {fits.heads.loss.distance} distance but compared by {distance}; "
             "give both --distance and --heads.loss.distance (cosine or l2), or only --methods without heads"
         )

@@ -1,4 +1,4 @@
-"""The tables of a results folder, from its curves."""
+"""Makes the tables of a results folder from its curves."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from ray_backfill.tables.schema import block, frame
 
 @dataclass(frozen=True)
 class Tables:
-    """By name as in ``tables.results``. subgroups: None where queries have no group."""
+    """Tables, named as in ``tables.results``. subgroups: None if queries have no group."""
 
     curves: pd.DataFrame
     summary: pd.DataFrame
@@ -40,15 +40,15 @@ class Tables:
     subgroups: pd.DataFrame | None
 
 
-# By (method, order, merge, metric).
+# Key: (method, order, merge, metric).
 Draws = Mapping[tuple[str, str, str, str], NDArray[np.float64]]
 
 
 def tabulate(
     methods: Sequence[Method], curves: Curves, metrics: Sequence[str], group_of_query: NDArray[np.generic] | None = None
 ) -> Tables:
-    """old and new must be among the methods. group_of_query: (all queries,), if they have any."""
-    # The same draws of queries for every curve: what is computed from them is paired.
+    """Make all tables. The methods must include old and new. group_of_query: (all queries,), if they have groups."""
+    # All curves use the same draws of queries, so that differences between curves are paired.
     keys = [(*key, metric) for key in curves for metric in metrics]
     with stage("intervals", len(keys), "curves") as shown:
         draws = {}
@@ -68,12 +68,12 @@ def tabulate(
 
 
 def _of_reference(name: str, order: str) -> Key:
-    """Whatever the merge, the references are replayed without one: they are single systems."""
+    """The key of a reference, which is replayed without a merge because it is a single system."""
     return name, order, RAW.name
 
 
 def _curve(curves: Curves, key: Key, metrics: Sequence[str], draws: Draws) -> Iterator[pd.DataFrame]:
-    """Quality, then flips."""
+    """Points of the quality metrics, then of flips."""
     curve = curves[key]
     for metric in metrics:
         yield block(CurvePoint, *key, metric, curve.t, curve.values(metric), *m.interval(draws[*key, metric]))
@@ -83,7 +83,7 @@ def _curve(curves: Curves, key: Key, metrics: Sequence[str], draws: Draws) -> It
 
 
 def _flips(curve: Curve, old: Curve) -> dict[str, NDArray[np.float64]]:
-    """(Q, T) 1.0 where a query has flipped: against the method's own start, and against {old, old}."""
+    """(Q, T) 1.0 where a query has flipped: relative to the method's own start, and to {old, old}."""
     now, own_start, old_start = curve.top1_correct, curve.top1_correct[:, :1], old.top1_correct[:, :1]
     flipped = {
         NEGATIVE_FLIPS: own_start & ~now,
@@ -128,7 +128,7 @@ def _summary(curves: Curves, key: Key, metric: str, areas: Draws, methods: Mappi
 def _differences(
     curves: Curves, metrics: Sequence[str], areas: Draws, methods: Mapping[str, Method]
 ) -> Iterator[DifferenceRow]:
-    """AUC of one curve minus that of another, of which method, order or merge is another and the rest the same.
+    """AUC differences of all pairs of curves that differ in only one of method, order and merge.
 
     References are compared with all merges of their order.
     """
@@ -145,7 +145,7 @@ def _differences(
 
 
 def _subgroups(curves: Curves, metrics: Sequence[str], group_of_query: NDArray[np.generic]) -> pd.DataFrame:
-    """Each curve over the queries of each group that has any scored one; and the gap between best and worst group."""
+    """Each curve for each group that has scored queries, and the gap between the best and the worst group."""
     scored: IntArray = next(iter(curves.values())).scored
     blocks = []
     for key, curve in curves.items():

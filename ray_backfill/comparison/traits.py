@@ -1,4 +1,4 @@
-"""What reports need to know of methods, orders and merges, for manifests: a report knows no plugin."""
+"""Facts about methods, orders and merges for manifests, because reports do not import plugins."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from ray_backfill.tables.results import MergeTraits, MethodTraits, OrderTraits, 
 
 
 def traits_of(methods: Iterable[Method], orders: Iterable[Order], merges: Iterable[str]) -> Traits:
-    """By name, of everything that takes part."""
+    """Traits by name of everything that takes part."""
     kinds = all_merges()
     return Traits(
         {method.name: _of_method(method) for method in methods},

@@ -1,4 +1,4 @@
-"""The ground truth of a folder of embeddings, and the checks that a folder has to pass."""
+"""The ground truth of a folder of embeddings, and the checks that a folder must pass."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,15 +25,15 @@ def check_vectors(folder: EmbeddingFolder, distance: str) -> None:
 
 
 def ground_truth(folder: EmbeddingFolder, refuse_unknown_labels: bool = True) -> GroundTruth:
-    """Who is right for whom: by the queries' positives if there are any, else by labels (and cameras where known).
+    """The positives of each query: given by the queries if they have any, otherwise by labels (and cameras if known).
 
-    The label -1 says that nobody knows the class: such items are right for nobody, not even for each other.
-    refuse_unknown_labels: otherwise a query whose label the gallery lacks is one without positives, and positives that
-    the gallery lacks (images that were broken) are no positives: a recipe's manifest counts what was left out.
+    The label -1 means that the class is unknown: such items are positives of no query, not even of each other.
+    refuse_unknown_labels: if False, a query whose label the gallery lacks has no positives, and positives that the
+    gallery lacks (broken images) are ignored; a recipe's manifest counts what was left out.
 
     Raises:
-        InputError: neither labels nor positives, an unknown id, query labels that the gallery lacks, or no query that
-            has a positive.
+        InputError: There are neither labels nor positives, an id is unknown, the gallery lacks query labels, or no
+            query has a positive.
     """
     truth = _truth(folder, refuse_unknown_labels)
     if len(truth.skipped) == truth.n_queries:
@@ -76,7 +76,7 @@ def _truth(folder: EmbeddingFolder, refuse_unknown_labels: bool) -> GroundTruth:
 
 
 def _numbers(labels_N: NDArray[Any], names: NDArray[Any], first_free: int) -> IntArray:
-    """The number of each label among ``names``; items of the label -1 get a number of their own each."""
+    """The number of each label among ``names``; each item with the label -1 gets its own number."""
     nobody_N = labels_N == -1 if labels_N.dtype.kind == "i" else np.zeros(len(labels_N), bool)
     own_N = first_free + np.arange(len(labels_N))
     return np.where(nobody_N, own_N, np.searchsorted(names, labels_N)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What would fail late, after hours of work, is said before the work starts."""
+"""Fail-fast checks: errors that would otherwise appear after hours of work."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,10 +21,9 @@ from ray_backfill.training.fit import TrainSet
 
 
 def check_recipe(recipe: Recipe[Any], workers: int, models: Sequence[str] = ("old", "new")) -> None:
-    """Raises InputError for backbones that cannot be built for these images, or not be trained on them; and for images
-    of which none can be read, where there is something to train.
+    """Raises InputError if backbones cannot be built for these images or trained on them, or if no image is readable.
 
-    models: those that are still to be trained: old, new, or kinds of backbones, which are like one of the two.
+    models: backbones that still have to be trained: old, new, or kinds of backbones, which are like one of the two.
     """
     source = open_source(recipe.images)
     train = source.items("train")
@@ -44,7 +43,7 @@ def check_recipe(recipe: Recipe[Any], workers: int, models: Sequence[str] = ("ol
 
 
 def check_choices(recipe: Recipe[Any]) -> None:
-    """Raises InputError for methods, orders and losses that do not fit each other, whatever the images are."""
+    """Raises InputError for methods, orders and losses that do not fit together, regardless of the images."""
     recipe.evaluation.check()
     methods = recipe.evaluation.find_methods()
     for name in recipe.evaluation.orders:
@@ -57,14 +56,14 @@ def check_choices(recipe: Recipe[Any]) -> None:
 
 
 def check_evaluation(recipe: Recipe[Any], workers: int) -> None:
-    """Raises InputError for methods, orders and queries that could not be evaluated once all is embedded."""
+    """Raises InputError for methods, orders and queries that could not be evaluated after the embedding."""
     check_choices(recipe)
     methods = recipe.evaluation.find_methods()
     source = open_source(recipe.images)
     train = source.items("train").labels_N
     _, new_classes = split_classes(train, recipe.protocol, source.items("train").groups_N)
     rows = training_rows(train, new_classes)
-    # Only its size and its labels count here.
+    # The checks only use its size and its labels.
     stand_in = TrainSet({"": np.empty((len(rows), 0))}, train[rows])
     for method in methods:
         if method.fit is not None:
@@ -73,7 +72,7 @@ def check_evaluation(recipe: Recipe[Any], workers: int) -> None:
 
 
 def _check_queries(source: ImageSource) -> None:
-    """Raises InputError for queries that no image of the gallery could answer. -1: nobody knows the class."""
+    """Raises InputError if no gallery image could answer the queries. The label -1 means an unknown class."""
     labels, counts = np.unique(source.items("gallery").labels_N, return_counts=True)
     if "queries" not in source.splits:
         if not (counts[labels >= 0] > 1).any():

@@ -1,4 +1,4 @@
-"""The context of a run: where it happens, and what asked for it."""
+"""The context of a run: where it runs, and the command that started it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +8,7 @@ from ray_backfill.cluster.settings import EmbedActors, ReplayPlace, Workers
 
 @dataclass(frozen=True)
 class Context:
-    """out: the run's folder, on storage that all nodes share. command: as it was typed, for the manifest."""
+    """Where a run happens. out: its folder, on storage that all nodes share. command: as typed, for the manifest."""
 
     out: Path
     workers: Workers = field(default_factory=Workers)

@@ -1,7 +1,7 @@
-"""The chain of stages of a live drill: what there is before a backfill, the maps of one method, the drill, its report.
+"""The stages of a live drill: the state before a backfill, the maps of one method, the drill, its report.
 
-A run's folder: backbones, maps as in ``pipeline``; before (the data contract, its gallery embedded by the old model
-alone), live (the drill: plan, parts, journal, answers, events, then tables and report).
+Folders of a run: backbones and maps as in ``pipeline``; before (the data contract, with the gallery embedded by the old
+model only); live (the drill: plan, parts, journal, answers, events, then tables and report).
 """
 
 import time
@@ -50,7 +50,7 @@ from ray_backfill.tables.journal import Journal, Started, of_type
 from ray_backfill.tables.schema import write_table
 from ray_backfill.training.settings import FitSettings
 
-# Of the drill's folder: goes up when a table gets another shape.
+# Version of the drill's folder; increases when the shape of a table changes.
 FORMAT = 1
 
 
@@ -58,7 +58,7 @@ def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> P
     """Backfill a recipe's gallery for real, under traffic; returns the folder with the report.
 
     Raises:
-        InputError: anything wrong in the settings, the data or ``out``; before anything is computed where possible.
+        InputError: Settings, data or ``out`` are wrong; raised before any computation where possible.
     """
     method, evaluation = _check(recipe.evaluation, live)
     recipe, out, actors = replace(recipe, evaluation=evaluation), context.out, context.actors
@@ -70,7 +70,7 @@ def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> P
     with session():
         _check_room(live, actors)
         backbones = {role: train_recipe_backbone(recipe, role, context) for role in roles}
-        # Without queries of its own the gallery asks, and all models embed it for that.
+        # Without separate queries, gallery items serve as queries, so all models embed the gallery.
         gallery_models = old_models(method) if "queries" in open_source(recipe.images).splits else None
         _, classes = recipe_classes(recipe)
         before = embed_stage(out / "before", recipe.images, backbones, classes, recipe.embed, actors, gallery_models)
@@ -86,10 +86,10 @@ def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> P
 
 
 def drill_folder(data: Path, evaluation: Evaluation, fits: FitSettings, live: LiveSettings, context: Context) -> Path:
-    """The same for a folder of embeddings: the backfill brings in new embeddings that are there already.
+    """Backfill a folder of embeddings under traffic; the new embeddings are read from the folder.
 
     Raises:
-        InputError: see ``drill_recipe``.
+        InputError: See ``drill_recipe``.
     """
     method, evaluation = _check(evaluation, live)
     with step("read embeddings"):
@@ -100,24 +100,24 @@ def drill_folder(data: Path, evaluation: Evaluation, fits: FitSettings, live: Li
 
 
 def _check(evaluation: Evaluation, live: LiveSettings) -> tuple[Method, Evaluation]:
-    """The method of the drill, and the evaluation with it, the first order and the first merge alone."""
+    """The method of the drill, and the evaluation restricted to it, the first order and the first merge."""
     (method,) = find_methods((live.method,))
     evaluation = replace(evaluation, methods=(method.name,), orders=evaluation.orders[:1], merges=evaluation.merges[:1])
-    # Live answers are lists of the best items, never whole rankings.
+    # Live answers are top-k lists, not complete rankings.
     metrics = tuple(dict.fromkeys("mAP@100" if metric == "mAP" else metric for metric in evaluation.metrics))
     evaluation = replace(evaluation, metrics=metrics)
     evaluation.check()
     check_live(method, Merge(evaluation.merges[0], by_rank=all_merges()[evaluation.merges[0]].is_by_rank))
     if find_order(evaluation.orders[0]).is_oracle:
-        raise InputError(f"order {evaluation.orders[0]!r} peeks at embeddings that are still to come; choose another")
+        raise InputError(f"order {evaluation.orders[0]!r} needs embeddings of the future; choose another with --orders")
     return method, evaluation
 
 
 def _check_room(live: LiveSettings, actors: EmbedActors) -> tuple[int, bool]:
-    """How many embedding actors there are beside the shards, and whether they have GPUs.
+    """Number of embedding actors that fit in addition to the shards, and whether they have GPUs.
 
     Raises:
-        InputError: the cluster is too small for both.
+        InputError: The cluster is too small for both.
     """
     on_gpus = live.shards.number if "cuda" in (live.old_index.device, live.new_index.device) else 0
     spare_cpus = 1 + live.shards.number * live.shards.cpus
@@ -149,7 +149,7 @@ def _drill(
         raise InputError(f"{method.name}: {comparison.left_out[0].reason}")
     sides = _sides(comparison, method, live)
     order = _order(comparison, method)
-    # The folder is claimed when there is something to write: what fails before leaves no trace.
+    # Claim the folder only when there is something to write, so that an earlier failure leaves no trace.
     begin_stage(drill_folder, "live", wanted)
     plan = _plan(drill_folder, order, evaluation.points, live)
     queries = comparison.embeddings.query
@@ -170,7 +170,7 @@ def _drill(
 
 
 def _sides(comparison: Comparison, method: Method, live: LiveSettings) -> Sides:
-    """The method with its network and its merge; raises InputError for what cannot serve or be indexed."""
+    """The method with its network and its merge. Raises InputError if it cannot serve or be indexed."""
     folder, distance = comparison.folder, comparison.evaluation.distance
     (merge,) = comparison.merges_of(method).values()
     check_live(method, merge)
@@ -179,7 +179,7 @@ def _sides(comparison: Comparison, method: Method, live: LiveSettings) -> Sides:
     train = folder.train.vectors if folder.train else {}
     for settings, side in zip((live.old_index, live.new_index), SIDES, strict=True):
         check_index(settings, sides.dim(side), sides.live_distance)
-        if settings.kind != "exact":  # one that cannot be trained is said now, not by a shard
+        if settings.kind != "exact":  # find out here, not in a shard, whether it can be trained
             models = (old_models if side == "backward" else new_models)(method)
             learn = sides.gallery(side, {m: train[m] for m in models}) if train else None
             make_partition(replace(settings, device="cpu"), sides.live_distance, sides.dim(side), learn)
@@ -200,13 +200,13 @@ def _shards(drill: Path, comparison: Comparison, sides: Sides, live: LiveSetting
 
 
 def _conclude(folder: Path, known: Known, facts: DrillFacts, timings_s: dict[str, float]) -> Path:
-    """Tables and report of a drill that has ended."""
+    """Write the tables and the report of a finished drill."""
     started = time.perf_counter()
     try:
         tables = drill_tables(folder, known)
     except BadPartError as error:
         raise InputError(
-            f"{error.reason}; it was well when the drill ended: delete {folder} to run it again"
+            f"{error.reason}; it was intact when the drill ended: delete {folder} to run it again"
         ) from error
     for name, table in tables.items():
         write_table(folder / f"{name}.parquet", table)
@@ -227,7 +227,7 @@ def _order(comparison: Comparison, method: Method) -> IntArray:
 
 
 def _plan(drill: Path, order: IntArray, points: int, live: LiveSettings) -> DrillPlan:
-    """The plan that is there, else a new one."""
+    """The stored plan, or a new one if there is none."""
     if not (drill / "plan" / "checkpoints.parquet").exists():  # the last of its files
         write_plan(drill / "plan", make_plan(order, points, live.part_items, live.churn))
     return read_plan(drill / "plan")
@@ -241,7 +241,7 @@ def _facts(
     context: Context,
     recipe: Mapping[str, Any],
 ) -> DrillFacts:
-    """What the report says beside the tables."""
+    """Facts for the report besides the tables."""
     folder, evaluation = comparison.folder, comparison.evaluation
     return DrillFacts(
         command=context.command,

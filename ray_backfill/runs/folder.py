@@ -1,6 +1,6 @@
-"""Runs on a folder of embeddings: maps fitted, methods replayed, results reported.
+"""Runs on a folder of embeddings: fits maps, replays methods, reports results.
 
-Ray is loaded only where something is trained or replayed over shards.
+Ray is imported only if something is trained or replayed over shards.
 """
 
 import time
@@ -43,8 +43,8 @@ def evaluate_folder(
     Methods and merges that cannot be fitted here (no train split, no labels, no embeddings of a further model) are left
     out, and the report says so.
 
-    show_first: called with the results of what needs no training, and the titles of what is to be trained next, before
-        that takes its time.
+    show_first: called before the training with the results of methods that need none, and the titles of the methods to
+        be trained.
     """
     evaluation.check()
     with step("read embeddings"):
@@ -67,7 +67,7 @@ def evaluate_folder(
 
 
 def _to_train(comparison: Comparison, out: Path) -> list[Method]:
-    """The methods whose training is still to be done."""
+    """The methods that still have to be trained."""
     trained = [method for method in comparison.methods if method.is_trained]
     return [method for method in trained if not is_finished(out / "maps" / method.name)]
 
@@ -79,7 +79,7 @@ def _has_first_table(comparison: Comparison, to_train: Sequence[Method]) -> bool
 
 
 def _replay_rest(comparison: Comparison, first: Curves, replayed: Callable[[Comparison], Curves]) -> Curves:
-    """The curves of all methods, in their order. first: those that are there already."""
+    """The curves of all methods, in their order. first: curves that are already computed."""
     done = {key[0] for key in first}
     rest = [method for method in comparison.methods if method.name not in done]
     curves = {**first, **replayed(comparison.only(rest))}
@@ -90,12 +90,12 @@ def _replay_rest(comparison: Comparison, first: Curves, replayed: Callable[[Comp
 def fit_folder(
     data: Path, evaluation: Evaluation, fits: FitSettings, context: Context
 ) -> tuple[dict[str, Path], tuple[LeftOut, ...]]:
-    """Fit what the methods need on a folder of the data contract into ``out/maps``, and nothing else.
+    """Fit what the methods need on a folder of the data contract into ``out/maps``, without a replay.
 
-    Returns: method -> folder of its network, and what was left out; a method whose training diverged is in neither.
+    Returns: method -> folder of its network, and what was left out.
 
     Raises:
-        InputError: no method has anything to fit, or one that was asked for by name cannot be fitted.
+        InputError: No method has anything to fit, a method requested by name cannot be fitted, or a training diverged.
     """
     methods = [method for method in evaluation.find_methods() if method.fit]
     if not methods:
@@ -126,7 +126,7 @@ def fit_maps(comparison: Comparison, methods: Sequence[Method], fits: FitSetting
 
 
 def _replayer(folder: EmbeddingFolder, context: Context, ray: ExitStack) -> Callable[[Comparison], Curves]:
-    """What replays: this process, or shards, for which a Ray is started that serves training, too."""
+    """The function that replays: in this process, or in shards, for which Ray is started (also used for training)."""
     place = context.place
     shards = place.shards_for(sum(vectors.nbytes for vectors in folder.gallery.vectors.values()))
     if not shards:

@@ -1,4 +1,4 @@
-"""The stages from images to embeddings: backbones trained, all splits embedded. Each is done once and kept."""
+"""The stages from images to embeddings: train the backbones, embed all splits. Finished stages are kept."""
 
 import time
 from collections.abc import Callable
@@ -20,10 +20,10 @@ from ray_backfill.runs.context import Context
 def train_recipe_backbone(recipe: Recipe[Any], role: str, context: Context) -> Path:
     """Train one of the recipe's backbones (old, new or the name of a kind) into ``out/backbones/<role>``.
 
-    Trains the old backbone first where that takes part and is not there.
+    Trains the old backbone first if it is needed and missing.
 
     Raises:
-        InputError: unknown role, or anything wrong in the settings, the data or ``out``.
+        InputError: The role is unknown, or settings, data or ``out`` are wrong.
     """
     kind = None if role in ("old", "new") else all_backbones().get(role)
     if kind is None and role not in ("old", "new"):
@@ -42,9 +42,9 @@ def train_recipe_backbone(recipe: Recipe[Any], role: str, context: Context) -> P
 
 
 def embed_recipe(recipe: Recipe[Any], context: Context) -> Path:
-    """Embed all splits by all backbones that the recipe's methods need, into ``out/embeddings``.
+    """Embed all splits with all backbones that the recipe's methods need, into ``out/embeddings``.
 
-    Trains the backbones if they are not there.
+    Trains the backbones if they are missing.
     """
     roles = models_of(recipe.evaluation.find_methods())
     models = {role: train_recipe_backbone(recipe, role, context) for role in roles}
@@ -60,7 +60,7 @@ def recipe_classes(recipe: Recipe[Any]) -> tuple[list[int], list[int]]:
 
 
 def timed(folder: Path, stage: Callable[[], Path]) -> Path:
-    """Run a stage and note its seconds, unless it was finished before."""
+    """Run a stage and record its duration, unless it is already finished."""
     if is_finished(folder):
         return stage()
     started = time.perf_counter()

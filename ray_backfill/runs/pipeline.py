@@ -1,6 +1,6 @@
-"""The whole chain: backbones, embeddings, maps, replay, report. Each stage is done once, kept and reused.
+"""The whole pipeline: backbones, embeddings, maps, replay, report. Finished stages are kept and reused.
 
-A run's folder: backbones/old, backbones/new, backbones/<kind> for methods that need another one, embeddings (the data
+Folders of a run: backbones/old, backbones/new, backbones/<kind> for methods that need another one, embeddings (the data
 contract), maps/<method>, results.
 """
 
@@ -24,10 +24,10 @@ from ray_backfill.training.settings import FitSettings
 
 
 def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
-    """Everything from images to the report; returns the folder of results.
+    """Run everything from images to the report; returns the results folder.
 
     Raises:
-        InputError: anything wrong in the settings, the data or ``out``; before anything is computed where possible.
+        InputError: Settings, data or ``out`` are wrong; raised before any computation where possible.
     """
     methods, out = recipe.evaluation.find_methods(), context.out
     models = models_of(methods)
@@ -36,7 +36,7 @@ def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
     check_evaluation(recipe, 1)
     stages = [out / "backbones" / model for model in models] + [out / "embeddings"]
     stages += [out / "maps" / method.name for method in methods if method.fit]
-    # One Ray for the chain instead of one a stage: starting it takes seconds. None if everything is there already.
+    # One Ray for all stages, because starting it takes seconds; none if everything is already finished.
     is_complete = all(is_finished(stage) for stage in stages)
     with nullcontext() if is_complete else session():
         if not is_complete:
@@ -50,7 +50,7 @@ def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
 
 
 def evaluate_synthetic(gallery: SyntheticGallery, evaluation: Evaluation, fits: FitSettings, context: Context) -> Path:
-    """Draw an invented gallery into ``out/embeddings``, then ``evaluate_folder``."""
+    """Draw a synthetic gallery into ``out/embeddings``, then ``evaluate_folder``."""
     evaluation.check()
     data = context.out / "embeddings"
     timed(data, lambda: draw_gallery(gallery, data))

@@ -1,4 +1,4 @@
-"""From a comparison to a folder of results: every method and order replayed, tables written, reported."""
+"""From a comparison to a results folder: replays every method and order, writes the tables and the report."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,17 +25,17 @@ from ray_backfill.tables.results import Manifest
 from ray_backfill.tables.schema import write_table
 from ray_backfill.training.settings import FitSettings
 
-# Of the folder of results: goes up when a table gets another shape.
+# Version of the results folder; increases when the shape of a table changes.
 FORMAT = 4
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the manifest says of a run that its comparison does not know.
+    """Facts of a run for its manifest that the comparison does not contain.
 
-    settings: what decides the results besides the data and the evaluation. recipe: all of it, {} for a user's folder.
-    embeddings: facts about how the embeddings were made. backbones: model -> macs and parameters of one embedding, and
-    the training_flops it took, where the models are known.
+    settings: everything besides data and evaluation that determines the results. recipe: the whole recipe, {} for a
+    user's folder. embeddings: facts about the origin of the embeddings. backbones: model -> macs and parameters of one
+    embedding and training_flops, if the models are known.
     """
 
     command: str
@@ -49,7 +49,7 @@ class Facts:
 def facts_of(
     comparison: Comparison, fits: FitSettings, context: Context, recipe: Mapping[str, Any] | None, maps_s: float
 ) -> Facts:
-    """What the stages of this run's folder know. maps_s: seconds that fitting the maps took."""
+    """Facts from the stages of this run's folder. maps_s: seconds spent on fitting the maps."""
     out, folder = context.out, comparison.folder
     made = {name: read_json(out / name / "manifest.json") for name in _stages(out, folder.models)}
     of_data = read_json(folder.path / "manifest.json") if (folder.path / "manifest.json").exists() else {}
@@ -73,23 +73,23 @@ def facts_of(
 def _stages(out: Path, models: Sequence[str]) -> list[str]:
     """The stages in this run's folder that made the embeddings."""
     names = (*(f"backbones/{model}" for model in models), "embeddings")
-    # A user may keep embeddings of their own in the run's folder: those have no manifest.
+    # Users may keep their own embeddings in the run's folder, which have no manifest.
     return [name for name in names if (out / name / "manifest.json").exists()]
 
 
 def write_results(
     comparison: Comparison, out: Path, facts: Facts, replayed: Callable[[Comparison], Curves] = replay_here
 ) -> Path:
-    """Replay and report; does nothing if ``out`` holds these very results already.
+    """Replay and report; does nothing if ``out`` already contains these results.
 
-    replayed: gives the curves; by default in this process.
+    replayed: computes the curves; by default in this process.
 
     Raises:
         InputError: ``out`` belongs to another run.
     """
     folder, evaluation = comparison.folder, comparison.evaluation
     fingerprint = folder.fingerprint(folder.models, further=comparison.orders.gallery.columns)
-    # By name, so that "all" means other results when there are other methods.
+    # Record the methods by name, because "all" has another meaning when methods are added.
     compared = asdict(evaluation) | {"methods": [method.name for method in comparison.methods]}
     wanted = {"format": FORMAT, "data": fingerprint, "evaluation": compared} | facts.settings
     if look_at_stage(out, "simulation", wanted):
@@ -97,7 +97,7 @@ def write_results(
     for method in comparison.methods:
         if method.has_sigma:
             store_sigma(folder, method, comparison.maps)
-    # The folder is claimed when there is something to write: what fails or is stopped before leaves no trace.
+    # Claim the folder only when there is something to write, so that an earlier failure leaves no trace.
     started = time.perf_counter()
     curves = replayed(comparison)
     begin_stage(out, "simulation", wanted)
@@ -115,14 +115,14 @@ def write_results(
 
 
 def results_in_memory(comparison: Comparison, curves: Curves, facts: Facts) -> Results:
-    """What ``write_results`` would write, without intervals of subgroups and costs, as a report reads it."""
+    """The results that ``write_results`` would write, without subgroups and costs, as a report reads them."""
     tables = tabulate(comparison.methods, curves, comparison.evaluation.metrics)
     manifest = _manifest(comparison, "", facts, replay_s=0.0)
     return results_of({"curves": tables.curves, "summary": tables.summary, "differences": tables.differences}, manifest)
 
 
 def versions() -> dict[str, str]:
-    """The versions that decide numbers, for manifests."""
+    """The versions of packages that affect the numbers, for manifests."""
     return {"ray_backfill": __version__} | {name: version(name) for name in ("ray", "torch", "numpy", "pyarrow")}
 
 
@@ -132,7 +132,7 @@ def now() -> str:
 
 
 def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: float) -> Manifest:
-    """What the manifest says beside the settings."""
+    """The content of the manifest besides the settings."""
     folder, evaluation, truth = comparison.folder, comparison.evaluation, comparison.truth
     sizes = {
         "fingerprint": fingerprint,

@@ -43,7 +43,7 @@ class HeadFit(Fit):
             return ""
         if distance not in HEAD_DISTANCES:
             return f"heads can only be trained for the cosine or the l2 distance, not for {distance}"
-        return f"heads would train under the {trained} distance; give --heads.loss.distance {distance}"
+        return f"heads would be trained for the {trained} distance; give --heads.loss.distance {distance}"
 
     def fit(
         self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None

@@ -60,7 +60,7 @@ def fail(
         (("--distance", "inner_product"), "or only --methods without heads"),
         (("--orders", "alphabetical"), "unknown order 'alphabetical'; known: random"),
         (("--distance", "hamming"), "unknown distance 'hamming'; known: cosine"),
-        (("--points", "1"), "at least 2 points"),
+        (("--points", "1"), "--points must be at least 2"),
         (("--seed", "-1"), "--seed must not be negative"),
         pytest.param(
             ("--workers.number", "6"),
@@ -72,7 +72,7 @@ def fail(
             "2 x 2 CPUs (--actors) and 1 for Ray's own tasks were requested, but the Ray",
             marks=pytest.mark.cluster,
         ),
-        (("--distance", "l2"), "under the cosine distance but be compared by l2; give both"),
+        (("--distance", "l2"), "for the cosine distance but compared by l2; give both"),
         (("--orders", "given"), "needs a column 'order_score', which images do not have"),
         (("--old.backbone.arch", "vit_b_32", "--images.image-size", "16"), "vit_b_32 does not accept images of 16 x 16"),
     ],

@@ -1,4 +1,4 @@
-"""How many images and classes a recipe has: counted where its data are there, else as published."""
+"""Numbers of images and classes of a recipe: counted if its data are available, otherwise as published."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +12,13 @@ from ray_backfill.protocols import Protocol, split_classes
 from ray_backfill.recipes import NO_ROOT, Recipe
 from ray_backfill.training.backbone_loop import training_rows
 
-# Names of images that are looked at, for their mean length; and that length where they cannot be.
+# Number of image names from which the mean length is estimated, and the length to assume without data.
 _NAMES, _NAME_BYTES = 1000, 40
 
 
 @dataclass(frozen=True)
 class ModelCounts:
-    """What one model is trained on."""
+    """Training data of one model."""
 
     images: int
     classes: int
@@ -28,8 +28,8 @@ class ModelCounts:
 class Counts:
     """The images of a recipe.
 
-    train: all of that split. old, new: what the two models learn from; the new one's are embedded, too. column_bytes:
-    of a row of the store beside its vectors. origin: where these numbers are from, in words.
+    train: the whole split. old, new: training data of both models; the new model's are also embedded. column_bytes:
+    bytes per row of the store besides its vectors. origin: source of these numbers, as text.
     """
 
     train: int
@@ -45,16 +45,16 @@ class Counts:
 
     @property
     def embedded(self) -> dict[str, int]:
-        """Split -> images that are embedded."""
+        """Split -> number of embedded images."""
         return {"train": self.new.images, "gallery": self.gallery} | ({"queries": self.queries} if self.queries else {})
 
 
 def count_images(recipe: Recipe[Any]) -> Counts:
-    """Count the data, or take the published sizes where there are no such data.
+    """Count the data, or use the published sizes if the data are missing.
 
     Raises:
-        InputError: the data are damaged, or not there and nobody published their size; or settings, or a protocol, that
-            do not suit them.
+        InputError: The data are damaged, or missing and their size is not published; or settings or protocol do not fit
+            the data.
     """
     try:
         source = open_source(recipe.images)
@@ -108,12 +108,12 @@ def _as_published(recipe: Recipe[Any], size: Published, reason: str) -> Counts:
         image_size=recipe.images.image_size,
         channels=3,
         column_bytes=_COLUMN_BYTES + 4 + _NAME_BYTES,
-        origin=f"as published, with classes of equal size, for want of the data ({reason})",
+        origin=f"as published, assuming classes of equal size, because the data are missing ({reason})",
         is_exact=False,
     )
 
 
 def _split(n_classes: int, protocol: Protocol) -> tuple[list[int], list[int]]:
-    """By the protocol itself, over classes that are only numbered; two subgroups of equal size where it needs them."""
+    """The classes of both models by the protocol; two subgroups of equal size if it needs subgroups."""
     classes: NDArray[np.int64] = np.arange(n_classes)
     return split_classes(classes, protocol, classes % 2 if protocol.kind == "biased" else None)

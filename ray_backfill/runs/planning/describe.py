@@ -8,7 +8,7 @@ _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
 def describe_plan(plan: Plan) -> str:
-    """All of a plan, as lines of at most 120 characters or so."""
+    """A complete plan, as lines of about 120 characters at most."""
     lines = ["Plan; nothing was computed, trained or decoded.", "", *_images(plan), "", *_models(plan), ""]
     return "\n".join([*lines, *_stages(plan), "", *_storage(plan), "", *_assumptions(plan)])
 
@@ -33,10 +33,10 @@ def _models(plan: Plan) -> list[str]:
 def _stages(plan: Plan) -> list[str]:
     header = ("stage", "epochs", "steps", "images seen", "decoded", "GPU hours", "hours", "slowest", "")
     rows = [_row(stage) for stage in plan.stages]
-    total = ("in all", "", "", "", "", _hours(plan.gpu_hours), _hours(plan.hours), "", "")
+    total = ("total", "", "", "", "", _hours(plan.gpu_hours), _hours(plan.hours), "", "")
     table = [header, *rows, total]
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    texts = {0, 7, 8}  # to the left; numbers to the right
+    texts = {0, 7, 8}  # left-aligned; numbers are right-aligned
 
     def line(row: tuple[str, ...]) -> str:
         cells = (
@@ -46,8 +46,8 @@ def _stages(plan: Plan) -> list[str]:
         return "  ".join(cells).rstrip()
 
     held = (
-        f"GPU hours: of one GPU that never waits. hours: from start to end; the GPUs are held for "
-        f"{_hours(plan.held_gpu_hours)} GPU hours in all."
+        f"GPU hours: computing time of one GPU. hours: elapsed time; the GPUs are reserved for "
+        f"{_hours(plan.held_gpu_hours)} GPU hours in total."
     )
     return [*map(line, table), held, *_advice(plan)]
 
@@ -60,7 +60,7 @@ def _row(stage: Stage) -> tuple[str, ...]:
 
 
 def _advice(plan: Plan) -> list[str]:
-    """How many CPUs per GPU would keep the GPUs busy, where decoding does not."""
+    """How many CPUs per GPU would keep the GPUs busy, if decoding is the bottleneck."""
     slow = [stage for stage in plan.stages if stage.bottleneck == "decoding"]
     if not slow:
         return []
@@ -71,14 +71,14 @@ def _advice(plan: Plan) -> list[str]:
     rate = now * worst.settings.decode_images_per_s_per_cpu
     given = f"{now:g} CPU per GPU gives" if now == 1 else f"{now:g} CPUs per GPU give"
     return [
-        f"decoding holds up {worst.name} most: {given} {rate:,.0f} img/s, {math.ceil(needed)} would feed it; "
-        f"give {option}."
+        f"decoding slows down {worst.name} most: {given} {rate:,.0f} img/s, {math.ceil(needed)} would be enough; "
+        f"set {option}."
     ]
 
 
 def _storage(plan: Plan) -> list[str]:
-    rows = [(stored.name + ("" if stored.is_kept else " (deleted then)"), stored.size_bytes) for stored in plan.storage]
-    rows.append(("kept in all", plan.kept_bytes))
+    rows = [(stored.name + ("" if stored.is_kept else " (temporary)"), stored.size_bytes) for stored in plan.storage]
+    rows.append(("kept in total", plan.kept_bytes))
     width = max(len(name) for name, _ in rows)
     return ["storage", *(f"  {name:<{width}}  {_size(size):>9}" for name, size in rows)]
 
@@ -86,17 +86,17 @@ def _storage(plan: Plan) -> list[str]:
 def _assumptions(plan: Plan) -> list[str]:
     settings = plan.settings
     return [
-        "These hours are estimates, from the floating-point operations of the real networks and losses and from:",
-        f"  --workers.number {plan.workers.number} --actors.number {plan.actors.number}: so many GPUs train and embed",
-        f"  --planning.gpu-tflops {settings.gpu_tflops:g}: a GPU's peak (A100: 156 in TF32, as torch computes "
+        "These hours are estimates from the floating-point operations of the real networks and losses, and from:",
+        f"  --workers.number {plan.workers.number} --actors.number {plan.actors.number}: GPUs that train and embed",
+        f"  --planning.gpu-tflops {settings.gpu_tflops:g}: peak of a GPU (A100: 156 in TF32, which torch uses for "
         "convolutions; 19.5 in",
-        "      plain float32, as it computes matrix products: a ViT, heads)",
-        f"  --planning.utilisation {settings.utilisation:g}: the share of it that is reached "
-        "(without GPUs give what the CPUs of a worker reach)",
-        f"  --planning.decode-images-per-s-per-cpu {settings.decode_images_per_s_per_cpu:g}: of each of "
+        "      plain float32, which it uses for matrix products: a ViT, heads)",
+        f"  --planning.utilisation {settings.utilisation:g}: share of the peak that is reached "
+        "(without GPUs: what the CPUs of a worker reach)",
+        f"  --planning.decode-images-per-s-per-cpu {settings.decode_images_per_s_per_cpu:g}: for each of "
         f"{plan.workers.number * plan.workers.cpus:g} CPUs that train, "
         f"{plan.actors.number * plan.actors.cpus:g} that embed",
-        "Not in it: the replay (on CPUs), starting, launching tiny steps of heads. In it: what is finished already.",
+        "Not included: the replay (on CPUs), start-up, launching tiny steps of heads. Included: finished stages.",
     ]
 
 

@@ -1,4 +1,4 @@
-"""The body of --dry-run: everything that a run checks before it starts, then its plan in words."""
+"""--dry-run: everything that a run checks before it starts, then its plan as text."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def dry_run(
     """The plan up to ``last_stage`` (of ``STAGES``), as text. model: plan the training of this backbone only.
 
     Raises:
-        InputError: what the run would refuse, too, as far as the data are there.
+        InputError: The run would be refused as well, as far as this can be checked with the available data.
     """
     check_choices(recipe)
     kinds = all_backbones()

@@ -1,4 +1,4 @@
-"""The plan of an upgrade: its stages with what they compute and decode, and what they leave on disk."""
+"""The plan of an upgrade: computation and decoding of each stage, and its storage."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ from ray_backfill.training.step_cost import network_cost, step_flops
 
 STAGES = ("backbones", "embeddings", "maps")
 _FLOAT_BYTES = 4
-# Ray Train keeps two checkpoints and writes a third; each has weights and momentum (SGD).
+# Ray Train keeps two checkpoints while it writes a third; each has weights and momentum (SGD).
 _CHECKPOINTS, _TENSORS_A_WEIGHT = 3, 2
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a run on ``gpus`` GPUs, with ``cpus`` CPUs to decode, both in all.
+    """One stage of a run on ``gpus`` GPUs, with ``cpus`` CPUs for decoding, both in total.
 
-    images: looked at, over all epochs (items, for maps). decoded: of these from files; 0: none are. flops:
-    floating-point operations in all. steps: of all workers together, over all epochs; 0 where nothing is trained.
+    images: images seen over all epochs (items, for maps). decoded: number of them decoded from files. flops:
+    floating-point operations in total. steps: of all workers together, over all epochs; 0 if nothing is trained.
     """
 
     kind: str
@@ -45,17 +45,17 @@ class Stage:
 
     @property
     def gpu_hours(self) -> float:
-        """Of one GPU that never waits."""
+        """Hours of one GPU that never waits."""
         return self.flops / self.settings.flops_per_s / 3600
 
     @property
     def decode_hours(self) -> float:
-        """Of all CPUs together, if nothing else held them up."""
+        """Hours that all CPUs together need for decoding."""
         return self.decoded / (self.cpus * self.settings.decode_images_per_s_per_cpu) / 3600
 
     @property
     def hours(self) -> float:
-        """From start to end: decoding and computing go on at once, and the slower one sets the pace."""
+        """Elapsed hours: decoding and computing overlap, so the slower one determines them."""
         return max(self.gpu_hours / self.gpus, self.decode_hours)
 
     @property
@@ -65,7 +65,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Stored:
-    """What lies on disk. is_kept: False for what is deleted when its stage is finished."""
+    """A file or folder on disk. is_kept: False if it is deleted when its stage is finished."""
 
     name: str
     size_bytes: int
@@ -74,7 +74,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will need; nothing of it is measured. models: each backbone's macs of one embedding."""
+    """Estimated needs of a run; nothing is measured. models: backbone -> macs of one embedding."""
 
     counts: Counts
     models: dict[str, int]
@@ -94,7 +94,7 @@ class Plan:
 
     @property
     def held_gpu_hours(self) -> float:
-        """GPU hours that are paid for, those in which a GPU waits for images included."""
+        """GPU hours that are paid for, including those in which a GPU waits for images."""
         return sum(stage.hours * stage.gpus for stage in self.stages)
 
     @property
@@ -111,15 +111,15 @@ def plan_upgrade(
     models: Sequence[str] | None = None,
     stages: Sequence[str] = STAGES,
 ) -> Plan:
-    """Steps, arithmetic and storage of a recipe, as its stages would do them; each worker and each actor has a GPU.
+    """Estimate steps, computation and storage of a recipe's stages; each worker and each actor has a GPU.
 
-    models: the backbones; default those that the recipe's methods need. stages: of ``STAGES``.
-    Not counted: the replay (on CPUs), compiling, starting, and one pass of the old model over the images where BCT and
+    models: the backbones; default: those that the recipe's methods need. stages: a selection of ``STAGES``.
+    Not counted: the replay (on CPUs), compilation, start-up, and one pass of the old model over the images if BCT and
     RACT need class means.
     Cost: seconds; networks are built without weights.
 
     Raises:
-        InputError: unknown names, or images that cannot be trained on.
+        InputError: Names are unknown, or the images cannot be trained on.
     """
     settings = settings or PlanningSettings()
     methods = recipe.evaluation.find_methods()
@@ -156,7 +156,7 @@ def _stored_backbones(recipe: Recipe[Any], counts: Counts, models: Sequence[str]
 
 
 def _role(recipe: Recipe[Any], model: str) -> tuple[ModelRecipe, str]:
-    """How a backbone is built and trained, and whose classes it learns: old or new."""
+    """The recipe of a backbone, and the model (old or new) whose classes it learns."""
     kinds = all_backbones()
     like = kinds[model].like if model in kinds else model
     return (recipe.old if like == "old" else recipe.new), like
@@ -191,7 +191,7 @@ def _backbone_stage(
         how.training.epochs,
         steps,
         steps * batch,
-        # Where they fit, each worker decodes all of them once.
+        # If the images fit in memory, each worker decodes all of them once.
         of.images * workers.number if fits_in_memory else steps * batch,
         step_flops(info, how.training, batch, objective, frozen) * steps,
         workers.number,
@@ -247,7 +247,7 @@ def _map_stages(
 
 
 def _weights(recipe: Recipe[Any], model: str, counts: Counts) -> int:
-    """Bytes of a backbone with its classifier."""
+    """Bytes of the weights of a backbone with its classifier."""
     how, like = _role(recipe, model)
     classifier = (how.backbone.dim + (how.training.cosine_scale is None)) * _of(counts, like).classes
     below = network_cost(how.backbone, counts.channels, counts.image_size).parameters

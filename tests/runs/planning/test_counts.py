@@ -68,7 +68,7 @@ def test_without_data_the_published_sizes_are_taken(
 ) -> None:
     counts = count_images(load_recipe(name, Path("/nowhere")))
     assert not counts.is_exact
-    assert "for want of the data" in counts.origin
+    assert "because the data are missing" in counts.origin
     assert "/nowhere" in counts.origin
     assert (counts.old, counts.new) == (old, new)
     assert (counts.gallery, counts.queries, counts.image_size) == (gallery, queries, 224)

@@ -21,7 +21,7 @@ from tests.runs.planning.test_plan import small_recipe
 @pytest.mark.parametrize(
     ("job", "shown", "hidden"),
     [
-        ("simulate.py", ["train old", "train new", "embed", "fit rm", "kept in all"], []),
+        ("simulate.py", ["train old", "train new", "embed", "fit rm", "kept in total"], []),
         ("train_mcl.py", ["embed", "fit rm"], []),
         ("embed_gallery.py", ["train new", "embed", "gallery.parquet"], ["fit rm"]),
         ("train_backbone.py --model old", ["train old", "finished backbones"], ["train new", "\nembed", "fit rm"]),

@@ -211,10 +211,10 @@ def test_a_plan_in_words_says_what_it_assumes() -> None:
     assert "--planning.utilisation 0.1" in text
     assert "--planning.decode-images-per-s-per-cpu 0.5" in text
     assert "estimates" in text
-    assert "decoding holds up train old most: 1 CPU per GPU gives 7 img/s" in describe_plan(
+    assert "decoding slows down train old most: 1 CPU per GPU gives 7 img/s" in describe_plan(
         plan(small_recipe(), decode_images_per_s_per_cpu=7.0)
     )
-    assert "decoding holds up" not in describe_plan(plan(small_recipe(), decode_images_per_s_per_cpu=1e12))
+    assert "decoding slows down" not in describe_plan(plan(small_recipe(), decode_images_per_s_per_cpu=1e12))
     assert max(len(line) for line in text.splitlines()) <= 140
 
 
@@ -223,7 +223,7 @@ def test_so_many_cpus_as_it_says_would_feed_a_gpu() -> None:
         slow = PlanningSettings(gpu_tflops=1e-4, decode_images_per_s_per_cpu=3.0)
         return describe_plan(plan_upgrade(small_recipe(), COUNTS, Workers(2, cpus), EmbedActors(3, 100.0), slow))
 
-    found = re.search(r"1 CPU per GPU gives 3 img/s, (\d+) would feed it; give --workers.cpus", planned(1))
+    found = re.search(r"1 CPU per GPU gives 3 img/s, (\d+) would be enough; set --workers.cpus", planned(1))
     assert found is not None
-    assert "decoding holds up" not in planned(int(found[1]))
-    assert "decoding holds up" in planned(int(found[1]) - 1)
+    assert "decoding slows down" not in planned(int(found[1]))
+    assert "decoding slows down" in planned(int(found[1]) - 1)
