@@ -1,1 +1,1 @@
-"""The published papers beside what comes out here: experiments of several seeds, their tables, every claim."""
+"""Comparison with the published papers: experiments with several seeds, their tables, and every claim."""

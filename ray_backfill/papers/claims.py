@@ -1,6 +1,7 @@
-"""What the papers claim, and whether it holds here: one rule a claim, each a margin whose sign decides.
+"""The papers' claims, and whether they hold here: one rule per claim, a margin whose sign decides.
 
-A margin is above 0 where the claim is true of a seed, below 0 where the reverse is true, NaN where it was not measured.
+For each seed, the margin is above 0 if the claim is true, below 0 if the reverse is true, and NaN if it was not
+measured.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,9 +19,9 @@ from ray_backfill.report.results import Row
 from ray_backfill.report.wording import percent
 
 HOLDS, FAILS, UNTOLD, UNMEASURED = "holds", "**does not hold**", "not distinguishable", "not measured"
-# Sums of a few hundred float64 shares differ by less than this where they are mathematically equal.
+# Sums of a few hundred float64 shares differ by less than this if they are mathematically equal.
 EQUAL = 1e-9
-# tau = 0.5: of all pairs of items, three in four stand in the same sequence in both orders.
+# tau = 0.5: three in four pairs of items have the same sequence in both orders.
 LEAST_TAU = 0.5
 # Methods that RM's tables 1 and A2 compare full RM with. FastFill is in neither.
 RIVALS_OF_RM = ("rm_naive", "bct", "ract", "fct", "fct_side", "bict")
@@ -28,7 +29,7 @@ RIVALS_OF_RM = ("rm_naive", "bct", "ract", "fct", "fct_side", "bict")
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that rules look at: runs, the order of the main table, and, where there are, tau by seed and subgroups."""
+    """Input of the rules: runs, the order of the main table and, if available, tau per seed and subgroups."""
 
     runs: Runs
     order: str
@@ -37,14 +38,14 @@ class Evidence:
 
 
 class Side(NamedTuple):
-    """One side of a comparison; order None is that of the main table."""
+    """One side of a comparison; order None: that of the main table."""
 
     method: str
     order: str | None = None
 
 
 class Measured(NamedTuple):
-    """(S,) margins of one claim, and what to print."""
+    """(S,) margins of one claim, and the text for the page."""
 
     margin_S: Floats
     words: str
@@ -52,7 +53,7 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Claim:
-    """strict: equal is not enough."""
+    """A claim and its rule. strict: a margin of 0 is not enough."""
 
     text: str
     source: str
@@ -70,9 +71,9 @@ class Judged(NamedTuple):
 
 
 def verdict(margin_S: Floats, strict: bool) -> str:
-    """Holds if so in every seed, does not hold if reversed in every seed; what lies between is not distinguishable.
+    """Holds if true for every seed, does not hold if reversed for every seed, otherwise not distinguishable.
 
-    A seed that was not measured is neither, so a claim can only be decided by all seeds.
+    A seed that was not measured counts as neither, so only all seeds together can decide a claim.
     """
     if not np.isfinite(margin_S).any():
         return UNMEASURED
@@ -83,7 +84,7 @@ def verdict(margin_S: Floats, strict: bool) -> str:
 
 
 def judge(evidence: Evidence, claims: Iterable[Claim]) -> list[Judged]:
-    """Every claim in its sequence, also those that were not measured."""
+    """Judge every claim in the given sequence, including those that were not measured."""
     found = ((claim, claim.measure(evidence)) for claim in claims)
     return [Judged(claim, verdict(m.margin_S, claim.strict), m.words) for claim, m in found]
 
@@ -125,7 +126,7 @@ def ends_above(one: Side, other: Side) -> Callable[[Evidence], Measured]:
 
 
 def never_falls(side: Side) -> Callable[[Evidence], Measured]:
-    """0 where the curve never falls, minus the largest fall between neighbouring points where it does."""
+    """0 if the curve never falls, otherwise minus the largest fall between neighbouring points."""
 
     def fall(row: Row) -> float:
         return float("nan") if row.monotone is None else 0.0 if row.monotone else -row.largest_fall
@@ -141,7 +142,7 @@ def never_falls(side: Side) -> Callable[[Evidence], Measured]:
 
 
 def best_of(side: Side, rivals: tuple[str, ...]) -> Callable[[Evidence], Measured]:
-    """AUC of one minus the best AUC among those rivals that were run."""
+    """AUC of one minus the best AUC of the rivals that were run."""
 
     def measure(evidence: Evidence) -> Measured:
         cases = [_case(evidence, Side(m, side.order)) for m in rivals]
@@ -159,7 +160,7 @@ def best_of(side: Side, rivals: tuple[str, ...]) -> Callable[[Evidence], Measure
 
 
 def worst_of(method: str) -> Callable[[Evidence], Measured]:
-    """The lowest AUC of all methods in the main order, old and new aside, minus the AUC of this one."""
+    """The lowest AUC of all other methods in the main order, except references, minus the AUC of this one."""
 
     def measure(evidence: Evidence) -> Measured:
         runs = evidence.runs
@@ -187,7 +188,7 @@ def follows_the_loss(evidence: Evidence) -> Measured:
 
 
 def closes_the_gap(side: Side, t: float) -> Callable[[Evidence], Measured]:
-    """The gap between subgroups at the end minus that at t: closed where nothing is left to close."""
+    """The gap between subgroups at the end minus the gap at t: not negative if it is closed at t."""
 
     def measure(evidence: Evidence) -> Measured:
         runs = evidence.subgroups
@@ -197,7 +198,7 @@ def closes_the_gap(side: Side, t: float) -> Callable[[Evidence], Measured]:
         start_S, early_S, end_S = (gap_at(runs, case, moment) for moment in (0.0, t, 1.0))
         if not np.isfinite(early_S).any():
             return Measured(early_S, f"no subgroups of {case.method} in {case.order} order")
-        # Where the upgrade closes no gap at all, there is nothing to close early.
+        # An upgrade that does not reduce the gap cannot reduce it early.
         margin_S = np.where(start_S > end_S, end_S - early_S, np.nan)
         read = " and ".join(f"{moment:g}" for moment in moments_read(runs, t))
         words = f"gap at t = 1 minus gap at t = {t:g} (read at {read}): {seed_by_seed(margin_S)} points"
@@ -206,7 +207,7 @@ def closes_the_gap(side: Side, t: float) -> Callable[[Evidence], Measured]:
     return measure
 
 
-# AUC is that of the primary metric; orders are those that the paper's comparison has, or the main table's.
+# AUC of the primary metric; the orders are those of the paper's comparison, otherwise that of the main table.
 CLAIMS = (
     Claim("Full RM is better than RM naive", "RM, table 1", better(Side("rm"), Side("rm_naive"))),
     Claim(

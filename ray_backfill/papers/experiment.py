@@ -1,6 +1,6 @@
-"""Whole experiments: a recipe run with several seeds, ablations and subgroups beside it, and one page about all of it.
+"""Complete experiments: a recipe with several seeds, an ablation, subgroups, and one page about them.
 
-A run's folder: seed-<n> (a run of the recipe, with results and results_merges), biased-<n>, ablation.parquet.
+Folders of an experiment: seed-<n> (a run of the recipe, with results and results_merges), biased-<n>, ablation.
 """
 
 import re
@@ -41,33 +41,33 @@ from ray_backfill.store import read_folder, write_parquet
 from ray_backfill.training.settings import FitSettings
 from ray_backfill.training.transforms import pseudo_classifier
 
-# Made of images; least_confidence is classifier_score by definition.
+# Orders that recipes can make; least_confidence is left out because it is the same as classifier_score.
 _ORDERS = (
     *("classifier_score", "random", "entropy", "margin", "centroid_cosine", "class_mean_distance", "sigma"),
     "oracle_loss",
 )
-# The main order: rank merge reports its figures with it.
+# The main order, with which rank merge reports its results.
 _ORDER = "classifier_score"
-# Of the ablation: CL-M without rho trains what CL-S trains (docs/log.md), so it is left out.
+# Losses of the ablation. CL-M without rho is left out because it trains exactly what CL-S trains (docs/log.md).
 _LOSSES = ("rqt", "cl_s", "mcl", "rqt_rho", "cl_s_rho", "cl_m_rho", "rm")
 _TAUS = (1.0, 0.1, 0.03)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where it is computed."""
+    """Workers and actors of the runs."""
 
     workers: Workers
     actors: EmbedActors
 
 
 def reproduce(experiment: Experiment, place: Place, out: Path, page: Path, findings: Path | None, command: str) -> Path:
-    """Run everything that is not there yet and write the page with its figure.
+    """Run everything that is missing and write the page with its figure.
 
-    findings: Markdown written by hand that the page includes.
+    findings: handwritten Markdown to include in the page.
 
     Raises:
-        InputError: anything wrong in names, data or folders.
+        InputError: Names, data or folders are wrong.
     """
     with session():
         runs = tuple(_run_seed(experiment, seed, place, out, command) for seed in experiment.seeds)
@@ -79,7 +79,7 @@ def reproduce(experiment: Experiment, place: Place, out: Path, page: Path, findi
             title=f"{experiment.recipe.replace('_', ' ').capitalize()}: every method",
             protocol=describe_recipe(experiment.recipe),
             runs=runs,
-            # Where the images lie on this machine says nothing to a reader.
+            # The path of the images on this machine is of no use to readers.
             command=re.sub(r"(--data-root[ =])\S+", r"\1PATH", command),
             date=date.today().isoformat(),
             machine=f"{_machine()}; {minutes:.0f} minutes for all runs, the ablation aside",
@@ -96,7 +96,7 @@ def reproduce(experiment: Experiment, place: Place, out: Path, page: Path, findi
 
 
 def _run_seed(experiment: Experiment, seed: int, place: Place, out: Path, command: str) -> SeedRun:
-    """All methods in all orders without a merge, and in the main order with all merges."""
+    """Run all methods with all orders and the raw merge, and with the main order and all merges."""
     recipe = load_recipe(experiment.recipe, experiment.data_root, seed)
     folder = out / f"seed-{seed}"
     evaluation = replace(recipe.evaluation, methods=experiment.methods)
@@ -125,13 +125,13 @@ def _run_subgroups(experiment: Experiment, seed: int, place: Place, out: Path, c
 
 
 def _ablate(experiment: Experiment, out: Path) -> Path:
-    """Heads by loss, rho, mining and temperature on the first seed's embeddings: ``ablation.parquet``."""
+    """Train heads by loss, rho, mining and temperature on the first seed's embeddings: ``ablation.parquet``."""
     recipe = load_recipe(experiment.recipe, experiment.data_root, experiment.seeds[0])
     data, path = out / f"seed-{experiment.seeds[0]}" / "embeddings", out / "ablation" / "ablation.parquet"
     cases = [
         (name, mining, tau)
         for name, mining, tau in product(_LOSSES, (True, False), _TAUS)
-        # RQT has neither.
+        # RQT has neither mining nor a temperature.
         if not name.startswith("rqt") or (mining, tau) == (True, _TAUS[0])
     ]
     folder = read_folder(data)
@@ -174,7 +174,7 @@ def _measure(recipe: Recipe[Any], data: Path, method: Method, network: Path) -> 
 
 
 def _sigma_against_loss(experiment: Experiment, out: Path) -> tuple[float, ...]:
-    """Kendall's tau of FastFill's sigma and its true loss over the gallery, a number a seed; () without FastFill."""
+    """Kendall's tau of FastFill's sigma and its true loss over the gallery, for each seed; () without FastFill."""
     recipe = load_recipe(experiment.recipe, experiment.data_root)
     methods = replace(recipe.evaluation, methods=experiment.methods).find_methods()
     fastfill = next((m for m in methods if m.name == "fastfill"), None)
@@ -186,7 +186,7 @@ def _sigma_against_loss(experiment: Experiment, out: Path) -> tuple[float, ...]:
         folder, network = read_folder(run / "embeddings"), run / "maps" / "fastfill"
         table, settings = folder.gallery, recipe.fits.transforms.loss
         assert table.label is not None
-        # Without a classifier its stand-in over these very items takes its place.
+        # Without a classifier, use the substitute made of these items.
         known = folder.classifier or pseudo_classifier(table.new, table.label)
         losses_N = item_losses(load_network(network), known, table.old, table.new, table.label, settings)
         sigma_N = read_sigma(network / "sigma.parquet", folder.gallery)
@@ -196,7 +196,7 @@ def _sigma_against_loss(experiment: Experiment, out: Path) -> tuple[float, ...]:
 
 
 def _minutes(runs: Sequence[SeedRun]) -> float:
-    """What the stages of these runs took when they were computed, as their manifests say."""
+    """Minutes that the stages of these runs took when they were computed, from their manifests."""
     manifests = [read_json(folder / "manifest.json") for run in runs for folder in (run.folder, *run.more)]
     stages: dict[tuple[str, str], float] = {}
     for manifest in manifests:
@@ -207,7 +207,7 @@ def _minutes(runs: Sequence[SeedRun]) -> float:
 
 
 def _machine() -> str:
-    """The processor, without a name that would tell whose machine it is."""
+    """Cores and processor model of this machine, without its host name."""
     models = {line.split(":")[1].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name")}
     return f"{usable_cpus()} cores of {' and '.join(sorted(models)) or 'an unknown processor'}"
 

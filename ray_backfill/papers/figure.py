@@ -1,4 +1,4 @@
-"""Curves of a few methods over progress: the mean over seeds, and a band of one standard deviation."""
+"""Figure of several methods over progress: the mean over seeds, with a band of one standard deviation."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -33,7 +33,7 @@ class SeedCurves(NamedTuple):
 
 
 def curves_figure(runs: Runs, methods: Sequence[str], order: str, metrics: Sequence[str]) -> Figure | None:
-    """A panel for each metric, raw merge; None where none of the methods has a curve."""
+    """A panel for each metric, with the raw merge; None if none of the methods has a curve."""
     panels = {metric: _lines(runs, methods, order, metric) for metric in metrics}
     drawn = {metric: lines for metric, lines in panels.items() if lines}
     if not drawn:
@@ -55,7 +55,7 @@ def curves_figure(runs: Runs, methods: Sequence[str], order: str, metrics: Seque
 
 
 def _lines(runs: Runs, methods: Sequence[str], order: str, metric: str) -> list[SeedCurves]:
-    """What there is of these methods, the highest AUC first. A method has the same style in every panel."""
+    """The available curves of these methods, highest AUC first. A method has the same style in every panel."""
     own = [m for m in dict.fromkeys(methods) if m not in REFERENCE_STYLES]
     styles = REFERENCE_STYLES | {method: numbered_style(index) for index, method in enumerate(own)}
     found = []

@@ -19,5 +19,5 @@ def table_lines(table: PageTable) -> str:
 
 
 def cell(text: object) -> str:
-    """A text that cannot break the row of a Markdown table that it stands in."""
+    """The text on one line, with pipes escaped, for a cell of a Markdown table."""
     return " ".join(str(text).split()).replace("|", "\\|")

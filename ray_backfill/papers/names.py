@@ -1,4 +1,4 @@
-"""Which methods, orders and merges belong together on a page: what their plugins say. Unknown names are welcome."""
+"""Groups of methods, orders and merges on a page, taken from their plugins. Unknown names are allowed."""
 
 from collections.abc import Iterable
 
@@ -10,28 +10,28 @@ REFERENCES = tuple(method.name for method in all_methods().values() if method.is
 ORDERS = tuple(all_orders())
 MERGES = tuple(all_merges())
 
-# What needs neither gradient descent on pairs of embeddings nor, for the merge, any labels.
+# Methods that need no gradient descent on pairs of embeddings, and merges that need no labels.
 TRAINING_FREE_METHODS = tuple(
     method.name
     for method in all_methods().values()
     if method.models == ("old", "new") and not method.is_reference and not method.is_trained
 )
 LABEL_FREE_MERGES = tuple(merge.name for merge in all_merges().values() if not merge.needs_labels)
-# They come out of a method's map.
+# Orders that depend on the map of a method.
 TRAINED_ORDERS = tuple(order.name for order in all_orders().values() if order.of_method)
-# The heading of methods that no plugin here knows.
+# Heading of methods that no plugin defines.
 OTHER = "Others"
 
 
 def in_order(found: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
-    """The names that were found, once each: known ones in their order, then the others as they came."""
+    """The names found, without duplicates: known ones in their order, then the others as found."""
     names = tuple(dict.fromkeys(found))
     first = tuple(name for name in known if name in names)
     return first + tuple(name for name in names if name not in first)
 
 
 def grouped(methods: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Family -> the methods that were found, in the order in which a page lists them; no family is empty."""
+    """Family -> the methods found, in the order of a page; no family is empty."""
     known = all_methods()
     groups: dict[str, tuple[str, ...]] = dict.fromkeys((*FAMILIES, OTHER), ())
     for name in in_order(methods, known):
@@ -40,5 +40,5 @@ def grouped(methods: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def listed(methods: Iterable[str]) -> tuple[str, ...]:
-    """The methods in the order in which a page lists them."""
+    """The methods in the order of a page."""
     return tuple(name for names in grouped(methods).values() for name in names)

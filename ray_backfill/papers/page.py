@@ -1,4 +1,4 @@
-"""One page and its figure, from tables and manifests: trains and replays nothing."""
+"""Writes one page and its figure from tables and manifests, without training or replay."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,41 +22,41 @@ from ray_backfill.report.parts import DATA_WORDS
 
 @dataclass(frozen=True)
 class PageInput:
-    """All that a page is made of."""
+    """Content of a page."""
 
     title: str
     """Heading, such as "Omniglot, extended class"."""
     protocol: str
-    """a paragraph of Markdown: data set, protocol, models"""
+    """Data set, protocol and models, as a paragraph of Markdown."""
     runs: tuple[SeedRun, ...]
-    """one results folder a seed"""
+    """One results folder per seed."""
     command: str
-    """the command that writes the page"""
+    """Command that writes the page."""
     date: str
-    """when, as it should stand on the page"""
+    """Date, as shown on the page."""
     machine: str
     """The machine, such as "two cores of an AMD EPYC, no GPU"."""
     order: str = "classifier_score"
-    """order of the main table, of the figure and of claims that name none"""
+    """Order of the main table, of the figure, and of claims that name no order."""
     figure_methods: tuple[str, ...] = ("old", "new", "offline", "rm_naive", "bct", "fct", "fastfill", "mcl", "rm")
-    """methods in the figure; those that were not run are passed over"""
+    """Methods in the figure; those that were not run are skipped."""
     kendall_tau: tuple[float, ...] = ()
-    """Kendall's tau between the orders by sigma and by the true loss, one a run; empty: not measured"""
+    """Kendall's tau between the orders by sigma and by the true loss, one per run; empty: not measured."""
     ablation: Path | None = None
-    """Parquet with one row for each setting of the heads and seed: loss, rho, mining, tau, auc, gain, start, end"""
+    """Parquet file, a row per setting and seed: loss, rho, mining, tau, auc, gain, start, end; None: no ablation."""
     subgroup_runs: tuple[SeedRun, ...] = ()
-    """results folders with subgroups.parquet, one a seed; they may be those of another experiment"""
+    """Results folders with subgroups.parquet, one per seed, possibly of another experiment; empty: none."""
     subgroup_note: str = ""
-    """where the subgroups come from, as a sentence"""
+    """Origin of the subgroups, as a sentence."""
     findings: Path | None = None
-    """Markdown written by hand, included as it is"""
+    """Handwritten Markdown file to include unchanged; None: no findings."""
 
 
 def write_page(page: PageInput, path: Path) -> None:
-    """Write ``path`` and, beside it, the figure of the same name as PNG; each appears whole or not at all.
+    """Write ``path`` and, next to it, the figure of the same name as PNG, each atomically.
 
     Raises:
-        InputError: a file or column is missing, or the seeds do not belong together.
+        InputError: A file or column is missing, or the seeds do not belong together.
     """
     runs = read_runs(page.runs)
     if page.order not in runs.orders:
@@ -73,7 +73,7 @@ def write_page(page: PageInput, path: Path) -> None:
 
 def render(page: PageInput, runs: Runs, picture: str | None) -> str:
     """The page as Markdown."""
-    # No autoescape: Markdown, not HTML. What could break a table goes through the filter ``cell``.
+    # No autoescape, because this is Markdown, not HTML. The filter ``cell`` escapes texts in tables.
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=False,
@@ -124,7 +124,7 @@ def _findings(path: Path | None) -> str:
 
 
 def _facts(page: PageInput, runs: Runs) -> list[tuple[str, str]]:
-    """What was run, on what: a value where all seeds agree, else one a seed."""
+    """Facts about runs and machine: one value if all seeds agree, otherwise one per seed."""
     data = [r.manifest.data for r in runs.results]
     words = {key: name for key, name in DATA_WORDS.items() if key != "fingerprint"}
     sizes = [(name, _agreed([d.get(key) for d in data])) for key, name in words.items() if any(key in d for d in data)]

@@ -1,4 +1,4 @@
-"""The tables of a page as text, from the runs. Each function gives one table; None where there is nothing to show."""
+"""The tables of a page as text. Each function returns one table of the runs, or None if there is nothing to show."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ CMC = "CMC@1"
 
 @dataclass(frozen=True)
 class AblationRow:
-    """A row of ``ablation.parquet``: one setting of the heads on one seed; tau is NaN where the loss has none."""
+    """A row of ``ablation.parquet``: one setting of the heads for one seed; tau is NaN if the loss has none."""
 
     loss: str
     rho: bool
@@ -63,7 +63,7 @@ def _conditions(runs: Runs, case: Case) -> tuple[str, ...]:
 
 
 def beside_published(runs: Runs, paper: PublishedTable, order: str) -> PageTable:
-    """A paper's table with ours in the columns before it; where the paper takes a plain mean, ours is one too."""
+    """A paper's table, preceded by columns with our results; if the paper takes a plain mean, so do ours."""
     ours = "mean" if paper.plain_mean else "AUC"
     order_of = {entry: entry.order or order for entry in paper.rows}
     has_gain = any(cell is not None and cell.gain is not None for entry in paper.rows for cell in entry.cells)
@@ -91,7 +91,7 @@ def beside_published(runs: Runs, paper: PublishedTable, order: str) -> PageTable
 
 
 def as_printed(cell: Figures | None, digits: int) -> str:
-    """A cell of a paper: AUC mAP / AUC CMC@1 / gain."""
+    """A cell of a paper's table: AUC mAP / AUC CMC@1 / gain."""
     if cell is None:
         return NOTHING
     gain = "" if cell.gain is None else f" / {cell.gain:g} %"
@@ -130,7 +130,7 @@ def _grid(
 
 
 def against_random(runs: Runs) -> PageTable | None:
-    """For each method with a random order: AUC of the other orders minus that, and in how many seeds it is above 0.
+    """For each method with a random order: AUC of the other orders minus its AUC, and the number of seeds above 0.
 
     The last row counts the methods for which an order is better than random in every seed.
     """
@@ -178,7 +178,7 @@ def _yes(flag: object) -> str:
 
 
 def subgroup_table(runs: Runs) -> PageTable | None:
-    """The gap between best and worst subgroup at a few moments, by method and order."""
+    """The gap between the best and the worst subgroup at several moments, by method and order."""
     cases = cases_with_gaps(runs)
     if not cases:
         return None
@@ -200,7 +200,7 @@ def _moment(runs: Runs, moment: float) -> str:
 
 
 def costs_table(runs: Runs) -> PageTable | None:
-    """What each method costs, of the first seed whose run counted it."""
+    """Cost of each method, from the first seed whose run counted it."""
     costs = next((r.costs for r in runs.results if r.costs), ())
     if not costs:
         return None
@@ -220,7 +220,7 @@ def costs_table(runs: Runs) -> PageTable | None:
 
 
 def backbones_table(runs: Runs) -> PageTable | None:
-    """What one embedding of each model costs, and what its training took, from the first seed's manifest."""
+    """Cost of one embedding and of the training of each model, from the first seed's manifest."""
     backbones = runs.results[0].manifest.backbones
     if not backbones:
         return None

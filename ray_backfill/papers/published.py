@@ -1,9 +1,9 @@
-"""What the papers report, as they print it. Data only: nothing here is computed, or computed with.
+"""The papers' results as printed. Data only, without any computation.
 
 RM: Seo et al., Metric Compatible Training for Online Backfilling in Large-Scale Retrieval, 2025 (table 1 is the same in
 the earlier version, Online Backfilling with No Regret for Large-Scale Image Retrieval, 2023).
 FF: Jaeckle et al., FastFill: Efficient Compatible Model Update, ICLR 2023.
-All numbers are in per cent.
+All numbers are percentages.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Figures(NamedTuple):
-    """One cell. gain is None where the paper prints none."""
+    """One cell. gain: None if the paper prints none."""
 
     auc_map: float
     auc_cmc1: float
@@ -40,17 +40,17 @@ class PublishedTable:
 
     source: str
     setting: str
-    """what a reader must know to compare"""
+    """Conditions that a reader must know to compare."""
     columns: tuple[Column, ...]
     plain_mean: bool
-    """whether the paper takes the plain mean of its points (auc_mean) instead of the trapezoid rule (auc)"""
+    """Whether the paper takes the plain mean of its points (auc_mean) instead of the trapezoid rule (auc)."""
     rows: tuple[Entry, ...]
     digits: int = 1
 
 
 @dataclass(frozen=True)
 class PublishedCurves:
-    """What a paper shows without a table: read off its curves and text."""
+    """Results that a paper gives in curves and text only."""
 
     source: str
     recipe: str
@@ -64,7 +64,7 @@ def _rm_columns(suffix: str) -> tuple[Column, ...]:
 
 
 def _rm(name: str, method: str, *numbers: float) -> Entry:
-    """A row of RM's tables as it is printed: AUC mAP, AUC CMC@1 and gain, four times."""
+    """A row of RM's tables as printed: AUC mAP, AUC CMC@1 and gain, four times."""
     cells = tuple(Figures(*numbers[i : i + 3]) for i in range(0, len(numbers), 3))
     return Entry(name, method, None, cells)
 
@@ -104,7 +104,7 @@ RM_TABLE_A2 = PublishedTable(
     ),
 )
 
-# FF prints CMC@1 first; here, as everywhere, mAP stands first.
+# FF prints CMC@1 first; here mAP comes first, as everywhere.
 FF_TABLES_1_TO_3 = PublishedTable(
     "FF, tables 1, 2 and 3",
     "Extended class, l2 distance, five seeds; RACT in entropy order, BCT and FCT in random order",

@@ -1,4 +1,4 @@
-"""The published experiments on one page: which recipe is which, what to expect of it, and where the papers are silent.
+"""Writes a page about the published experiments: recipes, expected results, and details that the papers omit.
 
 python -m ray_backfill.papers.published_page    writes docs/published.md
 """
@@ -21,14 +21,14 @@ This page was written by `python -m ray_backfill.papers.published_page`; do not 
     ray-backfill simulate --recipe NAME --data-root PATH
 
 runs an experiment with the papers' hyper-parameters and protocol; `--dry-run` estimates its GPU hours first. On four
-A100 add `--workers.number 4 --workers.cpus 8 --actors.number 4 --actors.cpus 8`. We have run none of them.
+A100 add `--workers.number 4 --workers.cpus 8 --actors.number 4 --actors.cpus 8`. We have not run any of them.
 
 RM: Seo et al., *Metric Compatible Training for Online Backfilling in Large-Scale Retrieval*, 2025. FF: Jaeckle et al.,
 *FastFill: Efficient Compatible Model Update*, ICLR 2023."""
 _EXPECTED = """## What to expect
 
-AUC mAP / AUC CMC@1 / gain as printed, in per cent. FF takes the plain mean of its points for the AUC: compare it with
-`auc_mean` of `summary.parquet`."""
+AUC mAP / AUC CMC@1 / gain as printed, in per cent. FF takes the plain mean of its points for the AUC, so compare it
+with `auc_mean` of `summary.parquet`."""
 
 
 def page() -> str:
@@ -37,7 +37,7 @@ def page() -> str:
         _HEAD,
         "## Recipes",
         _recipes(),
-        "## Where the papers are silent, or ours differs",
+        "## Details that the papers omit, or where this project differs",
         f"All recipes:\n\n{_listed(silent.IN_ALL)}",
         *(f"Recipes of {name}:\n\n{_listed(sentences)}" for name, sentences in silent.BY_PAPER.items()),
         _EXPECTED,
@@ -52,12 +52,12 @@ def _recipes() -> str:
     rows = (
         (f"`{row.name}`", row.description, " ".join(silent.BY_RECIPE.get(row.name, ())) or NOTHING) for row in PUBLISHED
     )
-    return table_lines(PageTable(("recipe", "what it is", "where the paper is silent"), tuple(rows)))
+    return table_lines(PageTable(("recipe", "description", "details that the paper omits"), tuple(rows)))
 
 
 def _curves() -> str:
     rows = ((f"`{curves.recipe}`", curves.source, curves.words) for curves in CURVES)
-    return table_lines(PageTable(("recipe", "source", "what it shows"), tuple(rows)))
+    return table_lines(PageTable(("recipe", "source", "result"), tuple(rows)))
 
 
 def _listed(sentences: tuple[str, ...]) -> str:

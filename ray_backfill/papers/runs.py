@@ -1,4 +1,4 @@
-"""Results folders of several seeds, read once and asked by method, order, merge and metric."""
+"""Results folders of several seeds, read once and queried by method, order, merge and metric."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,15 +21,15 @@ class SeedRun:
     """One run of the experiment."""
 
     seed: int
-    """what the run was seeded with"""
+    """Seed of the run."""
     folder: Path
-    """its results folder (docs/results-format.md)"""
+    """Results folder of the run (docs/results-format.md)."""
     more: tuple[Path, ...] = ()
-    """further results folders of the same run, with other orders or merges"""
+    """Further results folders of the same run, with other orders or merges."""
 
 
 class Case(NamedTuple):
-    """What one curve belongs to."""
+    """Method, order and merge of one curve."""
 
     method: str
     order: str
@@ -38,17 +38,17 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Runs:
-    """Several seeds of one experiment. Arrays over seeds have the suffix _S and NaN where a seed lacks the number."""
+    """Several seeds of one experiment. Arrays over seeds have the suffix _S, and NaN if a seed lacks the number."""
 
     seeds: tuple[int, ...]
     folders: tuple[Path, ...]
     results: tuple[Results, ...]
     rows: tuple[dict[tuple[str, Variant | None, str], Row], ...]
-    """for each seed: a row by (method, variant, metric); variant is None for methods that do not depend on it"""
+    """For each seed: (method, variant, metric) -> row; variant is None for methods that do not depend on it."""
 
     @property
     def primary(self) -> str:
-        """The metric by which methods are judged; the same in all seeds."""
+        """The metric by which methods are judged; the same for all seeds."""
         return self.results[0].primary
 
     @property
@@ -68,7 +68,7 @@ class Runs:
 
     @property
     def oracles(self) -> frozenset[str]:
-        """Orders that peek at the answer: upper bounds that nobody can deploy."""
+        """Oracle orders: upper bounds that use knowledge not available in advance."""
         return frozenset(order for r in self.results for order in r.oracles)
 
     @property
@@ -77,16 +77,16 @@ class Runs:
         return in_order((v.merge for r in self.results for v in r.variants), MERGES)
 
     def title(self, method: str) -> str:
-        """The display name; the plugin name where no seed has the method."""
+        """The title of a method; its name if no seed has it."""
         return next((r.titles[method] for r in self.results if method in r.titles), method)
 
     def found(self, case: Case, metric: str | None = None) -> list[Row | None]:
-        """The row of each seed, None where there is none; old, new and offline are found in any order and merge."""
+        """The row of each seed, or None; references are found for any order and merge."""
         variant = None if case.method in REFERENCES else Variant(case.order, case.merge)
         return [rows.get((case.method, variant, metric or self.primary)) for rows in self.rows]
 
     def has(self, case: Case, metric: str | None = None) -> bool:
-        """Whether any seed was run so."""
+        """Whether any seed has this case."""
         return any(row is not None for row in self.found(case, metric))
 
     def values(self, case: Case, field: Callable[[Row], float], metric: str | None = None) -> Floats:
@@ -101,7 +101,7 @@ class Runs:
         """(T,) progress and (S', T) values of the seeds that have the curve; None if none has.
 
         Raises:
-            InputError: seeds were replayed at different moments.
+            InputError: The seeds were replayed at different moments.
         """
         rows = zip(self.results, self.found(case, metric), strict=True)
         lines = [line for results, row in rows if row is not None and (line := results.line(row)) is not None]
@@ -114,7 +114,7 @@ def same_moments(lines: Sequence[Line], name: str) -> Floats:
     """(T,) progress, which must be the same in all seeds.
 
     Raises:
-        InputError: it is not.
+        InputError: The seeds were replayed at different moments.
     """
     t = lines[0].t
     if any(len(line.t) != len(t) or not np.allclose(line.t, t) for line in lines):
@@ -126,7 +126,7 @@ def read_runs(runs: Iterable[SeedRun]) -> Runs:
     """Read the results folder of each seed.
 
     Raises:
-        InputError: no seed, a seed or folder given twice, different primary metrics, or a folder that cannot be read.
+        InputError: There is no seed, a seed or folder is given twice, metrics differ, or a folder is unreadable.
     """
     given = tuple(runs)
     if not given:
@@ -147,7 +147,7 @@ def read_runs(runs: Iterable[SeedRun]) -> Runs:
 
 
 def _joined(results: Sequence[Results]) -> Results:
-    """All of a run as one; where two folders hold the same row, the first one's counts."""
+    """Join the results folders of a run; if two contain the same row, the first one is used."""
     first, *others = results
     for other in others:
         known = {(row.method, row.variant, row.metric) for row in first.rows}

@@ -21,7 +21,7 @@ def spread_of(values_S: Floats) -> float:
 
 
 def mean_and_spread(values_S: Floats, show: Callable[[float], str] = percent) -> str:
-    """ "63.9 ± 0.6", and how many seeds it is of where some lack it; an en dash where all do."""
+    """ "63.9 ± 0.6", with the number of seeds if some lack it; an en dash if all do."""
     known = int(np.isfinite(values_S).sum())
     if known == 0:
         return NOTHING
@@ -36,7 +36,7 @@ def signed(share: float) -> str:
 
 
 def plain(value: float) -> str:
-    """A number that is no share, with two digits."""
+    """A number that is not a share, with two decimals."""
     return f"{value:.2f}" if np.isfinite(value) else NOTHING
 
 

@@ -12,18 +12,18 @@ MOMENTS = (0.0, 0.25, 0.5, 1.0)
 
 
 def nearest(t: Floats, moment: float) -> NDArray[np.intp]:
-    """Indices of the points nearest to a moment: two where it lies in the middle between them."""
+    """Indices of the points nearest to a moment: two if it lies in the middle between them."""
     distance = np.abs(t - moment)
     return np.flatnonzero(distance <= distance.min() + 1e-9)
 
 
 def gap_at(runs: Runs, case: Case, moment: float) -> Floats:
-    """(S,) best minus worst group at the nearest point (the mean of both where two are equally near), as a share."""
+    """(S,) best minus worst group at the nearest point (the mean if two are equally near), as a share."""
     return np.array([_gap(results, case, runs.primary, moment) for results in runs.results])
 
 
 def moments_read(runs: Runs, moment: float) -> tuple[float, ...]:
-    """The points that stand for a moment, of the first gap that is found; () without subgroups."""
+    """The points used for a moment, from the first gap that is found; () without subgroups."""
     for results in runs.results:
         for lines in results.groups.values():
             if GAP in lines:

@@ -1,4 +1,4 @@
-"""The best combination that trains nothing, and how much of full RM's gain it reaches."""
+"""The best combination without training, and the share of full RM's gain that it reaches."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ class TrainingFree:
 
 
 def best_training_free(runs: Runs, orders: Iterable[str]) -> TrainingFree | None:
-    """Over methods and merges without training and labels, in these orders; None where nothing was run so.
+    """The best of all methods and merges without training and labels, in these orders; None if there is none.
 
-    Orders that need a trained model or the answer are passed over. Full RM is taken in the order of the best
-    combination, raw merge; share_S is NaN where it was not run so, or has no gain above 0.
+    Oracle orders and orders that need a trained model are skipped. Full RM has the order of the best combination and
+    the raw merge; share_S is NaN if this was not run, or if its gain is not above 0.
     """
     free = [o for o in dict.fromkeys(orders) if o not in runs.oracles and o not in TRAINED_ORDERS]
     cases = [Case(m, o, merge) for m in TRAINING_FREE_METHODS for o in free for merge in LABEL_FREE_MERGES]

@@ -1,4 +1,4 @@
-"""Fits variants of methods side by side, a CPU each: for ablations."""
+"""Fits variants of methods in parallel for ablations, each on one CPU."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +17,9 @@ from ray_backfill.training.settings import FitSettings
 
 
 def fit_side_by_side(data: Path, wanted: Sequence[tuple[str, FitSettings]], distance: str, out: Path) -> list[Path]:
-    """Fit methods by name, each with its own settings, each on one CPU, as many at a time as there are CPUs.
+    """Fit methods by name, each with its own settings and on one CPU, as many in parallel as there are CPUs.
 
-    data: a folder of the data contract. Returns: the folder of each network, ``out/<number>``; a finished one is kept.
+    data: a folder of the data contract. Returns: the folder of each network, ``out/<number>``; finished ones are kept.
     """
     folders = [out / str(i) for i in range(len(wanted))]
     with session(), stage("fit variants", len(wanted), "variants") as bar:

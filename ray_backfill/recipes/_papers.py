@@ -1,9 +1,8 @@
-"""How the published experiments train models and maps: the papers' hyper-parameters.
+"""Training of models and maps in the published experiments: the papers' hyper-parameters.
 
 RM: Seo et al., Metric Compatible Training for Online Backfilling in Large-Scale Retrieval, 2025, section 5.2 and
-appendix B. FF: Jaeckle et al., FastFill, 2023, appendix A.2. All values stand here, also where they are the defaults
-elsewhere: a published experiment does not change when a default does. What the papers leave out stands in
-``published.py``.
+appendix B. FF: Jaeckle et al., FastFill, 2023, appendix A.2. All values are stated here, even if they are defaults, so
+that a published experiment does not change with a default. ``papers/silent.py`` lists what the papers omit.
 """
 
 from typing import Literal
@@ -23,12 +22,12 @@ from ray_backfill.training.settings import (
 
 Classification = Literal["softmax", "arcface"]
 
-# At a batch of 1024. Nobody has tried that of the ViT, of whose training RM says nothing.
+# Learning rates for a batch of 1024. That of the ViT is untested, because RM does not describe its training.
 _LR = {"resnet18": 1.024, "resnet50": 1.024, "vit_b_32": 0.1}
 
 
 def model(arch: str, dim: int, classification: Classification, seed: int) -> ModelRecipe:
-    """A backbone from scratch by FF's schedule for ImageNet; faces are classified by ArcFace."""
+    """A backbone trained from scratch with FF's schedule for ImageNet; faces with ArcFace."""
     return ModelRecipe(
         BackboneSettings(arch, dim=dim),
         BackboneTraining(
@@ -51,7 +50,7 @@ def model(arch: str, dim: int, classification: Classification, seed: int) -> Mod
 
 
 def fits(blocks: int, classification: Classification, distance: str, seed: int) -> FitSettings:
-    """RM's heads and FF's transformations, which are classified as the new model is. blocks: of psi and of rho."""
+    """RM's heads and FF's transformations, with the new model's classification loss. blocks: of psi and of rho."""
     return FitSettings(
         heads=HeadTraining(
             epochs=50,

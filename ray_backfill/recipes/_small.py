@@ -6,7 +6,7 @@ from ray_backfill.training.settings import BackboneTraining, FitSettings, HeadTr
 
 
 def small_convnet(width: int, epochs: int, seed: int) -> ModelRecipe:
-    """A convnet with 128 dimensions, batches of 128 and a high learning rate: it learns in a few epochs."""
+    """A convnet with 128 dimensions that learns in a few epochs, with batches of 128 and a high learning rate."""
     return ModelRecipe(
         BackboneSettings("convnet", dim=128, width=width),
         BackboneTraining(
@@ -22,7 +22,7 @@ def small_convnet(width: int, epochs: int, seed: int) -> ModelRecipe:
 
 
 def small_fits(seed: int, epochs: int = 50, transform_epochs: int = 80) -> FitSettings:
-    """epochs: of heads. Transformations as wide as a few thousand items can use, and batches that give them steps."""
+    """Fits for a few thousand items: narrow transformations and small batches. epochs: epochs of the heads."""
     return FitSettings(
         heads=HeadTraining(epochs=epochs, seed=seed),
         transforms=TransformTraining(epochs=transform_epochs, batch=256, hidden=512, seed=seed),

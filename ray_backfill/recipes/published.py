@@ -1,4 +1,4 @@
-"""The published experiments: one table, a row a recipe. ``docs/published.md`` has them with the figures of the papers.
+"""The published experiments: one table with a row per recipe. ``docs/published.md`` adds the papers' results.
 
 RM: Seo et al., Metric Compatible Training for Online Backfilling in Large-Scale Retrieval, 2025. FF: Jaeckle et al.,
 FastFill: Efficient Compatible Model Update, 2023.
@@ -20,7 +20,7 @@ from ray_backfill.recipes._papers import Classification, fits, model
 
 @dataclass(frozen=True)
 class Paper:
-    """What the experiments of one paper share."""
+    """Common settings of the experiments of one paper."""
 
     name: str
     orders: tuple[str, ...]
@@ -32,7 +32,7 @@ FF = Paper("FastFill", ("random", "entropy", "sigma"), "l2")
 
 
 class Split(NamedTuple):
-    """Which classes the models learn, and the same in words."""
+    """The classes that the models learn, as a protocol and as text."""
 
     protocol: Protocol
     words: str
@@ -40,10 +40,10 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSet:
-    """What the experiments on one data set share.
+    """Common settings of the experiments on one data set.
 
-    images: its ``Settings``. layout: what must lie below --data-root. dim: of the embeddings. blocks: of psi and of
-    rho.
+    images: its ``Settings``. layout: expected content of --data-root. dim: size of the embeddings. blocks: blocks of
+    psi and of rho.
     """
 
     title: str
@@ -61,7 +61,7 @@ _OPEN = Protocol("open", old_share=0.3)
 IMAGENET = DataSet(
     "ImageNet-1K",
     imagenet.Settings,
-    "ImageNet-1K with train/ (a folder a wnid) and val/ (the same, or flat with the ground-truth file)",
+    "ImageNet-1K with train/ (a folder per wnid) and val/ (the same, or flat with the ground-truth file)",
     Split(_HALF, "The old model learns the first 500 classes, the new one all 1000."),
     blocks=5,
 )
@@ -74,7 +74,7 @@ CIFAR100 = DataSet(
 PLACES365 = DataSet(
     "Places-365",
     places365.Settings,
-    "Places-365 in the easy format, with train/ and val/ (a folder a category)",
+    "Places-365 in the easy format, with train/ and val/ (a folder per category)",
     Split(_HALF, "The old model learns the first 182 categories, the new one all 365."),
     dim=512,
     blocks=5,
@@ -91,7 +91,7 @@ MARKET1501 = DataSet(
 VGGFACE2 = DataSet(
     "VGGFace2",
     vggface2.Settings,
-    "VGGFace2 with train/ and test/ (a folder an identity) and identity_meta.csv",
+    "VGGFace2 with train/ and test/ (a folder per identity) and identity_meta.csv",
     Split(
         Protocol("extended", old_share=0.1),
         "The old model learns 863 identities, the new one all 8631; 50 images of each of 500 others are the gallery.",
@@ -109,12 +109,12 @@ GLDV2 = DataSet(
     metric="mAP@100",
 )
 
-# The rows of RM's tables 1 and A2; what its figures 7 (by its text, not all of the curves) and 9 (open class) show.
+# Methods in RM's tables 1 and A2, and in its figures 7 (as in its text, not all curves) and 9 (open class).
 RM_TABLE_1 = ("old", "new", "rm_naive", "bct", "fct", "fct_side", "bict", "rm")
 RM_TABLE_A2 = (*RM_TABLE_1[:-1], "ract", "rm")
 RM_FIGURE_7 = ("old", "new", "rm_naive", "rqt", "rm")
 RM_FIGURE_9 = ("old", "new", "rm_naive", "ract", "rm")
-# What FF compares, and its ablation (table 5).
+# Methods that FF compares, and its ablation (table 5).
 FF_TABLES = ("old", "new", "bct", "ract", "fct", "fastfill")
 FF_TABLE_5 = (*FF_TABLES, "fastfill_disc", "fastfill_l2_disc", "fastfill_l2_u", "fastfill_disc_u")
 FF_FACES = ("old", "new", "ract", "fct", "fastfill")
@@ -128,7 +128,7 @@ _ARCHS = {"resnet18": "ResNet-18", "resnet50": "ResNet-50", "vit_b_32": "ViT-B/3
 class PublishedRecipe:
     """A row of the table.
 
-    where: the tables and figures of the paper. split: where it is not the usual one of the data set.
+    where: tables and figures of the paper. split: the split, if it is not the usual one of the data set.
     """
 
     name: str
@@ -142,12 +142,12 @@ class PublishedRecipe:
 
     @property
     def distance(self) -> str:
-        """FF's on faces is l2 of normalized features, which ranks as cosine does."""
+        """Distance of the comparison. FF uses l2 on normalized features of faces, which ranks like cosine."""
         return "cosine" if self.data.classification == "arcface" else self.paper.distance
 
     @property
     def description(self) -> str:
-        """Data set, protocol, models and source in one sentence, and who learns what."""
+        """Data set, protocol, models and source in one sentence, and which model learns which classes."""
         split = self.split or self.data.split
         models = f"{_ARCHS[self.old]} to {_ARCHS[self.new]}"
         models += " by ArcFace" if self.data.classification == "arcface" else ""

@@ -74,7 +74,10 @@ def fail(
         ),
         (("--distance", "l2"), "for the cosine distance but compared by l2; give both"),
         (("--orders", "given"), "needs a column 'order_score', which images do not have"),
-        (("--old.backbone.arch", "vit_b_32", "--images.image-size", "16"), "vit_b_32 does not accept images of 16 x 16"),
+        (
+            ("--old.backbone.arch", "vit_b_32", "--images.image-size", "16"),
+            "vit_b_32 does not accept images of 16 x 16",
+        ),
     ],
 )
 def test_wrong_names_and_settings_fail_before_anything_is_computed(

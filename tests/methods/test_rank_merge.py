@@ -98,7 +98,7 @@ def test_gradients_are_right(loss: HeadLoss) -> None:
 
 
 def test_unknown_distances_and_methods_list_the_known_ones() -> None:
-    with pytest.raises(InputError, match="--heads.loss.distance must be cosine or l2"):
+    with pytest.raises(InputError, match=r"--heads\.loss\.distance must be cosine or l2"):
         LossSettings(distance="inner_product")
     with pytest.raises(InputError, match=r"--heads\.loss\.tau must be greater than 0, got 0"):
         LossSettings(tau=0)

@@ -44,7 +44,12 @@ def test_a_reproduction_from_images_to_the_page(tmp_path: Path, monkeypatch: pyt
     assert reproduce(experiment, place, out, page, None, "python jobs/reproduce.py --data-root /secret/place") == page
     text = page.read_text()
     assert (tmp_path / "page.png").exists()
-    for words in ("| Full RM is better than RM naive |", "## Beside the papers' tables", "## Merges", "## Costs"):
+    for words in (
+        "| Full RM is better than RM naive |",
+        "## Comparison with the papers' tables",
+        "## Merges",
+        "## Costs",
+    ):
         assert words in text
     assert "/secret" not in text
     merged = pd.read_parquet(out / "seed-0" / "results_merges" / "summary.parquet")

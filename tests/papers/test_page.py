@@ -58,7 +58,7 @@ def test_everything(tmp_path: Path) -> None:
     write_page(page_of(tmp_path), tmp_path / "docs" / "omniglot.md")
     text = (tmp_path / "docs" / "omniglot.md").read_text(encoding="utf-8")
     assert sections(text) == [
-        *("Findings", "Results", "What the papers claim", "Beside the papers' tables", "Orders", "Merges"),
+        *("Findings", "Results", "What the papers claim", "Comparison with the papers' tables", "Orders", "Merges"),
         "Without training",
         *("Loss, rho, mining and temperature", "Gap between subgroups", "Costs"),
     ]
@@ -112,7 +112,7 @@ def test_one_seed_and_nothing_else(tmp_path: Path) -> None:
     page = PageInput("Small", "Few.", runs, "make reproduce", "today", "here")
     write_page(page, tmp_path / "small.md")
     text = (tmp_path / "small.md").read_text(encoding="utf-8")
-    assert sections(text) == ["Results", "What the papers claim", "Beside the papers' tables"]
+    assert sections(text) == ["Results", "What the papers claim", "Comparison with the papers' tables"]
     assert "| bct | 40.0 | 60.0 | 50.0 | 40.0 | 40.0 | 1 of 1 | 0.0 | 5.0 |" in text
     assert "one seed" in text
     assert "1 seed agrees with a claim by chance once in 2" in text

@@ -104,5 +104,5 @@ def test_nobody_published_the_size_of_these() -> None:
 def test_what_is_wrong_with_the_protocol_is_not_taken_for_missing_data() -> None:
     recipe = small_recipe()
     assert isinstance(recipe.images, landmarks.Settings)
-    with pytest.raises(InputError, match="--protocol.old-share must be greater than 0"):
+    with pytest.raises(InputError, match=r"--protocol\.old-share must be greater than 0"):
         count_images(type(recipe)(recipe.images, Protocol(old_share=0.0), recipe.old, recipe.new))
