@@ -1,1 +1,1 @@
-"""Command lines: options, what they start, and how errors are told."""
+"""Command lines: options, commands, and error messages."""

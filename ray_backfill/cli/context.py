@@ -1,4 +1,4 @@
-"""What commands do between their options and the work: make the context, download, plan."""
+"""Steps between reading the options and the work: make the context, download, plan."""
 
 import sys
 from typing import Any
@@ -10,20 +10,20 @@ from ray_backfill.runs.context import Context
 
 
 def context_of(job: Any) -> Context:
-    """The context of a run, from the options that the job has. Raises InputError for an ``out`` that cannot be made."""
+    """The context of a run, from the options of the job. Raises InputError for an ``out`` that cannot be created."""
     given = {name: getattr(job, name) for name in ("workers", "actors", "place") if hasattr(job, name)}
     return Context(checked_out(job.out), command=command_line(), **given)
 
 
 def prepared(job: RecipeJob[Any], last_stage: str = "maps", model: str | None = None) -> RecipeJob[Any]:
-    """Do what the options ask for before the work; returns the job.
+    """Handle --download and --dry-run; returns the job.
 
-    --download fetches the images. --dry-run prints the plan up to ``last_stage`` (of ``planning.plan.STAGES``), and stops.
-    model: plan the training of this backbone only.
+    --download fetches the images. --dry-run prints the plan up to ``last_stage`` (of ``planning.plan.STAGES``) and
+    exits. model: plan only the training of this backbone.
 
     Raises:
-        SystemExit: after a dry run, with code 0.
-        InputError: the plan cannot be made, or the images cannot be fetched.
+        SystemExit: After a dry run, with code 0.
+        InputError: The plan cannot be made, or the images cannot be fetched.
     """
     if job.download:
         download(job.settings.images)

@@ -1,4 +1,4 @@
-"""Help on request: the options of one group, or the methods, orders, merges or recipes that there are."""
+"""Help on request: the options of one group, or a list of methods, orders, merges or recipes."""
 
 import io
 import re
@@ -11,17 +11,17 @@ from ray_backfill.methods import Method, all_methods
 from ray_backfill.orders import Order, all_orders
 from ray_backfill.recipes import describe_recipe, recipe_names
 
-# The heading of a group in the full help of a command, as tyro writes it where it cannot draw boxes.
+# Heading of a group in the full help of a command, as tyro writes it if it cannot draw boxes.
 _HEADING = re.compile(r"^ (?:(\S+) )?options *\n -+ *\n", re.MULTILINE)
 
 
 def group_help(read: Callable[[Sequence[str]], object], arguments: Sequence[str], group: str) -> str:
-    """The options of ``group`` with their defaults; or a list: methods, orders, merges, recipes.
+    """The options of ``group`` with their defaults, or a list of methods, orders, merges or recipes.
 
     "all": every group; "run": the options without a group. read: reads the command line of the command.
 
     Raises:
-        InputError: no such group; the message lists the known ones.
+        InputError: The group is unknown; the message lists the known ones.
     """
     tables: dict[str, Callable[[], Iterable[Method | Order | MergeKind]]] = {
         "methods": lambda: all_methods().values(),
@@ -48,7 +48,7 @@ def _explained(row: Method | Order | MergeKind) -> str:
 def _sections(read: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> list[tuple[str, str]]:
     """(title, text) of each group in the full help of a command."""
     full = io.StringIO()
-    with redirect_stdout(full), suppress(SystemExit):  # --help ends by it
+    with redirect_stdout(full), suppress(SystemExit):  # raised by --help
         read([*arguments, "--help"])
     _, *parts = _HEADING.split(full.getvalue())
     texts = ("\n".join(line.rstrip() for line in text.rstrip().splitlines()) for text in parts[1::2])

@@ -1,4 +1,4 @@
-"""The command ``ray-backfill``. Each subcommand is imported when it is asked for, so that help and errors are quick."""
+"""The command ``ray-backfill``. Imports only the requested subcommand, so that help and errors appear quickly."""
 
 import difflib
 import importlib
@@ -12,7 +12,7 @@ from ray_backfill.errors import InputError
 
 
 def main(command: str | None = None) -> None:
-    """Run a subcommand: the first word of the command line, or ``command``, which a job script gives."""
+    """Run a subcommand: ``command`` if given (by a job script), otherwise the first word of the command line."""
     run_job(lambda: _main(sys.argv[1:] if command is None else [command, *sys.argv[1:]]))
 
 
@@ -42,7 +42,7 @@ def _main(words: Sequence[str]) -> None:
 
 
 def _help_asked_for(arguments: Sequence[str]) -> str | None:
-    """The group of options whose help is asked for; "" for the first page; None where none is."""
+    """The group of options whose help is requested; "" for the first page; None if no help is requested."""
     for place, argument in enumerate(arguments):
         if argument in ("-h", "--help"):
             following = arguments[place + 1 : place + 2]

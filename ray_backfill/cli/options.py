@@ -1,4 +1,4 @@
-"""The options of each command: the dataclasses that its command line is made from."""
+"""The options of each command, as dataclasses from which its command line is made."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,16 +1,16 @@
-"""The first page of help of each command: hand-written texts below ``pages``, with the names of plugins filled in."""
+"""The first help page of each command: handwritten texts in ``pages``, with the names of plugins filled in."""
 
 import textwrap
 from collections.abc import Iterable
 from importlib.resources import files
 
-# Command -> what it does, in the order in which a user meets them.
+# Command -> description, in the order in which users need them.
 COMMANDS = {
     "simulate": "Compare upgrade methods: quality at every moment of the backfill, exactly.",
     "drill": "Backfill a gallery for real, under query traffic, and measure what users get.",
     "report": "Print the table of a finished run and write its report again.",
     "fit": "Only fit the maps and heads that methods need.",
-    "embed": "Only embed the images of a recipe by its models.",
+    "embed": "Only embed the images of a recipe with its models.",
     "train": "Only train one backbone of a recipe.",
     "reproduce": "Run a recipe with several seeds and write a page beside the papers' tables.",
 }
@@ -25,7 +25,7 @@ def overview() -> str:
 
 
 def page(command: str) -> str:
-    """The first page of a command. A line with {methods}, {orders}, {merges} or {recipes} becomes the list of them."""
+    """The first page of a command. Lists replace lines with {methods}, {orders}, {merges} or {recipes}."""
     return "\n".join(_filled(line) for line in _text(command).splitlines())
 
 
@@ -73,7 +73,7 @@ def _recipes() -> Iterable[str]:
     return recipe_names()
 
 
-# Each is imported only for a page that lists it.
+# Functions, so that plugins are imported only for pages that list them.
 _NAMES = {
     "methods": _methods,
     "recommended": _recommended,

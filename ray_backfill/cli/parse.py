@@ -17,7 +17,7 @@ from ray_backfill.runs.planning.settings import PlanningSettings
 
 JobT = TypeVar("JobT")
 
-# The text of an option is the docstring of its field. A comment would be carried on to the fields below it.
+# The text of an option is the docstring of its field. tyro would also apply a comment to the fields below it.
 _CONFIG = (tyro.conf.HelptextFromCommentsOff,)
 
 
@@ -27,14 +27,14 @@ def names_folder(arguments: Sequence[str]) -> bool:
 
 
 def read_options(kind: type[JobT], arguments: Sequence[str], default: JobT | None = None) -> JobT:
-    """Read a command line over defaults. Exits with code 2 and a message for options that are unknown or malformed."""
+    """Read a command line over defaults. Exits with code 2 and a message for unknown or malformed options."""
     if default is None:
         return tyro.cli(kind, prog="ray-backfill", args=list(arguments), config=_CONFIG)
     return tyro.cli(kind, prog="ray-backfill", args=list(arguments), default=default, config=_CONFIG)
 
 
 def read_folder_options(kind: type[Any], arguments: Sequence[str]) -> Any:
-    """Read the command line of work on a folder; without --out the run goes below ``runs``.
+    """Read the command line of a command on a folder; the default of --out is a folder in ``runs``.
 
     kind: FolderJob or a subclass.
     """
@@ -58,7 +58,7 @@ def read_recipe_options(kind: type[Any], arguments: Sequence[str], **more: Any) 
         raise InputError(f"--seed must not be negative, got {first.seed}")
     if first.data_root is not None:
         refuse_relative("--data-root", first.data_root)
-    # The help of a recipe does not need its data, and neither does the plan of a published data set.
+    # The help of a recipe does not need its data, nor does the plan of a published data set.
     asked = set(arguments)
     can_do_without = "--help" in asked or ("--dry-run" in asked and "--download" not in asked)
     recipe = load_recipe(first.recipe, first.data_root or (NO_ROOT if can_do_without else None), first.seed)
@@ -81,5 +81,5 @@ def read_recipe_options(kind: type[Any], arguments: Sequence[str], **more: Any) 
 
 
 def check_names(job: FolderJob | RecipeJob[Any]) -> None:
-    """Raises InputError for unknown methods, orders, merges and metrics, before anything heavy is imported."""
+    """Raises InputError for unknown methods, orders, merges and metrics, before heavy imports."""
     (job.settings.evaluation if isinstance(job, RecipeJob) else job.evaluation).check()

@@ -10,11 +10,11 @@ from ray_backfill.files import check_writable
 
 
 def run_job(main: Callable[[], None]) -> None:
-    """Run a command: an InputError, also an actor's or a worker's, is one line and exit code 2; Ctrl-C is code 130."""
+    """Run a command. An InputError (also of an actor or worker) becomes one line and exit code 2; Ctrl-C gives 130."""
     try:
         main()
     except KeyboardInterrupt:
-        # A terminal shows ^C first.
+        # The terminal has already printed ^C.
         start = "\n" if sys.stderr.isatty() else ""
         print(f"{start}stopped; the same command continues where it was", file=sys.stderr)
         sys.exit(130)
@@ -30,8 +30,8 @@ def checked_out(out: Path) -> Path:
     """The run's folder as an absolute path.
 
     Raises:
-        InputError: a relative path inside a submitted job, whose working directory is a copy that Ray deletes; or a
-            path that is a file.
+        InputError: The path is relative inside a submitted job, whose working directory is a copy that Ray deletes; or
+            it is a file.
     """
     refuse_relative("--out", out)
     out = out.absolute()
@@ -54,7 +54,7 @@ def refuse_relative(option: str, path: Path) -> None:
 
 
 def command_line() -> str:
-    """The command as it was typed, for the manifest; without the folder of the installed script."""
+    """The command as typed, for the manifest, without the folder of the installed script."""
     return " ".join(["python", *sys.argv] if sys.argv[0].endswith(".py") else ["ray-backfill", *sys.argv[1:]])
 
 

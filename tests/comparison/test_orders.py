@@ -101,7 +101,11 @@ def test_the_oracle_knows_how_wrong_each_stand_in_is(tmp_path: Path, maps: Fitte
 
 def test_what_no_method_gives_is_named(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
-    for name, remedy in (("sigma", "fastfill"), ("oracle_loss", "stand-in"), ("class_mean_distance", "train split")):
+    for name, remedy in (
+        ("sigma", "fastfill"),
+        ("oracle_loss", "predicts new gallery embeddings"),
+        ("class_mean_distance", "train split"),
+    ):
         with pytest.raises(InputError, match=remedy):
             order_of(folder, name)
 

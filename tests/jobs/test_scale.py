@@ -21,7 +21,7 @@ SMALL = [
 def test_a_drawn_gallery_ends_in_the_same_table_and_says_that_it_is_invented(tmp_path: Path) -> None:
     first = run_here("simulate_gldv2.py", *SMALL, "--out", str(tmp_path))
     assert first.returncode == 0, first.stderr
-    for words in ("These embeddings are invented", "RM naive", "least squares, gallery", "report: "):
+    for words in ("These embeddings are synthetic", "RM naive", "least squares, gallery", "report: "):
         assert words in first.stdout
     assert "draw:" in first.stderr
     manifest = read_json(tmp_path / "results" / "manifest.json")

@@ -116,7 +116,7 @@ def test_the_network_is_the_formula(formula: Formula, distance: str) -> None:
 
 
 def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(InputError, match="must not be negative"):
+    with pytest.raises(InputError, match=r"--adapters\.ridge must be finite and not negative"):
         AdapterSettings(ridge=-1)
     with pytest.raises(InputError, match="at most 1"):
         AdapterSettings(rank_share=1.5)

@@ -91,8 +91,8 @@ def test_train_splits_of_one_class_or_without_a_pair(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("label", "weight", "reason"),
     [
-        ([0, 1], np.ones((2, 5)), "weights of 5 dimensions, the new embeddings have 6"),
-        (["a", "b"], np.ones((2, 6)), "of different types"),
+        ([0, 1], np.ones((2, 5)), "weights of classifier.parquet have 5 dimensions, the new embeddings 6"),
+        (["a", "b"], np.ones((2, 6)), "have different types"),
         ([7, 8], np.ones((2, 6)), "knows none of the labels"),
     ],
 )
@@ -152,6 +152,6 @@ def test_images_of_which_none_can_be_read_are_said_before_the_training(tmp_path:
         tmp_path, {f"{split}/{c}/{i:02d}.png": b"" for split in ("train", "val") for c in "abcd" for i in range(40)}
     )
     recipe = load_recipe("image_folder", tmp_path)
-    with pytest.raises(InputError, match="none of 16 images of the split 'train' that were tried can be read"):
+    with pytest.raises(InputError, match="none of 16 images tried in the split 'train' can be read"):
         check_recipe(recipe, 1)
     check_recipe(recipe, 1, [])  # nothing is left to train

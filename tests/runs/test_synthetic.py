@@ -164,7 +164,7 @@ def test_impossible_settings() -> None:
         ({"known_classes": 51}, "cannot know 51 of 50 classes"),
         ({"zipf": -1.0}, "zipf must be in"),
         ({"old": replace(OLD, seen=16)}, "--gallery.old.seen"),
-        ({"new": replace(NEW, own=1.5)}, "own be a share"),
+        ({"new": replace(NEW, own=1.5)}, "own must be in"),
     ]
     for change, message in wrong:
         with pytest.raises(InputError, match=message):

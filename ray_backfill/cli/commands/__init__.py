@@ -1,4 +1,4 @@
-"""One module a subcommand: ``read`` makes its options from a command line, ``run`` does the work.
+"""One module per subcommand: ``read`` makes its options from a command line, ``run`` does the work.
 
-Only ``run`` imports what loads torch or Ray, after the options were found to be right.
+Only ``run`` imports modules that load torch or Ray, after the options are validated.
 """

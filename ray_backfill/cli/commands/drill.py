@@ -9,14 +9,14 @@ from ray_backfill.cli.shell import given_folder, shown
 
 
 def read(arguments: Sequence[str]) -> Any:
-    """The options: of a folder of embeddings or of a recipe."""
+    """The options for a folder of embeddings or for a recipe."""
     if names_folder(arguments):
         return read_folder_options(DrillFolderJob, arguments)
     return read_recipe_options(DrillJob, arguments)
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run the drill, print its table, say where the report is."""
+    """Run the drill, print its table and the path of the report."""
     job = read(arguments)
     check_names(job)
     from ray_backfill.cli.context import context_of, prepared

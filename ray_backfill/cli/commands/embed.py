@@ -1,4 +1,4 @@
-"""``ray-backfill embed``: embed all images of a recipe by its backbones."""
+"""``ray-backfill embed``: embed all images of a recipe with its backbones."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ def read(arguments: Sequence[str]) -> Any:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Train the backbones if they are missing, embed, say where the embeddings are."""
+    """Train the backbones if they are missing, embed, and print the path of the embeddings."""
     job = read(arguments)
     check_names(job)
     from ray_backfill.cli.context import context_of, prepared

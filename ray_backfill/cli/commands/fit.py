@@ -1,4 +1,4 @@
-"""``ray-backfill fit``: fit what the methods need on stored embeddings."""
+"""``ray-backfill fit``: fit the maps and heads that methods need on stored embeddings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,14 +9,14 @@ from ray_backfill.cli.shell import given_folder, shown
 
 
 def read(arguments: Sequence[str]) -> Any:
-    """The options: of a folder of embeddings or of a recipe."""
+    """The options for a folder of embeddings or for a recipe."""
     if names_folder(arguments):
         return read_folder_options(FolderJob, arguments)
     return read_recipe_options(RecipeJob, arguments)
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Fit, say where the networks are and what was left out."""
+    """Fit, and print the paths of the networks and what was left out."""
     job = read(arguments)
     check_names(job)
     from ray_backfill.cli.context import context_of, prepared

@@ -1,4 +1,4 @@
-"""``ray-backfill report``: print the table of a finished run and write its figure and page again."""
+"""``ray-backfill report``: print the table of a finished run and rewrite its figure and page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class ReportJob:
     """The report of a finished run."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """Folder of the run, or its folder of results."""
+    """Folder of the run, or its results folder."""
 
 
 def read(arguments: Sequence[str]) -> ReportJob:
@@ -26,7 +26,7 @@ def read(arguments: Sequence[str]) -> ReportJob:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Print the table, write curves.png and report.html again from the tables."""
+    """Print the table, and rewrite curves.png and report.html from the tables."""
     folder = read(arguments).run.absolute()
     found = [path for path in (folder, folder / "results", folder / "live") if (path / "curves.parquet").exists()]
     live = [path for path in (folder, folder / "live") if (path / "checkpoints.parquet").exists()]

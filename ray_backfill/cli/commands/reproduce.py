@@ -1,4 +1,4 @@
-"""``ray-backfill reproduce``: run a recipe with several seeds and all methods, and write one page about it."""
+"""``ray-backfill reproduce``: run a recipe with several seeds and all methods, and write a page about it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,17 +16,20 @@ from ray_backfill.recipes import describe_recipe
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceJob:
-    """A page about a recipe, from several runs of it."""
+    """A page about several runs of a recipe."""
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    """Recipe, seeds, methods, ablation and subgroups of the experiment."""
     out: Path = Path("runs/reproduce")
-    """Folder of the runs. The same command continues what was stopped, and reuses what is finished."""
+    """Folder of the runs. The same command continues stopped runs and reuses finished ones."""
     page: Path | None = None
-    """File of the page; its figure is written beside it. Default: page.md in the folder of the runs."""
+    """File of the page; its figure is written next to it. None: page.md in the folder of the runs."""
     findings: Path | None = None
-    """Markdown file to include in the page."""
+    """Markdown file to include in the page; None: no findings."""
     workers: Workers = field(default_factory=Workers)
+    """Training workers. On a cluster with GPUs each worker gets one, and their number is the limit."""
     actors: EmbedActors = field(default_factory=EmbedActors)
+    """Ray actors that embed images. On a cluster with GPUs each actor gets one, and their number is the limit."""
 
 
 def read(arguments: Sequence[str]) -> ReproduceJob:
@@ -35,7 +38,7 @@ def read(arguments: Sequence[str]) -> ReproduceJob:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run what is missing, write the page and say where it is."""
+    """Run what is missing, write the page and print its path."""
     job = read(arguments)
     describe_recipe(job.experiment.recipe)  # an unknown name is an error before anything is loaded
     out, root = checked_out(job.out), job.experiment.data_root

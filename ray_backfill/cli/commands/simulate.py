@@ -11,7 +11,7 @@ from ray_backfill.cluster.settings import ReplayPlace
 
 
 def read(arguments: Sequence[str]) -> Any:
-    """The options: of a folder of embeddings, of the invented gallery, or of a recipe."""
+    """The options for a folder of embeddings, for the synthetic gallery, or for a recipe."""
     if names_folder(arguments):
         return read_folder_options(SimulateFolderJob, arguments)
     if {"--scale=full"} & set(arguments) or ("--scale", "full") in pairwise(arguments):
@@ -20,7 +20,7 @@ def read(arguments: Sequence[str]) -> Any:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run, print the table, say where the report is."""
+    """Run, and print the table and the path of the report."""
     job = read(arguments)
     if isinstance(job, ScaleJob):
         job.evaluation.check()
@@ -37,7 +37,7 @@ def run(arguments: Sequence[str]) -> None:
     elif isinstance(job, ScaleJob):
         from ray_backfill.runs.pipeline import evaluate_synthetic
 
-        print("These embeddings are invented: they show scale and arithmetic, not which method is better on landmarks.")
+        print("These embeddings are synthetic: they show scale and arithmetic, not which method is better.")
         results = evaluate_synthetic(job.gallery, job.evaluation, job.fits, context_of(job))
     else:
         from ray_backfill.runs.pipeline import run_recipe

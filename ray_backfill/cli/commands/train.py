@@ -16,7 +16,7 @@ def read(arguments: Sequence[str]) -> Any:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Train, say where the backbone is."""
+    """Train, and print the path of the backbone."""
     job = read(arguments)
     check_names(job)
     from ray_backfill.cli.context import context_of, prepared

@@ -67,7 +67,7 @@ def test_a_dry_run_refuses_what_the_run_would_refuse() -> None:
     def planned(*methods: str, model: str | None = None, workers: int = 2) -> str:
         return dry_run(small_recipe(methods), Workers(workers), EmbedActors(), PlanningSettings(), model=model)
 
-    with pytest.raises(InputError, match="share, at most 1"):
+    with pytest.raises(InputError, match=r"--planning\.utilisation is a share and at most 1"):
         PlanningSettings(utilisation=1.5)
     # Whatever needs no data is checked without them.
     without = load_recipe("cifar100", NO_ROOT)
