@@ -1,6 +1,7 @@
 """Help on request: the options of one group, or a list of methods, orders, merges or recipes."""
 
 import io
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout, suppress
@@ -47,9 +48,14 @@ def _explained(row: Method | Order | MergeKind) -> str:
 
 def _sections(read: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> list[tuple[str, str]]:
     """(title, text) of each group in the full help of a command."""
-    full = io.StringIO()
-    with redirect_stdout(full), suppress(SystemExit):  # raised by --help
-        read([*arguments, "--help"])
+    full, width = io.StringIO(), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "80"  # in a wide terminal tyro sets groups side by side
+    try:
+        with redirect_stdout(full), suppress(SystemExit):  # --help ends by it
+            read([*arguments, "--help"])
+    finally:
+        os.environ.pop("COLUMNS")
+        os.environ.update({"COLUMNS": width} if width else {})
     _, *parts = _HEADING.split(full.getvalue())
     texts = ("\n".join(line.rstrip() for line in text.rstrip().splitlines()) for text in parts[1::2])
     return [(title or "run", text) for title, text in zip(parts[::2], texts, strict=True)]

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -123,6 +124,13 @@ def test_first_pages_are_short_and_name_options_and_groups_that_there_are(comman
                     break
             else:
                 pytest.fail(f"{command} has no group {name}")
+
+
+def test_help_of_a_group_is_the_same_in_a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = group_help(reader("simulate"), [], "heads")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert group_help(reader("simulate"), [], "heads") == expected
+    assert os.environ["COLUMNS"] == "200"
 
 
 def test_names_are_listed_where_they_are_chosen() -> None:
