@@ -25,7 +25,7 @@ from ray_backfill.cli.options import ScaleJob
 from ray_backfill.comparison import replay, resolve
 from ray_backfill.files import read_json, write_json
 from ray_backfill.methods import find_methods
-from ray_backfill.runs import pipeline, results
+from ray_backfill.runs import folder, pipeline, results
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.synthetic import SyntheticGallery
 from ray_backfill.store import MAPPED_BYTES, EmbeddingFolder
@@ -33,11 +33,11 @@ from ray_backfill.store import MAPPED_BYTES, EmbeddingFolder
 # Timed parts of the job: name in the table, owner of the attribute, and name of the attribute.
 CLOCKED: tuple[tuple[str, Any, str], ...] = (
     ("draw and write", pipeline, "draw_gallery"),
-    ("read", pipeline, "read_folder"),
+    ("read", folder, "read_folder"),
     ("look for zero vectors", resolve, "check_vectors"),
     ("ground truth", resolve, "ground_truth"),
     ("orders", resolve, "resolve_orders"),
-    ("fit maps", pipeline, "fit_maps"),
+    ("fit maps", folder, "fit_maps"),
     ("fingerprint", EmbeddingFolder, "fingerprint"),
     ("replay", replay, "replay"),
     ("intervals and differences", results, "tabulate"),
