@@ -27,7 +27,8 @@ def test_the_examples_of_the_readme_run(tmp_path: Path) -> None:
     assert "least squares, gallery" in run(["-c", code_of(ROOT / "README.md")], tmp_path)
     command = re.search(r"^    \.venv/bin/ray-backfill (simulate --data my_embeddings .*)$", README, re.MULTILINE)
     assert command is not None
-    printed = run(["-m", "ray_backfill", *command[1].split()], tmp_path)
+    few_epochs = ["--transforms.epochs", "2", "--heads.epochs", "2"]  # the rest of a minute would train the same
+    printed = run(["-m", "ray_backfill", *command[1].split(), *few_epochs], tmp_path)
     first, last = printed.split("These methods need no training. Now training: FCT, full RM.")
     assert "RM naive" in first
     assert "full RM" not in first

@@ -5,6 +5,7 @@ import os
 import re
 import runpy
 import shlex
+import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -34,7 +35,11 @@ def start(job: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> su
     command = [sys.executable, str(ROOT / "jobs" / job), *arguments]
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | environment
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=env, start_new_session=True)
+    return subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=env, start_new_session=True,
+        # Shells let their background jobs ignore Ctrl-C, and what these start inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
 
 
 def run_here(job: str, *arguments: str) -> subprocess.CompletedProcess[str]:
