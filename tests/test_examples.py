@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # What each prints.
 SAID = {"numpy_to_decision.py": ("mAP@100 while the gallery is backfilled", "of the upgrade’s gain", "95 % interval")}

@@ -133,6 +133,7 @@ def test_splits_are_replaced_together(tmp_path: Path) -> None:
         rb.write_folder(tmp_path / "file", columns(5, 1))
 
 
+@pytest.mark.slow
 def test_simulate_gives_the_tables_of_the_command_and_reuses_its_run(folder: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -177,6 +177,7 @@ with stage("write report"):
 """
 
 
+@pytest.mark.slow
 def test_a_pipe_holds_nothing_to_redraw() -> None:
     hasty = "import ray_backfill.progress.outputs as o; o.HEARTBEAT_S = 1; o.VISIBLE_S['detail'] = 0\n" + _PROGRAM
     done = subprocess.run([sys.executable, "-c", hasty], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -195,6 +196,7 @@ def test_a_pipe_holds_nothing_to_redraw() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_terminal_ends_with_whole_lines_only() -> None:
     written = on_terminal(_PROGRAM, ROOT)
     drawn = [screen(part)[-3:] for part in written.split("\x1b[2K")]

@@ -22,6 +22,8 @@ from ray_backfill.methods import all_methods
 from ray_backfill.orders import all_orders
 from ray_backfill.recipes import recipe_names
 
+pytestmark = pytest.mark.slow
+
 HEAVY = "{'torch', 'ray', 'matplotlib', 'sklearn', 'pandas', 'tyro', 'transformers', 'faiss'}"
 # Command lines whose options differ, and what each needs to be read at all.
 LINES = [

@@ -62,6 +62,7 @@ def tables(results: Path) -> dict[str, pd.DataFrame]:
     return {path.stem: pd.read_parquet(path) for path in results.glob("*.parquet")}
 
 
+@pytest.mark.slow
 def test_what_needs_no_training_is_shown_first_and_changes_nothing(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
