@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
@@ -45,6 +45,7 @@ def distances(pair: rb.UpgradePair, distance: str = "cosine") -> tuple[np.ndarra
     rises=st.lists(st.sampled_from([0.0, 0.1, 1.0, 1e-300, 1e6]), min_size=6, max_size=6),
     seed=st.integers(0, 2**32 - 1),
 )
+@example(knots=[0.0, 2.2250738585072014e-308], rises=[0.0, 0.1, 0.0, 0.0, 0.0, 0.0], seed=0)
 def test_a_score_map_never_falls_and_is_inverted_exactly(knots: list[float], rises: list[float], seed: int) -> None:
     """Also between neighbouring float32 numbers and on flat parts; the inverse is checked at its neighbours."""
     x = np.sort(np.array(knots, np.float64))

@@ -56,7 +56,10 @@ class ScoreMap:
             raise InputError("a score map needs finite distances and scores")
         if (np.diff(x) <= 0).any() or (np.diff(y) < 0).any():
             raise InputError("a score map needs strictly ascending distances and scores that never decrease")
-        if not np.isfinite(self._segments.slope).all():
+        # The map continues beyond its ends, to any distance that float32 can hold.
+        with np.errstate(over="ignore"):
+            farthest = self._segments.slope * 2.0**129
+        if not np.isfinite(farthest).all():
             raise InputError("a score map is too steep for float64; move its knots apart or scale its scores down")
 
     def __call__(self, distances: NDArray[np.float32]) -> NDArray[np.float64]:
