@@ -7,6 +7,7 @@ unreadable image, which has no loss and is not a negative of others.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ class OldModel:
             return self.network.embed(pixels_BCSS)
 
 
-class Objective(nn.Module):
+class Objective(nn.Module, ABC):
     """A backbone with its training loss. DDP wraps the objective; only the backbone is kept in the end.
 
     n_views: number of random views of each image per step.
@@ -52,9 +53,9 @@ class Objective(nn.Module):
         super().__init__()
         self.backbone, self.settings = backbone, settings
 
+    @abstractmethod
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
         """Views, each (B, C, S, S) float in [0, 1] -> (B,) losses, and (B,) bool, which predictions were right."""
-        raise NotImplementedError
 
 
 # The class of an objective, possibly with some arguments bound.

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 
 import ray_backfill as rb
@@ -22,40 +21,13 @@ from ray_backfill.files import read_json
 from ray_backfill.methods import find_methods
 from ray_backfill.orders import high_first
 from ray_backfill.replay import Curve
-from ray_backfill.runs.context import Context
-from ray_backfill.runs.folder import evaluate_folder
 from ray_backfill.runs.results import Facts, write_results
-from ray_backfill.store import EmbeddingFolder, EmbeddingTable, read_folder, vector_column, write_parquet
-from ray_backfill.tables.results import LeftOut, Manifest
-from ray_backfill.training.settings import FitSettings, HeadTraining, TransformTraining
+from ray_backfill.store import EmbeddingFolder, EmbeddingTable, read_folder
+from ray_backfill.tables.results import LeftOut
+from ray_backfill.training.settings import FitSettings
+from tests.comparison.folder import CLASSES, write_split
 
 pytestmark = pytest.mark.slow
-
-CLASSES = 6
-
-
-def vectors(labels: np.ndarray, d: int, noise: float, seed: int) -> np.ndarray:
-    centres = np.random.default_rng(9).normal(size=(CLASSES, 8))[:, :d]
-    return (centres[labels] + noise * np.random.default_rng(seed).normal(size=(len(labels), d))).astype(np.float32)
-
-
-def write_split(path: Path, rows: int, first_id: int, **more: Any) -> None:
-    labels = np.arange(rows) % CLASSES
-    columns = {
-        "id": np.arange(first_id, first_id + rows),
-        "old": vector_column(vectors(labels, 4, 1.0, first_id)),
-        "new": vector_column(vectors(labels, 8, 0.6, first_id + 1)),
-        "label": labels,
-    } | more
-    write_parquet(path, pa.table({k: v for k, v in columns.items() if v is not None}))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_split(tmp_path / "data" / "gallery.parquet", 60, 0, old_score=np.linspace(1, 0, 60))
-    write_split(tmp_path / "data" / "queries.parquet", 12, 1000)
-    return tmp_path / "data"
-
 
 EVALUATION = Evaluation(methods=("rm_naive", "offline"), orders=("random", "classifier_score"), points=5)
 
@@ -299,49 +271,6 @@ def test_flips_have_intervals(folder: Path, tmp_path: Path) -> None:
     assert (lost.low <= lost.value + 1e-12).all()
     assert (lost.high >= lost.value - 1e-12).all()
     assert (lost.high > lost.low).any()
-
-
-def evaluate(folder: Path, out: Path, **change: Any) -> Manifest:
-    """The manifest of a run on a user's folder, from preflight to report."""
-    evaluation = replace(EVALUATION, orders=("random",), **change)
-    small = FitSettings(heads=HeadTraining(epochs=1), transforms=TransformTraining(epochs=1, hidden=8))
-    results = evaluate_folder(folder, evaluation, small, Context(out))
-    return Manifest.from_json(read_json(results / "manifest.json"))
-
-
-def reasons(found: Manifest) -> dict[str, str]:
-    return {each.words: each.reason for each in found.left_out}
-
-
-def test_what_cannot_be_fitted_is_left_out_and_the_rest_runs(folder: Path, tmp_path: Path) -> None:
-    methods = ("rm_naive", "procrustes_query", "rm", "fastfill")
-    found = evaluate(folder, tmp_path / "a", methods=methods, merges=("raw", "quantile", "isotonic", "rrf"))
-    assert set(reasons(found)) == {"procrustes_query", "rm", "fastfill", "quantile merge", "isotonic merge"}
-    write_split(folder / "train.parquet", 60, 3000, label=None)
-    found = evaluate(folder, tmp_path / "b", methods=methods, merges=("raw", "quantile", "isotonic"))
-    assert set(reasons(found)) == {"rm", "fastfill", "isotonic merge"}
-    summary = pd.read_parquet(tmp_path / "b" / "results" / "summary.parquet")
-    assert set(summary[summary.method == "procrustes_query"]["merge"]) == {"raw", "quantile"}
-
-
-def test_a_model_that_the_train_split_lacks_goes_without_fitted_merges(folder: Path, tmp_path: Path) -> None:
-    write_split(folder / "train.parquet", 60, 3000)
-    for split, rows, first in (("gallery", 60, 0), ("queries", 12, 1000)):
-        bct = vector_column(vectors(np.arange(rows) % CLASSES, 4, 0.8, first))
-        write_split(folder / f"{split}.parquet", rows, first, bct=bct, side=["left"] * rows)
-    found = evaluate(folder, tmp_path / "out", methods=("bct", "fct_side"), merges=("raw", "quantile", "rrf"))
-    assert reasons(found) == {
-        "fct_side": "needs embeddings of a further model: a column 'side' in gallery.parquet",
-        "bct with fitted merges": "needs a column 'bct' in train.parquet",
-    }
-    summary = pd.read_parquet(tmp_path / "out" / "results" / "summary.parquet")
-    assert set(summary[summary.method == "bct"]["merge"]) == {"raw", "rrf"}
-
-
-def test_all_means_the_methods_that_there_are(folder: Path, tmp_path: Path) -> None:
-    found = evaluate(folder, tmp_path / "out", methods=("all",))
-    assert found.settings["evaluation"]["methods"] == ["old", "new", "offline", "rm_naive"]
-    assert {"rm", "fct", "bct"} < set(reasons(found))
 
 
 def test_methods_share_systems(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """Runs on a folder of embeddings: the table before the training, and what comes after it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +18,9 @@ from ray_backfill.runs import folder as runs
 from ray_backfill.runs.context import Context
 from ray_backfill.store import EmbeddingFolder
 from ray_backfill.training.fit import TrainSet
-from ray_backfill.training.settings import FitSettings, HeadTraining
+from ray_backfill.training.settings import FitSettings, HeadTraining, TransformTraining
 
-FITS = FitSettings(heads=HeadTraining(epochs=1, classes=4))
+FITS = FitSettings(heads=HeadTraining(epochs=1, classes=4), transforms=TransformTraining(epochs=1, hidden=8))
 
 
 def fit_here(
@@ -90,12 +89,23 @@ def test_what_needs_no_training_is_shown_first_and_changes_nothing(
     assert len(shown) == 1, "nothing is left to train"
 
 
-@pytest.mark.parametrize(("methods", "orders"), [(("rm",), ("random",)), (("rm_naive",), ("random",))])
-def test_there_is_no_first_table_without_something_to_show_and_something_to_train(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, methods: tuple[str, ...], orders: tuple[str, ...]
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("methods", "order"),
+    [
+        (("rm",), "random"),  # nothing to show
+        (("rm_naive",), "random"),  # nothing to train
+        (("rm_naive", "fastfill"), "sigma"),  # the order needs what is trained
+    ],
+)
+def test_no_first_table(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, methods: tuple[str, ...], order: str
 ) -> None:
     monkeypatch.setattr(runs, "fit_stage", fit_here)
-    evaluation = replace(Evaluation(points=2), methods=methods, orders=orders)
-    runs.evaluate_folder(
-        data, evaluation, FITS, Context(tmp_path), show_first=lambda results, to_come: pytest.fail("a table")
+    evaluation = Evaluation(points=2, methods=methods, orders=(order,))
+    shown: list[Results] = []
+    results = runs.evaluate_folder(
+        data, evaluation, FITS, Context(tmp_path), show_first=lambda results, to_come: shown.append(results)
     )
+    assert not shown
+    assert rb.read_results(results).methods == ("old", "new", *methods)
