@@ -21,7 +21,8 @@ pytestmark = pytest.mark.slow
 
 def evaluate(folder: Path, out: Path, **change: Any) -> Manifest:
     """The manifest of a run on a user's folder, from preflight to report."""
-    evaluation = Evaluation(**{"methods": ("rm_naive", "offline"), "orders": ("random",), "points": 5} | change)
+    basic: dict[str, Any] = {"methods": ("rm_naive", "offline"), "orders": ("random",), "points": 5}
+    evaluation = Evaluation(**(basic | change))
     small = FitSettings(heads=HeadTraining(epochs=1), transforms=TransformTraining(epochs=1, hidden=8))
     results = evaluate_folder(folder, evaluation, small, Context(out))
     return Manifest.from_json(read_json(results / "manifest.json"))
