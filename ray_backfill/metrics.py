@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,14 +70,18 @@ def measure(ranks: Array, n_positives: int, is_map: Array, cuts: Array, values: 
         values[m] = total / min(n_positives, cuts[m]) if is_map[m] else total
 
 
-def auc(t: NDArray[np.float64], values: NDArray[np.float64]) -> float:
-    """Return the area under the curve over t in [0, 1], by the trapezoid rule. Source: rank merge, section 3.2."""
-    return float(np.trapezoid(values, t))
+def auc(t: NDArray[np.float64], values: NDArray[np.float64], is_step: bool = False) -> float:
+    """Return the area under the curve over t in [0, 1], by the trapezoid rule. Source: rank merge, section 3.2.
+
+    is_step: the curve is constant between points and jumps at the next one, like offline backfilling; the area of such
+    a curve is exact.
+    """
+    return float(auc_draws(t, values[None], is_step)[0])
 
 
-def auc_draws(t: NDArray[np.float64], draws: NDArray[np.float64]) -> NDArray[np.float64]:
+def auc_draws(t: NDArray[np.float64], draws: NDArray[np.float64], is_step: bool = False) -> NDArray[np.float64]:
     """Return the ``auc`` of each of (DRAWS, T) curves."""
-    return np.asarray(np.trapezoid(draws, t, axis=1))
+    return np.asarray(draws[:, :-1] @ np.diff(t) if is_step else np.trapezoid(draws, t, axis=1))
 
 
 def auc_mean(values: NDArray[np.float64]) -> float:
@@ -93,21 +97,71 @@ def gain(auc_method: float, auc_old: float, auc_new: float) -> float:
     return (auc_method - auc_old) / (auc_new - auc_old) if auc_new != auc_old else float("nan")
 
 
+def is_upgrade(old: NDArray[np.float64], new: NDArray[np.float64]) -> bool:
+    """Return whether new is significantly better than old, from (DRAWS,) areas; otherwise a gain means nothing."""
+    return bool(interval(new - old)[0] > 0)
+
+
 def gain_draws(method: NDArray[np.float64], old: NDArray[np.float64], new: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the ``gain`` of each draw of (DRAWS,) areas; all NaN if old and new do not differ significantly."""
-    step = new - old
-    low, high = interval(step)
-    return (method - old) / step if low > 0 or high < 0 else np.full(len(step), np.nan)
+    """Return (DRAWS,) gains around their mean, from (DRAWS,) areas; call it only if new ``is_upgrade``.
+
+    The ratio is linearised around the means (delta method), because single draws of new - old can be close to zero.
+    """
+    gained, step = method - old, new - old
+    ratio = gained.mean() / step.mean()
+    return np.asarray(ratio + (gained - ratio * step) / step.mean())
 
 
-def largest_fall(values: NDArray[np.float64]) -> float:
-    """Return the largest drop between neighbouring points, >= 0. Zero means that the curve never decreases."""
-    return float(max(0.0, -np.diff(values).min(initial=0.0)))
+# Means of float64 shares differ by less than this if they are mathematically equal.
+ROUNDING = 1e-12
 
 
-def is_monotone(values: NDArray[np.float64]) -> bool:
-    """Return whether the curve never decreases (rank merge, eq. 8), up to rounding of float64 means (1e-12)."""
-    return largest_fall(values) <= 1e-12
+class Fall(NamedTuple):
+    """The largest drawdown of a curve: the most that a later value is below an earlier one.
+
+    size: in the metric's unit, 0 for a curve that never decreases. peak, trough: indices of the two values.
+    """
+
+    size: float
+    peak: int
+    trough: int
+
+
+def largest_fall(values: NDArray[np.float64]) -> Fall:
+    """Return the largest drawdown, from a peak to a later trough."""
+    highest = np.maximum.accumulate(values)
+    trough = int(np.argmax(highest - values))
+    peak = int(np.argmax(values[: trough + 1]))
+    return Fall(float(values[peak] - values[trough]), peak, trough)
+
+
+def fall_limits(draws: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the 95 % limits of the largest fall of a curve, from its (DRAWS, T) bootstrap means; NaN if these are.
+
+    The largest fall is the largest of many drops, so the limits hold for the drops between all pairs of moments at once
+    (studentised maximum statistic, "simultaneous confidence band"). Cost: O(DRAWS T^2), at most 101 moments of T.
+    """
+    if np.isnan(draws).any():
+        return float("nan"), float("nan")
+    step = max(1, (len(values) - 1) // 100)
+    first, second = np.triu_indices(len(values[::step]), 1)
+    drops = values[::step][first] - values[::step][second]
+    errors = draws[:, ::step][:, first] - draws[:, ::step][:, second]
+    errors -= errors.mean(axis=0)
+    spread = errors.std(axis=0)
+    moves = spread > ROUNDING
+    if not moves.any():
+        return max(0.0, float(drops.max())), max(0.0, float(drops.max()))
+    largest = np.abs(errors[:, moves] / spread[moves]).max(axis=1)
+    width = np.quantile(largest, LEVEL) * spread
+    return max(0.0, float((drops - width).max())), max(0.0, float((drops + width).max()))
+
+
+def settles(values: NDArray[np.float64], target: float) -> int | None:
+    """Return the first index from which on no value is below ``target``; None if the last one is."""
+    below = np.flatnonzero(values < target)
+    first = int(below[-1]) + 1 if len(below) else 0
+    return first if first < len(values) else None
 
 
 def negative_flips(before_QT: BoolQT, correct_QT: BoolQT) -> NDArray[np.float64]:
@@ -142,7 +196,12 @@ def resamples(n_queries: int, seed: int = 0) -> NDArray[np.uint16]:
 
 
 def bootstrap_means(values_QT: FloatQT, seed: int = 0) -> NDArray[np.float64]:
-    """Return the (DRAWS, T) means over each draw of queries. Cost: O(DRAWS Q T)."""
+    """Return the (DRAWS, T) means over each draw of queries; NaN for one query, which varies in no draw.
+
+    Cost: O(DRAWS Q T).
+    """
+    if len(values_QT) < 2:
+        return np.full((DRAWS, values_QT.shape[1]), np.nan)
     counts = resamples(len(values_QT), seed)
     means = np.empty((DRAWS, values_QT.shape[1]))
     for first in range(0, DRAWS, _DRAWS_AT_ONCE):

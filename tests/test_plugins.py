@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ray_backfill.report import read_results
-from ray_backfill.report.wording import glossary
+from ray_backfill.report.glossary import glossary
 from ray_backfill.store import vector_column, write_parquet
 
 pytestmark = pytest.mark.slow

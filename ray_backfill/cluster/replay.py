@@ -72,7 +72,7 @@ class _RemoteShards:
         self.actors = [
             make.remote(
                 (queries.path, 0, len(queries), folder.models), (folder.gallery.path, first, last, folder.models),
-                evaluation.points, evaluation.distance, device,
+                evaluation.moments, evaluation.distance, device,
             )
             for first, last in pairwise(self.edges)
         ]  # fmt: skip
@@ -135,7 +135,7 @@ class _InShards:
 
     def curves(self, orders: Mapping[str, IntArray], merge: Merge) -> Mapping[str, Curve]:
         how, truth = self.shards.comparison.evaluation, self.shards.comparison.truth
-        prepared = prepare_replay(truth, dict(orders), how.points, how.metrics, self.switch, merge)
+        prepared = prepare_replay(truth, dict(orders), how.moments, how.metrics, self.switch, merge)
         self.shards.serve(prepared, merge)
         with comparisons_bar(prepared, show=True) as report:
             self.shards.report = report

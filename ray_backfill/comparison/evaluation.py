@@ -15,6 +15,9 @@ METHODS = (
     *("rqt", "cl_s", "mcl", "rm"),
 )
 
+# Falls, milestones and flips are judged at this many moments or more, whatever --points says.
+JUDGED = 101
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -32,6 +35,8 @@ class Evaluation:
     """Number of moments of the backfill to report, t = 0 and t = 1 included."""
     distance: str = "cosine"
     """Distance between embeddings: cosine, l2 or inner_product."""
+    margin: float = 0.005
+    """Largest loss of quality that still counts as none, as a share: 0.005 is half a percentage point."""
     order_seed: int = 0
     """Random seed for the random order."""
 
@@ -39,6 +44,16 @@ class Evaluation:
     def of_folder(cls) -> "Evaluation":
         """The defaults for a folder of embeddings, which seldom has the old classifier's scores."""
         return cls(methods=("recommended",), orders=("random",))
+
+    @property
+    def step(self) -> int:
+        """Number of replayed moments from one reported point to the next."""
+        return -(-(JUDGED - 1) // (self.points - 1))
+
+    @property
+    def moments(self) -> int:
+        """Number of moments that are replayed and judged: at least 101, the reported points among them."""
+        return (self.points - 1) * self.step + 1
 
     def find_methods(self) -> list[Method]:
         """The methods, old and new first. Raises InputError for an unknown name."""
@@ -63,3 +78,5 @@ class Evaluation:
             raise InputError(f"--order-seed must not be negative, got {self.order_seed}")
         if not 2 <= self.points <= 1 << 16:
             raise InputError(f"--points must be at least 2 and at most {1 << 16}, got {self.points}")
+        if not 0 <= self.margin < 1:
+            raise InputError(f"--margin must be at least 0 and below 1 (0.005 is half a point), got {self.margin}")

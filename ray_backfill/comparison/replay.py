@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from ray_backfill.comparison.replayed import Replayed, judge
 from ray_backfill.comparison.resolve import Comparison
 from ray_backfill.merges import Merge
 from ray_backfill.methods import Method
@@ -13,7 +14,7 @@ from ray_backfill.systems import IntArray, UpgradePair
 
 # Key of a curve: (method, order, merge).
 Key = tuple[str, str, str]
-Curves = Mapping[Key, Curve]
+Curves = Mapping[Key, Replayed]
 
 
 class Served(Protocol):
@@ -24,21 +25,21 @@ class Served(Protocol):
         """The systems; None if they are not in this process."""
 
     def curves(self, orders: Mapping[str, IntArray], merge: Merge) -> Mapping[str, Curve]:
-        """Order name -> curve."""
+        """Order name -> curve at all moments."""
         ...
 
 
 def replay_methods(comparison: Comparison, serve: Callable[[Method], Served]) -> Curves:
     """The curve of each method, order and merge. serve: makes a method's systems."""
-    curves: dict[Key, Curve] = {}
+    curves: dict[Key, Replayed] = {}
     with stage("replay", len(comparison.methods), "methods") as bar:
         for method in comparison.methods:
             with step(method.title):
                 served = serve(method)
                 orders = comparison.orders_of(method, served.pair)
                 for name, merge in comparison.merges_of(method).items():
-                    found = served.curves(orders, merge)
-                    curves.update({(method.name, order, name): curve for order, curve in found.items()})
+                    for order, curve in served.curves(orders, merge).items():
+                        curves[method.name, order, name] = judge(curve, comparison.evaluation.step)
             bar.advance()
     return curves
 
@@ -58,6 +59,6 @@ class _Here:
         assert self.pair is not None
         how = self.comparison.evaluation
         return replay(
-            self.pair, self.comparison.truth, orders, how.points, how.metrics, how.distance, progress=True,
+            self.pair, self.comparison.truth, orders, how.moments, how.metrics, how.distance, progress=True,
             device=self.device, merge=merge,
         )  # fmt: skip

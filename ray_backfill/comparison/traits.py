@@ -20,4 +20,13 @@ def traits_of(methods: Iterable[Method], orders: Iterable[Order], merges: Iterab
 
 def _of_method(method: Method) -> MethodTraits:
     is_baseline = not method.is_reference and method.fit is None and set(method.models) == {"old", "new"}
-    return MethodTraits(method.title, method.family, method.is_reference, is_baseline, method.glossary)
+    return MethodTraits(
+        method.title,
+        method.family,
+        method.is_reference,
+        is_baseline,
+        needs_labels=method.fit is not None and method.fit.needs_labels,
+        further_models=tuple(model for model in method.models if model not in ("old", "new")),
+        stays=method.forward != "new" and not method.is_reference,
+        glossary=method.glossary,
+    )

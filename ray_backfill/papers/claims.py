@@ -15,7 +15,6 @@ from ray_backfill.papers.published import FF_KENDALL_TAU
 from ray_backfill.papers.runs import Case, Floats, Runs
 from ray_backfill.papers.spread import mean_of, plain, seed_by_seed
 from ray_backfill.papers.subgroups import gap_at, moments_read
-from ray_backfill.report.results import Row
 from ray_backfill.report.wording import percent
 
 HOLDS, FAILS, UNTOLD, UNMEASURED = "holds", "**does not hold**", "not distinguishable", "not measured"
@@ -126,16 +125,17 @@ def ends_above(one: Side, other: Side) -> Callable[[Evidence], Measured]:
 
 
 def never_falls(side: Side) -> Callable[[Evidence], Measured]:
-    """0 if the curve never falls, otherwise minus the largest fall between neighbouring points."""
-
-    def fall(row: Row) -> float:
-        return float("nan") if row.monotone is None else 0.0 if row.monotone else -row.largest_fall
+    """0 if the largest fall at any judged moment is within the run's margin, otherwise minus this fall."""
 
     def measure(evidence: Evidence) -> Measured:
-        margin_S = evidence.runs.values(_case(evidence, side), fall)
+        fall_S = evidence.runs.values(_case(evidence, side), lambda row: row.largest_fall)
+        margin_S = np.where(fall_S > evidence.runs.margin, -fall_S, 0 * fall_S)
         never = int(np.sum(margin_S == 0))
-        falls = seed_by_seed(np.abs(margin_S), percent)
-        words = f"never in {never} of {np.isfinite(margin_S).sum()} seeds; largest fall {falls} points"
+        falls = seed_by_seed(fall_S, percent)
+        words = (
+            f"at most {percent(evidence.runs.margin)} points in {never} of {np.isfinite(fall_S).sum()} seeds; "
+            f"largest fall {falls} points"
+        )
         return _missing(evidence, side) or Measured(margin_S, words)
 
     return measure

@@ -167,7 +167,7 @@ def _measure(recipe: Recipe[Any], data: Path, method: Method, network: Path) -> 
     )
     comparison = resolve(read_folder(data), evaluation, recipe.fits, from_images=True)
     curves = replay_here(comparison.fitted({method.name: network}))
-    old, new, curve = (curves[name, _ORDER, "raw"] for name in ("old", "new", method.name))
+    old, new, curve = (curves[name, _ORDER, "raw"].curve for name in ("old", "new", method.name))
     values = curve.values(metric)
     gain = curve.gain(metric, old, new)
     return {"auc": curve.auc(metric), "gain": gain, "start": float(values[0]), "end": float(values[-1])}

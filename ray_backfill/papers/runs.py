@@ -52,6 +52,11 @@ class Runs:
         return self.results[0].primary
 
     @property
+    def margin(self) -> float:
+        """The largest loss that counts as none, a share."""
+        return max(r.manifest.margin for r in self.results)
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         """Quality metrics of any seed, the primary one first."""
         return tuple(dict.fromkeys(m for r in self.results for m in r.metrics))
@@ -157,6 +162,7 @@ def _joined(results: Sequence[Results]) -> Results:
             lines={**other.lines, **first.lines},
             differences={**other.differences, **first.differences},
             groups={**other.groups, **first.groups},
+            moments={**other.moments, **first.moments},
         )
     return first
 

@@ -1,7 +1,7 @@
 """Curves: the quality of a retrieval service during a backfill. Shapes: Q scored queries, T points."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +34,8 @@ class Curve:
     """(Q,) positions of the queries that have a positive."""
     n_skipped: int
     """Number of queries without positives, which are left out."""
+    is_step: bool = False
+    """Whether it is constant until t = 1 and jumps there (offline backfilling), so that its area is that of a step."""
 
     def values(self, metric: str) -> NDArray[np.float64]:
         """Return M_t: the (T,) means over the scored queries."""
@@ -41,8 +43,8 @@ class Curve:
         return mean
 
     def auc(self, metric: str) -> float:
-        """Return the area under M_t, by the trapezoid rule."""
-        return m.auc(self.t, self.values(metric))
+        """Return the area under M_t, by the trapezoid rule; the exact area of a step."""
+        return m.auc(self.t, self.values(metric), self.is_step)
 
     def auc_mean(self, metric: str) -> float:
         """Return the plain mean of M_t over the points, as in FastFill's code."""
@@ -57,13 +59,18 @@ class Curve:
             new: Curve of {new, new}, the finished upgrade.
 
         Returns:
-            (AUC - AUC of old) / (AUC of new - AUC of old); 1.0 = 100 %. NaN if old and new are equal.
+            (AUC - AUC of old) / (AUC of new - AUC of old); 1.0 = 100 %. NaN if old and new are equal; without meaning
+            where new is not clearly better than old, for which ``gain_interval`` is NaN.
         """
         return m.gain(self.auc(metric), old.auc(metric), new.auc(metric))
 
     def monotone(self, metric: str) -> bool:
-        """Return whether M_t never decreases (rank merge, eq. 8)."""
-        return m.is_monotone(self.values(metric))
+        """Return whether M_t never decreases (rank merge, eq. 8), up to rounding of float64 means (1e-12)."""
+        return self.largest_fall(metric).size <= m.ROUNDING
+
+    def largest_fall(self, metric: str) -> m.Fall:
+        """Return the largest drawdown of M_t: from its peak to the lowest later value."""
+        return m.largest_fall(self.values(metric))
 
     def interval(self, metric: str, *, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return (T,) low and (T,) high of the 95 % bootstrap interval of M_t over queries."""
@@ -85,8 +92,10 @@ class Curve:
         return Difference(self.auc(metric) - other.auc(metric), float(low), float(high))
 
     def gain_interval(self, metric: str, old: "Curve", new: "Curve", *, seed: int = 0) -> tuple[float, float]:
-        """Return low and high of the 95 % bootstrap interval of ``gain``; NaN if old and new do not clearly differ."""
+        """Return low and high of the 95 % bootstrap interval of ``gain``; NaN if new is not clearly better than old."""
         mine, olds, news = (curve._auc_draws(metric, seed) for curve in (self, old, new))
+        if not m.is_upgrade(olds, news):
+            return float("nan"), float("nan")
         low, high = m.interval(m.gain_draws(mine, olds, news))
         return float(low), float(high)
 
@@ -104,7 +113,14 @@ class Curve:
             raise InputError("none of these queries has a positive in the gallery, so there is nothing to measure")
         skipped = int(np.count_nonzero(mask)) - int(np.count_nonzero(kept))
         per_query = {name: values[kept] for name, values in self.per_query.items()}
-        return Curve(self.t, per_query, self.top1_correct[kept], self.scored[kept], skipped)
+        return replace(
+            self, per_query=per_query, top1_correct=self.top1_correct[kept], scored=self.scored[kept], n_skipped=skipped
+        )
+
+    def thinned(self, step: int) -> "Curve":
+        """Return the curve at every ``step``-th point, the first one included."""
+        per_query = {name: np.ascontiguousarray(values[:, ::step]) for name, values in self.per_query.items()}
+        return replace(self, t=self.t[::step], per_query=per_query, top1_correct=self.top1_correct[:, ::step].copy())
 
     def negative_flips(self, before: "Curve | None" = None) -> NDArray[np.float64]:
         """Return the (T,) share of queries whose top-1 is correct before the backfill and wrong at t.
@@ -178,6 +194,7 @@ class Curve:
         rows = []
         for name in self.per_query:
             values, (low, high) = self.values(name), self.auc_interval(name)
+            fall = "never falls" if self.monotone(name) else f"{100 * self.largest_fall(name).size:.1f}"
             rows.append(
                 {
                     "metric": name,
@@ -185,7 +202,7 @@ class Curve:
                     "95 % interval": f"{100 * low:.1f} to {100 * high:.1f}",
                     "start": f"{100 * values[0]:.1f}",
                     "end": f"{100 * values[-1]:.1f}",
-                    "largest fall": "never falls" if self.monotone(name) else f"{100 * m.largest_fall(values):.1f}",
+                    "largest fall": fall,
                 }
             )
         return html_table(f"{self._title}, in per cent", pd.DataFrame(rows))
@@ -207,7 +224,7 @@ class Curve:
         return self.per_query[metric]
 
     def _auc_draws(self, metric: str, seed: int) -> NDArray[np.float64]:
-        return m.auc_draws(self.t, m.bootstrap_means(self._of(metric), seed))
+        return m.auc_draws(self.t, m.bootstrap_means(self._of(metric), seed), self.is_step)
 
     def _same_queries(self, other: "Curve") -> None:
         if not np.array_equal(other.scored, self.scored):

@@ -162,7 +162,12 @@ def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, thr
     names = [metric.name for metric in prepared.metrics]
     return {
         order: Curve(
-            t, {name: values[o, :, :, m] for m, name in enumerate(names)}, top1[o], prepared.scored, prepared.n_skipped
+            t,
+            {name: values[o, :, :, m] for m, name in enumerate(names)},
+            top1[o],
+            prepared.scored,
+            prepared.n_skipped,
+            is_step=prepared.switch == "at_end",
         )
         for o, order in enumerate(prepared.orders)
     }

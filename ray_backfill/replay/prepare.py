@@ -28,7 +28,7 @@ class Prepared:
 
     orders: names of the orders. slices_ON: (O, N) uint16, the forward system serves items of slice s at the points
     i > s. scored: queries with a positive. nearest: depth of the rankings that are needed; None for whole rankings.
-    merge: makes the two systems' distances comparable; the shards must use the same one.
+    switch: see ``UpgradePair``. merge: makes the two systems' distances comparable; the shards must use the same one.
     """
 
     orders: tuple[str, ...]
@@ -38,7 +38,8 @@ class Prepared:
     scored: IntArray
     n_skipped: int
     nearest: int | None
-    merge: Merge = RAW
+    switch: Switch
+    merge: Merge
 
 
 def prepare_replay(
@@ -72,7 +73,7 @@ def prepare_replay(
         deepest = nearest + int(np.diff(truth.ignored_starts).max())
         if _ITEMS_PER_CANDIDATE * deepest * (points - 1) > truth.n_gallery:
             nearest = None
-    return Prepared(tuple(orders), parsed, points, slices, scored, len(truth.skipped), nearest, merge)
+    return Prepared(tuple(orders), parsed, points, slices, scored, len(truth.skipped), nearest, switch, merge)
 
 
 def split_queries(prepared: Prepared, truth: GroundTruth, workers: int) -> list[IntArray]:

@@ -161,8 +161,8 @@ def flips_figure(results: Results, variant: Variant) -> Figure | None:
             _draw(plot, results, row, metric, styles[row.method])
         dress(plot, FLIP_METRICS[metric].replace(" against", "\nagainst"), "queries (%)")
         plot.set_ylim(bottom=0)
-    entries = [(r.title, percent(r.negative_flips_max), styles[r.method]) for r in rows]
-    legend(figure.add_subplot(grid[:, 2]), height, "neg. max", entries, notes, longest)
+    entries = [(r.title, percent(r.negative_flips_vs_old_max), styles[r.method]) for r in rows]
+    legend(figure.add_subplot(grid[:, 2]), height, "vs old, max", entries, notes, longest)
     return figure
 
 

@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ray_backfill.report import figures, selection, wording
+from ray_backfill.report import answers, figures, selection, wording
+from ray_backfill.report.glossary import glossary
 from ray_backfill.report.grids import grids
 from ray_backfill.report.parts import bind, data_facts, data_uri, flatten, page_environment, picture
 from ray_backfill.report.results import Results, Row
@@ -26,7 +27,7 @@ COST_WORDS = {
 def render(results: Results, curves_png: bytes) -> str:
     """The HTML page. ``curves_png``: content of curves.png, so that the page and the file never differ."""
     environment = page_environment()
-    environment.filters.update(tick=wording.tick, falls=wording.falls)
+    environment.filters.update(tick=wording.tick)
     environment.globals.update(interval=wording.interval)
     tables, best = grids(results), results.best()
     rivals = selection.rivals(results, best) if best else []
@@ -34,11 +35,12 @@ def render(results: Results, curves_png: bytes) -> str:
     return template.render(
         results=results,
         manifest=results.manifest,
-        verdict=bind(wording.verdict(results)),
-        runner_up=bind(wording.runner_up(results)),
-        safety=wording.safety(results),
+        verdict=bind(answers.verdict(results)),
+        answers={name: [bind(sentence) for sentence in found] for name, found in vars(answers.answer(results)).items()},
+        warnings=answers.warnings(results),
+        verdicts_on=lambda row: answers.conditions(results, row),
         gain_in_words=wording.GAIN_IN_WORDS,
-        glossary=wording.glossary(results),
+        glossary=glossary(results),
         oracle_note=wording.ORACLE_NOTE,
         has_orders=len(results.orders) > 1,
         has_merges=len(results.merges) > 1,

@@ -2,26 +2,26 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from ray_backfill.display import Difference
 from ray_backfill.errors import InputError
-from ray_backfill.report.results import Line, Pair, Results, Row, Variant
+from ray_backfill.report.results import Line, Pair, Results, Row, Trace, Variant
 from ray_backfill.tables.results import (
     FLIP_METRICS,
     TABLES,
     CostRow,
-    CurvePoint,
     DifferenceRow,
     Manifest,
     SummaryRow,
     Traits,
 )
-from ray_backfill.tables.schema import columns, read_manifest, read_table, rows_of
+from ray_backfill.tables.schema import read_manifest, read_table, rows_of
 
+LineT = TypeVar("LineT", Line, Trace)
 AGAIN = "run simulate again"
 
 
@@ -56,9 +56,10 @@ def results_of(tables: Mapping[str, pd.DataFrame], manifest: Manifest, path: Pat
     """Results from tables in memory. tables: by name as in ``TABLES``. path: the manifest's path, for errors."""
     return Results(
         _rows(tables["summary"], manifest.traits, path),
-        _lines(tables["curves"]),
+        _curves(tables["curves"], Line),
         _differences(rows_of(DifferenceRow, tables["differences"])),
         _groups(tables["subgroups"]) if "subgroups" in tables else {},
+        _curves(tables["moments"], Trace),
         manifest,
         tuple(rows_of(CostRow, tables["costs"])) if "costs" in tables else (),
     )
@@ -99,16 +100,15 @@ def _rows(table: pd.DataFrame, traits: Traits, path: Path) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _lines(curves: pd.DataFrame) -> dict[tuple[str, Variant, str], Line]:
+def _curves(table: pd.DataFrame, kind: type[LineT]) -> dict[tuple[str, Variant, str], LineT]:
     # Sort once and slice by position: handling hundreds of curves one by one takes minutes.
-    ordered = curves.sort_values("t", kind="stable")
-    arrays = [ordered[name].to_numpy(dtype=np.float64) for name in Line._fields]
+    ordered = table.sort_values("t", kind="stable")
+    arrays = [ordered[name].to_numpy(dtype=np.float64) for name in kind._fields]
     lines = {}
-    key_columns = [name for name in columns(CurvePoint) if name not in Line._fields]
-    groups: dict[Any, Any] = ordered.groupby(key_columns, sort=False).indices
+    groups: dict[Any, Any] = ordered.groupby(["method", "order", "merge", "metric"], sort=False).indices
     for key, places in groups.items():
         method, order, merge, metric = (str(name) for name in key)
-        lines[method, Variant(order, merge), metric] = Line(*(array[places] for array in arrays))
+        lines[method, Variant(order, merge), metric] = kind(*(array[places] for array in arrays))
     return lines
 
 
@@ -124,6 +124,6 @@ def _differences(rows: list[DifferenceRow]) -> dict[Pair, Difference]:
 def _groups(table: pd.DataFrame) -> dict[tuple[str, Variant, str], dict[str, Line]]:
     found: dict[tuple[str, Variant, str], dict[str, Line]] = {}
     for group, part in table.groupby("group", sort=False):
-        for key, line in _lines(part).items():
+        for key, line in _curves(part, Line).items():
             found.setdefault(key, {})[str(group)] = line
     return found

@@ -60,9 +60,9 @@ class Row(SummaryRow):
         return self.is_oracle and not self.is_reference
 
     @property
-    def is_safe(self) -> bool:
-        """Whether all three conditions hold: starts at old, ends at new, never falls."""
-        return bool(self.monotone and self.starts_at_old and self.ends_at_new)
+    def conditions(self) -> tuple[str, str, str]:
+        """The verdicts on the three conditions: starts at old, ends at new, never falls."""
+        return self.starts_at_old, self.ends_at_new, self.never_falls
 
 
 class Line(NamedTuple):
@@ -72,6 +72,13 @@ class Line(NamedTuple):
     value: npt.NDArray[np.float64]
     low: npt.NDArray[np.float64]
     high: npt.NDArray[np.float64]
+
+
+class Trace(NamedTuple):
+    """One curve at all judged moments: arrays of equal length, sorted by t."""
+
+    t: npt.NDArray[np.float64]
+    value: npt.NDArray[np.float64]
 
 
 # Two (method, variant) pairs and a metric: the key of a difference.
@@ -87,6 +94,7 @@ class Results:
         lines: (method, variant, metric) -> curve.
         differences: The two rows and a metric -> difference of their AUCs with its interval.
         groups: (method, variant, metric) -> curve of each subgroup of queries and of the gap; {} without subgroups.
+        moments: (method, variant, metric) -> curve at all moments at which it was judged, without intervals.
         manifest: Settings, versions, sizes, and what was left out and why.
         costs: The cost of each method; () if costs were not counted.
     """
@@ -95,6 +103,7 @@ class Results:
     lines: dict[tuple[str, Variant, str], Line]
     differences: dict[Pair, Difference]
     groups: dict[tuple[str, Variant, str], dict[str, Line]]
+    moments: dict[tuple[str, Variant, str], Trace]
     manifest: Manifest
     costs: tuple[CostRow, ...] = ()
 
@@ -106,7 +115,7 @@ class Results:
     @property
     def verdict(self) -> str:
         """One sentence: the method with the best AUC of the primary metric, and how good the backfill is with it."""
-        from ray_backfill.report.wording import verdict
+        from ray_backfill.report.answers import verdict
 
         return verdict(self)
 
@@ -259,6 +268,10 @@ class Results:
     def line(self, row: Row, metric: str | None = None) -> Line | None:
         """The curve of a summary row, or of the same row in another metric; None if there is none."""
         return self.lines.get((row.method, row.variant, metric or row.metric))
+
+    def row(self, method: str, variant: Variant, metric: str) -> Row | None:
+        """The row of this key; None if there is none."""
+        return next((r for r in self.rows if (r.method, r.variant, r.metric) == (method, variant, metric)), None)
 
     def difference(self, row: Row, other: Row) -> Difference | None:
         """AUC of ``row`` minus AUC of ``other``; None if they were not compared."""

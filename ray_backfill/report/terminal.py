@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ray_backfill.report.answers import conditions, verdict, warnings
 from ray_backfill.report.results import Results, Row, Variant
 from ray_backfill.report.selection import shown_rows
 from ray_backfill.report.wording import (
@@ -18,13 +19,11 @@ from ray_backfill.report.wording import (
     NOTHING,
     ORACLE_NOTE,
     choice,
-    falls,
     left_out,
     percent,
     percent_sign,
     tick,
     variant_cells,
-    verdict,
 )
 
 PIPED_WIDTH = 140  # without a terminal rich assumes 80 columns, which would wrap the numbers
@@ -61,7 +60,7 @@ def _make_narrow(table: Table) -> None:
 def draw_table(results: Results, console: Console | None = None) -> None:
     """Print the overview and the meaning of its columns."""
     rows = shown_rows(results, results.primary)
-    notes = [Text(verdict(results), style="bold")]
+    notes = [Text(sentence, style="yellow") for sentence in warnings(results)] + [Text(verdict(results), style="bold")]
     total = len(results.table(results.primary))
     if len(rows) < total:
         notes.append(Text(f"Each method in its best {choice(results)}. All {total} rows: report.html, summary.parquet"))
@@ -110,12 +109,12 @@ def _cells(results: Results, row: Row, others: Mapping[tuple[str, Variant, str],
     cells[f"AUC {results.primary}"] = percent(row.auc)
     cells["gain"] = percent_sign(row.gain)
     # The conditions compare with old and new, so a tick in these rows would be meaningless.
-    starts, ends = (" ", " ") if row.is_end else (tick(row.starts_at_old), tick(row.ends_at_new))
+    starts, ends, steady = (" ", " ", " ") if row.is_end else map(tick, conditions(results, row))
     cells["M_0"] = f"{percent(row.start)} {starts}"
     cells["M_1"] = f"{percent(row.end)} {ends}"
-    cells["falls"] = falls(row)
+    cells["falls"] = f"{percent(row.largest_fall)} {steady}"
+    cells["neg. flips"] = percent(row.negative_flips_vs_old_max)
     for metric in results.metrics[1:]:
         same = others.get((row.method, row.variant, metric))
         cells[f"AUC {metric}"] = percent(same.auc) if same else NOTHING
-    cells["neg. flips max"] = percent(row.negative_flips_max)
     return cells

@@ -26,7 +26,7 @@ from ray_backfill.tables.schema import write_table
 from ray_backfill.training.settings import FitSettings
 
 # Version of the results folder; increases when the shape of a table changes.
-FORMAT = 4
+FORMAT = 5
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def write_results(
     started = time.perf_counter()
     curves = replayed(comparison)
     begin_stage(out, "simulation", wanted)
-    tables = tabulate(comparison.methods, curves, evaluation.metrics, (folder.queries or folder.gallery).group)
+    tables = tabulate(comparison.methods, curves, evaluation, (folder.queries or folder.gallery).group)
     with stage("write report"):
         dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
         frames = vars(tables) | {"costs": cost_table(comparison.methods, dims, comparison.maps, facts.backbones)}
@@ -116,9 +116,9 @@ def write_results(
 
 def results_in_memory(comparison: Comparison, curves: Curves, facts: Facts) -> Results:
     """The results that ``write_results`` would write, without subgroups and costs, as a report reads them."""
-    tables = tabulate(comparison.methods, curves, comparison.evaluation.metrics)
+    tables = tabulate(comparison.methods, curves, comparison.evaluation)
     manifest = _manifest(comparison, "", facts, replay_s=0.0)
-    return results_of({"curves": tables.curves, "summary": tables.summary, "differences": tables.differences}, manifest)
+    return results_of({name: table for name, table in vars(tables).items() if table is not None}, manifest)
 
 
 def versions() -> dict[str, str]:
@@ -148,6 +148,7 @@ def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: 
         versions=versions(),
         seed=evaluation.order_seed,
         primary_metric=evaluation.metrics[0],
+        margin=evaluation.margin,
         traits=traits_of(comparison.methods, comparison.orders.orders, (RAW.name, *comparison.merges.names)),
         left_out=comparison.left_out,
         timings_s=facts.timings_s | {"replay": replay_s},

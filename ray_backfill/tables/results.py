@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 # The two services that every method is compared with; they are part of every comparison.
 OLD, NEW = "old", "new"
+# Verdicts on a condition.
+YES, NO, UNDECIDED = "yes", "no", "undecided"
 # In the column ``group``: best group minus worst group.
 GAP = "(gap)"
 
@@ -47,24 +49,57 @@ class SummaryRow:
     merge: str
     title: str
     metric: str
-    auc: Annotated[float, "area under M_t by the trapezoid rule, and its 95 % interval"]
+    auc: Annotated[
+        float, "area under M_t by the trapezoid rule (offline: the exact area of its step), and its 95 % interval"
+    ]
     auc_low: float
     auc_high: float
     auc_mean: Annotated[float, "plain mean of the points (as in FastFill's code)"]
     gain: Annotated[
         float,
-        "(auc - auc of old) / (auc of new - auc of old), 1.0 = 100 %; and its 95 % interval, NaN if new does not "
-        "differ significantly from old",
+        "(auc - auc of old) / (auc of new - auc of old), 1.0 = 100 %; and its 95 % interval; all NaN if new is not "
+        "significantly better than old",
     ]
     gain_low: float
     gain_high: float
     start: Annotated[float, "values before (M_0) and after (M_1) the backfill"]
     end: float
-    monotone: Annotated[bool | None, "M_t never decreases"]
-    largest_fall: Annotated[float, "largest drop between neighbouring points"]
-    starts_at_old: Annotated[bool | None, "M_0 is at least the metric of {old, old}"]
-    ends_at_new: Annotated[bool | None, "M_1 is at least the metric of {new, new}"]
-    negative_flips_max: Annotated[float, "largest share of queries that are right at t = 0 and wrong later"]
+    start_vs_old: Annotated[float, "M_0 minus the metric of {old, old}, and its paired 95 % interval"]
+    start_vs_old_low: float
+    start_vs_old_high: float
+    end_vs_new: Annotated[float, "M_1 minus the metric of {new, new}, and its paired 95 % interval"]
+    end_vs_new_low: float
+    end_vs_new_high: float
+    moments: Annotated[int, "number of moments, reported points among them, at which the columns below were judged"]
+    largest_fall: Annotated[
+        float, "largest drop of M_t from an earlier to a later moment, and its simultaneous 95 % interval"
+    ]
+    largest_fall_low: float
+    largest_fall_high: float
+    fall_start: Annotated[float, "progress t before and after the largest fall"]
+    fall_end: float
+    passes_old_at: Annotated[
+        float,
+        "progress from which on M_t never is below the metric of {old, old} by more than the margin; NaN if it ends "
+        "below",
+    ]
+    half_gain_at: Annotated[
+        float, "progress from which on at least half of the upgrade's improvement is reached; NaN without a gain"
+    ]
+    passes_new_at: Annotated[float, "like `passes_old_at`, for {new, new}"]
+    starts_at_old: Annotated[
+        str,
+        "verdicts (`yes`, `no`, `undecided`) on three conditions: M_0 is no worse than {old, old}; M_1 no worse than "
+        "{new, new}; M_t never falls. `yes`: the interval excludes a loss above the margin; `no`: it shows a loss",
+    ]
+    ends_at_new: str
+    never_falls: str
+    negative_flips_max: Annotated[
+        float, "largest share of queries whose first result is right at the method's own t = 0 and wrong later"
+    ]
+    negative_flips_vs_old_max: Annotated[
+        float, "largest share of queries whose first result is right in {old, old} and wrong at some moment"
+    ]
 
 
 @dataclass(frozen=True)
@@ -127,6 +162,18 @@ class CostRow:
     backbone_training_flops: Annotated[float, "floating-point operations to train these models; NaN if unknown"]
 
 
+@dataclass(frozen=True)
+class MomentPoint:
+    """A value of a curve at a judged moment; one row for each method, order, merge, metric and moment."""
+
+    method: Annotated[str, "as in `curves.parquet`, whose points are among these moments"]
+    order: str
+    merge: str
+    metric: str
+    t: float
+    value: Annotated[float, "M_t, without an interval"]
+
+
 # File name without its suffix -> row type.
 TABLES: Mapping[str, type] = {
     "curves": CurvePoint,
@@ -134,6 +181,7 @@ TABLES: Mapping[str, type] = {
     "differences": DifferenceRow,
     "subgroups": SubgroupPoint,
     "costs": CostRow,
+    "moments": MomentPoint,
 }
 
 
@@ -163,6 +211,12 @@ class MethodTraits:
     """It serves one system at a time, so orders and merges do not change it."""
     is_baseline: bool = False
     """It needs only the two models."""
+    needs_labels: bool = False
+    """Its fit needs the labels of a train split."""
+    further_models: tuple[str, ...] = ()
+    """Models that it needs besides old and new."""
+    stays: bool = False
+    """Its maps are still applied after the backfill; otherwise only the new model is."""
     glossary: Mapping[str, str] = field(default_factory=dict)
     """Term -> meaning."""
 
@@ -209,6 +263,8 @@ class Manifest:
     primary_metric: str
     """The metric by which methods are judged."""
     traits: Traits
+    margin: float = 0.0
+    """Largest loss that counts as none, as a share."""
     left_out: tuple[LeftOut, ...] = ()
     kind: str = "simulation"
     command: str = ""

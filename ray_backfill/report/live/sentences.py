@@ -2,10 +2,11 @@
 
 import math
 
+from ray_backfill.report.glossary import GLOSSARY
 from ray_backfill.report.live.drill_folder import Drill, Gap
 from ray_backfill.report.live.numbers import count, duration, milliseconds, points, progress, rate
 from ray_backfill.report.live.situations import cost, median
-from ray_backfill.report.wording import GLOSSARY, percent_sign
+from ray_backfill.report.wording import percent_sign
 from ray_backfill.tables.drill import CheckpointRow
 
 FEW = 4  # kinds of incidents that a sentence can list

@@ -1,0 +1,67 @@
+"""What a comparison keeps of a replay: the curve at the reported points, and what is judged at more moments.
+
+A curve can fall between two reported points, so falls, milestones and flips are judged at all replayed moments.
+Shapes: Q scored queries, T reported points, J replayed moments, DRAWS bootstrap draws of queries.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill import metrics as m
+from ray_backfill.replay import Curve
+
+
+@dataclass(frozen=True)
+class FallFound:
+    """The largest fall of a curve with its 95 % limits, and the progress t of its peak and trough."""
+
+    size: float
+    low: float
+    high: float
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One method in one order and merge.
+
+    curve: at the reported points. draws: metric -> (DRAWS, T) means of M_t at these. t: (J,) moments. values: metric ->
+    (J,) M_t. falls: metric -> largest fall. top1_correct: (Q, J).
+    """
+
+    curve: Curve
+    draws: Mapping[str, NDArray[np.float64]]
+    t: NDArray[np.float64]
+    values: Mapping[str, NDArray[np.float64]]
+    falls: Mapping[str, FallFound]
+    top1_correct: NDArray[np.bool_]
+
+    def negative_flips_max(self, before_Q: NDArray[np.bool_] | None = None) -> float:
+        """Return the largest share of queries with a right first result before and a wrong one at some moment.
+
+        before_Q: (Q,) whether the first result was right before; by default that of this method's own start.
+        """
+        before = self.top1_correct[:, 0] if before_Q is None else before_Q
+        return float(m.negative_flips(before[:, None], self.top1_correct).max())
+
+    def settles_at(self, metric: str, target: float) -> float:
+        """Return the progress from which on M_t never is below ``target``; NaN if it is at the end."""
+        index = m.settles(self.values[metric], target - m.ROUNDING)
+        return float("nan") if index is None else float(self.t[index])
+
+
+def judge(curve: Curve, step: int) -> Replayed:
+    """Judge a curve at all its moments, and keep every ``step``-th one for the report. Cost: O(DRAWS Q J)."""
+    values = {metric: curve.values(metric) for metric in curve.per_query}
+    draws, falls = {}, {}
+    for metric, values_QJ in curve.per_query.items():
+        means = m.bootstrap_means(values_QJ)
+        fall = m.largest_fall(values[metric])
+        limits = m.fall_limits(means, values[metric])
+        falls[metric] = FallFound(fall.size, *limits, float(curve.t[fall.peak]), float(curve.t[fall.trough]))
+        draws[metric] = means[:, ::step].copy()
+    return Replayed(curve.thinned(step), draws, curve.t, values, falls, curve.top1_correct)

@@ -1,0 +1,273 @@
+"""The answers of a report: which method, when to switch, what it costs, and what is at risk. Computes nothing."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ray_backfill.display import Difference
+from ray_backfill.report.crossings import crossings
+from ray_backfill.report.results import Results, Row
+from ray_backfill.report.selection import best_per_method
+from ray_backfill.report.situation import FEW_QUERIES, Situation, find_situation, queries, reference, upgrade
+from ray_backfill.report.wording import FEW, amount, choice, interval, listed, percent, percent_sign, points
+from ray_backfill.tables.results import NEGATIVE_FLIPS_VS_OLD, NEW, NO, OLD, UNDECIDED, YES, CostRow
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Sentences that answer the four questions of a report; () where a question does not arise."""
+
+    which: tuple[str, ...]
+    when: tuple[str, ...]
+    cost: tuple[str, ...]
+    risk: tuple[str, ...]
+
+
+def answer(results: Results) -> Answers:
+    """Answer the four questions."""
+    best = results.best()
+    if find_situation(results) is not Situation.UPGRADE or best is None:
+        return Answers(tuple(s for s in (verdict(results), _closest(results)) if s), (), (), ())
+    return Answers(
+        tuple(s for s in (verdict(results), runner_up(results), *_other_methods(results, best)) if s),
+        _when(results, best),
+        _cost(results, best),
+        (*_risk(results, best), safety(results)),
+    )
+
+
+def verdict(results: Results) -> str:
+    """The main sentence: which method serves best during the backfill, or why none is recommended."""
+    situation, metric, best = find_situation(results), results.primary, results.best()
+    old, new, step = reference(results, OLD), reference(results, NEW), upgrade(results)
+    if situation is Situation.TOO_FEW_QUERIES:
+        return "These results have no intervals, so nothing is recommended: compare on at least 30 queries."
+    if situation is Situation.NO_METHOD:
+        return "Only old and new were compared, so nothing is recommended."
+    if situation is Situation.ONLY_BOUNDS:
+        return "Only oracle orders were compared, which cannot be deployed, so nothing is recommended."
+    assert old is not None
+    assert new is not None
+    assert step is not None
+    both = f"{percent_sign(new.auc)} {metric} against {percent_sign(old.auc)}; difference {_difference(step)}"
+    if situation is Situation.WORSE:
+        return f"Do not upgrade: the new model is worse than the old one ({both})."
+    if situation is Situation.EQUAL:
+        return f"Do not upgrade on this evidence: these queries do not tell the new model from the old one ({both})."
+    assert best is not None
+    if situation is Situation.NOT_MIXED:
+        return (
+            f"Switch over only when the backfill is finished: no method serves better than the old service while it "
+            f"runs. The best, {_name(results, best)}, has {percent_sign(best.auc)} {metric} on average against "
+            f"{percent_sign(old.auc)}."
+        )
+    name = _name(results, best)
+    gain = f"{percent_sign(best.gain, 0)} of the upgrade\u2019s improvement while the backfill runs"
+    limits = f" (95 % interval {interval(best.gain_low, best.gain_high, 0)})" if math.isfinite(best.gain_low) else ""
+    return (
+        f"{name[:1].upper()}{name[1:]} gives users {gain}{limits}: {metric} starts at {percent_sign(best.start)} (old "
+        f"service: {percent_sign(old.auc)}) and ends at {percent_sign(best.end)} (new model alone: "
+        f"{percent_sign(new.auc)})."
+    )
+
+
+def runner_up(results: Results) -> str:
+    """A sentence that names the second-best method; empty if there is none."""
+    ranked = results.candidates(results.primary)
+    second = next((r for r in ranked if r.method != ranked[0].method), None)
+    if second is None:
+        return ""
+    gain = f", {percent_sign(second.gain, 0)} of the improvement" if math.isfinite(second.gain) else ""
+    lead = results.difference(ranked[0], second)
+    apart = ""
+    if lead is not None and math.isfinite(lead.low):
+        apart = f"; {points(lead.value)} behind (95 % interval {interval(lead.low, lead.high)})"
+        apart += "" if lead.low > 0 else ", so these queries do not distinguish the two"
+    return f"Next best: {second.title}, AUC {percent_sign(second.auc)}{gain}{apart}."
+
+
+def warnings(results: Results) -> tuple[str, ...]:
+    """Sentences about the data that a reader must know before the results."""
+    data, found = results.manifest.data, []
+    if (scored := queries(results)) is not None and scored < FEW_QUERIES:
+        what = "Only one query was" if scored == 1 else f"Only {scored} queries were"
+        found.append(f"{what} scored: too few to tell methods apart. Use at least {FEW_QUERIES}, better hundreds.")
+    if data.get("queries_skipped"):
+        found.append(f"Queries without a right answer in the gallery, left out: {data['queries_skipped']:,}.")
+    if data.get("broken_images"):
+        found.append(f"Images that could not be read, left out: {data['broken_images']:,}.")
+    return (*found, *data.get("notes", ()))
+
+
+def safety(results: Results) -> str:
+    """A sentence that names the methods for which all three conditions hold in all metrics."""
+    rows = [r for r in best_per_method(results, results.primary) if not r.is_reference and not r.is_bound]
+    safe = [r.title for r in rows if is_safe(results, r)]
+    each = f", each in its best {choice(results)}" if choice(results) else ""
+    metrics = f" in {listed(list(results.metrics), 'and')}" if len(results.metrics) > 1 else ""
+    if not safe:
+        return f"None of {len(rows)} methods is shown to meet all three safety conditions{metrics}{each}."
+    return f"All three safety conditions hold{metrics} for {len(safe)} of {len(rows)} methods{each}: {_few(safe)}."
+
+
+def is_safe(results: Results, row: Row) -> bool:
+    """Whether all three conditions hold for a method in all metrics of the run."""
+    return conditions(results, row) == (YES, YES, YES)
+
+
+def conditions(results: Results, row: Row) -> tuple[str, ...]:
+    """Starts at old, ends at new, never falls: yes if so in all metrics of the run, no if not in one."""
+    verdicts = zip(*(same.conditions for same in in_all_metrics(results, row)), strict=True)
+    return tuple(NO if NO in each else YES if set(each) == {YES} else UNDECIDED for each in verdicts)
+
+
+def in_all_metrics(results: Results, row: Row) -> list[Row]:
+    """The rows of the same method, order and merge, one for each metric."""
+    rows = (results.row(row.method, row.variant, metric) for metric in results.metrics)
+    return [other for other in rows if other is not None]
+
+
+def fall_in_words(row: Row) -> str:
+    """What was found out about falls: size, interval, moments."""
+    at = f"at {row.moments} moments"
+    if not math.isfinite(row.largest_fall_high):
+        return f"falls by at most {points(row.largest_fall)} {at}"
+    if row.never_falls == NO:
+        where = f"between {percent(row.fall_start, 0)} and {percent_sign(row.fall_end, 0)} of the backfill"
+        limits = interval(row.largest_fall_low, row.largest_fall_high)
+        return f"falls by up to {points(row.largest_fall)} {where} (95 % interval {limits}, {at})"
+    size = points(row.largest_fall, 2)
+    least = "never falls" if size == points(0.0, 2) else f"falls by at most {size}"
+    if row.never_falls == YES:
+        return f"{least} {at}"
+    return f"{least} {at}, but these queries do not exclude a fall of {points(row.largest_fall_high)}"
+
+
+def _when(results: Results, best: Row) -> tuple[str, ...]:
+    """Milestones of the best method in each metric."""
+    sentences = []
+    for row in in_all_metrics(results, best):
+        steps = [(row.passes_old_at, "is as good as the old service")]
+        if math.isfinite(row.gain):
+            steps.append((row.half_gain_at, "has half of the improvement"))
+        steps.append((row.passes_new_at, "is as good as the new model alone"))
+        told = [f"{words} {_from(t)}" for t, words in steps]
+        sentences.append(f"{row.metric} {listed(told, 'and')}.")
+    return (*sentences, f"A loss of at most {points(results.manifest.margin)} counts as none.")
+
+
+def _cost(results: Results, best: Row) -> tuple[str, ...]:
+    """What the best method needs, while the backfill runs and for ever."""
+    traits = results.manifest.traits.methods[best.method]
+    costs = {cost.method: cost for cost in results.costs}
+    sentences = []
+    if (mine := costs.get(best.method)) is not None:
+        sentences.append(_query_cost(mine, costs.get(NEW)))
+        if mine.training_flops:
+            sentences.append(f"Fitting its map takes {amount(mine.training_flops)} FLOPs.")
+    needs = ["the labels of a train split"] if traits.needs_labels else []
+    needs += [f"a further model ({name})" for name in traits.further_models]
+    sentences += [f"It needs {listed(needs, 'and')}."] if needs else []
+    data = results.manifest.data
+    if "old_dim" in data and "new_dim" in data:
+        change = data["new_dim"] / data["old_dim"] - 1
+        sizes = f"{_bytes(data, 'old_dim')} before and {_bytes(data, 'new_dim')} after the backfill"
+        sentences.append(f"The vectors of the gallery take {sizes} in float32 ({_signed_percent(change)}).")
+    sentences.append(
+        "Its maps stay in use after the backfill."
+        if traits.stays
+        else "After the backfill only the new model is needed: nothing of the method remains."
+    )
+    return tuple(sentences)
+
+
+def _query_cost(mine: CostRow, new: CostRow | None) -> str:
+    models = "both models" if "+" in mine.query_models else f"the {mine.query_models} model"
+    sentence = f"While the backfill runs, each query is embedded by {models}"
+    total = mine.query_backbone_macs + mine.query_macs
+    if new is not None and math.isfinite(total) and new.query_backbone_macs > 0:
+        more = total / new.query_backbone_macs - 1
+        return f"{sentence}: {_signed_percent(more)} query compute against the new model alone."
+    return f"{sentence}."
+
+
+def _risk(results: Results, best: Row) -> tuple[str, ...]:
+    """Flips against the old service, the start, and falls."""
+    sentences = []
+    lost = results.line(best, NEGATIVE_FLIPS_VS_OLD)
+    if lost is not None:
+        new = reference(results, NEW)
+        end = results.line(new, NEGATIVE_FLIPS_VS_OLD) if new is not None else None
+        finished = f" (the finished upgrade alone: {percent_sign(end.value[-1])})" if end is not None else ""
+        sentences.append(
+            f"Up to {percent_sign(best.negative_flips_vs_old_max)} of all queries lose the right first result that the "
+            f"old service gives them, {percent_sign(lost.value[0])} on the day of the switch{finished}."
+        )
+    for row in in_all_metrics(results, best):
+        if row.starts_at_old == NO:
+            drop = Difference(row.start_vs_old, row.start_vs_old_low, row.start_vs_old_high)
+            sentences.append(f"{row.metric} drops on the day of the switch: {_difference(drop)}.")
+        sentences.append(f"{row.metric} {fall_in_words(row)}.")
+    for metric in results.metrics[1:]:
+        step = upgrade(results, metric)
+        if step is not None and step.high < 0:
+            sentences.append(f"The new model is worse in {metric}: {_difference(step)}.")
+    return tuple(sentences)
+
+
+def _other_methods(results: Results, best: Row) -> list[str]:
+    """Where another method serves better than the best one."""
+    sentences: list[str] = []
+    told: set[str] = set()
+    for row, start, end, lead in crossings(results, best):
+        if row.method in told or len(told) == 2:
+            continue
+        told.add(row.method)
+        where = f"Until {percent_sign(end, 0)}" if start == 0 else f"From {percent_sign(start, 0)} on"
+        if start > 0 and end < 1:
+            where = f"Between {percent(start, 0)} and {percent_sign(end, 0)}"
+        sentences.append(f"{where} of the backfill {row.title} serves better, by up to {points(lead)}.")
+    return sentences
+
+
+def _closest(results: Results) -> str:
+    """If nothing is gained on average, the method that costs users least."""
+    best, old = results.best(), reference(results, OLD)
+    if best is None or old is None or find_situation(results) is not Situation.WORSE:
+        return ""
+    return (
+        f"If the upgrade is needed for another reason, {_name(results, best)} loses least: {percent_sign(best.auc)} "
+        f"{best.metric} on average."
+    )
+
+
+def _name(results: Results, row: Row) -> str:
+    return row.title + (f" ({results.label(row.variant)})" if results.group(row) else "")
+
+
+def _few(titles: list[str]) -> str:
+    """Titles in a row; semicolons where a title has a comma."""
+    shown = titles if len(titles) <= FEW + 1 else titles[:FEW]
+    comma = "; " if any("," in title for title in shown) else ", "
+    return comma.join(shown) + (f" and {len(titles) - FEW} more" if len(shown) < len(titles) else "")
+
+
+def _difference(found: Difference) -> str:
+    return f"{points(found.value)} (95 % interval {interval(found.low, found.high)})"
+
+
+def _from(t: float) -> str:
+    if not math.isfinite(t):
+        return "at no time"
+    ends = {0.0: "from the start", 1.0: "only at the end"}
+    return ends.get(t, f"from {percent_sign(t, 0)} of the backfill on")
+
+
+def _bytes(data: Mapping[str, Any], dim: str) -> str:
+    return f"{amount(4 * data['gallery_items'] * data[dim])}B"
+
+
+def _signed_percent(share: float) -> str:
+    sign = "+" if share >= 0 else ""
+    return f"{sign}{percent_sign(share, 0)}"

@@ -1,0 +1,45 @@
+"""Terms of a report, with their definitions."""
+
+from ray_backfill.report.results import Results
+
+# docs/glossary.md has the same terms with their papers.
+GLOSSARY = {
+    "Gallery, query": "The gallery is the set of items that the service searches; a query is what users search for.",
+    "Backfill": "Re-embedding every gallery item with the new model, here online, that is, while queries are served. "
+    "Progress t is the share of the gallery that is backfilled, from 0 to 1.",
+    "{query, gallery}": "A retrieval system, written as the model that embeds the query and the model that embedded "
+    "the gallery. {old, old} is the service before the upgrade, {new, new} the finished upgrade.",
+    "Cross-model query": "A query embedded by one model that searches gallery embeddings of another, such as "
+    "{new, old}. It needs compatible models, or a learned map between them.",
+    "Backward-compatible": "A new model whose queries can search the old gallery as it is: {new, old} is better than "
+    "{old, old}.",
+    "Forward-compatible": "Old embeddings that a map h can transform into the new model's space, so that new queries "
+    "search {new, h(old)} without waiting for the backfill.",
+    "M_t": "The quality metric at progress t. Backfilled items are searched by the forward system, all others by the "
+    "backward system, and the two result lists are merged by distance. M_0 is the start, M_1 the end of the backfill.",
+    "AUC": "The area under M_t for t from 0 to 1, by the trapezoid rule: the average quality during the backfill. "
+    "AUC (mean) is the plain mean of the points, which some papers report instead.",
+    "Gain": "(AUC of the method \u2212 AUC of old) / (AUC of new \u2212 AUC of old). It can exceed 100 %.",
+    "Order": "The sequence in which gallery items are backfilled. An oracle order uses knowledge that is not available "
+    "in advance: it is an upper bound, never a recommendation.",
+    "Merge": "Combines the results of the backward and the forward system into one ranking (rank merge). Raw compares "
+    "the distances as they are; every other merge first makes the two systems comparable.",
+    "Negative flip": "A query whose first result was right before and is wrong at progress t: an error that users "
+    "notice. A positive flip is the reverse. \u201cBefore\u201d is the same method at t = 0, or {old, old}.",
+    "mAP": "Mean average precision: for each query, the precision (share of right items) at the rank of every right "
+    "item, averaged; then the mean over queries. mAP@k counts the first k results only.",
+    "CMC@k": "The share of queries with at least one right item among the first k results.",
+}
+
+
+def glossary(results: Results) -> dict[str, str]:
+    """Term -> definition: the general terms, and those of this run's merges, methods and orders."""
+    traits, found = results.manifest.traits, dict(GLOSSARY)
+    for of_kind, names in (
+        (traits.merges, results.merges),
+        (traits.methods, results.methods),
+        (traits.orders, results.orders),
+    ):
+        for name in names:
+            found |= of_kind[name].glossary
+    return found
