@@ -32,6 +32,7 @@ def simulate(
     metrics: str | Sequence[str] = ("mAP", "CMC@1"),
     points: int = 11,
     distance: str = "cosine",
+    margin: float = 0.005,
     order_seed: int = 0,
     fits: "FitSettings | None" = None,
     device: str = "cpu",
@@ -48,8 +49,9 @@ def simulate(
         orders: Backfill orders (``orders()``).
         merges: Ways to make the distances of the two systems comparable (``merges()``).
         metrics: "mAP", "mAP@k" or "CMC@k"; the first one leads the report.
-        points: Number of moments of the backfill, t = 0 and t = 1 included.
+        points: Number of moments to report, t = 0 and t = 1 included. Falls are judged at 101 moments or more.
         distance: "cosine", "l2" or "inner_product".
+        margin: Largest loss of quality that still counts as none, as a share: 0.005 is half a percentage point.
         order_seed: Random seed for the random order.
         fits: How maps between the models are trained; by default as on the command line.
         device: "cpu" or "cuda" for the replay, with the same results.
@@ -63,7 +65,7 @@ def simulate(
     """
     names = {"methods": methods, "orders": orders, "merges": merges, "metrics": metrics}
     evaluation = {name: (given,) if isinstance(given, str) else tuple(given) for name, given in names.items()}
-    numbers = {"points": points, "distance": distance, "order_seed": order_seed}
+    numbers = {"points": points, "distance": distance, "margin": margin, "order_seed": order_seed}
     return _simulate(data, out, evaluation | numbers, fits, {"device": device, "shards": shards})
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.comparison.replayed import judge
 from ray_backfill.comparison.tabulate import tabulate
 from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.datasets import image_folder, open_source
@@ -197,8 +199,9 @@ def test_vggface2_gap_between_genders(tmp_path: Path, order: list[int], gap: lis
     old, new = (
         replay(UpgradePair(s, s), truth, np.array(order), 3, ("CMC@1",), "l2") for s in (pair.backward, pair.forward)
     )
-    curves = {("old", "given", "raw"): old, ("new", "given", "raw"): new, ("rm_naive", "given", "raw"): curve}
-    found = tabulate(find_methods(("old", "new", "rm_naive")), curves, ("CMC@1",), group).subgroups
+    names = ("old", "new", "rm_naive")
+    curves = {(name, "given", "raw"): judge(c, 1) for name, c in zip(names, (old, new, curve), strict=True)}
+    found = tabulate(find_methods(names), curves, Evaluation(metrics=("CMC@1",)), group).subgroups
     assert found is not None
     own = found[found.method == "rm_naive"]
     assert own[own.group == "0"].value.tolist() == [1 - value for value in gap]

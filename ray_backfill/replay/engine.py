@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import overload
 
 import numpy as np
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ray_backfill.distances import check_distance
@@ -158,6 +159,11 @@ def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, thr
             shards.cancel()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    return _curves(prepared, values, top1)
+
+
+def _curves(prepared: Prepared, values: NDArray[np.float64], top1: NDArray[np.bool_]) -> dict[str, Curve]:
+    """The curve of each order. values: (O, Q, T, M). top1: (O, Q, T)."""
     t = np.linspace(0.0, 1.0, prepared.points)
     names = [metric.name for metric in prepared.metrics]
     return {

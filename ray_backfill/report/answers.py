@@ -224,11 +224,17 @@ def _other_methods(results: Results, best: Row) -> list[str]:
         if row.method in told or len(told) == 2:
             continue
         told.add(row.method)
-        where = f"Until {percent_sign(end, 0)}" if start == 0 else f"From {percent_sign(start, 0)} on"
-        if start > 0 and end < 1:
-            where = f"Between {percent(start, 0)} and {percent_sign(end, 0)}"
-        sentences.append(f"{where} of the backfill {row.title} serves better, by up to {points(lead)}.")
+        sentences.append(f"{_stretch(start, end)} {row.title} serves better, by up to {points(lead)}.")
     return sentences
+
+
+def _stretch(start: float, end: float) -> str:
+    if start == end:
+        return {0.0: "At the start", 1.0: "At the end"}.get(start, f"At {percent_sign(start, 0)}") + " of the backfill"
+    if start == 0 or end == 1:
+        where = f"Until {percent_sign(end, 0)}" if start == 0 else f"From {percent_sign(start, 0)}"
+        return "Throughout the backfill" if (start, end) == (0, 1) else f"{where} of the backfill" + " on" * (start > 0)
+    return f"Between {percent(start, 0)} and {percent_sign(end, 0)} of the backfill"
 
 
 def _closest(results: Results) -> str:

@@ -61,7 +61,8 @@ def test_any_number_of_shards_gives_the_curves_of_one_process(
     for key, curve in one.items():
         np.testing.assert_array_equal(three[key].top1_correct, curve.top1_correct)
         for metric in metrics:
-            np.testing.assert_array_equal(three[key].per_query[metric], curve.per_query[metric])
+            np.testing.assert_array_equal(three[key].curve.per_query[metric], curve.curve.per_query[metric])
+            np.testing.assert_array_equal(three[key].values[metric], curve.values[metric])
 
 
 def test_more_shards_than_cpus_are_refused(ray_session: None, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import ray_backfill as rb
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.orders import resolve_orders
 from ray_backfill.comparison.replay import Curves, replay_here
+from ray_backfill.comparison.replayed import judge
 from ray_backfill.comparison.resolve import System, resolve
 from ray_backfill.comparison.tabulate import tabulate
 from ray_backfill.comparison.truth import ground_truth
@@ -61,15 +62,14 @@ def test_tables_hold_what_the_curves_say(folder: Path, tmp_path: Path) -> None:
     old, new = curve.values("mAP")[[0, -1]]
     assert row.auc.item() == pytest.approx(curve.auc("mAP"))
     assert row.gain.item() == pytest.approx((curve.auc("mAP") - old) / (new - old))
-    assert row.starts_at_old.item()
-    assert row.ends_at_new.item()
+    assert (row.starts_at_old.item(), row.ends_at_new.item(), row.moments.item()) == ("yes", "yes", 101)
     both_ends = summary[(summary.method.isin(["old", "new"])) & (summary.metric == "mAP")]
     assert set(both_ends.gain.round(9)) == {0.0, 1.0}
     manifest = read_json(out / "manifest.json")
     assert manifest["left_out"] == [{"kind": "method", "name": "rm", "reason": "no train split"}]
     assert manifest["finished"]
     assert {p.name for p in out.iterdir()} == {
-        *("curves.parquet", "summary.parquet", "differences.parquet", "costs.parquet"),
+        *("curves.parquet", "moments.parquet", "summary.parquet", "differences.parquet", "costs.parquet"),
         *("curves.png", "report.html", "manifest.json"),
     }  # fmt: skip
 
@@ -85,20 +85,17 @@ def test_flags_and_flips_tell_a_bad_upgrade_from_a_good_one(folder: Path, tmp_pa
     swapped = replace(data, gallery=swap(data.gallery), queries=swap(data.queries))
     methods = find_methods(("old", "new", "rm_naive"))
     curves = replay_all(swapped, Evaluation(methods=("rm_naive",), orders=("random",), points=5))
-    half = Curve(
-        curves["rm_naive", "random", "raw"].t,
-        {"mAP": curves["rm_naive", "random", "raw"].per_query["mAP"] / 2},
-        np.zeros_like(curves["rm_naive", "random", "raw"].top1_correct),
-        curves["rm_naive", "random", "raw"].scored,
-        0,
+    naive = curves["rm_naive", "random", "raw"].curve
+    half = Curve(naive.t, {"mAP": naive.per_query["mAP"] / 2}, np.zeros_like(naive.top1_correct), naive.scored, 0)
+    tables = tabulate(
+        methods, {**curves, ("rm_naive", "random", "raw"): judge(half, 1)}, replace(EVALUATION, metrics=("mAP",))
     )
-    tables = tabulate(methods, {**curves, ("rm_naive", "random", "raw"): half}, ["mAP"])
     table = tables.curves
     row = tables.summary.set_index("method").loc["rm_naive"]
-    assert not row.starts_at_old
-    assert not row.ends_at_new
-    assert not row.monotone
-    assert row.largest_fall > 0
+    assert (row.starts_at_old, row.ends_at_new, row.never_falls) == ("no", "no", "no")
+    values = half.values("mAP")
+    assert row.largest_fall == pytest.approx(max(values[i] - values[i:].min() for i in range(5)))
+    assert row.gain != row.gain  # there is nothing to gain
     lost = table[(table.method == "rm_naive") & (table.metric == "negative_flips_vs_old")].value
     np.testing.assert_allclose(
         lost, curves["old", "random", "raw"].top1_correct[:, 0].mean()
@@ -111,7 +108,7 @@ def test_differences_and_intervals_come_from_the_same_draws(folder: Path, tmp_pa
     out = run_on(folder, tmp_path / "out")
     summary, differences = pd.read_parquet(out / "summary.parquet"), pd.read_parquet(out / "differences.parquet")
     curves = replay_all(read_folder(folder))
-    mine, offline = curves["rm_naive", "random", "raw"], curves["offline", "random", "raw"]
+    mine, offline, old, new = (curves[name, "random", "raw"].curve for name in ("rm_naive", "offline", "old", "new"))
     row = differences.query(
         "method == 'rm_naive' and order == 'random' and other_method == 'offline' and metric == 'mAP'"
     )
@@ -119,7 +116,7 @@ def test_differences_and_intervals_come_from_the_same_draws(folder: Path, tmp_pa
     assert tuple(row[["difference", "low", "high"]].iloc[0]) == pytest.approx(mine.difference(offline, "mAP"))
     row = summary.query("method == 'rm_naive' and order == 'random' and metric == 'mAP'")
     assert tuple(row[["auc_low", "auc_high"]].iloc[0]) == pytest.approx(mine.auc_interval("mAP"))
-    gain = mine.gain_interval("mAP", curves["old", "random", "raw"], curves["new", "random", "raw"])
+    gain = mine.gain_interval("mAP", old, new)
     assert tuple(row[["gain_low", "gain_high"]].iloc[0]) == pytest.approx(gain)
     own, other = (differences[[f"{side}method", f"{side}order", f"{side}merge"]].to_numpy() for side in ("", "other_"))
     assert len(own) == 2 * 4 * 2 * (3 + 1)  # of 2 metrics each of 4 methods in 2 orders: 3 others, and the other order
@@ -144,7 +141,7 @@ def test_subgroups_are_the_curves_of_their_queries(folder: Path, tmp_path: Path)
     group = np.array(["f", "m", "m", "f", "m", "m"] * 2)
     write_split(folder / "queries.parquet", 12, 1000, group=group)
     table = pd.read_parquet(run_on(folder, tmp_path / "out") / "subgroups.parquet")
-    curve = replay_all(read_folder(folder))["rm_naive", "random", "raw"]
+    curve = replay_all(read_folder(folder))["rm_naive", "random", "raw"].curve
     own = table[(table.method == "rm_naive") & (table.order == "random") & (table.metric == "mAP")]
     f, m, gap = (own[own.group == g].value.to_numpy() for g in ("f", "m", "(gap)"))
     np.testing.assert_allclose(f, curve.per_query["mAP"][group == "f"].mean(axis=0))

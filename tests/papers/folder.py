@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from ray_backfill.papers.runs import Case, Runs, SeedRun, read_runs
-from ray_backfill.tables.results import GAP, CurvePoint, DifferenceRow, SubgroupPoint, SummaryRow
+from ray_backfill.tables.results import GAP, CurvePoint, DifferenceRow, MomentPoint, SubgroupPoint, SummaryRow
 from ray_backfill.tables.schema import block, frame, write_table
 from tests.report.folder import made_traits
+from tests.summary import summary_row
 
 T = (0.0, 0.25, 0.5, 0.75, 1.0)
 NAN = math.nan
@@ -59,6 +60,7 @@ def write_seed(
 ) -> Path:
     """Write one results folder; gaps by case become subgroups.parquet."""
     curves: list[pd.DataFrame] = []
+    moments: list[pd.DataFrame] = []
     summary: list[SummaryRow] = []
     cases = (REFERENCES if references else {}) | dict(made)
     for case, line in cases.items():
@@ -68,12 +70,15 @@ def write_seed(
             area = trapezoid(values)
             gain = (area - shift - OLD) / (NEW - OLD)
             summary.append(
-                SummaryRow(
-                    *case, case.method.replace("_", " "), metric, area, NAN, NAN, sum(values) / len(values), gain, NAN,
-                    NAN, values[0], values[-1], line.fall == 0, line.fall, line.start >= OLD, line.end >= NEW, 0.05,
+                summary_row(
+                    *case, title=case.method.replace("_", " "), metric=metric, auc=area,
+                    auc_mean=sum(values) / len(values), gain=gain, start=values[0], end=values[-1],
+                    largest_fall=line.fall, negative_flips_max=0.02, negative_flips_vs_old_max=0.05,
                 )
             )  # fmt: skip
+            moments.append(block(MomentPoint, *case, metric, T, values))
     write_table(folder / "curves.parquet", pd.concat(curves))
+    write_table(folder / "moments.parquet", pd.concat(moments))
     write_table(folder / "summary.parquet", frame(SummaryRow, summary))
     nothing = DifferenceRow("", "", "", "", "", "", "", NAN, NAN, NAN)
     write_table(folder / "differences.parquet", frame(DifferenceRow, [nothing]))

@@ -49,9 +49,8 @@ def test_main_table(tmp_path: Path) -> None:
         "gain": "80.0 ± 7.1",  # (45 - 30) / 20 and (47 - 30) / 20
         "M_0": "41.0 ± 1.4",
         "M_1": "52.0 ± 2.8",
-        "never falls": "1 of 2",
         "largest fall": "0.5 ± 0.7",
-        "negative flips, max": "5.0 ± 0.0",
+        "negative flips vs old, max": "5.0 ± 0.0",
     }
 
 

@@ -12,28 +12,32 @@ import pandas as pd
 
 from ray_backfill.tables.results import (
     FLIP_METRICS,
+    NO,
+    YES,
     CostRow,
     CurvePoint,
     DifferenceRow,
     MergeTraits,
     MethodTraits,
+    MomentPoint,
     OrderTraits,
     SummaryRow,
     Traits,
 )
 from ray_backfill.tables.schema import block, frame, write_table
+from tests.summary import summary_row
 
 T = (0.0, 0.5, 1.0)
 NAN = math.nan
-# method: title, mAP at T, AUC, AUC (mean), gain, monotone, largest fall, starts_at_old, ends_at_new, negative flips
+# method: title, mAP at T, AUC, AUC (mean), gain, never falls, largest fall, starts at old, ends at new, negative flips
 METHODS: dict[str, tuple[Any, ...]] = {
-    "old": ("old", (0.30, 0.30, 0.30), 0.30, 0.30, 0.0, True, 0.0, True, False, NAN),
-    "new": ("new", (0.50, 0.50, 0.50), 0.50, 0.50, 1.0, True, 0.0, True, True, NAN),
-    "rm_naive": ("RM naive", (0.30, 0.28, 0.50), 0.34, 0.36, 0.2, False, 0.02, True, True, 0.075),
-    "rm": ("full RM", (0.40, 0.55, 0.62), 0.53, 0.5233, 1.15, True, 0.0, True, True, 0.031),
-    "bct": ("BCT", (0.25, 0.35, 0.45), 0.35, 0.35, 0.25, True, 0.0, False, False, NAN),
+    "old": ("old", (0.30, 0.30, 0.30), 0.30, 0.30, 0.0, YES, 0.0, YES, NO, 0.0),
+    "new": ("new", (0.50, 0.50, 0.50), 0.50, 0.50, 1.0, YES, 0.0, YES, YES, 0.02),
+    "rm_naive": ("RM naive", (0.30, 0.28, 0.50), 0.34, 0.36, 0.2, NO, 0.02, YES, YES, 0.075),
+    "rm": ("full RM", (0.40, 0.55, 0.62), 0.53, 0.5233, 1.15, YES, 0.0, YES, YES, 0.031),
+    "bct": ("BCT", (0.25, 0.35, 0.45), 0.35, 0.35, 0.25, YES, 0.0, NO, NO, NAN),
 }
-SAFE = (True, 0.0, True, True, 0.01)
+SAFE = (YES, 0.0, YES, YES, 0.01)
 SHIFT = {"mAP": 0.0, "CMC@1": 0.2}  # CMC@1 is mAP plus 20 points
 
 
@@ -57,11 +61,12 @@ def write_results(
     Each merge after the first costs 0.4 points; old and new have the first one only.
     """
     curves: list[pd.DataFrame] = []
+    moments: list[pd.DataFrame] = []
     summary: list[SummaryRow] = []
     areas: dict[tuple[str, str, str, str], float] = {}
     half = 0.01 if intervals else NAN
     for (late, order), (off, merge) in product(enumerate(orders), enumerate(merges)):
-        for name, (title, values, auc, mean, gain, monotone, fall, at_old, at_new, negative) in methods.items():
+        for name, (title, values, auc, mean, gain, steady, fall, at_old, at_new, negative) in methods.items():
             if off and name in ("old", "new"):
                 continue
             key = name, order, merge
@@ -72,15 +77,22 @@ def write_results(
                 area, late_gain = auc + shift - cost, gain - 5 * cost
                 areas[*key, metric] = area
                 summary.append(
-                    SummaryRow(
-                        *key, title, metric, area, area - half, area + half, mean + shift - cost, late_gain,
-                        late_gain - 0.1, late_gain + 0.1, values[0] + shift, values[-1] + shift, monotone, fall, at_old,
-                        at_new, negative,
+                    summary_row(
+                        *key, title=title, metric=metric, auc=area, auc_low=area - half, auc_high=area + half,
+                        auc_mean=mean + shift - cost, gain=late_gain, gain_low=late_gain - 0.1,
+                        gain_high=late_gain + 0.1, start=values[0] + shift, end=values[-1] + shift, never_falls=steady,
+                        start_vs_old=values[0] - 0.3, start_vs_old_low=values[0] - 0.3 - half,
+                        start_vs_old_high=values[0] - 0.3 + half, largest_fall=fall, largest_fall_low=fall - half,
+                        largest_fall_high=fall + half, fall_start=0.0, fall_end=0.5, passes_old_at=0.0,
+                        half_gain_at=0.5, passes_new_at=1.0, starts_at_old=at_old, ends_at_new=at_new,
+                        negative_flips_max=negative, negative_flips_vs_old_max=2 * negative,
                     )
                 )  # fmt: skip
+                moments.append(block(MomentPoint, *key, metric, T, curve))
             for metric in FLIP_METRICS if flips else ():
                 curves.append(block(CurvePoint, *key, metric, T, [0.1 * t for t in T], NAN, NAN))
     write_table(folder / "curves.parquet", pd.concat(curves))
+    write_table(folder / "moments.parquet", pd.concat(moments))
     write_table(folder / "summary.parquet", frame(SummaryRow, summary))
     write_table(folder / "differences.parquet", frame(DifferenceRow, _differences(areas)))
     facts = MANIFEST | {"traits": asdict(made_traits(methods, orders, merges))} | manifest
@@ -95,7 +107,10 @@ def made_traits(methods: Iterable[str], orders: Iterable[str], merges: Iterable[
         return {} if name in (*METHODS, "raw", "random", "score") else {f"word of {name}": "its meaning"}
 
     return Traits(
-        {m: MethodTraits(m, "family", m in ("old", "new", "offline"), m == "rm_naive", glossary(m)) for m in methods},
+        {
+            m: MethodTraits(m, "family", m in ("old", "new", "offline"), m == "rm_naive", glossary=glossary(m))
+            for m in methods
+        },
         {o: OrderTraits(o, "oracle" in o, glossary(o)) for o in orders},
         {m: MergeTraits(m, glossary(m)) for m in merges},
     )
@@ -141,6 +156,7 @@ MANIFEST: dict[str, Any] = {
         "notes": ["old was stored as float16"],
     },
     "primary_metric": "mAP",
+    "margin": 0.005,
     "timings_s": {"replay": 1.25},
     "left_out": [{"kind": "method", "name": "fct", "reason": "needs a train table"}],
 }

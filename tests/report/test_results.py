@@ -12,7 +12,7 @@ from ray_backfill.errors import InputError
 from ray_backfill.report import print_table, write_report
 from ray_backfill.report.reading import read_results
 from ray_backfill.report.results import Variant
-from ray_backfill.tables.results import TABLES
+from ray_backfill.tables.results import TABLES, YES
 from ray_backfill.tables.schema import columns
 from tests.report.folder import METHODS, made_traits, write_costs, write_results
 
@@ -27,7 +27,7 @@ def test_reads_rows_curves_and_manifest(tmp_path: Path) -> None:
     assert results.methods == tuple(METHODS)
     assert results.metrics == ("mAP", "CMC@1")
     row = results.panel("CMC@1", Variant("score", "raw"))[3]
-    assert (row.title, row.auc, row.start, row.monotone) == ("full RM", 0.73, 0.6000000000000001, True)
+    assert (row.title, row.auc, row.start, row.never_falls) == ("full RM", 0.73, 0.6000000000000001, "yes")
     line = results.line(row, "mAP")
     assert line is not None
     assert line.value.tolist() == [0.40, 0.55, 0.62]
@@ -112,13 +112,6 @@ def test_tables_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         read_results(tmp_path)
 
 
-def test_a_flag_that_was_not_computed_is_not_a_condition_that_holds(tmp_path: Path) -> None:
-    write_results(tmp_path)
-    change(tmp_path / "summary.parquet", lambda frame: frame.assign(monotone=math.nan))
-    results = read_results(tmp_path)
-    assert all(row.monotone is None and not row.is_safe for row in results.rows)
-
-
 def test_with_several_orders_old_and_new_are_listed_once(tmp_path: Path) -> None:
     results = read_results(write_results(tmp_path, orders=("score", "random")))
     listed = [(row.method, row.variant.order) for row in results.table("mAP")]
@@ -161,7 +154,7 @@ def test_curves_and_differences_keep_their_keys(tmp_path: Path) -> None:
 
 
 def test_offline_depends_on_no_order(tmp_path: Path) -> None:
-    offline = ("offline", (0.3, 0.3, 0.5), 0.6, 0.4, 1.5, True, 0.0, True, True, 0.0)
+    offline = ("offline", (0.3, 0.3, 0.5), 0.6, 0.4, 1.5, YES, 0.0, YES, YES, 0.0)
     results = read_results(write_results(tmp_path, METHODS | {"offline": offline}, ("oracle_loss", "a")))
     best = results.best()
     assert best is not None

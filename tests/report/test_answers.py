@@ -1,0 +1,224 @@
+"""Verdicts and answers against hand-made cases."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_backfill.display import Difference
+from ray_backfill.report.answers import answer, conditions, fall_in_words, runner_up, safety, verdict, warnings
+from ray_backfill.report.crossings import crossings
+from ray_backfill.report.reading import read_results
+from ray_backfill.report.results import Results, Row
+from ray_backfill.report.situation import Situation, find_situation
+from ray_backfill.tables.results import NO, UNDECIDED, YES
+from tests.report.folder import METHODS, many_methods, write_costs, write_results
+
+NAN = math.nan
+
+
+def results_of(folder: Path, *names: str, **changed: tuple[Any, ...]) -> Results:
+    """The hand-made results with only some methods, or with replaced ones."""
+    chosen = {n: v for n, v in (METHODS | changed).items() if not names or n in names or n in changed}
+    return read_results(write_results(folder, methods=chosen))
+
+
+def row_of(results: Results, method: str, **changed: Any) -> Row:
+    """The method's row in the primary metric, with other numbers."""
+    return replace(next(r for r in results.rows if r.method == method and r.metric == results.primary), **changed)
+
+
+def flat(title: str, value: float) -> tuple[Any, ...]:
+    """A method with the same quality at all moments."""
+    return (title, (value,) * 3, value, value, NAN, YES, 0.0, YES, YES, 0.0)
+
+
+def test_verdict_names_the_best_method(tmp_path: Path) -> None:
+    results = results_of(tmp_path)
+    assert find_situation(results) is Situation.UPGRADE
+    assert verdict(results) == (
+        "Full RM gives users 115 % of the upgrade’s improvement while the backfill runs (95 % interval 105 to 125): "
+        "mAP starts at 40.0 % (old service: 30.0 %) and ends at 62.0 % (new model alone: 50.0 %)."
+    )
+
+
+def test_verdict_names_the_order_where_there_are_several(tmp_path: Path) -> None:
+    results = read_results(write_results(tmp_path, orders=("random", "score")))
+    assert verdict(results).startswith("Full RM (random order) gives users 115 % of")
+
+
+def test_verdict_when_nothing_beats_the_old_service(tmp_path: Path) -> None:
+    bad = ("bad", (0.1, 0.2, 0.5), 0.25, 0.27, -0.25, YES, 0.0, NO, YES, 0.1)
+    results = results_of(tmp_path, "old", "new", bad=bad)
+    assert verdict(results) == (
+        "Switch over only when the backfill is finished: no method serves better than the old service while it runs. "
+        "The best, bad, has 25.0 % mAP on average against 30.0 %."
+    )
+    assert answer(results).when == ()
+
+
+def test_a_harmful_upgrade_is_not_recommended(tmp_path: Path) -> None:
+    results = results_of(tmp_path, "old", "rm_naive", new=flat("new", 0.2))
+    assert verdict(results) == (
+        "Do not upgrade: the new model is worse than the old one (20.0 % mAP against 30.0 %; difference −10.0 points "
+        "(95 % interval −12.0 to −8.0))."
+    )
+    which, *others = vars(answer(results)).values()
+    assert which[1] == ("If the upgrade is needed for another reason, RM naive loses least: 34.0 % mAP on average.")
+    assert others == [(), (), ()]
+
+
+def test_models_that_are_alike_are_not_an_upgrade(tmp_path: Path) -> None:
+    results = results_of(tmp_path, "old", "rm_naive", new=flat("new", 0.31))
+    assert verdict(results).startswith(
+        "Do not upgrade on this evidence: these queries do not tell the new model from the old one (31.0 % mAP against "
+    )
+    assert "improvement" not in " ".join(answer(results).which)
+
+
+def test_without_intervals_nothing_is_recommended(tmp_path: Path) -> None:
+    data = {"gallery_items": 100, "queries": 1}
+    results = read_results(write_results(tmp_path, data=data))
+    assert find_situation(results) is Situation.TOO_FEW_QUERIES
+    assert verdict(results).startswith("These results have no intervals, so nothing is recommended")
+    assert warnings(results) == (
+        "Only one query was scored: too few to tell methods apart. Use at least 30, better hundreds.",
+    )
+
+
+def test_few_queries_and_losses_are_told(tmp_path: Path) -> None:
+    data = {"queries": 31, "queries_skipped": 2, "broken_images": 4, "notes": ["old was stored as float16"]}
+    assert warnings(read_results(write_results(tmp_path, data=data))) == (
+        "Only 29 queries were scored: too few to tell methods apart. Use at least 30, better hundreds.",
+        "Queries without a right answer in the gallery, left out: 2.",
+        "Images that could not be read, left out: 4.",
+        "old was stored as float16",
+    )
+
+
+def test_verdict_without_methods(tmp_path: Path) -> None:
+    assert verdict(results_of(tmp_path, "old", "new")).startswith("Only old and new were compared")
+    only = read_results(write_results(tmp_path / "oracle", orders=("oracle_loss",)))
+    assert verdict(only).startswith("Only oracle orders were compared")
+    offline = ("offline", (0.3, 0.3, 0.5), 0.6, 0.4, 1.5, YES, 0.0, YES, YES, 0.0)
+    best = read_results(write_results(tmp_path / "offline", METHODS | {"offline": offline}, ("oracle_loss", "a")))
+    assert verdict(best).startswith("Offline gives users 150 %")
+
+
+def test_runner_up(tmp_path: Path) -> None:
+    lead = "; 18.0 points behind (95 % interval 16.0 to 20.0)"
+    assert runner_up(results_of(tmp_path)) == f"Next best: BCT, AUC 35.0 %, 25 % of the improvement{lead}."
+    assert runner_up(results_of(tmp_path, "old", "new", "rm")) == ""
+    close = dict(METHODS) | {"bct": (METHODS["bct"][0], METHODS["bct"][1], 0.52, *METHODS["bct"][3:])}
+    assert runner_up(read_results(write_results(tmp_path, close))).endswith(
+        "; 1.0 points behind (95 % interval −1.0 to 3.0), so these queries do not distinguish the two."
+    )
+
+
+def test_a_verdict_on_a_condition_is_that_of_all_metrics(tmp_path: Path) -> None:
+    results = results_of(tmp_path)
+    row = row_of(results, "rm")
+    assert conditions(results, row) == (YES, YES, YES)
+    for verdict_on_cmc, expected in ((UNDECIDED, UNDECIDED), (NO, NO)):
+        rows = tuple(
+            replace(r, never_falls=verdict_on_cmc) if (r.method, r.metric) == ("rm", "CMC@1") else r
+            for r in results.rows
+        )
+        changed = replace(results, rows=rows)
+        assert conditions(changed, row) == (YES, YES, expected)
+        assert safety(changed) == ("None of 3 methods is shown to meet all three safety conditions in mAP and CMC@1.")
+
+
+def test_the_safe_methods_are_named_and_counted(tmp_path: Path) -> None:
+    assert safety(results_of(tmp_path)) == (
+        "All three safety conditions hold in mAP and CMC@1 for 1 of 3 methods: full RM."
+    )
+    many = {n: (f"{v[0]}, query" if n == "m1" else v[0], *v[1:]) for n, v in many_methods(30).items()}
+    assert safety(read_results(write_results(tmp_path, many, ("a", "b")))) == (
+        "All three safety conditions hold in mAP and CMC@1 for 31 of 33 methods, each in its best order: "
+        "full RM; method 0; method 1, query; method 2; method 3; method 4 and 25 more."
+    )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ((0.0, 0.0, 0.001, YES), "never falls at 101 moments"),
+        ((0.0012, 0.0, 0.003, YES), "falls by at most 0.12 points at 101 moments"),
+        (
+            (0.006, 0.0, 0.052, UNDECIDED),
+            "falls by at most 0.60 points at 101 moments, but these queries do not exclude a fall of 5.2 points",
+        ),
+        (
+            (0.23, 0.2, 0.26, NO),
+            "falls by up to 23.0 points between 10 and 45 % of the backfill (95 % interval 20.0 to 26.0, at 101 "
+            "moments)",
+        ),
+        ((0.23, NAN, NAN, UNDECIDED), "falls by at most 23.0 points at 101 moments"),
+    ],
+)
+def test_falls_in_words(tmp_path: Path, numbers: tuple[float, float, float, str], words: str) -> None:
+    size, low, high, never = numbers
+    row = row_of(
+        results_of(tmp_path), "rm", moments=101, largest_fall=size, largest_fall_low=low, largest_fall_high=high,
+        fall_start=0.1, fall_end=0.45, never_falls=never,
+    )  # fmt: skip
+    assert fall_in_words(row) == words
+
+
+def test_where_another_method_is_better(tmp_path: Path) -> None:
+    early = ("early", (0.47, 0.45, 0.5), 0.4, 0.4, 0.5, YES, 0.0, YES, YES, 0.0)
+    late = ("late, later", (0.1, 0.3, 0.64), 0.3, 0.3, 0.2, YES, 0.0, NO, YES, 0.0)
+    hardly = ("hardly", (0.404, 0.3, 0.3), 0.3, 0.3, 0.2, YES, 0.0, NO, YES, 0.0)
+    results = results_of(tmp_path, early=early, late=late, hardly=hardly)
+    best = results.best()
+    assert best is not None
+    found = crossings(results, best)
+    assert [(each.row.method, each.start, each.end, round(each.lead, 9)) for each in found] == (
+        [("early", 0.0, 0.0, 0.07), ("late", 1.0, 1.0, 0.02)]
+    )
+    assert answer(results).which[2:] == (
+        "At the start of the backfill early serves better, by up to 7.0 points.",
+        "At the end of the backfill late, later serves better, by up to 2.0 points.",
+    )
+
+
+def test_the_four_answers(tmp_path: Path) -> None:
+    results = read_results(write_costs(write_results(tmp_path), query_backbone_macs=1_000_000))
+    found = answer(results)
+    assert found.when == (
+        "mAP is as good as the old service from the start, has half of the improvement from 50 % of the backfill on "
+        "and is as good as the new model alone only at the end.",
+        "CMC@1 is as good as the old service from the start, has half of the improvement from 50 % of the backfill on "
+        "and is as good as the new model alone only at the end.",
+        "A loss of at most 0.5 points counts as none.",
+    )
+    assert found.cost == (
+        "While the backfill runs, each query is embedded by both models: +13 % query compute against the new model "
+        "alone.",
+        "Fitting its map takes 1.8 G FLOPs.",
+        "The vectors of the gallery take 3.2 MB before and 6.3 MB after the backfill in float32 (+100 %).",
+        "After the backfill only the new model is needed: nothing of the method remains.",
+    )
+    assert found.risk == (
+        "Up to 6.2 % of all queries lose the right first result that the old service gives them, 0.0 % on the day of "
+        "the switch (the finished upgrade alone: 10.0 %).",
+        "mAP never falls at 3 moments.",
+        "CMC@1 never falls at 3 moments.",
+        "All three safety conditions hold in mAP and CMC@1 for 1 of 3 methods: full RM.",
+    )
+
+
+def test_a_drop_at_the_switch_is_a_risk(tmp_path: Path) -> None:
+    bct = ("BCT", (0.25, 0.55, 0.60), 0.54, 0.5, 1.2, YES, 0.0, NO, YES, 0.1)
+    assert "mAP drops on the day of the switch: −5.0 points (95 % interval −6.0 to −4.0)." in (
+        answer(results_of(tmp_path, "old", "new", bct=bct)).risk
+    )
+
+
+def test_what_an_interval_says_about_the_better_one() -> None:
+    assert Difference(0.02, 0.01, 0.03).verdict == "better"
+    assert Difference(-0.02, -0.03, -0.01).verdict == "worse"
+    assert Difference(0.02, -0.01, 0.05).verdict == "not distinguishable"
