@@ -239,8 +239,8 @@ def _stretch(start: float, end: float) -> str:
 
 def _closest(results: Results) -> str:
     """If nothing is gained on average, the method that costs users least."""
-    best, old = results.best(), reference(results, OLD)
-    if best is None or old is None or find_situation(results) is not Situation.WORSE:
+    best = next((row for row in results.candidates(results.primary) if not row.is_reference), None)
+    if best is None or find_situation(results) is not Situation.WORSE:
         return ""
     return (
         f"If the upgrade is needed for another reason, {_name(results, best)} loses least: {percent_sign(best.auc)} "

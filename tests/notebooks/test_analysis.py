@@ -24,9 +24,9 @@ def test_runs_and_shows_the_right_numbers(tmp_path: Path, monkeypatch: pytest.Mo
     pictures = [o for o in outputs if "image/png" in o.get("data", {})]
     assert len(pictures) == 3  # curves, gain, flips
     table = next(o["data"]["text/html"] for o in outputs if "AUC mAP" in o.get("data", {}).get("text/html", ""))
-    for number in ("53.0", "115.0 %", "40.0 ✓", "62.0 ✓", "by 2.0", "7.5"):
+    for number in ("53.0", "115.0 %", "40.0 ✓", "62.0 ✓", "2.0 ✗", "15.0"):
         assert f"<td>{number}</td>" in table
-    assert "Full RM reaches 115 %" in outputs[0]["text"]
+    assert "Full RM gives users 115 %" in outputs[0]["text"]
     assert any("full RM: AUC of mAP minus that of others" in o.get("data", {}).get("text/html", "") for o in outputs)
     assert any("nothing for the figure 'orders'" in o.get("text", "") for o in outputs)
 
