@@ -12,7 +12,7 @@ EXTRA ?= $(if $(wildcard .venv/.ready-gpu),gpu,cpu)
 BIN := .venv/bin
 READY := .venv/.ready-$(EXTRA)
 
-.PHONY: setup demo test test-cluster test-local test-fast lint types docs docs-serve wheel check bench bench-serving bench-throttle bench-scale reproduce reproduce-landmarks clean
+.PHONY: setup demo test test-cluster test-jobs test-local test-fast lint types docs docs-serve wheel check bench bench-serving bench-throttle bench-scale reproduce reproduce-landmarks clean
 
 setup: $(READY)
 
@@ -28,11 +28,14 @@ $(READY): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/ray-backfill simulate --out runs/demo
 
-# In two halves, which CI runs side by side: tests of clusters mostly wait.
-test: test-cluster test-local
+# In three parts, which CI runs side by side: tests of clusters mostly wait.
+test: test-cluster test-jobs test-local
 
 test-cluster: setup
-	$(BIN)/python -m pytest -m cluster
+	$(BIN)/python -m pytest -m cluster tests/cluster
+
+test-jobs: setup
+	$(BIN)/python -m pytest -m cluster --ignore tests/cluster
 
 test-local: setup
 	$(BIN)/python -m pytest -m "not cluster"
