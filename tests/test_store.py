@@ -95,7 +95,7 @@ def test_parts_that_do_not_agree_are_named(tmp_path: Path) -> None:
     write_parquet(folder / "part-0.parquet", pa.table(columns(2, first_id=0)))
     write_parquet(folder / "part-1.parquet", pa.table(columns(2, first_id=2) | {"label": ["a", "b"]}))
     with pytest.raises(
-        InputError, match=r"column 'label' holds strings in .*part-1.parquet, but integers in .*part-0.parquet; use one"
+        InputError, match=r"column 'label' holds text in .*part-1.parquet, but numbers in .*part-0.parquet; use one"
     ):
         read_table(folder)
 
@@ -107,7 +107,7 @@ def test_parts_that_do_not_agree_are_named(tmp_path: Path) -> None:
             {"old": pa.array([[1e39, 0.0]] * 4, pa.list_(pa.float64()))},
             "NaN or infinite values in row 0, 1, 2 and 1 more",
         ),
-        ({"id": pa.array([1 << 63] * 4, pa.uint64())}, "exceeds int64; use strings"),
+        ({"id": pa.array([1 << 63] * 4, pa.uint64())}, "an integer needs more than 64 bits; use text"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -139,18 +139,22 @@ NAN_ROW = np.array([[1, 2], [3, np.nan], [4, 5], [np.inf, 1]], np.float32)
         ({"old": None}, r"g\.parquet has no column 'old'; it has: id, new, label"),
         ({"id": [1, 2, 2, 1]}, r"column 'id': duplicate ids 1, 2; ids must be unique"),
         ({"id": pa.array([1, None, 2, 3])}, r"column 'id': missing value in row 1; fill or drop"),
-        ({"id": [0.5, 1.5, 2.5, 3.5]}, r"column 'id' must hold integers or strings, not double values"),
+        ({"id": [0.5, 1.5, 2.5, 3.5]}, r"column 'id' must hold integers or text, not fractions; convert it"),
         ({"new": vector_column(NAN_ROW)}, r"column 'new': NaN or infinite values in row 1, 3"),
         (
             {"new": pa.array([[1.0, 2.0], [1.0], [1.0, 2.0], []])},
             r"different lengths, 2 in row 0 but 1 in row 1, 3; ",
         ),
         ({"new": pa.array([[1.0], None, [1.0], [1.0]])}, r"column 'new': missing value in row 1"),
-        ({"new": pa.array([[1, 2]] * 4)}, r"must hold lists of float16 or float32"),
-        ({"new": pa.array(["a"] * 4)}, r"must hold lists of float16 or float32, not string"),
-        ({"camera": ["f", "m", "f", "m"]}, r"column 'camera' must hold integers, not string values"),
+        ({"new": pa.array([[1, 2]] * 4)}, r"must hold lists of numbers \(float16 or float32\), not lists of integers"),
+        ({"new": pa.array(["a"] * 4)}, r"must hold lists of numbers \(float16 or float32\), not text"),
+        ({"camera": [0.5, 1, 1, 1]}, r"column 'camera' must hold integers or text, not fractions"),
+        ({"label": pa.array([True, False] * 2)}, r"must hold integers or text, not true/false values; convert it"),
+        ({"label": pa.array([[1], [2], [3], [4]])}, r"must hold integers or text, not lists of integers"),
+        ({"old_score": ["high", "low", "low", "low"]}, r"column 'old_score' must hold numbers, not text"),
+        ({"old_score": pa.array([[0.5]] * 4)}, r"column 'old_score' must hold numbers, not lists of fractions"),
         ({"positives": [[1], [2, None], [], [3]]}, r"column 'positives': missing id in row 1"),
-        ({"ignored": [1, 2, 3, 4]}, r"column 'ignored' must hold lists of ids, not int64"),
+        ({"ignored": [1, 2, 3, 4]}, r"column 'ignored' must hold lists of ids, not integers"),
         ({"label": pa.array([1, 2, None, 3])}, r"column 'label': missing value in row 2"),
     ],
 )

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import ray.data
 import torch
 import torch.nn.functional as F
@@ -33,6 +32,7 @@ from ray_backfill.models.backbones import pixels_to_float
 from ray_backfill.models.checkpoints import load_backbone
 from ray_backfill.progress import stage
 from ray_backfill.store import vector_column, write_parquet
+from ray_backfill.tables.parquet import open_checked
 from ray_backfill.training.backbone_loop import training_rows
 from ray_backfill.training.feeding import Work, feeding, total
 
@@ -299,7 +299,7 @@ def _collect_broken(folder: Path, parts: list[_Part]) -> pa.Table:
     """All broken images as a table (split, id, reason); checks that every row of every part is accounted for."""
     found: list[dict[str, Any]] = []
     for part in parts:
-        metadata = pq.read_metadata(part.path(folder))
+        metadata = open_checked(part.path(folder)).metadata
         broken = json.loads(metadata.metadata[_BROKEN])
         if metadata.num_rows + len(broken) != len(part):
             raise RuntimeError(f"{part.path(folder)} has lost rows: {metadata.num_rows} + {len(broken)} broken")

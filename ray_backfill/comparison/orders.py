@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ray_backfill.comparison.maps import FittedMaps
@@ -17,6 +16,7 @@ from ray_backfill.methods import Embeddings, Method
 from ray_backfill.orders import GalleryColumns, Order, find_order, make_order
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable, write_parquet
 from ray_backfill.systems import IntArray, RetrievalSystem, UpgradePair
+from ray_backfill.tables.parquet import open_checked, read_checked
 
 # Key in the metadata of sigma.parquet: fingerprint of its gallery.
 _GALLERY = b"gallery"
@@ -41,7 +41,7 @@ def store_sigma(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Pa
     """Write ``sigma.parquet`` (id, sigma) of the gallery next to a network with uncertainty, if it is missing."""
     path = maps.folders[method.name] / "sigma.parquet"
     of_gallery = folder.fingerprint(method.models, ("gallery",)).encode()
-    if not path.exists() or (pq.read_schema(path).metadata or {}).get(_GALLERY) != of_gallery:
+    if not path.exists() or (open_checked(path).schema_arrow.metadata or {}).get(_GALLERY) != of_gallery:
         gallery = folder.gallery
         assert method.fit is not None
         log_variance_N = method.fit.log_variances(gallery.vectors, maps.of(method))
@@ -155,7 +155,7 @@ def why_not_of_images(order: Order, methods: Sequence[Method]) -> str:
 
 def read_sigma(path: Path, gallery: EmbeddingTable) -> NDArray[np.float64]:
     """(N,) sigma as written by ``store_sigma``. Raises InputError if it belongs to another gallery."""
-    table = pq.read_table(path)
+    table = read_checked(path)
     if not np.array_equal(np.asarray(table["id"]), gallery.id):
         raise InputError(f"{path} belongs to another gallery; delete it and run again")
     return table["sigma"].to_numpy()

@@ -159,7 +159,7 @@ def _read_csv(file: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _read_parquet(file: Path) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(file) as opened:
+    with pq.ParquetFile(file, page_checksum_verification=True) as opened:
         wanted = _wanted(file, opened.schema_arrow.names)
         yield from opened.iter_batches(_BATCH, columns=wanted)
 

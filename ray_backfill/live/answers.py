@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ray_backfill.index import Found
@@ -19,6 +18,7 @@ from ray_backfill.merges import Merge
 from ray_backfill.store import vector_column, vectors_of, write_parquet
 from ray_backfill.systems import IntArray
 from ray_backfill.tables.drill import AnswerRow
+from ray_backfill.tables.parquet import read_checked
 from ray_backfill.tables.schema import columns
 
 
@@ -135,7 +135,7 @@ def write_answers(drill: Path, moment: int, answer: Answer) -> None:
 def read_answers(drill: Path, moment: int) -> IntArray:
     """(Q, k) item positions as written by ``write_answers``."""
     name = columns(AnswerRow)[0]
-    return vectors_of(pq.read_table(_answers_path(drill, moment), columns=[name])[name])
+    return vectors_of(read_checked(_answers_path(drill, moment), [name])[name])
 
 
 def _answers_path(drill: Path, moment: int) -> Path:

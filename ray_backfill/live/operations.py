@@ -15,7 +15,6 @@ from typing import Literal, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError, require_not_negative
@@ -23,6 +22,7 @@ from ray_backfill.files import write_whole
 from ray_backfill.orders import check_order
 from ray_backfill.systems import IntArray
 from ray_backfill.tables.drill import Checkpoint, ItemRow, OperationRow, StepRow
+from ray_backfill.tables.parquet import read_checked, write_checked
 from ray_backfill.tables.schema import arrow_table, columns
 
 Kind = Literal["backfill", "insert", "delete", "rollback"]
@@ -204,13 +204,13 @@ def write_plan(path: Path, plan: DrillPlan) -> None:
     }
     path.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
-        write_whole(path / f"{name}.parquet", partial(pq.write_table, table))
+        write_whole(path / f"{name}.parquet", partial(write_checked, table))
 
 
 def read_plan(path: Path) -> DrillPlan:
     """Read a plan written by ``write_plan``."""
     items, steps, operations, checkpoints = (
-        pq.read_table(path / f"{name}.parquet") for name in ("items", "steps", "operations", "checkpoints")
+        read_checked(path / f"{name}.parquet") for name in ("items", "steps", "operations", "checkpoints")
     )
     position, is_held_back = (items[name].to_numpy() for name in columns(ItemRow))
     number, of_step = (steps[name].to_numpy() for name in columns(StepRow))

@@ -21,6 +21,7 @@ from ray_backfill.files import write_whole
 from ray_backfill.live.operations import Operation
 from ray_backfill.store import vector_column, vectors_of
 from ray_backfill.systems import FloatArray, IntArray
+from ray_backfill.tables.parquet import write_checked
 
 # Metadata of an embeddings file: the operation with its kind, and a JSON list of [position, reason].
 _OPERATION, _BROKEN = b"operation", b"broken"
@@ -68,7 +69,7 @@ def write_part(drill: Path, operation: Operation, embedded: Embedded) -> None:
 def _write_durably(table: pa.Table, path: Path) -> None:
     """Flush the file to disk, so that the journal never refers to embeddings lost in a machine failure."""
     with path.open("wb") as file:
-        pq.write_table(table, file, write_page_checksum=True)
+        write_checked(table, file)
         file.flush()
         os.fsync(file.fileno())
 

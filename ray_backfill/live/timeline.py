@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ray_backfill.live.operations import NEW, NOWHERE, OLD, DrillPlan, positions_of
 from ray_backfill.systems import IntArray
 from ray_backfill.tables.drill import Checkpoint, EventRow, IncidentRow, ItemCounts, SecondRow, ServedQueries
 from ray_backfill.tables.journal import Applied, CheckpointMeasured, Entry, Incident, Started, of_type
+from ray_backfill.tables.parquet import read_checked
 from ray_backfill.tables.schema import arrow_table
 
 
@@ -22,7 +22,7 @@ def read_events(drill: Path) -> pd.DataFrame:
 
     drill: the drill's folder. Returns: a frame with the columns of ``EventRow``.
     """
-    tables = [pq.read_table(file) for file in sorted((drill / "events").glob("*.parquet"))]
+    tables = [read_checked(file) for file in sorted((drill / "events").glob("*.parquet"))]
     frames = [table.to_pandas() for table in tables or [arrow_table(EventRow, [])]]
     return pd.concat(frames, ignore_index=True).sort_values("scheduled_s", kind="stable", ignore_index=True)
 

@@ -8,7 +8,7 @@ is a file or a folder of part files, which are read in the order of their names.
 - any other column of such lists: the embeddings of another model with that name
 - ``label``, optional: integer or string; -1 means unknown
 - ``group``, optional, for queries: subgroup, integer or string
-- ``camera``, optional: integer
+- ``camera``, optional: integer or string
 - ``old_score``, ``old_entropy``, ``old_margin``, ``old_class``, for orders: top probability, entropy, top minus second
   probability and top class of the old model's classifier
 - ``sigma``, ``popularity``, ``order_score`` (the user's own score, low first) and any other number that an order uses
@@ -27,22 +27,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
 from ray_backfill.files import write_whole
+from ray_backfill.store._classifier import Classifier as Classifier
+from ray_backfill.store._classifier import read_classifier as read_classifier
 from ray_backfill.store._columns import MAPPED_BYTES as MAPPED_BYTES
 from ray_backfill.store._columns import (
     add_to_digest,
     as_id_lists,
     as_ids,
-    as_integers,
     as_numbers,
-    as_vectors,
-    float_type,
     is_vectors,
-    open_parquet,
+    kind_of,
     part_files,
     read_rows,
     some,
@@ -51,6 +49,7 @@ from ray_backfill.store._columns import room_for as room_for
 from ray_backfill.store._columns import vector_column as vector_column
 from ray_backfill.store._columns import vectors_of as vectors_of
 from ray_backfill.systems import FloatArray
+from ray_backfill.tables.parquet import open_checked, read_checked, reading, write_checked
 
 SPLITS = ("gallery", "queries", "train", "classifier")
 # Column -> the function that reads and validates it. Fingerprints follow this order.
@@ -58,7 +57,7 @@ _COLUMNS: Mapping[str, Callable[[pa.ChunkedArray, Path, str], Any]] = {
     "id": as_ids,
     "label": as_ids,
     "group": as_ids,
-    "camera": as_integers,
+    "camera": as_ids,
     "old_score": as_numbers,
     "old_entropy": as_numbers,
     "old_margin": as_numbers,
@@ -72,7 +71,7 @@ _COLUMNS: Mapping[str, Callable[[pa.ChunkedArray, Path, str], Any]] = {
 _NUMBERS = tuple(name for name, read in _COLUMNS.items() if read is as_numbers)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EmbeddingTable:
     """One validated split of N rows. A column that the files do not have is None."""
 
@@ -87,7 +86,8 @@ class EmbeddingTable:
     """(N,) classes."""
     group: NDArray[Any] | None = None
     """(N,) subgroups."""
-    camera: NDArray[np.int64] | None = None
+    camera: NDArray[Any] | None = None
+    """(N,) cameras."""
     old_class: NDArray[Any] | None = None
     """(N,) classes predicted by the old model's classifier."""
     positives: list[NDArray[Any]] | None = None
@@ -117,19 +117,7 @@ class EmbeddingTable:
         return self.vectors["new"]
 
 
-@dataclass(frozen=True)
-class Classifier:
-    """A linear classifier on a model's embeddings."""
-
-    label: NDArray[Any]
-    """(C,) unique classes."""
-    weight: NDArray[np.float32]
-    """(C, d) float32."""
-    bias: NDArray[np.float32]
-    """(C,) float32."""
-
-
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class EmbeddingFolder:
     """A validated folder of embeddings."""
 
@@ -216,13 +204,14 @@ def read_folder(
             different lengths. The message names the file, the column and the first offending rows.
     """
     path = Path(path)
-    if not path.is_dir():
-        raise InputError(f"{path} is not a folder; give a folder that contains gallery.parquet")
-    gallery = read_table(path / "gallery.parquet", models, gallery_needs)
-    queries, train = (
-        read_table(path / f"{name}.parquet", models) if (path / f"{name}.parquet").exists() else None
-        for name in ("queries", "train")
-    )
+    with reading(path):
+        if not path.is_dir():
+            raise InputError(f"{path} is not a folder; give a folder that contains gallery.parquet")
+        gallery = read_table(path / "gallery.parquet", models, gallery_needs)
+        queries, train = (
+            read_table(path / f"{name}.parquet", models) if (path / f"{name}.parquet").exists() else None
+            for name in ("queries", "train")
+        )
     for other in (queries, train):
         for name, vectors in other.vectors.items() if other else ():
             theirs, mine = vectors.shape[1], gallery.vectors.get(name, vectors).shape[1]
@@ -232,24 +221,6 @@ def read_folder(
                     "use embeddings of one model"
                 )
     return EmbeddingFolder(path, gallery, queries, train, read_classifier(path))
-
-
-def read_classifier(folder: Path) -> Classifier | None:
-    """Read the new model's classifier, if the folder has one."""
-    path = folder / "classifier.parquet"
-    if not path.exists():
-        return None
-    file = open_parquet(path)
-    for column in ("label", "weight", "bias"):
-        if column not in file.schema_arrow.names:
-            raise InputError(f"{path} has no column {column!r}; it needs the columns label, weight and bias")
-    float_type("weight", [file], [path])
-    table = file.read(columns=["label", "weight", "bias"])
-    label = as_ids(table["label"], path, "label")
-    if len(np.unique(label)) != len(label):
-        raise InputError(f"{path}, column 'label': duplicate classes; give one row for each class")
-    weight = as_vectors(table["weight"].combine_chunks(), path, "weight", 0, np.float32)
-    return Classifier(label, weight, as_numbers(table["bias"], path, "bias", np.float32))
 
 
 def read_table(
@@ -278,7 +249,7 @@ def read_table(
                 "all parts need the same columns"
             )
         for name in (name for name in part if _COLUMNS[name] is as_ids):
-            kinds = ["strings" if each[name].dtype.kind == "U" else "integers" for each in (part, parts[0])]
+            kinds = [kind_of(each[name]) for each in (part, parts[0])]
             if kinds[0] != kinds[1]:
                 raise InputError(
                     f"column {name!r} holds {kinds[0]} in {file}, but {kinds[1]} in {files[0]}; use one type"
@@ -292,7 +263,7 @@ def read_table(
     ids, counts = np.unique(columns["id"], return_counts=True)
     if (counts > 1).any():
         raise InputError(f"{path}, column 'id': duplicate ids {some(ids[counts > 1])}; ids must be unique")
-    schemas = [open_parquet(file).schema_arrow for file in files]
+    schemas = [open_checked(file).schema_arrow for file in files]
     # A column with a model's name that does not hold vectors is the user's own.
     names = [
         name
@@ -314,22 +285,26 @@ def read_numbers(path: Path, name: str) -> NDArray[np.float64] | None:
     Raises:
         InputError: The column holds other values than numbers, or misses some.
     """
-    found = [(file, open_parquet(file)) for file in part_files(path)]
-    if any(name not in opened.schema_arrow.names for _, opened in found):
+    files = part_files(path)
+    if any(name not in open_checked(file).schema_arrow.names for file in files):
         return None
-    return np.concatenate([as_numbers(opened.read(columns=[name])[name], file, name) for file, opened in found])
+    return np.concatenate([as_numbers(read_checked(file, [name])[name], file, name) for file in files])
 
 
 def _read_columns(file: Path, needed: Sequence[str]) -> dict[str, Any]:
     """Read and validate the known columns of one Parquet file except the vectors, as arrays or lists of id arrays."""
-    opened = open_parquet(file)
+    opened = open_checked(file)
     there = opened.schema_arrow.names
     for column in ("id", *needed):
         if column not in there:
             raise InputError(f"{file} has no column {column!r}; it has: {', '.join(there)}")
     present = [name for name in there if name in _COLUMNS]
-    table = opened.read(columns=present)
-    return {name: _COLUMNS[name](table[name], file, name) for name in present}
+    for name in (*present, *needed):
+        if there.count(name) > 1:
+            raise InputError(f"{file} has two columns {name!r}; remove one")
+    with reading(file):
+        table = opened.read(columns=present)
+        return {name: _COLUMNS[name](table[name], file, name) for name in present}
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
@@ -344,4 +319,4 @@ def write_parquet(path: Path, table: pa.Table) -> None:
     """
     # Vectors do not repeat: dictionary encoding makes files an eighth larger and writing three times as slow.
     others = [field.name for field in table.schema if not is_vectors(field.type)]
-    write_whole(path, lambda temporary: pq.write_table(table, temporary, use_dictionary=others))
+    write_whole(path, lambda temporary: write_checked(table, temporary, use_dictionary=others))

@@ -6,19 +6,21 @@ Vector columns are read one row group at a time, into memory or, if they are lar
 import errno
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
 from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
 from ray_backfill.progress import step, track
 from ray_backfill.systems import FloatArray
+from ray_backfill.tables.parquet import open_checked, reading
 
 # Columns of vectors above this size are mapped from a temporary file.
 MAPPED_BYTES = 1 << 30
@@ -33,49 +35,85 @@ def part_files(path: Path) -> list[Path]:
     return files
 
 
-def open_parquet(file: Path) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(file, memory_map=True)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"{file} cannot be read as Parquet: {error}") from error
-
-
 def as_id_lists(column: pa.ChunkedArray, file: Path, name: str) -> list[NDArray[Any]]:
     """Return a column of lists of ids as one array per row; a missing list counts as empty."""
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-        raise InputError(f"{file}, column {name!r} must hold lists of ids, not {column.type} values")
-    rows = [row or [] for row in column.to_pylist()]
-    holes = np.flatnonzero([None in row for row in rows])
+    if not _is_list(plain_type(column.type)):
+        raise InputError(f"{file}, column {name!r} must hold lists of ids, not {in_words(column.type)}")
+    column = plain(column)
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    ids = pc.list_flatten(column)
+    holes = np.unique(np.repeat(np.arange(len(column)), lengths)[ids.is_null().to_numpy()])
     if len(holes):
         raise InputError(f"{file}, column {name!r}: missing id in row {some(holes)}")
-    return [np.asarray(row, dtype=None if row else np.int64) for row in rows]
+    values = as_ids(ids, file, name) if len(ids) else np.empty(0, np.int64)
+    return np.split(values, np.cumsum(lengths)[:-1]) if len(column) else []
 
 
 def as_ids(column: pa.ChunkedArray, file: Path, name: str) -> NDArray[Any]:
-    """Return a column of integers as int64, or a column of strings."""
+    """Return a column of integers (whole numbers of any type) as int64, or a column of strings."""
+    column = plain(column)
     no_nulls(column, file, name)
-    if pa.types.is_integer(column.type):
-        try:
-            return column.cast(pa.int64()).to_numpy()
-        except pa.ArrowInvalid as error:
-            raise InputError(f"{file}, column {name!r}: an integer exceeds int64; use strings") from error
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return np.asarray(column.to_pylist(), dtype=str)
-    raise InputError(f"{file}, column {name!r} must hold integers or strings, not {column.type} values")
-
-
-def as_integers(column: pa.ChunkedArray, file: Path, name: str) -> NDArray[Any]:
-    return as_numbers(column, file, name, np.int64)
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise InputError(f"{file}, column {name!r} must hold integers or text, not {in_words(kind)}; convert it")
+    try:
+        return column.cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid as error:
+        if pa.types.is_integer(kind):
+            raise InputError(f"{file}, column {name!r}: an integer needs more than 64 bits; use text") from error
+        raise InputError(f"{file}, column {name!r} must hold integers or text, not fractions; convert it") from error
 
 
 def as_numbers(column: pa.ChunkedArray, file: Path, name: str, dtype: type = np.float64) -> NDArray[Any]:
+    column = plain(column)
     no_nulls(column, file, name)
     try:
         values: NDArray[Any] = column.cast(pa.from_numpy_dtype(dtype)).to_numpy()
-    except pa.ArrowInvalid as error:
-        wanted = "integers" if np.dtype(dtype).kind == "i" else "numbers"
-        raise InputError(f"{file}, column {name!r} must hold {wanted}, not {column.type} values") from error
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InputError(f"{file}, column {name!r} must hold numbers, not {in_words(column.type)}") from error
     return values
+
+
+def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return categories (dictionaries) and extension types, such as tensors, as the values that they stand for."""
+    kind = plain_type(column.type)
+    return column if kind == column.type else column.cast(kind)
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of ``plain`` columns."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    return plain_type(kind.value_type) if pa.types.is_dictionary(kind) else kind
+
+
+def in_words(kind: pa.DataType) -> str:
+    """Return a type of a column in words, for a message."""
+    kind = plain_type(kind)
+    if _is_list(kind):
+        return f"lists of {in_words(kind.value_type)}"
+    is_of: dict[str, Callable[[pa.DataType], bool]] = {
+        "true/false values": pa.types.is_boolean,
+        "integers": pa.types.is_integer,
+        "fractions": pa.types.is_floating,
+        "decimal numbers": pa.types.is_decimal,
+        "text": lambda of: pa.types.is_string(of) or pa.types.is_large_string(of) or pa.types.is_string_view(of),
+        "dates or times": pa.types.is_temporal,
+        "structures": pa.types.is_struct,
+        "no values at all": pa.types.is_null,
+    }
+    return next((words for words, is_this in is_of.items() if is_this(kind)), "bytes")
+
+
+def kind_of(values: NDArray[Any]) -> str:
+    """Return what an array of ids or labels holds, for a message."""
+    return "text" if values.dtype.kind == "U" else "numbers"
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def no_nulls(column: pa.ChunkedArray | pa.Array, file: Path, name: str, first_row: int = 0) -> None:
@@ -91,7 +129,7 @@ def some(rows: NDArray[Any]) -> str:
 
 def read_rows(files: Sequence[Path], first: int, last: int, names: Sequence[str]) -> dict[str, FloatArray]:
     """Read the vectors of rows first .. last - 1, counted over all files, one row group at a time."""
-    opened = [open_parquet(file) for file in files]
+    opened = [open_checked(file) for file in files]
     columns = {name: _Vectors(name, last - first, float_type(name, opened, files)) for name in names}
     with step("read", last - first, "vectors") as bar:
         for file, row, batch in _batches_between(files, opened, first, last, names):
@@ -112,7 +150,7 @@ def _batches_between(
             rows = parquet.metadata.row_group(group).num_rows
             if before < last and before + rows > first:
                 at = before
-                for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=list(names)):
+                for batch in _batches(file, parquet, group, names):
                     begin, end = max(first - at, 0), min(last - at, len(batch))
                     if begin < end:
                         yield file, at + begin - start_of_file, batch.slice(begin, end - begin)
@@ -120,17 +158,24 @@ def _batches_between(
             before += rows
 
 
+def _batches(file: Path, parquet: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    with reading(file):
+        yield from parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=list(names))
+
+
 def is_vectors(kind: pa.DataType) -> bool:
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return is_list and pa.types.is_floating(kind.value_type)
+    kind = plain_type(kind)
+    return _is_list(kind) and pa.types.is_floating(kind.value_type)
 
 
 def float_type(name: str, opened: Sequence[pq.ParquetFile], files: Sequence[Path]) -> type[np.floating]:
     """Return float16 if all files hold float16, else float32."""
-    types = [parquet.schema_arrow.field(name).type for parquet in opened]
+    types = [plain_type(parquet.schema_arrow.field(name).type) for parquet in opened]
     for file, kind in zip(files, types, strict=True):
         if not is_vectors(kind):
-            raise InputError(f"{file}, column {name!r} must hold lists of float16 or float32, not {kind}")
+            raise InputError(
+                f"{file}, column {name!r} must hold lists of numbers (float16 or float32), not {in_words(kind)}"
+            )
     return np.float16 if all(pa.types.is_float16(kind.value_type) for kind in types) else np.float32
 
 
@@ -231,6 +276,7 @@ def _no_room(error: OSError) -> InputError:
 def as_vectors(array: pa.Array, file: Path, name: str, first_row: int, dtype: type[np.floating]) -> NDArray[Any]:
     """Return some rows of a vector column as a validated (n, d) array of ``dtype``."""
     no_nulls(array, file, name, first_row)
+    array = array.storage if isinstance(array, pa.ExtensionArray) else array
     if not pa.types.is_fixed_size_list(array.type):
         lengths = array.value_lengths().to_numpy(zero_copy_only=False)
         ragged = np.flatnonzero(lengths != lengths[0])

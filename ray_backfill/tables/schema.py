@@ -7,10 +7,10 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ray_backfill.errors import InputError
 from ray_backfill.files import read_json, write_whole
+from ray_backfill.tables.parquet import write_checked
 
 RowT = TypeVar("RowT")
 
@@ -58,7 +58,7 @@ def arrow_table(row_type: type[RowT], rows: Sequence[RowT]) -> pa.Table:
 def write_table(path: Path, table: pd.DataFrame) -> None:
     """Write a DataFrame to a Parquet file atomically."""
     arrow = pa.Table.from_pandas(table, preserve_index=False)
-    write_whole(path, lambda temporary: pq.write_table(arrow, temporary))
+    write_whole(path, lambda temporary: write_checked(arrow, temporary))
 
 
 def read_table(path: Path, row_type: type, again: str, may_be_empty: bool = False) -> pd.DataFrame:
@@ -76,8 +76,8 @@ def read_table(path: Path, row_type: type, again: str, may_be_empty: bool = Fals
     if not path.is_file():
         raise InputError(f"{path} is missing: {again}, or give the folder of a run that wrote it")
     try:
-        found = pd.read_parquet(path)
-    except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
+        found = pd.read_parquet(path, page_checksum_verification=True)
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise InputError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}): {again}") from error
     missing = [name for name in columns(row_type) if name not in found.columns]
     if missing:

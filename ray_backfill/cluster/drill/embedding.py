@@ -13,7 +13,6 @@ from time import sleep, time
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import ray
 import ray.data
 import torch
@@ -29,6 +28,7 @@ from ray_backfill.models.backbones import Backbone, pixels_to_float
 from ray_backfill.models.checkpoints import load_backbone
 from ray_backfill.store import read_table
 from ray_backfill.systems import FloatArray, IntArray
+from ray_backfill.tables.parquet import read_checked
 
 # Niceness of embedding actors, so that other processes of the node go first, above all the shards.
 _NICE = 10
@@ -172,7 +172,7 @@ def _from_images(source: FromImages, wait: Callable[[int], None]) -> Embed:
     images = open_source(source.data)
     device = torch.device("cuda" if source.on_gpu else "cpu")
     torch.set_num_threads(source.threads)
-    ids_N = np.concatenate([pq.read_table(f, columns=["id"])["id"].to_numpy() for f in _files(source.gallery)])
+    ids_N = np.concatenate([read_checked(f, ["id"])["id"].to_numpy() for f in _files(source.gallery)])
     all_ids = images.items("gallery").ids_N
     by_id = np.argsort(all_ids, kind="stable")
 
