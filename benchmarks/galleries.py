@@ -107,7 +107,7 @@ def from_folder(data: Path, name: str, maps: Path | None, distance: str) -> Case
     shape = f"{len(folder.queries or folder.gallery):,} queries x {len(folder.gallery):,} items x {dim}"
     return Case(
         f"{data.parent.name}/{data.name}, {shape}", method, network, distance, embedded, train, label,
-        ground_truth(folder, refuse_unknown_labels=False),
+        ground_truth(folder, refuse_unknown_ids=False),
     )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def foretold(folder: EmbeddingFolder, source: str, target: str) -> float:
 
 def qualities(folder: EmbeddingFolder) -> dict[str, float]:
     """Quality and gains in random order; each class has the same weight, however many queries it has."""
-    truth, embeddings = ground_truth(folder, refuse_unknown_labels=False), embeddings_of(folder)
+    truth, embeddings = ground_truth(folder, refuse_unknown_ids=False), embeddings_of(folder)
     order = rb.make_order("random", rb.GalleryColumns(folder.gallery.old))
     known, curves = all_methods(), {}
     for name in ("old", "new", *METHODS):

@@ -70,7 +70,7 @@ def pair_of(folder: EmbeddingFolder) -> UpgradePair:
 
 
 def curve_of(folder: EmbeddingFolder, order: list[int], points: int, *metrics: str) -> tuple[GroundTruth, Curve]:
-    truth = ground_truth(folder, refuse_unknown_labels=False)
+    truth = ground_truth(folder, refuse_unknown_ids=False)
     return truth, replay(pair_of(folder), truth, np.array(order), points, metrics, "l2")
 
 
@@ -150,7 +150,7 @@ def test_missing_gallery_images_are_not_positives(tmp_path: Path) -> None:
     assert folder.train is not None
     assert folder.train.label is not None
     assert 12 not in folder.train.label
-    truth = ground_truth(folder, refuse_unknown_labels=False)
+    truth = ground_truth(folder, refuse_unknown_ids=False)
     # Positives by row: 0 1 | 4 2 | 3 | 1 0 4; rows 1 and 3 are missing, rows 0, 2, 4 have the positions 0, 1, 2.
     assert [truth.positives_of(q).tolist() for q in range(4)] == [[0], [1, 2], [], [0, 2]]
     assert truth.skipped.tolist() == [2]

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.comparison.leakage import leakage_notes
 from ray_backfill.comparison.left_out import find_left_out
 from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.comparison.merges import MergeFits, resolve_merges
 from ray_backfill.comparison.orders import BackfillOrders, embeddings_of, resolve_orders
 from ray_backfill.comparison.truth import check_vectors, ground_truth
 from ray_backfill.errors import InputError
-from ray_backfill.merges import Merge
+from ray_backfill.merges import Merge, all_merges
 from ray_backfill.methods import Embeddings, Method
 from ray_backfill.store import EmbeddingFolder
 from ray_backfill.systems import GroundTruth, IntArray, UpgradePair
@@ -33,7 +34,8 @@ class System(NamedTuple):
 class Comparison:
     """Everything that a replay, a drill or a report needs, validated.
 
-    methods: methods that take part, old and new first. maps: fitted maps; empty before the fits.
+    methods: methods that take part, old and new first. notes: sentences for the report about what is wrong with the
+    data. maps: fitted maps; empty before the fits.
     """
 
     folder: EmbeddingFolder
@@ -43,6 +45,7 @@ class Comparison:
     orders: BackfillOrders
     merges: MergeFits
     left_out: tuple[LeftOut, ...] = ()
+    notes: tuple[str, ...] = ()
     maps: FittedMaps = field(default_factory=FittedMaps)
 
     def fitted(self, folders: Mapping[str, Path]) -> "Comparison":
@@ -112,7 +115,7 @@ def resolve(
     evaluation.check()
     wanted = evaluation.find_methods()
     check_vectors(folder, evaluation.distance)
-    truth = ground_truth(folder, refuse_unknown_labels=not from_images)
+    truth = ground_truth(folder, refuse_unknown_ids=not from_images)
     if from_images:
         check_distances_agree(wanted, evaluation.distance, fits)
     left_out = find_left_out(folder, wanted, evaluation.merges, fits, evaluation.distance, to_come or ())
@@ -124,6 +127,7 @@ def resolve(
     if not merges:
         raise InputError("none of the --merges can be fitted on this folder; add raw, or give it a train.parquet")
     distance, seed = evaluation.distance, evaluation.order_seed
+    is_fitted = any(method.fit for method in methods) or any(all_merges()[merge].needs_train for merge in merges)
     return Comparison(
         folder,
         evaluation,
@@ -132,6 +136,7 @@ def resolve(
         resolve_orders(folder, evaluation.orders, seed, distance, methods),
         resolve_merges(folder, merges, distance, seed),
         left_out,
+        leakage_notes(folder, truth, is_fitted),
     )
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ray_backfill.comparison.leakage import own_items
 from ray_backfill.errors import InputError
-from ray_backfill.store import EmbeddingFolder, EmbeddingTable
+from ray_backfill.store import EmbeddingFolder, EmbeddingTable, kind_of
 from ray_backfill.systems import GroundTruth, IntArray
 
 
@@ -24,27 +25,36 @@ def check_vectors(folder: EmbeddingFolder, distance: str) -> None:
                 )
 
 
-def ground_truth(folder: EmbeddingFolder, refuse_unknown_labels: bool = True) -> GroundTruth:
+def ground_truth(folder: EmbeddingFolder, refuse_unknown_ids: bool = True) -> GroundTruth:
     """The positives of each query: given by the queries if they have any, otherwise by labels (and cameras if known).
 
-    The label -1 means that the class is unknown: such items are positives of no query, not even of each other.
-    refuse_unknown_labels: if False, a query whose label the gallery lacks has no positives, and positives that the
-    gallery lacks (broken images) are ignored; a recipe's manifest counts what was left out.
+    The label -1 means that the class is unknown: such items are positives of no query, not even of each other. A query
+    without positives (an unknown class, one that the gallery lacks, or an empty list) is skipped and counted. A query
+    that is a gallery item ignores that item.
+    refuse_unknown_ids: if False, positives that the gallery lacks (broken images) are ignored; a recipe's manifest
+    counts what was left out.
 
     Raises:
-        InputError: There are neither labels nor positives, an id is unknown, the gallery lacks query labels, or no
-            query has a positive.
+        InputError: There are neither labels nor positives, they have different types, an id is unknown, or no query has
+            a positive.
     """
-    truth = _truth(folder, refuse_unknown_labels)
+    truth = _truth(folder, refuse_unknown_ids)
+    queries, items = own_items(folder)
+    if len(queries):
+        truth = truth.without(queries, items)
     if len(truth.skipped) == truth.n_queries:
-        raise InputError(f"no query of {folder.path} has a right answer in the gallery: there is nothing to measure")
+        other = " other than itself" if len(queries) else ""
+        raise InputError(
+            f"no query of {folder.path} has a right answer in the gallery{other}: there is nothing to measure; compare "
+            "the labels (or positives) of both files"
+        )
     return truth
 
 
-def _truth(folder: EmbeddingFolder, refuse_unknown_labels: bool) -> GroundTruth:
+def _truth(folder: EmbeddingFolder, refuse_unknown_ids: bool) -> GroundTruth:
     gallery, queries = folder.gallery, folder.queries or folder.gallery
     if queries.positives is not None:
-        return _truth_from_ids(gallery, queries, folder.queries is None, refuse_unknown_labels)
+        return _truth_from_ids(gallery, queries, folder.queries is None, refuse_unknown_ids)
     if (gallery.camera is None) != (queries.camera is None):
         raise InputError(f"column 'camera' is in only one of {gallery.path} and {queries.path}; give both, or neither")
     for table in (gallery, queries):
@@ -54,18 +64,13 @@ def _truth(folder: EmbeddingFolder, refuse_unknown_labels: bool) -> GroundTruth:
     assert queries.label is not None
     if gallery.label.dtype.kind != queries.label.dtype.kind:
         raise InputError(
-            f"labels are {gallery.label.dtype} in {gallery.path} but {queries.label.dtype} in {queries.path}"
+            f"labels are {kind_of(gallery.label)} in {gallery.path} but {kind_of(queries.label)} in {queries.path}; "
+            "use one type"
         )
     names = np.unique(np.concatenate([gallery.label, queries.label]))
     gallery_N = query_Q = _numbers(gallery.label, names, len(names))
     if folder.queries is not None:
         query_Q = _numbers(queries.label, names, len(names) + len(gallery))
-    unknown = np.flatnonzero(~np.isin(query_Q, gallery_N))
-    if len(unknown) and refuse_unknown_labels:
-        raise InputError(
-            f"{queries.path}, column 'label': {len(unknown)} queries have a label that {gallery.path} lacks, first "
-            f"{queries.label[unknown[0]]!s} in row {unknown[0]}; remove these queries"
-        )
     return GroundTruth.from_labels(
         query_Q,
         gallery_N,
@@ -90,6 +95,11 @@ def _truth_from_ids(
     def positions(column: str, rows: Sequence[NDArray[Any]] | None) -> list[IntArray]:
         found = []
         for query, ids in enumerate(rows or [np.empty(0)] * len(queries)):
+            if len(ids) and ids.dtype.kind != gallery.id.dtype.kind:
+                raise InputError(
+                    f"{queries.path}, column {column!r} holds {kind_of(ids)}, but the ids of {gallery.path} are "
+                    f"{kind_of(gallery.id)}; use one type"
+                )
             at = index.get_indexer(pd.Index(ids)) if len(ids) else np.empty(0, np.int64)
             if not refuse_unknown:
                 at = at[at >= 0]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
-from ray_backfill.store import Classifier
+from ray_backfill.store import Classifier, kind_of
 from ray_backfill.systems import FloatArray
 from ray_backfill.training.fit import Device, Fit, Fitted, OnEpoch, TrainSet, share_of_batch
 from ray_backfill.training.settings import FitSettings
@@ -118,8 +118,11 @@ def classifier_of(data: TrainSet, target: str) -> Classifier:
         theirs, ours = data.classifier.weight.shape[1], data.vectors["new"].shape[1]
         if theirs != ours:
             raise InputError(f"the weights of classifier.parquet have {theirs} dimensions, the new embeddings {ours}")
-        if data.classifier.label.dtype.kind != np.asarray(data.label).dtype.kind:
-            raise InputError("the labels of classifier.parquet and of train.parquet have different types")
+        kinds = kind_of(data.classifier.label), kind_of(np.asarray(data.label))
+        if kinds[0] != kinds[1]:
+            raise InputError(
+                f"the labels are {kinds[0]} in classifier.parquet but {kinds[1]} in train.parquet; use one type"
+            )
         known_N = class_rows(data.classifier, np.asarray(data.label)) >= 0
         if not known_N.any():
             raise InputError("classifier.parquet knows none of the labels of train.parquet")

@@ -16,12 +16,13 @@ from ray_backfill.systems import GroundTruth, RetrievalSystem, UpgradePair
 
 def write_split(path: Path, **columns: Any) -> None:
     rows = len(next(iter(columns.values())))
-    ones = vector_column(np.ones((rows, 2), np.float32))
-    write_parquet(path, pa.table({"id": np.arange(rows), "old": ones, "new": ones} | columns))
+    # Equal vectors in a split, other ones in another: a query of the same id and vectors is a gallery item.
+    same = vector_column(np.full((rows, 2), ord(path.name[0]), np.float32))
+    write_parquet(path, pa.table({"id": np.arange(rows), "old": same, "new": same} | columns))
 
 
-def truth_of(path: Path, refuse: bool = True) -> GroundTruth:
-    return ground_truth(read_folder(path), refuse_unknown_labels=refuse)
+def truth_of(path: Path, refuse_unknown_ids: bool = True) -> GroundTruth:
+    return ground_truth(read_folder(path), refuse_unknown_ids)
 
 
 def answers(truth: GroundTruth) -> list[list[int]]:
@@ -34,15 +35,36 @@ def test_nobody_knows_the_class_of_label_minus_one(tmp_path: Path) -> None:
     assert answers(truth) == [[], [3], [], [1], []]
     assert truth.skipped.tolist() == [0, 2, 4]
     write_split(tmp_path / "queries.parquet", label=[4, -1, 7])
-    assert answers(truth_of(tmp_path, refuse=False)) == [[1, 3], [], [4]]
-    with pytest.raises(InputError, match=r"1 queries have a label that .* lacks, first -1 in row 1"):
+    assert answers(truth_of(tmp_path)) == [[1, 3], [], [4]]
+
+
+@pytest.mark.parametrize("queries", [{"label": [4, 9, -1]}, {"label": [4, 4, 4], "positives": [[1, 3], [], []]}])
+def test_a_query_without_an_answer_is_skipped_and_counted(tmp_path: Path, queries: dict[str, Any]) -> None:
+    write_split(tmp_path / "gallery.parquet", label=[-1, 4, -1, 4, 7])
+    write_split(tmp_path / "queries.parquet", id=[100, 101, 102], **queries)
+    truth = truth_of(tmp_path)
+    assert answers(truth) == [[1, 3], [], []]
+    assert truth.skipped.tolist() == [1, 2]
+
+
+def test_text_and_numbers_do_not_meet(tmp_path: Path) -> None:
+    write_split(tmp_path / "gallery.parquet", label=[4, 4, 7])
+    write_split(tmp_path / "queries.parquet", label=["4"])
+    with pytest.raises(
+        InputError, match=r"labels are numbers in .*gallery\.parquet but text in .*queries\.parquet; use"
+    ):
+        truth_of(tmp_path)
+    write_split(tmp_path / "queries.parquet", label=[4], positives=[["1"]])
+    with pytest.raises(
+        InputError, match=r"column 'positives' holds text, but the ids of .*gallery.parquet are numbers"
+    ):
         truth_of(tmp_path)
 
 
 def test_unknown_queries_do_not_find_unknown_items(tmp_path: Path) -> None:
     write_split(tmp_path / "gallery.parquet", label=[4, -1, -1])
     write_split(tmp_path / "queries.parquet", label=[4, -1, -1])
-    assert answers(truth_of(tmp_path, refuse=False)) == [[0], [], []]
+    assert answers(truth_of(tmp_path)) == [[0], [], []]
 
 
 def test_a_gallery_with_positives_does_not_find_itself(tmp_path: Path) -> None:
@@ -72,7 +94,7 @@ def test_positives_that_were_broken_do_not_end_a_recipes_run(tmp_path: Path) -> 
     write_split(tmp_path / "gallery.parquet", id=[0, 2, 5], label=[-1, -1, -1])
     positives = [[5, 1, 0], [4], [2]]
     write_split(tmp_path / "queries.parquet", label=[-1, -1, -1], positives=positives)
-    truth = truth_of(tmp_path, refuse=False)
+    truth = truth_of(tmp_path, refuse_unknown_ids=False)
     assert answers(truth) == [[0, 2], [], [1]]  # positions, not ids
     assert truth.skipped.tolist() == [1]
     with pytest.raises(InputError, match="column 'positives', row 0: the gallery has no id 1"):
