@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ray_backfill.errors import input_error_in
+from ray_backfill.errors import InputError, input_error_in
 from ray_backfill.files import check_writable
 
 if TYPE_CHECKING:
@@ -82,9 +82,14 @@ def _simulate(
     from ray_backfill.report import read_results
     from ray_backfill.runs.context import Context
     from ray_backfill.runs.folder import evaluate_folder
+    from ray_backfill.store import EmbeddingFolder
     from ray_backfill.training.settings import FitSettings
 
-    folder = Path(data if isinstance(data, str | Path) else data.path).absolute()
+    if not isinstance(data, str | Path | EmbeddingFolder):
+        raise InputError(
+            f"data must be a folder of embeddings, not {type(data).__name__}; rb.write_folder(path, gallery) writes one"
+        )
+    folder = Path(data.path if isinstance(data, EmbeddingFolder) else data).absolute()
     with ExitStack() as stack:
         to = Path(stack.enter_context(TemporaryDirectory()) if out is None else out).absolute()
         check_writable(to, "out")

@@ -14,15 +14,18 @@ from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
 from ray_backfill.plugins import rows_from_outside
-from ray_backfill.systems import FloatArray, IntArray, describe_array
+from ray_backfill.systems import FloatArray, IntArray, as_array, as_vectors, describe_array
 
 # Rows that are processed at a time.
 _ROWS = 65_536
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GalleryColumns:
-    """The data that an order may use: the old embeddings and the columns of N gallery items."""
+    """The data that an order may use: the old embeddings and the columns of N gallery items.
+
+    Lists, torch tensors and DataFrames become arrays.
+    """
 
     old: FloatArray
     """(N, d) old embeddings."""
@@ -39,6 +42,17 @@ class GalleryColumns:
     - ``order_score``: the user's own score, low first
     - any other (N,) numbers that an order asks for
     """
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "old", as_vectors(self.old, "old embeddings"))
+        columns = {name: as_array(values, f"column {name!r}") for name, values in self.columns.items()}
+        for name, values in columns.items():
+            if name != "class_means" and values.shape != (len(self.old),):
+                raise InputError(
+                    f"column {name!r} needs one value for each of {len(self.old)} gallery items, "
+                    f"got {describe_array(values)}"
+                )
+        object.__setattr__(self, "columns", columns)
 
 
 Score = Callable[[GalleryColumns, int], NDArray[np.floating]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ray_backfill.errors import InputError
 
@@ -19,15 +19,78 @@ _ROWS = 65_536
 Switch = Literal["progressively", "at_end"]
 
 
+_KINDS = {"f": "numbers", "i": "integers", "u": "integers", "U": "text", "b": "true/false values", "S": "bytes"}
+
+
 def describe_array(array: NDArray[Any]) -> str:
-    """Describe an array for an error message: "int64 values of shape (3,)"; strings and objects are named as such."""
-    values = {"U": "strings", "S": "bytes", "O": "Python objects"}.get(array.dtype.kind, f"{array.dtype} values")
-    return f"{values} of shape {array.shape}"
+    """Describe an array for an error message: "integers of shape (3,)"."""
+    return f"{_KINDS.get(array.dtype.kind, 'Python objects')} of shape {array.shape}"
 
 
-@dataclass(frozen=True)
+def as_array(given: Any, what: str) -> NDArray[Any]:
+    """Return lists, pandas and torch objects as an array, and an array as it is. what: name for messages.
+
+    Raises:
+        InputError: The values have no array form, such as rows of different lengths.
+    """
+    if isinstance(given, np.ndarray):
+        return given
+    try:
+        if hasattr(given, "detach"):  # a torch tensor: it may need gradients, be on a GPU or have a type of torch's own
+            given = given.detach().cpu()
+            return np.asarray(given.float() if "bfloat16" in str(given.dtype) else given)
+        array = np.asarray(given)
+        if array.dtype == object and array.ndim == 1 and len(array):
+            if all(isinstance(value, str) for value in array):  # a frame's column of text, or categories
+                return array.astype(str)
+            if np.ndim(array[0]) == 1:  # a frame's column of vectors
+                return np.stack(list(array))
+    except (TypeError, ValueError, RuntimeError) as error:
+        said = str(error).strip().splitlines()[0]
+        reason = "its rows have different lengths" if "inhomogeneous" in said else said
+        raise InputError(f"{what} cannot be made a numpy array: {reason}") from error
+    return array
+
+
+def as_vectors(given: Any, what: str) -> FloatArray:
+    """Return embeddings as a 2-D float array; lists of integers become float32.
+
+    Raises:
+        InputError: They have other dimensions, are empty, or are no numbers.
+    """
+    array = as_array(given, what)
+    if not isinstance(given, np.ndarray) and array.dtype.kind in "iu":
+        array = array.astype(np.float32)
+    if array.ndim != 2 or array.dtype.kind != "f":
+        raise InputError(f"{what} must be a 2-D float array, one row an item, got {describe_array(array)}")
+    if array.size == 0:
+        raise InputError(f"{what} are empty: shape {array.shape}")
+    return array
+
+
+def as_labels(*given: tuple[Any, str]) -> list[IntArray]:
+    """Return labels as 1-D integer arrays; text is numbered, equally in all arrays. given: labels and their names."""
+    arrays = [(as_array(labels, what), what) for labels, what in given]
+    for labels, what in arrays:
+        if labels.ndim != 1 or labels.dtype.kind not in "iuU":
+            raise InputError(f"{what} must be a 1-D array of integers or text, got {describe_array(labels)}")
+    texts = [labels.dtype.kind == "U" for labels, _ in arrays]
+    if any(texts) != all(texts):
+        words = " but ".join(
+            f"{what} are {'text' if text else 'numbers'}" for (_, what), text in zip(arrays, texts, strict=True)
+        )
+        raise InputError(f"{words}; use one type")
+    if not any(texts):
+        return [labels.astype(np.int64, copy=False) for labels, _ in arrays]
+    numbers = np.unique(np.concatenate([labels for labels, _ in arrays]), return_inverse=True)[1]
+    return np.split(numbers, np.cumsum([len(labels) for labels, _ in arrays])[:-1])
+
+
+@dataclass(frozen=True, repr=False, eq=False)
 class RetrievalSystem:
     """Query and gallery embeddings that are compared with each other: {query model, gallery model}.
+
+    Lists, torch tensors and DataFrames of numbers become arrays.
 
     Raises:
         InputError: An array is not 2-D, is empty, or has NaN or infinite values, or the dimensions differ.
@@ -39,11 +102,9 @@ class RetrievalSystem:
     """(N, d) float gallery embeddings, finite."""
 
     def __post_init__(self) -> None:
-        for side, array in (("query", self.query), ("gallery", self.gallery)):
-            if array.ndim != 2 or array.dtype.kind != "f":
-                raise InputError(f"{side} embeddings must be a 2-D float array, got {describe_array(array)}")
-            if array.size == 0:
-                raise InputError(f"{side} embeddings are empty: shape {array.shape}")
+        for side, given in (("query", self.query), ("gallery", self.gallery)):
+            array = as_vectors(given, f"{side} embeddings")
+            object.__setattr__(self, side, array)
             for first in range(0, len(array), _ROWS):  # in pieces: one bool per number of a large gallery needs memory
                 with np.errstate(over="ignore"):  # values beyond float32 become infinite
                     numbers = array[first : first + _ROWS].astype(np.float32, copy=False)
@@ -59,8 +120,12 @@ class RetrievalSystem:
                 "both sides of a system must have the same number"
             )
 
+    def __repr__(self) -> str:
+        queries, (items, dims) = len(self.query), self.gallery.shape
+        return f"RetrievalSystem({queries:,} queries, {items:,} gallery items, {dims} dimensions)"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False, eq=False)
 class UpgradePair:
     """The two systems of a backfill: one serves items before, the other after they are backfilled.
 
@@ -79,10 +144,22 @@ class UpgradePair:
     together at t = 1 (offline backfilling)."""
 
     def __post_init__(self) -> None:
+        for side in ("backward", "forward"):
+            if not isinstance(given := getattr(self, side), RetrievalSystem):
+                raise InputError(
+                    f"the {side} system must be a RetrievalSystem(query, gallery), not {type(given).__name__}"
+                )
         for side in ("query", "gallery"):
             a, b = len(getattr(self.backward, side)), len(getattr(self.forward, side))
             if a != b:
                 raise InputError(f"the backward system has {a} {side} rows, the forward system {b}")
+
+    def __repr__(self) -> str:
+        backward, forward = (system.gallery.shape[1] for system in (self.backward, self.forward))
+        return (
+            f"UpgradePair({self.n_queries:,} queries, {self.n_gallery:,} gallery items, "
+            f"{backward} dimensions backward, {forward} forward, switches {self.switch.replace('_', ' ')})"
+        )
 
     def items(self, first: int, last: int) -> "UpgradePair":
         """Return the same queries over the gallery items first .. last - 1, as views."""
@@ -109,7 +186,7 @@ class UpgradePair:
         return len(self.backward.gallery)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class GroundTruth:
     """The relevant gallery items (positives) of each query, and the items that are left out of its ranking (ignored).
 
@@ -127,6 +204,12 @@ class GroundTruth:
     """Gallery positions of the ignored items, in the same form."""
     ignored_starts: IntArray
     """(Q + 1,) start of each query's ignored items."""
+
+    def __repr__(self) -> str:
+        return (
+            f"GroundTruth({self.n_queries:,} queries, {self.n_gallery:,} gallery items, "
+            f"{len(self.positives):,} positives, {len(self.ignored):,} ignored)"
+        )
 
     @property
     def n_queries(self) -> int:
@@ -146,35 +229,44 @@ class GroundTruth:
         """Return the gallery positions of a query's ignored items, ascending."""
         return self.ignored[self.ignored_starts[query] : self.ignored_starts[query + 1]]
 
+    def without(self, query_K: IntArray, item_K: IntArray) -> "GroundTruth":
+        """Return the ground truth in which each of K queries ignores the gallery item at the same place."""
+        keys = query_K * self.n_gallery + item_K
+        rows = [np.repeat(np.arange(self.n_queries), np.diff(of)) for of in (self.positive_starts, self.ignored_starts)]
+        positives, ignored = (
+            row * self.n_gallery + items for row, items in zip(rows, (self.positives, self.ignored), strict=True)
+        )
+        lists = (np.setdiff1d(positives, keys), np.union1d(ignored, keys))
+        first = np.arange(self.n_queries + 1) * self.n_gallery
+        parts = [(each % self.n_gallery, np.searchsorted(each, first)) for each in lists]
+        return GroundTruth(self.n_gallery, *parts[0], *parts[1])
+
     @classmethod
     def from_labels(
         cls,
-        query_labels: NDArray[np.integer],
-        gallery_labels: NDArray[np.integer],
+        query_labels: ArrayLike,
+        gallery_labels: ArrayLike,
         exclude_self: bool = False,
         *,
-        query_cameras: NDArray[np.integer] | None = None,
-        gallery_cameras: NDArray[np.integer] | None = None,
+        query_cameras: ArrayLike | None = None,
+        gallery_cameras: ArrayLike | None = None,
     ) -> "GroundTruth":
         """Build the ground truth from labels: all gallery items with the query's label are positives.
 
         Cost: O(N log N + number of positives).
 
         Args:
-            query_labels: (Q,) integers.
-            gallery_labels: (N,) integers.
+            query_labels: (Q,) integers or text.
+            gallery_labels: (N,) integers or text.
             exclude_self: Query i is gallery item i, which is ignored for itself; needs equal labels on both sides.
-            query_cameras: (Q,) integers. With cameras on both sides, items of the same label and the same camera are
-                ignored (the Market-1501 protocol).
-            gallery_cameras: (N,) integers.
+            query_cameras: (Q,) integers or text. With cameras on both sides, items of the same label and the same
+                camera are ignored (the Market-1501 protocol).
+            gallery_cameras: (N,) integers or text.
 
         Raises:
-            InputError: Labels are not 1-D integers, or exclude_self is set and the two sides differ.
+            InputError: Labels are not 1-D integers or text, or exclude_self is set and the two sides differ.
         """
-        query_labels, gallery_labels = np.asarray(query_labels), np.asarray(gallery_labels)
-        for name, labels in (("query", query_labels), ("gallery", gallery_labels)):
-            if labels.ndim != 1 or labels.dtype.kind not in "iu":
-                raise InputError(f"{name} labels must be a 1-D integer array, got {describe_array(labels)}")
+        query_labels, gallery_labels = as_labels((query_labels, "query labels"), (gallery_labels, "gallery labels"))
         n_queries, n_gallery = len(query_labels), len(gallery_labels)
         if exclude_self and not np.array_equal(query_labels, gallery_labels):
             raise InputError(
@@ -190,7 +282,8 @@ class GroundTruth:
         query = np.repeat(np.arange(n_queries), last - first)
         skip = (item == query) if exclude_self else np.zeros(len(item), bool)
         if query_cameras is not None and gallery_cameras is not None:
-            skip |= np.asarray(query_cameras)[query] == np.asarray(gallery_cameras)[item]
+            of_query, of_item = as_labels((query_cameras, "query cameras"), (gallery_cameras, "gallery cameras"))
+            skip |= of_query[query] == of_item[item]
 
         def row_starts(of: IntArray) -> IntArray:
             return np.concatenate([[0], np.cumsum(np.bincount(of, minlength=n_queries))])
@@ -221,10 +314,15 @@ class GroundTruth:
             raise InputError(
                 f"got {len(positives)} lists of positives but {len(ignored)} of ignored items; give one for each query"
             )
-        ignored_sets = [np.unique(np.asarray(row, np.int64)) for row in ignored]
-        positive_sets = [
-            np.setdiff1d(np.asarray(row, np.int64), skip) for row, skip in zip(positives, ignored_sets, strict=True)
-        ]
+        try:
+            ignored_sets = [np.unique(np.asarray(row, np.int64)) for row in ignored]
+            positive_sets = [
+                np.setdiff1d(np.asarray(row, np.int64), skip) for row, skip in zip(positives, ignored_sets, strict=True)
+            ]
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"positives and ignored items are lists of gallery positions, as integers: {error}"
+            ) from error
         for name, rows in (("positives", positive_sets), ("ignored items", ignored_sets)):
             for query, row in enumerate(rows):
                 if len(row) and (row[0] < 0 or row[-1] >= n_gallery):

@@ -1,7 +1,12 @@
 """Validation of systems, and the two ways to build the ground truth."""
 
+from typing import Any
+
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
+import torch
 
 import ray_backfill as rb
 
@@ -53,17 +58,96 @@ def test_exclude_self_needs_the_same_items() -> None:
     ("query", "gallery", "message"),
     [
         (np.ones((2, 3), np.float32), np.ones((2, 4), np.float32), "3 dimensions, gallery embeddings 4"),
-        (np.ones((2, 3), np.int64), np.ones((2, 3), np.float32), "2-D float array, got int64 values of shape"),
-        (np.ones(3, np.float32), np.ones((2, 3), np.float32), "2-D float array, got float32 values of shape"),
-        (np.full((2, 3), "a"), np.ones((2, 3), np.float32), "2-D float array, got strings of shape"),
+        (
+            np.ones((2, 3), np.int64),
+            np.ones((2, 3), np.float32),
+            "2-D float array, one row an item, got integers",
+        ),
+        (np.ones(3, np.float32), np.ones((2, 3), np.float32), "2-D float array, one row an item, got numbers of shape"),
+        (np.full((2, 3), "a"), np.ones((2, 3), np.float32), "2-D float array, one row an item, got text of shape"),
+        (
+            [[1.0], [1.0, 2.0]],
+            np.ones((2, 1)),
+            "query embeddings cannot be made a numpy array: its rows have diff",
+        ),
+        (None, np.ones((2, 1)), "2-D float array, one row an item, got Python objects of shape"),
+        (pd.DataFrame({"a": [1.0], "b": ["x"]}), np.ones((2, 2)), "got Python objects of shape"),
         (np.ones((0, 3), np.float32), np.ones((2, 3), np.float32), "empty"),
         (np.ones((2, 3), np.float32), np.array([[1, 1, 1], [1, np.nan, 1]], np.float32), "first in row 1"),
         (np.array([[np.inf, 1]], np.float32), np.ones((2, 2), np.float32), "first in row 0"),
     ],
 )
-def test_bad_embeddings_are_refused(query: np.ndarray, gallery: np.ndarray, message: str) -> None:
-    with pytest.raises(rb.InputError, match=message):
+def test_bad_embeddings_are_refused(query: Any, gallery: Any, message: str) -> None:
+    with pytest.raises(rb.InputError, match=message) as error:
         rb.RetrievalSystem(query, gallery)
+    assert "\n" not in str(error.value)
+    assert not any(code in str(error.value) for code in ("int64", "<U", "dtype('O')"))
+
+
+VECTORS = np.array([[1, 2], [3, 4], [5, 7]], np.float32)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        VECTORS.tolist(),
+        [[1, 2], [3, 4], [5, 7]],
+        list(VECTORS),
+        torch.tensor(VECTORS, requires_grad=True),
+        torch.tensor(VECTORS).to(torch.bfloat16),
+        [torch.tensor(row) for row in VECTORS],
+        pd.DataFrame(VECTORS),
+        pd.Series(list(VECTORS)),
+        pa.array(VECTORS.tolist()),
+    ],
+)
+def test_lists_tensors_and_frames_are_vectors(given: Any) -> None:
+    system = rb.RetrievalSystem(given, given)
+    np.testing.assert_array_equal(system.query, VECTORS)
+    assert isinstance(system.gallery, np.ndarray)
+
+
+def test_values_show_themselves_in_one_line_and_can_be_compared() -> None:
+    system = rb.RetrievalSystem(VECTORS, VECTORS)
+    pair = rb.UpgradePair(system, rb.RetrievalSystem(VECTORS.copy(), VECTORS))
+    truth = rb.GroundTruth.from_labels([1, 2, 1], [1, 2, 1], exclude_self=True)
+    assert repr(system) == "RetrievalSystem(3 queries, 3 gallery items, 2 dimensions)"
+    assert repr(pair) == (
+        "UpgradePair(3 queries, 3 gallery items, 2 dimensions backward, 2 forward, switches progressively)"
+    )
+    assert repr(truth) == "GroundTruth(3 queries, 3 gallery items, 2 positives, 3 ignored)"
+    columns = rb.GalleryColumns(VECTORS)
+    merge = rb.fit_merge("quantile", pair, None, "l2")
+    for value in (system, pair, truth, columns, merge):
+        assert value == value
+        assert len({value, value}) == 1
+    assert pair.forward != pair.backward
+    assert truth != rb.GroundTruth.from_labels([1], [1])
+    assert merge != rb.fit_merge("quantile", pair, None, "l2")
+
+
+def test_labels_may_be_text_lists_and_categories() -> None:
+    truth = rb.GroundTruth.from_labels(["dog", "eel"], pd.Categorical(["cat", "dog", "dog"]))
+    assert [truth.positives_of(q).tolist() for q in range(2)] == [[1, 2], []]
+    truth = rb.GroundTruth.from_labels(
+        torch.tensor([4]), [4, 4, 9], query_cameras=["north"], gallery_cameras=["north", "south", "north"]
+    )
+    assert truth.positives_of(0).tolist() == [1]
+    with pytest.raises(rb.InputError, match="query labels are text but gallery labels are numbers; use one type"):
+        rb.GroundTruth.from_labels(["dog"], [1, 2])
+    with pytest.raises(rb.InputError, match="gallery labels must be a 1-D array of integers or text, got numbers of"):
+        rb.GroundTruth.from_labels([1], [0.5])
+    with pytest.raises(rb.InputError, match="positives and ignored items are lists of gallery positions, as integers"):
+        rb.GroundTruth.from_positives([["a"]], n_gallery=3)  # type: ignore[list-item]
+
+
+def test_a_ground_truth_without_some_pairs() -> None:
+    truth = rb.GroundTruth.from_positives([[0, 2], [1], []], [[3], [], [1]], n_gallery=4)
+    less = truth.without(np.array([1, 0, 2, 0]), np.array([1, 2, 0, 3]))
+    assert [less.positives_of(q).tolist() for q in range(3)] == [[0], [], []]
+    assert [less.ignored_of(q).tolist() for q in range(3)] == [[2, 3], [1], [0, 1]]
+    assert less.n_gallery == 4
+    assert truth.positives_of(0).tolist() == [0, 2]
 
 
 def test_a_pair_needs_the_same_items_on_both_sides() -> None:

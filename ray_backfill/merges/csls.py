@@ -23,7 +23,7 @@ _MOST_ROWS = 4096
 _ROWS = 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class References:
     """The train vectors of one system from which r is computed."""
 

@@ -3,13 +3,15 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from numpy.typing import ArrayLike
+
 from ray_backfill.distances import check_distance
 from ray_backfill.errors import InputError
 from ray_backfill.merges.csls import fit_csls
 from ray_backfill.merges.fitting import Maps, fit_isotonic, fit_logistic, fit_quantile
 from ray_backfill.merges.merge import RAW, Merge
 from ray_backfill.plugins import rows_from_outside
-from ray_backfill.systems import IntArray, UpgradePair
+from ray_backfill.systems import IntArray, UpgradePair, as_labels
 
 # (train pair, labels, distance, seed) -> merge. Train pair and labels are given if the kind needs them.
 Fit = Callable[[UpgradePair | None, IntArray | None, str, int], Merge]
@@ -125,7 +127,7 @@ def check_merge(name: str, distance: str) -> None:
         )
 
 
-def fit_merge(name: str, train: UpgradePair | None, label: IntArray | None, distance: str, seed: int = 0) -> Merge:
+def fit_merge(name: str, train: UpgradePair | None, label: ArrayLike | None, distance: str, seed: int = 0) -> Merge:
     """Fit a merge for one pair of systems.
 
     Cost: at most ``fitting.MOST_PAIRS`` distances per system, and a sort of them.
@@ -134,7 +136,7 @@ def fit_merge(name: str, train: UpgradePair | None, label: IntArray | None, dist
         name: Name of the merge, see ``all_merges``.
         train: The method's pair on the train split; row i of every query and gallery array is train item i. None if
             the merge needs no train embeddings.
-        label: (train items,) integer classes. None if the merge needs no labels.
+        label: (train items,) classes, integers or text. None if the merge needs no labels.
         distance: "cosine", "l2" or "inner_product".
         seed: Seed for sampling train items.
 
@@ -158,9 +160,9 @@ def fit_merge(name: str, train: UpgradePair | None, label: IntArray | None, dist
             )
         if train.n_gallery < 2:
             raise InputError(f"merge {name!r} needs at least two train items; add some or use the merge 'raw'")
-    if kind.needs_labels:
-        if label is None:
-            raise InputError(f"merge {name!r} needs labels of the train items; add them or use the merge 'quantile'")
-        if train is not None and len(label) != train.n_gallery:
-            raise InputError(f"got {len(label)} labels for {train.n_gallery} train items; give one for each")
-    return kind.fit(train, label, distance, seed)
+    if kind.needs_labels and label is None:
+        raise InputError(f"merge {name!r} needs labels of the train items; add them or use the merge 'quantile'")
+    (classes,) = as_labels((label, "labels")) if label is not None else (None,)
+    if kind.needs_labels and train is not None and classes is not None and len(classes) != train.n_gallery:
+        raise InputError(f"got {len(classes)} labels for {train.n_gallery} train items; give one for each")
+    return kind.fit(train, classes, distance, seed)

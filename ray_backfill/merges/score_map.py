@@ -31,7 +31,7 @@ class _Segments(NamedTuple):
     ordinals: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ScoreMap:
     """A piecewise linear map from distances to scores; a low score means close.
 

@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits
 
 from ray_backfill.distances import check_distance
@@ -32,33 +32,34 @@ from ray_backfill.replay.counting import measure_counts
 from ray_backfill.replay.curve import Curve
 from ray_backfill.replay.fused import measure_fused
 from ray_backfill.replay.nearest_ranks import measure_nearest
-from ray_backfill.replay.prepare import Prepared, prepare_replay, split_queries
+from ray_backfill.replay.prepare import Prepared, as_merge, as_permutation, prepare_replay, split_queries
 from ray_backfill.replay.shard import GalleryShard, LocalShards, Shards
 from ray_backfill.systems import GroundTruth, IntArray, UpgradePair
 
 
 @overload
 def replay(
-    pair: UpgradePair, truth: GroundTruth, order: IntArray, points: int = ..., metrics: str | Sequence[str] = ...,
-    distance: str = ..., progress: bool = ..., threads: int | None = ..., device: str = ..., merge: Merge = ...,
+    pair: UpgradePair, truth: GroundTruth, order: str | ArrayLike, points: int = ...,
+    metrics: str | Sequence[str] = ..., distance: str = ..., progress: bool = ..., threads: int | None = ...,
+    device: str = ..., merge: Merge | str = ...,
 ) -> Curve: ...  # fmt: skip
 @overload
 def replay(
-    pair: UpgradePair, truth: GroundTruth, order: Mapping[str, IntArray], points: int = ...,
+    pair: UpgradePair, truth: GroundTruth, order: Mapping[str, ArrayLike], points: int = ...,
     metrics: str | Sequence[str] = ..., distance: str = ..., progress: bool = ..., threads: int | None = ...,
-    device: str = ..., merge: Merge = ...,
+    device: str = ..., merge: Merge | str = ...,
 ) -> dict[str, Curve]: ...  # fmt: skip
 def replay(
     pair: UpgradePair,
     truth: GroundTruth,
-    order: IntArray | Mapping[str, IntArray],
+    order: str | ArrayLike | Mapping[str, ArrayLike],
     points: int = 11,
     metrics: str | Sequence[str] = ("mAP", "CMC@1"),
     distance: str = "cosine",
     progress: bool = False,
     threads: int | None = None,
     device: str = "cpu",
-    merge: Merge = RAW,
+    merge: Merge | str = RAW,
 ) -> Curve | dict[str, Curve]:
     """Compute the exact curve M_t of a backfill at t = 0, 1/(points-1), ..., 1.
 
@@ -73,7 +74,8 @@ def replay(
     Args:
         pair: The systems that serve items before and after they are backfilled.
         truth: Positives and ignored items of each query.
-        order: (N,) permutation of the gallery, first = backfilled first, or a dict of them, which share one pass.
+        order: (N,) permutation of the gallery, first = backfilled first, or a dict of them, which share one pass; or
+            "random", drawn with seed 0. ``make_order`` makes others.
         points: Number of points T, at least 2.
         metrics: A name such as "mAP", "mAP@100" or "CMC@1", or several.
         distance: "cosine", "l2" or "inner_product".
@@ -81,6 +83,7 @@ def replay(
         threads: Number of threads; by default one per core that this process may use.
         device: "cpu", or "cuda" for torch on a GPU, with the same results.
         merge: Makes the two systems' distances comparable, see ``fit_merge``; by default raw distances are compared.
+            "raw" and "rrf" need no fit and may be given by name.
 
     Returns:
         The curve, or a dict of curves for a dict of orders.
@@ -89,8 +92,10 @@ def replay(
         InputError: Sizes do not match, no query has a positive, an order is not a permutation, a name is unknown, a
             vector is zero under cosine, or the device does not exist.
     """
-    orders = dict(order) if isinstance(order, Mapping) else {"": order}
-    curves = _replay_orders(pair, truth, orders, points, metrics, distance, progress, threads, device, merge)
+    given = dict(order) if isinstance(order, Mapping) else {"": order}
+    orders = {name: as_permutation(each, pair) for name, each in given.items()}
+    fitted = as_merge(merge, distance)
+    curves = _replay_orders(pair, truth, orders, points, metrics, distance, progress, threads, device, fitted)
     return curves if isinstance(order, Mapping) else curves[""]
 
 

@@ -4,23 +4,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ray_backfill.errors import InputError
 from ray_backfill.merges import RAW, Merge
 from ray_backfill.replay.engine import measure_prepared, usable_cpus
-from ray_backfill.replay.prepare import prepare_replay
+from ray_backfill.replay.prepare import as_merge, prepare_replay
 from ray_backfill.replay.shard import GalleryShard, LocalShards
-from ray_backfill.systems import GroundTruth, UpgradePair
+from ray_backfill.systems import GroundTruth, UpgradePair, as_array, describe_array
 
 
 def replay_moment(
     pair: UpgradePair,
     truth: GroundTruth,
-    is_backfilled: NDArray[np.bool_],
+    is_backfilled: ArrayLike,
     metrics: str | Sequence[str],
     distance: str = "cosine",
-    merge: Merge = RAW,
+    merge: Merge | str = RAW,
 ) -> dict[str, NDArray[np.float64]]:
     """Compute metrics at a moment at which the forward system serves a given set of items.
 
@@ -34,7 +34,7 @@ def replay_moment(
         is_backfilled: (N,) whether each gallery item is backfilled.
         metrics: Names such as "mAP", "mAP@100" or "CMC@1".
         distance: "cosine", "l2" or "inner_product".
-        merge: Makes the two systems' distances comparable, see ``fit_merge``.
+        merge: Makes the two systems' distances comparable, see ``replay``.
 
     Returns:
         Metric name -> (Q,) value for each query that has a positive.
@@ -42,13 +42,15 @@ def replay_moment(
     Raises:
         InputError: The mask has another length than the gallery, or an input is invalid as in ``replay``.
     """
-    if is_backfilled.shape != (truth.n_gallery,):
+    flags = as_array(is_backfilled, "is_backfilled")
+    if flags.shape != (truth.n_gallery,) or flags.dtype != np.bool_:
         raise InputError(
-            f"is_backfilled has shape {is_backfilled.shape}; it needs one flag for each of {truth.n_gallery} items"
+            f"is_backfilled needs a true/false value for each of {truth.n_gallery} items, got {describe_array(flags)}"
         )
+    merge = as_merge(merge, distance)
     prepared = prepare_replay(truth, {"": np.arange(truth.n_gallery)}, 3, metrics, pair.switch, merge)
     # Use the middle one of three points, at which the forward system serves slice 0.
-    prepared = replace(prepared, slices_ON=np.where(is_backfilled, 0, 1).astype(np.uint16)[None])
+    prepared = replace(prepared, slices_ON=np.where(flags, 0, 1).astype(np.uint16)[None])
     shard = GalleryShard(pair, 0, prepared.slices_ON, 3, distance, merge=merge)
     (curve,) = measure_prepared(prepared, truth, LocalShards([shard]), usable_cpus()).values()
     return {metric: values[:, 1] for metric, values in curve.per_query.items()}

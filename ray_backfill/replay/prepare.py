@@ -2,17 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
-from ray_backfill.merges import RAW, Merge
+from ray_backfill.merges import RAW, Merge, all_merges, check_merge, fit_merge
 from ray_backfill.metrics import Metric, parse_metric
-from ray_backfill.orders import check_order
+from ray_backfill.orders import GalleryColumns, check_order, find_order, make_order
 from ray_backfill.replay.counting import n_bins
 from ray_backfill.replay.nearest import room
-from ray_backfill.systems import GroundTruth, IntArray, Switch
+from ray_backfill.systems import GroundTruth, IntArray, Switch, UpgradePair, as_array
 
 # Queries per pass over the gallery: enough that reading and scaling a tile costs little compared with its products.
 _BLOCK_QUERIES = 256
@@ -74,6 +75,40 @@ def prepare_replay(
         if _ITEMS_PER_CANDIDATE * deepest * (points - 1) > truth.n_gallery:
             nearest = None
     return Prepared(tuple(orders), parsed, points, slices, scored, len(truth.skipped), nearest, switch, merge)
+
+
+def as_permutation(order: Any, pair: UpgradePair) -> IntArray:
+    """An order as an array. The name of one is enough if it needs nothing but the number of items.
+
+    Raises:
+        InputError: The order of this name has to be made from columns of the gallery.
+    """
+    if not isinstance(order, str):
+        return as_array(order, "an order")
+    if find_order(order).needs:
+        raise InputError(
+            f"order {order!r} needs columns of the gallery; "
+            f"pass rb.make_order({order!r}, rb.GalleryColumns(old, columns))"
+        )
+    return make_order(order, GalleryColumns(pair.backward.gallery))
+
+
+def as_merge(merge: Merge | str, distance: str) -> Merge:
+    """A merge. The name of one is enough if it needs no fit.
+
+    Raises:
+        InputError: The merge of this name has to be fitted on train items.
+    """
+    if isinstance(merge, Merge):
+        return merge
+    if not isinstance(merge, str):
+        raise InputError(f"merge must be a Merge or a name, not {type(merge).__name__}; pass rb.fit_merge(...)")
+    check_merge(merge, distance)
+    if all_merges()[merge].needs_train:
+        raise InputError(
+            f"merge {merge!r} is fitted on train items; pass rb.fit_merge({merge!r}, train_pair, labels, {distance!r})"
+        )
+    return fit_merge(merge, None, None, distance)
 
 
 def split_queries(prepared: Prepared, truth: GroundTruth, workers: int) -> list[IntArray]:

@@ -40,11 +40,11 @@ from ray_backfill.store._columns import (
     as_ids,
     as_numbers,
     is_vectors,
-    kind_of,
     part_files,
     read_rows,
     some,
 )
+from ray_backfill.store._columns import kind_of as kind_of
 from ray_backfill.store._columns import room_for as room_for
 from ray_backfill.store._columns import vector_column as vector_column
 from ray_backfill.store._columns import vectors_of as vectors_of

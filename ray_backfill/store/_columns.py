@@ -52,8 +52,10 @@ def as_id_lists(column: pa.ChunkedArray, file: Path, name: str) -> list[NDArray[
 def as_ids(column: pa.ChunkedArray, file: Path, name: str) -> NDArray[Any]:
     """Return a column of integers (whole numbers of any type) as int64, or a column of strings."""
     column = plain(column)
-    no_nulls(column, file, name)
     kind = column.type
+    if pa.types.is_floating(kind):
+        column = pc.if_else(pc.is_nan(column), None, column)  # pandas' sign for a missing integer
+    no_nulls(column, file, name)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return np.asarray(column.to_pylist(), dtype=str)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from ray_backfill.errors import InputError
 from ray_backfill.store import SPLITS, read_folder, vector_column, write_parquet
+from ray_backfill.systems import as_array
 
 Columns = Mapping[str, ArrayLike | Iterable[Any]] | pd.DataFrame
 # Columns of lists that are no vectors.
@@ -69,6 +70,10 @@ def write_folder(
 
 def _table(split: str, columns: Columns) -> pa.Table:
     """The columns of a split in the types of the data contract."""
+    if not isinstance(columns, Mapping | pd.DataFrame):
+        raise InputError(
+            f"{split} must be columns by name, such as a dict with 'old' and 'new', not {type(columns).__name__}"
+        )
     given = {str(name): values for name, values in columns.items()}
     missing = [name for name in ("old", "new") if name not in given]
     if missing:
@@ -83,17 +88,19 @@ def _table(split: str, columns: Columns) -> pa.Table:
 
 def _column(split: str, name: str, values: Any) -> pa.Array:
     """One column; two dimensions are embeddings."""
+    what = f"{split}: column {name!r}"
+    if name in _ID_LISTS:
+        rows = [as_array(row, what) for row in values]
+        if any(row.ndim != 1 for row in rows):
+            raise InputError(f"{what} must have a list of gallery ids for each query")
+        return pa.array([row.tolist() for row in rows])
+    array = as_array(values, what)
     try:
-        if name in _ID_LISTS:
-            return pa.array([list(row) for row in values])
-        array = np.asarray(values)
-        if array.dtype == object and len(array) and np.ndim(array[0]) == 1:  # a frame's column of vectors
-            array = np.stack(list(array))
         if array.ndim == 2:
             return vector_column(array if array.dtype == np.float16 else array.astype(np.float32))
         if array.ndim == 1 and name not in ("old", "new"):
             return pa.array(array)
     except (TypeError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
-        raise InputError(f"{split}: column {name!r} cannot be written: {str(error).splitlines()[0]}") from error
+        raise InputError(f"{what} cannot be written: {str(error).splitlines()[0]}") from error
     wanted = "two dimensions, one row an item" if name in ("old", "new") else "one value an item, or vectors"
-    raise InputError(f"{split}: column {name!r} must have {wanted}; got shape {array.shape}")
+    raise InputError(f"{what} must have {wanted}; got shape {array.shape}")
