@@ -12,7 +12,7 @@ from ray_backfill.runs.context import Context
 def context_of(job: Any) -> Context:
     """The context of a run, from the options of the job. Raises InputError for an ``out`` that cannot be created."""
     given = {name: getattr(job, name) for name in ("workers", "actors", "place") if hasattr(job, name)}
-    return Context(checked_out(job.out), command=command_line(), **given)
+    return Context(checked_out(job.out), command=command_line(), recipe=getattr(job, "recipe", ""), **given)
 
 
 def prepared(job: RecipeJob[Any], last_stage: str = "maps", model: str | None = None) -> RecipeJob[Any]:

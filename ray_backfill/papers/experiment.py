@@ -103,7 +103,7 @@ def _run_seed(experiment: Experiment, seed: int, place: Place, out: Path, comman
     methods = evaluation.find_methods()
     orders = tuple(name for name in _ORDERS if not why_not_of_images(find_order(name), methods))
     recipe = replace(recipe, evaluation=replace(evaluation, orders=orders))
-    context = Context(folder, place.workers, place.actors, command=command)
+    context = Context(folder, place.workers, place.actors, command=command, recipe=experiment.recipe)
     results = run_recipe(recipe, context)
     merged = replace(recipe, evaluation=replace(evaluation, orders=(_ORDER,), merges=_merges(evaluation)))
     with_merges = evaluate_folder(
@@ -120,7 +120,8 @@ def _run_subgroups(experiment: Experiment, seed: int, place: Place, out: Path, c
     if not experiment.subgroups:
         return None
     recipe = load_recipe(experiment.subgroups, experiment.data_root, seed)
-    context = Context(out / f"biased-{seed}", place.workers, place.actors, command=command)
+    folder = out / f"biased-{seed}"
+    context = Context(folder, place.workers, place.actors, command=command, recipe=experiment.subgroups)
     return SeedRun(seed, run_recipe(recipe, context))
 
 

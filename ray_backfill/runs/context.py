@@ -8,10 +8,14 @@ from ray_backfill.cluster.settings import EmbedActors, ReplayPlace, Workers
 
 @dataclass(frozen=True)
 class Context:
-    """Where a run happens. out: its folder, on storage that all nodes share. command: as typed, for the manifest."""
+    """Where a run happens. out: its folder, on storage that all nodes share.
+
+    command: as typed, for the manifest. recipe: the name of its recipe; "" for a folder of embeddings.
+    """
 
     out: Path
     workers: Workers = field(default_factory=Workers)
     actors: EmbedActors = field(default_factory=EmbedActors)
     place: ReplayPlace = field(default_factory=ReplayPlace)
     command: str = ""
+    recipe: str = ""

@@ -42,6 +42,7 @@ from ray_backfill.runs.checks import check_evaluation, check_recipe
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import fit_maps
 from ray_backfill.runs.images import recipe_classes, train_recipe_backbone
+from ray_backfill.runs.origin import origin_of
 from ray_backfill.runs.results import now, versions
 from ray_backfill.store import read_folder
 from ray_backfill.systems import IntArray
@@ -261,7 +262,9 @@ def _facts(
         data={
             "gallery_items": len(folder.gallery),
             "queries": len(folder.queries or folder.gallery),
+            "queries_skipped": len(comparison.truth.skipped),
             "fingerprint": folder.fingerprint(method.models),
-        },
+        }
+        | origin_of(comparison, context, recipe),
         versions=versions(),
     )

@@ -20,7 +20,7 @@ from ray_backfill.merges import RAW
 from ray_backfill.progress import stage
 from ray_backfill.report import Results, results_of, write_report
 from ray_backfill.runs.context import Context
-from ray_backfill.runs.synthetic import STAGE as SYNTHETIC
+from ray_backfill.runs.origin import origin_of
 from ray_backfill.tables.results import Manifest
 from ray_backfill.tables.schema import write_table
 from ray_backfill.training.settings import FitSettings
@@ -34,14 +34,14 @@ class Facts:
     """Facts of a run for its manifest that the comparison does not contain.
 
     settings: everything besides data and evaluation that determines the results. recipe: the whole recipe, {} for a
-    user's folder. embeddings: facts about the origin of the embeddings. backbones: model -> macs and parameters of one
+    user's folder. origin: of the data, see ``origin_of``. backbones: model -> macs and parameters of one
     embedding and training_flops, if the models are known.
     """
 
     command: str
     settings: dict[str, Any] = field(default_factory=dict)
     recipe: dict[str, Any] = field(default_factory=dict)
-    embeddings: dict[str, Any] = field(default_factory=dict)
+    origin: dict[str, Any] = field(default_factory=dict)
     timings_s: dict[str, float] = field(default_factory=dict)
     backbones: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -52,17 +52,12 @@ def facts_of(
     """Facts from the stages of this run's folder. maps_s: seconds spent on fitting the maps."""
     out, folder = context.out, comparison.folder
     made = {name: read_json(out / name / "manifest.json") for name in _stages(out, folder.models)}
-    of_data = read_json(folder.path / "manifest.json") if (folder.path / "manifest.json").exists() else {}
-    embeddings = {"broken_images": of_data.get("broken_images", 0), "path": str(folder.path)}
-    if of_data.get("stage") == SYNTHETIC:
-        embeddings["embeddings"] = "synthetic: drawn from a model of distances, no image was seen"
-        embeddings["synthetic"] = of_data["settings"]
     known = ("macs", "parameters", "training_flops", "seconds")
     return Facts(
         context.command,
         {"fits": asdict(fits)},
         dict(recipe or {}),
-        embeddings,
+        origin_of(comparison, context, recipe or {}),
         {name: manifest.get("seconds", 0.0) for name, manifest in made.items()} | {"maps": round(maps_s, 2)},
         {model: {name: made[f"backbones/{model}"].get(name) for name in known} for model in folder.models}
         if recipe
@@ -153,5 +148,5 @@ def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: 
         left_out=comparison.left_out,
         timings_s=facts.timings_s | {"replay": replay_s},
         backbones=facts.backbones,
-        data=sizes | dims | facts.embeddings,
+        data=sizes | dims | facts.origin,
     )

@@ -26,7 +26,9 @@ def test_a_drawn_gallery_ends_in_the_same_table_and_says_that_it_is_invented(tmp
     assert "draw:" in first.stderr
     manifest = read_json(tmp_path / "results" / "manifest.json")
     assert manifest["data"]["gallery_items"] == 900
-    assert manifest["data"]["embeddings"].startswith("synthetic")
+    assert manifest["data"]["is_synthetic"] is True
+    assert manifest["data"]["name"] == "synthetic gallery"
+    assert manifest["data"]["notes"][0].startswith("The embeddings are invented")
     assert manifest["data"]["synthetic"]["classes"] == 90
     assert manifest["timings_s"].keys() == {"embeddings", "maps", "replay"}
     summary = pd.read_parquet(tmp_path / "results" / "summary.parquet")
