@@ -35,6 +35,19 @@ def find_left_out(
     return tuple(found)
 
 
+def few_items_note(folder: EmbeddingFolder, methods: Sequence[Method]) -> tuple[str, ...]:
+    """A sentence for the report if the methods that take part are fitted on fewer items than a space has dimensions."""
+    if folder.train is None or not any(method.fit for method in methods):
+        return ()
+    items, dims = len(folder.train), max(vectors.shape[1] for vectors in folder.train.vectors.values())
+    if items >= dims:
+        return ()
+    return (
+        f"The maps of fitted methods were learned from {items:,} train items, fewer than the {dims:,} dimensions of "
+        "the embeddings: in some directions they are arbitrary. Methods that look bad here may only lack train items.",
+    )
+
+
 def _why_not(folder: EmbeddingFolder, method: Method, fits: FitSettings, distance: str, to_come: Sequence[str]) -> str:
     """The reason why a method cannot take part, or ""."""
     of_gallery = {model for model in method.models if model not in to_come}

@@ -8,6 +8,7 @@ Shapes: N images; F folders of images.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from ray_backfill.images.folders import Listing
 from ray_backfill.images.source import FileSource
 from ray_backfill.images.zips import list_images
 
+_LISTS = (".csv", ".tsv", ".txt", ".parquet", ".json", ".jsonl")
 _FOLDERS = {"gallery": ("gallery", "val", "test"), "queries": ("queries", "query")}
 
 
@@ -48,6 +50,11 @@ def open_source(settings: Settings) -> ImageSource:
     Cost: one listing of the tree, and a sort.
     """
     check_own_images(settings)
+    if Path(settings.root).suffix.lower() in _LISTS and Path(settings.root).expanduser().is_file():
+        raise InputError(
+            f"image_folder reads a folder of images, and {settings.root} is a file; use --recipe manifest for a .csv or "
+            ".parquet file that lists images"
+        )
     listing = list_images(settings.root)
     own = _own_splits(listing)
     splits = _split_rows(listing, own) if own else _divided_rows(listing, settings)

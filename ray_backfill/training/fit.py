@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Device to train on; None: the CPU.
 Device: TypeAlias = "torch.device | None"
+# Fewer items than this say nothing about a map between two spaces.
+FEWEST_ITEMS = 10
 # Called with an epoch (from 1) and its mean loss over all workers.
 OnEpoch = Callable[[int, float], None] | None
 
@@ -99,7 +101,9 @@ class Fit(ABC):
         """Number of items per worker in a batch. Raises InputError if the workers cannot divide the data or a batch."""
 
     def check(self, data: TrainSet, settings: FitSettings, workers: int) -> None:
-        """Raises InputError if these data cannot be fitted by this number of workers."""
+        """Raises InputError if these data are too few to be fitted on, or for this number of workers."""
+        if len(data) < FEWEST_ITEMS:
+            raise InputError(f"needs at least {FEWEST_ITEMS} items in the train split to be fitted on, not {len(data)}")
         self.share(data, settings, workers)
 
     @abstractmethod

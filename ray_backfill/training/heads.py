@@ -37,6 +37,14 @@ class HeadFit(Fit):
     def share(self, data: TrainSet, settings: FitSettings, workers: int) -> int:
         return anchors_per_worker(*classes_of(data, settings.heads, self.needs_labels), workers)
 
+    def check(self, data: TrainSet, settings: FitSettings, workers: int) -> None:
+        super().check(data, settings, workers)
+        if self.needs_labels and data.label is not None and len(np.unique(data.label)) == len(data):
+            raise InputError(
+                f"needs classes of two or more items in the train split; each of its {len(data):,} items is alone in "
+                "its class"
+            )
+
     def distance_problem(self, settings: FitSettings, distance: str) -> str:
         trained = settings.heads.loss.distance
         if distance == trained:

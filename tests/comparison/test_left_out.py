@@ -8,10 +8,11 @@ import pandas as pd
 import pytest
 
 from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.comparison.resolve import Comparison, resolve
 from ray_backfill.files import read_json
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import evaluate_folder
-from ray_backfill.store import vector_column
+from ray_backfill.store import read_folder, vector_column
 from ray_backfill.tables.results import Manifest
 from ray_backfill.training.settings import FitSettings, HeadTraining, TransformTraining
 from tests.comparison.folder import CLASSES, vectors, write_split
@@ -61,3 +62,39 @@ def test_all_means_the_methods_that_there_are(folder: Path, tmp_path: Path) -> N
     found = evaluate(folder, tmp_path / "out", methods=("all",))
     assert found.settings["evaluation"]["methods"] == ["old", "new", "offline", "rm_naive"]
     assert {"rm", "fct", "bct"} < set(reasons(found))
+
+
+def comparison_on(folder: Path, items: int, label: Any) -> Comparison:
+    write_split(folder / "train.parquet", items, 3000, label=label)
+    evaluation = Evaluation(methods=("rqt", "cl_s", "rm", "fct", "fastfill", "procrustes_query"), orders=("random",))
+    return resolve(read_folder(folder), evaluation, FitSettings())
+
+
+def test_nothing_is_fitted_on_three_items(folder: Path) -> None:
+    found = comparison_on(folder, 3, [0, 0, 1])
+    reason = "needs at least 10 items in the train split to be fitted on, not 3"
+    methods = ("rqt", "cl_s", "rm", "fct", "fastfill", "procrustes_query")
+    assert {each.name: each.reason for each in found.left_out} == dict.fromkeys(methods, reason)
+    assert [method.name for method in found.methods] == ["old", "new"]
+    assert found.notes == ()
+
+
+def test_no_head_learns_from_classes_of_one_item(folder: Path) -> None:
+    found = comparison_on(folder, 40, np.arange(40))
+    reason = "needs classes of two or more items in the train split; each of its 40 items is alone in its class"
+    reasons = {each.name: each.reason for each in found.left_out}
+    assert {name: reasons[name] for name in ("cl_s", "rm")} == {"cl_s": reason, "rm": reason}
+    assert "classes with more than one item" in reasons["fastfill"]
+    assert {"rqt", "fct", "procrustes_query"} < {method.name for method in found.methods}
+
+
+def test_fewer_items_than_dimensions_are_mentioned(folder: Path) -> None:
+    wide = {m: vector_column(np.random.default_rng(1).normal(size=(12, 13)).astype(np.float32)) for m in ("old", "new")}
+    for split, first in (("gallery", 0), ("train", 3000)):
+        write_split(folder / f"{split}.parquet", 12, first, **wide, label=np.arange(12) // 2)
+    (folder / "queries.parquet").unlink()
+    evaluation = Evaluation(methods=("procrustes_query",), orders=("random",))
+    notes = resolve(read_folder(folder), evaluation, FitSettings()).notes
+    assert notes[-1].startswith("The maps of fitted methods were learned from 12 train items, fewer than the 13")
+    none = Evaluation(methods=("rm_naive",), orders=("random",))
+    assert resolve(read_folder(folder), none, FitSettings()).notes == ()

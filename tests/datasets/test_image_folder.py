@@ -120,3 +120,10 @@ def test_an_image_in_no_class(tmp_path: Path, files: list[str]) -> None:
     write_tree(tmp_path, dict.fromkeys(files, RED))
     with pytest.raises(InputError, match=r"1\.png is in no class folder: move it"):
         open_source(Settings(str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["list.csv", "images.parquet"])
+def test_a_list_of_images_belongs_to_the_other_recipe(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("path,label\n")
+    with pytest.raises(InputError, match=rf"{name} is a file; use --recipe manifest for a .csv or .parquet file that"):
+        open_source(Settings(str(tmp_path / name)))
