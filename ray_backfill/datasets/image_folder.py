@@ -52,8 +52,8 @@ def open_source(settings: Settings) -> ImageSource:
     check_own_images(settings)
     if Path(settings.root).suffix.lower() in _LISTS and Path(settings.root).expanduser().is_file():
         raise InputError(
-            f"image_folder reads a folder of images, and {settings.root} is a file; use --recipe manifest for a .csv or "
-            ".parquet file that lists images"
+            f"image_folder reads a folder of images, and {settings.root} is a file; use --recipe manifest for a .csv "
+            "or .parquet file that lists images"
         )
     listing = list_images(settings.root)
     own = _own_splits(listing)
