@@ -1,12 +1,12 @@
 """Reads command lines over the defaults of a recipe, or of a folder of embeddings."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 
+from ray_backfill.cli.complaints import Parser, in_one_line
 from ray_backfill.cli.options import FolderJob, RecipeJob
 from ray_backfill.cli.shell import refuse_relative
 from ray_backfill.cluster.settings import EmbedActors, Workers
@@ -27,10 +27,11 @@ def names_folder(arguments: Sequence[str]) -> bool:
 
 
 def read_options(kind: type[JobT], arguments: Sequence[str], default: JobT | None = None) -> JobT:
-    """Read a command line over defaults. Exits with code 2 and a message for unknown or malformed options."""
-    if default is None:
-        return tyro.cli(kind, prog="ray-backfill", args=list(arguments), config=_CONFIG)
-    return tyro.cli(kind, prog="ray-backfill", args=list(arguments), default=default, config=_CONFIG)
+    """Read a command line over defaults. Raises InputError for unknown or malformed options."""
+    with in_one_line():
+        if default is None:
+            return tyro.cli(kind, prog="ray-backfill", args=list(arguments), config=_CONFIG)
+        return tyro.cli(kind, prog="ray-backfill", args=list(arguments), default=default, config=_CONFIG)
 
 
 def read_folder_options(kind: type[Any], arguments: Sequence[str]) -> Any:
@@ -38,7 +39,7 @@ def read_folder_options(kind: type[Any], arguments: Sequence[str]) -> Any:
 
     kind: FolderJob or a subclass.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = Parser()
     parser.add_argument("--data", type=Path, default=Path("DIR"))
     data = parser.parse_known_args(arguments)[0].data
     return read_options(kind, arguments, kind(data=data, out=Path("runs") / (data.absolute().name or "data")))
@@ -49,7 +50,7 @@ def read_recipe_options(kind: type[Any], arguments: Sequence[str], **more: Any) 
 
     kind: RecipeJob or a subclass. more: defaults of the subclass's own fields.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = Parser()
     parser.add_argument("--recipe", default="landmarks")
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--seed", type=int, default=0)
