@@ -81,13 +81,13 @@ def _of_copies(count: int, total: int) -> str:
 
 
 def _of_train(seen: dict[str, int], total: int) -> str:
-    counts = [f"{'all' if count == total else f'{count:,}'} as {split}" for split, count in seen.items() if count]
-    if not counts:
+    found = [f"{_some(count, total, 'train items')} also {split}" for split, count in seen.items() if count]
+    if not found:
         return ""
     return (
-        f"Of {total:,} train items, {' and '.join(counts)} occur again, with the same embeddings. Maps and merges were "
-        "fitted on these very items, so the figures of fitted methods are too high for items that they have not seen. "
-        "Fit on items that are neither in the gallery nor among the queries."
+        f"{'; '.join(found)}, with the same embeddings. Maps and merges were fitted on what they are measured on, "
+        "so the figures of fitted methods can be too high for items that they have not seen. Use train items that are "
+        "neither in the gallery nor among the queries."
     )
 
 

@@ -121,17 +121,17 @@ def test_train_items_that_are_evaluated_are_counted_if_anything_is_fitted(tmp_pa
     for found in (comparison_of(folder, "procrustes_query"), comparison_of(folder, merges=("quantile",))):
         assert len(found.notes) == 1
         assert found.notes[0].startswith(
-            "Of 40 train items, 30 as gallery items and 2 as queries occur again, with the same embeddings. Maps and"
+            "30 of 40 train items are also gallery items; 2 of 40 train items are also queries, with the same embeddings"
         )
     found = comparison_of(write(tmp_path, train=GALLERY), "fct")
-    assert found.notes[0].startswith("Of 40 train items, all as gallery items occur again")
+    assert found.notes[0].startswith("All 40 train items are also gallery items, with the same")
 
 
 def test_the_gallery_as_queries_is_compared_with_the_train_items_alone(tmp_path: Path) -> None:
     folder = write(tmp_path, gallery=GALLERY, train=GALLERY)
     assert comparison_of(folder).notes == ()
     (note,) = comparison_of(folder, "fct").notes
-    assert "all as gallery items" in note
+    assert note.startswith("All 40 train items are also gallery items")
 
 
 def test_hashes_differ_where_rows_do() -> None:
