@@ -121,7 +121,7 @@ def test_train_items_that_are_evaluated_are_counted_if_anything_is_fitted(tmp_pa
     for found in (comparison_of(folder, "procrustes_query"), comparison_of(folder, merges=("quantile",))):
         assert len(found.notes) == 1
         assert found.notes[0].startswith(
-            "30 of 40 train items are also gallery items; 2 of 40 train items are also queries, with the same embeddings"
+            "30 of 40 train items are also gallery items; 2 of 40 train items are also queries, with the same"
         )
     found = comparison_of(write(tmp_path, train=GALLERY), "fct")
     assert found.notes[0].startswith("All 40 train items are also gallery items, with the same")
