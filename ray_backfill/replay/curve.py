@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ray_backfill.display.drawing import Axes, Figure
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Curve:
     """The values of all queries and metrics at every point of a backfill; ``replay`` returns it.
 
