@@ -1,8 +1,20 @@
 """The error type for mistakes that a user can correct, and checks of settings."""
 
+import errno
 import math
 import re
 from typing import Any
+
+# What the machine refuses and a user can mend -> the remedy.
+_REMEDIES = {
+    errno.EACCES: "give this user access to it",
+    errno.EPERM: "give this user access to it",
+    errno.EROFS: "choose a place that can be written",
+    errno.ENOSPC: "free some space and run the same command again to continue",
+    errno.EDQUOT: "free some space and run the same command again to continue",
+    errno.ELOOP: "mend this link",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
 
 
 class InputError(ValueError):
@@ -11,6 +23,14 @@ class InputError(ValueError):
     The command line prints the message as one line and exits with code 2. Any other exception is a bug and keeps its
     traceback.
     """
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked this process to stop. signal: its number."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__()
+        self.signal = signal
 
 
 def require_positive(settings: Any, group: str, *names: str) -> None:
@@ -35,7 +55,10 @@ def _option(group: str, name: str) -> str:
 
 
 def input_error_in(error: BaseException) -> InputError | None:
-    """Return the InputError that ``error`` is, or that Ray wrapped in an actor or a training worker; None otherwise."""
+    """Return the InputError that ``error`` is, or that Ray wrapped in an actor or a training worker; None otherwise.
+
+    Files that cannot be read or written are errors of input, too.
+    """
     # Ray keeps the original error of a task or an actor in ``cause``, the errors of a training run in
     # ``worker_failures`` (by rank), and there the user's own error in ``_base_exc``. Look inside first: Ray's error of
     # a task is an InputError as well, but its message is the whole traceback.
@@ -43,7 +66,12 @@ def input_error_in(error: BaseException) -> InputError | None:
     inner += getattr(error, "worker_failures", {}).values()
     found = (input_error_in(each) for each in inner if isinstance(each, BaseException))
     first = next((each for each in found if each is not None), None)
-    return error if first is None and isinstance(error, InputError) else first
+    if first is not None or isinstance(error, InputError):
+        return first or error  # type: ignore[return-value]
+    if isinstance(error, OSError) and error.errno in _REMEDIES:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error).splitlines()[0]
+        return InputError(f"{what}; {_REMEDIES[error.errno]}")
+    return None
 
 
 def check_device_name(device: str) -> None:

@@ -7,15 +7,25 @@ finished once all files are in place.
 
 import errno
 import json
-import os
+import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ray_backfill.errors import InputError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class NotWritableError(InputError):
+    """A file cannot be written."""
+
+
+class OtherSettingsError(InputError):
+    """A folder belongs to a stage with other settings."""
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
@@ -24,30 +34,70 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     Readers never see a partial file. A crash of the process is harmless, a crash of the machine is not: no fsync.
 
     Raises:
-        InputError: The disk is full.
+        InputError: The disk is full, or the file cannot be written (NotWritableError).
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")  # unique even if nodes share the disk
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write(temporary)
         temporary.replace(path)
     except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise InputError(
-            f"disk full: cannot write {path} ({error}); free some space and run the same command again to continue"
-        ) from error
+        if error.errno in _FULL:
+            raise InputError(
+                f"disk full: cannot write {path} ({error}); free some space and run the same command again to continue"
+            ) from error
+        if error.errno in _NOT_WRITABLE:
+            why = (error.strerror or str(error)).lower()
+            raise NotWritableError(f"cannot write {path}: {why}; make its folder writable") from error
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # of a folder that cannot be read
+            temporary.unlink()
 
 
-def check_writable(folder: Path, option: str) -> None:
-    """Raises InputError if the folder cannot be made or written. option: as what it was given."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not there.is_dir():
-        raise InputError(f"{option} {folder} cannot be made: {there} is a file; give a folder")
-    if not os.access(there, os.W_OK):
-        raise InputError(f"{option} {folder} cannot be made: {there} is not writable; give another folder")
+@contextmanager
+def replaced_whole(folder: Path, ours: Collection[str]) -> Iterator[Path]:
+    """Yield an empty folder, which takes the place of ``folder`` at the end of the block.
+
+    A reader finds the old files or the new ones; so does the next run after a crash, which calls ``settle``. If the
+    block fails or the process dies in it, the old folder stays as it is.
+
+    ours: names of the files that we write. Other files in the old folder are moved to the new one.
+    """
+    settle(folder, ours)
+    new, old = _beside(folder)
+    try:
+        new.mkdir(parents=True)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise NotWritableError(f"cannot write {folder}: {why}; make {folder.parent} writable") from error
+    try:
+        yield new
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    settle(folder, ours)
+
+
+def settle(folder: Path, ours: Collection[str]) -> None:
+    """Complete or undo what a killed process left of ``replaced_whole``."""
+    new, old = _beside(folder)
+    if not folder.exists() and old.exists():  # killed between the two renames: the new folder is complete
+        (new if new.exists() else old).rename(folder)
+    if new.exists():
+        shutil.rmtree(new)
+    if old.exists():
+        for path in old.iterdir():
+            if path.name not in ours and not path.name.startswith(".") and not (folder / path.name).exists():
+                path.rename(folder / path.name)
+        shutil.rmtree(old)
+
+
+def _beside(folder: Path) -> tuple[Path, Path]:
+    return folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
 
 
 def remove_halves(folder: Path) -> None:
@@ -73,33 +123,58 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def begin_stage(folder: Path, stage: str, settings: Mapping[str, Any]) -> bool:
+def begin_stage(folder: Path, stage: str, settings: Mapping[str, Any], overwrite: bool = False) -> bool:
     """Claim ``folder`` for a stage with these settings. Return True if that stage is already finished there.
 
+    overwrite: delete the files of a stage with other settings.
+
     Raises:
-        InputError: The folder belongs to a stage with other settings.
+        InputError: The folder belongs to a stage with other settings (OtherSettingsError), or holds other files.
     """
-    if look_at_stage(folder, stage, settings):
-        return True
+    try:
+        if look_at_stage(folder, stage, settings):
+            return True
+    except OtherSettingsError:
+        if not overwrite:
+            raise
+        _clear_stage(folder)
     write_json(folder / "manifest.json", {"stage": stage, "settings": dict(settings), "finished": False})
     return False
 
 
 def look_at_stage(folder: Path, stage: str, settings: Mapping[str, Any]) -> bool:
     """Return or raise what ``begin_stage`` would, without claiming the folder."""
-    wanted = json.loads(json.dumps({"stage": stage, "settings": settings}))
+    wanted = {"stage": stage, "settings": settings}
     path = folder / "manifest.json"
     if path.exists():
         found = read_json(path)
-        difference = _first_difference({k: found.get(k) for k in wanted}, wanted)
+        difference = first_difference({k: found.get(k) for k in wanted}, wanted)
         if difference:
-            raise InputError(
-                f"{folder} belongs to a run with other settings ({difference}); delete it or choose another --out"
-            )
+            raise other_settings(folder, difference)
         return bool(found.get("finished"))
     if folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
         raise InputError(f"{folder} holds other files (it has no manifest.json); choose another --out")
     return False
+
+
+def other_settings(folder: Path, difference: str) -> OtherSettingsError:
+    """The error for a folder of a stage with other settings. difference: as ``first_difference`` says it."""
+    return OtherSettingsError(
+        f"{folder} belongs to a run with other settings ({difference}); give --overwrite to replace it, or choose "
+        "another --out"
+    )
+
+
+def _clear_stage(folder: Path) -> None:
+    """Delete the files of a stage. The manifest stays, so that the folder is still known as ours after a crash."""
+    note_facts(folder, {"finished": False})
+    for path in folder.iterdir():
+        if path.name == "manifest.json":
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def note_facts(folder: Path, facts: Mapping[str, Any]) -> None:
@@ -118,8 +193,12 @@ def is_finished(folder: Path) -> bool:
     return path.exists() and bool(read_json(path).get("finished"))
 
 
+def first_difference(found: Any, wanted: Any) -> str:
+    """Describe the first difference of two values, of which one was read from JSON; "" if they are equal."""
+    return _first_difference(found, json.loads(json.dumps(wanted)))
+
+
 def _first_difference(found: Any, wanted: Any, name: str = "") -> str:
-    """Describe the first difference of two JSON values; an empty string if they are equal."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         for key in [*wanted, *(key for key in found if key not in wanted)]:
             inner = f"{name}.{key}" if name else key
@@ -127,4 +206,8 @@ def _first_difference(found: Any, wanted: Any, name: str = "") -> str:
             if difference:
                 return difference
         return ""
-    return "" if found == wanted else f"{name.removeprefix('settings.')}: {found!r} there, {wanted!r} requested"
+    if found == wanted:
+        return ""
+    # The settings of a whole model would fill the screen.
+    there, requested = ("something else" if isinstance(value, dict) else repr(value) for value in (found, wanted))
+    return f"{name.removeprefix('settings.')}: {there} there, {requested} requested"
