@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from ray_backfill.claim import claimed
 from ray_backfill.errors import InputError, input_error_in
-from ray_backfill.files import check_writable
 
 if TYPE_CHECKING:
     from ray_backfill.methods import Method
@@ -37,14 +37,15 @@ def simulate(
     fits: "FitSettings | None" = None,
     device: str = "cpu",
     shards: int = 0,
+    overwrite: bool = False,
 ) -> "Results":
     """Compare upgrade methods on a folder of embeddings, as ``ray-backfill simulate --data`` does.
 
     Args:
         data: Folder of embeddings (``write_folder``), or what ``read_folder`` returned for it.
         out: Folder of the run: trained maps, tables and ``results/report.html``. The same call continues a run that was
-            stopped and reuses finished stages, also those of the command. By default a temporary folder, deleted at
-            the end.
+            stopped and reuses finished stages, also those of the command; further methods, orders and merges extend
+            its results. By default a temporary folder, deleted at the end.
         methods: Upgrade methods (``methods()``), "recommended" or "all". The old and the new model always take part.
         orders: Backfill orders (``orders()``).
         merges: Ways to make the distances of the two systems comparable (``merges()``).
@@ -56,6 +57,7 @@ def simulate(
         fits: How maps between the models are trained; by default as on the command line.
         device: "cpu" or "cuda" for the replay, with the same results.
         shards: Gallery shards, each a Ray actor; 0 replays in this process unless the gallery is too large for it.
+        overwrite: Replace what ``out`` has of other settings or other data.
 
     Returns:
         Curves, summary and differences. ``results.manifest.left_out`` names what the folder had no data for, and why.
@@ -66,7 +68,7 @@ def simulate(
     names = {"methods": methods, "orders": orders, "merges": merges, "metrics": metrics}
     evaluation = {name: (given,) if isinstance(given, str) else tuple(given) for name, given in names.items()}
     numbers = {"points": points, "distance": distance, "margin": margin, "order_seed": order_seed}
-    return _simulate(data, out, evaluation | numbers, fits, {"device": device, "shards": shards})
+    return _simulate(data, out, evaluation | numbers, fits, {"device": device, "shards": shards}, overwrite)
 
 
 def _simulate(
@@ -75,6 +77,7 @@ def _simulate(
     evaluation: Mapping[str, Any],
     fits: "FitSettings | None",
     place: Mapping[str, Any],
+    overwrite: bool,
 ) -> "Results":
     """``simulate`` with the arguments of ``Evaluation`` and ``ReplayPlace``."""
     from ray_backfill.cluster.settings import ReplayPlace
@@ -92,8 +95,9 @@ def _simulate(
     folder = Path(data.path if isinstance(data, EmbeddingFolder) else data).absolute()
     with ExitStack() as stack:
         to = Path(stack.enter_context(TemporaryDirectory()) if out is None else out).absolute()
-        check_writable(to, "out")
-        context = Context(to, place=ReplayPlace(**place), command=f"rb.simulate({str(folder)!r}, ...)")
+        command = f"rb.simulate({str(folder)!r}, ...)"
+        stack.enter_context(claimed(to, "out", command))
+        context = Context(to, place=ReplayPlace(**place), command=command, overwrite=overwrite)
         try:
             return read_results(evaluate_folder(folder, Evaluation(**evaluation), fits or FitSettings(), context))
         except Exception as error:

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "ray_backfill"
 FLOORS = [
     {"errors"},
     {"plugins", "files", "kernels", "display", "progress"},
-    {"tables"},
+    {"tables", "claim"},
     {"systems"},
     {"distances", "metrics", "store", "protocols"},
     {"orders", "merges", "index"},

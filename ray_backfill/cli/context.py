@@ -1,18 +1,30 @@
 """Steps between reading the options and the work: make the context, download, plan."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from ray_backfill.claim import claimed
 from ray_backfill.cli.options import RecipeJob
 from ray_backfill.cli.shell import checked_out, command_line
+from ray_backfill.cli.stopping import interruptible
 from ray_backfill.datasets import download
 from ray_backfill.runs.context import Context
 
 
-def context_of(job: Any) -> Context:
-    """The context of a run, from the options of the job. Raises InputError for an ``out`` that cannot be created."""
-    given = {name: getattr(job, name) for name in ("workers", "actors", "place") if hasattr(job, name)}
-    return Context(checked_out(job.out), command=command_line(), recipe=getattr(job, "recipe", ""), **given)
+@contextmanager
+def running(job: Any) -> Iterator[Context]:
+    """The context of a run, from the options of the job. Within the block, its folder belongs to this process.
+
+    Raises:
+        InputError: ``out`` cannot be made or written, or another process uses it.
+        Stopped: The run was interrupted.
+    """
+    given = {name: getattr(job, name) for name in ("workers", "actors", "place", "overwrite") if hasattr(job, name)}
+    out, command = checked_out(job.out), command_line()
+    with interruptible(), claimed(out, "--out", command):
+        yield Context(out, command=command, recipe=getattr(job, "recipe", ""), **given)
 
 
 def prepared(job: RecipeJob[Any], last_stage: str = "maps", model: str | None = None) -> RecipeJob[Any]:
@@ -26,7 +38,8 @@ def prepared(job: RecipeJob[Any], last_stage: str = "maps", model: str | None = 
         InputError: The plan cannot be made, or the images cannot be fetched.
     """
     if job.download:
-        download(job.settings.images)
+        with interruptible():
+            download(job.settings.images)
     if job.dry_run:
         from ray_backfill.runs.planning.dry_run import dry_run  # loads torch
 

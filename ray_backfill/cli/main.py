@@ -1,12 +1,8 @@
 """The command ``ray-backfill``. Imports only the requested subcommand, so that help and errors appear quickly."""
 
-import difflib
-import importlib
 import sys
 from collections.abc import Sequence
 
-from ray_backfill import __version__
-from ray_backfill.cli.pages import COMMANDS, overview, page
 from ray_backfill.cli.shell import run_job
 from ray_backfill.errors import InputError
 
@@ -17,6 +13,13 @@ def main(command: str | None = None) -> None:
 
 
 def _main(words: Sequence[str]) -> None:
+    # Everything is imported in here, where ``run_job`` handles Ctrl-C.
+    import difflib
+    import importlib
+
+    from ray_backfill import __version__
+    from ray_backfill.cli.pages import COMMANDS, overview, page
+
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return

@@ -29,7 +29,10 @@ class RecipeJob(Generic[ImagesT]):
     seed: int
     """Random seed for the whole recipe."""
     out: Path
-    """Folder of the run. The same command continues a run that was stopped, and reuses finished stages."""
+    """Folder of the run. The same command continues a run that was stopped, and reuses finished stages. With further
+    methods, orders or merges it extends the results."""
+    overwrite: bool = False
+    """Delete the stages in --out that were made with other settings or data, and make them again."""
     settings: Annotated[Recipe[ImagesT], tyro.conf.arg(name="")]
     """Settings of the recipe."""
     workers: Workers
@@ -81,7 +84,10 @@ class ScaleJob:
     gallery: SyntheticGallery = field(default_factory=SyntheticGallery)
     """Synthetic gallery, by default as large as Google Landmarks v2; see docs/results/scale.md for its defaults."""
     out: Path = Path("runs/full")
-    """Folder of the run. The same command continues a run that was stopped, and reuses finished stages."""
+    """Folder of the run. The same command continues a run that was stopped, and reuses finished stages. With further
+    methods, orders or merges it extends the results."""
+    overwrite: bool = False
+    """Delete the stages in --out that were made with other settings or data, and make them again."""
     evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(
         default_factory=lambda: Evaluation(
             methods=_training_free(),
@@ -101,7 +107,10 @@ class FolderJob:
     data: Path
     """Folder with gallery.parquet and, optionally, queries.parquet and train.parquet."""
     out: Path
-    """Folder of the run. The same command continues a run that was stopped, and reuses finished stages."""
+    """Folder of the run. The same command continues a run that was stopped, and reuses finished stages. With further
+    methods, orders or merges it extends the results."""
+    overwrite: bool = False
+    """Delete the stages in --out that were made with other settings or data, and make them again."""
     evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(default_factory=Evaluation.of_folder)
     fits: Annotated[FitSettings, tyro.conf.arg(name="")] = field(default_factory=FitSettings)
     workers: Workers = field(default_factory=Workers)

@@ -1,6 +1,7 @@
 """Reads command lines over the defaults of a recipe, or of a folder of embeddings."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,10 +29,19 @@ def names_folder(arguments: Sequence[str]) -> bool:
 
 def read_options(kind: type[JobT], arguments: Sequence[str], default: JobT | None = None) -> JobT:
     """Read a command line over defaults. Raises InputError for unknown or malformed options."""
+    _refuse_empty(arguments)
     with in_one_line():
         if default is None:
             return tyro.cli(kind, prog="ray-backfill", args=list(arguments), config=_CONFIG)
         return tyro.cli(kind, prog="ray-backfill", args=list(arguments), default=default, config=_CONFIG)
+
+
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    """Raise InputError for an empty path, which would mean the working directory."""
+    given = [*pairwise(arguments), *(argument.split("=", 1) for argument in arguments if "=" in argument)]
+    for option, value in given:
+        if option in ("--out", "--data", "--data-root") and not value:
+            raise InputError(f"{option} is empty; give a folder")
 
 
 def read_folder_options(kind: type[Any], arguments: Sequence[str]) -> Any:

@@ -5,38 +5,36 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from ray_backfill.cli.stopping import ending_at_once, exit_stopped
 from ray_backfill.errors import InputError, input_error_in
-from ray_backfill.files import check_writable
 
 
 def run_job(main: Callable[[], None]) -> None:
-    """Run a command. An InputError (also of an actor or worker) becomes one line and exit code 2; Ctrl-C gives 130."""
-    try:
-        main()
-    except KeyboardInterrupt:
-        # The terminal has already printed ^C.
-        start = "\n" if sys.stderr.isatty() else ""
-        print(f"{start}stopped; the same command continues where it was", file=sys.stderr)
-        sys.exit(130)
-    except Exception as error:
-        found = input_error_in(error)
-        if found is None:
-            raise
-        print(f"error: {found}", file=sys.stderr)
-        sys.exit(2)
+    """Run a command. An InputError (also of an actor or worker) becomes one line and exit code 2.
+
+    Ctrl-C gives 130, SIGTERM 143.
+    """
+    with ending_at_once():
+        try:
+            main()
+        except KeyboardInterrupt as stopped:
+            exit_stopped(stopped)
+        except Exception as error:
+            found = input_error_in(error)
+            if found is None:
+                raise
+            print(f"error: {found}", file=sys.stderr)
+            sys.exit(2)
 
 
 def checked_out(out: Path) -> Path:
     """The run's folder as an absolute path.
 
     Raises:
-        InputError: The path is relative inside a submitted job, whose working directory is a copy that Ray deletes; or
-            it is a file.
+        InputError: The path is relative inside a submitted job, whose working directory is a copy that Ray deletes.
     """
     refuse_relative("--out", out)
-    out = out.absolute()
-    check_writable(out, "--out")
-    return out
+    return out.absolute()
 
 
 def given_folder(data: Path) -> Path:

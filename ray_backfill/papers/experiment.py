@@ -5,7 +5,7 @@ Folders of an experiment: seed-<n> (a run of the recipe, with results and result
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import date
 from itertools import product
 from pathlib import Path
@@ -17,7 +17,6 @@ import pyarrow as pa
 from scipy.stats import kendalltau
 
 from ray_backfill.cluster.session import session
-from ray_backfill.cluster.settings import EmbedActors, Workers
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.orders import read_sigma, why_not_of_images
 from ray_backfill.comparison.replay import replay_here
@@ -53,26 +52,19 @@ _LOSSES = ("rqt", "cl_s", "mcl", "rqt_rho", "cl_s_rho", "cl_m_rho", "rm")
 _TAUS = (1.0, 0.1, 0.03)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Workers and actors of the runs."""
-
-    workers: Workers
-    actors: EmbedActors
-
-
-def reproduce(experiment: Experiment, place: Place, out: Path, page: Path, findings: Path | None, command: str) -> Path:
+def reproduce(experiment: Experiment, context: Context, page: Path, findings: Path | None) -> Path:
     """Run everything that is missing and write the page with its figure.
 
-    findings: handwritten Markdown to include in the page.
+    context: of the whole experiment; each run gets a folder in its ``out``. findings: handwritten Markdown to include
+    in the page.
 
     Raises:
         InputError: Names, data or folders are wrong.
     """
     with session():
-        runs = tuple(_run_seed(experiment, seed, place, out, command) for seed in experiment.seeds)
-        groups = tuple(_run_subgroups(experiment, seed, place, out, command) for seed in experiment.seeds)
-        ablation = _ablate(experiment, out) if experiment.ablation else None
+        runs = tuple(_run_seed(experiment, seed, context) for seed in experiment.seeds)
+        groups = tuple(_run_subgroups(experiment, seed, context) for seed in experiment.seeds)
+        ablation = _ablate(experiment, context) if experiment.ablation else None
     minutes = _minutes([*runs, *filter(None, groups)])
     write_page(
         PageInput(
@@ -80,11 +72,11 @@ def reproduce(experiment: Experiment, place: Place, out: Path, page: Path, findi
             protocol=describe_recipe(experiment.recipe),
             runs=runs,
             # The path of the images on this machine is of no use to readers.
-            command=re.sub(r"(--data-root[ =])\S+", r"\1PATH", command),
+            command=re.sub(r"(--data-root[ =])\S+", r"\1PATH", context.command),
             date=date.today().isoformat(),
             machine=f"{_machine()}; {minutes:.0f} minutes for all runs, the ablation aside",
             order=_ORDER,
-            kendall_tau=_sigma_against_loss(experiment, out),
+            kendall_tau=_sigma_against_loss(experiment, context.out),
             ablation=ablation,
             subgroup_runs=tuple(filter(None, groups)),
             subgroup_note=describe_recipe(experiment.subgroups) if experiment.subgroups else "",
@@ -95,19 +87,18 @@ def reproduce(experiment: Experiment, place: Place, out: Path, page: Path, findi
     return page
 
 
-def _run_seed(experiment: Experiment, seed: int, place: Place, out: Path, command: str) -> SeedRun:
+def _run_seed(experiment: Experiment, seed: int, context: Context) -> SeedRun:
     """Run all methods with all orders and the raw merge, and with the main order and all merges."""
     recipe = load_recipe(experiment.recipe, experiment.data_root, seed)
-    folder = out / f"seed-{seed}"
+    context = replace(context, out=context.out / f"seed-{seed}", recipe=experiment.recipe)
     evaluation = replace(recipe.evaluation, methods=experiment.methods)
     methods = evaluation.find_methods()
     orders = tuple(name for name in _ORDERS if not why_not_of_images(find_order(name), methods))
     recipe = replace(recipe, evaluation=replace(evaluation, orders=orders))
-    context = Context(folder, place.workers, place.actors, command=command, recipe=experiment.recipe)
     results = run_recipe(recipe, context)
     merged = replace(recipe, evaluation=replace(evaluation, orders=(_ORDER,), merges=_merges(evaluation)))
     with_merges = evaluate_folder(
-        folder / "embeddings", merged.evaluation, merged.fits, context, asdict(merged), results="results_merges"
+        context.out / "embeddings", merged.evaluation, merged.fits, context, asdict(merged), results="results_merges"
     )
     return SeedRun(seed, results, (with_merges,))
 
@@ -116,18 +107,19 @@ def _merges(evaluation: Evaluation) -> tuple[str, ...]:
     return tuple(name for name, kind in all_merges().items() if kind.suits(evaluation.distance))
 
 
-def _run_subgroups(experiment: Experiment, seed: int, place: Place, out: Path, command: str) -> SeedRun | None:
+def _run_subgroups(experiment: Experiment, seed: int, context: Context) -> SeedRun | None:
     if not experiment.subgroups:
         return None
     recipe = load_recipe(experiment.subgroups, experiment.data_root, seed)
-    folder = out / f"biased-{seed}"
-    context = Context(folder, place.workers, place.actors, command=command, recipe=experiment.subgroups)
-    return SeedRun(seed, run_recipe(recipe, context))
+    return SeedRun(
+        seed, run_recipe(recipe, replace(context, out=context.out / f"biased-{seed}", recipe=experiment.subgroups))
+    )
 
 
-def _ablate(experiment: Experiment, out: Path) -> Path:
+def _ablate(experiment: Experiment, context: Context) -> Path:
     """Train heads by loss, rho, mining and temperature on the first seed's embeddings: ``ablation.parquet``."""
     recipe = load_recipe(experiment.recipe, experiment.data_root, experiment.seeds[0])
+    out = context.out
     data, path = out / f"seed-{experiment.seeds[0]}" / "embeddings", out / "ablation" / "ablation.parquet"
     cases = [
         (name, mining, tau)
@@ -138,7 +130,7 @@ def _ablate(experiment: Experiment, out: Path) -> Path:
     folder = read_folder(data)
     settings = {"data": folder.fingerprint(), "cases": cases, "fits": asdict(recipe.fits)}
     settings["evaluation"] = asdict(recipe.evaluation)
-    if begin_stage(path.parent, "ablation", settings):
+    if begin_stage(path.parent, "ablation", settings, context.overwrite):
         return path
     fits = [(name, _with_loss(recipe.fits, mining, tau)) for name, mining, tau in cases]
     networks = fit_side_by_side(data, fits, recipe.evaluation.distance, path.parent)

@@ -11,6 +11,7 @@ class Context:
     """Where a run happens. out: its folder, on storage that all nodes share.
 
     command: as typed, for the manifest. recipe: the name of its recipe; "" for a folder of embeddings.
+    overwrite: replace stages in ``out`` that were made with other settings.
     """
 
     out: Path
@@ -19,3 +20,4 @@ class Context:
     place: ReplayPlace = field(default_factory=ReplayPlace)
     command: str = ""
     recipe: str = ""
+    overwrite: bool = False

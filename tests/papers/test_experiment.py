@@ -9,9 +9,10 @@ import pytest
 
 from ray_backfill.cluster.settings import EmbedActors, Workers
 from ray_backfill.datasets import landmarks
-from ray_backfill.papers.experiment import Place, reproduce
+from ray_backfill.papers.experiment import reproduce
 from ray_backfill.papers.settings import Experiment
 from ray_backfill.recipes import ModelRecipe, Recipe, load_recipe
+from ray_backfill.runs.context import Context
 
 METHODS = ("rm_naive", "least_squares_gallery", "fastfill", "rm")
 
@@ -41,9 +42,10 @@ def test_a_reproduction_from_images_to_the_page(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("ray_backfill.papers.experiment._TAUS", (1.0,))
     monkeypatch.setattr("ray_backfill.papers.experiment._LOSSES", ("rqt", "rqt_rho", "mcl", "rm"))
     experiment = Experiment("landmarks", seeds=(0,), methods=METHODS)
-    place = Place(Workers(number=1), EmbedActors(number=1, cpus=0.5))
     out, page = tmp_path / "runs", tmp_path / "page.md"
-    assert reproduce(experiment, place, out, page, None, "python jobs/reproduce.py --data-root /secret/place") == page
+    command = "python jobs/reproduce.py --data-root /secret/place"
+    context = Context(out, Workers(number=1), EmbedActors(number=1, cpus=0.5), command=command)
+    assert reproduce(experiment, context, page, None) == page
     text = page.read_text()
     assert (tmp_path / "page.png").exists()
     for words in (
@@ -59,5 +61,5 @@ def test_a_reproduction_from_images_to_the_page(tmp_path: Path, monkeypatch: pyt
     ablation = pd.read_parquet(out / "ablation" / "ablation.parquet")
     assert len(ablation) == 2 + 2 * 2, "RQT with and without rho; two losses with and without mining"
     files = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
-    reproduce(experiment, place, out, page, None, "again")
+    reproduce(experiment, replace(context, command="again"), page, None)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")} == files

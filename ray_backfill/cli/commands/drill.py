@@ -19,13 +19,17 @@ def run(arguments: Sequence[str]) -> None:
     """Run the drill, print its table and the path of the report."""
     job = read(arguments)
     check_names(job)
-    from ray_backfill.cli.context import context_of, prepared
+    from ray_backfill.cli.context import prepared, running
     from ray_backfill.report.live import print_live_table
     from ray_backfill.runs.drill import drill_folder, drill_recipe
 
     if isinstance(job, DrillFolderJob):
-        results = drill_folder(given_folder(job.data), job.evaluation, job.fits, job.live, context_of(job))
+        data = given_folder(job.data)
+        with running(job) as context:
+            results = drill_folder(data, job.evaluation, job.fits, job.live, context)
     else:
-        results = drill_recipe(prepared(job).settings, job.live, context_of(job))
+        settings = prepared(job).settings
+        with running(job) as context:
+            results = drill_recipe(settings, job.live, context)
     print_live_table(results)
     print(f"\nreport: {shown(results / 'report.html')}")

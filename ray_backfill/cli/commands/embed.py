@@ -17,11 +17,13 @@ def run(arguments: Sequence[str]) -> None:
     """Train the backbones if they are missing, embed, and print the path of the embeddings."""
     job = read(arguments)
     check_names(job)
-    from ray_backfill.cli.context import context_of, prepared
+    from ray_backfill.cli.context import prepared, running
     from ray_backfill.files import read_json
     from ray_backfill.runs.images import embed_recipe
 
-    folder = embed_recipe(prepared(job, last_stage="embeddings").settings, context_of(job))
+    settings = prepared(job, last_stage="embeddings").settings
+    with running(job) as context:
+        folder = embed_recipe(settings, context)
     facts = read_json(folder / "manifest.json")
     print(f"embeddings: {shown(folder)}, {facts['images']:,} images")
     if facts["broken_images"]:

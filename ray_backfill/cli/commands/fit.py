@@ -19,19 +19,22 @@ def run(arguments: Sequence[str]) -> None:
     """Fit, and print the paths of the networks and what was left out."""
     job = read(arguments)
     check_names(job)
-    from ray_backfill.cli.context import context_of, prepared
+    from ray_backfill.cli.context import prepared, running
     from ray_backfill.runs.checks import check_evaluation
     from ray_backfill.runs.folder import fit_folder
     from ray_backfill.runs.images import embed_recipe
 
     if isinstance(job, FolderJob):
-        folder, evaluation, fits = given_folder(job.data), job.evaluation, job.fits
+        data = given_folder(job.data)
+        with running(job) as context:
+            networks, left_out = fit_folder(data, job.evaluation, job.fits, context)
     else:
         settings = prepared(job).settings
-        evaluation, fits = settings.evaluation, settings.fits
         check_evaluation(settings, 1)
-        folder = embed_recipe(settings, context_of(job))
-    networks, left_out = fit_folder(folder, evaluation, fits, context_of(job))
+        with running(job) as context:
+            networks, left_out = fit_folder(
+                embed_recipe(settings, context), settings.evaluation, settings.fits, context
+            )
     for each in left_out:
         print(f"left out: {each.words} ({each.reason})")
     for name, path in networks.items():

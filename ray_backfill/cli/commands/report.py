@@ -1,6 +1,6 @@
 """``ray-backfill report``: print the table of a finished run and rewrite its figure and page."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +10,7 @@ import tyro
 from ray_backfill.cli.parse import read_options
 from ray_backfill.cli.shell import shown
 from ray_backfill.errors import InputError
+from ray_backfill.files import NotWritableError
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,17 @@ def run(arguments: Sequence[str]) -> None:
     from ray_backfill.report import print_table, write_report
     from ray_backfill.report.live import print_live_table, write_live_report
 
-    for path in found:
-        write_report(path)
-        print_table(path)
-        print(f"\nreport: {shown(path / 'report.html')}")
-    for path in live:
-        write_live_report(path)
-        print_live_table(path)
-        print(f"\nreport: {shown(path / 'report.html')}")
+    for write, show, paths in ((write_report, print_table, found), (write_live_report, print_live_table, live)):
+        for path in paths:
+            problem = _problem_of(write, path)
+            show(path)
+            print("\n" + (problem or f"report: {shown(path / 'report.html')}"))
+
+
+def _problem_of(write: Callable[[Path], None], folder: Path) -> str:
+    """Write the report; returns why it could not be written, or ""."""
+    try:
+        write(folder)
+    except NotWritableError as error:
+        return f"the report was not written again: {error}"
+    return ""

@@ -8,10 +8,11 @@ from typing import Annotated
 import tyro
 
 from ray_backfill.cli.parse import read_options
-from ray_backfill.cli.shell import checked_out, command_line, refuse_relative, shown
+from ray_backfill.cli.shell import refuse_relative, shown
 from ray_backfill.cluster.settings import EmbedActors, Workers
+from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.papers.settings import Experiment
-from ray_backfill.recipes import describe_recipe
+from ray_backfill.recipes import load_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,8 @@ class ReproduceJob:
     """Training workers. On a cluster with GPUs each worker gets one, and their number is the limit."""
     actors: EmbedActors = field(default_factory=EmbedActors)
     """Ray actors that embed images. On a cluster with GPUs each actor gets one, and their number is the limit."""
+    overwrite: bool = False
+    """Delete what other settings have left in --out, and make it again."""
 
 
 def read(arguments: Sequence[str]) -> ReproduceJob:
@@ -40,12 +43,16 @@ def read(arguments: Sequence[str]) -> ReproduceJob:
 def run(arguments: Sequence[str]) -> None:
     """Run what is missing, write the page and print its path."""
     job = read(arguments)
-    describe_recipe(job.experiment.recipe)  # an unknown name is an error before anything is loaded
-    out, root = checked_out(job.out), job.experiment.data_root
-    if root is not None:
-        refuse_relative("--data-root", root)
-    from ray_backfill.papers.experiment import Place, reproduce
+    experiment = job.experiment
+    if experiment.data_root is not None:
+        refuse_relative("--data-root", experiment.data_root)
+    # Wrong names are errors before anything is loaded or started.
+    Evaluation(methods=experiment.methods).find_methods()
+    for name in filter(None, (experiment.recipe, experiment.subgroups)):
+        load_recipe(name, experiment.data_root)
+    from ray_backfill.cli.context import running
+    from ray_backfill.papers.experiment import reproduce
 
-    place = Place(job.workers, job.actors)
-    page = reproduce(job.experiment, place, out, job.page or out / "page.md", job.findings, command_line())
+    with running(job) as context:
+        page = reproduce(experiment, context, job.page or context.out / "page.md", job.findings)
     print(f"page: {shown(page.absolute())}")

@@ -26,22 +26,26 @@ def run(arguments: Sequence[str]) -> None:
         job.evaluation.check()
     else:
         check_names(job)
-    from ray_backfill.cli.context import context_of, prepared
+    from ray_backfill.cli.context import prepared, running
     from ray_backfill.report import print_first_table, print_table
 
     if isinstance(job, SimulateFolderJob):
         from ray_backfill.runs.folder import evaluate_folder
 
         data = given_folder(job.data)
-        results = evaluate_folder(data, job.evaluation, job.fits, context_of(job), show_first=print_first_table)
+        with running(job) as context:
+            results = evaluate_folder(data, job.evaluation, job.fits, context, show_first=print_first_table)
     elif isinstance(job, ScaleJob):
         from ray_backfill.runs.pipeline import evaluate_synthetic
 
         print("These embeddings are synthetic: they show scale and arithmetic, not which method is better.")
-        results = evaluate_synthetic(job.gallery, job.evaluation, job.fits, context_of(job))
+        with running(job) as context:
+            results = evaluate_synthetic(job.gallery, job.evaluation, job.fits, context)
     else:
         from ray_backfill.runs.pipeline import run_recipe
 
-        results = run_recipe(prepared(job).settings, context_of(job))
+        settings = prepared(job).settings
+        with running(job) as context:
+            results = run_recipe(settings, context)
     print_table(results)
     print(f"\nreport: {shown(results / 'report.html')}")

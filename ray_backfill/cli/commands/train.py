@@ -19,8 +19,10 @@ def run(arguments: Sequence[str]) -> None:
     """Train, and print the path of the backbone."""
     job = read(arguments)
     check_names(job)
-    from ray_backfill.cli.context import context_of, prepared
+    from ray_backfill.cli.context import prepared, running
     from ray_backfill.runs.images import train_recipe_backbone
 
     prepared(job, last_stage="backbones", model=job.model)
-    print(f"backbone: {shown(train_recipe_backbone(job.settings, job.model, context_of(job)))}")
+    with running(job) as context:
+        folder = train_recipe_backbone(job.settings, job.model, context)
+    print(f"backbone: {shown(folder)}")
