@@ -2,19 +2,21 @@
 
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import ray
 
-from ray_backfill.errors import InputError
+from ray_backfill.cluster.settings import local_cpus
+from ray_backfill.cluster.watchdog import watched
+from ray_backfill.errors import InputError, Stopped
 from ray_backfill.progress import detail, step
 
-# Minimum number of logical CPUs of a local Ray. With fewer, the embedding actors starve Ray Data's read tasks.
-_LOCAL_CPUS = 4
 _OBJECT_STORE_BYTES = 500 << 20
 
 # Ray Data logs an alarming line whenever it starts actors (ray-project/ray#53727), which only this level suppresses.
@@ -52,31 +54,47 @@ def session() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    with step("start Ray"), _without_note_of_level():
-        _start()
+    with step("start Ray"), _without_note_of_level(), _keeping_signal_handlers():
+        is_own = _start()
     try:
-        yield
+        with watched() if is_own else nullcontext():
+            yield
     finally:
         with detail("stop Ray"):
             ray.shutdown()
 
 
-def _start() -> None:
+def _start() -> bool:
+    """Connect; returns whether Ray was started."""
     os.environ.setdefault(_LEVEL, _SILENT)
     if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False, logging_level=logging.WARNING)
-        return
+        return False
     for name, value in _LOCAL_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     ray.init(
         address="local",  # even if a head node is running on this machine
-        num_cpus=max(_LOCAL_CPUS, os.cpu_count() or 1),
+        num_cpus=local_cpus(),
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,
         log_to_driver=False,
         logging_level=logging.WARNING,
     )
     _protect_token()
+    return True
+
+
+@contextmanager
+def _keeping_signal_handlers() -> Iterator[None]:
+    """Keep the program's own handler of SIGTERM. Ray replaces it twice: by a silent exit, then by a trace in C++."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as error:  # Ray's handler, while Ray starts
+        raise Stopped(signal.SIGTERM) from error
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -54,6 +54,15 @@ class Workers:
         require_positive(self, "workers", "number", "cpus")
 
 
+# Minimum number of logical CPUs of a local Ray. With fewer, the embedding actors starve Ray Data's read tasks.
+_LEAST_CPUS = 4
+
+
+def local_cpus() -> int:
+    """Number of logical CPUs of a local Ray."""
+    return max(_LEAST_CPUS, os.cpu_count() or 1)
+
+
 # Size of the vectors of one shard where the number of shards is not given.
 _SHARD_BYTES = 4 << 30
 
@@ -71,6 +80,14 @@ class ReplayPlace:
         if self.shards < 0:
             raise InputError(f"--shards must not be negative, got {self.shards}")
         check_device_name(self.device)
+
+    def check_local(self) -> None:
+        """Raise InputError for more shards than a local Ray will have CPUs, before it is started."""
+        if not os.environ.get("RAY_ADDRESS") and self.shards > local_cpus():
+            raise InputError(
+                f"--shards {self.shards} needs {self.shards} CPUs, but a Ray on this machine has {local_cpus()}; "
+                "lower --shards, or connect to a cluster with RAY_ADDRESS"
+            )
 
     def shards_for(self, gallery_bytes: int) -> int:
         """Number of shards to replay over; 0: in this process. gallery_bytes: size of both columns of vectors."""

@@ -1,0 +1,67 @@
+"""Watches the local Ray of a run and ends the run with one line if one of Ray's servers dies.
+
+Without them, calls of the driver wait for a minute; then Ray ends the process without a word.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from subprocess import Popen
+
+import psutil
+import ray
+
+_POLL_S = 0.25
+# The processes that Ray cannot do without, as Ray names them.
+_SERVERS = ("gcs_server", "raylet")
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Within the block, end the process with exit code 1 if a server of the Ray that it started dies."""
+    ended = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(ended,), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()  # before Ray is shut down
+        watcher.join()
+
+
+def _watch(ended: threading.Event) -> None:
+    node = ray._private.worker._global_node
+    while not ended.wait(_POLL_S):
+        dead = [(name, process) for name, process in node.dead_processes() if name in _SERVERS]
+        if dead and not ended.is_set():
+            start = "\n\x1b[?25h" if sys.stderr.isatty() else ""  # a live display hides the cursor
+            print(start + _line(*dead[0], node.get_logs_dir_path()), file=sys.stderr, flush=True)
+            _kill([process.pid for _, process in node.live_processes()])
+            # An exception would not reach a main thread that waits for Ray.
+            os._exit(1)
+
+
+def _kill(processes: list[int]) -> None:
+    """Kill these processes and all that they have started, which would wait for the dead server."""
+    for number in processes:
+        with suppress(psutil.NoSuchProcess):
+            server = psutil.Process(number)
+            for process in (*server.children(recursive=True), server):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+
+def _line(name: str, process: "Popen[bytes]", logs: str) -> str:
+    code = process.returncode
+    how = f"exit code {code}"
+    if code < 0:
+        how = f"signal {signal.Signals(-code).name}"
+        if -code == signal.SIGKILL:
+            how += ", perhaps for lack of memory"
+    return (
+        f"error: Ray's {name} died (process {process.pid}, {how}), so the run cannot go on; Ray's logs are in {logs}; "
+        "the same command continues where it was"
+    )

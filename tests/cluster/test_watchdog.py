@@ -1,0 +1,85 @@
+"""What ends a run while Ray works: a server of Ray that dies, and SIGTERM. One line, and nothing is left."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ray_backfill.cli.stopping import LINE
+from ray_backfill.cluster.settings import ReplayPlace, local_cpus
+from ray_backfill.errors import InputError
+
+# A run that waits for Ray in its main thread.
+WAITING = """
+import ray, time
+from ray_backfill.cli.shell import run_job
+from ray_backfill.cli.stopping import interruptible
+from ray_backfill.cluster.session import session
+
+@ray.remote
+def wait():
+    time.sleep(100)
+
+def main():
+    with interruptible(), session():
+        servers = ray._private.worker._global_node.all_processes
+        print(*(servers[name][0].process.pid for name in ("gcs_server", "raylet")), flush=True)
+        ray.get(wait.remote())
+
+run_job(main)
+"""
+
+
+def processes_of(session: int) -> list[str]:
+    """Command lines of the processes in this session that are alive."""
+    listed = subprocess.run(["ps", "-eo", "sid,stat,args"], capture_output=True, text=True, check=True).stdout
+    found = (line.split(None, 2) for line in listed.splitlines())
+    return [args for sid, stat, args in found if sid == str(session) and not stat.startswith("Z")]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("victim", "number", "code", "last"),
+    [
+        (
+            "gcs_server", signal.SIGKILL, 1,
+            r"error: Ray's gcs_server died \(process \d+, signal SIGKILL, perhaps for lack of memory\), so the run "
+            r"cannot go on; Ray's logs are in /\S+/logs; the same command continues where it was",
+        ),
+        ("driver", signal.SIGTERM, 143, LINE),
+    ],
+)  # fmt: skip
+def test_the_end_is_one_line(victim: str, number: int, code: int, last: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as driver:  # fmt: skip
+        assert driver.stdout is not None
+        gcs_server, _ = map(int, driver.stdout.readline().split())
+        began = time.monotonic()
+        os.kill(gcs_server if victim == "gcs_server" else driver.pid, number)
+        _, said = driver.communicate(timeout=60)
+        took_s = time.monotonic() - began
+    assert driver.returncode == code
+    lines = [line for line in said.splitlines() if not line.startswith("start Ray: ")]
+    assert len(lines) == 1
+    assert re.fullmatch(last, lines[0])
+    assert took_s < 20, "Ray itself would wait for a minute"
+    deadline = time.monotonic() + 20
+    while (left := processes_of(driver.pid)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left
+
+
+def test_too_many_shards_are_refused_before_ray_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    ReplayPlace(local_cpus()).check_local()
+    with pytest.raises(InputError, match=r"--shards 500 needs 500 CPUs, but a Ray on this machine has \d+; lower"):
+        ReplayPlace(500).check_local()
+    monkeypatch.setenv("RAY_ADDRESS", "a larger cluster")
+    ReplayPlace(500).check_local()
