@@ -63,8 +63,10 @@ class BackboneJob:
         return plain | kind | ({"old": backbone_identity(self.old)} if self.kind and self.old else {})
 
 
-def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers) -> Path:
+def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers, overwrite: bool = False) -> Path:
     """Train a backbone into ``folder``, on storage that all nodes share; does nothing if it is already there.
+
+    overwrite: replace a backbone of other settings.
 
     Returns: the folder, for ``load_backbone``. Its manifest contains the ``history`` of the epochs, the
     ``training_flops`` of all workers, the cost of one embedding (``macs``, ``parameters``), and in ``feeding`` what
@@ -77,7 +79,7 @@ def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers) -> Pa
     settings = job.settings(source)
     rows = training_rows(source.items("train").labels_N, job.classes)
     images_per_worker(len(rows), job.classes, training, workers.number)  # fail before the workers start
-    if begin_stage(folder, "backbone", settings):
+    if begin_stage(folder, "backbone", settings, overwrite):
         return folder
     with session(), stage(f"train {title}", training.epochs, "epochs") as shown, shown_in(shown) as board:
         threads = max(1, int(workers.cpus))
@@ -86,7 +88,7 @@ def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers) -> Pa
     if facts.get("feeding", {}).get("limit") == "decode":
         say(f"train {title}: {facts['feeding']['bottleneck']}")
     if not math.isfinite(facts["history"][-1]["loss"]):
-        raise InputError(f"training the {title} diverged (its loss is not finite); delete {folder} and lower its lr")
+        raise InputError(f"training the {title} diverged (its loss is not finite); lower its lr and give --overwrite")
     finish_stage(folder, facts)
     shutil.rmtree(folder / "ray", ignore_errors=True)  # the checkpoints are no longer needed
     return folder

@@ -77,6 +77,7 @@ def embed_stage(
     settings: EmbedSettings,
     actors: EmbedActors,
     gallery_models: Sequence[str] | None = None,
+    overwrite: bool = False,
 ) -> Path:
     """Embed all splits of a data set with all models into a folder of the data contract (see ``store``).
 
@@ -87,7 +88,8 @@ def embed_stage(
     folder: on storage that all nodes share. data: the ``Settings`` of a source. models: name -> folder of a trained
     backbone, including "old" and "new"; each becomes a column of vectors. train_classes: only images of these classes
     (those of the new model) become the train split. gallery_models: models that embed the gallery, including "old";
-    default: all. Before a backfill the new model has not embedded it.
+    default: all. Before a backfill the new model has not embedded it. overwrite: replace embeddings of other settings
+    or models.
 
     Raises:
         InputError: The folder belongs to other settings or weights, the cluster is too small, or none of some sampled
@@ -95,7 +97,7 @@ def embed_stage(
     """
     source = open_source(data)
     wanted = _wanted(source, train_classes, models, settings, gallery_models)
-    if _holds_more(folder, wanted) or begin_stage(folder, "embeddings", wanted):
+    if _holds_more(folder, wanted) or begin_stage(folder, "embeddings", wanted, overwrite):
         return folder
     parts = list(_parts(source, train_classes, settings.part_rows))
     missing = [part for part in parts if not part.path(folder).exists()]

@@ -22,10 +22,12 @@ def fit_stage(
     settings: FitSettings,
     distance: str,
     workers: Workers,
+    overwrite: bool = False,
 ) -> dict[str, Path]:
     """Fit the maps of those methods that have one into ``out/<method>``; finished maps are kept.
 
     folder: has a train split, which every worker reads again. out: on storage that all nodes share, like the folder.
+    overwrite: fit maps again that were fitted with other settings or on other data.
     Returns: method name -> folder, for ``load_network``; a method whose training diverged is missing.
 
     Raises:
@@ -37,7 +39,7 @@ def fit_stage(
     folders = {name: out / name for name in fits}
     of_data = {method.name: folder.fingerprint(method.models, _FITTED_ON) for method in methods if method.fit}
     recorded = {name: {"data": of_data[name]} | fit.recorded(settings, distance) for name, fit in fits.items()}
-    missing = [name for name in fits if not begin_stage(folders[name], "map", recorded[name])]
+    missing = [name for name in fits if not begin_stage(folders[name], "map", recorded[name], overwrite)]
     if not missing:
         return folders
     with stage("fit maps", len(missing), "methods") as shown:

@@ -12,7 +12,10 @@ from ray_backfill.report.results import Results
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Results", "print_first_table", "print_table", "read_results", "results_of", "write_report"]
+__all__ = ["REPORT_FILES", "Results", "print_first_table", "print_table", "read_results", "results_of", "write_report"]
+
+# What ``write_report`` writes.
+REPORT_FILES = ("curves.png", "report.html")
 
 
 def write_report(folder: Path) -> None:

@@ -23,7 +23,15 @@ from ray_backfill.comparison.orders import store_sigma
 from ray_backfill.comparison.resolve import Comparison, resolve
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
-from ray_backfill.files import begin_stage, finish_stage, is_finished, look_at_stage, note_facts
+from ray_backfill.files import (
+    OtherSettingsError,
+    begin_stage,
+    finish_stage,
+    is_finished,
+    look_at_stage,
+    note_facts,
+    read_json,
+)
 from ray_backfill.index import check_index, make_partition
 from ray_backfill.live.operations import DrillPlan, make_plan, read_plan, write_plan
 from ray_backfill.live.parts import BadPartError
@@ -37,6 +45,7 @@ from ray_backfill.methods import Method, find_methods, models_of
 from ray_backfill.orders import find_order
 from ray_backfill.progress import stage, step
 from ray_backfill.recipes import Recipe
+from ray_backfill.report import REPORT_FILES
 from ray_backfill.report.live import write_live_report
 from ray_backfill.runs.checks import check_evaluation, check_recipe
 from ray_backfill.runs.context import Context
@@ -46,13 +55,15 @@ from ray_backfill.runs.origin import origin_of
 from ray_backfill.runs.results import now, versions
 from ray_backfill.store import read_folder
 from ray_backfill.systems import IntArray
-from ray_backfill.tables.drill import DrillFacts
+from ray_backfill.tables.drill import TABLES, DrillFacts
 from ray_backfill.tables.journal import Journal, Started, of_type
 from ray_backfill.tables.schema import write_table
 from ray_backfill.training.settings import FitSettings
 
 # Version of the drill's folder; increases when the shape of a table changes.
 FORMAT = 1
+# Tables that are made from what a drill recorded.
+_MADE_AFTER = [name for name in TABLES if "/" not in name]
 
 
 def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> Path:
@@ -74,7 +85,9 @@ def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> P
         # Without separate queries, gallery items serve as queries, so all models embed the gallery.
         gallery_models = old_models(method) if "queries" in open_source(recipe.images).splits else None
         _, classes = recipe_classes(recipe)
-        before = embed_stage(out / "before", recipe.images, backbones, classes, recipe.embed, actors, gallery_models)
+        before = embed_stage(
+            out / "before", recipe.images, backbones, classes, recipe.embed, actors, gallery_models, context.overwrite
+        )
         folder = read_folder(before, roles, gallery_needs=("old",))
         number, on_gpu = _check_room(live, actors)
         source = FromImages(
@@ -143,7 +156,7 @@ def _drill(
         "live": asdict(live),
     }
     k = depth(evaluation.metrics, comparison.truth)
-    if look_at_stage(drill_folder, "live", wanted):
+    if _is_there(drill_folder, wanted, context.overwrite):
         return drill_folder
     comparison = fit_maps(comparison, [method], fits, context)
     if comparison.left_out:
@@ -151,7 +164,7 @@ def _drill(
     sides = _sides(comparison, method, live)
     order = _order(comparison, method)
     # Claim the folder only when there is something to write, so that an earlier failure leaves no trace.
-    begin_stage(drill_folder, "live", wanted)
+    has_ended = begin_stage(drill_folder, "live", wanted, context.overwrite)  # and only lacks tables
     plan = _plan(drill_folder, order, evaluation.points, live)
     queries = comparison.embeddings.query
     job = DrillJob(
@@ -160,14 +173,31 @@ def _drill(
         _shards(drill_folder, comparison, sides, live, plan.n_items),
         EmbedJob(drill_folder, source, old_models(method), new_models(method), context.actors), live,
     )  # fmt: skip
-    started = time.perf_counter()
-    with session():
-        run_drill(job)
-    timings_s = {"drill": round(time.perf_counter() - started, 2)}
+    timings_s = read_json(drill_folder / "manifest.json").get("timings_s", {})
+    if not has_ended:
+        started = time.perf_counter()
+        with session():
+            run_drill(job)
+        timings_s = {"drill": round(time.perf_counter() - started, 2)}
     gallery = {model: comparison.folder.gallery.vectors[model] for model in old_models(method)}
     known = Known(plan, sides, comparison.truth, evaluation.metrics, evaluation.points, queries, gallery)
     with stage("write report"):
         return _conclude(drill_folder, known, _facts(comparison, method, live, plan, context, recipe), timings_s)
+
+
+def _is_there(folder: Path, wanted: Mapping[str, Any], overwrite: bool) -> bool:
+    """Whether the drill has ended there, with all tables. A missing report is written from the tables."""
+    try:
+        is_finished_there = look_at_stage(folder, "live", wanted)
+    except OtherSettingsError:
+        if not overwrite:
+            raise
+        return False
+    if not is_finished_there or any(not (folder / f"{name}.parquet").exists() for name in _MADE_AFTER):
+        return False
+    if any(not (folder / name).exists() for name in REPORT_FILES):
+        write_live_report(folder)
+    return True
 
 
 def _sides(comparison: Comparison, method: Method, live: LiveSettings) -> Sides:
@@ -207,7 +237,7 @@ def _conclude(folder: Path, known: Known, facts: DrillFacts, timings_s: dict[str
         tables = drill_tables(folder, known)
     except BadPartError as error:
         raise InputError(
-            f"{error.reason}; it was intact when the drill ended: delete {folder} to run it again"
+            f"{error.reason}; it was intact when the drill ended: delete {folder} to run the drill again"
         ) from error
     for name, table in tables.items():
         write_table(folder / f"{name}.parquet", table)

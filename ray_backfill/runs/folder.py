@@ -16,14 +16,16 @@ from ray_backfill.comparison.left_out import find_left_out
 from ray_backfill.comparison.replay import Curves, replay_here
 from ray_backfill.comparison.resolve import Comparison, resolve
 from ray_backfill.errors import InputError
-from ray_backfill.files import is_finished
+from ray_backfill.files import OtherSettingsError, is_finished, settle
 from ray_backfill.methods import Method, models_of
 from ray_backfill.orders import find_order
-from ray_backfill.progress import step
+from ray_backfill.progress import say, step
 from ray_backfill.replay import check_device
 from ray_backfill.report import Results
 from ray_backfill.runs.context import Context
-from ray_backfill.runs.results import facts_of, results_in_memory, write_results
+from ray_backfill.runs.earlier import FILES, check_can_be_extended, joined
+from ray_backfill.runs.results import facts_of, recorded_settings, results_in_memory, write_results
+from ray_backfill.runs.size import check_memory
 from ray_backfill.store import EmbeddingFolder, read_folder
 from ray_backfill.tables.results import LeftOut
 from ray_backfill.training.settings import FitSettings
@@ -43,13 +45,17 @@ def evaluate_folder(
     Methods and merges that cannot be fitted here (no train split, no labels, no embeddings of a further model) are left
     out, and the report says so.
 
+    Finished results in ``out`` of the same settings are extended: their methods, orders and merges take part, too.
+
     show_first: called before the training with the results of methods that need none, and the titles of the methods to
         be trained.
     """
     evaluation.check()
+    context.place.check_local()
     with step("read embeddings"):
-        folder = read_folder(data, models_of(evaluation.find_methods()))
+        folder, evaluation = _with_earlier(data, evaluation, fits, context, results)
         comparison = resolve(folder, evaluation, fits, from_images=recipe is not None)
+    check_memory(evaluation, len(comparison.methods), comparison.truth.n_queries)
     with ExitStack() as ray:
         replayed = _replayer(folder, context, ray)
         started = time.perf_counter()
@@ -63,7 +69,43 @@ def evaluate_folder(
             show_first(results_in_memory(untrained, first, facts), [method.title for method in to_train])
         comparison = fit_maps(comparison, comparison.methods, fits, context)
         facts = facts_of(comparison, fits, context, recipe, maps_s=time.perf_counter() - started)
-        return write_results(comparison, context.out / results, facts, lambda all_: _replay_rest(all_, first, replayed))
+        return write_results(
+            comparison,
+            context.out / results,
+            facts,
+            lambda all_: _replay_rest(all_, first, replayed),
+            context.overwrite,
+        )
+
+
+def _with_earlier(
+    data: Path, evaluation: Evaluation, fits: FitSettings, context: Context, results: str
+) -> tuple[EmbeddingFolder, Evaluation]:
+    """The embeddings, and the evaluation together with what ``out/<results>`` has and would lose.
+
+    Raises:
+        InputError: The results there were computed from other data or with other settings, unless they are overwritten.
+    """
+    out = context.out / results
+    settle(out, FILES)
+    both = joined(evaluation, out)
+    folder = read_folder(data, models_of(both.find_methods()))
+    try:
+        check_can_be_extended(out, folder, both, both.find_methods(), recorded_settings(fits))
+    except OtherSettingsError:
+        if not context.overwrite:
+            raise
+        return folder, evaluation
+    _say_what_is_kept(out, evaluation, both)
+    return folder, both
+
+
+def _say_what_is_kept(out: Path, evaluation: Evaluation, both: Evaluation) -> None:
+    """A line about methods, orders and merges that this run did not ask for."""
+    asked = {method.name for method in evaluation.find_methods()} | {*evaluation.orders, *evaluation.merges}
+    kept = [name for name in (*both.methods, *both.orders, *both.merges) if name not in asked]
+    if both is not evaluation and kept:
+        say(f"{out} also has {', '.join(kept)}: kept")
 
 
 def _to_train(comparison: Comparison, out: Path) -> list[Method]:
@@ -107,7 +149,8 @@ def fit_folder(
             raise InputError(f"{each.name} {each.reason}")
     gone = {each.name for each in left_out}
     methods = [method for method in methods if method.name not in gone]
-    networks = fit_stage(context.out / "maps", folder, methods, fits, evaluation.distance, context.workers)
+    maps, distance = context.out / "maps", evaluation.distance
+    networks = fit_stage(maps, folder, methods, fits, distance, context.workers, context.overwrite)
     for method in methods:
         if method.fit and method.name not in networks:
             option = f"--{method.fit.option}.lr"
@@ -120,9 +163,8 @@ def fit_maps(comparison: Comparison, methods: Sequence[Method], fits: FitSetting
     if comparison.folder.train is None or not any(method.fit for method in methods):
         return comparison.fitted({})
     distance = comparison.evaluation.distance
-    return comparison.fitted(
-        fit_stage(context.out / "maps", comparison.folder, methods, fits, distance, context.workers)
-    )
+    maps, folder = context.out / "maps", comparison.folder
+    return comparison.fitted(fit_stage(maps, folder, methods, fits, distance, context.workers, context.overwrite))
 
 
 def _replayer(folder: EmbeddingFolder, context: Context, ray: ExitStack) -> Callable[[Comparison], Curves]:

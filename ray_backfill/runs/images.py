@@ -9,7 +9,7 @@ from ray_backfill.cluster.backbones import BackboneJob, train_backbone_stage
 from ray_backfill.cluster.embed import embed_stage
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
-from ray_backfill.files import is_finished, note_facts
+from ray_backfill.files import is_finished, note_facts, read_json
 from ray_backfill.methods import all_backbones, models_of
 from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import Recipe
@@ -38,7 +38,7 @@ def train_recipe_backbone(recipe: Recipe[Any], role: str, context: Context) -> P
     title = f"{kind.title if kind else role} backbone"
     name = kind.name if kind else ""
     job = BackboneJob(title, recipe.images, classes, model.backbone, model.training, name, old)
-    return timed(folder, lambda: train_backbone_stage(folder, job, context.workers))
+    return timed(folder, lambda: train_backbone_stage(folder, job, context.workers, context.overwrite))
 
 
 def embed_recipe(recipe: Recipe[Any], context: Context) -> Path:
@@ -50,7 +50,12 @@ def embed_recipe(recipe: Recipe[Any], context: Context) -> Path:
     models = {role: train_recipe_backbone(recipe, role, context) for role in roles}
     _, new_classes = recipe_classes(recipe)
     folder, actors = context.out / "embeddings", context.actors
-    return timed(folder, lambda: embed_stage(folder, recipe.images, models, new_classes, recipe.embed, actors))
+    return timed(
+        folder,
+        lambda: embed_stage(
+            folder, recipe.images, models, new_classes, recipe.embed, actors, overwrite=context.overwrite
+        ),
+    )
 
 
 def recipe_classes(recipe: Recipe[Any]) -> tuple[list[int], list[int]]:
@@ -60,10 +65,14 @@ def recipe_classes(recipe: Recipe[Any]) -> tuple[list[int], list[int]]:
 
 
 def timed(folder: Path, stage: Callable[[], Path]) -> Path:
-    """Run a stage and record its duration, unless it is already finished."""
-    if is_finished(folder):
-        return stage()
-    started = time.perf_counter()
+    """Run a stage and record its duration, unless it was already finished."""
+    before, started = _finished(folder), time.perf_counter()
     stage()
-    note_facts(folder, {"seconds": round(time.perf_counter() - started, 2)})
+    if before is None or _finished(folder) != before:  # finished earlier, but with other settings
+        note_facts(folder, {"seconds": round(time.perf_counter() - started, 2)})
     return folder
+
+
+def _finished(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a finished stage."""
+    return read_json(folder / "manifest.json") if is_finished(folder) else None

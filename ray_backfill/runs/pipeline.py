@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ray_backfill.cluster.map_training import for_maps
+from ray_backfill.cluster.replay import check_shards
 from ray_backfill.cluster.session import placed, session
 from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.datasets import open_source
 from ray_backfill.files import is_finished
 from ray_backfill.methods import models_of
 from ray_backfill.recipes import Recipe
@@ -19,6 +21,7 @@ from ray_backfill.runs.checks import check_evaluation, check_recipe
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import evaluate_folder
 from ray_backfill.runs.images import embed_recipe, timed
+from ray_backfill.runs.size import check_memory
 from ray_backfill.runs.synthetic import SyntheticGallery, draw_gallery
 from ray_backfill.training.settings import FitSettings
 
@@ -31,13 +34,18 @@ def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
     """
     methods, out = recipe.evaluation.find_methods(), context.out
     models = models_of(methods)
-    to_train = [model for model in models if not is_finished(out / "backbones" / model)]
+    # What is finished may have other settings, so --overwrite takes nothing for granted.
+    to_train = [model for model in models if context.overwrite or not is_finished(out / "backbones" / model)]
     check_recipe(recipe, 1, to_train)
     check_evaluation(recipe, 1)
+    source = open_source(recipe.images)
+    n_queries = len(source.items("queries" if "queries" in source.splits else "gallery"))
+    check_memory(recipe.evaluation, len(methods), n_queries)
+    context.place.check_local()
     stages = [out / "backbones" / model for model in models] + [out / "embeddings"]
     stages += [out / "maps" / method.name for method in methods if method.fit]
     # One Ray for all stages, because starting it takes seconds; none if everything is already finished.
-    is_complete = all(is_finished(stage) for stage in stages)
+    is_complete = not context.overwrite and all(is_finished(stage) for stage in stages)
     with nullcontext() if is_complete else session():
         if not is_complete:
             workers, actors = context.workers, context.actors
@@ -45,6 +53,7 @@ def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
             placed(actors.number, actors.cpus, "--actors", spare_cpus=1)
             check_recipe(recipe, number, to_train)
             check_evaluation(recipe, for_maps(workers).number)
+            check_shards(context.place.shards, context.place.device)
         embeddings = embed_recipe(recipe, context)
         return evaluate_folder(embeddings, recipe.evaluation, recipe.fits, context, asdict(recipe))
 
@@ -52,6 +61,8 @@ def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
 def evaluate_synthetic(gallery: SyntheticGallery, evaluation: Evaluation, fits: FitSettings, context: Context) -> Path:
     """Draw a synthetic gallery into ``out/embeddings``, then ``evaluate_folder``."""
     evaluation.check()
+    check_memory(evaluation, len(evaluation.find_methods()), gallery.queries)
+    context.place.check_local()
     data = context.out / "embeddings"
-    timed(data, lambda: draw_gallery(gallery, data))
+    timed(data, lambda: draw_gallery(gallery, data, context.overwrite))
     return evaluate_folder(data, evaluation, fits, context)

@@ -15,13 +15,14 @@ from ray_backfill.comparison.replay import Curves, replay_here
 from ray_backfill.comparison.resolve import Comparison
 from ray_backfill.comparison.tabulate import tabulate
 from ray_backfill.comparison.traits import traits_of
-from ray_backfill.files import begin_stage, finish_stage, look_at_stage, note_facts, read_json
+from ray_backfill.files import begin_stage, finish_stage, note_facts, read_json, replaced_whole
 from ray_backfill.merges import RAW
 from ray_backfill.progress import stage
 from ray_backfill.report import Results, results_of, write_report
 from ray_backfill.runs.context import Context
+from ray_backfill.runs.earlier import FILES, STAGE, check_can_be_extended, is_there, settings_of
 from ray_backfill.runs.origin import origin_of
-from ray_backfill.tables.results import Manifest
+from ray_backfill.tables.results import TABLES, Manifest
 from ray_backfill.tables.schema import write_table
 from ray_backfill.training.settings import FitSettings
 
@@ -55,7 +56,7 @@ def facts_of(
     known = ("macs", "parameters", "training_flops", "seconds")
     return Facts(
         context.command,
-        {"fits": asdict(fits)},
+        recorded_settings(fits),
         dict(recipe or {}),
         origin_of(comparison, context, recipe or {}),
         {name: manifest.get("seconds", 0.0) for name, manifest in made.items()} | {"maps": round(maps_s, 2)},
@@ -63,6 +64,11 @@ def facts_of(
         if recipe
         else {},
     )
+
+
+def recorded_settings(fits: FitSettings) -> dict[str, Any]:
+    """What determines the results besides data and evaluation."""
+    return {"format": FORMAT, "fits": asdict(fits)}
 
 
 def _stages(out: Path, models: Sequence[str]) -> list[str]:
@@ -73,39 +79,45 @@ def _stages(out: Path, models: Sequence[str]) -> list[str]:
 
 
 def write_results(
-    comparison: Comparison, out: Path, facts: Facts, replayed: Callable[[Comparison], Curves] = replay_here
+    comparison: Comparison,
+    out: Path,
+    facts: Facts,
+    replayed: Callable[[Comparison], Curves] = replay_here,
+    overwrite: bool = False,
 ) -> Path:
     """Replay and report; does nothing if ``out`` already contains these results.
 
-    replayed: computes the curves; by default in this process.
+    Results of fewer methods, orders or merges are replaced when the new ones are complete. replayed: computes the
+    curves; by default in this process. overwrite: also replace results of other settings.
 
     Raises:
         InputError: ``out`` belongs to another run.
     """
-    folder, evaluation = comparison.folder, comparison.evaluation
-    fingerprint = folder.fingerprint(folder.models, further=comparison.orders.gallery.columns)
-    # Record the methods by name, because "all" has another meaning when methods are added.
-    compared = asdict(evaluation) | {"methods": [method.name for method in comparison.methods]}
-    wanted = {"format": FORMAT, "data": fingerprint, "evaluation": compared} | facts.settings
-    if look_at_stage(out, "simulation", wanted):
+    folder, evaluation, methods = comparison.folder, comparison.evaluation, comparison.methods
+    of_query = (folder.queries or folder.gallery).group
+    wanted = settings_of(folder, evaluation, methods, facts.settings)
+    if is_there(out, wanted, [name for name in TABLES if name != "subgroups" or of_query is not None]):
         return out
-    for method in comparison.methods:
-        if method.has_sigma:
-            store_sigma(folder, method, comparison.maps)
-    # Claim the folder only when there is something to write, so that an earlier failure leaves no trace.
-    started = time.perf_counter()
-    curves = replayed(comparison)
-    begin_stage(out, "simulation", wanted)
-    tables = tabulate(comparison.methods, curves, evaluation, (folder.queries or folder.gallery).group)
-    with stage("write report"):
-        dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
-        frames = vars(tables) | {"costs": cost_table(comparison.methods, dims, comparison.maps, facts.backbones)}
-        for name, table in frames.items():
-            if table is not None:
-                write_table(out / f"{name}.parquet", table)
-        note_facts(out, _manifest(comparison, fingerprint, facts, round(time.perf_counter() - started, 2)).facts())
-        write_report(out)
-        finish_stage(out)
+    if not overwrite:
+        check_can_be_extended(out, folder, evaluation, methods, facts.settings)
+    with replaced_whole(out, FILES) as new:
+        for method in methods:
+            if method.has_sigma:
+                store_sigma(folder, method, comparison.maps)
+        started = time.perf_counter()
+        curves = replayed(comparison)
+        begin_stage(new, STAGE, wanted)
+        tables = tabulate(methods, curves, evaluation, of_query)
+        with stage("write report"):
+            dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
+            frames = vars(tables) | {"costs": cost_table(methods, dims, comparison.maps, facts.backbones)}
+            for name, table in frames.items():
+                if table is not None:
+                    write_table(new / f"{name}.parquet", table)
+            seconds = round(time.perf_counter() - started, 2)
+            note_facts(new, _manifest(comparison, wanted["data"], facts, seconds).facts())
+            write_report(new)
+            finish_stage(new)
     return out
 
 

@@ -131,16 +131,17 @@ class SyntheticGallery:
         return max(self.old.seen, self.new.seen)
 
 
-def draw_gallery(settings: SyntheticGallery, folder: Path) -> Path:
+def draw_gallery(settings: SyntheticGallery, folder: Path, overwrite: bool = False) -> Path:
     """Write gallery, queries and train split as a folder of the data contract, vectors in float16; returns ``folder``.
 
     The same settings give the same bytes on the same machine. A finished folder is kept, an unfinished one continued.
+    overwrite: replace a gallery of other settings.
 
     Raises:
         InputError: The folder has other settings, or the disk is full.
     Cost: 2 s d + L (d + 3) multiply-adds per item; memory for one part, plus 16 bytes per item and 16 K per class.
     """
-    if begin_stage(folder, STAGE, asdict(settings)):
+    if begin_stage(folder, STAGE, asdict(settings), overwrite):
         return folder
     drawing = Drawing(settings)
     total = settings.items + settings.queries + settings.train_items

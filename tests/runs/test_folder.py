@@ -30,12 +30,13 @@ def fit_here(
     settings: FitSettings,
     distance: str,
     workers: Workers,
+    overwrite: bool = False,
 ) -> dict[str, Path]:
     """As the stage does, in this process instead of on Ray's workers."""
     assert folder.train is not None
     data = TrainSet(folder.train.vectors, folder.train.label, folder.classifier)
     for method in methods:
-        if method.fit and not begin_stage(out / method.name, "map", method.fit.recorded(settings, distance)):
+        if method.fit and not begin_stage(out / method.name, "map", method.fit.recorded(settings, distance), overwrite):
             fitted = method.fit.fit(data, settings, distance)
             save_network(out / method.name, fitted.network)
             finish_stage(out / method.name, {"training_flops": fitted.flops})

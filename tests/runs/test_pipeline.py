@@ -1,5 +1,6 @@
 """Which backbones a run trains, like which of the two models each one is, and what takes part in its training."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from ray_backfill.errors import InputError
+from ray_backfill.files import begin_stage, finish_stage, read_json
 from ray_backfill.methods import Method, find_methods, models_of
 from ray_backfill.recipes import load_recipe
 from ray_backfill.runs import images
@@ -61,3 +63,21 @@ def test_what_cannot_be_trained_is_said_for_kinds_like_it() -> None:
         with pytest.raises(InputError, match="too few"):
             check_recipe(broken, 1, [model])
     check_recipe(broken, 1, ["old", "side"])
+
+
+def test_the_seconds_of_a_stage_are_those_of_its_computation(tmp_path: Path) -> None:
+    def make(settings: int, overwrite: bool = False) -> Path:
+        if not begin_stage(tmp_path, "map", {"lr": settings}, overwrite):
+            time.sleep(0.1 * settings)
+            finish_stage(tmp_path)
+        return tmp_path
+
+    def seconds() -> float:
+        return float(read_json(tmp_path / "manifest.json")["seconds"])
+
+    images.timed(tmp_path, lambda: make(1))
+    first = seconds()
+    images.timed(tmp_path, lambda: make(1))
+    assert seconds() == first >= 0.1
+    images.timed(tmp_path, lambda: make(3, overwrite=True))
+    assert seconds() >= 0.3

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import ray
@@ -23,6 +25,7 @@ from ray_backfill.comparison.resolve import resolve
 from ray_backfill.datasets import open_source
 from ray_backfill.datasets.image_folder import Settings
 from ray_backfill.errors import InputError
+from ray_backfill.files import read_json
 from ray_backfill.index import IndexSettings
 from ray_backfill.live.operations import ChurnSettings
 from ray_backfill.live.parts import Embedded, part_path
@@ -82,6 +85,22 @@ def test_a_finished_drill_is_not_run_again(data: Path, undisturbed: Finished, mo
     before = (undisturbed.folder / "journal.jsonl").read_bytes()
     run(data, undisturbed.folder.parent, monkeypatch)
     assert (undisturbed.folder / "journal.jsonl").read_bytes() == before
+
+
+def test_missing_tables_and_reports_of_a_finished_drill_are_made_again(
+    data: Path, undisturbed: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Path(shutil.copytree(undisturbed.folder.parent, tmp_path / "out"))
+    before = read_json(out / "live" / "manifest.json")
+    for missing in (["report.html"], ["quality.parquet", "timeline.parquet"]):
+        for name in missing:
+            (out / "live" / name).unlink()
+        again = run(data, out, monkeypatch)
+        assert all((out / "live" / name).exists() for name in missing)
+    pd.testing.assert_frame_equal(again.table("quality"), undisturbed.table("quality"))
+    after = read_json(out / "live" / "manifest.json")
+    assert (after["finished"], after["timings_s"]["drill"]) == (True, before["timings_s"]["drill"])
+    assert (out / "live" / "journal.jsonl").read_bytes() == (undisturbed.folder / "journal.jsonl").read_bytes()
 
 
 class Faults:
