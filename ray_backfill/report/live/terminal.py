@@ -6,10 +6,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ray_backfill.report.layout import show
 from ray_backfill.report.live.checkpoint_table import checkpoint_table
 from ray_backfill.report.live.drill_folder import Drill
 from ray_backfill.report.live.sentences import details, is_alarming, source, verdict
-from ray_backfill.report.terminal import show
 
 # The columns of the page that fit a terminal.
 NARROW = (
@@ -32,4 +32,4 @@ def draw_table(drill: Drill, folder: Path, console: Console | None = None) -> No
         Text(" ".join(details(drill))),
         Text(f"{source(drill)}. Tables and report.html: {folder}", style="dim"),
     ]
-    show(console, table, notes)
+    show(console, table, notes, kept=2, elsewhere="report.html or checkpoints.parquet")
