@@ -120,14 +120,19 @@ def train_backbone(
             loss, right, seen = gather(sums[None]).sum(0).tolist()
             waited, seen = feed.times.wait_s / max(time.perf_counter() - started, 1e-9), max(1, seen)
             on_epoch(Epoch(epoch, loss / seen, right / seen, waited, training.save))
-    work = Work(
-        images=steps * batch * (settings.epochs - done),
+    work = _work_since(started, started_cpu, feed, steps * batch * (settings.epochs - done))
+    flops = training.flops_of_step * steps * settings.epochs * size
+    return TrainedBackbone(objective.backbone.eval(), feed.broken, flops, work)
+
+
+def _work_since(started: float, started_cpu: float, feed: PixelFeed, images: int) -> Work:
+    """This worker's work since these times (wall clock and CPU)."""
+    return Work(
+        images=images,
         model_s=time.perf_counter() - started - feed.times.wait_s,
         cpu_s=time.process_time() - started_cpu,
         **asdict(feed.times),
     )
-    flops = training.flops_of_step * steps * settings.epochs * size
-    return TrainedBackbone(objective.backbone.eval(), feed.broken, flops, work)
 
 
 class _Training:
