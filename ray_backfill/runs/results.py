@@ -8,6 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from ray_backfill import __version__
 from ray_backfill.comparison.costs import cost_table
 from ray_backfill.comparison.orders import store_sigma
@@ -21,8 +23,8 @@ from ray_backfill.progress import stage
 from ray_backfill.report import Results, results_of, write_report
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.origin import origin_of
-from ray_backfill.tables.results import Manifest
-from ray_backfill.tables.schema import write_table
+from ray_backfill.tables.results import Manifest, SkippedQuery
+from ray_backfill.tables.schema import block, write_table
 from ray_backfill.training.settings import FitSettings
 
 # Version of the results folder; increases when the shape of a table changes.
@@ -100,6 +102,7 @@ def write_results(
     with stage("write report"):
         dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
         frames = vars(tables) | {"costs": cost_table(comparison.methods, dims, comparison.maps, facts.backbones)}
+        frames |= {"skipped_queries": skipped_queries(comparison)}
         for name, table in frames.items():
             if table is not None:
                 write_table(out / f"{name}.parquet", table)
@@ -107,6 +110,12 @@ def write_results(
         write_report(out)
         finish_stage(out)
     return out
+
+
+def skipped_queries(comparison: Comparison) -> pd.DataFrame | None:
+    """The queries without a right answer; None if each has one."""
+    table, skipped = comparison.folder.queries or comparison.folder.gallery, comparison.truth.skipped
+    return block(SkippedQuery, table.id[skipped].astype(str), skipped) if len(skipped) else None
 
 
 def results_in_memory(comparison: Comparison, curves: Curves, facts: Facts) -> Results:
