@@ -81,7 +81,7 @@ def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers, overw
     images_per_worker(len(rows), job.classes, training, workers.number)  # fail before the workers start
     if begin_stage(folder, "backbone", settings, overwrite):
         return folder
-    with session(), stage(f"train {title}", training.epochs, "epochs") as shown, shown_in(shown) as board:
+    with session(), stage(f"train {title}", unit="steps") as shown, shown_in(shown) as board:
         threads = max(1, int(workers.cpus))
         config = {"job": job, "folder": str(folder), "threads": threads, "board": board}
         facts = run_ddp(_worker, config, workers, "ray", folder)
@@ -102,8 +102,7 @@ def backbone_identity(folder: Path) -> dict[str, Any]:
 
 def _worker(config: dict[str, Any]) -> dict[str, Any]:
     """Runs on every DDP worker; the first one reports progress."""
-    epochs = config["job"].training.epochs
-    with sent_to(config["board"], rank_and_size()[0] == 0), stage("train", epochs, "epochs") as shown:
+    with sent_to(config["board"], rank_and_size()[0] == 0), stage("train", unit="steps") as shown:
         return _train(config, shown)
 
 
@@ -129,8 +128,8 @@ def _train(config: dict[str, Any], shown: Stage) -> dict[str, Any]:
             write_json(Path(temporary) / "history.json", {"epochs": history})
             ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(temporary))
         waits = f", waits for pixels {100 * epoch.waited:.0f} %" if epoch.waited > _WAITS else ""
-        shown.done = epoch.epoch
-        shown.note(f"loss {epoch.loss:.2f}, accuracy {100 * epoch.accuracy:.0f} %{waits}")
+        quality = f"loss {epoch.loss:.2f}, accuracy {100 * epoch.accuracy:.0f} %"
+        shown.note(f"epoch {epoch.epoch} of {training.epochs}, {quality}{waits}")
 
     objective = all_backbones()[job.kind].objective if job.kind else Classification
     old = OldModel(*load_backbone(job.old)) if job.old else None
@@ -141,7 +140,9 @@ def _train(config: dict[str, Any], shown: Stage) -> dict[str, Any]:
             history += read_json(resume_from / "history.json")["epochs"]
         device = ray.train.torch.get_device()
         threads: int = config["threads"]
-        done = train_backbone(source, rows, info, training, device, resume_from, on_epoch, objective, old, threads)
+        done = train_backbone(
+            source, rows, info, training, device, resume_from, on_epoch, objective, old, threads, shown
+        )
     if is_first:
         save_backbone(Path(config["folder"]), done.network, info)
     fed = feeding(done.work, threads, device.type == "cuda")

@@ -88,13 +88,13 @@ def _train(method: Method, data: TrainSet, config: dict[str, Any]) -> None:
     assert method.fit is not None
     folder, settings, last_loss = Path(config["out"]) / method.name, config["settings"], math.nan
     rank, size = rank_and_size()
-    with step(method.title, method.fit.epochs(settings), "epochs") as shown:
+    epochs = method.fit.epochs(settings)
+    with step(method.title) as shown:
 
         def on_epoch(epoch: int, loss: float) -> None:
             nonlocal last_loss
             last_loss = loss
-            shown.advance()
-            shown.note(f"loss {loss:.3f}")
+            shown.note(f"epoch {epoch} of {epochs}, loss {loss:.3f}")
 
         fitted = method.fit.fit(data, settings, config["distance"], ray.train.torch.get_device(), on_epoch)
     if rank == 0 and math.isfinite(last_loss):

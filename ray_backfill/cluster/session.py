@@ -38,6 +38,8 @@ _LOG_LEVELS = {
     "ray.data": logging.WARNING,
     "ray.data._internal.progress": logging.ERROR,  # reports that its progress bars are disabled
     "ray._private.authentication": logging.ERROR,  # reports at every start that a token protects the cluster
+    "ray._private.services": logging.ERROR,  # reports in every container that /dev/shm is small
+    "ray._private.worker": logging.WARNING,  # reports "Started a local Ray instance."
 }
 
 

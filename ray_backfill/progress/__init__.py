@@ -4,8 +4,9 @@
         bar.advance(256)
 
 On a terminal all that runs has a row in a live display. Elsewhere nothing is redrawn: a line says that a stage has
-ended, and after ten seconds of silence a line says what still runs. A *stage* is a part of a run that users know by
-name, and always leaves a line. A *step* leaves a line if it took long, a *detail* leaves none.
+ended, and after ten seconds of silence, then after twenty, forty and so on, a line says what still runs. A *stage* is a
+part of a run that users know by name, and always leaves a line. A *step* leaves a line if it took long; within a stage
+only on a terminal. A *detail* leaves none.
 
 In a worker ``relay`` sends what runs there to the driver, where a ``Mirror`` shows it: see ``cluster.progress``.
 """

@@ -8,7 +8,8 @@ from typing import Any, Protocol, TextIO
 
 from ray_backfill.progress.stages import Kind, Stage, State
 
-HEARTBEAT_S = 10.0
+# In a pipe a line tells what runs after so many seconds without one. The pause doubles with every such line.
+HEARTBEAT_S, LONGEST_HEARTBEAT_S = 10.0, 600.0
 # What is shorter is not worth a row or a word.
 VISIBLE_S: dict[Kind, float] = {"stage": 0.0, "step": 0.5, "detail": 2.0}
 
@@ -37,20 +38,22 @@ def output_for_stderr() -> Output:
 
 
 class Lines:
-    """Plain lines for pipes, log files and notebooks."""
+    """Plain lines for pipes, log files and notebooks: one for each stage, and rarer and rarer signs of life."""
 
     pause_s = 0.5
 
     def __init__(self) -> None:
-        self._stderr, self._last_s = _Stderr(), time.monotonic()
+        self._stderr, self._last_s, self._patience_s = _Stderr(), time.monotonic(), HEARTBEAT_S
 
     def beat(self, running: Sequence[Stage]) -> None:
         visible = _visible(running)
-        if visible and time.monotonic() - self._last_s >= HEARTBEAT_S:
+        if visible and time.monotonic() - self._last_s >= self._patience_s:
             self.tell("; ".join(f"{stage.title}: {stage.status()}" for stage in visible))
+            self._patience_s = min(2 * self._patience_s, LONGEST_HEARTBEAT_S)
 
     def end(self, closed: Stage, line: str, running: Sequence[Stage]) -> None:
-        if line:
+        is_part = closed.kind == "step" and bool(running)  # dozens of methods would be dozens of lines
+        if line and not is_part:
             self.tell(line)
 
     def tell(self, line: str) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,6 +11,8 @@ from typing import Any, Literal
 Kind = Literal["stage", "step", "detail"]
 
 LONG_S = 2.0
+# The time left is estimated from the last counts, which are at least so far apart, and not from fewer than these.
+_MARK_S, _MARKS, _FEWEST_MARKS = 0.5, 60, 6
 
 
 @dataclass(frozen=True)
@@ -29,22 +32,44 @@ class Stage:
 
     def __init__(self, state: State) -> None:
         self.kind, self.title = state.kind, state.title
-        self.total, self.unit, self.done, self.text = state.total, state.unit, state.done, state.text
-        self.began_s = self._counted_s = time.monotonic()
-        self._before = state.done
+        self.total, self.unit, self.text = state.total, state.unit, state.text
+        self.began_s = time.monotonic()
+        self._done = state.done
+        self._marks: deque[tuple[float, int]] = deque(maxlen=_MARKS)  # when so many units were done
         self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
         raise TypeError("a stage cannot be sent to another process; see ray_backfill.cluster.progress for workers")
+
+    @property
+    def done(self) -> int:
+        """Number of units that are done."""
+        return self._done
+
+    @done.setter
+    def done(self, done: int) -> None:
+        if done == self._done:
+            return
+        if done < self._done:  # it has begun anew
+            self._marks.clear()
+        self._done, now_s = done, time.monotonic()
+        # The first mark is the first count, not the start: loading and warming up say nothing about the rate.
+        if not self._marks or now_s - self._marks[-1][0] >= _MARK_S:
+            self._marks.append((now_s, done))
 
     def advance(self, amount: int = 1) -> None:
         """So many more units are done."""
         with self._lock:
             self.done += amount
 
-    def expect(self, total: int) -> None:
-        """Set the total where it was not known at the start. The time left is estimated from this moment on."""
-        self.total, self._counted_s, self._before = total, time.monotonic(), self.done
+    def expect(self, total: int, done: int | None = None) -> None:
+        """Set the total where it was not known at the start. The time left is estimated from what is done from now on.
+
+        done: units that were done before.
+        """
+        self.total = total
+        self._done = self._done if done is None else done
+        self._marks.clear()
 
     def note(self, text: str) -> None:
         """A few words about the work, shown behind its amount."""
@@ -57,8 +82,7 @@ class Stage:
     def take(self, state: State) -> None:
         """Show the amount and the text of another stage as this one's."""
         if state.total is not None and state.total != self.total:
-            self.done = state.done
-            self.expect(state.total)
+            self.expect(state.total, state.done)
         self.done, self.unit, self.text = state.done, state.unit, state.text
 
     def status(self) -> str:
@@ -86,10 +110,11 @@ class Stage:
 
     def _left(self) -> str:
         """Empty where the time left cannot be estimated."""
-        done, seconds = self.done - self._before, time.monotonic() - self._counted_s
-        if self.total is None or done <= 0 or seconds < 1 or self.done >= self.total:
+        marks = tuple(self._marks)
+        if self.total is None or len(marks) < _FEWEST_MARKS or self.done >= self.total:
             return ""
-        left_s = round(seconds * (self.total - self.done) / done)
+        since_s, before = marks[0]
+        left_s = round((time.monotonic() - since_s) * (self.total - self.done) / (self.done - before))
         return f"{duration(left_s)} left" if left_s else ""
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ray_backfill.display import Difference
 from ray_backfill.report.crossings import crossings
+from ray_backfill.report.data_notes import data_notes
 from ray_backfill.report.results import Results, Row
 from ray_backfill.report.selection import best_per_method
 from ray_backfill.report.situation import FEW_QUERIES, Situation, find_situation, queries, reference, upgrade
@@ -89,15 +90,11 @@ def runner_up(results: Results) -> str:
 
 def warnings(results: Results) -> tuple[str, ...]:
     """Sentences about the data that a reader must know before the results."""
-    data, found = results.manifest.data, []
+    found = []
     if (scored := queries(results)) is not None and scored < FEW_QUERIES:
         what = "Only one query was" if scored == 1 else f"Only {scored} queries were"
         found.append(f"{what} scored: too few to tell methods apart. Use at least {FEW_QUERIES}, better hundreds.")
-    if data.get("queries_skipped"):
-        found.append(f"Queries without a right answer in the gallery, left out: {data['queries_skipped']:,}.")
-    if data.get("broken_images"):
-        found.append(f"Images that could not be read, left out: {data['broken_images']:,}.")
-    return (*found, *data.get("notes", ()))
+    return (*found, *data_notes(results.manifest.data))
 
 
 def safety(results: Results) -> str:

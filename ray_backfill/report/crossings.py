@@ -3,8 +3,10 @@
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from ray_backfill.report.results import Results, Row
+from ray_backfill.report.selection import find_row
 
 
 class Crossing(NamedTuple):
@@ -33,3 +35,10 @@ def crossings(results: Results, best: Row) -> list[Crossing]:
             start, end = mine.t[stretch[[0, -1]]]
             found.append(Crossing(row, float(start), float(end), float(lead[stretch].max())))
     return sorted(found, key=lambda each: each.lead, reverse=True)
+
+
+def crossing_frame(results: Results, method: str, metric: str, order: str = "", merge: str = "") -> pd.DataFrame:
+    """The stretches where others lead, as numbers; see ``Results.crossings``."""
+    found = crossings(results, find_row(results, method, metric, order, merge))
+    rows = [(each.row.method, *each.row.variant, each.start, each.end, each.lead) for each in found]
+    return pd.DataFrame(rows, columns=["method", "order", "merge", "start", "end", "lead"])

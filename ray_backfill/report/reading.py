@@ -12,6 +12,7 @@ from ray_backfill.errors import InputError
 from ray_backfill.report.results import Line, Pair, Results, Row, Trace, Variant
 from ray_backfill.tables.results import (
     FLIP_METRICS,
+    OPTIONAL,
     TABLES,
     CostRow,
     DifferenceRow,
@@ -45,7 +46,7 @@ def read_results(folder: str | Path) -> Results:
     found = {
         name: read_table(folder / f"{name}.parquet", row_type, AGAIN)
         for name, row_type in TABLES.items()
-        if name not in ("subgroups", "costs") or (folder / f"{name}.parquet").exists()
+        if name not in OPTIONAL or (folder / f"{name}.parquet").exists()
     }
     results = results_of(found, _manifest(folder / "manifest.json"), folder / "manifest.json")
     _check(results, folder)

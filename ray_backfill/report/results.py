@@ -186,6 +186,36 @@ class Results:
 
         return compare(self, method, others, metric or self.primary, order, merge)
 
+    def crossings(self, method: str = "", *, metric: str = "", order: str = "", merge: str = "") -> pd.DataFrame:
+        """Where other methods serve better than a method, judged at all moments (``moments.parquet``).
+
+        Args:
+            method: Name of the method; by default the best one.
+            metric: The metric; by default the primary one.
+            order: Backfill order of both methods; by default the one in which the method is best.
+            merge: Merge of both methods; by default the one with which the method is best.
+
+        Returns:
+            One row for each stretch of the backfill, the largest lead first: ``method`` (the other one), ``order``,
+            ``merge``, ``start`` and ``end`` (progress), ``lead`` (its largest lead, a share). No row: none is better.
+
+        Raises:
+            InputError: Unknown names.
+        """
+        from ray_backfill.report.crossings import crossing_frame
+
+        return crossing_frame(self, method, metric or self.primary, order, merge)
+
+    def only(self, *methods: str) -> "Results":
+        """These results with some of the methods, and with old and new; in their tables and figures, too.
+
+        Raises:
+            InputError: Unknown names.
+        """
+        from ray_backfill.report.selection import only
+
+        return only(self, methods)
+
     def __repr__(self) -> str:
         counts = {"methods": self.methods, "orders": self.orders, "merges": self.merges, "metrics": self.metrics}
         sizes = [f"{len(names)} {word if len(names) > 1 else word[:-1]}" for word, names in counts.items()]

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ray_backfill.display import Difference
 from ray_backfill.errors import InputError
 from ray_backfill.report.results import Results, Row
+from ray_backfill.tables.results import NEW, OLD
 
 MANY_ROWS = 25  # a table with more rows shows each method once
 MAX_LINES = 8  # lines, besides old, new and offline, that stay distinguishable in one panel
@@ -98,6 +100,21 @@ def find_row(results: Results, method: str, metric: str, order: str = "", merge:
         known = ", ".join((*results.methods, *results.metrics, *results.orders, *results.merges))
         raise InputError(f"these results have no row for {', '.join(each for each in wanted if each)}; known: {known}")
     return max(rows, key=_rank)
+
+
+def only(results: Results, methods: Sequence[str]) -> Results:
+    """Some of the methods, and old and new; see ``Results.only``."""
+    if unknown := [name for name in methods if name not in results.methods]:
+        raise InputError(f"these results have no method {unknown[0]}; known: {', '.join(results.methods)}")
+    kept = {*methods, OLD, NEW}
+    return replace(
+        results,
+        rows=tuple(row for row in results.rows if row.method in kept),
+        lines={key: line for key, line in results.lines.items() if key[0] in kept},
+        moments={key: trace for key, trace in results.moments.items() if key[0] in kept},
+        groups={key: lines for key, lines in results.groups.items() if key[0] in kept},
+        costs=tuple(cost for cost in results.costs if cost.method in kept),
+    )
 
 
 def _rank(row: Row) -> tuple[bool, float]:

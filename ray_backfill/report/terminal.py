@@ -1,16 +1,15 @@
 """The summary as a table: a frame of strings for notebooks, and a rich table for the terminal."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import pandas as pd
-from rich import box
 from rich.console import Console
-from rich.measure import Measurement
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from ray_backfill.report.answers import conditions, verdict, warnings
+from ray_backfill.report.layout import show
 from ray_backfill.report.results import Results, Row, Variant
 from ray_backfill.report.selection import shown_rows
 from ray_backfill.report.wording import (
@@ -26,7 +25,8 @@ from ray_backfill.report.wording import (
     variant_cells,
 )
 
-PIPED_WIDTH = 140  # without a terminal rich assumes 80 columns, which would wrap the numbers
+NAMES = ("method", "order", "merge")
+ELSEWHERE = "report.html or summary.parquet"
 
 
 def overview(results: Results) -> pd.DataFrame:
@@ -35,26 +35,6 @@ def overview(results: Results) -> pd.DataFrame:
     If there are too many rows, each method appears once, in its best order and merge.
     """
     return _frame(results, shown_rows(results, results.primary))
-
-
-def show(console: Console | None, table: Table, notes: Sequence[Text]) -> None:
-    """Print a table and the notes below it, by default to standard output."""
-    if console is None:
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=PIPED_WIDTH)
-    if Measurement.get(console, console.options.update(width=PIPED_WIDTH), table).maximum > console.width:
-        _make_narrow(table)
-    console.print(table)
-    for note in notes:
-        console.print(Padding(note, (0, 1)))
-
-
-def _make_narrow(table: Table) -> None:
-    """Without lines between columns, and with a word of a heading on each line, tables fit into 80 columns."""
-    table.box, table.pad_edge, table.padding = box.SIMPLE_HEAD, False, (0, 0)
-    for column in table.columns:
-        column.header = Text("\n".join(str(column.header).split()))
 
 
 def draw_table(results: Results, console: Console | None = None) -> None:
@@ -72,7 +52,9 @@ def draw_table(results: Results, console: Console | None = None) -> None:
         # After dozens of names the reason would be hard to find.
         few = len(methods) <= FEW
         notes.append(Text(f"left out: {names} ({reason})" if few else f"left out: {len(methods)} ({reason}): {names}"))
-    show(console, _table(results, rows), notes)
+    table = _table(results, rows)
+    kept = 1 + sum(str(column.header) in NAMES for column in table.columns)  # the first figure stays, too
+    show(console, table, notes, kept, ELSEWHERE)
 
 
 def table_title(results: Results) -> str:
@@ -86,8 +68,9 @@ def _table(results: Results, rows: Sequence[Row]) -> Table:
     table = Table(title=table_title(results), title_justify="left")
     frame, best = _frame(results, rows), results.best()
     for name in frame.columns:
-        is_name = name in ("method", "order", "merge")
-        table.add_column(Text(name), justify="left" if is_name else "right", no_wrap=not is_name)
+        is_name = name in NAMES
+        justify: Literal["left", "right"] = "left" if is_name else "right"
+        table.add_column(Text(name), justify=justify, no_wrap=not is_name, overflow="fold")
     # With one row per method only the references are set apart, as orders differ from row to row.
     by_method = len(rows) < len(results.table(results.primary))
     sections = [row.is_reference if by_method else results.group(row) for row in rows]

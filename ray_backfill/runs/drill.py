@@ -52,7 +52,7 @@ from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import fit_maps
 from ray_backfill.runs.images import recipe_classes, train_recipe_backbone
 from ray_backfill.runs.origin import origin_of
-from ray_backfill.runs.results import now, versions
+from ray_backfill.runs.results import now, skipped_queries, versions
 from ray_backfill.store import read_folder
 from ray_backfill.systems import IntArray
 from ray_backfill.tables.drill import TABLES, DrillFacts
@@ -182,6 +182,8 @@ def _drill(
     gallery = {model: comparison.folder.gallery.vectors[model] for model in old_models(method)}
     known = Known(plan, sides, comparison.truth, evaluation.metrics, evaluation.points, queries, gallery)
     with stage("write report"):
+        if (skipped := skipped_queries(comparison)) is not None:
+            write_table(drill_folder / "skipped_queries.parquet", skipped)
         return _conclude(drill_folder, known, _facts(comparison, method, live, plan, context, recipe), timings_s)
 
 

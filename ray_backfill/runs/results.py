@@ -8,6 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from ray_backfill import __version__
 from ray_backfill.comparison.costs import cost_table
 from ray_backfill.comparison.orders import store_sigma
@@ -22,8 +24,8 @@ from ray_backfill.report import Results, results_of, write_report
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.earlier import FILES, STAGE, check_can_be_extended, is_there, settings_of
 from ray_backfill.runs.origin import origin_of
-from ray_backfill.tables.results import TABLES, Manifest
-from ray_backfill.tables.schema import write_table
+from ray_backfill.tables.results import TABLES, Manifest, SkippedQuery
+from ray_backfill.tables.schema import block, write_table
 from ray_backfill.training.settings import FitSettings
 
 # Version of the results folder; increases when the shape of a table changes.
@@ -96,7 +98,7 @@ def write_results(
     folder, evaluation, methods = comparison.folder, comparison.evaluation, comparison.methods
     of_query = (folder.queries or folder.gallery).group
     wanted = settings_of(folder, evaluation, methods, facts.settings)
-    if is_there(out, wanted, [name for name in TABLES if name != "subgroups" or of_query is not None]):
+    if is_there(out, wanted, _tables_of(comparison)):
         return out
     if not overwrite:
         check_can_be_extended(out, folder, evaluation, methods, facts.settings)
@@ -111,6 +113,7 @@ def write_results(
         with stage("write report"):
             dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
             frames = vars(tables) | {"costs": cost_table(methods, dims, comparison.maps, facts.backbones)}
+            frames |= {"skipped_queries": skipped_queries(comparison)}
             for name, table in frames.items():
                 if table is not None:
                     write_table(new / f"{name}.parquet", table)
@@ -119,6 +122,19 @@ def write_results(
             write_report(new)
             finish_stage(new)
     return out
+
+
+def _tables_of(comparison: Comparison) -> list[str]:
+    """The tables that results of this comparison consist of."""
+    of_query = (comparison.folder.queries or comparison.folder.gallery).group
+    rarely = {"skipped_queries": len(comparison.truth.skipped) > 0, "subgroups": of_query is not None}
+    return [name for name in TABLES if rarely.get(name, True)]
+
+
+def skipped_queries(comparison: Comparison) -> pd.DataFrame | None:
+    """The queries without a right answer; None if each has one."""
+    table, skipped = comparison.folder.queries or comparison.folder.gallery, comparison.truth.skipped
+    return block(SkippedQuery, table.id[skipped].astype(str), skipped) if len(skipped) else None
 
 
 def results_in_memory(comparison: Comparison, curves: Curves, facts: Facts) -> Results:

@@ -174,6 +174,14 @@ class MomentPoint:
     value: Annotated[float, "M_t, without an interval"]
 
 
+@dataclass(frozen=True)
+class SkippedQuery:
+    """A query without a right answer in the gallery."""
+
+    id: Annotated[str, "as in the table of queries, or of the gallery if its items are the queries"]
+    row: Annotated[int, "place in this table, from 0"]
+
+
 # File name without its suffix -> row type.
 TABLES: Mapping[str, type] = {
     "curves": CurvePoint,
@@ -182,7 +190,11 @@ TABLES: Mapping[str, type] = {
     "subgroups": SubgroupPoint,
     "costs": CostRow,
     "moments": MomentPoint,
+    "skipped_queries": SkippedQuery,
 }
+
+# Tables that a run writes only if it has something to put into them.
+OPTIONAL = ("subgroups", "costs", "skipped_queries")
 
 
 @dataclass(frozen=True)

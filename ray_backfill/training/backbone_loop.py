@@ -20,7 +20,7 @@ from ray_backfill.images import ImageSource
 from ray_backfill.models.backbones import Backbone, pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.models.gather import gather, rank_and_size
-from ray_backfill.progress import track
+from ray_backfill.progress import Stage, State
 from ray_backfill.training import pixels as pixel_feed
 from ray_backfill.training.arithmetic import counted_flops
 from ray_backfill.training.augment import augment
@@ -85,10 +85,12 @@ def train_backbone(
     make_objective: MakeObjective = Classification,
     old: OldModel | None = None,
     threads: int = 1,
+    shown: Stage | None = None,
 ) -> TrainedBackbone:
     """Train on the given rows of the train split; under DDP every worker calls this with the same arguments.
 
     resume_from: a folder written by ``Epoch.save``. old: the old model, if the objective needs it. threads: decoders.
+    shown: counts the steps of all epochs.
 
     Raises:
         InputError: See ``images_per_worker``.
@@ -103,27 +105,34 @@ def train_backbone(
     steps = len(rows) // (batch * size)
     training = _Training(objective, info, settings, steps, resume_from)
     done, started, started_cpu = training.epoch, time.perf_counter(), time.process_time()
+    shown = shown or Stage(State("stage", "train"))
+    shown.expect(steps * settings.epochs, steps * done)
     for epoch in range(done + 1, settings.epochs + 1):
         mine = training.begin(epoch, rows, batch)
         sums = torch.zeros(3, device=device)  # loss, right answers, images
-        batches = track(feed.batches(mine), f"epoch {epoch}", "steps", steps)
-        for step, (step_rows, (pixels, readable)) in enumerate(zip(mine, batches, strict=True)):
+        for step, (step_rows, (pixels, readable)) in enumerate(zip(mine, feed.batches(mine), strict=True)):
             # A broken image has no target and no loss. (It enters the statistics of BatchNorm as a black image, so that
             # all workers keep batches of the same size.)
             target = torch.from_numpy(np.where(readable, targets[step_rows], -1)).to(device)
             sums += training.step(step, pixels_to_float(pixels.to(device)), target)
+            shown.advance()
         if on_epoch is not None:
             loss, right, seen = gather(sums[None]).sum(0).tolist()
             waited, seen = feed.times.wait_s / max(time.perf_counter() - started, 1e-9), max(1, seen)
             on_epoch(Epoch(epoch, loss / seen, right / seen, waited, training.save))
-    work = Work(
-        images=steps * batch * (settings.epochs - done),
+    work = _work_since(started, started_cpu, feed, steps * batch * (settings.epochs - done))
+    flops = training.flops_of_step * steps * settings.epochs * size
+    return TrainedBackbone(objective.backbone.eval(), feed.broken, flops, work)
+
+
+def _work_since(started: float, started_cpu: float, feed: PixelFeed, images: int) -> Work:
+    """This worker's work since these times (wall clock and CPU)."""
+    return Work(
+        images=images,
         model_s=time.perf_counter() - started - feed.times.wait_s,
         cpu_s=time.process_time() - started_cpu,
         **asdict(feed.times),
     )
-    flops = training.flops_of_step * steps * settings.epochs * size
-    return TrainedBackbone(objective.backbone.eval(), feed.broken, flops, work)
 
 
 class _Training:

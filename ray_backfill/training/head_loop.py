@@ -73,6 +73,7 @@ def train_heads(
     flops = train_map(
         torch.optim.Adam([p for p in heads.parameters() if p.requires_grad], lr=training.lr),
         training.epochs,
+        batches_per_epoch(rows_of, training.classes, training.items),
         lambda epoch: balanced_batches(rows_of, training.classes, training.items, rng),
         loss_of,
         lambda epoch, step: warmup_cosine(epoch - 1, training.epochs, 0),
@@ -97,9 +98,14 @@ def balanced_batches(
     """
     per_batch = min(classes, len(rows_of))
     queue: list[int] = []
-    for _ in range(max(1, sum(map(len, rows_of)) // (per_batch * items))):
+    for _ in range(batches_per_epoch(rows_of, classes, items)):
         if len(queue) < per_batch:
             waiting = set(queue)
             queue += [c for c in rng.permutation(len(rows_of)).tolist() if c not in waiting]
         drawn, queue = queue[:per_batch], queue[per_batch:]
         yield np.concatenate([rng.choice(rows_of[c], items, replace=len(rows_of[c]) < items) for c in drawn])
+
+
+def batches_per_epoch(rows_of: Sequence[NDArray[np.int64]], classes: int, items: int) -> int:
+    """Number of ``balanced_batches``."""
+    return max(1, sum(map(len, rows_of)) // (min(classes, len(rows_of)) * items))

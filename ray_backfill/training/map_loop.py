@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_backfill.models.gather import gather, rank_and_size
-from ray_backfill.progress import track
+from ray_backfill.progress import detail
 from ray_backfill.training.arithmetic import counted_flops
 from ray_backfill.training.fit import OnEpoch, share_of_batch
 from ray_backfill.training.schedule import warmup_cosine
@@ -25,6 +25,7 @@ Rows = NDArray[np.int64]
 def train_map(
     optimizer: torch.optim.Optimizer,
     epochs: int,
+    steps: int,
     batches_of: Callable[[int], Iterable[Rows]],
     loss_of: Callable[[Rows], Tensor],
     factor_of: Callable[[int, int], float],
@@ -32,28 +33,30 @@ def train_map(
 ) -> int:
     """Train on all batches of all epochs.
 
-    batches_of: prepares an epoch (from 1) and returns its batches, the same on every worker. loss_of: this worker's
-    loss on its share of a batch. factor_of: factor of the peak learning rate, for an epoch and its step.
+    steps: number of batches in an epoch. batches_of: prepares an epoch (from 1) and returns its batches, the same on
+    every worker. loss_of: this worker's loss on its share of a batch. factor_of: factor of the peak learning rate, for
+    an epoch and its step.
     Returns: the floating-point operations of all workers, extrapolated from the first step.
     """
     peak = optimizer.param_groups[0]["lr"]
-    steps, flops_of_step = 0, 0
-    for epoch in range(1, epochs + 1):
-        losses = []
-        for step, rows in enumerate(track(batches_of(epoch), f"epoch {epoch}", "steps")):
-            for group in optimizer.param_groups:
-                group["lr"] = peak * factor_of(epoch, step)
-            optimizer.zero_grad()
-            with counted_flops(not flops_of_step) as flops:
-                loss = loss_of(rows)
-                loss.backward()
-            flops_of_step += flops()
-            optimizer.step()
-            losses.append(loss.detach())
-        steps += len(losses)
-        if on_epoch is not None:
-            on_epoch(epoch, float(gather(torch.stack(losses)[None]).mean()))
-    return flops_of_step * steps * rank_and_size()[1]
+    flops_of_step = 0
+    with detail("train", epochs * steps, "steps") as shown:
+        for epoch in range(1, epochs + 1):
+            losses = []
+            for step, rows in enumerate(batches_of(epoch)):
+                for group in optimizer.param_groups:
+                    group["lr"] = peak * factor_of(epoch, step)
+                optimizer.zero_grad()
+                with counted_flops(not flops_of_step) as flops:
+                    loss = loss_of(rows)
+                    loss.backward()
+                flops_of_step += flops()
+                optimizer.step()
+                losses.append(loss.detach())
+                shown.advance()
+            if on_epoch is not None:
+                on_epoch(epoch, float(gather(torch.stack(losses)[None]).mean()))
+    return flops_of_step * epochs * steps * rank_and_size()[1]
 
 
 def train_by_items(
@@ -89,6 +92,7 @@ def train_by_items(
     return train_map(
         torch.optim.Adam(network.parameters(), settings.lr, weight_decay=settings.weight_decay),
         settings.epochs,
+        steps,
         batches_of,
         lambda rows: loss_of(model, torch.from_numpy(rows[mine]).to(device)),
         factor_of,

@@ -16,7 +16,7 @@ from tests.jobs.conftest import TINY, run, start
 def test_the_main_job_leaves_the_promised_files(finished: Path) -> None:
     results = finished / "results"
     names = {path.name for path in results.iterdir()}
-    tables = {"curves.parquet", "summary.parquet", "differences.parquet", "costs.parquet"}
+    tables = {f"{name}.parquet" for name in ("curves", "moments", "summary", "differences", "costs")}
     assert names == tables | {"curves.png", "report.html", "manifest.json"}
     manifest = read_json(results / "manifest.json")
     assert manifest["finished"]

@@ -1,5 +1,6 @@
 """The main job at full scale, by its command, with small numbers."""
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -23,7 +24,11 @@ def test_a_drawn_gallery_ends_in_the_same_table_and_says_that_it_is_invented(tmp
     assert first.returncode == 0, first.stderr
     for words in ("These embeddings are synthetic", "RM naive", "least squares, gallery", "report: "):
         assert words in first.stdout
-    assert "draw:" in first.stderr
+    assert not re.search(r"[\r\x1b]", first.stdout + first.stderr)
+    ends = [line for line in first.stderr.splitlines() if not re.search(r" after |: running for", line)]
+    assert [line.split(":")[0] for line in ends if not line.startswith("read embeddings")] == (
+        ["draw", "fit maps", "replay", "intervals", "write report"]
+    )
     manifest = read_json(tmp_path / "results" / "manifest.json")
     assert manifest["data"]["gallery_items"] == 900
     assert manifest["data"]["is_synthetic"] is True

@@ -16,18 +16,27 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
 def test_runs_and_shows_the_right_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_BACKFILL_RESULTS", str(write_results(tmp_path / "results")))
+    write_results(tmp_path / "run" / "results")
+    monkeypatch.setenv("RAY_BACKFILL_RESULTS", str(tmp_path / "run"))  # what --out was
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = nbformat.read(NOTEBOOKS / "analysis.ipynb", as_version=4)
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs: list[Any] = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     pictures = [o for o in outputs if "image/png" in o.get("data", {})]
-    assert len(pictures) == 3  # curves, gain, flips
-    table = next(o["data"]["text/html"] for o in outputs if "AUC mAP" in o.get("data", {}).get("text/html", ""))
+    assert len(pictures) == 4  # curves, the method beside the best one, gain, flips
+    tables = [o["data"]["text/html"] for o in outputs if "text/html" in o.get("data", {})]
+    table = next(table for table in tables if "AUC mAP" in table)
     for number in ("53.0", "115.0 %", "40.0 ✓", "62.0 ✓", "2.0 ✗", "15.0"):
         assert f"<td>{number}</td>" in table
     assert "Full RM gives users 115 %" in outputs[0]["text"]
-    assert any("full RM: AUC of mAP minus that of others" in o.get("data", {}).get("text/html", "") for o in outputs)
+    for title in ("full RM", "BCT"):
+        assert any(f"{title}: AUC of mAP minus that of others" in table for table in tables)
+    (crossings,) = [table for table in tables if "<th>lead</th>" in table]
+    assert crossings.count("<td>rm_naive</td>") == 2, "before and after it falls"
+    (flips,) = [table for table in tables if "<th>negative_flips_vs_old</th>" in table]
+    assert "<td>0.05</td>" in flips
+    (numbers,) = [table for table in tables if "<th>negative_flips_vs_old_max</th>" in table]
+    assert "<td>0.53</td>" in numbers
     assert any("nothing for the figure 'orders'" in o.get("text", "") for o in outputs)
 
 

@@ -24,6 +24,7 @@ def test_runs_and_shows_curves_tables_and_figures(tmp_path: Path, monkeypatch: p
         "AUC of this curve",
         "mAP while the gallery is",
         "minus that of others",
+        "<th>moments lost</th>",
     ):
         assert [table for table in tables if title in table], title
     assert (tmp_path / "runs" / "notebook" / "results" / "report.html").exists()

@@ -92,8 +92,8 @@ def test_few_queries_and_losses_are_told(tmp_path: Path) -> None:
     data = {"queries": 31, "queries_skipped": 2, "broken_images": 4, "notes": ["old was stored as float16"]}
     assert warnings(read_results(write_results(tmp_path, data=data))) == (
         "Only 29 queries were scored: too few to tell methods apart. Use at least 30, better hundreds.",
-        "Queries without a right answer in the gallery, left out: 2.",
-        "Images that could not be read, left out: 4.",
+        "Queries without a right answer in the gallery, left out: 2; skipped_queries.parquet lists them.",
+        "Images that could not be read, left out: 4; broken.parquet beside the embeddings lists them.",
         "old was stored as float16",
     )
 

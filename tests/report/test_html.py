@@ -81,7 +81,7 @@ def test_what_was_run(tmp_path: Path) -> None:
     ):
         assert row in cells.rows
     assert "python jobs/simulate.py --data shop --out runs/shop" in text
-    assert "Queries without a right answer in the gallery, left out: 9." in text
+    assert "Queries without a right answer in the gallery, left out: 9; skipped_queries.parquet lists them." in text
     assert "old was stored as float16" in text
     assert "Full RM gives users 115\u00a0% of the upgrade’s improvement" in text
 

@@ -107,6 +107,31 @@ def test_what_was_not_compared_is_named(
         several.compare(*names, **wanted)
 
 
+def test_the_moments_at_which_others_are_better(tmp_path: Path) -> None:
+    results = read_results(write_results(tmp_path))
+    assert results.crossings("bct").to_numpy().tolist() == [
+        ["rm", "score", "raw", 0.0, 1.0, pytest.approx(0.2)],
+        ["rm_naive", "score", "raw", 0.0, 0.0, pytest.approx(0.05)],
+        ["rm_naive", "score", "raw", 1.0, 1.0, pytest.approx(0.05)],
+    ]
+    best = results.crossings()
+    assert best.columns.tolist() == ["method", "order", "merge", "start", "end", "lead"]
+    assert best.empty
+    with pytest.raises(InputError, match="no row for magic, mAP; known: old, new"):
+        results.crossings("magic")
+
+
+def test_some_of_the_methods(several: Results) -> None:
+    some = several.only("bct", "rm_naive")
+    assert some.methods == ("old", "new", "rm_naive", "bct")
+    assert set(some.frame.method) == set(some.summary.method) == set(some.methods)
+    assert some.verdict.startswith("BCT")
+    assert several.only().methods == ("old", "new")
+    assert len(several.methods) == 5
+    with pytest.raises(InputError, match="these results have no method magic; known: old, new, rm_naive, rm, bct"):
+        several.only("magic")
+
+
 def test_a_single_method_was_compared_with_nothing(tmp_path: Path) -> None:
     results = read_results(write_results(tmp_path, {"old": many_methods()["old"]}))
     with pytest.raises(InputError, match="do not compare old with anything in mAP"):

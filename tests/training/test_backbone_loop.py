@@ -20,6 +20,7 @@ from ray_backfill.methods import all_backbones
 from ray_backfill.models.backbones import pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.models.settings import BackboneSettings
+from ray_backfill.progress import Stage, State
 from ray_backfill.training import backbone_loop
 from ray_backfill.training import pixels as pixel_feed
 from ray_backfill.training.arithmetic import embed_macs, embed_parameters
@@ -55,6 +56,23 @@ def test_training_learns() -> None:
     assert [e.epoch for e in epochs] == list(range(1, 13))
     assert epochs[-1].loss < 0.8 * epochs[0].loss
     assert epochs[-1].accuracy > 0.6  # one class in three by chance
+
+
+def test_the_steps_of_all_epochs_are_counted_also_after_a_resume(tmp_path: Path) -> None:
+    counted: list[tuple[int, int | None]] = []
+
+    def save(epoch: Epoch) -> None:
+        counted.append((shown.done, shown.total))
+        if epoch.epoch == 2:
+            epoch.save(tmp_path)
+
+    shown = Stage(State("stage", "train"))
+    train_backbone(SOURCE, ROWS, INFO, TRAINING, on_epoch=save, shown=shown)
+    steps = len(ROWS) // TRAINING.batch
+    assert counted == [(epoch * steps, 3 * steps) for epoch in (1, 2, 3)]
+    shown = Stage(State("stage", "train"))
+    train_backbone(SOURCE, ROWS, INFO, TRAINING, resume_from=tmp_path, on_epoch=save, shown=shown)
+    assert counted[3:] == [(3 * steps, 3 * steps)]
 
 
 class Stub:

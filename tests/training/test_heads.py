@@ -1,6 +1,8 @@
 """Class-balanced batches, and two DDP workers against one with the doubled batch."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +16,10 @@ from ray_backfill.errors import InputError
 from ray_backfill.losses.rank_merge import cl_m, cl_s, mcl, rqt
 from ray_backfill.models.gather import gather, rank_and_size
 from ray_backfill.models.heads import Heads, HeadShape
+from ray_backfill.progress import Stage, State
 from ray_backfill.training import head_loop as head_fit
-from ray_backfill.training.fit import TrainSet
+from ray_backfill.training import map_loop
+from ray_backfill.training.fit import Fit, TrainSet
 from ray_backfill.training.head_loop import HeadLoss, LossBatch, balanced_batches, rows_by_class
 from ray_backfill.training.heads import HeadFit, anchors_per_worker
 from ray_backfill.training.settings import FitSettings, HeadTraining, LossSettings, TransformTraining
@@ -58,6 +62,20 @@ def test_the_same_seed_trains_the_same_heads() -> None:
     other = RM.fit(_data(), seed_1, "cosine").network
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(first["psi.0.weight"], other.state_dict()["psi.0.weight"])
+
+
+@pytest.mark.parametrize(("fit", "steps"), [(RM, 2 * 48 // 16), (FASTFILL, 3 * 48 // 24)], ids=["heads", "transform"])
+def test_the_steps_of_all_epochs_are_counted(fit: Fit, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Stage] = []
+
+    @contextmanager
+    def kept(title: str, total: int, unit: str) -> Iterator[Stage]:
+        shown.append(Stage(State("detail", title, total, unit)))
+        yield shown[0]
+
+    monkeypatch.setattr(map_loop, "detail", kept)
+    fit.fit(_data(), SETTINGS, "cosine")
+    assert [(bar.done, bar.total, bar.unit) for bar in shown] == [(steps, steps, "steps")]
 
 
 def test_training_follows_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ray_backfill.report.data_notes import data_notes
+from ray_backfill.report.layout import show
 from ray_backfill.report.live.checkpoint_table import checkpoint_table
 from ray_backfill.report.live.drill_folder import Drill
 from ray_backfill.report.live.sentences import details, is_alarming, source, verdict
-from ray_backfill.report.terminal import show
 
 # The columns of the page that fit a terminal.
 NARROW = (
@@ -28,8 +29,9 @@ def draw_table(drill: Drill, folder: Path, console: Console | None = None) -> No
     for row in rows:
         table.add_row(*(Text(row[index]) for index in shown))
     notes = [
+        *(Text(sentence, style="yellow") for sentence in data_notes(drill.facts.data)),
         Text(verdict(drill), style="bold red" if is_alarming(drill) else "bold"),
         Text(" ".join(details(drill))),
         Text(f"{source(drill)}. Tables and report.html: {folder}", style="dim"),
     ]
-    show(console, table, notes)
+    show(console, table, notes, kept=2, elsewhere="report.html or checkpoints.parquet")

@@ -1,0 +1,21 @@
+"""What the data of a run lacked, as sentences for the terminal and the pages."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def data_notes(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Sentences about what was left out, with the file that lists it, and the notes on the data.
+
+    data: the key ``data`` of a manifest.
+    """
+    found = []
+    if skipped := data.get("queries_skipped"):
+        found.append(
+            f"Queries without a right answer in the gallery, left out: {skipped:,}; skipped_queries.parquet lists them."
+        )
+    if broken := data.get("broken_images"):
+        found.append(
+            f"Images that could not be read, left out: {broken:,}; broken.parquet beside the embeddings lists them."
+        )
+    return (*found, *data.get("notes", ()))
