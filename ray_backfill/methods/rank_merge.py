@@ -58,13 +58,13 @@ def _trained(
     loss: str,
     words: dict[str, str],
     has_rho: bool = False,
-    recommended: bool = False,
+    is_best: bool = False,
 ) -> Method:
-    """psi, and rho if wanted, trained with a loss. words: what this loss is."""
+    """psi, and rho if wanted, trained with a loss. words: what this loss is. is_best: the paper's own choice."""
     fit = HeadFit(Deferred("ray_backfill.losses.rank_merge", loss), learn_new=has_rho, needs_labels=loss != "rqt")
     return Method(
         name, title, source, _with_heads, "Rank merge", fit, forward="" if has_rho else "new",
-        is_recommended=recommended, glossary=_RM | _PSI | words | (_RHO if has_rho else {}),
+        is_recommended=is_best, glossary=_RM | _PSI | words | (_RHO if has_rho else {}),
     )  # fmt: skip
 
 
@@ -87,5 +87,5 @@ METHODS = (
     _trained("rqt_rho", "RM RQT + rho", "eq. 9 with rho", "rqt", _RQT, has_rho=True),
     _trained("cl_s_rho", "RM CL-S + rho", "eq. 10 with rho", "cl_s", _CL_S, has_rho=True),
     _trained("cl_m_rho", "RM CL-M + rho", "eq. 14 with rho", "cl_m", _CL_M, has_rho=True),
-    _trained("rm", "full RM", "eq. 11-13: MCL with rho", "mcl", _MCL, has_rho=True, recommended=True),
+    _trained("rm", "full RM", "eq. 11-13: MCL with rho", "mcl", _MCL, has_rho=True, is_best=True),
 )
