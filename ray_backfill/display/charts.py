@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib.ticker import FuncFormatter
 
-from ray_backfill.display.drawing import Axes, Floats, Style, plot_band, plot_line
+from ray_backfill.display.drawing import SHADE, Axes, Floats, Style, plot_band, plot_line
 
 PROGRESS = "share of the gallery backfilled (%)"
 
@@ -17,6 +18,13 @@ class Interval(NamedTuple):
     x: Floats
     low: Floats
     high: Floats
+
+
+class Rule(NamedTuple):
+    """A vertical line through a chart."""
+
+    x: float
+    style: Style
 
 
 @dataclass(frozen=True)
@@ -43,8 +51,10 @@ class Chart:
     """Curves over one axis.
 
     unit: of the vertical axis. header: what the numbers of the curves are. choices: what tells this chart from others
-    of its group, such as a metric and an order. notes: short remarks below the legend. x_range, y_range: the ends of
-    the axes.
+    of its group, such as a metric and an order. notes: short remarks below the legend. x_unit: of the horizontal axis.
+    place: word after a place on it. x_range, y_range: the ends of the axes. is_log: the vertical axis is logarithmic.
+    bars: labels of places, if values are drawn as stacked bars there instead of lines. rules, shades: vertical lines,
+    and stretches with a grey background. height: on a page, whose charts are 640 wide.
     """
 
     title: str
@@ -54,8 +64,14 @@ class Chart:
     choices: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     x_unit: str = PROGRESS
+    place: str = "%"
     x_range: tuple[float, float] = (0.0, 100.0)
     y_range: tuple[float, float] = (0.0, 100.0)
+    is_log: bool = False
+    bars: tuple[str, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    shades: tuple[tuple[float, float], ...] = ()
+    height: float = 366.0
 
     @property
     def shown(self) -> list[Curve]:
@@ -65,11 +81,18 @@ class Chart:
 
 def draw(plot: Axes, chart: Chart, curves: Sequence[Curve]) -> None:
     """Draw some of the chart's curves with their intervals; each gets an id by its key, such as ``line-rm``."""
-    for curve in curves:
-        off = "" if curve.is_shown else " off"
-        if curve.interval is not None:
-            plot_band(plot, *curve.interval, curve.style).set_gid(f"band{off}-{curve.key}")
-        plot_line(plot, curve.x, curve.y, curve.style, is_step=curve.is_step).set_gid(f"line{off}-{curve.key}")
+    for start, end in chart.shades:
+        plot.axvspan(start, end, color=SHADE, linewidth=0, zorder=0)
+    for rule in chart.rules:
+        look = {"color": rule.style.colour, "linewidth": rule.style.width, "linestyle": rule.style.dashes}
+        plot.axvline(rule.x, **look, zorder=rule.style.layer)
+    if chart.is_log:
+        plot.set_yscale("log")
+    plot.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+    if chart.bars:
+        _draw_bars(plot, chart, curves)
+    else:
+        _draw_lines(plot, curves)
     plot.set_xlim(chart.x_range)
     plot.set_ylim(chart.y_range)
 
@@ -100,3 +123,27 @@ def values_at(curve: Curve, places: Floats) -> Floats:
         return np.full(len(places), np.nan)
     nearest = np.abs(curve.x[None, :] - places[:, None]).argmin(axis=1)
     return np.where(np.isclose(curve.x[nearest], places), curve.y[nearest], np.nan)
+
+
+def _tick(value: float) -> str:
+    """A label of a few characters, as there is little room for it: "0.5", "40", "1.2k"."""
+    return f"{value / 1000:.4g}k" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _draw_lines(plot: Axes, curves: Sequence[Curve]) -> None:
+    for curve in curves:
+        off = "" if curve.is_shown else " off"
+        if curve.interval is not None:
+            plot_band(plot, *curve.interval, curve.style).set_gid(f"band{off}-{curve.key}")
+        plot_line(plot, curve.x, curve.y, curve.style, is_step=curve.is_step).set_gid(f"line{off}-{curve.key}")
+
+
+def _draw_bars(plot: Axes, chart: Chart, curves: Sequence[Curve], most_labels: int = 12) -> None:
+    """The curves on top of each other, a bar for each place."""
+    bottom = np.zeros(len(chart.bars))
+    for curve in curves:
+        for bar in plot.bar(curve.x, curve.y, 0.8, bottom=bottom, color=curve.style.colour):
+            bar.set_gid(f"line-{curve.key}")
+        bottom = bottom + curve.y
+    every = -(-len(chart.bars) // most_labels)
+    plot.set_xticks(range(0, len(chart.bars), every), chart.bars[::every])

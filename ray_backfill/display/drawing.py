@@ -22,7 +22,8 @@ Floats = NDArray[np.float64]
 DPI = 150
 SHOWN_PX = 900  # width of a figure in a notebook
 WIDTH_IN = 9.0  # on a page 900 px wide, 10 pt text is 14 px high
-INK, FAINT, GRID = "#1f2430", "#636a79", "#e4e6eb"
+INK, FAINT, MID, GRID = "#1f2430", "#636a79", "#9aa2b1", "#e4e6eb"
+RED, MARK, SHADE = "#b3261e", "#c9ceda", "#eceef3"  # failures, moments, stretches of time
 # Okabe and Ito's colour-blind-safe palette, without the yellow, which is too faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#882255")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")

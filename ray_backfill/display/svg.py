@@ -10,50 +10,54 @@ from matplotlib.markers import MarkerStyle
 from matplotlib.transforms import Affine2D
 
 from ray_backfill.display.charts import Chart, draw
-from ray_backfill.display.drawing import COLOURS, FAINT, GRID, INK, Axes, Figure, Style
+from ray_backfill.display.drawing import COLOURS, FAINT, GRID, INK, MARK, MID, RED, SHADE, Axes, Figure, Style
 
 # Sizes in units of the drawing; the page scales it to the width of the screen.
-WIDTH, HEIGHT = 640.0, 366.0
-LEFT, RIGHT, TOP, BOTTOM = 50.0, 622.0, 12.0, 306.0
+WIDTH, LEFT, RIGHT, TOP, BELOW = 640.0, 50.0, 622.0, 12.0, 60.0
 PER_INCH = 72  # units of matplotlib's SVG
 
 # Colours of the drawing -> the page's own, which differ in light and dark mode.
 _VARIABLES = {name.lower(): f"var(--c{i})" for i, name in enumerate(COLOURS)}
 _VARIABLES |= {INK.lower(): "var(--ink)", FAINT.lower(): "var(--faint)", GRID.lower(): "var(--line)"}
-_VARIABLES["#ffffff"] = "var(--paper)"
+_VARIABLES |= {
+    "#ffffff": "var(--paper)",
+    SHADE: "var(--wash)",
+    MARK: "var(--line)",
+    MID: "var(--mid)",
+    RED: "var(--no)",
+}
 _DASHES = {"--": "6 3", "-.": "7 2 1.5 2", ":": "1.5 2.5"}
 
 
 def chart_svg(chart: Chart, name: str, label: str) -> str:
     """A chart with all its curves, the hidden ones too. name: unique in the page. label: text for screen readers."""
-    figure = sheet(HEIGHT)
-    plot = figure.axes[0]
-    draw(plot, chart, chart.curves)
-    dress_svg(plot, chart.x_unit)
-    return to_svg(figure, name, label)
-
-
-def sheet(height: float) -> Figure:
-    """An empty figure with one panel between the common margins. height: in units."""
+    height = chart.height
     figure = Figure(figsize=(WIDTH / PER_INCH, height / PER_INCH), dpi=PER_INCH)
-    below = HEIGHT - BOTTOM
-    figure.add_axes((LEFT / WIDTH, below / height, (RIGHT - LEFT) / WIDTH, (height - TOP - below) / height))
-    return figure
+    plot = figure.add_axes((LEFT / WIDTH, BELOW / height, (RIGHT - LEFT) / WIDTH, (height - TOP - BELOW) / height))
+    draw(plot, chart, chart.curves)
+    _dress(plot, chart)
+    return _to_svg(figure, name, label)
 
 
-def dress_svg(plot: Axes, x_unit: str) -> None:
+def box_of(chart: Chart) -> tuple[float, float, float, float]:
+    """The left, right, upper and lower edge of the chart's panel, in units."""
+    return LEFT, RIGHT, TOP, chart.height - BELOW
+
+
+def _dress(plot: Axes, chart: Chart) -> None:
     """Axes of a panel whose title and unit stand in the page."""
-    plot.set_xlabel(x_unit, color=FAINT, fontsize=13, labelpad=14)
+    plot.set_xlabel(chart.x_unit, color=FAINT, fontsize=13, labelpad=14)
     plot.grid(True, axis="y", color=GRID, linewidth=1)
     plot.set_axisbelow(True)
     plot.tick_params(colors=FAINT, labelsize=13, length=4, pad=7)
-    plot.locator_params(axis="y", nbins=6)
+    if not chart.is_log:
+        plot.locator_params(axis="y", nbins=6 if chart.height > 300 else 4)
     for side in ("top", "right", "left"):
         plot.spines[side].set_visible(False)
     plot.spines["bottom"].set_color(FAINT)
 
 
-def to_svg(figure: Figure, name: str, label: str) -> str:
+def _to_svg(figure: Figure, name: str, label: str) -> str:
     """An element ``svg`` for a page. A group with the id ``line-rm`` gets the class ``line`` and the key ``rm``."""
     FigureCanvasSVG(figure)
     buffer = io.BytesIO()

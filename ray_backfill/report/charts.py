@@ -42,7 +42,7 @@ def curve_charts(results: Results) -> list[Chart]:
 
 
 def drawn_variants(results: Results) -> list[Variant]:
-    """The variants that get a chart: all, or those with the highest AUC if there are many.
+    """The variants that get a chart: all, or those with the highest AUC if there are many; the best one comes first.
 
     If some are left out, oracle orders go first.
     """
@@ -52,7 +52,8 @@ def drawn_variants(results: Results) -> list[Variant]:
         reverse=True,
     )
     kept = list(dict.fromkeys(r.variant for r in ranked))[:MAX_VARIANTS]
-    return [v for v in results.variants if v in kept] or list(results.variants[:1])
+    drawn = [v for v in results.variants if v in kept] or list(results.variants[:1])
+    return sorted(drawn, key=lambda variant: variant != results.best_variant)
 
 
 def order_charts(results: Results) -> list[Chart]:

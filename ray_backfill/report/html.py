@@ -103,16 +103,15 @@ def _rivals(results: Results) -> list[tuple[str, PageTable, PageTable | None]]:
     if not selection.is_large(results):
         return [("", leads_table(results, found), None)]
     words = wording.choice(results)
+    of_others = f"The closest other methods{', in the same ' + words if words else ''}"
+    of_variants = f"The same method in another {words.replace(' and ', ' or ')}"
     parts: list[tuple[str, Compared]] = [
-        (f"The closest other methods, in the same {words}", [p for p in found if p[0].method != best.method]),
-        (
-            f"The same method in another {words}".replace(" and ", " or "),
-            [p for p in found if p[0].method == best.method],
-        ),
+        (of_others, [pair for pair in found if pair[0].method != best.method]),
+        (of_variants, [pair for pair in found if pair[0].method == best.method]),
     ]
     return [
         (
-            heading.removesuffix(", in the same "),
+            heading,
             leads_table(results, rows[:FEW_RIVALS]),
             leads_table(results, rows) if len(rows) > FEW_RIVALS else None,
         )

@@ -14,14 +14,12 @@ function addSelects(group, charts, controls) {
   const selects = choices[0].map((_, level) => {
     const names = [...new Set(choices.map((choice) => choice[level]))];
     const select = make("select", { ariaLabel: "chart" }, ...names.map((name) => make("option", { textContent: name })));
-    controls.append(select);
     select.addEventListener("change", choose);
-    return select;
+    return controls.appendChild(select);
   });
   function choose() {
-    charts.forEach((chart, index) => {
-      chart.classList.toggle("unchosen", !selects.every((select, level) => select.value === choices[index][level]));
-    });
+    const isChosen = (choice) => selects.every((select, level) => select.value === choice[level]);
+    charts.forEach((chart, index) => chart.classList.toggle("unchosen", !isChosen(choices[index])));
   }
   choose();
 }
@@ -30,19 +28,19 @@ function addSelects(group, charts, controls) {
 function addSwitches(group, controls) {
   const boxes = [...group.querySelectorAll("li input")];
   function set(key, on) {
-    for (const element of group.querySelectorAll("[data-key]")) {
-      if (element.dataset.key === key) element.classList.toggle("off", !on);
-    }
-    for (const box of boxes) if (box.closest("li").dataset.key === key) box.checked = on;
+    const same = (element) => element.dataset.key === key;
+    [...group.querySelectorAll("[data-key]")].filter(same).forEach((element) => element.classList.toggle("off", !on));
+    boxes.filter((box) => same(box.closest("li"))).forEach((box) => { box.checked = on; });
   }
   for (const box of boxes) {
     const row = box.closest("li");
     box.checked = !row.classList.contains("off");
     box.addEventListener("change", () => set(row.dataset.key, box.checked));
   }
-  const all = make("button", { type: "button", textContent: "all lines" });
-  all.addEventListener("click", () => boxes.forEach((box) => set(box.closest("li").dataset.key, true)));
-  controls.append(all);
+  if (group.querySelector("li.off")) {
+    const all = controls.appendChild(make("button", { type: "button", textContent: "all lines" }));
+    all.addEventListener("click", () => boxes.forEach((box) => set(box.closest("li").dataset.key, true)));
+  }
   if (group.querySelector(".band")) {
     const box = make("input", { type: "checkbox", checked: true });
     box.addEventListener("change", () => group.classList.toggle("without-bands", !box.checked));
@@ -54,23 +52,22 @@ function addSwitches(group, controls) {
 function addReadOut(chart) {
   const svg = chart.querySelector(".plot svg");
   const places = chart.dataset.places.split(" ");
+  const names = chart.dataset.names?.split("\t") ?? places;
   const [left, right, top, bottom, from, to] = chart.dataset.box.split(" ").map(Number);
   const header = chart.querySelector(".what");
-  const rows = [...chart.querySelectorAll("li")].map((row) => ({
-    row, output: row.querySelector("output"), values: row.dataset.values.split(" "),
-  }));
+  const parts = (row) => ({ row, output: row.querySelector("output"), values: row.dataset.values.split(" ") });
+  const rows = [...chart.querySelectorAll("li")].map(parts);
   const usual = [header.textContent, ...rows.map(({ output }) => output.textContent)];
-  const cursor = document.createElementNS(svg.namespaceURI, "line");
+  const cursor = svg.appendChild(document.createElementNS(svg.namespaceURI, "line"));
   cursor.setAttribute("class", "cursor");
-  svg.append(cursor);
-  const slider = make("input", { type: "range", min: 0, max: places.length - 1, value: 0, ariaLabel: "moment" });
-  chart.querySelector(".plot").append(slider);
+  const range = { type: "range", min: 0, max: places.length - 1, value: 0, ariaLabel: "moment" };
+  const slider = chart.querySelector(".plot").appendChild(make("input", range));
 
   function show(index) {
     const x = left + ((places[index] - from) / (to - from)) * (right - left);
     for (const [name, value] of Object.entries({ x1: x, x2: x, y1: top, y2: bottom })) cursor.setAttribute(name, value);
     chart.classList.add("reading");
-    header.textContent = `at ${places[index]} ${chart.dataset.place}`;
+    header.textContent = `at ${names[index]} ${chart.dataset.place}`;
     for (const { output, values } of rows) output.textContent = values[index].replace("-", "\u2212") || "\u2013";
     const told = rows.filter(({ row }) => !row.classList.contains("off"))
       .map(({ row, output }) => `${row.querySelector(".title").textContent} ${output.textContent}`);
@@ -86,40 +83,34 @@ function addReadOut(chart) {
     const at = (event.clientX - size.left) * (svg.viewBox.baseVal.width / size.width);
     const wanted = from + ((at - left) / (right - left)) * (to - from);
     const distances = places.map((place) => Math.abs(place - wanted));
-    slider.value = distances.indexOf(Math.min(...distances));
-    show(slider.value);
+    show((slider.value = distances.indexOf(Math.min(...distances))));
   });
   svg.addEventListener("pointerleave", restore);
-  slider.addEventListener("input", () => show(slider.value));
-  slider.addEventListener("focus", () => show(slider.value));
+  for (const name of ["input", "focus"]) slider.addEventListener(name, () => show(slider.value));
   slider.addEventListener("blur", restore);
 }
 
 function makeSortable(table) {
   const body = table.tBodies[0];
   [...table.tHead.rows[0].cells].forEach((head, column) => {
-    const button = make("button", { type: "button" }, ...head.childNodes);
-    head.append(button);
+    const button = head.appendChild(make("button", { type: "button" }, ...head.childNodes));
     const key = (row) => row.cells[column].dataset.sort ?? row.cells[column].textContent.trim();
     button.addEventListener("click", () => {
-      const rows = [...body.rows];
+      const rows = [...body.rows], before = head.getAttribute("aria-sort");
       const numeric = rows.every((row) => !Number.isNaN(Number(key(row))));
-      const before = head.getAttribute("aria-sort");
       const down = before ? before === "ascending" : numeric;
-      const sign = down ? -1 : 1;
       for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
       head.setAttribute("aria-sort", down ? "descending" : "ascending");
       table.classList.add("sorted");
       const order = (a, b) => (numeric ? key(a) - key(b) : key(a).localeCompare(key(b)));
       // Missing numbers come last in both directions.
-      rows.sort((a, b) => (key(a) === "") - (key(b) === "") || sign * order(a, b)).forEach((row) => body.append(row));
+      rows.sort((a, b) => (key(a) === "") - (key(b) === "") || (down ? -1 : 1) * order(a, b)).forEach((row) => body.append(row));
     });
   });
 }
 
 for (const group of document.querySelectorAll(".charts")) {
-  const charts = [...group.querySelectorAll(".chart")];
-  const controls = make("div", { className: "controls" });
+  const charts = [...group.querySelectorAll(".chart")], controls = make("div", { className: "controls" });
   group.prepend(controls);
   addSelects(group, charts, controls);
   addSwitches(group, controls);

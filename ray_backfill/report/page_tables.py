@@ -51,7 +51,10 @@ def leads_table(results: Results, compared: Compared) -> PageTable:
     lines = []
     for row, found in compared:
         cells = [Cell(row.title), *(Cell(text, css="name") for text in variant_cells(results, row).values())]
-        cells += [number(percent(found.value), found.value), Cell(interval(found.low, found.high), css="range")]
+        cells += [
+            number(percent(found.value), found.value),
+            number(interval(found.low, found.high), found.low, "range"),
+        ]
         lines.append(TableRow("", [*cells, Cell(found.verdict, css="name")]))
     return PageTable("The best method against the others", heads, lines, "sortable")
 
@@ -80,7 +83,7 @@ def _numbers(results: Results, row: Row, is_primary: bool) -> list[Cell]:
     marks = ("", "", "") if row.is_end else conditions(results, row)
     cells = [Cell(row.title), *(Cell(text, css="name") for text in variant_cells(results, row).values())]
     cells.append(number(percent(row.auc), row.auc, "key"))
-    cells.append(Cell(interval(row.auc_low, row.auc_high), f"{row.auc_low:.6g}", "range"))
+    cells.append(number(interval(row.auc_low, row.auc_high), row.auc_low, "range"))
     gain = number(percent_sign(row.gain, 0), row.gain, "gain")
     cells.append(gain._replace(width=0.0 if row.is_end else _bar(row)))
     values = (row.start, row.end, row.largest_fall)

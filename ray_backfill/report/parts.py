@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ray_backfill.display.charts import PROGRESS, Chart, Curve, places_of, values_at
-from ray_backfill.display.svg import BOTTOM, LEFT, RIGHT, TOP, chart_svg, swatch_svg
+from ray_backfill.display.charts import Chart, Curve, places_of, values_at
+from ray_backfill.display.svg import box_of, chart_svg, swatch_svg
 from ray_backfill.files import write_whole
 from ray_backfill.report import wording
 from ray_backfill.report.heading import without_folders
@@ -76,13 +76,16 @@ class Entry(NamedTuple):
 
 
 class PageChart(NamedTuple):
-    """A chart for a page. places: where the legend can tell values. place: words after a place."""
+    """A chart for a page. places: where the legend can tell values. names: of places, if they have any.
+
+    box: edges of the panel, and ends of its axis.
+    """
 
     chart: Chart
     svg: Markup
     entries: list[Entry]
     places: str
-    place: str
+    names: str
     box: str
 
 
@@ -159,14 +162,20 @@ def _page_chart(chart: Chart, name: str) -> PageChart:
         Entry(
             curve,
             Markup(swatch_svg(curve.style)),
-            " ".join(f"{y:.1f}" if math.isfinite(y) else "" for y in values_at(curve, places)),
+            " ".join(_told(y) for y in values_at(curve, places)),
         )
         for curve in chart.curves
     ]
-    box = " ".join(f"{edge:g}" for edge in (LEFT, RIGHT, TOP, BOTTOM, *chart.x_range))
-    place = "%" if chart.x_unit == PROGRESS else chart.x_unit
+    box = " ".join(f"{edge:g}" for edge in (*box_of(chart), *chart.x_range))
     told = " ".join(f"{x:.4g}" for x in places)
-    return PageChart(chart, Markup(chart_svg(chart, name, _described(chart))), entries, told, place, box)
+    names = "\t".join(f"{label} %" if label[:1].isdigit() else label for label in chart.bars)
+    return PageChart(chart, Markup(chart_svg(chart, name, _described(chart))), entries, told, names, box)
+
+
+def _told(y: float) -> str:
+    if not math.isfinite(y):
+        return ""
+    return f"{y:.1f}" if abs(y) < 1000 else f"{y:,.0f}"
 
 
 def _described(chart: Chart) -> str:
@@ -181,7 +190,7 @@ def _course(curve: Curve) -> str:
     known = curve.y[[bool(math.isfinite(y)) for y in curve.y]]
     if not len(known):
         return ""
-    first, last = f"{known[0]:.1f}", f"{known[-1]:.1f}"
+    first, last = _told(known[0]), _told(known[-1])
     if first == last:
         return f"{curve.title} starts and ends at {first}"
     return f"{curve.title} {'rises' if known[-1] > known[0] else 'falls'} from {first} to {last}"
