@@ -1,11 +1,9 @@
 // Adds to a page that is complete without it: lines to switch on and off, values at any moment, sorted tables.
 "use strict";
 document.documentElement.classList.add("js");
-
 function make(tag, properties, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
-  element.append(...children);
-  return element;
+  return element.append(...children), element;
 }
 
 // One select for each thing that tells the charts of a group apart; only the chosen chart is shown.
