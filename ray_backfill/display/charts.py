@@ -84,8 +84,8 @@ def draw(plot: Axes, chart: Chart, curves: Sequence[Curve]) -> None:
     for start, end in chart.shades:
         plot.axvspan(start, end, color=SHADE, linewidth=0, zorder=0)
     for rule in chart.rules:
-        look = {"color": rule.style.colour, "linewidth": rule.style.width, "linestyle": rule.style.dashes}
-        plot.axvline(rule.x, **look, zorder=rule.style.layer)
+        style = rule.style
+        plot.axvline(rule.x, color=style.colour, linewidth=style.width, linestyle=style.dashes, zorder=style.layer)
     if chart.is_log:
         plot.set_yscale("log")
     plot.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))

@@ -122,7 +122,8 @@ def draw_line(
     label: for a legend.
     """
     if band is not None:
-        plot_band(plot, 100 * t, 100 * band[0], 100 * band[1], style)
+        low, high = 100 * band[0], 100 * band[1]
+        plot.fill_between(100 * t, low, high, color=style.colour, alpha=0.11, linewidth=0, zorder=style.layer - 1)
     plot_line(plot, 100 * t, 100 * value, style, label)
 
 
@@ -138,8 +139,9 @@ def plot_line(plot: Axes, x: Floats, y: Floats, style: Style, label: str = "", i
 
 
 def plot_band(plot: Axes, x: Floats, low: Floats, high: Floats, style: Style) -> Artist:
-    """Draw a band behind the lines."""
-    return plot.fill_between(x, low, high, color=style.colour, alpha=0.11, linewidth=0, zorder=style.layer - 1)
+    """Draw a band behind the lines. It has no gaps: ``fill_between`` can have them, and takes four times as long."""
+    edge_x, edge_y = np.concatenate([x, x[::-1]]), np.concatenate([low, high[::-1]])
+    return plot.fill(edge_x, edge_y, color=style.colour, alpha=0.11, linewidth=0, zorder=style.layer - 1)[0]
 
 
 class Band(NamedTuple):

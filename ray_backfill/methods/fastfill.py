@@ -19,7 +19,7 @@ _FASTFILL = {
     "FastFill": "FCT with a loss that also keeps the items of a class together, and with an estimate of how uncertain "
     "h is about an item (sigma), by which items can be ordered."
 }
-_uncertain = partial(transform_method, glossary=_FASTFILL | _SIGMA)
+_uncertain = partial(transform_method, glossary={**_FASTFILL, **_SIGMA})
 _certain = partial(transform_method, glossary=_FASTFILL)
 
 METHODS = (

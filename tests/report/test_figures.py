@@ -48,7 +48,7 @@ def test_lines_are_drawn_at_all_judged_moments_and_bands_at_the_points(tmp_path:
     plots = [axes for axes in figure.axes if axes.get_ylabel()]
     assert [axes.get_ylabel() for axes in plots] == ["mAP (%)", "CMC@1 (%)"]
     assert [len(line.get_xdata()) for line in plots[0].lines] == [4] * 5  # type: ignore[arg-type]
-    assert len(plots[0].collections) == 3
+    assert [band.get_gid() for band in plots[0].patches] == ["band-rm", "band-bct", "band-rm_naive"]
 
 
 def test_references_are_steps(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_references_are_steps(tmp_path: Path) -> None:
 def test_without_intervals_there_are_no_bands(tmp_path: Path) -> None:
     results = read_results(write_results(tmp_path, intervals=False))
     assert not charts.has_intervals(results)
-    assert not any(axes.collections for axes in figures.curves_figure(results).axes)
+    assert not any(axes.patches for axes in figures.curves_figure(results).axes)
 
 
 def test_twenty_methods_look_different(tmp_path: Path) -> None:

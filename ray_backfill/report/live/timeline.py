@@ -99,8 +99,9 @@ def _chart(
     seconds, (size, name) = drill.timeline, _unit(drill)
     checkpoints = [c.elapsed_s for c in drill.checkpoints]
     ends = min(seconds[0].elapsed_s, 0, *checkpoints), max(seconds[-1].elapsed_s + 1, *checkpoints)
-    legs = [seconds[start].elapsed_s for start, _ in list(_runs([s.leg for s in seconds]))[1:]]
-    marks = [(CHECKPOINT, checkpoints), (INCIDENT, [i.elapsed_s for i in drill.incidents]), (NEW_LEG, legs)]
+    legs = [float(seconds[start].elapsed_s) for start, _ in list(_runs([s.leg for s in seconds]))[1:]]
+    incidents = [i.elapsed_s for i in drill.incidents]
+    marks: list[tuple[Style, list[float]]] = [(CHECKPOINT, checkpoints), (INCIDENT, incidents), (NEW_LEG, legs)]
     measured = [(a, b) for a, b in _runs([s.is_measuring for s in seconds]) if seconds[a].is_measuring]
     return Chart(
         title, unit, header, tuple(curves), (), notes, f"{name} since the drill began", name,
