@@ -1,7 +1,7 @@
 """What stands at the top of a page: data set, recipe, date, and whether the data are invented. Computes nothing."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -37,6 +37,18 @@ def date_of(created: str) -> str:
 def is_invented(data: Mapping[str, Any]) -> bool:
     """Whether the embeddings come from a random model instead of images."""
     return bool(data.get("is_synthetic")) or str(data.get("embeddings", "")).startswith("synthetic")
+
+
+def top_notes(data: Mapping[str, Any], warnings: Sequence[str]) -> tuple[str, list[str]]:
+    """The note that the data are invented, "" if they are not, and the warnings without it; no folders in any of them.
+
+    A manifest may have the note itself, in its own words.
+    """
+    told = [without_folders(warning) for warning in warnings]
+    if not is_invented(data):
+        return "", told
+    own = next((warning for warning in told if "invented" in warning), "")
+    return own or INVENTED, [warning for warning in told if warning != own]
 
 
 def without_folders(text: str) -> str:

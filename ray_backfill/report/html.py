@@ -6,11 +6,10 @@ from ray_backfill.report import answers, charts, selection, wording
 from ray_backfill.report.glossary import glossary
 from ray_backfill.report.grids import grids
 from ray_backfill.report.heading import (
-    INVENTED,
     date_of,
-    is_invented,
     name_of,
     recipe_of,
+    top_notes,
     without_folders,
 )
 from ray_backfill.report.page_tables import costs_table, leads_table, numbers_table
@@ -31,6 +30,7 @@ QUESTIONS = {
 def render(results: Results) -> str:
     """The HTML page."""
     manifest, tables = results.manifest, grids(results)
+    invented, warnings = top_notes(manifest.data, answers.warnings(results))
     template = page_environment().get_template("report.html.jinja")
     seed = [("seed", str(manifest.seed))] if manifest.seed is not None else []
     return template.render(
@@ -39,8 +39,8 @@ def render(results: Results) -> str:
         name=name_of(manifest.data),
         recipe=recipe_of(manifest.data),
         date=date_of(manifest.created),
-        invented=INVENTED if is_invented(manifest.data) else "",
-        warnings=[bind(without_folders(warning)) for warning in answers.warnings(results)],
+        invented=bind(invented),
+        warnings=[bind(warning) for warning in warnings],
         verdict=bind(answers.verdict(results)),
         questions=_questions(results),
         gain_in_words=wording.GAIN_IN_WORDS,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ray_backfill.report.heading import date_of, is_invented, name_of, without_folders
+from ray_backfill.report.heading import INVENTED, date_of, is_invented, name_of, top_notes, without_folders
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,10 @@ def test_dates_and_invented_data() -> None:
     assert is_invented({"is_synthetic": True})
     assert is_invented({"embeddings": "synthetic: drawn from a model of distances"})
     assert not is_invented({"embeddings": "from images", "is_synthetic": False})
+
+
+def test_that_data_are_invented_is_said_once() -> None:
+    own = "The embeddings are invented."
+    assert top_notes({"is_synthetic": True}, [own, "see /a/b"]) == (own, ["see b"])
+    assert top_notes({"is_synthetic": True}, ["few"]) == (INVENTED, ["few"])
+    assert top_notes({}, ["few"]) == ("", ["few"])

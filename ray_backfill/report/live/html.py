@@ -1,6 +1,6 @@
 """The page of a live drill as one self-contained HTML file."""
 
-from ray_backfill.report.heading import INVENTED, date_of, is_invented, name_of, recipe_of, without_folders
+from ray_backfill.report.heading import date_of, name_of, recipe_of, top_notes, without_folders
 from ray_backfill.report.live import charts, sentences, situations, timeline
 from ray_backfill.report.live.checkpoint_table import checkpoint_table, metric_table
 from ray_backfill.report.live.drill_folder import Drill
@@ -24,6 +24,7 @@ MANY_INCIDENTS = 20  # only this many incidents are shown without unfolding
 
 def render(drill: Drill) -> str:
     """The HTML page."""
+    invented, notes = top_notes(drill.facts.data, drill.facts.data.get("notes", []))
     data, template = drill.facts.data, page_environment().get_template("live/live.html.jinja")
     return template.render(
         drill=drill,
@@ -33,7 +34,7 @@ def render(drill: Drill) -> str:
         facts=_facts(drill),
         alarms=_alarms(drill),
         alarming=sentences.is_alarming(drill),
-        invented=INVENTED if is_invented(data) else "",
+        invented=invented,
         name=name_of(data),
         curves=page_charts(charts.quality_charts(drill), "quality"),
         timeline=page_charts(timeline.timeline_charts(drill), "time"),
@@ -49,7 +50,7 @@ def render(drill: Drill) -> str:
         all_incidents=_incidents(drill, len(drill.incidents)) if len(drill.incidents) > MANY_INCIDENTS else None,
         command=without_folders(drill.facts.command),
         data=data_facts(data),
-        notes=[without_folders(note) for note in data.get("notes", [])],
+        notes=notes,
         timings=[(stage, f"{seconds:.1f}") for stage, seconds in drill.facts.timings_s.items()],
         settings=list(flatten(drill.settings)),
         glossary=sentences.glossary(drill),
