@@ -10,7 +10,9 @@ pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # What each prints.
-SAID = {"numpy_to_decision.py": ("mAP@100 while the gallery is backfilled", "of the upgrade’s improvement", "95 % interval")}
+SAID = {
+    "numpy_to_decision.py": ("mAP@100 while the gallery is backfilled", "of the upgrade’s improvement", "95 % interval")
+}
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))

@@ -17,8 +17,8 @@ from ray_backfill.plugins import Deferred
 from ray_backfill.systems import FloatArray, RetrievalSystem, UpgradePair
 
 
-def backbone_method(name: str, title: str, source: str, glossary: Mapping[str, str]) -> Method:
-    """{x, old} and {x, x}, where x is the backbone of this name."""
+def backbone_method(name: str, title: str, source: str, glossary: Mapping[str, str] | None = None) -> Method:
+    """{x, old} and {x, x}, where x is the backbone of this name. glossary: word -> meaning, for reports."""
 
     def pair(e: Embeddings, network: Any) -> UpgradePair:
         query, old = e.query[name], e.gallery["old"]
@@ -27,7 +27,7 @@ def backbone_method(name: str, title: str, source: str, glossary: Mapping[str, s
         )
 
     return Method(
-        name, title, source, pair, "A new backbone", models=("old", "new", name), forward=name, glossary=glossary
+        name, title, source, pair, "A new backbone", models=("old", "new", name), forward=name, glossary=glossary or {}
     )
 
 
