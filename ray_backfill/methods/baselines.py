@@ -44,5 +44,9 @@ METHODS = (
         backward="old",
         forward="new",
         is_recommended=True,
+        glossary={
+            "Offline": "The upgrade without an online backfill: the old model serves until every item is re-embedded, "
+            "then the new one."
+        },
     ),
 )

@@ -7,6 +7,7 @@ scaled to the length of the old classifier's own weights, because embeddings are
 hundred prevented learning (Omniglot, open class: mAP 2 instead of 51).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from ray_backfill.plugins import Deferred
 from ray_backfill.systems import FloatArray, RetrievalSystem, UpgradePair
 
 
-def backbone_method(name: str, title: str, source: str) -> Method:
-    """{x, old} and {x, x}, where x is the backbone of this name."""
+def backbone_method(name: str, title: str, source: str, glossary: Mapping[str, str] | None = None) -> Method:
+    """{x, old} and {x, x}, where x is the backbone of this name. glossary: word -> meaning, for reports."""
 
     def pair(e: Embeddings, network: Any) -> UpgradePair:
         query, old = e.query[name], e.gallery["old"]
@@ -25,7 +26,9 @@ def backbone_method(name: str, title: str, source: str) -> Method:
             RetrievalSystem(_fit_width(query, old.shape[1]), old), RetrievalSystem(query, e.gallery[name])
         )
 
-    return Method(name, title, source, pair, "A new backbone", models=("old", "new", name), forward=name)
+    return Method(
+        name, title, source, pair, "A new backbone", models=("old", "new", name), forward=name, glossary=glossary or {}
+    )
 
 
 def _fit_width(vectors_Nd: FloatArray, width: int) -> FloatArray:
@@ -45,4 +48,9 @@ BACKBONES = (
     ),
 )
 
-METHODS = (backbone_method("bct", "BCT", "Shen et al. 2020: {bct, old}, {bct, bct}"),)
+_GLOSSARY = {
+    "BCT": "Backward-compatible training: a new model that is trained so that the old model's classifier also works on "
+    "its embeddings. Its queries search the old gallery as it is."
+}
+
+METHODS = (backbone_method("bct", "BCT", "Shen et al. 2020: {bct, old}, {bct, bct}", _GLOSSARY),)

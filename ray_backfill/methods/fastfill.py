@@ -15,12 +15,17 @@ from ray_backfill.training.transforms import TransformFit
 _SIGMA = next(order.glossary for order in ORDERS if order.name == "sigma")
 
 
-_uncertain = partial(transform_method, glossary=_SIGMA)
+_FASTFILL = {
+    "FastFill": "FCT with a loss that also keeps the items of a class together, and with an estimate of how uncertain "
+    "h is about an item (sigma), by which items can be ordered."
+}
+_uncertain = partial(transform_method, glossary={**_FASTFILL, **_SIGMA})
+_certain = partial(transform_method, glossary=_FASTFILL)
 
 METHODS = (
     _uncertain("fastfill", "FastFill", "eq. 7: l2 + disc with uncertainty", TransformFit(disc=True, uncertainty=True)),
-    transform_method("fastfill_l2_disc", "FastFill l2+disc", "eq. 5", TransformFit(disc=True)),
-    transform_method("fastfill_disc", "FastFill disc", "eq. 4", TransformFit(l2=False, disc=True)),
+    _certain("fastfill_l2_disc", "FastFill l2+disc", "eq. 5", TransformFit(disc=True)),
+    _certain("fastfill_disc", "FastFill disc", "eq. 4", TransformFit(l2=False, disc=True)),
     _uncertain("fastfill_l2_u", "FastFill l2, uncertain", "eq. 7 without disc", TransformFit(uncertainty=True)),
     _uncertain(
         "fastfill_disc_u",

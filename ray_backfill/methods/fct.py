@@ -12,7 +12,13 @@ from ray_backfill.models.apply import transform
 from ray_backfill.systems import RetrievalSystem, UpgradePair
 from ray_backfill.training.transforms import TransformFit
 
-_GLOSSARY = {"h": "The network that maps an old embedding (and what else was stored) into the space of the new model."}
+_H = {"h": "The network that maps an old embedding (and what else was stored) into the space of the new model."}
+_FCT = {
+    "FCT": "Forward-compatible training: h is trained to predict the new embedding of an item from its old one. The "
+    "whole old gallery is mapped by h before the switch; queries are embedded by the new model only."
+}
+_SIDE = {"Side information": "A second embedding that was stored with each item and helps h to predict the new one."}
+_BICT = {"BiCT": "Bidirectional compatible training: a backward-compatible new model, and h for the old gallery."}
 
 
 def transform_method(
@@ -32,7 +38,7 @@ def transform_method(
         return UpgradePair(RetrievalSystem(forward.query, h_Nd), forward)
 
     models = tuple(dict.fromkeys(("old", "new", *fit.models)))
-    words = _GLOSSARY | dict(glossary or {})
+    words = _H | dict(_FCT if glossary is None else glossary)
     return Method(
         name, title, source, pair, family, fit, models, forward=fit.target, aligned=True,
         is_recommended=is_recommended, glossary=words,
@@ -41,8 +47,14 @@ def transform_method(
 
 METHODS = (
     transform_method("fct", "FCT", "FCT, eq. 3: ||new - h(old)||^2", TransformFit(), is_recommended=True),
-    transform_method("fct_side", "FCT + side info", "FCT, section 4.3: h(old, side)", TransformFit(("old", "side"))),
     transform_method(
-        "bict", "BiCT", "BCT backbone, then h(old) towards it", TransformFit(target="bct"), "A new backbone"
+        "fct_side",
+        "FCT + side info",
+        "FCT, section 4.3: h(old, side)",
+        TransformFit(("old", "side")),
+        glossary=_FCT | _SIDE,
+    ),
+    transform_method(
+        "bict", "BiCT", "BCT backbone, then h(old) towards it", TransformFit(target="bct"), "A new backbone", _BICT
     ),
 )

@@ -24,7 +24,12 @@ BACKBONES = (
     ),
 )
 
+_GLOSSARY = {
+    "RACT": "Regression-alleviating compatible training: a backward-compatible new model, trained with a contrastive "
+    "loss against old and new embeddings that reduces negative flips."
+}
+
 METHODS = (
-    backbone_method("ract", "RACT", "Zhang et al. 2022: {ract, old}, {ract, ract}"),
-    backbone_method("ract_hard", "RACT hard", "Zhang et al. 2022, hardest negatives"),
+    backbone_method("ract", "RACT", "Zhang et al. 2022: {ract, old}, {ract, ract}", _GLOSSARY),
+    backbone_method("ract_hard", "RACT hard", "Zhang et al. 2022, hardest negatives", _GLOSSARY),
 )

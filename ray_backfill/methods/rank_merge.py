@@ -6,7 +6,6 @@ Without rho the new system is frozen, so the second term of CL-M (eq. 14) has no
 CL-S trains. The two differ only with rho.
 """
 
-from functools import partial
 from typing import Any
 
 from ray_backfill.methods import Embeddings, Method
@@ -31,8 +30,43 @@ def _with_heads(e: Embeddings, heads: Any) -> UpgradePair:
     )
 
 
-_loss = partial(Deferred, "ray_backfill.losses.rank_merge")
-_method = partial(Method, family="Rank merge", pair=_with_heads)
+_RM = {
+    "RM": "Rank merge: both systems are searched, each over its own items, and their result lists are merged by "
+    "distance. RM naive trains nothing and embeds each query with both models. Full RM trains psi and rho with MCL."
+}
+_PSI = {
+    "psi": "The reverse query transform: a small network that maps a new query embedding into the space of the old "
+    "gallery, so that only the new model embeds the query."
+}
+_RHO = {
+    "rho": "A small network on top of the new model, for queries and gallery, that makes its distances comparable "
+    "with those of the old system. It stays in use after the backfill."
+}
+_RQT = {"RQT": "Reverse query transform: psi is trained to come close to the old embedding of the same item."}
+_CL_S = {"CL-S": "psi is trained with a contrastive loss within the old system only."}
+_CL_M = {"CL-M": "psi and rho are trained with a contrastive loss within each of the two systems separately."}
+_MCL = {
+    "MCL": "Metric-compatible contrastive learning: positives of each system are contrasted with negatives of both, so "
+    "that the distances of the two systems become comparable."
+}
+
+
+def _trained(
+    name: str,
+    title: str,
+    source: str,
+    loss: str,
+    words: dict[str, str],
+    has_rho: bool = False,
+    is_best: bool = False,
+) -> Method:
+    """psi, and rho if wanted, trained with a loss. words: what this loss is. is_best: the paper's own choice."""
+    fit = HeadFit(Deferred("ray_backfill.losses.rank_merge", loss), learn_new=has_rho, needs_labels=loss != "rqt")
+    return Method(
+        name, title, source, _with_heads, "Rank merge", fit, forward="" if has_rho else "new",
+        is_recommended=is_best, glossary=_RM | _PSI | words | (_RHO if has_rho else {}),
+    )  # fmt: skip
+
 
 METHODS = (
     Method(
@@ -44,13 +78,14 @@ METHODS = (
         backward="old",
         forward="new",
         is_recommended=True,
+        glossary=_RM,
     ),
-    _method("rqt", "RM RQT", "eq. 9", fit=HeadFit(_loss("rqt"), needs_labels=False), forward="new"),
-    _method("cl_s", "RM CL-S", "eq. 10", fit=HeadFit(_loss("cl_s")), forward="new"),
-    _method("cl_m", "RM CL-M", "eq. 14", fit=HeadFit(_loss("cl_m")), forward="new"),
-    _method("mcl", "RM MCL", "eq. 11", fit=HeadFit(_loss("mcl")), forward="new"),
-    _method("rqt_rho", "RM RQT + rho", "eq. 9 with rho", fit=HeadFit(_loss("rqt"), learn_new=True, needs_labels=False)),
-    _method("cl_s_rho", "RM CL-S + rho", "eq. 10 with rho", fit=HeadFit(_loss("cl_s"), learn_new=True)),
-    _method("cl_m_rho", "RM CL-M + rho", "eq. 14 with rho", fit=HeadFit(_loss("cl_m"), learn_new=True)),
-    _method("rm", "full RM", "eq. 11-13: MCL with rho", fit=HeadFit(_loss("mcl"), learn_new=True), is_recommended=True),
+    _trained("rqt", "RM RQT", "eq. 9", "rqt", _RQT),
+    _trained("cl_s", "RM CL-S", "eq. 10", "cl_s", _CL_S),
+    _trained("cl_m", "RM CL-M", "eq. 14", "cl_m", _CL_M),
+    _trained("mcl", "RM MCL", "eq. 11", "mcl", _MCL),
+    _trained("rqt_rho", "RM RQT + rho", "eq. 9 with rho", "rqt", _RQT, has_rho=True),
+    _trained("cl_s_rho", "RM CL-S + rho", "eq. 10 with rho", "cl_s", _CL_S, has_rho=True),
+    _trained("cl_m_rho", "RM CL-M + rho", "eq. 14 with rho", "cl_m", _CL_M, has_rho=True),
+    _trained("rm", "full RM", "eq. 11-13: MCL with rho", "mcl", _MCL, has_rho=True, is_best=True),
 )

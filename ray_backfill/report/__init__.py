@@ -32,7 +32,7 @@ def write_report(folder: Path) -> None:
 
     results = read_results(folder)
     curves = to_png(figures.curves_figure(results))
-    write_pages(folder, curves, html.render(results, curves))
+    write_pages(folder, curves, html.render(results))
 
 
 def print_first_table(results: Results, to_come: list[str]) -> None:

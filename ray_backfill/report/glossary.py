@@ -17,9 +17,15 @@ GLOSSARY = {
     "search {new, h(old)} without waiting for the backfill.",
     "M_t": "The quality metric at progress t. Backfilled items are searched by the forward system, all others by the "
     "backward system, and the two result lists are merged by distance. M_0 is the start, M_1 the end of the backfill.",
-    "AUC": "The area under M_t for t from 0 to 1, by the trapezoid rule: the average quality during the backfill. "
-    "AUC (mean) is the plain mean of the points, which some papers report instead.",
-    "Gain": "(AUC of the method \u2212 AUC of old) / (AUC of new \u2212 AUC of old). It can exceed 100 %.",
+    "AUC": "The area under M_t for t from 0 to 1, by the trapezoid rule: the average quality during the backfill.",
+    "Gain": "(AUC of the method \u2212 AUC of old) / (AUC of new \u2212 AUC of old). It can exceed 100 %. It has no "
+    "value if new is not clearly better than old.",
+    "95 % interval": "What 95 % of repetitions with other queries of the same kind would give, estimated by a "
+    "bootstrap over the queries.",
+    "Margin": "The largest loss that counts as none, in points. It decides marks, milestones and crossings.",
+    "As old, half gain, as new from": "Milestones: the share of the backfill from which on quality stays as good as "
+    "the old service, has half of the upgrade's improvement, or is as good as the new model alone.",
+    "Largest fall": "The largest drop of M_t from any moment to any later one, at 101 moments or more.",
     "Order": "The sequence in which gallery items are backfilled. An oracle order uses knowledge that is not available "
     "in advance: it is an upper bound, never a recommendation.",
     "Merge": "Combines the results of the backward and the forward system into one ranking (rank merge). Raw compares "

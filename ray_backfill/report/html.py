@@ -1,115 +1,120 @@
-"""The report as one self-contained HTML file: embedded pictures, no script, no request."""
+"""The report as one self-contained HTML file: text, charts as SVG, one small script, no request."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
-from ray_backfill.report import answers, figures, selection, wording
+from ray_backfill.report import answers, charts, selection, wording
 from ray_backfill.report.glossary import glossary
 from ray_backfill.report.grids import grids
-from ray_backfill.report.parts import bind, data_facts, data_uri, flatten, page_environment, picture
-from ray_backfill.report.results import Results, Row
+from ray_backfill.report.heading import (
+    date_of,
+    name_of,
+    recipe_of,
+    top_notes,
+    without_folders,
+)
+from ray_backfill.report.page_tables import costs_table, leads_table, numbers_table
+from ray_backfill.report.parts import PageTable, bind, data_facts, flatten, page_charts, page_environment
+from ray_backfill.report.results import Results
+from ray_backfill.report.selection import Compared
 
 FEW_RIVALS = 10  # number of the closest other methods shown without unfolding
-# Column of costs.parquet -> its heading.
-COST_WORDS = {
-    "query_models": "models that embed a query",
-    "query_backbone_macs": "their MACs per query",
-    "query_macs": "other MACs per query",
-    "query_parameters": "other parameters",
-    "gallery_macs": "MACs per gallery item",
-    "training_flops": "FLOPs to fit",
-    "trained_models": "models to train",
-    "backbone_training_flops": "FLOPs to train them",
+# Field of ``Answers`` -> its question.
+QUESTIONS = {
+    "which": "Which method?",
+    "when": "When is it safe to switch?",
+    "cost": "What does it cost?",
+    "risk": "What is at risk?",
 }
 
 
-def render(results: Results, curves_png: bytes) -> str:
-    """The HTML page. ``curves_png``: content of curves.png, so that the page and the file never differ."""
-    environment = page_environment()
-    environment.filters.update(tick=wording.tick)
-    environment.globals.update(interval=wording.interval)
-    tables, best = grids(results), results.best()
-    rivals = selection.rivals(results, best) if best else []
-    template = environment.get_template("report.html.jinja")
+def render(results: Results) -> str:
+    """The HTML page."""
+    manifest, tables = results.manifest, grids(results)
+    invented, warnings = top_notes(manifest.data, answers.warnings(results))
+    template = page_environment().get_template("report.html.jinja")
+    seed = [("seed", str(manifest.seed))] if manifest.seed is not None else []
     return template.render(
         results=results,
-        manifest=results.manifest,
+        facts=manifest.data,
+        name=name_of(manifest.data),
+        recipe=recipe_of(manifest.data),
+        date=date_of(manifest.created),
+        invented=bind(invented),
+        warnings=[bind(warning) for warning in warnings],
         verdict=bind(answers.verdict(results)),
-        answers={name: [bind(sentence) for sentence in found] for name, found in vars(answers.answer(results)).items()},
-        warnings=answers.warnings(results),
-        verdicts_on=lambda row: answers.conditions(results, row),
+        questions=_questions(results),
         gain_in_words=wording.GAIN_IN_WORDS,
-        glossary=glossary(results),
         oracle_note=wording.ORACLE_NOTE,
-        has_orders=len(results.orders) > 1,
-        has_merges=len(results.merges) > 1,
         has_bounds=any(r.is_bound for r in results.rows),
+        has_intervals=charts.has_intervals(results),
         large=selection.is_large(results),
         choice=wording.choice(results),
         size=wording.size(results),
-        shown={metric: selection.shown_rows(results, metric) for metric in results.metrics},
-        own_methods=selection.own_methods(results),
-        drawn_in_words=" ".join(selection.drawn_in_words(results.panel(results.primary, results.best_variant))),
-        left_out=[(", ".join(methods), reason) for reason, methods in wording.left_out(results).items()],
-        has_intervals=figures.has_intervals(results),
-        best={metric: results.best(metric) for metric in results.metrics},
-        rivals=rivals,
-        other_methods=[pair for pair in rivals if best is not None and pair[0].method != best.method],
-        other_variants=[pair for pair in rivals if best is not None and pair[0].method == best.method],
-        few=FEW_RIVALS,
+        drawn=len(charts.drawn_variants(results)),
+        curves=page_charts(charts.curve_charts(results), "curves"),
+        orders=page_charts(charts.order_charts(results), "orders"),
+        subgroups=page_charts(charts.subgroup_charts(results), "groups"),
+        flips=page_charts(charts.flip_charts(results, results.best_variant), "flips"),
+        numbers=[(metric, *_numbers(results, metric)) for metric in results.metrics],
+        rivals=_rivals(results),
         grids=tables,
         dashes=any(not math.isfinite(c.auc) for grid in tables for _, cells in grid.rows for c in cells),
-        costs=_costs(results),
-        bar=_bar,
-        starts_group=lambda before, row: before is not None and results.group(before) != results.group(row),
-        curves=data_uri(curves_png),
-        data=data_facts(results.manifest.data),
-        timings=[(stage, f"{seconds:.1f}") for stage, seconds in results.manifest.timings_s.items()],
-        settings=list(flatten({**results.manifest.settings, **results.manifest.recipe})),
-        **_more_pictures(results),
+        costs=costs_table(results),
+        left_out=[(", ".join(names), without_folders(why)) for why, names in wording.left_out(results).items()],
+        glossary=glossary(results),
+        command=without_folders(manifest.command),
+        data=data_facts(manifest.data),
+        timings=[(stage, f"{seconds:.1f}") for stage, seconds in manifest.timings_s.items()],
+        settings=[*flatten({**manifest.settings, **manifest.recipe}), *seed],
+        versions=manifest.versions,
     )
 
 
-def _costs(results: Results) -> list[list[str]]:
-    """A header and one line per method, in the order of the first table, without columns of unknown values."""
-    if not results.costs:
+def _questions(results: Results) -> list[tuple[str, list[str]]]:
+    """Question -> its answers; without the verdict, which stands above them, and without questions that do not arise.
+
+    If nothing is recommended, what remains to be said has no heading.
+    """
+    found, best = vars(answers.answer(results)), results.best()
+    is_recommended = bool(found["when"])
+    told = {name: [s for s in found[name] if s != answers.verdict(results)] for name in QUESTIONS}
+    if is_recommended and best is not None:
+        told["which"].insert(0, f"Best: {best.title}, AUC {wording.percent_sign(best.auc)}.")
+    return [
+        (question if is_recommended else "", [bind(sentence) for sentence in told[name]])
+        for name, question in QUESTIONS.items()
+        if told[name]
+    ]
+
+
+def _numbers(results: Results, metric: str) -> tuple[PageTable, PageTable | None]:
+    """A metric's table, and the table of all its rows if they are too many for the first."""
+    shown, everything = selection.shown_rows(results, metric), results.table(metric)
+    first = numbers_table(results, metric, shown, selection.is_large(results))
+    return first, numbers_table(results, metric, everything, False) if len(shown) < len(everything) else None
+
+
+def _rivals(results: Results) -> list[tuple[str, PageTable, PageTable | None]]:
+    """Heading, table, and the table of all rows if they are too many for the first; [] if nothing was compared."""
+    best = results.best()
+    found = selection.rivals(results, best) if best else []
+    if best is None or not found:
         return []
-    place = {row.method: index for index, row in enumerate(selection.shown_rows(results, results.primary))}
-    costs = sorted(results.costs, key=lambda cost: place.get(cost.method, len(place)))
-    known = [name for name in COST_WORDS if not _is_unknown([getattr(cost, name) for cost in costs])]
-    lines = [[cost.title, *(_cost(getattr(cost, name)) for name in known)] for cost in costs]
-    return [["method", *(COST_WORDS[name] for name in known)], *lines]
-
-
-def _cost(value: str | float) -> str:
-    return wording.amount(value) if not isinstance(value, str) else value or wording.NOTHING
-
-
-def _is_unknown(values: Sequence[str | float]) -> bool:
-    """Whether a column is uninformative: some numbers are unknown and all others are 0."""
-    numbers = [value for value in values if not isinstance(value, str)]
-    return any(math.isnan(n) for n in numbers) and not any(n > 0 for n in numbers)
-
-
-def _more_pictures(results: Results) -> dict[str, Any]:
-    several = len(results.variants) > 1
-    drawn = figures.drawn_variants(results)
-    rest = [(metric, variant) for metric in results.metrics[1:] for variant in drawn]
-    best, best_variant = results.best(), results.best_variant
-    other_flips = [(v, picture(figures.flips_figure(results, v))) for v in drawn if v != best_variant]
-    return {
-        "orders": picture(figures.orders_figure(results)),
-        "orders_bound": best is not None and any(r.is_bound for r in selection.compared_variants(results, best.method)),
-        "subgroups": picture(figures.subgroups_figure(results)),
-        "other_metrics": picture(figures.panels_figure(results, rest)) if several and rest else None,
-        "flips": picture(figures.flips_figure(results, best_variant)),
-        "drawn": drawn,
-        "flips_label": results.label(best_variant),
-        "other_flips": [(results.label(v), address) for v, address in other_flips if address is not None],
-    }
-
-
-def _bar(row: Row) -> float:
-    """Width of a gain's bar in per cent of its cell; 55 % stands for a gain of 125 % or more."""
-    return round(min(max(row.gain, 0.0), 1.25) / 1.25 * 55, 1) if math.isfinite(row.gain) else 0.0
+    if not selection.is_large(results):
+        return [("", leads_table(results, found), None)]
+    words = wording.choice(results)
+    of_others = f"The closest other methods{', in the same ' + words if words else ''}"
+    of_variants = f"The same method in another {words.replace(' and ', ' or ')}"
+    parts: list[tuple[str, Compared]] = [
+        (of_others, [pair for pair in found if pair[0].method != best.method]),
+        (of_variants, [pair for pair in found if pair[0].method == best.method]),
+    ]
+    return [
+        (
+            heading,
+            leads_table(results, rows[:FEW_RIVALS]),
+            leads_table(results, rows) if len(rows) > FEW_RIVALS else None,
+        )
+        for heading, rows in parts
+        if rows
+    ]

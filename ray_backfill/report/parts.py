@@ -1,18 +1,24 @@
-"""Parts shared by all HTML pages: template environment, embedded pictures, settings as names and values."""
+"""Parts shared by all HTML pages: template environment, charts and tables as values, settings as names and values."""
 
 import base64
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from matplotlib.figure import Figure
+from markupsafe import Markup
 
-from ray_backfill.display.drawing import to_png
+from ray_backfill.display.charts import Chart, Curve, places_of, values_at
+from ray_backfill.display.svg import box_of, chart_svg, swatch_svg
 from ray_backfill.files import write_whole
 from ray_backfill.report import wording
+from ray_backfill.report.heading import without_folders
 
+FOLDER = Path(__file__).parent
+FEW_LINES = 6  # lines of a chart that are described to a screen reader one by one
 DATA_WORDS = {
     "gallery_items": "gallery items",
     "queries": "queries",
@@ -24,6 +30,65 @@ DATA_WORDS = {
 }
 
 
+class Head(NamedTuple):
+    """The head of a column."""
+
+    label: str
+    css: str = ""
+
+
+class Cell(NamedTuple):
+    """A cell. sort: what its column is sorted by, None: its text. width: of a bar behind the text, in per cent.
+
+    mark: a verdict, which is shown as a tick, a cross or a question mark; mark_words: on what.
+    """
+
+    text: str
+    sort: str | None = None
+    css: str = ""
+    width: float = 0.0
+    mark: str = ""
+    mark_words: str = ""
+
+
+class TableRow(NamedTuple):
+    """A row; its first cell is its name."""
+
+    css: str
+    cells: list[Cell]
+
+
+class PageTable(NamedTuple):
+    """A table. label: for screen readers."""
+
+    label: str
+    heads: list[Head]
+    rows: list[TableRow]
+    css: str = ""
+
+
+class Entry(NamedTuple):
+    """A line of a chart's legend. values: what it is at each place, as text."""
+
+    curve: Curve
+    swatch: Markup
+    values: str
+
+
+class PageChart(NamedTuple):
+    """A chart for a page. places: where the legend can tell values. names: of places, if they have any.
+
+    box: edges of the panel, and ends of its axis.
+    """
+
+    chart: Chart
+    svg: Markup
+    entries: list[Entry]
+    places: str
+    names: str
+    box: str
+
+
 def write_pages(folder: Path, curves_png: bytes, page: str) -> None:
     """Write ``curves.png`` and ``report.html`` atomically; older files are replaced."""
     write_whole(folder / "curves.png", lambda temporary: temporary.write_bytes(curves_png))
@@ -31,32 +96,37 @@ def write_pages(folder: Path, curves_png: bytes, page: str) -> None:
 
 
 def page_environment() -> Environment:
-    """The environment for this folder's templates, with filters for percentages."""
+    """The environment for this folder's templates: filters for percentages, the script and its hash."""
     # Autoescape for every template: titles, notes and settings come from users.
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader(FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(percent=wording.percent, percent_sign=wording.percent_sign)
+    environment.filters.update(percent=wording.percent, percent_sign=wording.percent_sign, tick=wording.tick)
+    script = "\n" + (FOLDER / "page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    # The policy allows this one script by its hash, so text from users can never become a script.
+    environment.globals.update(script=Markup(script), script_hash=f"sha256-{digest}")
     return environment
+
+
+def page_charts(charts: Sequence[Chart], name: str) -> list[PageChart]:
+    """Charts drawn for a page. name: unique in the page."""
+    return [_page_chart(chart, f"{name}-{index}") for index, chart in enumerate(charts)]
+
+
+def text_table(label: str, names: Sequence[str], rows: Sequence[Sequence[str]], css: str = "") -> PageTable:
+    """A table of texts; the first column names the rows."""
+    heads = [Head(name, "name" if index == 0 else "") for index, name in enumerate(names)]
+    return PageTable(label, heads, [TableRow("", [Cell(text) for text in row]) for row in rows], css)
 
 
 def bind(sentence: str) -> str:
     """Keep numbers and their per cent sign on one line."""
     return sentence.replace(" %", "\u00a0%")
-
-
-def picture(figure: Figure | None) -> str | None:
-    """A figure as a data URI."""
-    return None if figure is None else data_uri(to_png(figure))
-
-
-def data_uri(png: bytes) -> str:
-    """A PNG picture as a data URI."""
-    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
 def data_facts(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -76,11 +146,51 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def plain(value: Any) -> str:
-    """A setting's value as readable text."""
+    """A setting's value as readable text, without the folders of a path."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "\u2013"}[value]
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, list) and all(isinstance(v, str | int | float) for v in value):
-        return ", ".join(str(v) for v in value)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return without_folders(", ".join(str(v) for v in value))
+    return without_folders(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def _page_chart(chart: Chart, name: str) -> PageChart:
+    places = places_of(chart)
+    entries = [
+        Entry(
+            curve,
+            Markup(swatch_svg(curve.style)),
+            " ".join(_told(y) for y in values_at(curve, places)),
+        )
+        for curve in chart.curves
+    ]
+    box = " ".join(f"{edge:g}" for edge in (*box_of(chart), *chart.x_range))
+    told = " ".join(f"{x:.4g}" for x in places)
+    names = "\t".join(f"{label} %" if label[:1].isdigit() else label for label in chart.bars)
+    return PageChart(chart, Markup(chart_svg(chart, name, _described(chart))), entries, told, names, box)
+
+
+def _told(y: float) -> str:
+    if not math.isfinite(y):
+        return ""
+    return f"{y:.1f}" if abs(y) < 1000 else f"{y:,.0f}"
+
+
+def _described(chart: Chart) -> str:
+    """What the chart shows, in a sentence."""
+    shown = chart.shown
+    lines = [words for curve in shown[:FEW_LINES] if (words := _course(curve))]
+    more = f"; and {len(shown) - FEW_LINES} more" if len(shown) > FEW_LINES else ""
+    return f"{chart.title}, {chart.unit}, {len(shown)} lines over the {chart.x_unit}: {'; '.join(lines)}{more}."
+
+
+def _course(curve: Curve) -> str:
+    known = curve.y[[bool(math.isfinite(y)) for y in curve.y]]
+    if not len(known):
+        return ""
+    first, last = _told(known[0]), _told(known[-1])
+    if first == last:
+        return f"{curve.title} starts and ends at {first}"
+    return f"{curve.title} {'rises' if known[-1] > known[0] else 'falls'} from {first} to {last}"

@@ -5,7 +5,8 @@ from pathlib import Path
 from rich.console import Console
 
 from ray_backfill.display.drawing import to_png
-from ray_backfill.report.live import figures, html, terminal
+from ray_backfill.report.figures import panels_figure
+from ray_backfill.report.live import charts, html, terminal
 from ray_backfill.report.live.drill_folder import Drill, read_drill
 from ray_backfill.report.live.sentences import verdict
 from ray_backfill.report.parts import write_pages
@@ -22,8 +23,7 @@ def write_live_report(folder: Path) -> None:
         InputError: the folder, a file or a column is missing.
     """
     drill = read_drill(folder)
-    curves = to_png(figures.quality_figure(drill))
-    write_pages(folder, curves, html.render(drill, curves))
+    write_pages(folder, to_png(panels_figure(charts.quality_charts(drill))), html.render(drill))
 
 
 def print_live_table(folder: Path, console: Console | None = None) -> None:

@@ -1,16 +1,30 @@
 """The page of a live drill as one self-contained HTML file."""
 
-from ray_backfill.report.live import figures, panels, sentences, situations
+from ray_backfill.report.heading import date_of, name_of, recipe_of, top_notes, without_folders
+from ray_backfill.report.live import charts, sentences, situations, timeline
 from ray_backfill.report.live.checkpoint_table import checkpoint_table, metric_table
 from ray_backfill.report.live.drill_folder import Drill
 from ray_backfill.report.live.numbers import count, duration, megabytes, milliseconds, rate
-from ray_backfill.report.parts import bind, data_facts, data_uri, flatten, page_environment, picture
+from ray_backfill.report.parts import (
+    Cell,
+    Head,
+    PageTable,
+    TableRow,
+    bind,
+    data_facts,
+    flatten,
+    page_charts,
+    page_environment,
+    text_table,
+)
 
+SITUATION_HEADS = ["phase", "seconds", "p50 (ms)", "p99 (ms)", "queries per second", "items per second", "unanswered"]
 MANY_INCIDENTS = 20  # only this many incidents are shown without unfolding
 
 
-def render(drill: Drill, curves_png: bytes) -> str:
-    """The HTML page. ``curves_png``: content of curves.png, so that the page and the file never differ."""
+def render(drill: Drill) -> str:
+    """The HTML page."""
+    invented, notes = top_notes(drill.facts.data, drill.facts.data.get("notes", []))
     data, template = drill.facts.data, page_environment().get_template("live/live.html.jinja")
     return template.render(
         drill=drill,
@@ -20,17 +34,23 @@ def render(drill: Drill, curves_png: bytes) -> str:
         facts=_facts(drill),
         alarms=_alarms(drill),
         alarming=sentences.is_alarming(drill),
-        curves=data_uri(curves_png),
-        timeline=picture(panels.timeline_figure(drill)),
-        partitions=picture(figures.partitions_figure(drill)),
-        recall=picture(figures.recall_figure(drill)),
-        situations=_situations(drill),
-        checkpoints=checkpoint_table(drill),
-        metrics=[(metric, *metric_table(drill, metric)) for metric in drill.metrics],
-        incidents=[(duration(i.elapsed_s), i.kind, i.detail) for i in drill.incidents],
-        many=MANY_INCIDENTS,
+        invented=invented,
+        name=name_of(data),
+        curves=page_charts(charts.quality_charts(drill), "quality"),
+        timeline=page_charts(timeline.timeline_charts(drill), "time"),
+        partitions=page_charts(charts.partition_charts(drill), "partitions"),
+        recall=page_charts(charts.recall_charts(drill), "recall"),
+        situations=text_table("Latency in each phase", SITUATION_HEADS, _situations(drill)),
+        checkpoints=text_table("All checkpoints", *checkpoint_table(drill), css="dense"),
+        metrics=[
+            (metric, text_table(f"{metric} at every checkpoint", *metric_table(drill, metric)))
+            for metric in drill.metrics
+        ],
+        incidents=_incidents(drill, MANY_INCIDENTS),
+        all_incidents=_incidents(drill, len(drill.incidents)) if len(drill.incidents) > MANY_INCIDENTS else None,
+        command=without_folders(drill.facts.command),
         data=data_facts(data),
-        notes=data.get("notes", []),
+        notes=notes,
         timings=[(stage, f"{seconds:.1f}") for stage, seconds in drill.facts.timings_s.items()],
         settings=list(flatten(drill.settings)),
         glossary=sentences.glossary(drill),
@@ -48,7 +68,12 @@ def _bound(sentence: str) -> str:
 def _facts(drill: Drill) -> dict[str, str]:
     """The key figures at the top of the page."""
     last, forward = drill.checkpoints[-1], drill.forward
-    facts = {"items at the end": count(last.items)}
+    head = {
+        "data set": name_of(drill.facts.data),
+        "recipe": recipe_of(drill.facts.data),
+        "date": date_of(drill.facts.created),
+    }
+    facts = {name: value for name, value in head.items() if value} | {"items at the end": count(last.items)}
     if forward:
         facts["backfilled"] = count(forward[-1].backfilled)
         facts["time"] = duration(last.elapsed_s)
@@ -58,10 +83,7 @@ def _facts(drill: Drill) -> dict[str, str]:
         facts["unanswered"] = count(drill.total(lambda c: c.unanswered))
     facts["violations"] = count(drill.total(lambda c: c.violations))
     facts["incidents"] = count(len(drill.incidents))
-    facts["primary metric"] = drill.primary
-    if drill.facts.created:
-        facts["run"] = drill.facts.created.replace("T", " ")[:19]
-    return facts
+    return facts | {"primary metric": drill.primary}
 
 
 def _alarms(drill: Drill) -> list[str]:
@@ -69,6 +91,18 @@ def _alarms(drill: Drill) -> list[str]:
     broken = [(c, f"{count(c.violations)} answers violated an invariant") for c in drill.checkpoints if c.violations]
     missing = [(c, f"the partitions serve {sentences.wrong_number(items)}") for c, items in drill.missing]
     return [_bound(f"At {sentences.moment(checkpoint)}: {what}.") for checkpoint, what in broken + missing]
+
+
+def _incidents(drill: Drill, most: int) -> PageTable:
+    """The first incidents."""
+    heads = [Head(name, "name") for name in ("time", "incident", "details")]
+    rows = [
+        TableRow(
+            "", [Cell(duration(i.elapsed_s)), Cell(i.kind, css="name"), Cell(without_folders(i.detail), css="name")]
+        )
+        for i in drill.incidents[:most]
+    ]
+    return PageTable("Incidents", heads, rows)
 
 
 def _situations(drill: Drill) -> list[list[str]]:

@@ -1,0 +1,57 @@
+"""What stands at the top of a page: data set, recipe, date, and whether the data are invented. Computes nothing."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+INVENTED = (
+    "Invented data: these embeddings were drawn from a random model, no image was seen. The run shows scale and "
+    "arithmetic, and says nothing about which method or model is better."
+)
+# An absolute path, in quotation marks (then spaces are part of it) or not; not the slash in "m/s" or in an address.
+_QUOTED = re.compile(r"""(?P<mark>['"])(?:~?/|[A-Za-z]:\\)(?:[^'"]*[/\\])?(?P<last>[^'"/\\]*)[/\\]?(?P=mark)""")
+_PLAIN = re.compile(
+    r"""(?<![^\s=(\[,;'"])(?:~?/|[A-Za-z]:\\)(?:[^\s/\\'",;:()]+[/\\])*(?P<last>[^\s/\\'",;:()]+)[/\\]?"""
+)
+
+
+def name_of(data: Mapping[str, Any]) -> str:
+    """The name of the data set: as the manifest has it, or the folder of its embeddings; empty if unknown."""
+    if data.get("name"):
+        return str(data["name"])
+    parts = [part for part in PurePath(str(data.get("path", ""))).parts if part not in ("/", "embeddings")]
+    return parts[-1] if parts else ""
+
+
+def recipe_of(data: Mapping[str, Any]) -> str:
+    """The name of the recipe; empty for a folder of embeddings, and if it is unknown."""
+    return str(data.get("recipe") or "")
+
+
+def date_of(created: str) -> str:
+    """The time of a run to the minute: "2026-11-22 10:06 UTC"; empty if unknown."""
+    return f"{created[:16].replace('T', ' ')} UTC" if created else ""
+
+
+def is_invented(data: Mapping[str, Any]) -> bool:
+    """Whether the embeddings come from a random model instead of images."""
+    return bool(data.get("is_synthetic")) or str(data.get("embeddings", "")).startswith("synthetic")
+
+
+def top_notes(data: Mapping[str, Any], warnings: Sequence[str]) -> tuple[str, list[str]]:
+    """The note that the data are invented, "" if they are not, and the warnings without it; no folders in any of them.
+
+    A manifest may have the note itself, in its own words.
+    """
+    told = [without_folders(warning) for warning in warnings]
+    if not is_invented(data):
+        return "", told
+    own = next((warning for warning in told if "invented" in warning), "")
+    return own or INVENTED, [warning for warning in told if warning != own]
+
+
+def without_folders(text: str) -> str:
+    """A text whose absolute paths are shortened to their last part: a report tells nobody where its author lives."""
+    text = _QUOTED.sub(lambda found: found["mark"] + found["last"] + found["mark"], text)
+    return _PLAIN.sub(lambda found: found["last"], text)
