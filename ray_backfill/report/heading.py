@@ -17,8 +17,11 @@ _PLAIN = re.compile(
 
 
 def name_of(data: Mapping[str, Any]) -> str:
-    """The name of the data set: as the manifest has it, or the folder of its embeddings; empty if unknown."""
-    if data.get("name"):
+    """The name of the data set: as the manifest has it, or the folder of its embeddings; empty if unknown.
+
+    A folder ``RUN/embeddings`` tells nothing by its own name, so it has that of the run.
+    """
+    if data.get("name", "embeddings") != "embeddings":
         return str(data["name"])
     parts = [part for part in PurePath(str(data.get("path", ""))).parts if part not in ("/", "embeddings")]
     return parts[-1] if parts else ""

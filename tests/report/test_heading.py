@@ -25,6 +25,7 @@ def test_absolute_paths_are_shortened_to_their_last_part(text: str, expected: st
 def test_the_data_set_has_its_own_name_or_that_of_its_folder() -> None:
     assert name_of({"name": "Landmarks", "path": "/x/y"}) == "Landmarks"
     assert name_of({"path": "/home/me/runs/demo/embeddings"}) == "demo"
+    assert name_of({"name": "embeddings", "path": "/home/me/runs/demo/embeddings"}) == "demo"
     assert name_of({"path": "/home/me/shop"}) == "shop"
     assert name_of({}) == ""
 
