@@ -103,6 +103,9 @@ def safety(results: Results) -> str:
     safe = [r.title for r in rows if is_safe(results, r)]
     each = f", each in its best {choice(results)}" if choice(results) else ""
     metrics = f" in {listed(list(results.metrics), 'and')}" if len(results.metrics) > 1 else ""
+    if not safe and len(rows) == 1:
+        only = rows[0].title
+        return f"{only[:1].upper()}{only[1:]} is not shown to meet all three safety conditions{metrics}."
     if not safe:
         return f"None of {len(rows)} methods is shown to meet all three safety conditions{metrics}{each}."
     return f"All three safety conditions hold{metrics} for {len(safe)} of {len(rows)} methods{each}: {_few(safe)}."
@@ -168,9 +171,11 @@ def _cost(results: Results, best: Row) -> tuple[str, ...]:
     sentences += [f"It needs {listed(needs, 'and')}."] if needs else []
     data = results.manifest.data
     if "old_dim" in data and "new_dim" in data:
-        change = data["new_dim"] / data["old_dim"] - 1
-        sizes = f"{_bytes(data, 'old_dim')} before and {_bytes(data, 'new_dim')} after the backfill"
-        sentences.append(f"The vectors of the gallery take {sizes} in float32 ({_signed_percent(change)}).")
+        change, size = data["new_dim"] / data["old_dim"] - 1, _bytes(data, "new_dim")
+        as_before = f"keep their size, {size}" if change == 0 else grow
+        sentences.append(
+            f"The vectors of the gallery {as_before} in float32{f' ({_signed_percent(change)})' if change else ''}."
+        )
     sentences.append(
         "Its maps stay in use after the backfill."
         if traits.stays

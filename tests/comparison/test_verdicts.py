@@ -44,6 +44,8 @@ def test_a_good_upgrade(tmp_path: Path) -> None:
     assert results.lines["rm_naive", naive.variant, "negative_flips_vs_old"].value.max() == 0
     page = (tmp_path / "out" / "results" / "report.html").read_text(encoding="utf-8")
     assert results.verdict.replace(" %", "\u00a0%") in page
+    for question in ("Which method", "When is it safe to switch", "What does it cost", "What is at risk"):
+        assert question in page
 
 
 def test_a_harmful_upgrade(tmp_path: Path) -> None:
@@ -53,6 +55,7 @@ def test_a_harmful_upgrade(tmp_path: Path) -> None:
     assert answer(results).which[1].startswith("If the upgrade is needed for another reason, RM naive loses least: ")
     page = (tmp_path / "out" / "results" / "report.html").read_text(encoding="utf-8")
     assert "of the gain" not in page
+    assert "When is it safe to switch" not in page
 
 
 def test_models_that_are_alike(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_the_four_answers(tmp_path: Path) -> None:
         "While the backfill runs, each query is embedded by both models: +13 % query compute against the new model "
         "alone.",
         "Fitting its map takes 1.8 G FLOPs.",
-        "The vectors of the gallery take 3.2 MB before and 6.3 MB after the backfill in float32 (+100 %).",
+        "The vectors of the gallery grow from 3.2 MB to 6.3 MB in float32 (+100 %).",
         "After the backfill only the new model is needed: nothing of the method remains.",
     )
     assert found.risk == (
