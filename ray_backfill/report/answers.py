@@ -172,10 +172,9 @@ def _cost(results: Results, best: Row) -> tuple[str, ...]:
     data = results.manifest.data
     if "old_dim" in data and "new_dim" in data:
         change, size = data["new_dim"] / data["old_dim"] - 1, _bytes(data, "new_dim")
-        as_before = f"keep their size, {size}" if change == 0 else grow
-        sentences.append(
-            f"The vectors of the gallery {as_before} in float32{f' ({_signed_percent(change)})' if change else ''}."
-        )
+        how = f"grow from {_bytes(data, 'old_dim')} to {size}" if change > 0 else f"shrink to {size}"
+        told = f"{how} in float32 ({_signed_percent(change)})" if change else f"keep their size, {size} in float32"
+        sentences.append(f"The vectors of the gallery {told}.")
     sentences.append(
         "Its maps stay in use after the backfill."
         if traits.stays
