@@ -1,0 +1,53 @@
+"""Figures that README quotes are those of stored results: of the demo (docs/results/demo) and of the measured pages."""
+
+import io
+import re
+
+from rich.console import Console
+
+from ray_backfill.report import print_table, read_results
+from ray_backfill.report.answers import answer
+from tests.test_readme import README
+from tests.test_structure import ROOT
+
+DEMO = ROOT / "docs" / "results" / "demo"
+ROWS = {"rm_naive": "RM naive", "least_squares_gallery": "least squares, gallery", "fct": "FCT", "rm": "full RM"}
+
+
+def test_the_table_of_the_demo() -> None:
+    printed = io.StringIO()
+    print_table(DEMO, Console(width=101, file=printed))
+    drawn = [line.rstrip() for line in printed.getvalue().splitlines()]
+    table = drawn[: next(i for i, line in enumerate(drawn) if line.startswith("└")) + 1]
+    assert "\n".join(f"    {line}" for line in table) in README
+
+
+def test_the_sentences_on_the_demo() -> None:
+    which, when, cost, risk = vars(answer(read_results(DEMO))).values()
+    assert which[0] == (
+        "Full RM gives users 91 % of the upgrade’s improvement while the backfill runs (95 % interval 85 to 96): "
+        "mAP@100 starts at 29.9 % (old service: 19.6 %) and ends at 58.6 % (new model alone: 48.5 %)."
+    )
+    assert "Until 18 % of the backfill FastFill serves better, by up to 4.5 points." in which
+    assert "until 18 % of the backfill FastFill serves better" in README
+    assert when[0].endswith("and is as good as the new model alone from 55 % of the backfill on.")
+    assert cost[0].endswith("is embedded by the new model: +2 % query compute against the new model alone.")
+    assert "14.6 % on the day of the switch (the finished upgrade alone: 2.8 %)" in risk[0]
+    assert "The finished upgrade has 2.8 %" in README
+    assert risk[1:3] == (
+        "mAP@100 never falls at 101 moments.",
+        "CMC@1 falls by at most 0.60 points at 101 moments, but these queries do not exclude a fall of 5.2 points.",
+    )
+
+
+def test_the_gains_of_the_four_methods() -> None:
+    pages = [
+        (ROOT / "docs" / "results" / f"{name}.md").read_text(encoding="utf-8") for name in ("omniglot", "landmarks")
+    ]
+    for method, title in ROWS.items():
+        line = next(line for line in README.splitlines() if line.startswith("| ") and f"`{method}`" in line)
+        quoted = [int(cell) for cell in re.findall(r"(\d+) % \|", line)]
+        rows = (
+            re.search(rf"^\| {re.escape(title)} \| \S+ ± \S+ \| \S+ ± \S+ \| (\S+) ± ", page, re.M) for page in pages
+        )
+        assert quoted == [round(float(row[1])) for row in rows if row]
