@@ -34,7 +34,7 @@ def fail(
     assert stopped.value.code == 2
     # What was needed to find the error out is a stage with its own line.
     said = capsys.readouterr().err.strip().splitlines()
-    lines = [line for line in said if not line.startswith("start Ray: done in ")]
+    lines = [line for line in said if not line.startswith("start Ray: ")]
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
     return lines[0]
