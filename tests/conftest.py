@@ -3,8 +3,8 @@
 import os
 from collections.abc import Iterator
 
-# Before anything loads torch, faiss or BLAS, also in the workers of Ray: several processes test at a time, and threads that
-# wait for each other on busy cores take many times as long as one.
+# Before anything loads torch, faiss or BLAS, also in the workers of Ray: several processes test at a time, and threads
+# that wait for each other on busy cores take many times as long as one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import faiss
