@@ -114,6 +114,8 @@ def gain_draws(method: NDArray[np.float64], old: NDArray[np.float64], new: NDArr
 
 # Means of float64 shares differ by less than this if they are mathematically equal.
 ROUNDING = 1e-12
+# Drops whose bootstrap draws vary less than this do not vary: they come from no query.
+_STILL = 1e-8
 
 
 class Fall(NamedTuple):
@@ -144,17 +146,33 @@ def fall_limits(draws: NDArray[np.float64], values: NDArray[np.float64]) -> tupl
     if np.isnan(draws).any():
         return float("nan"), float("nan")
     step = max(1, (len(values) - 1) // 100)
-    first, second = np.triu_indices(len(values[::step]), 1)
-    drops = values[::step][first] - values[::step][second]
-    errors = draws[:, ::step][:, first] - draws[:, ::step][:, second]
-    errors -= errors.mean(axis=0)
-    spread = errors.std(axis=0)
-    moves = spread > ROUNDING
-    if not moves.any():
-        return max(0.0, float(drops.max())), max(0.0, float(drops.max()))
-    largest = np.abs(errors[:, moves] / spread[moves]).max(axis=1)
-    width = np.quantile(largest, LEVEL) * spread
+    errors, some = draws[:, ::step] - draws[:, ::step].mean(axis=0), values[::step]
+    covariance = errors.T @ errors / len(errors)
+    variance = np.diag(covariance)
+    spread = np.sqrt(np.maximum(variance[:, None] + variance - 2 * covariance, 0))
+    spread[spread < _STILL] = 0
+    drops = np.triu(some[:, None] - some, 1)  # [earlier, later]
+    largest = np.empty(len(errors))
+    _largest_deviations(np.ascontiguousarray(errors), spread, largest)
+    width = np.quantile(largest, LEVEL) * np.triu(spread, 1)
     return max(0.0, float((drops - width).max())), max(0.0, float((drops + width).max()))
+
+
+@kernel
+def _largest_deviations(errors: Array, spread: Array, largest: Array) -> None:
+    """The largest |error of a drop| / spread of each draw, over all pairs of moments whose drop varies."""
+    n = errors.shape[1]
+    inverse = np.zeros((n, n))
+    for i in range(n):
+        for j in range(i + 1, n):
+            if spread[i, j] > 0:
+                inverse[i, j] = 1 / spread[i, j]
+    for d in range(len(errors)):
+        own, most = errors[d], 0.0
+        for i in range(n - 1):
+            for j in range(i + 1, n):
+                most = max(most, abs(own[i] - own[j]) * inverse[i, j])
+        largest[d] = most
 
 
 def settles(values: NDArray[np.float64], target: float) -> int | None:
