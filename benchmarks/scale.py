@@ -39,7 +39,7 @@ CLOCKED: tuple[tuple[str, Any, str], ...] = (
     ("orders", resolve, "resolve_orders"),
     ("fit maps", folder, "fit_maps"),
     ("fingerprint", EmbeddingFolder, "fingerprint"),
-    ("replay", replay, "replay"),
+    ("replay", replay, "replay_pairs"),
     ("intervals and differences", results, "tabulate"),
     ("report", results, "write_report"),
 )
@@ -60,7 +60,6 @@ class Clock:
     seconds: dict[str, float] = field(default_factory=dict)
     resident: dict[str, float] = field(default_factory=dict)
     anonymous: dict[str, float] = field(default_factory=dict)
-    replays_s: list[float] = field(default_factory=list)
     _stage: str = OTHER
     _since: float = 0.0
 
@@ -89,14 +88,12 @@ class Clock:
         """``work`` with the clock at ``name``."""
 
         def clocked(*args: Any, **kwargs: Any) -> Any:
-            outer, started = self._stage, time.perf_counter()
+            outer = self._stage
             self._go_to(name)
             try:
                 return work(*args, **kwargs)
             finally:
                 self._go_to(outer)
-                if name == "replay":
-                    self.replays_s.append(time.perf_counter() - started)
 
         return clocked
 
@@ -125,7 +122,6 @@ def measure(job: ScaleJob) -> dict[str, Any]:
                 job.gallery, job.evaluation, job.fits, Context(job.out.absolute(), command="benchmarks.scale")
             )
     size = sum(file.stat().st_size for file in (job.out / "embeddings" / "gallery.parquet").iterdir())
-    methods = [method.title for method in job.evaluation.find_methods()]
     return {
         "items": job.gallery.items,
         "queries": job.gallery.queries,
@@ -135,7 +131,6 @@ def measure(job: ScaleJob) -> dict[str, Any]:
         "resident": clock.resident,
         "anonymous": clock.anonymous,
         "at_start": before,
-        "by_method": dict(zip(methods, clock.replays_s, strict=True)),
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB,
         "disk": size / GIB,
     }
@@ -155,9 +150,6 @@ def stage_table(found: dict[str, Any]) -> None:
     total = sum(found["seconds"].values())
     most = max(found["anonymous"].values())
     row("**all**", f"**{total:.1f}**", "", f"{1e6 * total / items:.1f}", f"**{found['peak']:.2f}**", f"**{most:.2f}**")
-    header("method", "replay of all orders, s", "s per million items and 1,000 queries")
-    for method, taken in found["by_method"].items():
-        row(method, f"{taken:.2f}", f"{1e9 * taken / items / found['queries']:.2f}")
 
 
 def growth_table(sizes: list[int], out: Path) -> None:

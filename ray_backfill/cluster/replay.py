@@ -4,30 +4,28 @@ Each actor reads all queries and its own rows of the gallery from the folder, wh
 holds the counts of one block of queries at a time, a shard one tile of its rows.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import ray
-from numpy.typing import NDArray
 
 from ray_backfill.cluster.session import session
-from ray_backfill.comparison.replay import Curves, replay_methods
+from ray_backfill.comparison.replay import Curves, ReplayPairs, Systems, distinct_systems, replay_methods
 from ray_backfill.comparison.resolve import Comparison
 from ray_backfill.errors import InputError
-from ray_backfill.merges import Merge
 from ray_backfill.methods import Embeddings, Method, find_methods
 from ray_backfill.models.checkpoints import load_network
 from ray_backfill.replay import Curve
 from ray_backfill.replay.block import Block, KeyArray, Thresholds
 from ray_backfill.replay.engine import comparisons_bar, full_float32, measure_prepared
-from ray_backfill.replay.prepare import Prepared, prepare_replay
+from ray_backfill.replay.prepare import Prepared, Served, prepare_replay
 from ray_backfill.replay.shard import Found, GalleryShard
 from ray_backfill.store import read_vectors
-from ray_backfill.systems import IntArray, Switch, UpgradePair
+from ray_backfill.systems import IntArray, RetrievalSystem
 
 T = TypeVar("T")
 
@@ -57,7 +55,7 @@ def replay_in_shards(comparison: Comparison, number: int, device: str = "cpu") -
     with session():
         check_shards(number, device)
         shards = _RemoteShards(comparison, number, device)
-        return replay_methods(comparison, shards.make_pair)
+        return replay_methods(comparison, shards.make_systems)
 
 
 class _RemoteShards:
@@ -72,32 +70,36 @@ class _RemoteShards:
         self.actors = [
             make.remote(
                 (queries.path, 0, len(queries), folder.models), (folder.gallery.path, first, last, folder.models),
-                evaluation.moments, evaluation.distance, device,
+                evaluation.distance, device,
             )
             for first, last in pairwise(self.edges)
         ]  # fmt: skip
         self._answers([actor.read.remote() for actor in self.actors])
         self.report: Any = None
 
-    def make_pair(self, method: Method) -> "_InShards":
-        """Make the method's systems in every shard."""
-        network = self.comparison.maps.folders.get(method.name)
-        switches = self._answers([actor.make_pair.remote(method.name, network) for actor in self.actors])
-        return _InShards(self, switches[0])
+    def make_systems(self, methods: Sequence[Method]) -> tuple[Systems, Sequence[None], ReplayPairs]:
+        """Make the systems of some methods in every shard; those that are returned have no vectors."""
+        networks = {method.name: self.comparison.maps.folders.get(method.name) for method in methods}
+        found = self._answers([actor.make_systems.remote(networks) for actor in self.actors])
+        return found[0], [None] * len(methods), self.replay
 
-    def serve(self, prepared: Prepared, merge: Merge) -> None:
-        """Prepare the shards for these orders and this merge."""
-        parts = zip(self.actors, pairwise(self.edges), strict=True)
-        sent = ray.put(merge)
-        self._answers([actor.serve.remote(prepared.slices_ON[:, a:b], sent) for actor, (a, b) in parts])
+    def replay(self, served: Sequence[Served]) -> Sequence[Mapping[str, Curve]]:
+        """Replay pairs of the systems that were made last."""
+        how, truth = self.comparison.evaluation, self.comparison.truth
+        prepared = prepare_replay(truth, served, how.moments, how.metrics)
+        sent = ray.put(prepared)
+        self._answers([actor.serve.remote(sent) for actor in self.actors])
+        with comparisons_bar(prepared, show=True) as report:
+            self.report = lambda queries: report(queries * prepared.passes * self.edges[-1])
+            return measure_prepared(prepared, truth, self, _BLOCKS)
 
     def positive_keys(self, block: Block) -> list[KeyArray]:
         return self._ask("positive_keys", block)
 
-    def count(self, block: Block, thresholds: Thresholds) -> list[IntArray]:
+    def count(self, block: Block, thresholds: list[Thresholds]) -> list[list[IntArray]]:
         return self._done(block, self._ask("count", block, thresholds))
 
-    def nearest(self, block: Block, k: int) -> list[Found]:
+    def nearest(self, block: Block, k: int) -> list[list[Found]]:
         return self._done(block, self._ask("nearest", block, k))
 
     def cancel(self) -> None:
@@ -121,53 +123,39 @@ class _RemoteShards:
             ) from error
 
     def _done(self, block: Block, answers: list[T]) -> list[T]:
-        self.report(2 * len(block) * self.edges[-1])
+        self.report(len(block))
         return answers
 
 
-@dataclass
-class _InShards:
-    """The systems of one method in the shards. switch: when items move to the forward system."""
-
-    shards: _RemoteShards
-    switch: Switch
-    pair: None = None
-
-    def curves(self, orders: Mapping[str, IntArray], merge: Merge) -> Mapping[str, Curve]:
-        how, truth = self.shards.comparison.evaluation, self.shards.comparison.truth
-        prepared = prepare_replay(truth, dict(orders), how.moments, how.metrics, self.switch, merge)
-        self.shards.serve(prepared, merge)
-        with comparisons_bar(prepared, show=True) as report:
-            self.shards.report = report
-            return measure_prepared(prepared, truth, self.shards, _BLOCKS)
-
-
 class _ShardActor:
-    """One shard of the gallery, for all methods one after the other."""
+    """One shard of the gallery, for all groups of methods one after the other."""
 
-    def __init__(self, queries: _Rows, gallery: _Rows, points: int, distance: str, device: str) -> None:
-        self.first, self.points, self.distance = gallery[1], points, distance
+    def __init__(self, queries: _Rows, gallery: _Rows, distance: str, device: str) -> None:
+        self.first, self.distance = gallery[1], distance
         self.torch_device = None if device == "cpu" else device
         self.files = queries, gallery
         self.embeddings: Embeddings | None = None
-        self.pair: UpgradePair | None = None
+        self.systems: list[RetrievalSystem] = []
         self.shard: GalleryShard | None = None
 
     def read(self) -> None:
         """Read all queries and the shard's rows of the gallery."""
         self.embeddings = Embeddings(*(read_vectors(*file) for file in self.files))
 
-    def make_pair(self, method: str, network: Path | None) -> Switch:
+    def make_systems(self, networks: Mapping[str, Path | None]) -> Systems:
+        """Make the systems of these methods. networks: method -> folder of its network."""
         assert self.embeddings is not None
-        self.pair = find_methods((method,))[0].pair(self.embeddings, load_network(network) if network else None)
-        return self.pair.switch
+        methods = find_methods(tuple(networks))
+        maps = (load_network(folder) if folder else None for folder in networks.values())
+        pairs = [method.pair(self.embeddings, network) for method, network in zip(methods, maps, strict=True)]
+        found = distinct_systems(methods, pairs)
+        self.systems = found.systems
+        return replace(found, systems=[])
 
-    def serve(self, slices_ON: NDArray[np.uint16], merge: Merge) -> None:
-        assert self.pair is not None
+    def serve(self, prepared: Prepared) -> None:
         self.shard = GalleryShard(
-            self.pair, self.first, _writable(slices_ON), self.points, self.distance, torch_device=self.torch_device,
-            merge=_writable(merge),
-        )  # fmt: skip
+            self.systems, self.first, _writable(prepared), self.distance, torch_device=self.torch_device
+        )
 
     def answer(self, question: _Question, arguments: tuple[Any, ...]) -> Any:
         with full_float32(self.torch_device):
@@ -180,6 +168,8 @@ def _writable(value: Any) -> Any:
         return value.copy()
     if isinstance(value, tuple):
         return tuple(_writable(part) for part in value)
+    if isinstance(value, list):
+        return [_writable(part) for part in value]
     if is_dataclass(value) and not isinstance(value, type):
         return type(value)(**{field.name: _writable(getattr(value, field.name)) for field in fields(value)})
     return value

@@ -4,6 +4,7 @@ Lists per query are CSR: the list of query i of a block is entries starts[i] .. 
 Shapes: b queries of a block, P positives of a query, K = 2 P thresholds, S slices, O orders.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +67,31 @@ class Thresholds:
     slices: NDArray[np.uint16]
 
 
+@dataclass(frozen=True)
+class Union:
+    """The distinct thresholds of several pairs in one searched system.
+
+    keys: CSR, ascending for each query. starts: (b + 1,). at: for each use, the index of each of its thresholds within
+    its query's row of ``keys``.
+    """
+
+    keys: KeyArray
+    starts: IntArray
+    at: list[NDArray[np.int32]]
+
+
+def unite(uses: Sequence[KeyArray], starts: IntArray) -> Union:
+    """Unite thresholds. uses: CSR keys of equal shape, ascending for each query. Cost: a sort of all of them."""
+    if len(uses) == 1:
+        at = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
+        return Union(uses[0], starts, [at.astype(np.int32)])
+    keys_UK = np.stack(uses)
+    keys, at_UK = np.empty(keys_UK.size, np.uint64), np.empty(keys_UK.shape, np.int32)
+    union_starts = np.empty(len(starts), np.int64)
+    _unite(keys_UK, starts, keys, union_starts, at_UK)
+    return Union(keys[: union_starts[-1]], union_starts, list(at_UK))
+
+
 def make_thresholds(block: Block, keys_2P: KeyArray, slices_ON: NDArray[np.uint16], merge: Merge = RAW) -> Thresholds:
     """Sort thresholds. keys_2P: (2, all) keys of ``block.positives``, forward and backward. slices_ON: by item."""
     starts = 2 * block.positive_starts
@@ -125,6 +151,21 @@ def _keys_across(block: Block, distances: NDArray[np.float32], from_forward: boo
     first, ties = merge.across(distances, from_forward)
     # Without a tie, an item at exactly this distance ranks after the positive, whatever its position.
     return sort_keys(first, np.where(ties, block.positives, 0))
+
+
+@kernel
+def _unite(keys_UK: Array, starts: Array, keys: Array, union_starts: Array, at_UK: Array) -> None:
+    filled = 0
+    for q in range(len(starts) - 1):
+        first, n = starts[q], starts[q + 1] - starts[q]
+        union_starts[q] = filled
+        together = keys_UK[:, first : first + n].copy().reshape(-1)
+        for i in np.argsort(together):
+            if filled == union_starts[q] or keys[filled - 1] != together[i]:
+                keys[filled] = together[i]
+                filled += 1
+            at_UK[i // n, first + i % n] = filled - 1 - union_starts[q]
+    union_starts[len(starts) - 1] = filled
 
 
 @kernel

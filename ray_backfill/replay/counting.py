@@ -8,8 +8,9 @@ table of bins over the range of the thresholds; the few undecided pairs are retu
 Shapes: b queries, n items of a tile, K thresholds of a query (CSR), O orders, S slices, T = S + 1 points.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from ray_backfill.distances import ProductForm, Products
 from ray_backfill.kernels import Array, kernel
 from ray_backfill.metrics import measure
-from ray_backfill.replay.block import Block, KeyArray, Thresholds, distances_of
+from ray_backfill.replay.block import Block, Thresholds, Union, distances_of
 from ray_backfill.systems import IntArray
 
 
@@ -41,16 +42,14 @@ def n_bins(n_thresholds: int) -> int:
     return 1 << int(np.clip(np.ceil(np.log2(32 * n_thresholds)), 10, 16))
 
 
-def threshold_bounds(
-    form: ProductForm, block: Block, thresholds: Thresholds, keys: KeyArray
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return ``ProductForm.bounds`` of thresholds by their keys in the system of ``form``; both ascend.
+def threshold_bounds(form: ProductForm, block: Block, union: Union) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return ``ProductForm.bounds`` of thresholds in the system of ``form``; both ascend.
 
     A threshold of the other system can be outside the range of this system's distances. It is moved to just outside
     the range of products, which gives the same decisions without widening the bins.
     """
-    query = np.repeat(block.queries, np.diff(thresholds.starts))
-    t = distances_of(keys)
+    query = np.repeat(block.queries, np.diff(union.starts))
+    t = distances_of(union.keys)
     if form.distance != "inner_product":
         t = np.maximum(t, np.float32(0))
     low, high = form.bounds(query, t)
@@ -62,14 +61,14 @@ def threshold_bounds(
     return low, high
 
 
-def make_bins(form: ProductForm, block: Block, thresholds: Thresholds, keys: KeyArray) -> Bins:
-    """Build the bins of one system. keys: the thresholds' keys in that system. Cost: O(b (bins + K))."""
-    lengths = np.diff(thresholds.starts)
-    low, high = threshold_bounds(form, block, thresholds, keys)
+def make_bins(form: ProductForm, block: Block, union: Union) -> Bins:
+    """Build the bins of one system. Cost: O(b (bins + K))."""
+    lengths = np.diff(union.starts)
+    low, high = threshold_bounds(form, block, union)
     most = int(lengths.max())
     table = np.empty((len(block), n_bins(most)), np.uint16 if 2 * most + 1 < 1 << 16 else np.uint32)
     bins = Bins(low, high, table, np.empty(len(block), np.float32), np.empty(len(block), np.float32))
-    _fill_tables(low, high, thresholds.starts, bins.table, bins.origin, bins.step)
+    _fill_tables(low, high, union.starts, bins.table, bins.origin, bins.step)
     return bins
 
 
@@ -80,12 +79,12 @@ class Counter:
     """
 
     def __init__(
-        self, products: Products, block: Block, thresholds: Thresholds, keys: KeyArray, slices_ON: NDArray[np.uint16],
-        n_slices: int, tile_items: int,
+        self, products: Products, block: Block, union: Union, slices_ON: NDArray[np.uint16], n_slices: int,
+        tile_items: int,
     ) -> None:  # fmt: skip
-        self.products, self.thresholds, self.slices_ON = products, thresholds, slices_ON
-        self.bins = make_bins(products.form, block, thresholds, keys)
-        self.starts = hist_starts(thresholds, n_slices)
+        self.products, self.union, self.slices_ON = products, union, slices_ON
+        self.bins = make_bins(products.form, block, union)
+        self.starts = hist_starts(union, n_slices)
         self.hist = np.zeros((len(slices_ON), self.starts[-1]), np.int32)
         self._undecided = np.empty((2, len(block) * tile_items), np.int32)
 
@@ -94,7 +93,7 @@ class Counter:
         v_bn, bins = self.products.tile(first, last), self.bins
         slices_On = np.ascontiguousarray(self.slices_ON[:, first:last])
         found = place_tile(
-            v_bn, bins.low, bins.high, self.thresholds.starts, bins.table, bins.origin, bins.step, slices_On,
+            v_bn, bins.low, bins.high, self.union.starts, bins.table, bins.origin, bins.step, slices_On,
             self.hist, self.starts, self._undecided,
         )  # fmt: skip
         rows, columns = self._undecided[:, :found].astype(np.int64)
@@ -210,53 +209,109 @@ def count_exactly(
             hist[o, hist_starts[q] + slices_Om[o, i] * (len(own) + 1) + place] += sign
 
 
-def others_before(
-    forward: NDArray[np.int32], backward: NDArray[np.int32], thresholds: Thresholds, points: int
-) -> IntArray:
+@dataclass(frozen=True)
+class Counted:
+    """How many items of one system rank before its thresholds. counts: (O, CSR of (S, K + 1)) int32, cumulative.
+
+    counts[s, k]: items of the slices up to s that rank before threshold k, without positives and ignored items.
+    """
+
+    counts: NDArray[np.int32]
+    union: Union
+
+
+def accumulate(hist: NDArray[np.int32], union: Union, n_slices: int) -> Counted:
+    """Sum counts by place and slice, in place."""
+    for of_order in hist:
+        _accumulate(of_order, union.starts, n_slices)
+    return Counted(hist, union)
+
+
+@kernel
+def _accumulate(hist: Array, starts: Array, n_slices: int) -> None:
+    for q in range(len(starts) - 1):
+        width = starts[q + 1] - starts[q] + 1
+        base = n_slices * (starts[q] + q)
+        for s in range(n_slices):
+            row = hist[base + s * width : base + (s + 1) * width]
+            before = np.int32(0)
+            for k in range(width):
+                before += row[k]
+                row[k] = before
+            if s > 0:
+                above = hist[base + (s - 1) * width : base + s * width]
+                for k in range(width):
+                    row[k] += above[k]
+
+
+class Side(NamedTuple):
+    """One system of a pair: its counts, the pair's use of its thresholds, and the pair's rows of its counts."""
+
+    counted: Counted
+    use: int
+    rows: Sequence[int]
+
+
+def others_before(forward: Side | None, backward: Side | None, thresholds: Thresholds, points: int) -> IntArray:
     """Return (O, CSR of (T, P)): how many counted items rank before the j-th positive at each point.
 
-    forward, backward: (O, CSR of (S, K + 1)) counts. Results for disjoint sets of items add up.
+    None: items of that system are not counted. Results for disjoint sets of items add up.
     """
     n_orders, n_positives = thresholds.slices.shape
     others = np.empty((n_orders, points * n_positives + 1), np.int64)
     for o in range(n_orders):
+        sides = [_of_order(side or forward or backward, o) for side in (forward, backward)]
         _others_before(
-            forward[o], backward[o], thresholds.starts, thresholds.owner, thresholds.slices[o], points, others[o]
-        )
+            *sides[0], forward is not None, *sides[1], backward is not None, thresholds.starts, thresholds.owner,
+            thresholds.slices[o], points, others[o],
+        )  # fmt: skip
     return np.ascontiguousarray(others[:, :-1])
+
+
+def _of_order(side: Side | None, order: int) -> tuple[NDArray[np.int32], IntArray, NDArray[np.int32]]:
+    """Counts of one order, starts of the union, and the place of each threshold in it."""
+    assert side is not None
+    union = side.counted.union
+    return side.counted.counts[side.rows[order]], union.starts, union.at[side.use]
 
 
 @kernel
 def _others_before(
-    forward: Array, backward: Array, starts: Array, owner: Array, slices: Array, points: int, others: Array
-) -> None:
+    counts_f: Array, starts_f: Array, at_f: Array, use_f: bool, counts_b: Array, starts_b: Array, at_b: Array,
+    use_b: bool, starts: Array, owner: Array, slices: Array, points: int, others: Array,
+) -> None:  # fmt: skip
     n_slices = points - 1
     for q in range(len(starts) - 1):
         first, n_thresholds = starts[q], starts[q + 1] - starts[q]
-        n_positives, width = n_thresholds // 2, n_thresholds + 1
-        base = n_slices * (first + q)
-        in_place = np.zeros(width, np.int32)
-        for s in range(n_slices):
-            for k in range(width):
-                in_place[k] += backward[base + s * width + k]
+        n_positives = n_thresholds // 2
+        width_f, width_b = starts_f[q + 1] - starts_f[q] + 1, starts_b[q + 1] - starts_b[q] + 1
+        base_f, base_b = n_slices * (starts_f[q] + q), n_slices * (starts_b[q] + q)
+        place_f, place_b = at_f[first : first + n_thresholds], at_b[first : first + n_thresholds]
         # A positive ranks by its forward threshold at the points after its slice, before them by its backward one.
         begin, length = np.empty(n_thresholds, np.uint32), np.empty(n_thresholds, np.uint32)
+        all_b, before = np.zeros(n_thresholds, np.int32), np.empty(n_thresholds, np.int32)
+        last_b = counts_b[base_b + (n_slices - 1) * width_b : base_b + n_slices * width_b]
         for k in range(n_thresholds):
             own = slices[first // 2 + owner[first + k] % n_positives] + 1
             is_forward = owner[first + k] < n_positives
             begin[k] = own if is_forward else 0
             length[k] = points - own if is_forward else own
+            if use_b:
+                all_b[k] = last_b[place_b[k]]
         at = np.uint64(points * (first // 2))
         for i in range(points):
-            if i > 0:
-                row = base + (i - 1) * width
-                for k in range(width):
-                    in_place[k] += forward[row + k] - backward[row + k]
-            before = 0
+            before[:] = all_b
+            if i > 0 and use_f:
+                row = counts_f[base_f + (i - 1) * width_f : base_f + i * width_f]
+                for k in range(n_thresholds):
+                    before[k] += row[place_f[k]]
+            if i > 0 and use_b:
+                row = counts_b[base_b + (i - 1) * width_b : base_b + i * width_b]
+                for k in range(n_thresholds):
+                    before[k] -= row[place_b[k]]
             for k in range(n_thresholds):
-                before += in_place[k]
                 # The entry of a threshold that does not rank its positive now is overwritten by the next one.
-                others[at] = before
+                others[at] = before[k]
                 at += np.uint64(np.uint32(np.uint32(i) - begin[k]) < length[k])
 
 
@@ -281,6 +336,6 @@ def measure_counts(
                 top1[o, q, i] = ranks[0] == 1
 
 
-def hist_starts(thresholds: Thresholds, n_slices: int) -> IntArray:
+def hist_starts(union: Union, n_slices: int) -> IntArray:
     """Return the (b + 1,) start of each query's (S, K + 1) counts."""
-    return n_slices * (thresholds.starts + np.arange(len(thresholds.starts)))
+    return n_slices * (union.starts + np.arange(len(union.starts)))

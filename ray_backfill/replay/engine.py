@@ -32,9 +32,9 @@ from ray_backfill.replay.counting import measure_counts
 from ray_backfill.replay.curve import Curve
 from ray_backfill.replay.fused import measure_fused
 from ray_backfill.replay.nearest_ranks import measure_nearest
-from ray_backfill.replay.prepare import Prepared, as_merge, as_permutation, prepare_replay, split_queries
+from ray_backfill.replay.prepare import Pair, Prepared, Served, as_merge, as_permutation, prepare_replay, split_queries
 from ray_backfill.replay.shard import GalleryShard, LocalShards, Shards
-from ray_backfill.systems import GroundTruth, IntArray, UpgradePair
+from ray_backfill.systems import GroundTruth, IntArray, RetrievalSystem, UpgradePair
 
 
 @overload
@@ -95,25 +95,50 @@ def replay(
     given = dict(order) if isinstance(order, Mapping) else {"": order}
     orders = {name: as_permutation(each, pair) for name, each in given.items()}
     fitted = as_merge(merge, distance)
-    curves = _replay_orders(pair, truth, orders, points, metrics, distance, progress, threads, device, fitted)
+    systems = [pair.backward] if pair.backward is pair.forward else [pair.backward, pair.forward]
+    served = Served(0, len(systems) - 1, orders, pair.switch, fitted)
+    (curves,) = replay_pairs(systems, [served], truth, points, metrics, distance, progress, threads, device)
     return curves if isinstance(order, Mapping) else curves[""]
 
 
-def _replay_orders(
-    pair: UpgradePair, truth: GroundTruth, orders: dict[str, IntArray], points: int, metrics: str | Sequence[str],
-    distance: str, progress: bool, threads: int | None, device: str, merge: Merge,
-) -> dict[str, Curve]:  # fmt: skip
+def replay_pairs(
+    systems: Sequence[RetrievalSystem],
+    served: Sequence[Served],
+    truth: GroundTruth,
+    points: int = 11,
+    metrics: str | Sequence[str] = ("mAP", "CMC@1"),
+    distance: str = "cosine",
+    progress: bool = False,
+    threads: int | None = None,
+    device: str = "cpu",
+) -> list[dict[str, Curve]]:
+    """Compute ``replay`` for several pairs of systems; each distinct system is searched once.
+
+    Cost: a float32 product of Q x N x d for each system, and about a third as much for each pair.
+
+    Args:
+        systems: The distinct systems, of the same queries and gallery items.
+        served: The pairs, by indices of ``systems``, with their orders and merges.
+        truth, points, metrics, distance, progress, threads, device: See ``replay``.
+
+    Returns:
+        For each pair, the curve of each order.
+
+    Raises:
+        InputError: See ``replay``.
+    """
     check_distance(distance)
-    _check_sizes(pair, truth)
+    for system in systems:
+        _check_sizes(system, truth)
     if threads is not None and threads < 1:
         raise InputError(f"threads must be at least 1, got {threads}")
-    prepared = prepare_replay(truth, orders, points, metrics, pair.switch, merge)
+    prepared = prepare_replay(truth, served, points, metrics)
     check_device(device)
     torch_device = None if device == "cpu" else device
     # With a GPU, one thread processes a block on the CPU while the other one's block is on the GPU.
     n_threads = threads or (usable_cpus() if torch_device is None else 2)
     with comparisons_bar(prepared, progress) as report, full_float32(torch_device):
-        shard = GalleryShard(pair, 0, prepared.slices_ON, points, distance, report, torch_device, merge)
+        shard = GalleryShard(systems, 0, prepared, distance, report, torch_device)
         return measure_prepared(prepared, truth, LocalShards([shard]), n_threads)
 
 
@@ -124,35 +149,24 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, threads: int) -> dict[str, Curve]:
-    """Compute the curve of each order; each thread sends one block of queries at a time to the shards."""
-    n_orders, n_scored = len(prepared.orders), len(prepared.scored)
+# Metrics, as for ``metrics.measure``, and where to put the values of some queries.
+_Out = tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]
+# (O, scored queries, T, metrics) values and (O, scored queries, T) first results of one pair.
+_Measured = tuple[NDArray[np.float64], NDArray[np.bool_]]
+
+
+def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, threads: int) -> list[dict[str, Curve]]:
+    """Compute the curves of each pair; each thread sends one block of queries at a time to the shards."""
     is_map, cuts = metric_codes(prepared.metrics)
-    values = np.empty((n_orders, n_scored, prepared.points, len(cuts)))
-    top1 = np.empty((n_orders, n_scored, prepared.points), np.bool_)
+    shapes = [(len(pair.orders), len(prepared.scored), prepared.points) for pair in prepared.pairs]
+    measured = [(np.empty((*shape, len(cuts))), np.empty(shape, np.bool_)) for shape in shapes]
     blocks = split_queries(prepared, truth, threads)
+    measure = _measure_ranked if prepared.nearest is None else _measure_nearest
 
     def measure_block(queries: IntArray) -> None:
-        block = Block.of(truth, queries)
         rows = slice(*np.searchsorted(prepared.scored, (queries[0], queries[-1] + 1)))
-        out = (is_map, cuts, values[:, rows], top1[:, rows])
-        if prepared.nearest is None:
-            keys_2P = reduce(np.add, shards.positive_keys(block))
-            thresholds = make_thresholds(block, keys_2P, prepared.slices_ON, prepared.merge)
-            others = reduce(np.add, shards.count(block, thresholds))
-            if prepared.merge.by_rank:
-                measure_fused(others, block, thresholds, prepared.slices_ON, *out)
-            else:
-                measure_counts(others, block.positive_starts, *out)
-        else:
-            found = shards.nearest(block, prepared.nearest)
-            of_query, keys, is_forward = (np.concatenate(part) for part in zip(*found, strict=True))
-            if prepared.merge.is_mapped:
-                keys = merged_keys(keys, is_forward, prepared.merge)
-            measure_nearest(
-                of_query, keys, is_forward, block.positives, block.positive_starts, block.ignored, block.ignored_starts,
-                prepared.slices_ON, *out,
-            )  # fmt: skip
+        outs = [(is_map, cuts, values[:, rows], top1[:, rows]) for values, top1 in measured]
+        measure(prepared, Block.of(truth, queries), shards, outs)
 
     # One thread per block, each with its own matrix products: BLAS threads would only wait for each other.
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
@@ -164,11 +178,47 @@ def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, thr
             shards.cancel()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return _curves(prepared, values, top1)
+    return [_curves(prepared, pair, each) for pair, each in zip(prepared.pairs, measured, strict=True)]
 
 
-def _curves(prepared: Prepared, values: NDArray[np.float64], top1: NDArray[np.bool_]) -> dict[str, Curve]:
-    """The curve of each order. values: (O, Q, T, M). top1: (O, Q, T)."""
+def _measure_ranked(prepared: Prepared, block: Block, shards: Shards, outs: Sequence[_Out]) -> None:
+    """Metrics of whole rankings, by counting."""
+    keys = reduce(np.add, shards.positive_keys(block))
+    slices_of = prepared.slices_of
+    thresholds = [
+        make_thresholds(block, keys[[pair.forward, pair.backward]], slices_of[pair.rows], pair.merge)
+        for pair in prepared.pairs
+    ]
+    for index, of_shards in enumerate(zip(*shards.count(block, thresholds), strict=True)):
+        pair, others = prepared.pairs[index], reduce(np.add, of_shards)
+        if pair.merge.by_rank:
+            measure_fused(others, block, thresholds[index], slices_of[pair.rows], *outs[index])
+        else:
+            measure_counts(others, block.positive_starts, *outs[index])
+
+
+def _measure_nearest(prepared: Prepared, block: Block, shards: Shards, outs: Sequence[_Out]) -> None:
+    """Metrics cut at k, from candidates."""
+    assert prepared.nearest is not None
+    found = [
+        tuple(np.concatenate(part) for part in zip(*of_shards, strict=True))
+        for of_shards in zip(*shards.nearest(block, prepared.nearest), strict=True)
+    ]
+    for pair, out in zip(prepared.pairs, outs, strict=True):
+        forward, backward = found[pair.forward_scan], found[pair.backward_scan]
+        of_query, keys = (np.concatenate(part) for part in zip(forward, backward, strict=True))
+        is_forward = np.arange(len(keys)) < len(forward[1])
+        if pair.merge.is_mapped:
+            keys = merged_keys(keys, is_forward, pair.merge)
+        measure_nearest(
+            of_query, keys, is_forward, block.positives, block.positive_starts, block.ignored, block.ignored_starts,
+            prepared.slices_of[pair.rows], *out,
+        )  # fmt: skip
+
+
+def _curves(prepared: Prepared, pair: Pair, measured: _Measured) -> dict[str, Curve]:
+    """The curve of each order of a pair."""
+    values, top1 = measured
     t = np.linspace(0.0, 1.0, prepared.points)
     names = [metric.name for metric in prepared.metrics]
     return {
@@ -178,19 +228,20 @@ def _curves(prepared: Prepared, values: NDArray[np.float64], top1: NDArray[np.bo
             top1[o],
             prepared.scored,
             prepared.n_skipped,
-            is_step=prepared.switch == "at_end",
+            is_step=pair.switch == "at_end",
         )
-        for o, order in enumerate(prepared.orders)
+        for o, order in enumerate(pair.orders)
     }
 
 
 @contextmanager
 def comparisons_bar(prepared: Prepared, show: bool) -> Iterator[Callable[[int], None]]:
-    """Show progress over all comparisons of queries and items in both systems; yield the function that adds."""
+    """Show progress over all comparisons of queries and items; yield the function that adds."""
     if not show:
         yield lambda comparisons: None
         return
-    with detail("compare", 2 * len(prepared.scored) * prepared.slices_ON.shape[1], "pairs") as bar:
+    n_pairs = prepared.passes * len(prepared.scored) * prepared.slices_ON.shape[1]
+    with detail("compare", n_pairs, "pairs") as bar:
         yield bar.advance
 
 
@@ -209,9 +260,9 @@ def full_float32(torch_device: str | None) -> AbstractContextManager[None]:
     return context
 
 
-def _check_sizes(pair: UpgradePair, truth: GroundTruth) -> None:
-    if truth.n_queries != pair.n_queries or truth.n_gallery != pair.n_gallery:
+def _check_sizes(system: RetrievalSystem, truth: GroundTruth) -> None:
+    if truth.n_queries != len(system.query) or truth.n_gallery != len(system.gallery):
         raise InputError(
             f"the ground truth has {truth.n_queries} queries and {truth.n_gallery} gallery items, but the systems have "
-            f"{pair.n_queries} and {pair.n_gallery}; build both from the same data"
+            f"{len(system.query)} and {len(system.gallery)}; build both from the same data"
         )

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from ray_backfill.errors import InputError
 from ray_backfill.merges import RAW, Merge
 from ray_backfill.replay.engine import measure_prepared, usable_cpus
-from ray_backfill.replay.prepare import as_merge, prepare_replay
+from ray_backfill.replay.prepare import Served, as_merge, prepare_replay
 from ray_backfill.replay.shard import GalleryShard, LocalShards
 from ray_backfill.systems import GroundTruth, UpgradePair, as_array, describe_array
 
@@ -48,9 +48,11 @@ def replay_moment(
             f"is_backfilled needs a true/false value for each of {truth.n_gallery} items, got {describe_array(flags)}"
         )
     merge = as_merge(merge, distance)
-    prepared = prepare_replay(truth, {"": np.arange(truth.n_gallery)}, 3, metrics, pair.switch, merge)
+    systems = [pair.backward] if pair.backward is pair.forward else [pair.backward, pair.forward]
+    served = Served(0, len(systems) - 1, {"": np.arange(truth.n_gallery)}, pair.switch, merge)
+    prepared = prepare_replay(truth, [served], 3, metrics)
     # Use the middle one of three points, at which the forward system serves slice 0.
     prepared = replace(prepared, slices_ON=np.where(flags, 0, 1).astype(np.uint16)[None])
-    shard = GalleryShard(pair, 0, prepared.slices_ON, 3, distance, merge=merge)
-    (curve,) = measure_prepared(prepared, truth, LocalShards([shard]), usable_cpus()).values()
+    shard = GalleryShard(systems, 0, prepared, distance)
+    ((curve,),) = (found.values() for found in measure_prepared(prepared, truth, LocalShards([shard]), usable_cpus()))
     return {metric: values[:, 1] for metric, values in curve.per_query.items()}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ray_backfill.distances import ProductForm
 from ray_backfill.errors import InputError
-from ray_backfill.replay.block import Block, KeyArray, Thresholds
+from ray_backfill.replay.block import Block, Union
 from ray_backfill.replay.counting import hist_starts, threshold_bounds
 from ray_backfill.replay.nearest import Passing
 from ray_backfill.systems import IntArray
@@ -64,18 +64,17 @@ class DeviceCounter:
     """``counting.Counter`` on a device. hist: the counts by exact keys, which are made on the CPU."""
 
     def __init__(
-        self, tiles: DeviceTiles, block: Block, thresholds: Thresholds, keys: KeyArray, slices_ON: NDArray[np.uint16],
-        n_slices: int,
-    ) -> None:  # fmt: skip
-        device, lengths = tiles.device, np.diff(thresholds.starts)
+        self, tiles: DeviceTiles, block: Block, union: Union, slices_ON: NDArray[np.uint16], n_slices: int
+    ) -> None:
+        device, lengths = tiles.device, np.diff(union.starts)
         self.tiles, self.left, self.slices_ON = tiles, tiles.queries(block.queries), slices_ON
-        low, high = threshold_bounds(tiles.form, block, thresholds, keys)
+        low, high = threshold_bounds(tiles.form, block, union)
         # Rows of unequal length are padded with thresholds that no item reaches.
         used = np.arange(lengths.max()) < lengths[:, None]
         padded = np.full((2, *used.shape), np.inf, np.float32)
         padded[0, used], padded[1, used] = low, high
         self.low, self.high = torch.from_numpy(padded).to(device)
-        self.starts = hist_starts(thresholds, n_slices)
+        self.starts = hist_starts(union, n_slices)
         self.hist = np.zeros((len(slices_ON), self.starts[-1]), np.int32)
         self.base = torch.from_numpy(self.starts[:-1, None]).to(device)
         self.none = torch.from_numpy(lengths[:, None]).to(device)

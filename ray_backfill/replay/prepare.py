@@ -1,7 +1,12 @@
-"""Validated inputs of a replay as plain data. Shapes: Q queries, N items, T points, S = T - 1 slices."""
+"""Validated inputs of a replay as plain data. Shapes: Q queries, N items, T points, S = T - 1 slices, O orders.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+A replay serves several pairs of systems at once. Pairs share systems: most upgrade methods serve {new, new} to
+backfilled items. Each distinct system is searched once, for all pairs, merges and orders that it takes part in.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -9,6 +14,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
 from ray_backfill.merges import RAW, Merge, all_merges, check_merge, fit_merge
+from ray_backfill.merges.csls import References
 from ray_backfill.metrics import Metric, parse_metric
 from ray_backfill.orders import GalleryColumns, check_order, find_order, make_order
 from ray_backfill.replay.counting import n_bins
@@ -24,38 +30,109 @@ _ITEMS_PER_CANDIDATE = 2
 
 
 @dataclass(frozen=True)
+class Served:
+    """A pair of systems to replay, by their indices in a list of systems. orders: name -> (N,) permutation."""
+
+    backward: int
+    forward: int
+    orders: Mapping[str, IntArray]
+    switch: Switch = "progressively"
+    merge: Merge = RAW
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A system as it is searched. references: given if CSLS transforms its vectors."""
+
+    system: int
+    references: References | None = None
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A search for the nearest items of one system in one of its two roles.
+
+    rows: of ``Prepared.slices_ON``. pairs: that use it in this role. limited_by: aligned with ``pairs``, the scans of
+    their forward systems; empty for a forward scan.
+    """
+
+    searched: int
+    is_forward: bool
+    rows: tuple[int, ...]
+    pairs: tuple[int, ...]
+    limited_by: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A pair of systems, by their indices in ``Prepared.searched`` and in ``Prepared.scans``.
+
+    orders: names. rows: of ``Prepared.slices_ON``, one for each order. merge: makes the distances comparable.
+    """
+
+    backward: int
+    forward: int
+    backward_scan: int
+    forward_scan: int
+    orders: tuple[str, ...]
+    rows: tuple[int, ...]
+    switch: Switch
+    merge: Merge
+
+
+@dataclass(frozen=True)
 class Prepared:
     """Validated inputs of a replay.
 
-    orders: names of the orders. slices_ON: (O, N) uint16, the forward system serves items of slice s at the points
-    i > s. scored: queries with a positive. nearest: depth of the rankings that are needed; None for whole rankings.
-    switch: see ``UpgradePair``. merge: makes the two systems' distances comparable; the shards must use the same one.
+    slices_ON: (O, N) uint16 for all pairs, the forward system serves items of slice s at the points i > s. scored:
+    queries with a positive. nearest: depth of the rankings that are needed; None for whole rankings. rows_of: for each
+    searched system, the rows of ``slices_ON`` that any of its pairs needs.
     """
 
-    orders: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+    searched: tuple[Searched, ...]
+    scans: tuple[Scan, ...]
+    rows_of: tuple[tuple[int, ...], ...]
     metrics: tuple[Metric, ...]
     points: int
     slices_ON: NDArray[np.uint16]
     scored: IntArray
     n_skipped: int
     nearest: int | None
-    switch: Switch
-    merge: Merge
+
+    @cached_property
+    def slices_of(self) -> dict[tuple[int, ...], NDArray[np.uint16]]:
+        """Rows of ``slices_ON`` -> a contiguous array of them, once for all pairs, systems and scans that use them."""
+        wanted = {*self.rows_of, *(scan.rows for scan in self.scans), *(pair.rows for pair in self.pairs)}
+        every = tuple(range(len(self.slices_ON)))
+        return {rows: self.slices_ON if rows == every else self.slices_ON[list(rows)] for rows in wanted}
+
+    @property
+    def passes(self) -> int:
+        """How many times the products of all queries and items are computed."""
+        return len(self.searched) if self.nearest is None else len(self.scans)
 
 
-def prepare_replay(
-    truth: GroundTruth,
-    orders: Mapping[str, IntArray],
-    points: int,
-    metrics: str | Sequence[str],
-    switch: Switch,
-    merge: Merge = RAW,
-) -> Prepared:
+@dataclass
+class _Table:
+    """Distinct values in the order in which they come, by a key."""
+
+    values: list[Any] = field(default_factory=list)
+    _places: dict[Any, int] = field(default_factory=dict)
+
+    def place(self, key: Any, value: Any) -> int:
+        if key not in self._places:
+            self._places[key] = len(self.values)
+            self.values.append(value)
+        return self._places[key]
+
+
+def prepare_replay(truth: GroundTruth, served: Sequence[Served], points: int, metrics: str | Sequence[str]) -> Prepared:
     """Validate the inputs of a replay. Raise InputError for unknown metrics, bad orders or points, or no positives."""
     parsed = tuple(parse_metric(name) for name in ([metrics] if isinstance(metrics, str) else metrics))
     if not 2 <= points <= 1 << 16:
         raise InputError(f"points must be at least 2 and at most {1 << 16}, got {points}")
-    if not orders:
+    if not all(each.orders for each in served):
         raise InputError("no order was given; give at least one, such as random")
     if not parsed:
         raise InputError("no metric was given; give at least one, such as mAP")
@@ -64,17 +141,66 @@ def prepare_replay(
     scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
     if not len(scored):
         raise InputError("no query has a positive in the gallery, so there is nothing to measure; check the labels")
-    for permutation in orders.values():
-        check_order(permutation, truth.n_gallery)
-    slices = np.stack([_slice_of_item(permutation, points, switch) for permutation in orders.values()])
+    pairs, searched, scans, slices = _share(served, truth.n_gallery, points)
+    rows_of = [_union(p.rows for p in pairs if index in (p.backward, p.forward)) for index in range(len(searched))]
+    slices_ON = np.stack(slices)
     cuts = [metric.k for metric in parsed]
     # With fusion by rank, a merged rank depends on the number of items before it in the other list: rank all items.
-    nearest = None if None in cuts or merge.by_rank else max((k for k in cuts if k), default=1)
+    by_rank = any(pair.merge.by_rank for pair in pairs)
+    nearest = None if None in cuts or by_rank else max((k for k in cuts if k), default=1)
     if nearest is not None:
         deepest = nearest + int(np.diff(truth.ignored_starts).max())
         if _ITEMS_PER_CANDIDATE * deepest * (points - 1) > truth.n_gallery:
             nearest = None
-    return Prepared(tuple(orders), parsed, points, slices, scored, len(truth.skipped), nearest, switch, merge)
+    return Prepared(
+        pairs, searched, scans, tuple(rows_of), parsed, points, slices_ON, scored, len(truth.skipped), nearest
+    )
+
+
+def _share(
+    served: Sequence[Served], n_gallery: int, points: int
+) -> tuple[tuple[Pair, ...], tuple[Searched, ...], tuple[Scan, ...], list[NDArray[np.uint16]]]:
+    """Find what the pairs share: systems, scans of these, and slices."""
+    searched, scans, slices = _Table(), _Table(), _Table()
+    pairs: list[Pair] = []
+    for each in served:
+        backward, forward = (
+            searched.place((system, id(references)), Searched(system, references))
+            for system, references in _as_searched(each)
+        )
+        for permutation in each.orders.values():
+            check_order(permutation, n_gallery)
+        of_orders = [_slice_of_item(permutation, points, each.switch) for permutation in each.orders.values()]
+        rows = tuple(slices.place(row.tobytes(), row) for row in of_orders)
+        of_backward, of_forward = scans.place((backward, False), None), scans.place((forward, True), None)
+        names = tuple(each.orders)
+        pairs.append(Pair(backward, forward, of_backward, of_forward, names, rows, each.switch, each.merge))
+    found = [_scan(pairs, index) for index in range(len(scans.values))]
+    return tuple(pairs), tuple(searched.values), tuple(found), slices.values
+
+
+def _as_searched(served: Served) -> list[tuple[int, References | None]]:
+    """(system, references) of the backward and the forward system."""
+    if served.merge.references is None:
+        return [(served.backward, None), (served.forward, None)]
+    of_backward, of_forward = served.merge.references
+    if served.backward == served.forward:
+        return [(served.backward, of_backward)] * 2
+    return [(served.backward, of_backward), (served.forward, of_forward)]
+
+
+def _scan(pairs: Sequence[Pair], index: int) -> Scan:
+    """The scan of this index, with all pairs that use it."""
+    forward = tuple(i for i, pair in enumerate(pairs) if pair.forward_scan == index)
+    if forward:
+        return Scan(pairs[forward[0]].forward, True, _union(pairs[i].rows for i in forward), forward)
+    users = tuple(i for i, pair in enumerate(pairs) if pair.backward_scan == index)
+    limits = tuple(pairs[i].forward_scan for i in users)
+    return Scan(pairs[users[0]].backward, False, _union(pairs[i].rows for i in users), users, limits)
+
+
+def _union(rows: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(sorted({row for some in rows for row in some}))
 
 
 def as_permutation(order: Any, pair: UpgradePair) -> IntArray:
@@ -113,19 +239,21 @@ def as_merge(merge: Merge | str, distance: str) -> Merge:
 
 def split_queries(prepared: Prepared, truth: GroundTruth, workers: int) -> list[IntArray]:
     """Split the scored queries into blocks of bounded memory, about equally many for each worker."""
-    n_slices, n_orders = prepared.points - 1, len(prepared.orders)
+    n_slices = prepared.points - 1
     if prepared.nearest is None:
         n_positives = np.diff(truth.positive_starts)[prepared.scored]
-        counts = 8 * n_orders * n_slices * (2 * n_positives + 1)
-        bytes_Q = (
-            counts
-            + 8 * n_orders * prepared.points * n_positives
-            + 80 * n_positives
-            + 4 * n_bins(2 * int(n_positives.max()))
-        )
+        bytes_Q = 80 * len(prepared.pairs) * n_positives
+        for index, rows in enumerate(prepared.rows_of):
+            users = sum((pair.backward == index) + (pair.forward == index) for pair in prepared.pairs)
+            # The positives' own distances are thresholds of every pair; the others differ from pair to pair.
+            n_thresholds = (users + 1) * n_positives
+            bytes_Q += 4 * len(rows) * n_slices * (n_thresholds + 1) + 2 * n_bins(int(n_thresholds.max()))
+        bytes_Q += sum(8 * len(pair.rows) * prepared.points * n_positives for pair in prepared.pairs)
     else:
         deepest = prepared.nearest + int(np.diff(truth.ignored_starts).max())
-        bytes_Q = np.full(len(prepared.scored), 8 * room(deepest, n_slices, n_orders) + 4 * n_orders * n_slices)
+        bytes_Q = np.zeros(len(prepared.scored), np.int64)
+        for scan in prepared.scans:
+            bytes_Q += 8 * room(deepest, n_slices, len(scan.rows)) + 4 * len(scan.rows) * n_slices
     n_blocks = int(max(np.ceil(bytes_Q.sum() / _BLOCK_BYTES), np.ceil(len(prepared.scored) / _BLOCK_QUERIES)))
     n_blocks = min(len(prepared.scored), workers * -(-n_blocks // workers))
     # Cut when the running sum of queries or of bytes crosses a multiple, whichever comes first.

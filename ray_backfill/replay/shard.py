@@ -3,7 +3,8 @@
 Answers of disjoint shards are added (counts) or concatenated (candidates), so that their number makes no difference.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -12,25 +13,25 @@ from numpy.typing import NDArray
 
 from ray_backfill.distances import ProductForm, Products
 from ray_backfill.errors import InputError
-from ray_backfill.merges import RAW, Merge
 from ray_backfill.replay import counting
-from ray_backfill.replay.block import Block, KeyArray, Thresholds, sort_keys
+from ray_backfill.replay.block import Block, KeyArray, Thresholds, Union, sort_keys, unite
 from ray_backfill.replay.nearest import Candidates, Finder, ceilings_of_other
-from ray_backfill.systems import IntArray, UpgradePair
+from ray_backfill.replay.prepare import Prepared, Scan, Searched
+from ray_backfill.systems import IntArray, RetrievalSystem
 
 # Items per tile: the products with a block of queries should stay in the cache between multiplication and counting.
 TILE_ITEMS = 2048
 
-# Row of each candidate, its exact key, and whether it belongs to the forward system.
-Found = tuple[IntArray, KeyArray, NDArray[np.bool_]]
+# Row of each candidate, and its exact key.
+Found = tuple[IntArray, KeyArray]
 
 
 class Shards(Protocol):
     """All shards of a gallery, in this process or elsewhere; each answer is a list with one entry per shard."""
 
     def positive_keys(self, block: Block) -> list[KeyArray]: ...
-    def count(self, block: Block, thresholds: Thresholds) -> list[IntArray]: ...
-    def nearest(self, block: Block, k: int) -> list[Found]: ...
+    def count(self, block: Block, thresholds: list[Thresholds]) -> list[list[IntArray]]: ...
+    def nearest(self, block: Block, k: int) -> list[list[Found]]: ...
     def cancel(self) -> None:
         """Stop running work in other threads soon, by an exception that nobody reads."""
 
@@ -38,92 +39,120 @@ class Shards(Protocol):
 class GalleryShard:
     """The gallery positions first .. first + N - 1.
 
-    pair: all queries, and the N gallery items of this shard. slices_ON: (O, N) uint16 slices of these items in each
-    order. report: called after each tile with its number of (query, item, system) comparisons. torch_device: device on
-    which torch computes and classifies products; None for numpy and compiled loops. merge: the merge of the prepared
-    replay, which may replace pair and distance (``Merge.prepare``).
+    systems: all queries, and the N gallery items of this shard, in each system. prepared: the whole gallery's. report:
+    called after each tile with its number of (query, item) comparisons. torch_device: device on which torch computes
+    and classifies products; None for numpy and compiled loops.
     """
 
     def __init__(
         self,
-        pair: UpgradePair,
+        systems: Sequence[RetrievalSystem],
         first: int,
-        slices_ON: NDArray[np.uint16],
-        points: int,
+        prepared: Prepared,
         distance: str,
         report: Callable[[int], object] = lambda comparisons: None,
         torch_device: str | None = None,
-        merge: Merge = RAW,
     ) -> None:
-        if pair.n_gallery >= 1 << 31:
-            raise InputError(f"a shard may have fewer than {1 << 31:,} items, got {pair.n_gallery:,}; use more shards")
-        self.first, self.last = first, first + pair.n_gallery
-        self.slices_ON, self.points, self.report, self.merge = slices_ON, points, report, merge
-        pair, distance = merge.prepare(pair, distance)
+        n_items = len(systems[0].gallery)
+        if n_items >= 1 << 31:
+            raise InputError(f"a shard may have fewer than {1 << 31:,} items, got {n_items:,}; use more shards")
+        self.first, self.last = first, first + n_items
+        self.prepared, self.points, self.report = prepared, prepared.points, report
+        own = {rows: np.ascontiguousarray(s[:, first : self.last]) for rows, s in prepared.slices_of.items()}
+        self.slices_of: Mapping[tuple[int, ...], NDArray[np.uint16]] = own
+        # A backward system serves the last slice longest.
+        last_slice = np.uint16(prepared.points - 2)
+        self.from_the_end = {scan.rows: last_slice - own[scan.rows] for scan in prepared.scans if not scan.is_forward}
         self.is_cancelled = False
-        self.forward = ProductForm.of(pair.forward, distance)
-        self.backward = self.forward if pair.backward is pair.forward else ProductForm.of(pair.backward, distance)
+        self.forms = [_form(systems[each.system], each, distance) for each in prepared.searched]
         self.tile_items, self.on_device = TILE_ITEMS, None
         if torch_device is not None:
             # Import torch only if a device is requested.
             self.on_device = import_module("ray_backfill.replay.on_device")
             self.tile_items = self.on_device.TILE_ITEMS
-            self.device_tiles = {id(form): self.on_device.DeviceTiles(form, torch_device) for form in self._forms}
+            self.device_tiles = [self.on_device.DeviceTiles(form, torch_device) for form in self.forms]
 
     def positive_keys(self, block: Block) -> KeyArray:
-        """Return (2, all positives) exact keys of ``block.positives``, forward and backward; 0 in other shards."""
+        """Return (searched systems, all positives) exact keys of ``block.positives``; 0 in other shards."""
         own = self._own(block.positives)
-        keys = np.zeros((2, len(own)), np.uint64)
-        for s, form in enumerate(self._forms):
-            keys[s, own] = self._keys(form, block, block.query_of_positive[own], block.positives[own])
+        keys = np.zeros((len(self.forms), len(own)), np.uint64)
+        for index, form in enumerate(self.forms):
+            keys[index, own] = self._keys(form, block, block.query_of_positive[own], block.positives[own])
         return keys
 
-    def count(self, block: Block, thresholds: Thresholds) -> IntArray:
-        """Return ``counting.others_before`` of this shard; (2, ...) by system if the merge compares ranks."""
-        forward = self._count(0, block, thresholds)
-        if self.backward is self.forward and not self.merge.is_mapped:
-            backward = forward
-            self.report(len(block) * (self.last - self.first))
-        else:
-            backward = self._count(1, block, thresholds)
-        if self.merge.by_rank:
-            none = np.zeros_like(forward)
-            apart = (forward, none), (none, backward)
-            return np.stack([counting.others_before(*counts, thresholds, self.points) for counts in apart])
-        return counting.others_before(forward, backward, thresholds, self.points)
+    def count(self, block: Block, thresholds: list[Thresholds]) -> list[IntArray]:
+        """Return ``counting.others_before`` of this shard for each pair; (2, ...) by system if ranks are compared.
 
-    def nearest(self, block: Block, k: int) -> Found:
-        """Return all items of this shard that can be among the first k at any point, and possibly more."""
-        needed = k + np.diff(block.ignored_starts)
-        n_slices, queries = self.points - 1, block.queries
+        thresholds: of each pair.
+        """
+        uses: list[list[tuple[int, int]]] = [[] for _ in self.forms]  # (pair, side) of each use of a system
+        for index, pair in enumerate(self.prepared.pairs):
+            uses[pair.forward].append((index, 0))
+            uses[pair.backward].append((index, 1))
+        counted, side_of = [], {}
+        for index, of_system in enumerate(uses):
+            counted.append(self._count(index, block, thresholds, of_system))
+            side_of.update({use: (index, number) for number, use in enumerate(of_system)})
+        found = []
+        for index, pair in enumerate(self.prepared.pairs):
+            sides = []
+            for side in (0, 1):
+                system, use = side_of[index, side]
+                rows = [self.prepared.rows_of[system].index(row) for row in pair.rows]
+                sides.append(counting.Side(counted[system], use, rows))
+            count = partial(counting.others_before, thresholds=thresholds[index], points=self.points)
+            forward, backward = sides
+            if pair.merge.by_rank:
+                found.append(np.stack([count(forward, None), count(None, backward)]))
+            else:
+                found.append(count(forward, backward))
+        return found
 
-        def scan(form: ProductForm, slices_ON: NDArray[np.uint16], ceilings: Any) -> tuple[IntArray, KeyArray]:
-            candidates = Candidates.empty(form, queries, needed, slices_ON, n_slices, ceilings)
-            finder = self._finder(form, block)
+    def nearest(self, block: Block, k: int) -> list[Found]:
+        """Return for each scan all items of this shard that can be among the first k at any point, possibly more."""
+        needed, n_slices = k + np.diff(block.ignored_starts), self.points - 1
+        found: dict[int, tuple[IntArray, KeyArray]] = {}
+        scans = sorted(enumerate(self.prepared.scans), key=lambda each: not each[1].is_forward)
+        for index, scan in scans:
+            ceilings = None if scan.is_forward else self._ceilings(scan, found, needed, block)
+            slices_ON = self.slices_of[scan.rows] if scan.is_forward else self.from_the_end[scan.rows]
+            form = self.forms[scan.searched]
+            candidates = Candidates.empty(form, block.queries, needed, slices_ON, n_slices, ceilings)
+            finder = self._finder(scan.searched, block)
             for first, last in self._tiles(block):
                 candidates.add(finder.passing(first, last, candidates.gates))
-            return candidates.finish()
+            found[index] = candidates.finish()
+        offset = np.uint64(self.first)
+        return [(rows, keys + offset) for rows, keys in (found[index] for index in range(len(found)))]
 
-        rows_f, keys_f = scan(self.forward, self.slices_ON, None)
-        ceilings = ceilings_of_other(
-            rows_f, keys_f, needed, self.slices_ON, n_slices, self.backward, queries, self.merge
-        )
-        rows_b, keys_b = scan(self.backward, n_slices - 1 - self.slices_ON, ceilings)
-        is_forward = np.arange(len(rows_f) + len(rows_b)) < len(rows_f)
-        return np.concatenate([rows_f, rows_b]), np.concatenate([keys_f, keys_b]) + np.uint64(self.first), is_forward
-
-    def _counter(self, form: ProductForm, block: Block, thresholds: Thresholds, keys: KeyArray) -> Any:
+    def _ceilings(
+        self, scan: Scan, found: Mapping[int, tuple[IntArray, KeyArray]], needed: IntArray, block: Block
+    ) -> NDArray[np.float32]:
+        """The highest ceiling that any pair sets: an item is dropped only if no pair needs it."""
         n_slices = self.points - 1
-        if self.on_device is None:
-            products = Products(form, block.queries)
-            return counting.Counter(products, block, thresholds, keys, self.slices_ON, n_slices, self.tile_items)
-        tiles = self.device_tiles[id(form)]
-        return self.on_device.DeviceCounter(tiles, block, thresholds, keys, self.slices_ON, n_slices)
+        ceilings = np.full((len(block), len(scan.rows), n_slices), -np.inf, np.float32)
+        for index, forward in zip(scan.pairs, scan.limited_by, strict=True):
+            pair = self.prepared.pairs[index]
+            set_by_pair = ceilings_of_other(
+                *found[forward], needed, self.slices_of[pair.rows], n_slices, self.forms[scan.searched],
+                block.queries, pair.merge,
+            )  # fmt: skip
+            for o, row in enumerate(pair.rows):
+                at = scan.rows.index(row)
+                ceilings[:, at] = np.maximum(ceilings[:, at], set_by_pair[:, o])
+        return ceilings
 
-    def _finder(self, form: ProductForm, block: Block) -> Any:
+    def _counter(self, system: int, block: Block, union: Union) -> Any:
+        slices_ON, n_slices = self.slices_of[self.prepared.rows_of[system]], self.points - 1
         if self.on_device is None:
-            return Finder(Products(form, block.queries), self.tile_items)
-        return self.on_device.DeviceFinder(self.device_tiles[id(form)], block.queries)
+            products = Products(self.forms[system], block.queries)
+            return counting.Counter(products, block, union, slices_ON, n_slices, self.tile_items)
+        return self.on_device.DeviceCounter(self.device_tiles[system], block, union, slices_ON, n_slices)
+
+    def _finder(self, system: int, block: Block) -> Any:
+        if self.on_device is None:
+            return Finder(Products(self.forms[system], block.queries), self.tile_items)
+        return self.on_device.DeviceFinder(self.device_tiles[system], block.queries)
 
     def _tiles(self, block: Block) -> Iterator[tuple[int, int]]:
         """Yield the range of items of each tile, and report the tile when it is done."""
@@ -134,19 +163,19 @@ class GalleryShard:
             yield first, last
             self.report(len(block) * (last - first))
 
-    def _count(self, s: int, block: Block, thresholds: Thresholds) -> NDArray[np.int32]:
-        """Return (O, CSR of (S, K + 1)) int32: the number of items, without positives and ignored, by slice and place.
-
-        s: 0 for the forward system, 1 for the backward one.
-        """
-        form, threshold_keys, positive_keys = self._forms[s], thresholds.keys[s], thresholds.keys_2P[s]
-        counter = self._counter(form, block, thresholds, threshold_keys)
+    def _count(
+        self, system: int, block: Block, thresholds: Sequence[Thresholds], uses: Sequence[tuple[int, int]]
+    ) -> counting.Counted:
+        """Count the items of one system, without positives and ignored ones. uses: (pair, side), 0 for forward."""
+        form = self.forms[system]
+        starts = thresholds[0].starts
+        union = unite([thresholds[pair].keys[side] for pair, side in uses], starts)
+        own_keys = thresholds[uses[0][0]].keys_2P[uses[0][1]]  # the positives' keys are those of the system
+        counter = self._counter(system, block, union)
 
         def count_exactly(query: IntArray, positions: IntArray, keys: KeyArray, sign: int) -> None:
-            slices_Om = self.slices_ON[:, positions - self.first]
-            counting.count_exactly(
-                query, keys, slices_Om, sign, threshold_keys, thresholds.starts, counter.hist, counter.starts
-            )
+            slices_Om = counter.slices_ON[:, positions - self.first]
+            counting.count_exactly(query, keys, slices_Om, sign, union.keys, union.starts, counter.hist, counter.starts)
 
         for first, last in self._tiles(block):
             query, items = counter.add(first, last)
@@ -154,21 +183,23 @@ class GalleryShard:
             count_exactly(query, positions, self._keys(form, block, query, positions), 1)
         # Positives and ignored items were counted with the rest; subtract them at the places of their exact keys.
         own = self._own(block.positives)
-        count_exactly(block.query_of_positive[own], block.positives[own], positive_keys[own], -1)
+        count_exactly(block.query_of_positive[own], block.positives[own], own_keys[own], -1)
         own = self._own(block.ignored)
         query, positions = block.query_of_ignored[own], block.ignored[own]
         count_exactly(query, positions, self._keys(form, block, query, positions), -1)
-        return counter.finish()
-
-    @property
-    def _forms(self) -> tuple[ProductForm, ProductForm]:
-        return self.forward, self.backward
+        return counting.accumulate(counter.finish(), union, self.points - 1)
 
     def _own(self, positions: IntArray) -> NDArray[np.bool_]:
         return (positions >= self.first) & (positions < self.last)
 
     def _keys(self, form: ProductForm, block: Block, query: IntArray, positions: IntArray) -> KeyArray:
         return sort_keys(form.exact(block.queries[query], positions - self.first), positions)
+
+
+def _form(system: RetrievalSystem, searched: Searched, distance: str) -> ProductForm:
+    if searched.references is None:
+        return ProductForm.of(system, distance)
+    return ProductForm.of(searched.references.replace(system, distance), "inner_product")
 
 
 class LocalShards:
@@ -180,10 +211,10 @@ class LocalShards:
     def positive_keys(self, block: Block) -> list[KeyArray]:
         return [shard.positive_keys(block) for shard in self.shards]
 
-    def count(self, block: Block, thresholds: Thresholds) -> list[IntArray]:
+    def count(self, block: Block, thresholds: list[Thresholds]) -> list[list[IntArray]]:
         return [shard.count(block, thresholds) for shard in self.shards]
 
-    def nearest(self, block: Block, k: int) -> list[Found]:
+    def nearest(self, block: Block, k: int) -> list[list[Found]]:
         return [shard.nearest(block, k) for shard in self.shards]
 
     def cancel(self) -> None:

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 import ray_backfill as rb
 from ray_backfill.distances import exact_distances
-from ray_backfill.replay.prepare import prepare_replay
 from tests import reference
 from tests.replay.cases import CUT_METRICS, METRICS, random_pair
-from tests.replay.sharded import replay_sharded
+from tests.replay.sharded import prepare_pair, replay_sharded
 
 prepare = importlib.import_module("ray_backfill.replay.prepare")
 nearest_module = importlib.import_module("ray_backfill.replay.nearest")
@@ -208,7 +207,7 @@ def test_many_ignored_items_of_one_query_do_not_lengthen_lists() -> None:
     pair = random_pair(rng, 20, 5000, tied=False)
     ignored = [np.arange(2500) if q == 3 else np.empty(0, np.int64) for q in range(20)]
     truth = rb.GroundTruth.from_positives([[4000 + q] for q in range(20)], ignored, n_gallery=5000)
-    assert prepare_replay(truth, {"a": np.arange(5000)}, 11, ("mAP@100",), pair.switch).nearest is None
+    assert prepare_pair(pair, truth, {"a": np.arange(5000)}, 11, ("mAP@100",))[1].nearest is None
     curve = rb.replay(pair, truth, np.arange(5000), points=3, metrics=("mAP@100",))
     expected = brute_force(pair, truth, np.arange(5000), 3, "mAP@100", "cosine")
     np.testing.assert_allclose(curve.values("mAP@100"), expected, atol=1e-9)

@@ -12,9 +12,9 @@ import torch
 
 import ray_backfill as rb
 from ray_backfill.replay.engine import measure_prepared
-from ray_backfill.replay.prepare import prepare_replay
 from ray_backfill.replay.shard import GalleryShard, LocalShards
 from tests.replay.cases import CUT_METRICS, METRICS, random_pair
+from tests.replay.sharded import prepare_pair
 
 prepare = importlib.import_module("ray_backfill.replay.prepare")
 shard_module = importlib.import_module("ray_backfill.replay.shard")
@@ -56,7 +56,7 @@ def test_ctrl_c_and_errors_end_a_replay_at_once() -> None:
     rng = np.random.default_rng(11)
     pair = random_pair(rng, 8, 4000, tied=False)
     truth = rb.GroundTruth.from_labels(rng.integers(0, 5, 8), rng.integers(0, 5, 4000))
-    prepared = prepare_replay(truth, {"a": np.arange(4000)}, 3, METRICS, pair.switch)
+    systems, prepared = prepare_pair(pair, truth, {"a": np.arange(4000)}, 3, METRICS)
     main = threading.main_thread().ident
     assert main is not None
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -74,7 +74,7 @@ def test_ctrl_c_and_errors_end_a_replay_at_once() -> None:
             time.sleep(0.01)
 
         with patch.object(shard_module, "TILE_ITEMS", 4):
-            shard = GalleryShard(pair, 0, prepared.slices_ON, 3, "cosine", report)
+            shard = GalleryShard(systems, 0, prepared, "cosine", report)
             with pytest.raises(stop):
                 measure_prepared(prepared, truth, LocalShards([shard]), threads=2)
         assert len(tiles) < 500  # of 2 x 2 x 1,000
