@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray_backfill.display import Difference
+from ray_backfill.progress.stages import duration
 from ray_backfill.report.crossings import crossings
 from ray_backfill.report.data_notes import data_notes
 from ray_backfill.report.results import Results, Row
@@ -175,12 +176,20 @@ def _cost(results: Results, best: Row) -> tuple[str, ...]:
         how = f"grow from {_bytes(data, 'old_dim')} to {size}" if change > 0 else f"shrink to {size}"
         told = f"{how} in float32 ({_signed_percent(change)})" if change else f"keep their size, {size} in float32"
         sentences.append(f"The vectors of the gallery {told}.")
+    sentences += _machine_time(results.manifest.timings_s)
     sentences.append(
         "Its maps stay in use after the backfill."
         if traits.stays
         else "After the backfill only the new model is needed: nothing of the method remains."
     )
     return tuple(sentences)
+
+
+def _machine_time(timings_s: Mapping[str, float]) -> list[str]:
+    """How long the run's machine worked for the upgrade; [] if the embeddings were made elsewhere."""
+    parts = (("backbones/new", "training the new model"), ("embeddings", "embedding everything by both models"))
+    told = [f"{words} took {duration(timings_s[name])}" for name, words in parts if timings_s.get(name)]
+    return [f"On the machine of this run, {listed(told, 'and')}."] if told else []
 
 
 def _query_cost(mine: CostRow, new: CostRow | None) -> str:

@@ -211,6 +211,13 @@ def test_the_four_answers(tmp_path: Path) -> None:
     )
 
 
+def test_the_machine_time_of_a_run_that_trained(tmp_path: Path) -> None:
+    timings = {"backbones/old": 41.2, "backbones/new": 90.7, "embeddings": 18.0, "maps": 0.0, "replay": 7.7}
+    cost = answer(read_results(write_results(tmp_path, timings_s=timings))).cost
+    words = "training the new model took 91 s and embedding everything by both models took 18 s"
+    assert f"On the machine of this run, {words}." in cost
+
+
 def test_a_drop_at_the_switch_is_a_risk(tmp_path: Path) -> None:
     bct = ("BCT", (0.25, 0.55, 0.60), 0.54, 0.5, 1.2, YES, 0.0, NO, YES, 0.1)
     assert "mAP drops on the day of the switch: −5.0 points (95 % interval −6.0 to −4.0)." in (
