@@ -52,11 +52,13 @@ def verdict(results: Results) -> str:
     assert old is not None
     assert new is not None
     assert step is not None
-    both = f"{percent_sign(new.auc)} {metric} against {percent_sign(old.auc)}; difference {_difference(step)}"
+    both = f"{percent_sign(new.auc)} {metric} against {percent_sign(old.auc)}, a difference of {_difference(step)}"
     if situation is Situation.WORSE:
-        return f"Do not upgrade: the new model is worse than the old one ({both})."
+        return f"Do not upgrade: the new model is worse than the old one, with {both}."
     if situation is Situation.EQUAL:
-        return f"Do not upgrade on this evidence: these queries do not tell the new model from the old one ({both})."
+        return (
+            f"Do not upgrade on this evidence: these queries do not tell the new model from the old one, with {both}."
+        )
     assert best is not None
     if situation is Situation.NOT_MIXED:
         return (

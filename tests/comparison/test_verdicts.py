@@ -50,7 +50,7 @@ def test_a_good_upgrade(tmp_path: Path) -> None:
 
 def test_a_harmful_upgrade(tmp_path: Path) -> None:
     results = run(tmp_path, 90, 0.5, 1.6)
-    assert results.verdict.startswith("Do not upgrade: the new model is worse than the old one (")
+    assert results.verdict.startswith("Do not upgrade: the new model is worse than the old one, with ")
     assert np.isnan(results.summary.gain).all()
     assert answer(results).which[1].startswith("If the upgrade is needed for another reason, RM naive loses least: ")
     page = (tmp_path / "out" / "results" / "report.html").read_text(encoding="utf-8")

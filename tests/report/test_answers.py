@@ -62,8 +62,8 @@ def test_verdict_when_nothing_beats_the_old_service(tmp_path: Path) -> None:
 def test_a_harmful_upgrade_is_not_recommended(tmp_path: Path) -> None:
     results = results_of(tmp_path, "old", "rm_naive", new=flat("new", 0.2))
     assert verdict(results) == (
-        "Do not upgrade: the new model is worse than the old one (20.0 % mAP against 30.0 %; difference −10.0 points "
-        "(95 % interval −12.0 to −8.0))."
+        "Do not upgrade: the new model is worse than the old one, with 20.0 % mAP against 30.0 %, a difference of "
+        "−10.0 points (95 % interval −12.0 to −8.0)."
     )
     which, *others = vars(answer(results)).values()
     assert which[1] == ("If the upgrade is needed for another reason, RM naive loses least: 34.0 % mAP on average.")
@@ -73,7 +73,7 @@ def test_a_harmful_upgrade_is_not_recommended(tmp_path: Path) -> None:
 def test_models_that_are_alike_are_not_an_upgrade(tmp_path: Path) -> None:
     results = results_of(tmp_path, "old", "rm_naive", new=flat("new", 0.31))
     assert verdict(results).startswith(
-        "Do not upgrade on this evidence: these queries do not tell the new model from the old one (31.0 % mAP against "
+        "Do not upgrade on this evidence: these queries do not tell the new model from the old one, with 31.0 % mAP against "
     )
     assert "improvement" not in " ".join(answer(results).which)
 
