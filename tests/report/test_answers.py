@@ -73,7 +73,7 @@ def test_a_harmful_upgrade_is_not_recommended(tmp_path: Path) -> None:
 def test_models_that_are_alike_are_not_an_upgrade(tmp_path: Path) -> None:
     results = results_of(tmp_path, "old", "rm_naive", new=flat("new", 0.31))
     assert verdict(results).startswith(
-        "Do not upgrade on this evidence: these queries do not tell the new model from the old one, with 31.0 % mAP against "
+        "Do not upgrade on this evidence: these queries do not tell the new model from the old one, with 31.0 % mAP "
     )
     assert "improvement" not in " ".join(answer(results).which)
 
