@@ -56,7 +56,8 @@ def test_a_disk_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with claimed(tmp_path, "--out", ""), claimed(tmp_path, "--out", ""):
-        pass
+        (tmp_path / "table").write_text("")
+    assert (tmp_path / "table").exists()
 
 
 def test_a_lock_file_that_its_owner_deleted_is_not_taken_for_a_lock(

@@ -99,6 +99,7 @@ def test_draws_of_the_gain_are_finite_where_single_draws_of_the_step_are_not() -
     assert np.isfinite(draws).all()
     assert draws.mean() == pytest.approx((mine - old).mean() / (new - old).mean())
     assert not m.is_upgrade(new, old)
+    assert not m.is_upgrade(old, old + np.where(np.arange(1000) < 100, -1, 1))  # better on average, but not clearly
     assert not m.is_upgrade(old, old)
 
 

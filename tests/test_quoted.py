@@ -34,6 +34,8 @@ def test_the_sentences_on_the_demo() -> None:
     assert cost[0].endswith("is embedded by the new model: +2 % query compute against the new model alone.")
     assert "14.6 % on the day of the switch (the finished upgrade alone: 2.8 %)" in risk[0]
     assert "The finished upgrade has 2.8 %" in README
+    falls = [row.largest_fall for row in read_results(DEMO).rows if row.metric == "mAP@100"]
+    assert f"mAP@100 falls by at most {100 * max(falls):.2f} points" in README
     assert risk[1:3] == (
         "mAP@100 never falls at 101 moments.",
         "CMC@1 falls by at most 0.60 points at 101 moments, but these queries do not exclude a fall of 5.2 points.",

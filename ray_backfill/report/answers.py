@@ -157,7 +157,12 @@ def _when(results: Results, best: Row) -> tuple[str, ...]:
         steps.append((row.passes_new_at, "is as good as the new model alone"))
         told = [f"{words} {_from(t)}" for t, words in steps]
         sentences.append(f"{row.metric} {listed(told, 'and')}.")
-    return (*sentences, f"A loss of at most {points(results.manifest.margin)} counts as none.")
+        if row.starts_at_old == UNDECIDED:
+            sentences.append(
+                f"Whether {row.metric} is lower at the start than in the old service is left open by these queries."
+            )
+    margin = points(results.manifest.margin)
+    return (*sentences, f"These are averages over all queries; a loss of at most {margin} counts as none.")
 
 
 def _cost(results: Results, best: Row) -> tuple[str, ...]:

@@ -96,6 +96,9 @@ def test_flags_and_flips_tell_a_bad_upgrade_from_a_good_one(folder: Path, tmp_pa
     values = half.values("mAP")
     assert row.largest_fall == pytest.approx(max(values[i] - values[i:].min() for i in range(5)))
     assert row.gain != row.gain  # there is nothing to gain
+    right_before = curves["old", "random", "raw"].top1_correct[:, 0].mean()
+    assert (row.negative_flips_max, row.negative_flips_vs_old_max) == (0, pytest.approx(right_before))
+    assert right_before > 0
     lost = table[(table.method == "rm_naive") & (table.metric == "negative_flips_vs_old")].value
     np.testing.assert_allclose(
         lost, curves["old", "random", "raw"].top1_correct[:, 0].mean()

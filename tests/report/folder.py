@@ -60,8 +60,7 @@ def write_results(
 
     Each merge after the first costs 0.4 points; old and new have the first one only.
     """
-    curves: list[pd.DataFrame] = []
-    moments: list[pd.DataFrame] = []
+    curves, moments = list[pd.DataFrame](), list[pd.DataFrame]()
     summary: list[SummaryRow] = []
     areas: dict[tuple[str, str, str, str], float] = {}
     half = 0.01 if intervals else NAN
