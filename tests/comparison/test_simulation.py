@@ -140,6 +140,16 @@ def test_merges_are_compared_with_each_other_and_with_the_references(folder: Pat
         assert rows.other_method.value_counts().to_dict() == {"rm_naive": 2, "old": 1, "new": 1, "offline": 1}
 
 
+def test_a_fusion_by_rank_is_replayed_beside_candidates(folder: Path) -> None:
+    """It needs whole rankings, which metrics cut at k do not: the two are replayed apart, and nothing is lost."""
+    evaluation = replace(EVALUATION, orders=("random",), merges=("raw", "rrf"), metrics=("CMC@1",))
+    curves = replay_all(read_folder(folder), evaluation)
+    assert [key for key in curves if key[0] == "rm_naive"] == [("rm_naive", "random", m) for m in ("raw", "rrf")]
+    whole = replay_all(read_folder(folder), replace(evaluation, metrics=("mAP", "CMC@1")))
+    for key, found in curves.items():
+        np.testing.assert_array_equal(found.values["CMC@1"], whole[key].values["CMC@1"])
+
+
 def test_subgroups_are_the_curves_of_their_queries(folder: Path, tmp_path: Path) -> None:
     group = np.array(["f", "m", "m", "f", "m", "m"] * 2)
     write_split(folder / "queries.parquet", 12, 1000, group=group)
