@@ -33,7 +33,7 @@ class Systems:
 
 
 def distinct_systems(methods: Sequence[Method], pairs: Sequence[UpgradePair]) -> Systems:
-    """Find what pairs share: the plain systems of models, and a system that is both sides of a pair."""
+    """Find what pairs share: the plain systems of models."""
     systems: list[RetrievalSystem] = []
     places: dict[System, int] = {}
     at = []
@@ -43,8 +43,7 @@ def distinct_systems(methods: Sequence[Method], pairs: Sequence[UpgradePair]) ->
             ("backward", method.backward, pair.backward),
             ("forward", method.forward, pair.forward),
         ):
-            is_one = pair.backward is pair.forward
-            name = System(model) if model else System(method=method.name, side="both" if is_one else side)
+            name = System(model) if model else System(method=method.name, side=side)
             if name not in places:
                 places[name] = len(systems)
                 systems.append(system)
