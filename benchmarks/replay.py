@@ -24,7 +24,7 @@ import ray_backfill as rb
 from benchmarks.replay_tools import Case, D, Table, make_case, peak_memory_mb, products, seconds
 from ray_backfill.distances import exact_distances
 from ray_backfill.replay import usable_cpus
-from ray_backfill.replay.block import sort_keys
+from ray_backfill.replay.keys import sort_keys
 from ray_backfill.store import vector_column
 
 METRICS = ("mAP", "CMC@1", "CMC@5")

@@ -77,7 +77,7 @@ def test_bounds_never_contradict_the_exact_distance(name: str, distance: str) ->
         left = form.left(np.arange(n_queries))
         v = np.hstack([left @ form.tile(i, min(i + width, n_gallery)).T for i in range(0, n_gallery, width)])
         for j in range(0, n_gallery, 9):  # the exact distance of item j as a threshold for all others
-            low, high = form.bounds(np.arange(n_queries), exact[:, j])
+            low, high = form.bounds(np.arange(n_queries), np.arange(n_queries), exact[:, j])
             assert not ((v < low[:, None]) & (exact >= exact[:, j, None])).any()
             assert not ((v > high[:, None]) & (exact <= exact[:, j, None])).any()
 
@@ -110,7 +110,7 @@ def test_bounds_decide_nearly_always_on_random_vectors(distance: str) -> None:
     system = _systems()["random"]
     form = ProductForm.of(system, distance)
     v = form.left(np.arange(30)) @ form.tile(0, 400).T
-    low, high = form.bounds(np.arange(30), exact_distances(system.query, system.gallery, distance)[:, 0])
+    low, high = form.bounds(np.arange(30), np.arange(30), exact_distances(system.query, system.gallery, distance)[:, 0])
     undecided = (v >= low[:, None]) & (v <= high[:, None])
     assert 1 / 400 <= undecided.mean() < 1.5 / 400  # the item itself, and hardly any other
 

@@ -20,8 +20,9 @@ from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, Method, find_methods
 from ray_backfill.models.checkpoints import load_network
 from ray_backfill.replay import Curve
-from ray_backfill.replay.block import Block, KeyArray, Thresholds
+from ray_backfill.replay.block import Block, Thresholds
 from ray_backfill.replay.engine import comparisons_bar, full_float32, measure_prepared
+from ray_backfill.replay.keys import KeyArray
 from ray_backfill.replay.prepare import Prepared, Served, prepare_replay
 from ray_backfill.replay.shard import Found, GalleryShard
 from ray_backfill.store import read_vectors

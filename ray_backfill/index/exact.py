@@ -196,7 +196,7 @@ class _Search:
                 continue
             factor, offset = self.form.factors(first, last)
             if not alive.all():
-                offset[~alive] = np.inf
+                offset = np.where(alive, offset, np.float32(np.inf))
             products = room[: len(left) * (last - first)].reshape(len(left), last - first)
             with np.errstate(invalid="ignore", over="ignore"):  # the error of such products is infinite
                 np.matmul(left, self.form.gallery[first:last].T, out=products)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.distances import ProductForm, Products
+from ray_backfill.distances import ProductForm
 from ray_backfill.errors import InputError
 from ray_backfill.kernels import Array, kernel
 from ray_backfill.store import room_for
@@ -76,7 +76,7 @@ def mean_nearest_cosine(vectors: FloatArray, references: NDArray[np.float32]) ->
     for first in range(0, len(vectors), _ROWS):
         some = vectors[first : first + _ROWS]
         form, rows = ProductForm.of(RetrievalSystem(some, references), "cosine"), np.arange(len(some))
-        v_nR = Products(form, rows).tile(0, len(references))
+        v_nR = form.left(rows) @ form.tile(0, len(references)).T
         row, reference = _find_near(v_nR, k, 2.001 * form.error(rows))
         exact = form.exact(row, reference)
         starts = np.searchsorted(row, rows)

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from ray_backfill.kernels import Array, kernel
 from ray_backfill.merges import RAW, Merge
+from ray_backfill.replay.keys import KeyArray, distances_of, sort_keys
 from ray_backfill.systems import GroundTruth, IntArray
-
-KeyArray = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,18 @@ def unite(uses: Sequence[KeyArray], starts: IntArray) -> Union:
     return Union(keys[: union_starts[-1]], union_starts, list(at_UK))
 
 
+def first_item(truth: "GroundTruth | Block", queries: IntArray) -> IntArray:
+    """Return for each of some queries the first position among its positives and ignored items; equal within a class.
+
+    queries: rows with a positive.
+    """
+    first = truth.positives[truth.positive_starts[queries]]
+    has_ignored = truth.ignored_starts[queries + 1] > truth.ignored_starts[queries]
+    some = queries[has_ignored]
+    first[has_ignored] = np.minimum(first[has_ignored], truth.ignored[truth.ignored_starts[some]])
+    return first
+
+
 def make_thresholds(block: Block, keys_2P: KeyArray, slices_ON: NDArray[np.uint16], merge: Merge = RAW) -> Thresholds:
     """Sort thresholds. keys_2P: (2, all) keys of ``block.positives``, forward and backward. slices_ON: by item."""
     starts = 2 * block.positive_starts
@@ -104,7 +115,7 @@ def make_thresholds(block: Block, keys_2P: KeyArray, slices_ON: NDArray[np.uint1
         _sort_mapped_thresholds(keys_2P, across_2P, scores_2P, block.positive_starts, *both, owner)
     else:
         both = keys, keys
-        _sort_thresholds(keys_2P[0], keys_2P[1], block.positive_starts, keys, owner)
+        _sort_thresholds(keys_2P, block.positive_starts, keys, owner)
     return Thresholds(both, keys_2P, owner, starts, slices_ON[:, block.positives])
 
 
@@ -116,28 +127,6 @@ def merged_keys(keys: KeyArray, is_forward: NDArray[np.bool_], merge: Merge) -> 
     places = np.empty(len(keys), np.uint64)
     places[np.lexsort((keys, merge.scores(distances_of(keys), is_forward)))] = np.arange(len(keys), dtype=np.uint64)
     return (places << np.uint64(32)) | (keys & np.uint64(0xFFFFFFFF))
-
-
-def sort_keys(distances: NDArray[np.float32], positions: IntArray) -> KeyArray:
-    """Pack distances and gallery positions into uint64 keys that sort by distance, then position.
-
-    The upper half is the float32 with its bits rearranged so that they sort as unsigned integers; the lower half is the
-    position (below 2^32). Comparing two keys implements the tie rule.
-    """
-    bits = (distances + np.float32(0)).view(np.uint32)  # + 0 turns -0.0 into 0.0
-    ordered = np.where(bits >> np.uint32(31), ~bits, bits | np.uint32(1 << 31))
-    return (ordered.astype(np.uint64) << np.uint64(32)) | positions.astype(np.uint64)
-
-
-def distances_of(keys: KeyArray) -> NDArray[np.float32]:
-    """Return the distances in the upper halves of keys."""
-    ordered = (keys >> np.uint64(32)).astype(np.uint32)
-    return np.where(ordered >> np.uint32(31), ordered & np.uint32(0x7FFFFFFF), ~ordered).view(np.float32)
-
-
-def positions_of(keys: KeyArray) -> IntArray:
-    """Return the gallery positions in the lower halves of keys."""
-    return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
 
 def _rows(flat: IntArray, starts: IntArray, queries: IntArray) -> tuple[IntArray, IntArray]:
@@ -168,15 +157,16 @@ def _unite(keys_UK: Array, starts: Array, keys: Array, union_starts: Array, at_U
     union_starts[len(starts) - 1] = filled
 
 
-@kernel
-def _sort_thresholds(forward: Array, backward: Array, starts: Array, keys: Array, owner: Array) -> None:
-    for q in range(len(starts) - 1):
-        first, last = starts[q], starts[q + 1]
-        both = np.concatenate((forward[first:last], backward[first:last]))
-        by_key = np.argsort(both)
-        for k in range(len(both)):
-            keys[2 * first + k] = both[by_key[k]]
-            owner[2 * first + k] = by_key[k]
+def _sort_thresholds(keys_2P: KeyArray, starts: IntArray, keys: KeyArray, owner: NDArray[np.int32]) -> None:
+    """Sort all queries with equally many positives at once, because numpy sorts with vector instructions."""
+    lengths = np.diff(starts)
+    for n_positives in np.unique(lengths):
+        first = starts[:-1][lengths == n_positives]
+        at = first[:, None] + np.arange(n_positives)
+        both = np.concatenate([keys_2P[0, at], keys_2P[1, at]], axis=1)
+        by_key = np.argsort(both, axis=1)
+        to = 2 * first[:, None] + np.arange(2 * n_positives)
+        keys[to], owner[to] = np.take_along_axis(both, by_key, axis=1), by_key
 
 
 @kernel

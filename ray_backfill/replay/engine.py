@@ -28,7 +28,7 @@ from ray_backfill.merges import RAW, Merge
 from ray_backfill.metrics import metric_codes
 from ray_backfill.progress import detail
 from ray_backfill.replay.block import Block, make_thresholds, merged_keys
-from ray_backfill.replay.counting import measure_counts
+from ray_backfill.replay.counted_ranks import measure_counts
 from ray_backfill.replay.curve import Curve
 from ray_backfill.replay.fused import measure_fused
 from ray_backfill.replay.nearest_ranks import measure_nearest
@@ -163,14 +163,16 @@ def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, thr
     blocks = split_queries(prepared, truth, threads)
     measure = _measure_ranked if prepared.nearest is None else _measure_nearest
 
-    def measure_block(queries: IntArray) -> None:
-        rows = slice(*np.searchsorted(prepared.scored, (queries[0], queries[-1] + 1)))
-        outs = [(is_map, cuts, values[:, rows], top1[:, rows]) for values, top1 in measured]
-        measure(prepared, Block.of(truth, queries), shards, outs)
+    def measure_block(rows: IntArray) -> None:
+        of_block = [(values[:, rows], top1[:, rows]) for values, top1 in measured]
+        block = Block.of(truth, prepared.scored[rows])
+        measure(prepared, block, shards, [(is_map, cuts, *each) for each in of_block])
+        for (values, top1), (own_values, own_top1) in zip(measured, of_block, strict=True):
+            values[:, rows], top1[:, rows] = own_values, own_top1
 
     # One thread per block, each with its own matrix products: BLAS threads would only wait for each other.
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
-        tasks = [pool.submit(measure_block, queries) for queries in blocks]
+        tasks = [pool.submit(measure_block, rows) for rows in blocks]
         try:
             for task in as_completed(tasks):
                 task.result()

@@ -10,15 +10,15 @@ Shapes: b queries, n items of a tile, C capacity for candidates, O orders, S sli
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.distances import ProductForm, Products
+from ray_backfill.distances import ProductForm
 from ray_backfill.kernels import Array, kernel
 from ray_backfill.merges import RAW, Merge
-from ray_backfill.replay.block import KeyArray, positions_of, sort_keys
+from ray_backfill.replay.keys import KeyArray, distance_of, item_of, key_of, positions_of, sort_keys
+from ray_backfill.replay.products import Products
 from ray_backfill.systems import IntArray
 
 _INFINITY = np.float32(np.inf)
@@ -144,7 +144,7 @@ def ceilings_of_other(
     ceilings = np.full(farthest.shape, _INFINITY)
     q, o, s = np.nonzero(np.isfinite(farthest[:, :, : n_slices - 1]))
     surely_behind, _ = merge.across(farthest[q, o, s], from_forward=True)
-    ceilings[q, o, n_slices - 2 - s] = form.bounds(queries[q], surely_behind)[1]
+    ceilings[q, o, n_slices - 2 - s] = form.bounds(queries, q, surely_behind)[1]
     return ceilings
 
 
@@ -162,7 +162,7 @@ def _find_farthest(rows: Array, keys: Array, needed: Array, slices_ON: Array, fa
             _find_saturating(own, slices_ON[o], needed[q], saturating)
             for s in range(len(saturating)):
                 if saturating[s] >= 0:
-                    farthest[q, o, s] = _product(own[saturating[s]])
+                    farthest[q, o, s] = distance_of(own[saturating[s]])
         first = last
 
 
@@ -171,29 +171,33 @@ class Finder:
 
     def __init__(self, products: Products, tile_items: int) -> None:
         self.products = products
-        room = len(products.queries) * tile_items
+        room = len(products.left) * tile_items
         self.rows, self.items = np.empty(room, np.int32), np.empty(room, np.int32)
         self.values = np.empty(room, np.float32)
 
     def passing(self, first: int, last: int, gates: NDArray[np.float32]) -> Passing:
-        v_bn = self.products.tile(first, last)
-        found = _find_passing(v_bn, gates, first, self.rows, self.items, self.values)
+        tile = self.products.tile(first, last)
+        found = _find_passing(*tile, gates, first, self.rows, self.items, self.values)
         return self.rows[:found], self.items[:found], self.values[:found]
 
 
 @kernel
-def _find_passing(v_bn: Array, gates: Array, first: int, rows: Array, items: Array, values: Array) -> int:
-    """Write the (row, item, product) of all products up to their row's gate; return their number."""
-    n = v_bn.shape[1]
+def _find_passing(
+    products: Array, factor: Array, offset: Array, gates: Array, first: int, rows: Array, items: Array, values: Array
+) -> int:
+    """Write the (row, item, v) of all v up to their row's gate; return their number."""
+    n = products.shape[1]
+    v = np.empty(n, np.float32)
     # One byte per item says whether it passes the gate; eight bytes are tested with one comparison.
     passes = np.zeros((n + 7) // 8 * 8, np.uint8)
     eight = passes.view(np.uint64)
     columns = np.empty(n + 8, np.int64)
     found = 0
-    for q in range(len(v_bn)):
-        row, gate = v_bn[q], gates[q]
+    for q in range(len(products)):
+        row, gate = products[q], gates[q]
         for j in range(n):
-            passes[j] = row[j] <= gate
+            v[j] = row[j] * factor[j] + offset[j]
+            passes[j] = v[j] <= gate
         passing = 0
         for word in range(len(eight)):
             if eight[word] != 0:
@@ -202,7 +206,7 @@ def _find_passing(v_bn: Array, gates: Array, first: int, rows: Array, items: Arr
                     columns[passing] = j
                     passing += passes[j]
         for j in columns[:passing]:
-            rows[found], items[found], values[found] = q, first + j, row[j]
+            rows[found], items[found], values[found] = q, first + j, v[j]
             found += 1
     return found
 
@@ -222,7 +226,7 @@ def _keep(
             _drop(q, keys, counts, needed, limits, gates, margins, ceilings, slices_ON)
             if 2 * counts[q] > capacity:
                 return i
-        keys[q, counts[q]] = _key(values[i], items[i])
+        keys[q, counts[q]] = key_of(values[i], items[i])
         counts[q] += 1
     return len(rows)
 
@@ -258,7 +262,7 @@ def _drop(
     own = keys[q, : counts[q]]
     lowest, highest = np.float32(np.inf), np.float32(-np.inf)
     for key in own:
-        lowest, highest = min(lowest, _product(key)), max(highest, _product(key))
+        lowest, highest = min(lowest, distance_of(key)), max(highest, distance_of(key))
     if highest - lowest < np.float32(1e-30):
         return  # practically equal: bins cannot separate them
     n_orders, n_slices = len(slices_ON), limits.shape[2]
@@ -269,7 +273,7 @@ def _drop(
     for o in range(n_orders):
         counts_SB[:] = 0
         for key in own:
-            v = _product(key)
+            v = distance_of(key)
             in_bin = min(int((v - lowest) * scale), _BINS - 1)
             counts_SB[slices_ON[o, item_of(key)], in_bin] += 1
             farthest[in_bin] = max(farthest[in_bin], v)
@@ -292,7 +296,7 @@ def _drop(
         gates[q] = max(gates[q], limits[q, o].max())
     kept = 0
     for i in range(len(own)):
-        if _is_within(_product(own[i]), item_of(own[i]), q, limits, slices_ON):
+        if _is_within(distance_of(own[i]), item_of(own[i]), q, limits, slices_ON):
             own[kept] = own[i]
             kept += 1
     counts[q] = kept
@@ -325,23 +329,3 @@ def _find_saturating(keys: Array, slice_of_item: Array, needed: int, saturating:
             saturating[full] = i
         if full == 0:
             break
-
-
-@kernel
-def _key(v: float, item: int) -> Any:
-    """Return ``block.sort_keys`` of one product."""
-    bits = np.int64(np.float32(v + np.float32(0)).view(np.int32))
-    ordered = bits + 0x80000000 if bits >= 0 else -1 - bits
-    return (np.uint64(ordered) << np.uint64(32)) | np.uint64(item)
-
-
-@kernel
-def _product(key: int) -> Any:
-    ordered = np.int64(key >> np.uint64(32))
-    bits = ordered - 0x80000000 if ordered >= 0x80000000 else -1 - ordered
-    return np.int32(bits).view(np.float32)
-
-
-@kernel
-def item_of(key: int) -> Any:
-    return np.int64(key & np.uint64(0xFFFFFFFF))

@@ -6,7 +6,7 @@ import numpy as np
 
 from ray_backfill.kernels import Array, kernel
 from ray_backfill.metrics import measure
-from ray_backfill.replay.nearest import item_of
+from ray_backfill.replay.keys import item_of
 
 
 @kernel

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ray_backfill.distances import ProductForm
 from ray_backfill.errors import InputError
+from ray_backfill.replay.bins import threshold_bounds
 from ray_backfill.replay.block import Block, Union
-from ray_backfill.replay.counting import hist_starts, threshold_bounds
+from ray_backfill.replay.counting import hist_starts, place_exactly
 from ray_backfill.replay.nearest import Passing
 from ray_backfill.systems import IntArray
 
@@ -64,13 +65,14 @@ class DeviceCounter:
     """``counting.Counter`` on a device. hist: the counts by exact keys, which are made on the CPU."""
 
     def __init__(
-        self, tiles: DeviceTiles, block: Block, union: Union, slices_ON: NDArray[np.uint16], n_slices: int
+        self, tiles: DeviceTiles, block: Block, union: Union, slices_ON: NDArray[np.uint16], n_slices: int, first: int
     ) -> None:
         device, lengths = tiles.device, np.diff(union.starts)
         self.tiles, self.left, self.slices_ON = tiles, tiles.queries(block.queries), slices_ON
-        low, high = threshold_bounds(tiles.form, block, union)
+        self.block, self.union, self.first = block, union, first
+        low, high, starts = threshold_bounds(tiles.form, block, union)
         # Rows of unequal length are padded with thresholds that no item reaches.
-        used = np.arange(lengths.max()) < lengths[:, None]
+        used = np.arange(lengths.max() + 1) < np.diff(starts)[:, None]
         padded = np.full((2, *used.shape), np.inf, np.float32)
         padded[0, used], padded[1, used] = low, high
         self.low, self.high = torch.from_numpy(padded).to(device)
@@ -79,19 +81,30 @@ class DeviceCounter:
         self.base = torch.from_numpy(self.starts[:-1, None]).to(device)
         self.none = torch.from_numpy(lengths[:, None]).to(device)
         self.counted = torch.zeros(self.hist.shape, dtype=torch.int64, device=device)
+        self.left_out = np.concatenate([block.positives, block.ignored]) - first
+        self.row_of_left_out = np.concatenate([block.query_of_positive, block.query_of_ignored])
 
-    def add(self, first: int, last: int) -> tuple[IntArray, IntArray]:
+    def add(self, first: int, last: int) -> None:
         """Like ``Counter.add``."""
         v_bn = self.tiles.products(self.left, first, last)
+        own = (self.left_out >= first) & (self.left_out < last)
+        rows, columns = (
+            torch.from_numpy(x[own]).to(v_bn.device) for x in (self.row_of_left_out, self.left_out - first)
+        )
+        v_bn[rows, columns] = torch.finfo(torch.float32).max  # farther than all thresholds
         place = torch.searchsorted(self.high, v_bn)
         undecided = torch.searchsorted(self.low, v_bn, right=True) != place
-        place = torch.where(undecided, self.none, place)
+        counted_at = torch.where(undecided, self.none, place)
         for o, slices in enumerate(self.slices_ON[:, first:last].astype(np.int64)):
             slices_n = torch.from_numpy(slices).to(v_bn.device)
-            at = self.base + slices_n * (self.none + 1) + place
+            at = self.base + slices_n * (self.none + 1) + counted_at
             self.counted[o] += torch.bincount(at.flatten(), minlength=self.counted.shape[1])
-        rows, columns = undecided.nonzero().cpu().numpy().T
-        return rows, first + columns
+        rows, columns = undecided.nonzero(as_tuple=True)
+        places = place[rows, columns].cpu().numpy()
+        place_exactly(
+            self.tiles.form, self.block, self.union, self.first, rows.cpu().numpy(), first + columns.cpu().numpy(),
+            places, self.slices_ON, self.hist, self.starts,
+        )  # fmt: skip
 
     def finish(self) -> NDArray[np.int32]:
         """Return all counts."""

@@ -17,7 +17,8 @@ from ray_backfill.merges import RAW, Merge, all_merges, check_merge, fit_merge
 from ray_backfill.merges.csls import References
 from ray_backfill.metrics import Metric, parse_metric
 from ray_backfill.orders import GalleryColumns, check_order, find_order, make_order
-from ray_backfill.replay.counting import n_bins
+from ray_backfill.replay.bins import n_bins
+from ray_backfill.replay.block import first_item
 from ray_backfill.replay.nearest import room
 from ray_backfill.systems import GroundTruth, IntArray, Switch, UpgradePair, as_array
 
@@ -238,10 +239,15 @@ def as_merge(merge: Merge | str, distance: str) -> Merge:
 
 
 def split_queries(prepared: Prepared, truth: GroundTruth, workers: int) -> list[IntArray]:
-    """Split the scored queries into blocks of bounded memory, about equally many for each worker."""
+    """Split the scored queries into blocks of bounded memory, about equally many for each worker.
+
+    Queries that share positives are put into the same block. Returns: arrays of indices into ``prepared.scored``.
+    """
     n_slices = prepared.points - 1
+    by_positives = np.argsort(first_item(truth, prepared.scored), kind="stable")
+    scored = prepared.scored[by_positives]
     if prepared.nearest is None:
-        n_positives = np.diff(truth.positive_starts)[prepared.scored]
+        n_positives = np.diff(truth.positive_starts)[scored]
         bytes_Q = 80 * len(prepared.pairs) * n_positives
         for index, rows in enumerate(prepared.rows_of):
             users = sum((pair.backward == index) + (pair.forward == index) for pair in prepared.pairs)
@@ -251,15 +257,15 @@ def split_queries(prepared: Prepared, truth: GroundTruth, workers: int) -> list[
         bytes_Q += sum(8 * len(pair.rows) * prepared.points * n_positives for pair in prepared.pairs)
     else:
         deepest = prepared.nearest + int(np.diff(truth.ignored_starts).max())
-        bytes_Q = np.zeros(len(prepared.scored), np.int64)
+        bytes_Q = np.zeros(len(scored), np.int64)
         for scan in prepared.scans:
             bytes_Q += 8 * room(deepest, n_slices, len(scan.rows)) + 4 * len(scan.rows) * n_slices
-    n_blocks = int(max(np.ceil(bytes_Q.sum() / _BLOCK_BYTES), np.ceil(len(prepared.scored) / _BLOCK_QUERIES)))
-    n_blocks = min(len(prepared.scored), workers * -(-n_blocks // workers))
+    n_blocks = int(max(np.ceil(bytes_Q.sum() / _BLOCK_BYTES), np.ceil(len(scored) / _BLOCK_QUERIES)))
+    n_blocks = min(len(scored), workers * -(-n_blocks // workers))
     # Cut when the running sum of queries or of bytes crosses a multiple, whichever comes first.
-    share = np.cumsum(np.maximum(bytes_Q / bytes_Q.sum(), 1 / len(prepared.scored)))
-    block_of_query = np.minimum((share * n_blocks * (1 - 1e-9)).astype(np.int64), len(prepared.scored))
-    return np.split(prepared.scored, np.flatnonzero(np.diff(block_of_query)) + 1)
+    share = np.cumsum(np.maximum(bytes_Q / bytes_Q.sum(), 1 / len(scored)))
+    block_of_query = np.minimum((share * n_blocks * (1 - 1e-9)).astype(np.int64), len(scored))
+    return np.split(by_positives, np.flatnonzero(np.diff(block_of_query)) + 1)
 
 
 def _slice_of_item(order: IntArray, points: int, switch: Switch) -> NDArray[np.uint16]:

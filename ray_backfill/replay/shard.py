@@ -11,16 +11,20 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.distances import ProductForm, Products
+from ray_backfill.distances import ProductForm
 from ray_backfill.errors import InputError
-from ray_backfill.replay import counting
-from ray_backfill.replay.block import Block, KeyArray, Thresholds, Union, sort_keys, unite
+from ray_backfill.replay.before import Counted, Side, accumulate, others_before
+from ray_backfill.replay.block import Block, Thresholds, Union, unite
+from ray_backfill.replay.counting import Counter
+from ray_backfill.replay.keys import KeyArray
 from ray_backfill.replay.nearest import Candidates, Finder, ceilings_of_other
+from ray_backfill.replay.positives import exact_keys
 from ray_backfill.replay.prepare import Prepared, Scan, Searched
+from ray_backfill.replay.products import Products
 from ray_backfill.systems import IntArray, RetrievalSystem
 
 # Items per tile: the products with a block of queries should stay in the cache between multiplication and counting.
-TILE_ITEMS = 2048
+TILE_ITEMS = 1024
 
 # Row of each candidate, and its exact key.
 Found = tuple[IntArray, KeyArray]
@@ -74,11 +78,7 @@ class GalleryShard:
 
     def positive_keys(self, block: Block) -> KeyArray:
         """Return (searched systems, all positives) exact keys of ``block.positives``; 0 in other shards."""
-        own = self._own(block.positives)
-        keys = np.zeros((len(self.forms), len(own)), np.uint64)
-        for index, form in enumerate(self.forms):
-            keys[index, own] = self._keys(form, block, block.query_of_positive[own], block.positives[own])
-        return keys
+        return np.stack([exact_keys(form, block, self.first, self.last) for form in self.forms])
 
     def count(self, block: Block, thresholds: list[Thresholds]) -> list[IntArray]:
         """Return ``counting.others_before`` of this shard for each pair; (2, ...) by system if ranks are compared.
@@ -99,8 +99,8 @@ class GalleryShard:
             for side in (0, 1):
                 system, use = side_of[index, side]
                 rows = [self.prepared.rows_of[system].index(row) for row in pair.rows]
-                sides.append(counting.Side(counted[system], use, rows))
-            count = partial(counting.others_before, thresholds=thresholds[index], points=self.points)
+                sides.append(Side(counted[system], use, rows))
+            count = partial(others_before, thresholds=thresholds[index], points=self.points)
             forward, backward = sides
             if pair.merge.by_rank:
                 found.append(np.stack([count(forward, None), count(None, backward)]))
@@ -145,9 +145,9 @@ class GalleryShard:
     def _counter(self, system: int, block: Block, union: Union) -> Any:
         slices_ON, n_slices = self.slices_of[self.prepared.rows_of[system]], self.points - 1
         if self.on_device is None:
-            products = Products(self.forms[system], block.queries)
-            return counting.Counter(products, block, union, slices_ON, n_slices, self.tile_items)
-        return self.on_device.DeviceCounter(self.device_tiles[system], block, union, slices_ON, n_slices)
+            form = self.forms[system]
+            return Counter(form, block, union, slices_ON, n_slices, self.first, self.tile_items)
+        return self.on_device.DeviceCounter(self.device_tiles[system], block, union, slices_ON, n_slices, self.first)
 
     def _finder(self, system: int, block: Block) -> Any:
         if self.on_device is None:
@@ -165,35 +165,13 @@ class GalleryShard:
 
     def _count(
         self, system: int, block: Block, thresholds: Sequence[Thresholds], uses: Sequence[tuple[int, int]]
-    ) -> counting.Counted:
+    ) -> Counted:
         """Count the items of one system, without positives and ignored ones. uses: (pair, side), 0 for forward."""
-        form = self.forms[system]
-        starts = thresholds[0].starts
-        union = unite([thresholds[pair].keys[side] for pair, side in uses], starts)
-        own_keys = thresholds[uses[0][0]].keys_2P[uses[0][1]]  # the positives' keys are those of the system
+        union = unite([thresholds[pair].keys[side] for pair, side in uses], thresholds[0].starts)
         counter = self._counter(system, block, union)
-
-        def count_exactly(query: IntArray, positions: IntArray, keys: KeyArray, sign: int) -> None:
-            slices_Om = counter.slices_ON[:, positions - self.first]
-            counting.count_exactly(query, keys, slices_Om, sign, union.keys, union.starts, counter.hist, counter.starts)
-
         for first, last in self._tiles(block):
-            query, items = counter.add(first, last)
-            positions = self.first + items
-            count_exactly(query, positions, self._keys(form, block, query, positions), 1)
-        # Positives and ignored items were counted with the rest; subtract them at the places of their exact keys.
-        own = self._own(block.positives)
-        count_exactly(block.query_of_positive[own], block.positives[own], own_keys[own], -1)
-        own = self._own(block.ignored)
-        query, positions = block.query_of_ignored[own], block.ignored[own]
-        count_exactly(query, positions, self._keys(form, block, query, positions), -1)
-        return counting.accumulate(counter.finish(), union, self.points - 1)
-
-    def _own(self, positions: IntArray) -> NDArray[np.bool_]:
-        return (positions >= self.first) & (positions < self.last)
-
-    def _keys(self, form: ProductForm, block: Block, query: IntArray, positions: IntArray) -> KeyArray:
-        return sort_keys(form.exact(block.queries[query], positions - self.first), positions)
+            counter.add(first, last)
+        return accumulate(counter.finish(), union, self.points - 1)
 
 
 def _form(system: RetrievalSystem, searched: Searched, distance: str) -> ProductForm:

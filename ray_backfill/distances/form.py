@@ -1,4 +1,4 @@
-"""Distances: smaller is closer. This is the only module that defines cosine, l2 and inner product.
+"""Distances: smaller is closer. This is the only room that defines cosine, l2 and inner product.
 
 Each distance is computed in two ways. ``exact`` takes one pair at a time, accumulated in float64 in a fixed order
 and rounded to float32: the same bits on every machine and in any batch, so that equal vectors tie. ``ProductForm``
@@ -9,10 +9,12 @@ Shapes: Q queries, N gallery items, d dimensions, D columns of the product (d, o
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_backfill.distances.exact import ROWS, as_float32, exact_pairs, is_plain, lengths, round_grid, scale_rows
 from ray_backfill.errors import InputError
 from ray_backfill.kernels import Array, kernel
 from ray_backfill.systems import FloatArray, IntArray, RetrievalSystem
@@ -25,8 +27,6 @@ _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 _SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
 # Products of vectors up to this length, times 2, do not overflow float32; neither does a factor up to this.
 _LONGEST = _LARGEST_FACTOR = 1e38
-# Rows that are read at a time in a pass over a whole gallery: 64 MB as float32 of 256 dimensions.
-_ROWS = 65_536
 
 
 def check_distance(distance: str) -> None:
@@ -108,73 +108,107 @@ class ProductForm:
 
     def left(self, queries: IntArray) -> NDArray[np.float32]:
         """Return the (b, D) left-hand side of the product for some queries."""
-        rows = _as_float32(self.query[queries])
+        rows = as_float32(self.query[queries])
         factor = np.full(len(rows), -2 * self.scale) if self.distance == "l2" else -1 / self._divisor(queries)
         out = np.ones((len(rows), self.columns), np.float32)
-        _scale_rows(rows, factor, out)
+        scale_rows(rows, factor, out)
         return out
 
     def tile(self, first: int, last: int) -> NDArray[np.float32]:
         """Return the (n, D) right-hand side of the product for the gallery items first .. last - 1. Cost: n d."""
-        rows = _as_float32(self.gallery[first:last])
+        rows = as_float32(self.gallery[first:last])
         length = self.length_N[first:last]
         out = np.empty((len(rows), self.columns), np.float32)
-        _scale_rows(rows, 1 / length if self.distance == "cosine" else np.full(len(rows), self.scale), out)
+        scale_rows(rows, 1 / length if self.distance == "cosine" else np.full(len(rows), self.scale), out)
         if self.distance == "l2":
             out[:, -1] = (length * self.scale) ** 2
         return out
+
+    @cached_property
+    def uses_factors(self) -> bool:
+        """Whether products with the stored vectors, scaled by ``factors``, are as exact as products with ``tile``."""
+        return bool(self.length_N.max() <= _LONGEST and self._underflow <= self.query.shape[1] * _U / 4)
+
+    @cached_property
+    def _factors(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        offset = np.zeros(len(self.length_N), np.float32)
+        if self.distance == "cosine":
+            return np.minimum(1 / self.length_N, _LARGEST_FACTOR).astype(np.float32), offset
+        if self.distance == "l2":
+            offset[:] = (self.length_N * self.scale) ** 2
+        return np.full(len(offset), min(self.scale, _LARGEST_FACTOR), np.float32), offset
 
     def factors(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return a (n,) factor and a (n,) offset that turn products with the stored vectors into v, without a copy:
 
         v = (left(queries)[:, :d] @ gallery[first:last].T) * factor + offset, with the error ``error_of_factors``.
         """
-        length = self.length_N[first:last]
-        offset = np.zeros(len(length), np.float32)
-        if self.distance == "cosine":
-            return np.minimum(1 / length, _LARGEST_FACTOR).astype(np.float32), offset
-        if self.distance == "l2":
-            offset[:] = (length * self.scale) ** 2
-        return np.full(len(length), min(self.scale, _LARGEST_FACTOR), np.float32), offset
+        factor, offset = self._factors
+        return factor[first:last], offset[first:last]
+
+    @property
+    def _underflow(self) -> float:
+        """The part of the error by factors that comes from numbers that are too small for float32."""
+        factor = 1 / self.length_N.min() if self.distance == "cosine" else self.scale
+        return float(8 * self.query.shape[1] * _SMALLEST_NORMAL * factor)
 
     def error_of_factors(self, queries: IntArray) -> NDArray[np.float64]:
         """Return ``error`` for v by ``factors``; infinite if the vectors are so long that their products can overflow.
 
         A sum of d products errs by at most d u |left| |g|, and |left| |g| factor is at most 1 (l2: 2), as with scaled
         vectors: instead of a scaled vector, the factor and its product are rounded, and under l2 the offset and its
-        addition err by u and 3 u. So ``error`` holds except for underflow, which the factor amplifies: an entry of
-        either side or a product below the smallest normal number is rounded or flushed to zero.
+        addition err by u and 3 u. So the error of scaled vectors holds except for underflow, which the factor
+        amplifies: an entry of either side or a product below the smallest normal number is rounded or flushed to zero.
         """
         if self.length_N.max() > _LONGEST:
             return np.full(len(queries), np.inf)
-        factor = 1 / self.length_N.min() if self.distance == "cosine" else self.scale
-        return self.error(queries) + 8 * self.query.shape[1] * _SMALLEST_NORMAL * factor
+        return self._error_of_tiles(queries) + self._underflow
 
     def exact(self, of_query: IntArray, of_item: IntArray) -> NDArray[np.float32]:
         """Return the exact distances of the pairs (of_query[i], of_item[i]). Cost: d operations in float64 per pair."""
         out = np.empty(len(of_query), np.float32)
         kind, norms_QN = DISTANCES.index(self.distance), (self.length_Q, self.length_N)
         query, row_of_query = self.query, of_query
-        if not _is_plain(query):
+        if not is_plain(query):
             queries, row_of_query = np.unique(of_query, return_inverse=True)
-            query = _as_float32(query[queries])
-        if _is_plain(self.gallery):
-            _exact_pairs(query, self.gallery, row_of_query, of_item, of_query, of_item, *norms_QN, kind, out)
+            query = as_float32(query[queries])
+        if is_plain(self.gallery):
+            exact_pairs(query, self.gallery, row_of_query, of_item, of_query, of_item, *norms_QN, kind, out)
             return out
         # The kernel cannot read float16: convert the rows to float32, a bounded number at a time.
-        for i in range(0, len(out), _ROWS):
-            part = slice(i, i + _ROWS)
-            rows = _as_float32(self.gallery[of_item[part]])
-            _exact_pairs(
+        for i in range(0, len(out), ROWS):
+            part = slice(i, i + ROWS)
+            rows = as_float32(self.gallery[of_item[part]])
+            exact_pairs(
                 query, rows, row_of_query[part], np.arange(len(rows)), of_query[part], of_item[part], *norms_QN, kind,
                 out[part],
             )  # fmt: skip
         return out
 
+    def exact_grid(self, queries: IntArray, items: IntArray) -> NDArray[np.float32]:
+        """Return the (b, n) ``exact`` distances of all pairs of b queries and n items, with the same bits.
+
+        Cost: one float64 product, several times faster than pair by pair. Memory: 24 bytes per pair.
+        """
+        query, gallery = (as_float32(x).astype(np.float64) for x in (self.query[queries], self.gallery[items]))
+        products = query @ gallery.T
+        out, unsure = np.empty(products.shape, np.float32), np.empty((2, products.size), np.int32)
+        d, kind = query.shape[1], DISTANCES.index(self.distance)
+        found = round_grid(products, self.length_Q[queries], self.length_N[items], d, kind, out, unsure)
+        if found:
+            rows, columns = unsure[:, :found]
+            out[rows, columns] = self.exact(queries[rows], items[columns])
+        return out
+
     def error(self, queries: IntArray) -> NDArray[np.float64]:
         """Return for each query a bound on |v - exact value of v| plus all rounding between exact distances and v.
 
-        A product of D columns errs by at most D u |q| |g| in any order of summation, with or without fused
+        It holds for v by ``tile``, and by ``factors`` if ``uses_factors``.
+        """
+        return self._error_of_tiles(queries) + (self._underflow if self.uses_factors else 0)
+
+    def _error_of_tiles(self, queries: IntArray) -> NDArray[np.float64]:
+        """A product of D columns errs by at most D u |q| |g| in any order of summation, with or without fused
         multiply-add. The constants cover the rounding of the operands, of the exact distance and of ``bounds``; the
         terms with _SMALLEST cover distances close to the smallest float32 numbers.
         """
@@ -188,44 +222,28 @@ class ProductForm:
         return error
 
     def bounds(
-        self, of_query: IntArray, distances: NDArray[np.float32]
+        self, queries: IntArray, of: IntArray, distances: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return (low, high) for distances t of the queries of_query. Both increase with t.
+        """Return (low, high) for distances t of the queries queries[of]. Both increase with t.
 
         An item is certainly closer than t if its v < low, and certainly farther if its v > high.
         """
-        t = distances.astype(np.float64)
+        factor, shift = np.ones(len(queries)), np.zeros(len(queries))
         if self.distance == "cosine":
-            v = t - 1
+            shift -= 1
         elif self.distance == "inner_product":
-            v = t * self.scale / self._divisor(of_query)
+            factor = self.scale / self._divisor(queries)
         else:
-            v = (t * self.scale) ** 2 - (self.length_Q[of_query] * self.scale) ** 2
-        error = self.error(of_query)
-        with np.errstate(over="ignore"):
-            low = np.nextafter((v - error).astype(np.float32), np.float32(-np.inf))
-            high = np.nextafter((v + error).astype(np.float32), np.float32(np.inf))
+            factor *= self.scale
+            shift -= (self.length_Q[queries] * self.scale) ** 2
+        low, high = np.empty((2, len(distances)), np.float32)
+        _find_bounds(distances, of, factor, shift, self.error(queries), self.distance == "l2", low, high)
         return low, high
 
     def _divisor(self, queries: IntArray) -> NDArray[np.float64]:
         """Return |q|, or 1 for a zero vector."""
         length = self.length_Q[queries]
         return np.where(length == 0, 1, length)
-
-
-class Products:
-    """Computes products of some queries with one tile at a time, in reused memory. queries: rows of ``form.query``."""
-
-    def __init__(self, form: ProductForm, queries: IntArray) -> None:
-        self.form, self.queries = form, queries
-        self.left = form.left(queries)
-        self.out = np.empty((len(queries), 0), np.float32)
-
-    def tile(self, first: int, last: int) -> NDArray[np.float32]:
-        """Return the (b, n) v of the gallery items first .. last - 1, valid until the next call. Cost: 2 b n D."""
-        if self.out.shape[1] != last - first:
-            self.out = np.empty((len(self.queries), last - first), np.float32)
-        return np.matmul(self.left, self.form.tile(first, last).T, out=self.out)
 
 
 def _refuse_zero_vectors(length_Q: NDArray[np.float64], length_N: NDArray[np.float64]) -> None:
@@ -242,102 +260,14 @@ def _power_of_two(longest: float) -> float:
     return float(2.0 ** -np.ceil(np.log2(max(longest, 1e-300))))
 
 
-def _is_plain(vectors: FloatArray) -> bool:
-    """Return whether a compiled loop can read the array without conversion."""
-    return vectors.dtype == np.float32 and vectors.flags.c_contiguous
-
-
-def _as_float32(vectors: FloatArray) -> NDArray[np.float32]:
-    return np.ascontiguousarray(vectors, dtype=np.float32)
-
-
-def lengths(vectors: FloatArray) -> NDArray[np.float64]:
-    """Return the (N,) Euclidean norms, computed in bounded pieces."""
-    out = np.empty(len(vectors))
-    for i in range(0, len(vectors), _ROWS):
-        _norms(_as_float32(vectors[i : i + _ROWS]), out[i : i + _ROWS])
-    return out
-
-
 @kernel
-def _norms(rows: Array, out: Array) -> None:
-    room = np.empty(rows.shape[1] // 4)
-    for i in range(len(rows)):
-        out[i] = np.sqrt(_dot(rows[i], rows[i], room))
-
-
-@kernel
-def _scale_rows(rows: Array, factor: Array, out: Array) -> None:
-    for i in range(len(rows)):
-        for j in range(rows.shape[1]):
-            out[i, j] = np.float32(np.float64(rows[i, j]) * factor[i])
-
-
-@kernel
-def _exact_pairs(
-    query: Array, gallery: Array, row_of_query: Array, row_of_item: Array, of_query: Array, of_item: Array,
-    length_Q: Array, length_N: Array, kind: int, out: Array,
-) -> None:  # fmt: skip
-    """kind: index into DISTANCES. row_of_...: rows of ``query`` and ``gallery``. of_...: indices into the lengths."""
-    room = np.empty(query.shape[1] // 4)
-    for i in range(len(out)):
-        q, g = query[row_of_query[i]], gallery[row_of_item[i]]
-        if kind == 0:
-            cosine = np.float32(_dot(q, g, room) / (length_Q[of_query[i]] * length_N[of_item[i]]))
-            out[i] = min(max(np.float32(1) - cosine, np.float32(0)), np.float32(2))
-        elif kind == 1:
-            out[i] = np.float32(np.sqrt(_squared_difference(q, g, room)))
-        else:
-            out[i] = np.float32(0) - np.float32(_dot(q, g, room))
-
-
-# Sums in float64, in a fixed order that suits vector registers: four terms at a time, a quarter of the vector apart.
-# ``room``: float64 buffer, a quarter of the vector long.
-
-
-@kernel
-def _dot(a: Array, b: Array, room: Array) -> float:
-    h = len(room)
-    for i in range(h):
-        x = np.float64(a[i]) * np.float64(b[i]) + np.float64(a[h + i]) * np.float64(b[h + i])
-        y = np.float64(a[2 * h + i]) * np.float64(b[2 * h + i]) + np.float64(a[3 * h + i]) * np.float64(b[3 * h + i])
-        room[i] = x + y
-    rest = 0.0
-    for i in range(4 * h, len(a)):
-        rest += np.float64(a[i]) * np.float64(b[i])
-    return rest + _sum(room)
-
-
-@kernel
-def _squared_difference(a: Array, b: Array, room: Array) -> float:
-    h = len(room)
-    for i in range(h):
-        w = np.float64(a[i]) - np.float64(b[i])
-        x = np.float64(a[h + i]) - np.float64(b[h + i])
-        y = np.float64(a[2 * h + i]) - np.float64(b[2 * h + i])
-        z = np.float64(a[3 * h + i]) - np.float64(b[3 * h + i])
-        room[i] = (w * w + x * x) + (y * y + z * z)
-    rest = 0.0
-    for i in range(4 * h, len(a)):
-        w = np.float64(a[i]) - np.float64(b[i])
-        rest += w * w
-    return rest + _sum(room)
-
-
-@kernel
-def _sum(terms: Array) -> float:
-    """Sum with eight running sums, so that additions do not wait for each other."""
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
-    whole = len(terms) - len(terms) % 8
-    for i in range(0, whole, 8):
-        s0 += terms[i]
-        s1 += terms[i + 1]
-        s2 += terms[i + 2]
-        s3 += terms[i + 3]
-        s4 += terms[i + 4]
-        s5 += terms[i + 5]
-        s6 += terms[i + 6]
-        s7 += terms[i + 7]
-    for i in range(whole, len(terms)):
-        s0 += terms[i]
-    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+def _find_bounds(
+    distances: Array, of: Array, factor: Array, shift: Array, error: Array, is_squared: bool, low: Array, high: Array
+) -> None:
+    for i in range(len(distances)):
+        q = of[i]
+        t = np.float64(distances[i]) * factor[q]
+        v = (t * t if is_squared else t) + shift[q]
+        # The rounding to float32 must not cancel any of the error: it is less than the last two terms.
+        margin = error[q] + (abs(v) + error[q]) * (2 * _U) + _SMALLEST
+        low[i], high[i] = np.float32(v - margin), np.float32(v + margin)

@@ -1,0 +1,109 @@
+"""The thresholds of a block on the scale of one system's products, and a table that finds the place of a product.
+
+Shapes: b queries, K thresholds of a query (CSR).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.distances import ProductForm
+from ray_backfill.kernels import Array, kernel
+from ray_backfill.replay.block import Block, Union
+from ray_backfill.replay.keys import distances_of
+from ray_backfill.systems import IntArray
+
+# Smallest and largest size of a query's table, as powers of two: larger ones do not pay.
+_FEWEST_BITS, _MOST_BITS = 10, 15
+
+
+@dataclass(frozen=True)
+class Bins:
+    """The thresholds of one system.
+
+    low, high: CSR (``ProductForm.bounds``), with an infinite entry after those of each query. starts: (b + 1,) of
+    these. table: (b, bins) the first threshold that a product of the bin v -> (v - origin) * step + 1 may be before.
+    """
+
+    low: NDArray[np.float32]
+    high: NDArray[np.float32]
+    starts: IntArray
+    table: NDArray[np.uint16] | NDArray[np.uint32]
+    origin: NDArray[np.float32]
+    step: NDArray[np.float32]
+
+
+def n_bins(n_thresholds: int) -> int:
+    """Choose the number of bins of a query: several for each threshold, so that few contain more than one."""
+    return 1 << int(np.clip(np.ceil(np.log2(2 * n_thresholds)), _FEWEST_BITS, _MOST_BITS))
+
+
+def make_bins(form: ProductForm, block: Block, union: Union) -> Bins:
+    """Build the bins of one system. Cost: O(b (bins + K))."""
+    low, high, starts = threshold_bounds(form, block, union)
+    most = int(np.diff(union.starts).max())
+    table = np.empty((len(block), n_bins(most)), np.uint16 if most < 1 << 16 else np.uint32)
+    bins = Bins(low, high, starts, table, np.empty(len(block), np.float32), np.empty(len(block), np.float32))
+    _fill_tables(low, high, starts, table, bins.origin, bins.step)
+    return bins
+
+
+def threshold_bounds(
+    form: ProductForm, block: Block, union: Union
+) -> tuple[NDArray[np.float32], NDArray[np.float32], IntArray]:
+    """Return low, high and starts of ``Bins``.
+
+    A threshold of the other system can be outside the range of this system's distances. It is moved to just outside
+    the range of products, which gives the same decisions without widening the bins.
+    """
+    query = np.repeat(np.arange(len(block)), np.diff(union.starts))
+    t = distances_of(union.keys)
+    if form.distance != "inner_product":
+        t = np.maximum(t, np.float32(0))
+    bounds = form.bounds(block.queries, query, t)
+    starts = union.starts + np.arange(len(block) + 1)
+    low, high = np.empty((2, starts[-1]), np.float32)
+    top = 3 if form.distance == "l2" else 1  # products are in [-1, top], up to their error
+    _clip(*bounds, union.starts, form.error(block.queries), top, low, high)
+    return low, high, starts
+
+
+@kernel
+def _clip(
+    low: Array, high: Array, starts: Array, error: Array, top: int, clipped_low: Array, clipped_high: Array
+) -> None:
+    for q in range(len(starts) - 1):
+        least, most = -1 - 3 * error[q], top + 3 * error[q]
+        for k in range(starts[q], starts[q + 1]):
+            clipped_low[k + q] = np.float32(min(max(np.float64(low[k]), least), most - error[q]))
+            clipped_high[k + q] = np.float32(min(max(np.float64(high[k]), least + error[q]), most))
+        clipped_low[starts[q + 1] + q] = clipped_high[starts[q + 1] + q] = np.float32(np.inf)
+
+
+@kernel
+def _fill_tables(low: Array, high: Array, starts: Array, table: Array, origin: Array, step: Array) -> None:
+    last_bin = table.shape[1] - 1
+    for q in range(len(starts) - 1):
+        first, n_thresholds = starts[q], starts[q + 1] - starts[q] - 1
+        origin[q] = low[first]
+        # The thresholds use bins 1 .. last_bin - 1; the first one is for items before all of them.
+        step[q] = np.float32((last_bin - 2) / (np.float64(high[first + n_thresholds - 1]) - np.float64(low[first])))
+        at = 0
+        for k in range(n_thresholds):
+            end = bin_of(high[first + k], origin[q], step[q], last_bin)
+            if end >= at:
+                table[q, at : end + 1] = k
+                at = end + 1
+        table[q, at:] = n_thresholds
+
+
+@kernel
+def bin_of(v: float, origin: float, step: float, last_bin: int) -> Any:
+    """Return the bin of v. Each operation is monotone after rounding, so v > high carries over to bins."""
+    x = (v - origin) * step + np.float32(1)
+    x = x if x > np.float32(0) else np.float32(0)
+    top = np.float32(last_bin)
+    x = x if x < top else top
+    return np.int32(x)
