@@ -10,6 +10,7 @@ Shapes: Q queries, N gallery items, d dimensions, D columns of the product (d, o
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -228,6 +229,14 @@ class ProductForm:
 
         An item is certainly closer than t if its v < low, and certainly farther if its v > high.
         """
+        low, high = np.empty((2, len(distances)), np.float32)
+        _find_bounds(distances, of, *self.bounds_of(queries), low, high)
+        return low, high
+
+    def bounds_of(
+        self, queries: IntArray
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], bool]:
+        """Return the arguments of ``bounds_of_distance`` for each query: factor, shift, error and is_squared."""
         factor, shift = np.ones(len(queries)), np.zeros(len(queries))
         if self.distance == "cosine":
             shift -= 1
@@ -236,9 +245,7 @@ class ProductForm:
         else:
             factor *= self.scale
             shift -= (self.length_Q[queries] * self.scale) ** 2
-        low, high = np.empty((2, len(distances)), np.float32)
-        _find_bounds(distances, of, factor, shift, self.error(queries), self.distance == "l2", low, high)
-        return low, high
+        return factor, shift, self.error(queries), self.distance == "l2"
 
     def _divisor(self, queries: IntArray) -> NDArray[np.float64]:
         """Return |q|, or 1 for a zero vector."""
@@ -261,13 +268,20 @@ def _power_of_two(longest: float) -> float:
 
 
 @kernel
+def bounds_of_distance(t: float, factor: float, shift: float, error: float, is_squared: bool) -> Any:
+    """Return (low, high) of ``ProductForm.bounds`` as float32."""
+    x = t * factor
+    v = (x * x if is_squared else x) + shift
+    # The rounding to float32 must not cancel any of the error: it is less than the last two terms.
+    margin = error + (abs(v) + error) * (2 * _U) + _SMALLEST
+    return np.float32(v - margin), np.float32(v + margin)
+
+
+@kernel
 def _find_bounds(
     distances: Array, of: Array, factor: Array, shift: Array, error: Array, is_squared: bool, low: Array, high: Array
 ) -> None:
     for i in range(len(distances)):
         q = of[i]
-        t = np.float64(distances[i]) * factor[q]
-        v = (t * t if is_squared else t) + shift[q]
-        # The rounding to float32 must not cancel any of the error: it is less than the last two terms.
-        margin = error[q] + (abs(v) + error[q]) * (2 * _U) + _SMALLEST
-        low[i], high[i] = np.float32(v - margin), np.float32(v + margin)
+        t = np.float64(distances[i])
+        low[i], high[i] = bounds_of_distance(t, factor[q], shift[q], error[q], is_squared)

@@ -17,9 +17,9 @@ from ray_backfill.systems import IntArray
 
 @dataclass(frozen=True)
 class Counted:
-    """How many items of one system rank before its thresholds. counts: (O, CSR of (S, K + 1)) int32, cumulative.
+    """How many items of one system rank before its thresholds. counts: (O, CSR of (S, K + 1)) int32.
 
-    counts[s, k]: items of the slices up to s that rank before threshold k, without positives and ignored items.
+    counts[s, k]: items of slice s that rank before threshold k, without positives and ignored items.
     """
 
     counts: NDArray[np.int32]
@@ -27,7 +27,7 @@ class Counted:
 
 
 def accumulate(hist: NDArray[np.int32], union: Union, n_slices: int) -> Counted:
-    """Sum counts by place and slice, in place."""
+    """Sum counts by place, in place."""
     for of_order in hist:
         _accumulate(of_order, union.starts, n_slices)
     return Counted(hist, union)
@@ -37,17 +37,13 @@ def accumulate(hist: NDArray[np.int32], union: Union, n_slices: int) -> Counted:
 def _accumulate(hist: Array, starts: Array, n_slices: int) -> None:
     for q in range(len(starts) - 1):
         width = starts[q + 1] - starts[q] + 1
-        base = n_slices * (starts[q] + q)
+        first = n_slices * (starts[q] + q)
         for s in range(n_slices):
-            row = hist[base + s * width : base + (s + 1) * width]
+            row = hist[first + s * width : first + (s + 1) * width]
             before = np.int32(0)
-            for k in range(width):
+            for k in range(len(row)):
                 before += row[k]
                 row[k] = before
-            if s > 0:
-                above = hist[base + (s - 1) * width : base + s * width]
-                for k in range(width):
-                    row[k] += above[k]
 
 
 class Side(NamedTuple):
@@ -59,12 +55,12 @@ class Side(NamedTuple):
 
 
 def others_before(forward: Side | None, backward: Side | None, thresholds: Thresholds, points: int) -> IntArray:
-    """Return (O, CSR of (T, P)): how many counted items rank before the j-th positive at each point.
+    """Return (O, CSR of (T, P)) int32: how many counted items rank before the j-th positive at each point.
 
     None: items of that system are not counted. Results for disjoint sets of items add up.
     """
     n_orders, n_positives = thresholds.slices.shape
-    others = np.empty((n_orders, points * n_positives + 1), np.int64)
+    others = np.empty((n_orders, points * n_positives + 1), np.int32)
     for o in range(n_orders):
         sides = [_of_order(side or forward or backward, o) for side in (forward, backward)]
         _others_before(
@@ -75,10 +71,11 @@ def others_before(forward: Side | None, backward: Side | None, thresholds: Thres
 
 
 def _of_order(side: Side | None, order: int) -> tuple[NDArray[np.int32], IntArray, NDArray[np.int32]]:
-    """Counts of one order, starts of the union, and the place of each threshold in it."""
+    """Counts of one order, starts of the union, and the place of each threshold in it; empty if it has no others."""
     assert side is not None
     union = side.counted.union
-    return side.counted.counts[side.rows[order]], union.starts, union.at[side.use]
+    places = union.at[side.use] if len(union.at) > 1 else np.empty(0, np.int32)
+    return side.counted.counts[side.rows[order]], union.starts, places
 
 
 @kernel
@@ -86,7 +83,12 @@ def _others_before(
     counts_f: Array, starts_f: Array, at_f: Array, use_f: bool, counts_b: Array, starts_b: Array, at_b: Array,
     use_b: bool, starts: Array, owner: Array, slices: Array, points: int, others: Array,
 ) -> None:  # fmt: skip
-    n_slices = points - 1
+    n_slices, most = points - 1, 0
+    for q in range(len(starts) - 1):
+        most = max(most, starts[q + 1] - starts[q])
+    begin, length, is_active = np.empty(most, np.uint32), np.empty(most, np.uint32), np.empty(most, np.uint8)
+    before = np.empty(most, np.int32)
+    at = np.uint64(0)
     for q in range(len(starts) - 1):
         first, n_thresholds = starts[q], starts[q + 1] - starts[q]
         n_positives = n_thresholds // 2
@@ -94,28 +96,32 @@ def _others_before(
         base_f, base_b = n_slices * (starts_f[q] + q), n_slices * (starts_b[q] + q)
         place_f, place_b = at_f[first : first + n_thresholds], at_b[first : first + n_thresholds]
         # A positive ranks by its forward threshold at the points after its slice, before them by its backward one.
-        begin, length = np.empty(n_thresholds, np.uint32), np.empty(n_thresholds, np.uint32)
-        all_b, before = np.zeros(n_thresholds, np.int32), np.empty(n_thresholds, np.int32)
-        last_b = counts_b[base_b + (n_slices - 1) * width_b : base_b + n_slices * width_b]
+        before[:n_thresholds] = 0
         for k in range(n_thresholds):
             own = slices[first // 2 + owner[first + k] % n_positives] + 1
             is_forward = owner[first + k] < n_positives
             begin[k] = own if is_forward else 0
             length[k] = points - own if is_forward else own
-            if use_b:
-                all_b[k] = last_b[place_b[k]]
-        at = np.uint64(points * (first // 2))
+        for s in range(n_slices if use_b else 0):
+            _add(before, counts_b[base_b + s * width_b : base_b + (s + 1) * width_b], place_b, 1)
         for i in range(points):
-            before[:] = all_b
             if i > 0 and use_f:
-                row = counts_f[base_f + (i - 1) * width_f : base_f + i * width_f]
-                for k in range(n_thresholds):
-                    before[k] += row[place_f[k]]
+                _add(before, counts_f[base_f + (i - 1) * width_f : base_f + i * width_f], place_f, 1)
             if i > 0 and use_b:
-                row = counts_b[base_b + (i - 1) * width_b : base_b + i * width_b]
-                for k in range(n_thresholds):
-                    before[k] -= row[place_b[k]]
+                _add(before, counts_b[base_b + (i - 1) * width_b : base_b + i * width_b], place_b, -1)
+            for k in range(n_thresholds):
+                is_active[k] = np.uint32(np.uint32(i) - begin[k]) < length[k]
             for k in range(n_thresholds):
                 # The entry of a threshold that does not rank its positive now is overwritten by the next one.
                 others[at] = before[k]
-                at += np.uint64(np.uint32(np.uint32(i) - begin[k]) < length[k])
+                at += np.uint64(is_active[k])
+
+
+@kernel
+def _add(before: Array, row: Array, places: Array, sign: int) -> None:
+    """Add the counts of one slice at the places of the pair's thresholds. places: empty if these are all of them."""
+    if len(places) == 0:
+        for k in range(len(row) - 1):
+            before[k] += np.int32(sign) * row[k]
+    for k in range(len(places)):
+        before[k] += np.int32(sign) * row[places[k]]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.distances import ProductForm
+from ray_backfill.distances import ProductForm, bounds_of_distance
 from ray_backfill.kernels import Array, kernel
 from ray_backfill.replay.block import Block, Union
-from ray_backfill.replay.keys import distances_of
+from ray_backfill.replay.keys import distance_of
 from ray_backfill.systems import IntArray
 
 # Smallest and largest size of a query's table, as powers of two: larger ones do not pay.
@@ -42,61 +42,55 @@ def n_bins(n_thresholds: int) -> int:
 
 def make_bins(form: ProductForm, block: Block, union: Union) -> Bins:
     """Build the bins of one system. Cost: O(b (bins + K))."""
-    low, high, starts = threshold_bounds(form, block, union)
     most = int(np.diff(union.starts).max())
+    starts = union.starts + np.arange(len(block) + 1)
+    low, high = np.empty((2, starts[-1]), np.float32)
     table = np.empty((len(block), n_bins(most)), np.uint16 if most < 1 << 16 else np.uint32)
     bins = Bins(low, high, starts, table, np.empty(len(block), np.float32), np.empty(len(block), np.float32))
+    closest = -np.inf if form.distance == "inner_product" else 0.0
+    top = 3.0 if form.distance == "l2" else 1.0  # products are in [-1, top], up to their error
+    _find_bounds(union.keys, union.starts, *form.bounds_of(block.queries), closest, top, low, high)
     _fill_tables(low, high, starts, table, bins.origin, bins.step)
     return bins
 
 
-def threshold_bounds(
-    form: ProductForm, block: Block, union: Union
-) -> tuple[NDArray[np.float32], NDArray[np.float32], IntArray]:
-    """Return low, high and starts of ``Bins``.
+@kernel
+def _find_bounds(
+    keys: Array, starts: Array, factor: Array, shift: Array, error: Array, is_squared: bool, closest: float, top: float,
+    low: Array, high: Array,
+) -> None:  # fmt: skip
+    """Find the bounds of each threshold.
 
     A threshold of the other system can be outside the range of this system's distances. It is moved to just outside
     the range of products, which gives the same decisions without widening the bins.
     """
-    query = np.repeat(np.arange(len(block)), np.diff(union.starts))
-    t = distances_of(union.keys)
-    if form.distance != "inner_product":
-        t = np.maximum(t, np.float32(0))
-    bounds = form.bounds(block.queries, query, t)
-    starts = union.starts + np.arange(len(block) + 1)
-    low, high = np.empty((2, starts[-1]), np.float32)
-    top = 3 if form.distance == "l2" else 1  # products are in [-1, top], up to their error
-    _clip(*bounds, union.starts, form.error(block.queries), top, low, high)
-    return low, high, starts
-
-
-@kernel
-def _clip(
-    low: Array, high: Array, starts: Array, error: Array, top: int, clipped_low: Array, clipped_high: Array
-) -> None:
     for q in range(len(starts) - 1):
         least, most = -1 - 3 * error[q], top + 3 * error[q]
         for k in range(starts[q], starts[q + 1]):
-            clipped_low[k + q] = np.float32(min(max(np.float64(low[k]), least), most - error[q]))
-            clipped_high[k + q] = np.float32(min(max(np.float64(high[k]), least + error[q]), most))
-        clipped_low[starts[q + 1] + q] = clipped_high[starts[q + 1] + q] = np.float32(np.inf)
+            t = max(np.float64(distance_of(keys[k])), closest)
+            below, above = bounds_of_distance(t, factor[q], shift[q], error[q], is_squared)
+            low[k + q] = np.float32(min(max(np.float64(below), least), most - error[q]))
+            high[k + q] = np.float32(min(max(np.float64(above), least + error[q]), most))
+        low[starts[q + 1] + q] = high[starts[q + 1] + q] = np.float32(np.inf)
 
 
 @kernel
 def _fill_tables(low: Array, high: Array, starts: Array, table: Array, origin: Array, step: Array) -> None:
     last_bin = table.shape[1] - 1
     for q in range(len(starts) - 1):
-        first, n_thresholds = starts[q], starts[q + 1] - starts[q] - 1
+        first, n_thresholds, own = starts[q], starts[q + 1] - starts[q] - 1, table[q]
         origin[q] = low[first]
         # The thresholds use bins 1 .. last_bin - 1; the first one is for items before all of them.
         step[q] = np.float32((last_bin - 2) / (np.float64(high[first + n_thresholds - 1]) - np.float64(low[first])))
-        at = 0
+        # Count the thresholds that end in each bin: a product of a bin is after those of all earlier bins.
+        own[:] = 0
         for k in range(n_thresholds):
-            end = bin_of(high[first + k], origin[q], step[q], last_bin)
-            if end >= at:
-                table[q, at : end + 1] = k
-                at = end + 1
-        table[q, at:] = n_thresholds
+            own[np.uint32(bin_of(high[first + k], origin[q], step[q], last_bin))] += 1
+        before = 0
+        for at in range(len(own)):
+            ending = own[at]
+            own[at] = before
+            before += ending
 
 
 @kernel

@@ -9,6 +9,8 @@ float32 product leaves undecided are placed by their exact keys.
 Shapes: b queries, n items of a tile, K thresholds of a query (CSR), O orders, S slices.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -92,6 +94,15 @@ def _find_first(positions: Array, starts: Array, first: int, found: Array) -> No
 
 
 @kernel
+def _leave_out(positions: Array, at: int, end: int, first: int, n: int, is_near: Array) -> Any:
+    """Clear the flags of the listed items of a tile. Return the index of the first position after the tile."""
+    while at < end and positions[at] < first + n:
+        is_near[positions[at] - first] = 0
+        at += 1
+    return at
+
+
+@kernel
 def place_tile(
     products: Array, factor: Array, offset: Array, low: Array, high: Array, starts: Array, table: Array, origin: Array,
     step: Array, positives: Array, positive_starts: Array, ignored: Array, ignored_starts: Array, following: Array,
@@ -102,46 +113,42 @@ def place_tile(
     Return the number of pairs in ``undecided``, (3, room) int32. For the other arguments, see ``Counter`` and ``Bins``.
     """
     n, last_bin = products.shape[1], table.shape[1] - 1
-    v, is_near, near, bins = (
-        np.empty(n, np.float32),
-        np.empty(n, np.uint8),
-        np.empty(n, np.uint32),
-        np.empty(n, np.int32),
-    )
+    v, is_near, near = np.empty(n, np.float32), np.zeros((n + 3) // 4 * 4, np.uint8), np.empty(n + 4, np.uint32)
+    is_near_4, groups = is_near.view(np.uint32), np.empty(len(is_near) // 4 + 1, np.uint32)
     position = shard_first + first  # of the tile's first item
     for q in range(len(products)):
         row, own_table = products[q], table[q]
-        n_thresholds = starts[q + 1] - starts[q] - 1
+        width = starts[q + 1] - starts[q]
         own_low, own_high = low[starts[q] : starts[q + 1]], high[starts[q] : starts[q + 1]]
-        farthest = own_high[n_thresholds - 1]
+        farthest = own_high[width - 2]
         for j in range(n):
             v[j] = row[j] * factor[j] + offset[j]
             is_near[j] = v[j] <= farthest
-        while following[0, q] < positive_starts[q + 1] and positives[following[0, q]] < position + n:
-            is_near[positives[following[0, q]] - position] = 0
-            following[0, q] += 1
-        while following[1, q] < ignored_starts[q + 1] and ignored[following[1, q]] < position + n:
-            is_near[ignored[following[1, q]] - position] = 0
-            following[1, q] += 1
-        n_near = np.uint32(0)
-        for j in range(n):
-            # Write every item and let the next one overwrite it if it is not near: no branch to mispredict.
-            near[n_near] = j
-            n_near += np.uint32(is_near[j])
-        for i in range(n_near):
-            bins[i] = bin_of(v[near[i]], origin[q], step[q], last_bin)
-        width, counts_first = n_thresholds + 1, hist_starts[q]
+        following[0, q] = _leave_out(positives, following[0, q], positive_starts[q + 1], position, n, is_near)
+        following[1, q] = _leave_out(ignored, following[1, q], ignored_starts[q + 1], position, n, is_near)
+        # Append every item and let the next one overwrite it if it is not near: there is no branch to mispredict. First
+        # find groups of four that have a near item, because most have none.
+        n_groups, n_near = np.uint32(0), np.uint32(0)
+        for g in range(len(is_near_4)):
+            groups[n_groups] = g
+            n_groups += np.uint32(is_near_4[g] != 0)
+        for i in range(n_groups):
+            g = np.uint32(4) * groups[i]
+            for j in range(np.uint32(4)):
+                near[n_near] = g + np.uint32(j)
+                n_near += np.uint32(is_near[g + np.uint32(j)])
         for i in range(n_near):
             j = near[i]
-            place = np.uint32(own_table[np.uint32(bins[i])])
+            place = np.uint32(own_table[np.uint32(bin_of(v[j], origin[q], step[q], last_bin))])
             while own_high[place] < v[j]:
                 place += np.uint32(1)
             if v[j] >= own_low[place]:
                 undecided[0, found], undecided[1, found], undecided[2, found] = q, first + j, place
                 found += 1
-            else:
-                for o in range(len(slices_ON)):
-                    hist[o, np.uint64(counts_first + slices_ON[o, first + j] * width + place)] += np.int32(1)
+                continue
+            hist[0, np.uint64(hist_starts[q] + slices_ON[0, first + j] * width + place)] += np.int32(1)
+            for o in range(1, len(slices_ON)):
+                hist[o, np.uint64(hist_starts[q] + slices_ON[o, first + j] * width + place)] += np.int32(1)
     return found
 
 

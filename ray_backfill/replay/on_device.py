@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ray_backfill.distances import ProductForm
 from ray_backfill.errors import InputError
-from ray_backfill.replay.bins import threshold_bounds
+from ray_backfill.replay.bins import make_bins
 from ray_backfill.replay.block import Block, Union
 from ray_backfill.replay.counting import hist_starts, place_exactly
 from ray_backfill.replay.nearest import Passing
@@ -70,11 +70,11 @@ class DeviceCounter:
         device, lengths = tiles.device, np.diff(union.starts)
         self.tiles, self.left, self.slices_ON = tiles, tiles.queries(block.queries), slices_ON
         self.block, self.union, self.first = block, union, first
-        low, high, starts = threshold_bounds(tiles.form, block, union)
+        bins = make_bins(tiles.form, block, union)
         # Rows of unequal length are padded with thresholds that no item reaches.
-        used = np.arange(lengths.max() + 1) < np.diff(starts)[:, None]
+        used = np.arange(lengths.max() + 1) < np.diff(bins.starts)[:, None]
         padded = np.full((2, *used.shape), np.inf, np.float32)
-        padded[0, used], padded[1, used] = low, high
+        padded[0, used], padded[1, used] = bins.low, bins.high
         self.low, self.high = torch.from_numpy(padded).to(device)
         self.starts = hist_starts(union, n_slices)
         self.hist = np.zeros((len(slices_ON), self.starts[-1]), np.int32)

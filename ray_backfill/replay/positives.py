@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from ray_backfill.distances import ProductForm
+from ray_backfill.kernels import Array, kernel
 from ray_backfill.replay.block import Block, first_item
 from ray_backfill.replay.keys import KeyArray, sort_keys
 
@@ -21,24 +22,39 @@ def exact_keys(form: ProductForm, block: Block, first: int, last: int) -> KeyArr
 
     form: of these gallery items. Cost: a product of d multiplications for each entry.
     """
+    query = block.query_of_positive
     distances = np.zeros(len(block.positives), np.float32)
     is_own = (block.positives >= first) & (block.positives < last)
     alone = is_own.copy()
+    column_of_item = np.full(last - first, -1, np.int32)
     for begin, end in _groups(block):
-        entries = np.arange(block.positive_starts[begin], block.positive_starts[end])
-        entries = entries[is_own[entries]]
-        if not len(entries):
-            continue
-        items, column = np.unique(block.positives[entries], return_inverse=True)
-        if (end - begin) * len(items) <= _MOST_WASTE * len(entries):
-            grid = form.exact_grid(block.queries[begin:end], items - first)
-            distances[entries] = grid[block.query_of_positive[entries] - begin, column]
-            alone[entries] = False
-    query = block.queries[block.query_of_positive[alone]]
-    distances[alone] = form.exact(query, block.positives[alone] - first)
+        part = slice(block.positive_starts[begin], block.positive_starts[end])
+        own = np.flatnonzero(is_own[part]) + part.start
+        items, columns = np.empty(len(own), np.int64), np.empty(len(own), np.int32)
+        n_items = _find_columns(block.positives[own] - first, column_of_item, items, columns)
+        if (end - begin) * n_items <= _MOST_WASTE * len(own):
+            grid = form.exact_grid(block.queries[begin:end], items[:n_items])
+            distances[own] = grid[query[own] - begin, columns]
+            alone[own] = False
+    distances[alone] = form.exact(block.queries[query[alone]], block.positives[alone] - first)
     keys = np.zeros(len(distances), np.uint64)
     keys[is_own] = sort_keys(distances[is_own], block.positives[is_own])
     return keys
+
+
+@kernel
+def _find_columns(entries: Array, column_of_item: Array, items: Array, columns: Array) -> int:
+    """Number the distinct items of ``entries``. Return how many there are. column_of_item: (N,) -1, restored."""
+    found = 0
+    for i in range(len(entries)):
+        if column_of_item[entries[i]] < 0:
+            column_of_item[entries[i]] = found
+            items[found] = entries[i]
+            found += 1
+        columns[i] = column_of_item[entries[i]]
+    for i in range(found):
+        column_of_item[items[i]] = -1
+    return found
 
 
 def _groups(block: Block) -> list[tuple[int, int]]:

@@ -24,7 +24,7 @@ from ray_backfill.replay.products import Products
 from ray_backfill.systems import IntArray, RetrievalSystem
 
 # Items per tile: the products with a block of queries should stay in the cache between multiplication and counting.
-TILE_ITEMS = 1024
+TILE_ITEMS = 512
 
 # Row of each candidate, and its exact key.
 Found = tuple[IntArray, KeyArray]
