@@ -75,24 +75,28 @@ def round_grid(products: Array, length_Q: Array, length_N: Array, d: int, kind: 
     their number is returned.
     """
     found = 0
+    upper = np.empty(products.shape[1], np.float32)
     for i in range(products.shape[0]):
+        q = length_Q[i]
         for j in range(products.shape[1]):
-            p, q, g = products[i, j], length_Q[i], length_N[j]
+            p, g = products[i, j], length_N[j]
             if kind == 0:
                 x, error = p / (q * g), (2 * d + 16) * _U
-                low, high = np.float32(x - error), np.float32(x + error)
-                out[i, j] = min(max(np.float32(1) - low, np.float32(0)), np.float32(2))
+                out[i, j], upper[j] = np.float32(x - error), np.float32(x + error)
             elif kind == 1:
                 x, error = q * q + g * g - 2 * p, (4 * d + 32) * _U * (q + g) * (q + g)
-                low, high = np.float32(np.sqrt(max(x - error, 0.0))), np.float32(np.sqrt(x + error))
-                out[i, j] = low
+                out[i, j], upper[j] = np.float32(np.sqrt(max(x - error, 0.0))), np.float32(np.sqrt(x + error))
             else:
                 error = (2 * d + 16) * _U * q * g
-                low, high = np.float32(p - error), np.float32(p + error)
-                out[i, j] = np.float32(0) - low
-            if low != high:
+                out[i, j], upper[j] = np.float32(p - error), np.float32(p + error)
+        for j in range(products.shape[1]):
+            if out[i, j] != upper[j]:
                 unsure[0, found], unsure[1, found] = i, j
                 found += 1
+            if kind == 0:
+                out[i, j] = min(max(np.float32(1) - out[i, j], np.float32(0)), np.float32(2))
+            elif kind == 2:
+                out[i, j] = np.float32(0) - out[i, j]
     return found
 
 

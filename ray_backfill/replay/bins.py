@@ -65,12 +65,14 @@ def _find_bounds(
     the range of products, which gives the same decisions without widening the bins.
     """
     for q in range(len(starts) - 1):
-        least, most = -1 - 3 * error[q], top + 3 * error[q]
+        # The same limits in float32: of low, and of high.
+        least, most = np.float32(-1 - 3 * error[q]), np.float32(top + 2 * error[q])
+        least_high, most_high = np.float32(-1 - 2 * error[q]), np.float32(top + 3 * error[q])
         for k in range(starts[q], starts[q + 1]):
             t = max(np.float64(distance_of(keys[k])), closest)
             below, above = bounds_of_distance(t, factor[q], shift[q], error[q], is_squared)
-            low[k + q] = np.float32(min(max(np.float64(below), least), most - error[q]))
-            high[k + q] = np.float32(min(max(np.float64(above), least + error[q]), most))
+            low[k + q] = min(max(below, least), most)
+            high[k + q] = min(max(above, least_high), most_high)
         low[starts[q + 1] + q] = high[starts[q + 1] + q] = np.float32(np.inf)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ray_backfill.distances import ProductForm
 from ray_backfill.kernels import Array, kernel
 from ray_backfill.replay.block import Block, first_item
-from ray_backfill.replay.keys import KeyArray, sort_keys
+from ray_backfill.replay.keys import KeyArray, key_of, sort_keys
 
 # Fewer queries share a product only if it has hardly more pairs than they need.
 _MOST_WASTE = 1.5
@@ -22,36 +22,50 @@ def exact_keys(form: ProductForm, block: Block, first: int, last: int) -> KeyArr
 
     form: of these gallery items. Cost: a product of d multiplications for each entry.
     """
-    query = block.query_of_positive
-    distances = np.zeros(len(block.positives), np.float32)
+    keys = np.zeros(len(block.positives), np.uint64)
     is_own = (block.positives >= first) & (block.positives < last)
     alone = is_own.copy()
     column_of_item = np.full(last - first, -1, np.int32)
     for begin, end in _groups(block):
-        part = slice(block.positive_starts[begin], block.positive_starts[end])
-        own = np.flatnonzero(is_own[part]) + part.start
-        items, columns = np.empty(len(own), np.int64), np.empty(len(own), np.int32)
-        n_items = _find_columns(block.positives[own] - first, column_of_item, items, columns)
-        if (end - begin) * n_items <= _MOST_WASTE * len(own):
+        entries = np.flatnonzero(is_own[block.positive_starts[begin] : block.positive_starts[end]])
+        entries += block.positive_starts[begin]
+        items, columns = np.empty(len(entries), np.int64), np.empty(len(entries), np.int32)
+        n_items = _find_columns(block.positives, entries, first, column_of_item, items, columns)
+        if (end - begin) * n_items <= _MOST_WASTE * len(entries):
             grid = form.exact_grid(block.queries[begin:end], items[:n_items])
-            distances[own] = grid[query[own] - begin, columns]
-            alone[own] = False
-    distances[alone] = form.exact(block.queries[query[alone]], block.positives[alone] - first)
-    keys = np.zeros(len(distances), np.uint64)
-    keys[is_own] = sort_keys(distances[is_own], block.positives[is_own])
+            _fill_keys(grid, begin, entries, columns, block.positive_starts, block.positives, keys)
+            alone[entries] = False
+    entries = np.flatnonzero(alone)
+    positions, query = block.positives[entries], block.queries[block.query_of_positive[entries]]
+    keys[entries] = sort_keys(form.exact(query, positions - first), positions)
     return keys
 
 
 @kernel
-def _find_columns(entries: Array, column_of_item: Array, items: Array, columns: Array) -> int:
-    """Number the distinct items of ``entries``. Return how many there are. column_of_item: (N,) -1, restored."""
+def _fill_keys(
+    grid: Array, begin: int, entries: Array, columns: Array, starts: Array, positives: Array, keys: Array
+) -> None:
+    """grid: distances of the queries from ``begin`` on to the items of each column."""
+    q = begin
+    for i in range(len(entries)):
+        while entries[i] >= starts[q + 1]:
+            q += 1
+        keys[entries[i]] = key_of(grid[q - begin, columns[i]], positives[entries[i]])
+
+
+@kernel
+def _find_columns(
+    positives: Array, entries: Array, first: int, column_of_item: Array, items: Array, columns: Array
+) -> int:
+    """Number the distinct items among some positives. Return how many there are. column_of_item: -1, restored."""
     found = 0
     for i in range(len(entries)):
-        if column_of_item[entries[i]] < 0:
-            column_of_item[entries[i]] = found
-            items[found] = entries[i]
+        item = positives[entries[i]] - first
+        if column_of_item[item] < 0:
+            column_of_item[item] = found
+            items[found] = item
             found += 1
-        columns[i] = column_of_item[entries[i]]
+        columns[i] = column_of_item[item]
     for i in range(found):
         column_of_item[items[i]] = -1
     return found

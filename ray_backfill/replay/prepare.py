@@ -23,7 +23,7 @@ from ray_backfill.replay.nearest import room
 from ray_backfill.systems import GroundTruth, IntArray, Switch, UpgradePair, as_array
 
 # Queries per pass over the gallery: enough that reading and scaling a tile costs little compared with its products.
-_BLOCK_QUERIES = 512
+_BLOCK_QUERIES = 384
 # Memory for the counts or candidates of a block.
 _BLOCK_BYTES = 128 << 20
 # With fewer items per possible candidate (k per slice), counting is cheaper than candidates.
