@@ -101,8 +101,26 @@ def test_factors_turn_products_with_the_stored_vectors_into_v(name: str, distanc
         if distance == "l2":
             true = 2 * true * length_Q * form.scale + (length_N * form.scale) ** 2
         assert (np.abs(v - true) <= error).all()
+        if form.uses_factors:
+            assert (form.error(queries)[:, None] >= error).all()
+        assert form.uses_factors or name in ("tiny", "denormal", "of all lengths")
         if name == "random":
             assert (error < 1.01 * form.error(queries)[:, None]).all()
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("name", _systems())
+def test_distances_of_a_grid_have_the_bits_of_single_pairs(name: str, distance: str) -> None:
+    system = _systems()[name]
+    form = ProductForm.of(system, distance)
+    queries, items = np.arange(len(system.query))[::2], np.arange(len(system.gallery))[::-3]
+    expected = exact_distances(system.query, system.gallery, distance)[np.ix_(queries, items)]
+    np.testing.assert_array_equal(form.exact_grid(queries, items), expected)
+    halves = RetrievalSystem(*(np.clip(x, -6e4, 6e4).astype(np.float16) for x in (system.query, system.gallery)))
+    if not (distance == "cosine" and name in ("tiny", "denormal")):  # zero in float16
+        form = ProductForm.of(halves, distance)
+        expected = exact_distances(halves.query, halves.gallery, distance)[np.ix_(queries, items)]
+        np.testing.assert_array_equal(form.exact_grid(queries, items), expected)
 
 
 @pytest.mark.parametrize("distance", DISTANCES)

@@ -24,7 +24,7 @@ from ray_backfill.replay.block import Block, Thresholds
 from ray_backfill.replay.engine import comparisons_bar, full_float32, measure_prepared
 from ray_backfill.replay.keys import KeyArray
 from ray_backfill.replay.prepare import Prepared, Served, prepare_replay
-from ray_backfill.replay.shard import Found, GalleryShard
+from ray_backfill.replay.shard import Found, GalleryShard, make_forms
 from ray_backfill.store import read_vectors
 from ray_backfill.systems import IntArray, RetrievalSystem
 
@@ -155,7 +155,10 @@ class _ShardActor:
 
     def serve(self, prepared: Prepared) -> None:
         self.shard = GalleryShard(
-            self.systems, self.first, _writable(prepared), self.distance, torch_device=self.torch_device
+            make_forms(self.systems, prepared, self.distance),
+            self.first,
+            _writable(prepared),
+            torch_device=self.torch_device,
         )
 
     def answer(self, question: _Question, arguments: tuple[Any, ...]) -> Any:

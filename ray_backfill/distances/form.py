@@ -8,7 +8,7 @@ the exact distance does. Adaptive geometric predicates (Shewchuk 1997) use the s
 Shapes: Q queries, N gallery items, d dimensions, D columns of the product (d, or d + 1 under l2), n items of a tile.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -101,6 +101,10 @@ class ProductForm:
         else:
             scale = _power_of_two(longest_g if distance == "inner_product" else max(longest_q, longest_g))
         return cls(distance, query, gallery, length_Q, length_N, scale)
+
+    def part(self, first: int, last: int) -> "ProductForm":
+        """Return the form of the gallery items first .. last - 1, without a copy."""
+        return replace(self, gallery=self.gallery[first:last], length_N=self.length_N[first:last])
 
     @property
     def columns(self) -> int:

@@ -16,13 +16,14 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
 from importlib import import_module
+from itertools import pairwise
 from typing import overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits
 
-from ray_backfill.distances import check_distance
+from ray_backfill.distances import ProductForm, check_distance
 from ray_backfill.errors import InputError, check_device_name
 from ray_backfill.merges import RAW, Merge
 from ray_backfill.metrics import metric_codes
@@ -32,8 +33,17 @@ from ray_backfill.replay.counted_ranks import measure_counts
 from ray_backfill.replay.curve import Curve
 from ray_backfill.replay.fused import measure_fused
 from ray_backfill.replay.nearest_ranks import measure_nearest
-from ray_backfill.replay.prepare import Pair, Prepared, Served, as_merge, as_permutation, prepare_replay, split_queries
-from ray_backfill.replay.shard import GalleryShard, LocalShards, Shards
+from ray_backfill.replay.prepare import (
+    Pair,
+    Prepared,
+    Served,
+    as_merge,
+    as_permutation,
+    count_parts,
+    prepare_replay,
+    split_queries,
+)
+from ray_backfill.replay.shard import GalleryShard, LocalShards, Shards, make_forms
 from ray_backfill.systems import GroundTruth, IntArray, RetrievalSystem, UpgradePair
 
 
@@ -137,9 +147,29 @@ def replay_pairs(
     torch_device = None if device == "cpu" else device
     # With a GPU, one thread processes a block on the CPU while the other one's block is on the GPU.
     n_threads = threads or (usable_cpus() if torch_device is None else 2)
-    with comparisons_bar(prepared, progress) as report, full_float32(torch_device):
-        shard = GalleryShard(systems, 0, prepared, distance, report, torch_device)
-        return measure_prepared(prepared, truth, LocalShards([shard]), n_threads)
+    parts = 1 if torch_device else count_parts(prepared, len(split_queries(prepared, truth, n_threads)), n_threads)
+    with (
+        comparisons_bar(prepared, progress) as report,
+        full_float32(torch_device),
+        ThreadPoolExecutor(n_threads) as pool,
+    ):
+        shards = split_gallery(make_forms(systems, prepared, distance), parts, prepared, report, torch_device)
+        return measure_prepared(prepared, truth, LocalShards(shards, pool), n_threads)
+
+
+def split_gallery(
+    forms: Sequence[ProductForm],
+    parts: int,
+    prepared: Prepared,
+    report: Callable[[int], object] = lambda comparisons: None,
+    torch_device: str | None = None,
+) -> list[GalleryShard]:
+    """Make the shards of equal parts of the gallery. Embeddings are not copied."""
+    cuts = np.linspace(0, len(forms[0].length_N), parts + 1).astype(np.int64).tolist()
+    return [
+        GalleryShard([form.part(first, last) for form in forms], first, prepared, report, torch_device)
+        for first, last in pairwise(cuts)
+    ]
 
 
 def usable_cpus() -> int:

@@ -10,7 +10,7 @@ from ray_backfill.errors import InputError
 from ray_backfill.merges import RAW, Merge
 from ray_backfill.replay.engine import measure_prepared, usable_cpus
 from ray_backfill.replay.prepare import Served, as_merge, prepare_replay
-from ray_backfill.replay.shard import GalleryShard, LocalShards
+from ray_backfill.replay.shard import GalleryShard, LocalShards, make_forms
 from ray_backfill.systems import GroundTruth, UpgradePair, as_array, describe_array
 
 
@@ -53,6 +53,6 @@ def replay_moment(
     prepared = prepare_replay(truth, [served], 3, metrics)
     # Use the middle one of three points, at which the forward system serves slice 0.
     prepared = replace(prepared, slices_ON=np.where(flags, 0, 1).astype(np.uint16)[None])
-    shard = GalleryShard(systems, 0, prepared, distance)
+    shard = GalleryShard(make_forms(systems, prepared, distance), 0, prepared)
     ((curve,),) = (found.values() for found in measure_prepared(prepared, truth, LocalShards([shard]), usable_cpus()))
     return {metric: values[:, 1] for metric, values in curve.per_query.items()}

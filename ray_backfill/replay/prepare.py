@@ -22,8 +22,12 @@ from ray_backfill.replay.block import first_item
 from ray_backfill.replay.nearest import room
 from ray_backfill.systems import GroundTruth, IntArray, Switch, UpgradePair, as_array
 
-# Queries per pass over the gallery: enough that reading and scaling a tile costs little compared with its products.
+# Queries per pass over the gallery: enough that reading a tile costs little compared with its products, and few enough
+# that their counts and products stay in a core's cache.
 _BLOCK_QUERIES = 384
+# Blocks are not made smaller than this to occupy more threads; the gallery is split instead, into parts of this size.
+_LEAST_QUERIES = 192
+_LEAST_ITEMS = 16_384
 # Memory for the counts or candidates of a block.
 _BLOCK_BYTES = 128 << 20
 # With fewer items per possible candidate (k per slice), counting is cheaper than candidates.
@@ -238,8 +242,24 @@ def as_merge(merge: Merge | str, distance: str) -> Merge:
     return fit_merge(merge, None, None, distance)
 
 
-def split_queries(prepared: Prepared, truth: GroundTruth, workers: int) -> list[IntArray]:
-    """Split the scored queries into blocks of bounded memory, about equally many for each worker.
+def count_parts(prepared: Prepared, n_blocks: int, threads: int) -> int:
+    """Return into how many parts to split the gallery, so that all threads have work although there are few blocks."""
+    n_gallery = prepared.slices_ON.shape[1]
+    return max(1, min(threads // n_blocks, n_gallery // _LEAST_ITEMS))
+
+
+def _count_blocks(prepared: Prepared, least: int, threads: int) -> int:
+    """Return how many blocks of queries occupy the threads best, together with the parts of the gallery."""
+    if least >= threads:
+        return threads * -(-least // threads)
+    most = max(least, min(threads, len(prepared.scored) // _LEAST_QUERIES))
+    return max(
+        range(least, most + 1), key=lambda n_blocks: (n_blocks * count_parts(prepared, n_blocks, threads), n_blocks)
+    )
+
+
+def split_queries(prepared: Prepared, truth: GroundTruth, threads: int) -> list[IntArray]:
+    """Split the scored queries into blocks of bounded memory, enough for all threads if there are enough queries.
 
     Queries that share positives are put into the same block. Returns: arrays of indices into ``prepared.scored``.
     """
@@ -260,8 +280,8 @@ def split_queries(prepared: Prepared, truth: GroundTruth, workers: int) -> list[
         bytes_Q = np.zeros(len(scored), np.int64)
         for scan in prepared.scans:
             bytes_Q += 8 * room(deepest, n_slices, len(scan.rows)) + 4 * len(scan.rows) * n_slices
-    n_blocks = int(max(np.ceil(bytes_Q.sum() / _BLOCK_BYTES), np.ceil(len(scored) / _BLOCK_QUERIES)))
-    n_blocks = min(len(scored), workers * -(-n_blocks // workers))
+    least = max(np.ceil(bytes_Q.sum() / _BLOCK_BYTES), np.ceil(len(scored) / _BLOCK_QUERIES))
+    n_blocks = min(len(scored), _count_blocks(prepared, int(least), threads))
     # Cut when the running sum of queries or of bytes crosses a multiple, whichever comes first.
     share = np.cumsum(np.maximum(bytes_Q / bytes_Q.sum(), 1 / len(scored)))
     block_of_query = np.minimum((share * n_blocks * (1 - 1e-9)).astype(np.int64), len(scored))

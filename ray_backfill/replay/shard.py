@@ -4,6 +4,7 @@ Answers of disjoint shards are added (counts) or concatenated (candidates), so t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
@@ -43,21 +44,20 @@ class Shards(Protocol):
 class GalleryShard:
     """The gallery positions first .. first + N - 1.
 
-    systems: all queries, and the N gallery items of this shard, in each system. prepared: the whole gallery's. report:
-    called after each tile with its number of (query, item) comparisons. torch_device: device on which torch computes
-    and classifies products; None for numpy and compiled loops.
+    forms: all queries, and the N gallery items of this shard, in each searched system. prepared: the whole gallery's.
+    report: called after each tile with its number of (query, item) comparisons. torch_device: device on which torch
+    computes and classifies products; None for numpy and compiled loops.
     """
 
     def __init__(
         self,
-        systems: Sequence[RetrievalSystem],
+        forms: Sequence[ProductForm],
         first: int,
         prepared: Prepared,
-        distance: str,
         report: Callable[[int], object] = lambda comparisons: None,
         torch_device: str | None = None,
     ) -> None:
-        n_items = len(systems[0].gallery)
+        n_items = len(forms[0].length_N)
         if n_items >= 1 << 31:
             raise InputError(f"a shard may have fewer than {1 << 31:,} items, got {n_items:,}; use more shards")
         self.first, self.last = first, first + n_items
@@ -68,7 +68,7 @@ class GalleryShard:
         last_slice = np.uint16(prepared.points - 2)
         self.from_the_end = {scan.rows: last_slice - own[scan.rows] for scan in prepared.scans if not scan.is_forward}
         self.is_cancelled = False
-        self.forms = [_form(systems[each.system], each, distance) for each in prepared.searched]
+        self.forms = forms
         self.tile_items, self.on_device = TILE_ITEMS, None
         if torch_device is not None:
             # Import torch only if a device is requested.
@@ -174,6 +174,11 @@ class GalleryShard:
         return accumulate(counter.finish(), union, self.points - 1)
 
 
+def make_forms(systems: Sequence[RetrievalSystem], prepared: Prepared, distance: str) -> list[ProductForm]:
+    """Return the form of each searched system. Cost: one pass over the embeddings."""
+    return [_form(systems[each.system], each, distance) for each in prepared.searched]
+
+
 def _form(system: RetrievalSystem, searched: Searched, distance: str) -> ProductForm:
     if searched.references is None:
         return ProductForm.of(system, distance)
@@ -181,19 +186,20 @@ def _form(system: RetrievalSystem, searched: Searched, distance: str) -> Product
 
 
 class LocalShards:
-    """Shards in this process."""
+    """Shards in this process, one after the other or in the threads of a pool."""
 
-    def __init__(self, shards: list[GalleryShard]) -> None:
+    def __init__(self, shards: list[GalleryShard], pool: ThreadPoolExecutor | None = None) -> None:
         self.shards = shards
+        self.map = map if pool is None or len(shards) == 1 else pool.map
 
     def positive_keys(self, block: Block) -> list[KeyArray]:
-        return [shard.positive_keys(block) for shard in self.shards]
+        return list(self.map(lambda shard: shard.positive_keys(block), self.shards))
 
     def count(self, block: Block, thresholds: list[Thresholds]) -> list[list[IntArray]]:
-        return [shard.count(block, thresholds) for shard in self.shards]
+        return list(self.map(lambda shard: shard.count(block, thresholds), self.shards))
 
     def nearest(self, block: Block, k: int) -> list[list[Found]]:
-        return [shard.nearest(block, k) for shard in self.shards]
+        return list(self.map(lambda shard: shard.nearest(block, k), self.shards))
 
     def cancel(self) -> None:
         for shard in self.shards:

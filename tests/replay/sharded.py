@@ -8,7 +8,7 @@ import numpy as np
 import ray_backfill as rb
 from ray_backfill.replay.engine import measure_prepared
 from ray_backfill.replay.prepare import Prepared, Served, prepare_replay
-from ray_backfill.replay.shard import GalleryShard, LocalShards
+from ray_backfill.replay.shard import GalleryShard, LocalShards, make_forms
 
 
 def prepare_pair(
@@ -30,6 +30,6 @@ def replay_sharded(
     shards = []
     for a, b in pairwise([0, *cuts, pair.n_gallery]):
         systems, _ = prepare_pair(pair.items(a, b), truth, orders, points, metrics, merge)
-        shards.append(GalleryShard(systems, a, prepared, distance, torch_device=torch_device))
+        shards.append(GalleryShard(make_forms(systems, prepared, distance), a, prepared, torch_device=torch_device))
     (curves,) = measure_prepared(prepared, truth, LocalShards(shards), threads=2)
     return curves

@@ -12,11 +12,12 @@ import torch
 
 import ray_backfill as rb
 from ray_backfill.replay.engine import measure_prepared
-from ray_backfill.replay.shard import GalleryShard, LocalShards
+from ray_backfill.replay.shard import GalleryShard, LocalShards, make_forms
 from tests.replay.cases import CUT_METRICS, METRICS, random_pair
 from tests.replay.sharded import prepare_pair
 
 prepare = importlib.import_module("ray_backfill.replay.prepare")
+engine = importlib.import_module("ray_backfill.replay.engine")
 shard_module = importlib.import_module("ray_backfill.replay.shard")
 
 
@@ -34,8 +35,15 @@ def test_blocks_and_tiles_do_not_change_the_result() -> None:
             patch.object(shard_module, "TILE_ITEMS", 11),
         ):
             pieces = rb.replay(pair, truth, order, points=3, metrics=metrics, threads=3)
+        with (
+            patch.object(prepare, "_LEAST_ITEMS", 9),
+            patch.object(engine, "split_gallery", wraps=engine.split_gallery) as split,
+        ):
+            parts = rb.replay(pair, truth, order, points=3, metrics=metrics, threads=3)
+        assert split.call_args.args[1] == 3  # few queries: the threads share the gallery
         for metric in metrics:
             np.testing.assert_array_equal(pieces.per_query[metric], whole.per_query[metric])
+            np.testing.assert_array_equal(parts.per_query[metric], whole.per_query[metric])
 
 
 def test_full_float32_is_set_only_during_the_replay() -> None:
@@ -74,7 +82,7 @@ def test_ctrl_c_and_errors_end_a_replay_at_once() -> None:
             time.sleep(0.01)
 
         with patch.object(shard_module, "TILE_ITEMS", 4):
-            shard = GalleryShard(systems, 0, prepared, "cosine", report)
+            shard = GalleryShard(make_forms(systems, prepared, "cosine"), 0, prepared, report)
             with pytest.raises(stop):
                 measure_prepared(prepared, truth, LocalShards([shard]), threads=2)
         assert len(tiles) < 500  # of 2 x 2 x 1,000

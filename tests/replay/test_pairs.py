@@ -14,7 +14,7 @@ from ray_backfill.merges import RAW, Merge, ScoreMap
 from ray_backfill.replay import replay_pairs
 from ray_backfill.replay.engine import measure_prepared
 from ray_backfill.replay.prepare import Served, prepare_replay
-from ray_backfill.replay.shard import GalleryShard, LocalShards
+from ray_backfill.replay.shard import GalleryShard, LocalShards, make_forms
 from tests.replay.cases import CUT_METRICS, METRICS
 
 RRF = Merge("rrf", by_rank=True)
@@ -75,7 +75,7 @@ def test_pairs_together_equal_pairs_alone(
         shards = []
         for first, last in pairwise([0, *sorted({n_gallery // 3, n_gallery // 2} - {0}), n_gallery]):
             own = [rb.RetrievalSystem(system.query, system.gallery[first:last]) for system in systems]
-            shards.append(GalleryShard(own, first, prepared, distance))
+            shards.append(GalleryShard(make_forms(own, prepared, distance), first, prepared))
         sharded = measure_prepared(prepared, truth, LocalShards(shards), threads=2)
         for each, together, in_shards in zip(served, found, sharded, strict=True):
             pair = rb.UpgradePair(systems[each.backward], systems[each.forward], each.switch)
