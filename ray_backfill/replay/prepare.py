@@ -280,11 +280,10 @@ def split_queries(prepared: Prepared, truth: GroundTruth, threads: int) -> list[
         bytes_Q = np.zeros(len(scored), np.int64)
         for scan in prepared.scans:
             bytes_Q += 8 * room(deepest, n_slices, len(scan.rows)) + 4 * len(scan.rows) * n_slices
-    least = max(np.ceil(bytes_Q.sum() / _BLOCK_BYTES), np.ceil(len(scored) / _BLOCK_QUERIES))
-    n_blocks = min(len(scored), _count_blocks(prepared, int(least), threads))
-    # Cut when the running sum of queries or of bytes crosses a multiple, whichever comes first.
-    share = np.cumsum(np.maximum(bytes_Q / bytes_Q.sum(), 1 / len(scored)))
-    block_of_query = np.minimum((share * n_blocks * (1 - 1e-9)).astype(np.int64), len(scored))
+    # What each query takes of the largest block, by memory or by number, whichever is more.
+    taken = np.cumsum(np.maximum(bytes_Q / _BLOCK_BYTES, 1 / _BLOCK_QUERIES))
+    n_blocks = min(len(scored), _count_blocks(prepared, int(np.ceil(taken[-1] * (1 - 1e-9))), threads))
+    block_of_query = (taken / taken[-1] * n_blocks * (1 - 1e-9)).astype(np.int64)
     return np.split(by_positives, np.flatnonzero(np.diff(block_of_query)) + 1)
 
 
