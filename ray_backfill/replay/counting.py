@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from ray_backfill.distances import ProductForm, Products
 from ray_backfill.kernels import Array, kernel
-from ray_backfill.metrics import measure
 from ray_backfill.replay.block import Block, Thresholds, Union, distances_of
 from ray_backfill.systems import IntArray
 
@@ -313,27 +312,6 @@ def _others_before(
                 # The entry of a threshold that does not rank its positive now is overwritten by the next one.
                 others[at] = before[k]
                 at += np.uint64(np.uint32(np.uint32(i) - begin[k]) < length[k])
-
-
-@kernel
-def measure_counts(
-    others: Array, positive_starts: Array, is_map: Array, cuts: Array, values: Array, top1: Array
-) -> None:
-    """Compute the metrics of a block from ``others_before``, summed over shards.
-
-    others: (O, CSR of (T, P)). values: (O, b, T, metrics) float64. top1: (O, b, T) bool.
-    """
-    n_orders, n_queries, points = top1.shape
-    for q in range(n_queries):
-        n_positives = positive_starts[q + 1] - positive_starts[q]
-        ranks = np.empty(n_positives, np.int64)
-        for o in range(n_orders):
-            for i in range(points):
-                first = points * positive_starts[q] + i * n_positives
-                for j in range(n_positives):
-                    ranks[j] = others[o, first + j] + j + 1
-                measure(ranks, n_positives, is_map, cuts, values[o, q, i])
-                top1[o, q, i] = ranks[0] == 1
 
 
 def hist_starts(union: Union, n_slices: int) -> IntArray:

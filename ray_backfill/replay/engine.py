@@ -28,7 +28,7 @@ from ray_backfill.merges import RAW, Merge
 from ray_backfill.metrics import metric_codes
 from ray_backfill.progress import detail
 from ray_backfill.replay.block import Block, make_thresholds, merged_keys
-from ray_backfill.replay.counting import measure_counts
+from ray_backfill.replay.counted_ranks import measure_counts
 from ray_backfill.replay.curve import Curve
 from ray_backfill.replay.fused import measure_fused
 from ray_backfill.replay.nearest_ranks import measure_nearest
