@@ -78,6 +78,34 @@ def as_numbers(column: pa.ChunkedArray, file: Path, name: str, dtype: type = np.
     return values
 
 
+def as_weights(column: pa.ChunkedArray, file: Path, name: str) -> NDArray[np.float64]:
+    """Return a column of finite numbers above 0."""
+    values = as_numbers(column, file, name)
+    _check_above_zero(values, np.arange(len(values)), file, name)
+    return values
+
+
+def as_grades(column: pa.ChunkedArray, file: Path, name: str) -> list[NDArray[np.float64]]:
+    """Return a column of lists of finite numbers above 0 as one array per row; a missing list counts as empty."""
+    if not _is_list(plain_type(column.type)):
+        raise InputError(f"{file}, column {name!r} must hold lists of numbers, not {in_words(column.type)}")
+    column = plain(column)
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    numbers = pc.list_flatten(column)
+    values = np.asarray(pc.fill_null(numbers.cast(pa.float64()), np.nan)) if len(numbers) else np.empty(0)
+    _check_above_zero(values, np.repeat(np.arange(len(column)), lengths), file, name)
+    return np.split(values, np.cumsum(lengths)[:-1]) if len(column) else []
+
+
+def _check_above_zero(values: NDArray[np.float64], row_of: NDArray[np.int64], file: Path, name: str) -> None:
+    bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+    if len(bad):
+        raise InputError(
+            f"{file}, column {name!r}: {values[bad[0]]:g} in row {some(np.unique(row_of[bad]))}; it must hold finite "
+            "numbers above 0"
+        )
+
+
 def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return categories (dictionaries) and extension types, such as tensors, as the values that they stand for."""
     kind = plain_type(column.type)
