@@ -58,9 +58,7 @@ def _truth(folder: EmbeddingFolder, refuse_unknown_ids: bool) -> GroundTruth:
     if queries.positives is not None:
         return _truth_from_ids(gallery, queries, folder.queries is None, refuse_unknown_ids)
     if queries.grades is not None:
-        raise InputError(
-            f"{queries.path}, column 'grades' needs a column 'positives' beside it; add it, or rename this"
-        )
+        raise InputError(f"{queries.path} has a column 'grades' without a column 'positives'; add that, or rename it")
     if (gallery.camera is None) != (queries.camera is None):
         raise InputError(f"column 'camera' is in only one of {gallery.path} and {queries.path}; give both, or neither")
     for table in (gallery, queries):

@@ -261,18 +261,7 @@ def read_table(
     if not files:
         raise InputError(f"{path} has no rows; each split needs at least one")
     parts = [read[file] for file in files]
-    for file, part in zip(files, parts, strict=True):
-        if part.keys() != parts[0].keys():
-            raise InputError(
-                f"{file} has the columns {', '.join(sorted(part))}, but {files[0]} has {', '.join(sorted(parts[0]))}; "
-                "all parts need the same columns"
-            )
-        for name in (name for name in part if _COLUMNS[name] is as_ids):
-            kinds = [kind_of(each[name]) for each in (part, parts[0])]
-            if kinds[0] != kinds[1]:
-                raise InputError(
-                    f"column {name!r} holds {kinds[0]} in {file}, but {kinds[1]} in {files[0]}; use one type"
-                )
+    _check_equal_columns(files, parts)
     columns: dict[str, Any] = {
         name: np.concatenate([part[name] for part in parts])
         if isinstance(parts[0][name], np.ndarray)
@@ -291,6 +280,22 @@ def read_table(
     ]
     numbers = {name: columns.pop(name) for name in _NUMBERS if name in columns}
     return EmbeddingTable(path, vectors=read_rows(files, 0, len(columns["id"]), names), numbers=numbers, **columns)
+
+
+def _check_equal_columns(files: Sequence[Path], parts: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InputError if part files differ in their columns or in the types of ids."""
+    for file, part in zip(files, parts, strict=True):
+        if part.keys() != parts[0].keys():
+            raise InputError(
+                f"{file} has the columns {', '.join(sorted(part))}, but {files[0]} has {', '.join(sorted(parts[0]))}; "
+                "all parts need the same columns"
+            )
+        for name in (name for name in part if _COLUMNS[name] is as_ids):
+            kinds = [kind_of(each[name]) for each in (part, parts[0])]
+            if kinds[0] != kinds[1]:
+                raise InputError(
+                    f"column {name!r} holds {kinds[0]} in {file}, but {kinds[1]} in {files[0]}; use one type"
+                )
 
 
 def read_vectors(path: Path, first: int, last: int, models: Sequence[str]) -> dict[str, FloatArray]:

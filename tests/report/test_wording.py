@@ -51,8 +51,5 @@ def test_the_glossary_has_the_words_of_this_run(tmp_path: Path) -> None:
     assert glossary(plain) == GLOSSARY | of_metrics(plain.metrics)
     own = {name: (name, *METHODS["rm"][1:]) for name in ("ridge_query", "fastfill")}
     rich = read_results(write_results(tmp_path, METHODS | own, ("sigma", "random"), merges=("raw", "csls")))
-    assert list(glossary(rich)) == [
-        *GLOSSARY,
-        *of_metrics(rich.metrics),
-        *(f"word of {name}" for name in ("csls", *own, "sigma")),
-    ]
+    of_names = (f"word of {name}" for name in ("csls", *own, "sigma"))
+    assert list(glossary(rich)) == [*GLOSSARY, *of_metrics(rich.metrics), *of_names]
