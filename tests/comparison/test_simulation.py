@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import ray_backfill as rb
@@ -23,7 +25,7 @@ from ray_backfill.methods import find_methods
 from ray_backfill.orders import high_first
 from ray_backfill.replay import Curve
 from ray_backfill.runs.results import Facts, write_results
-from ray_backfill.store import EmbeddingFolder, EmbeddingTable, read_folder
+from ray_backfill.store import EmbeddingFolder, EmbeddingTable, read_folder, write_parquet
 from ray_backfill.tables.results import LeftOut
 from ray_backfill.training.settings import FitSettings
 from tests.comparison.folder import CLASSES, write_split
@@ -161,6 +163,24 @@ def test_subgroups_are_the_curves_of_their_queries(folder: Path, tmp_path: Path)
     np.testing.assert_allclose(m, curve.per_query["mAP"][group == "m"].mean(axis=0))
     np.testing.assert_allclose(gap, np.abs(f - m))
     assert own.groupby("group").queries.first().to_dict() == {"f": 4, "m": 8, "(gap)": 12}
+
+
+def test_a_query_of_weight_3_is_worth_three_queries_in_every_table(folder: Path, tmp_path: Path) -> None:
+    evaluation = replace(EVALUATION, metrics=("nDCG", "MRR@3"))
+    group, times = np.array(["f", "m", "m", "f", "m", "m"] * 2), np.array([1, 3] * 6)
+    write_split(folder / "queries.parquet", 12, 1000, group=group, weight=times / 2)
+    weighted = run_on(folder, tmp_path / "weighted", evaluation)
+    queries = pq.read_table(folder / "queries.parquet").drop_columns("weight").take(np.repeat(np.arange(12), times))
+    queries = queries.set_column(0, "id", pa.array(np.arange(1000, 1000 + len(queries))))
+    write_parquet(folder / "queries.parquet", queries)
+    repeated = run_on(folder, tmp_path / "repeated", evaluation)
+    for name in ("curves", "summary", "moments", "differences", "subgroups"):
+        own, other = (pd.read_parquet(out / f"{name}.parquet") for out in (weighted, repeated))
+        # Limits are of different draws, and so is whether there is a gain.
+        numbers = [c for c in map(str, own.select_dtypes(float)) if not c.endswith(("low", "high")) and "gain" not in c]
+        np.testing.assert_allclose(own[numbers], other[numbers], rtol=1e-9, atol=1e-12)
+    assert read_json(weighted / "manifest.json")["data"]["queries_weighted_by"] == "weight"
+    assert "queries_weighted_by" not in read_json(repeated / "manifest.json")["data"]
 
 
 def test_the_same_run_is_reused_and_another_refused(folder: Path, tmp_path: Path) -> None:
