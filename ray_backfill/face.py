@@ -49,7 +49,7 @@ def simulate(
         methods: Upgrade methods (``methods()``), "recommended" or "all". The old and the new model always take part.
         orders: Backfill orders (``orders()``).
         merges: Ways to make the distances of the two systems comparable (``merges()``).
-        metrics: "mAP", "mAP@k" or "CMC@k"; the first one leads the report.
+        metrics: "mAP", "mAP@k", "CMC@k", "recall@k", "MRR", "MRR@k", "nDCG" or "nDCG@k"; the first leads the report.
         points: Number of moments to report, t = 0 and t = 1 included. Falls are judged at 101 moments or more.
         distance: "cosine", "l2" or "inner_product".
         margin: Largest loss of quality that still counts as none, as a share: 0.005 is half a percentage point.

@@ -76,6 +76,7 @@ OPTIONS = [
     on_folder("--metrics map", "unknown metric 'map'"),
     on_folder("--metrics mAP@0", "unknown metric 'mAP@0'"),
     on_folder("--metrics CMC@one", "unknown metric 'CMC@one'"),
+    on_folder("--metrics recall", "unknown metric 'recall'", "CMC@k, recall@k, MRR, MRR@k, nDCG, nDCG@k"),
     on_folder("--distance hamming", "unknown distance 'hamming'; known: cosine"),
     on_folder("--order-seed -1", "--order-seed must not be negative, got -1"),
     on_folder("--margin 2", "--margin must be at least 0 and below 1"),
@@ -238,6 +239,8 @@ COLUMNS = [
     column("gallery", "label", np.full(24, np.datetime64("2024-01-01")), "integers or text, not dates or times"),
     fit("no query of", "nothing to measure", change=with_columns("queries", label=np.full(8, -1))),
     fit("no query of", "nothing to measure", change=with_columns("queries", label=np.full(8, 77))),
+    fit("queries.parquet, column 'weight': 0 in row 0", change=with_columns("queries", weight=np.arange(8))),
+    fit("column 'grades' without a column 'positives'", change=with_columns("queries", grades=pa.array([[1]] * 8))),
     fit(
         "no query of", "nothing to measure",
         change=all_of(with_columns("gallery", label=np.arange(24)), without("queries.parquet")),

@@ -22,42 +22,63 @@ def distances(query: NDArray[np.floating], gallery: NDArray[np.floating], distan
     return out
 
 
-def curve(
+def curves(
     d_forward: NDArray[np.float32],
     d_backward: NDArray[np.float32],
-    positives: Sequence[set[int]],
-    ignored: Sequence[set[int]],
+    gains: NDArray[np.float64],
+    weights: NDArray[np.float64],
     order: NDArray[np.int64],
     points: int,
-    metric: str,
-) -> list[float]:
-    """Per point: a full sort of where(backfilled, d_forward, d_backward), then the metric by its definition."""
+    metrics: Sequence[str],
+) -> dict[str, list[float]]:
+    """Per point: a full sort of where(backfilled, d_forward, d_backward), then the metrics by their definitions.
+
+    gains: (queries, items) of right answers, 0 for other items, NaN for ignored ones. weights: (queries,).
+    """
     n_gallery = len(order)
-    values = []
+    values: dict[str, list[float]] = {metric: [] for metric in metrics}
     for i in range(points):
         done = math.floor(i * n_gallery / (points - 1) + 1e-12)
         backfilled = np.zeros(n_gallery, bool)
         backfilled[order[:done]] = True
-        scores = []
+        rankings = []
         for q in range(len(d_forward)):
-            if not positives[q]:
-                continue
             active = np.where(backfilled, d_forward[q], d_backward[q])
-            ranking = [g for g in sorted(range(n_gallery), key=lambda g: (active[g], g)) if g not in ignored[q]]
-            scores.append(score([g in positives[q] for g in ranking], metric))
-        values.append(float(np.mean(scores)))
+            ranking = sorted(range(n_gallery), key=lambda g: (active[g], g))
+            rankings.append([float(gains[q, g]) for g in ranking if not math.isnan(gains[q, g])])
+        for metric in metrics:
+            values[metric].append(mean_score(rankings, weights, metric))
     return values
 
 
-def score(right: Sequence[bool], metric: str) -> float:
-    """One ranking's metric, walking down the list."""
+def mean_score(rankings: Sequence[Sequence[float]], weights: NDArray[np.float64], metric: str) -> float:
+    """The weighted mean over the queries that have a right answer. rankings: gains, from the first item to the last."""
+    scored = [q for q, gains in enumerate(rankings) if any(gains)]
+    total = math.fsum(weights[q] * score(rankings[q], metric) for q in scored)
+    return total / math.fsum(weights[q] for q in scored)
+
+
+def score(gains: Sequence[float], metric: str) -> float:
+    """One whole ranking's metric, walking down the list. gains: above 0 for right items."""
     name, _, cut = metric.partition("@")
-    k = int(cut) if cut else len(right)
+    k = int(cut) if cut else len(gains)
+    right = [gain > 0 for gain in gains]
     if name == "CMC":
         return float(any(right[:k]))
+    if name == "recall":
+        return sum(right[:k]) / sum(right)
+    if name == "MRR":
+        return next((1 / rank for rank, is_right in enumerate(right[:k], start=1) if is_right), 0.0)
+    if name == "nDCG":
+        return dcg(gains[:k]) / dcg(sorted(gains, reverse=True)[:k])
+    assert name == "mAP"
     found, total = 0, 0.0
     for rank, is_right in enumerate(right[:k], start=1):
         if is_right:
             found += 1
             total += found / rank
     return total / min(sum(right), k)
+
+
+def dcg(gains: Sequence[float]) -> float:
+    return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains, start=1))

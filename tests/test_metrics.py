@@ -1,18 +1,32 @@
-"""Metrics of rankings that are small enough to check by hand, and intervals against scipy."""
+"""Metrics of rankings that are small enough to check by hand, and their names."""
+
+import math
 
 import numpy as np
 import pytest
-import scipy.stats
 
-from ray_backfill import metrics as m
 from ray_backfill.errors import InputError
-from ray_backfill.replay import Curve
+from ray_backfill.metrics import measure, metric_codes, metric_forms, parse_metric
+from ray_backfill.metrics.rankings import Rankings, RightAnswers
 
 
-def values(ranks: list[int], name: str) -> float:
-    out = np.empty(1)
-    m.measure(np.array(ranks, np.int64), 3, *m.metric_codes([m.parse_metric(name)]), out)
-    return float(out[0])
+def value(ranks: list[int], name: str, n_right: int = 3, grades: list[float] | None = None) -> float:
+    """The metric of one ranking. grades: of all right answers; the found ones are the first of them."""
+    values, top1 = np.empty((1, 1, 1)), np.empty((1, 1), np.bool_)
+    before, places = np.array(ranks, np.int64) - np.arange(len(ranks)) - 1, np.arange(len(ranks), dtype=np.int32)
+    right = RightAnswers(np.array([0, n_right]), np.array(grades or [], np.float64))
+    measure(
+        Rankings(before, np.array([0, len(ranks)]), places), right, metric_codes([parse_metric(name)]), values, top1
+    )
+    assert top1[0, 0] == (ranks[:1] == [1])
+    return float(values[0, 0, 0])
+
+
+def log2(number: int) -> float:
+    return math.log(number) / math.log(2)
+
+
+IDEAL = 1 + 1 / log2(3) + 1 / log2(4)
 
 
 @pytest.mark.parametrize(
@@ -21,111 +35,45 @@ def values(ranks: list[int], name: str) -> float:
         ("mAP", (1 / 1 + 2 / 3 + 3 / 10) / 3),
         ("mAP@3", (1 / 1 + 2 / 3) / 3),
         ("mAP@2", 1 / 2),  # divided by min(P, k) = 2: the GLDv2 definition
-        ("CMC@1", 1.0),
+        ("CMC@1", 1),
+        ("recall@1", 1 / 3),
+        ("recall@9", 2 / 3),
+        ("recall@10", 1),
+        ("MRR", 1),
+        ("nDCG", (1 + 1 / log2(4) + 1 / log2(11)) / IDEAL),
+        ("nDCG@3", (1 + 1 / log2(4)) / IDEAL),
+        ("nDCG@2", 1 / (1 + 1 / log2(3))),
     ],
 )
 def test_values_by_hand(name: str, expected: float) -> None:
-    assert values([1, 3, 10], name) == pytest.approx(expected)
+    assert value([1, 3, 10], name) == pytest.approx(expected)
 
 
-def test_cmc_needs_the_first_positive_within_k() -> None:
-    assert values([3, 4], "CMC@2") == 0
-    assert values([1, 9], "CMC@2") == 1
-    assert values([], "CMC@2") == 0
+def test_the_first_right_answer_decides_cmc_and_mrr() -> None:
+    assert value([3, 4], "CMC@2") == value([3, 4], "MRR@2") == 0
+    assert value([1, 9], "CMC@2") == 1
+    assert value([3, 4], "MRR") == value([3, 4], "MRR@3") == 1 / 3
 
 
-def test_area_gain_and_falls_by_hand() -> None:
-    t, values = np.array([0.0, 0.5, 1.0]), np.array([0.2, 0.6, 0.5])
-    assert m.auc(t, values) == pytest.approx(0.2 * 0.25 + 0.6 * 0.5 + 0.5 * 0.25)
-    assert m.auc_mean(values) == pytest.approx(1.3 / 3)
-    assert m.auc(t, np.array([0.2, 0.2, 0.7]), is_step=True) == pytest.approx(0.2)
-    assert m.largest_fall(values) == pytest.approx((0.1, 1, 2))
-    assert m.largest_fall(np.array([0.1, 0.1, 0.3])).size == 0
-    # 0.341 to 0.111 in steps of at most 0.1: a drawdown is not a drop between neighbours.
-    assert m.largest_fall(np.array([0.2, 0.341, 0.25, 0.26, 0.16, 0.111, 0.3])) == pytest.approx((0.23, 1, 5))
-    assert [m.settles(values, target) for target in (0.1, 0.5, 0.55)] == [0, 1, None]
-    assert m.gain(0.6, 0.2, 0.5) == pytest.approx(4 / 3)
-    assert np.isnan(m.gain(0.6, 0.5, 0.5))
+@pytest.mark.parametrize("form", metric_forms())
+def test_a_ranking_without_a_right_answer_is_worth_nothing(form: str) -> None:
+    assert value([], form.replace("@k", "@2")) == 0
 
 
-def test_interval_equals_scipy_up_to_its_randomness() -> None:
-    values_QT = np.random.default_rng(0).normal(size=(400, 1)) + 5
-    low, high = m.interval(m.bootstrap_means(values_QT))
-    theirs = scipy.stats.bootstrap((values_QT[:, 0],), np.mean, method="percentile", n_resamples=4000, rng=1)
-    assert low[0] == pytest.approx(theirs.confidence_interval.low, abs=0.01)
-    assert high[0] == pytest.approx(theirs.confidence_interval.high, abs=0.01)
+def test_graded_gains_by_hand() -> None:
+    """Grades 1 and 4 at ranks 1 and 3; the third right answer, of grade 2, is missing."""
+    found = 1 + 4 / log2(4)
+    assert value([1, 3], "nDCG", grades=[1, 4, 2]) == pytest.approx(found / (4 + 2 / log2(3) + 1 / log2(4)))
+    assert value([1, 3], "nDCG@2", grades=[1, 4, 2]) == pytest.approx(1 / (4 + 2 / log2(3)))
+    assert value([1, 3], "mAP", grades=[1, 4, 2]) == value([1, 3], "mAP")
 
 
-def test_paired_difference_of_areas_equals_scipy_up_to_its_randomness() -> None:
-    rng = np.random.default_rng(2)
-    t = np.linspace(0, 1, 4)
-    hard = rng.normal(size=(300, 1))  # the same queries are hard for both: an unpaired interval would be far wider
-    wrong, scored = np.zeros((300, 4), bool), np.arange(300)
-    a, b = (Curve(t, {"mAP": hard + 0.1 * rng.normal(size=(300, 4)) + x}, wrong, scored, 0) for x in (0.02, 0.0))
-    found = a.difference(b, "mAP")
-    areas = [np.trapezoid(c.per_query["mAP"], t, axis=1) for c in (a, b)]
-    theirs = scipy.stats.bootstrap(
-        areas, lambda x, y, axis: (x - y).mean(axis=axis), paired=True, method="percentile", n_resamples=4000, rng=1
-    ).confidence_interval
-    assert found.value == pytest.approx(areas[0].mean() - areas[1].mean())
-    assert found.low == pytest.approx(theirs.low, abs=0.002)
-    assert found.high == pytest.approx(theirs.high, abs=0.002)
-    assert found.high - found.low < 0.05
-    assert a.auc_interval("mAP")[1] - a.auc_interval("mAP")[0] > 0.1
-
-
-def test_interval_of_the_gain_by_hand() -> None:
-    """Old and new differ by the same step for every query, so the gain of a draw is the gain of its mean."""
-    t, scored = np.linspace(0, 1, 2), np.arange(50)
-    values = np.random.default_rng(3).normal(size=(50, 1)).repeat(2, axis=1)
-    old, new, mine = (
-        Curve(t, {"mAP": v}, np.zeros((50, 2), bool), scored, 0) for v in (values, values + 2, values * 2)
-    )
-    low, high = mine.gain_interval("mAP", old, new)
-    expected = np.array(mine.auc_interval("mAP")) / 2 / 2
-    assert (low, high) == pytest.approx(expected)
-    assert np.isnan(mine.gain_interval("mAP", old, old)).all()
-    noise = 0.1 * np.random.default_rng(4).normal(size=(50, 2))
-    unsure = Curve(t, {"mAP": values + noise}, np.zeros((50, 2), bool), scored, 0)  # not significantly better than old
-    assert np.isnan(mine.gain_interval("mAP", old, unsure)).all()
-
-
-def test_draws_of_the_gain_are_finite_where_single_draws_of_the_step_are_not() -> None:
-    rng = np.random.default_rng(5)
-    old, new, mine = (rng.normal(mean, 0.3, size=1000) for mean in (0.0, 1.3, 0.6))
-    new[0] = old[0]  # a ratio of this draw would be infinite
-    assert m.is_upgrade(old, new)
-    draws = m.gain_draws(mine, old, new)
-    assert np.isfinite(draws).all()
-    assert draws.mean() == pytest.approx((mine - old).mean() / (new - old).mean())
-    assert not m.is_upgrade(new, old)
-    assert not m.is_upgrade(old, old + np.where(np.arange(1000) < 100, -1, 1))  # better on average, but not clearly
-    assert not m.is_upgrade(old, old)
-
-
-def test_one_query_has_no_interval() -> None:
-    assert np.isnan(m.bootstrap_means(np.ones((1, 3)))).all()
-    assert np.isnan(m.fall_limits(m.bootstrap_means(np.ones((1, 3))), np.ones(3))).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fall", [0.0, 0.2])
-def test_the_limits_of_the_largest_fall_keep_their_word(fall: float) -> None:
-    """The limits contain the true largest fall in 95 % of 200 samples of 150 queries; and they tell a real fall."""
-    true = np.concatenate([np.linspace(0.3, 0.7, 15), np.linspace(0.7 - fall, 0.9, 6)])
-    rng = np.random.default_rng(6)
-    inside, told = 0, 0
-    for _ in range(200):
-        level, wiggle = rng.normal(0, 0.3, size=(150, 1)), rng.normal(0, 0.1, size=(150, 21)).cumsum(axis=1)
-        values = true + level + wiggle
-        low, high = m.fall_limits(m.bootstrap_means(values), values.mean(axis=0))
-        inside += low <= fall <= high
-        told += low > 0
-    assert inside >= 186  # 190 expected; fewer than 186 has a probability of 10 % at exactly 95 %
-    assert told == (200 if fall else 0)
-
-
-@pytest.mark.parametrize("name", ["map", "CMC", "CMC@0", "mAP@", "mAP@-1", "CMC@1.5"])
+@pytest.mark.parametrize(
+    "name", ["map", "CMC", "recall", "CMC@0", "mAP@", "mAP@k", "mAP@-1", "CMC@1.5", "ndcg@5", "mAP@5@5", "", "@3"]
+)
 def test_unknown_names_list_the_known_forms(name: str) -> None:
-    with pytest.raises(InputError, match=r"mAP, mAP@k and CMC@k"):
-        m.parse_metric(name)
+    with pytest.raises(InputError) as error:
+        parse_metric(name)
+    assert str(error.value) == (
+        f"unknown metric {name!r}; known: mAP, mAP@k, CMC@k, recall@k, MRR, MRR@k, nDCG, nDCG@k, e.g. mAP@100, CMC@1"
+    )

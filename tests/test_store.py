@@ -190,6 +190,8 @@ FULL = columns() | {
     "order_score": [4.0, 3.0, 2.0, 1.0],
     "positives": [[1], [2, 3], [], [0]],
     "ignored": [[], [0], [], []],
+    "grades": [[1], [2, 3.5], [], [1]],
+    "weight": [1, 2, 0.5, 1],
 }
 
 
@@ -202,6 +204,50 @@ def test_the_fingerprint_follows_every_column(tmp_path: Path, column: str) -> No
     changed = pa.array(values[::-1], FULL[column].type) if isinstance(FULL[column], pa.Array) else values[::-1]
     write_parquet(tmp_path / "gallery.parquet", pa.table(FULL | {column: changed}))
     assert read_folder(tmp_path).fingerprint() != first
+
+
+def test_grades_and_weights_are_those_of_the_queries(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "gallery.parquet", pa.table(FULL))
+    alone = read_folder(tmp_path).gallery
+    assert alone.grades is not None
+    assert [row.tolist() for row in alone.grades] == [[1], [2, 3.5], [], [1]]
+    assert alone.weight is not None
+    assert alone.weight.tolist() == [1, 2, 0.5, 1]
+    # With queries of its own, a gallery may use these names for something else.
+    write_parquet(tmp_path / "gallery.parquet", pa.table(FULL | {"weight": list("abcd"), "grades": [0, 0, 0, -1]}))
+    write(tmp_path / "queries.parquet", weight=pa.array([1, 2, 3, 4], pa.int8()))
+    write(tmp_path / "train.parquet", weight=["a"] * 4)
+    folder = read_folder(tmp_path)
+    assert folder.queries is not None
+    assert folder.queries.weight is not None
+    assert folder.queries.weight.tolist() == [1, 2, 3, 4]
+    assert folder.gallery.weight is None
+    assert folder.gallery.grades is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"weight": [1, 0, 1, -2]},
+            r"queries\.parquet, column 'weight': 0 in row 1, 3; it must hold finite numbers",
+        ),
+        ({"weight": [1, 1, np.inf, 1]}, "column 'weight': inf in row 2"),
+        ({"weight": [1, 1, np.nan, 1]}, "column 'weight': nan in row 2"),
+        ({"weight": [1, 1, None, 1]}, "column 'weight': missing value in row 2"),
+        ({"weight": list("abcd")}, "column 'weight' must hold numbers, not text"),
+        ({"grades": [1, 2, 3, 4]}, "column 'grades' must hold lists of numbers, not integers"),
+        ({"grades": [[1], [], [2, 0], [0]]}, "column 'grades': 0 in row 2, 3; it must hold finite numbers above 0"),
+        ({"grades": [[1], None, [2, None], [1]]}, "column 'grades': missing number in row 2"),
+        ({"grades": [["a"]] * 4}, "column 'grades' must hold numbers, not text"),
+    ],
+)
+def test_weights_and_grades_without_meaning_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    write(tmp_path / "gallery.parquet")
+    write(tmp_path / "queries.parquet", **changes)
+    with pytest.raises(InputError, match=message) as error:
+        read_folder(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ FLOORS = [
     {"plugins", "files", "kernels", "display", "progress"},
     {"tables", "claim"},
     {"systems"},
-    {"distances", "metrics", "store", "protocols"},
+    {"distances", "metrics", "statistics", "store", "protocols"},
     {"orders", "merges", "index"},
     {"replay"},
     {"models", "images", "report"},

@@ -154,3 +154,54 @@ def test_a_pair_needs_the_same_items_on_both_sides() -> None:
     small = rb.RetrievalSystem(np.ones((2, 3), np.float32), np.ones((4, 3), np.float32))
     with pytest.raises(rb.InputError, match="backward system has 2 query rows, the forward system 1"):
         rb.UpgradePair(small, rb.RetrievalSystem(np.ones((1, 3), np.float32), np.ones((4, 3), np.float32)))
+
+
+def test_grades_follow_their_positives() -> None:
+    """Lists in any order, an item twice, one that is also ignored, and items that are left out later."""
+    truth = rb.GroundTruth.from_positives(
+        [[7, 3, 5, 3], [], [1]], [[5], [], []], n_gallery=9, grades=[[0.5, 2, 1, 2], [], [4]]
+    )
+    assert truth.positives.tolist() == [3, 7, 1]
+    assert truth.grades is not None
+    assert truth.grades.tolist() == [2, 0.5, 4]
+    fewer = truth.with_weights([1, 2, 3]).without(np.array([0, 1]), np.array([3, 8]))
+    assert [fewer.positives_of(q).tolist() for q in range(3)] == [[7], [], [1]]
+    assert fewer.grades is not None
+    assert fewer.weights is not None
+    assert (fewer.grades.tolist(), fewer.weights.tolist()) == ([0.5, 4], [1, 2, 3])
+    alive = truth.only(np.arange(9) != 7)
+    assert alive.grades is not None
+    assert (alive.positives.tolist(), alive.grades.tolist()) == ([3, 1], [2, 4])
+
+
+@pytest.mark.parametrize(
+    ("grades", "message"),
+    [
+        ([[1]], "got 2 lists of positives but 1 of grades"),
+        ([[1], [1]], r"query 0 has 2 positives but grades as integers of shape \(1,\)"),
+        ([[1, 0], [1]], "grades must be finite and above 0, but entry 1 is 0"),
+        ([[1, np.nan], [1]], "grades must be finite and above 0, but entry 1 is nan"),
+        ([["a", "b"], ["c"]], "grades must be a number for each of 3 right answers, got text"),
+    ],
+)
+def test_grades_that_fit_nothing_are_refused(grades: Any, message: str) -> None:
+    with pytest.raises(rb.InputError, match=message):
+        rb.GroundTruth.from_positives([[0, 1], [2]], n_gallery=3, grades=grades)
+    with pytest.raises(rb.InputError, match="the positives of query 0 list an item twice, with different grades"):
+        rb.GroundTruth.from_positives([[1, 1]], n_gallery=3, grades=[[1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1, 2], "weights must be a number for each of 3 queries, got integers of shape"),
+        ([1, -1, 2], "weights must be finite and above 0, but entry 1 is -1"),
+        ([1, 1, np.inf], "entry 2 is inf"),
+        (["a", "b", "c"], "got text"),
+    ],
+)
+def test_weights_that_mean_nothing_are_refused(weights: Any, message: str) -> None:
+    truth = rb.GroundTruth.from_labels([1, 2, 3], [1, 2, 3])
+    with pytest.raises(rb.InputError, match=message):
+        truth.with_weights(weights)
+    assert truth.with_weights(None).weights is None

@@ -25,7 +25,7 @@ def overview() -> str:
 
 
 def page(command: str) -> str:
-    """The first page of a command. Lists replace lines with {methods}, {orders}, {merges} or {recipes}."""
+    """The first page of a command. Lists replace lines with {methods}, {orders}, {merges}, {metrics} or {recipes}."""
     return "\n".join(_filled(line) for line in _text(command).splitlines())
 
 
@@ -67,6 +67,12 @@ def _merges() -> Iterable[str]:
     return all_merges()
 
 
+def _metrics() -> Iterable[str]:
+    from ray_backfill.metrics import metric_forms
+
+    return metric_forms()
+
+
 def _recipes() -> Iterable[str]:
     from ray_backfill.recipes import recipe_names
 
@@ -79,5 +85,6 @@ _NAMES = {
     "recommended": _recommended,
     "orders": _orders,
     "merges": _merges,
+    "metrics": _metrics,
     "recipes": _recipes,
 }

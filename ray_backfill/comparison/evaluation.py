@@ -30,7 +30,8 @@ class Evaluation:
     merges: tuple[str, ...] = ("raw",)
     """Ways to make the distances of the two systems comparable; raw leaves them as they are."""
     metrics: tuple[str, ...] = ("mAP", "CMC@1")
-    """Metrics of retrieval: mAP, mAP@k, CMC@k for any k. The first one leads the report."""
+    """Metrics of retrieval: mAP, MRR, nDCG, mAP@k, CMC@k, recall@k, MRR@k, nDCG@k for any k. The first one leads the
+    report."""
     points: int = 11
     """Number of moments of the backfill to report, t = 0 and t = 1 included."""
     distance: str = "cosine"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill import metrics as m
+from ray_backfill import statistics as stats
 from ray_backfill.replay import Curve
 
 
@@ -46,11 +46,11 @@ class Replayed:
         before_Q: (Q,) whether the first result was right before; by default that of this method's own start.
         """
         before = self.top1_correct[:, 0] if before_Q is None else before_Q
-        return float(m.negative_flips(before[:, None], self.top1_correct).max())
+        return float(stats.negative_flips(before[:, None], self.top1_correct, self.curve.weights).max())
 
     def settles_at(self, metric: str, target: float) -> float:
         """Return the progress from which on M_t never is below ``target``; NaN if it is at the end."""
-        index = m.settles(self.values[metric], target - m.ROUNDING)
+        index = stats.settles(self.values[metric], target - stats.ROUNDING)
         return float("nan") if index is None else float(self.t[index])
 
 
@@ -59,9 +59,9 @@ def judge(curve: Curve, step: int) -> Replayed:
     values = {metric: curve.values(metric) for metric in curve.per_query}
     draws, falls = {}, {}
     for metric, values_QJ in curve.per_query.items():
-        means = m.bootstrap_means(values_QJ)
-        fall = m.largest_fall(values[metric])
-        limits = m.fall_limits(means, values[metric])
+        means = stats.bootstrap_means(values_QJ, curve.weights)
+        fall = stats.largest_fall(values[metric])
+        limits = stats.fall_limits(means, values[metric])
         falls[metric] = FallFound(fall.size, *limits, float(curve.t[fall.peak]), float(curve.t[fall.trough]))
         draws[metric] = means[:, ::step].copy()
     return Replayed(curve.thinned(step), draws, curve.t, values, falls, curve.top1_correct)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill import metrics as m
+from ray_backfill import statistics as stats
 from ray_backfill.comparison.replay import Curves, Key
 from ray_backfill.comparison.replayed import FallFound, Replayed
 from ray_backfill.merges import RAW
@@ -26,11 +26,11 @@ def summary_row(
     """Summarise one curve. areas: (DRAWS,) areas by key and metric. margin: loss that counts as none."""
     old_key, new_key = of_reference(OLD, key[1]), of_reference(NEW, key[1])
     found, old, new = curves[key], curves[old_key], curves[new_key]
-    auc_low, auc_high = m.interval(areas[*key, metric])
+    auc_low, auc_high = stats.interval(areas[*key, metric])
     olds, news = areas[*old_key, metric], areas[*new_key, metric]
-    is_upgrade = m.is_upgrade(olds, news)
-    draws = m.gain_draws(areas[*key, metric], olds, news) if is_upgrade else np.array([NAN])
-    gain_low, gain_high = m.interval(draws)
+    is_upgrade = stats.is_upgrade(olds, news)
+    draws = stats.gain_draws(areas[*key, metric], olds, news) if is_upgrade else np.array([NAN])
+    gain_low, gain_high = stats.interval(draws)
     values, old_value, new_value = found.values[metric], old.values[metric][0], new.values[metric][-1]
     start_vs_old, end_vs_new = _apart(found, old, metric, 0), _apart(found, new, metric, -1)
     fall = found.falls[metric]
@@ -72,18 +72,18 @@ def summary_row(
 
 def _apart(found: Replayed, other: Replayed, metric: str, end: int) -> tuple[float, float, float]:
     """The value of a curve minus that of another one at the start (0) or the end (-1), with its paired interval."""
-    low, high = m.interval(found.draws[metric][:, end] - other.draws[metric][:, end])
+    low, high = stats.interval(found.draws[metric][:, end] - other.draws[metric][:, end])
     return float(found.values[metric][end] - other.values[metric][end]), float(low), float(high)
 
 
 def _no_loss(apart: tuple[float, float, float], margin: float) -> str:
     _, low, high = apart
-    if low >= -margin - m.ROUNDING:
+    if low >= -margin - stats.ROUNDING:
         return YES
     return NO if high < 0 else UNDECIDED
 
 
 def _never_falls(fall: FallFound, margin: float) -> str:
-    if fall.high <= margin + m.ROUNDING:
+    if fall.high <= margin + stats.ROUNDING:
         return YES
-    return NO if fall.low > m.ROUNDING else UNDECIDED
+    return NO if fall.low > stats.ROUNDING else UNDECIDED

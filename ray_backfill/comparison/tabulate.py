@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ray_backfill import metrics as m
+from ray_backfill import statistics as stats
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.replay import Curves, Key
 from ray_backfill.comparison.summary import of_reference, summary_row
@@ -53,7 +53,7 @@ def tabulate(
     """Make all tables. The methods must include old and new. group_of_query: (all queries,), if they have groups."""
     metrics = evaluation.metrics
     areas = {
-        (*key, metric): m.auc_draws(found.curve.t, found.draws[metric], found.curve.is_step)
+        (*key, metric): stats.auc_draws(found.curve.t, found.draws[metric], found.curve.is_step)
         for key, found in curves.items()
         for metric in metrics
     }
@@ -75,7 +75,7 @@ def tabulate(
             _moments(curves, metrics),
             None if group_of_query is None else _subgroups(curves, metrics, group_of_query),
         )
-    m.resamples.cache_clear()  # 2 bytes for each draw and query
+    stats.resamples.cache_clear()  # 2 bytes for each draw and query
     return tables
 
 
@@ -84,10 +84,10 @@ def _points(curves: Curves, key: Key, metrics: Sequence[str]) -> Iterator[pd.Dat
     found = curves[key]
     curve, old = found.curve, curves[of_reference(OLD, key[1])].curve
     for metric in metrics:
-        yield block(CurvePoint, *key, metric, curve.t, curve.values(metric), *m.interval(found.draws[metric]))
+        yield block(CurvePoint, *key, metric, curve.t, curve.values(metric), *stats.interval(found.draws[metric]))
     for metric, flipped_QT in _flips(curve, old).items():
-        interval = m.interval(m.bootstrap_means(flipped_QT))
-        yield block(CurvePoint, *key, metric, curve.t, flipped_QT.mean(axis=0), *interval)
+        interval = stats.interval(stats.bootstrap_means(flipped_QT, curve.weights))
+        yield block(CurvePoint, *key, metric, curve.t, stats.mean(flipped_QT, curve.weights), *interval)
 
 
 def _flips(curve: Curve, old: Curve) -> dict[str, NDArray[np.float64]]:
@@ -122,7 +122,7 @@ def _differences(
             if differing != 1 and not against_reference:
                 continue
             for metric in metrics:
-                low, high = m.interval(areas[*own, metric] - areas[*other, metric])
+                low, high = stats.interval(areas[*own, metric] - areas[*other, metric])
                 difference = curves[own].curve.auc(metric) - curves[other].curve.auc(metric)
                 yield DifferenceRow(*own, *other, metric, difference, float(low), float(high))
 

@@ -28,6 +28,8 @@ def check_vectors(folder: EmbeddingFolder, distance: str) -> None:
 def ground_truth(folder: EmbeddingFolder, refuse_unknown_ids: bool = True) -> GroundTruth:
     """The positives of each query: given by the queries if they have any, otherwise by labels (and cameras if known).
 
+    Grades and weights are those of the queries' columns.
+
     The label -1 means that the class is unknown: such items are positives of no query, not even of each other. A query
     without positives (an unknown class, one that the gallery lacks, or an empty list) is skipped and counted. A query
     that is a gallery item ignores that item.
@@ -38,7 +40,7 @@ def ground_truth(folder: EmbeddingFolder, refuse_unknown_ids: bool = True) -> Gr
         InputError: There are neither labels nor positives, they have different types, an id is unknown, or no query has
             a positive.
     """
-    truth = _truth(folder, refuse_unknown_ids)
+    truth = _truth(folder, refuse_unknown_ids).with_weights((folder.queries or folder.gallery).weight)
     queries, items = own_items(folder)
     if len(queries):
         truth = truth.without(queries, items)
@@ -55,6 +57,8 @@ def _truth(folder: EmbeddingFolder, refuse_unknown_ids: bool) -> GroundTruth:
     gallery, queries = folder.gallery, folder.queries or folder.gallery
     if queries.positives is not None:
         return _truth_from_ids(gallery, queries, folder.queries is None, refuse_unknown_ids)
+    if queries.grades is not None:
+        raise InputError(f"{queries.path} has a column 'grades' without a column 'positives'; add that, or rename it")
     if (gallery.camera is None) != (queries.camera is None):
         raise InputError(f"column 'camera' is in only one of {gallery.path} and {queries.path}; give both, or neither")
     for table in (gallery, queries):
@@ -101,15 +105,23 @@ def _truth_from_ids(
                     f"{kind_of(gallery.id)}; use one type"
                 )
             at = index.get_indexer(pd.Index(ids)) if len(ids) else np.empty(0, np.int64)
-            if not refuse_unknown:
-                at = at[at >= 0]
-            elif (at < 0).any():
+            if refuse_unknown and (at < 0).any():
                 missing = ids[np.argmax(at < 0)]
                 raise InputError(f"{queries.path}, column {column!r}, row {query}: the gallery has no id {missing!s}")
             found.append(at.astype(np.int64))
         return found
 
-    ignored = positions("ignored", queries.ignored)
+    positives, ignored = positions("positives", queries.positives), positions("ignored", queries.ignored)
+    grades = queries.grades
+    if grades is not None:
+        unequal = [len(own) != len(given) for own, given in zip(grades, positives, strict=True)]
+        if any(unequal):
+            raise InputError(
+                f"{queries.path}, column 'grades', row {unequal.index(True)}: as many numbers as the row has positives "
+                "are needed"
+            )
+        grades = [own[at >= 0] for own, at in zip(grades, positives, strict=True)]
+    positives, ignored = ([at[at >= 0] for at in rows] for rows in (positives, ignored))
     if exclude_self:
         ignored = [np.append(row, query) for query, row in enumerate(ignored)]
-    return GroundTruth.from_positives(positions("positives", queries.positives), ignored, n_gallery=len(gallery))
+    return GroundTruth.from_positives(positives, ignored, n_gallery=len(gallery), grades=grades)

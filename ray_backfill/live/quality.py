@@ -5,6 +5,7 @@ Shapes: Q queries, k items per answer, N gallery items, M metrics.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,9 @@ from ray_backfill.errors import InputError
 from ray_backfill.live.operations import NEW, NOWHERE
 from ray_backfill.merges import Merge
 from ray_backfill.metrics import measure, metric_codes, parse_metric
+from ray_backfill.metrics.rankings import Rankings, RightAnswers
 from ray_backfill.replay import replay_moment
+from ray_backfill.statistics import Weights, relative_weights
 from ray_backfill.systems import GroundTruth, IntArray, UpgradePair
 
 
@@ -34,29 +37,30 @@ def only_alive(truth: GroundTruth, state: NDArray[np.uint8]) -> GroundTruth:
     alive = state != NOWHERE
     if alive.all():
         return truth
-
-    def kept(items: IntArray, starts: IntArray) -> tuple[IntArray, IntArray]:
-        stays = alive[items]
-        return items[stays], np.concatenate([[0], np.cumsum(stays)])[starts]
-
-    return GroundTruth(
-        truth.n_gallery, *kept(truth.positives, truth.positive_starts), *kept(truth.ignored, truth.ignored_starts)
-    )
+    return truth.only(alive)
 
 
 def live_quality(position_Qk: IntArray, truth: GroundTruth, metrics: Sequence[str]) -> dict[str, float]:
     """Metric -> mean over the queries that have a positive. position_Qk: answers to all queries. Cost: O(Q k)."""
-    parsed = [parse_metric(metric) for metric in metrics]
-    codes = metric_codes(parsed)
-    scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
-    values = np.empty((len(scored), len(parsed)))
-    for row, query in enumerate(scored):
+    scored = scored_queries(truth)
+    before, places = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
+    for query in scored:
         answer = position_Qk[query]
         answer = answer[(answer >= 0) & ~np.isin(answer, truth.ignored_of(query))]
         positives = truth.positives_of(query)
-        ranks = np.flatnonzero(np.isin(answer, positives)) + 1
-        measure(ranks, len(positives), *codes, values[row])
-    return {metric: mean(values[:, m]) for m, metric in enumerate(metrics)}
+        found = np.flatnonzero(np.isin(answer, positives))
+        before.append(found - np.arange(len(found)))
+        places.append(np.searchsorted(positives, answer[found]).astype(np.int32))
+    starts = np.cumsum([len(row) for row in before])
+    values, top1 = np.empty((len(scored), 1, len(metrics))), np.empty((len(scored), 1), np.bool_)
+    measure(
+        Rankings(np.concatenate(before), starts, np.concatenate(places)),
+        RightAnswers.of(truth, scored, with_grades=True),
+        metric_codes([parse_metric(metric) for metric in metrics]),
+        values,
+        top1,
+    )
+    return {metric: mean(values[:, 0, m], weights_of(truth)) for m, metric in enumerate(metrics)}
 
 
 def exact_quality(
@@ -77,16 +81,26 @@ def exact_quality(
     alive = np.flatnonzero(state != NOWHERE)
     place = np.full(truth.n_gallery, -1)
     place[alive] = np.arange(len(alive))
-    moved = GroundTruth(
-        len(alive), place[there.positives], there.positive_starts, place[there.ignored], there.ignored_starts
-    )
+    moved = replace(there, n_gallery=len(alive), positives=place[there.positives], ignored=place[there.ignored])
     part = pair if len(alive) == len(state) else pair.of_items(alive)
     values = replay_moment(part, moved, state[alive] == NEW, metrics, distance, merge)
-    return {metric: mean(of_metric) for metric, of_metric in values.items()}
+    return {metric: mean(of_metric, weights_of(there)) for metric, of_metric in values.items()}
 
 
-def mean(values: NDArray[np.float64]) -> float:
-    """Correctly rounded mean, so that it does not depend on the order of summation; NaN if there are no values."""
+def scored_queries(truth: GroundTruth) -> IntArray:
+    """The queries that have a positive."""
+    return np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
+
+
+def weights_of(truth: GroundTruth) -> Weights:
+    """Relative weights of the scored queries; None if they are equal."""
+    return None if truth.weights is None else relative_weights(truth.weights[scored_queries(truth)])
+
+
+def mean(values: NDArray[np.float64], weights: Weights = None) -> float:
+    """Weighted mean of correctly rounded sums, which do not depend on the order; NaN if there are no values."""
+    if weights is not None:
+        return math.fsum(weights * values) / math.fsum(weights)
     return math.fsum(values) / len(values) if len(values) else math.nan
 
 

@@ -126,7 +126,7 @@ def _replayed(known: Known, embedded: Embeddings, pair: UpgradePair, is_plain: b
     if is_plain:
         found = replay(pair, known.truth, plan.order, known.points, known.metrics, sides.distance, merge=sides.merge)
         rows = [
-            ReplayedRow(metric, t, mean(values_QT[:, i]), "backfill")
+            ReplayedRow(metric, t, mean(values_QT[:, i], found.weights), "backfill")
             for metric, values_QT in found.per_query.items()
             for i, t in enumerate(found.t)
         ]

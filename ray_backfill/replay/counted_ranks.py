@@ -1,27 +1,39 @@
-"""Metrics of whole rankings from ``before.others_before``."""
+"""Whole rankings from the counts of ``counting``. Shapes: b queries, P right answers, O orders, T points."""
+
+from collections.abc import Iterator
 
 import numpy as np
 
 from ray_backfill.kernels import Array, kernel
-from ray_backfill.metrics import measure
+from ray_backfill.metrics.rankings import NO_PLACES, Rankings
+from ray_backfill.replay.block import Block, Thresholds
+from ray_backfill.systems import IntArray
+
+
+def counted_rankings(
+    others: IntArray, block: Block, thresholds: Thresholds, points: int, with_places: bool
+) -> Iterator[Rankings]:
+    """Return the rankings of each order. others: (O, CSR of (T, P)) ``others_before``, summed over shards."""
+    for before, slices in zip(others, thresholds.slices, strict=True):
+        places = NO_PLACES
+        if with_places:
+            places = np.empty(len(before), np.int32)
+            _find_places(thresholds.starts, thresholds.owner, slices, points, places)
+        yield Rankings(before, block.positive_starts, places)
 
 
 @kernel
-def measure_counts(
-    others: Array, positive_starts: Array, is_map: Array, cuts: Array, values: Array, top1: Array
-) -> None:
-    """Compute the metrics of a block from ``others_before``, summed over shards.
-
-    others: (O, CSR of (T, P)). values: (O, b, T, metrics) float64. top1: (O, b, T) bool.
-    """
-    n_orders, n_queries, points = top1.shape
-    for q in range(n_queries):
-        n_positives = positive_starts[q + 1] - positive_starts[q]
-        ranks = np.empty(n_positives, np.int64)
-        for o in range(n_orders):
-            for i in range(points):
-                first = points * positive_starts[q] + i * n_positives
-                for j in range(n_positives):
-                    ranks[j] = others[o, first + j] + j + 1
-                measure(ranks, n_positives, is_map, cuts, values[o, q, i])
-                top1[o, q, i] = ranks[0] == 1
+def _find_places(starts: Array, owner: Array, slices: Array, points: int, places: Array) -> None:
+    """Which right answer is the j-th one at each point. Thresholds are in the order of the merged ranking."""
+    at = 0
+    for q in range(len(starts) - 1):
+        first, n_thresholds = starts[q], starts[q + 1] - starts[q]
+        n_right = n_thresholds // 2
+        for i in range(points):
+            for k in range(n_thresholds):
+                right = owner[first + k] % n_right
+                is_forward = owner[first + k] < n_right
+                # A right answer ranks by the threshold of the system that serves it now.
+                if is_forward == (slices[first // 2 + right] < i):
+                    places[at] = right
+                    at += 1

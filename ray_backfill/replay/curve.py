@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ray_backfill import metrics as m
+from ray_backfill import statistics as stats
 from ray_backfill.display import Compared, Difference, Differences, html_table, make_differences
 from ray_backfill.errors import InputError
 
@@ -36,19 +36,23 @@ class Curve:
     """Number of queries without positives, which are left out."""
     is_step: bool = False
     """Whether it is constant until t = 1 and jumps there (offline backfilling), so that its area is that of a step."""
+    weights: stats.Weights = None
+    """(Q,) weight of each query in every mean, the largest is 1; None if they are equal."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", stats.relative_weights(self.weights))
 
     def values(self, metric: str) -> NDArray[np.float64]:
-        """Return M_t: the (T,) means over the scored queries."""
-        mean: NDArray[np.float64] = self._of(metric).mean(axis=0)
-        return mean
+        """Return M_t: the (T,) weighted means over the scored queries."""
+        return stats.mean(self._of(metric), self.weights)
 
     def auc(self, metric: str) -> float:
         """Return the area under M_t, by the trapezoid rule; the exact area of a step."""
-        return m.auc(self.t, self.values(metric), self.is_step)
+        return stats.auc(self.t, self.values(metric), self.is_step)
 
     def auc_mean(self, metric: str) -> float:
         """Return the plain mean of M_t over the points, as in FastFill's code."""
-        return m.auc_mean(self.values(metric))
+        return stats.auc_mean(self.values(metric))
 
     def gain(self, metric: str, old: "Curve", new: "Curve") -> float:
         """Return the share of the upgrade's improvement that users get during the backfill.
@@ -62,41 +66,41 @@ class Curve:
             (AUC - AUC of old) / (AUC of new - AUC of old); 1.0 = 100 %. NaN if old and new are equal; without meaning
             where new is not clearly better than old, for which ``gain_interval`` is NaN.
         """
-        return m.gain(self.auc(metric), old.auc(metric), new.auc(metric))
+        return stats.gain(self.auc(metric), old.auc(metric), new.auc(metric))
 
     def monotone(self, metric: str) -> bool:
         """Return whether M_t never decreases (rank merge, eq. 8), up to rounding of float64 means (1e-12)."""
-        return self.largest_fall(metric).size <= m.ROUNDING
+        return self.largest_fall(metric).size <= stats.ROUNDING
 
-    def largest_fall(self, metric: str) -> m.Fall:
+    def largest_fall(self, metric: str) -> stats.Fall:
         """Return the largest drawdown of M_t: from its peak to the lowest later value."""
-        return m.largest_fall(self.values(metric))
+        return stats.largest_fall(self.values(metric))
 
     def interval(self, metric: str, *, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return (T,) low and (T,) high of the 95 % bootstrap interval of M_t over queries."""
-        return m.interval(m.bootstrap_means(self._of(metric), seed))
+        return stats.interval(stats.bootstrap_means(self._of(metric), self.weights, seed))
 
     def auc_interval(self, metric: str, *, seed: int = 0) -> tuple[float, float]:
         """Return low and high of the 95 % bootstrap interval of the AUC."""
-        low, high = m.interval(self._auc_draws(metric, seed))
+        low, high = stats.interval(self._auc_draws(metric, seed))
         return float(low), float(high)
 
     def difference(self, other: "Curve", metric: str, *, seed: int = 0) -> Difference:
         """Return this curve's AUC minus another one's, with a paired bootstrap interval.
 
         Raises:
-            InputError: The two curves have different queries.
+            InputError: The two curves have different queries, or these have different weights.
         """
         self._same_queries(other)
-        low, high = m.interval(self._auc_draws(metric, seed) - other._auc_draws(metric, seed))
+        low, high = stats.interval(self._auc_draws(metric, seed) - other._auc_draws(metric, seed))
         return Difference(self.auc(metric) - other.auc(metric), float(low), float(high))
 
     def gain_interval(self, metric: str, old: "Curve", new: "Curve", *, seed: int = 0) -> tuple[float, float]:
         """Return low and high of the 95 % bootstrap interval of ``gain``; NaN if new is not clearly better than old."""
         mine, olds, news = (curve._auc_draws(metric, seed) for curve in (self, old, new))
-        if not m.is_upgrade(olds, news):
+        if not stats.is_upgrade(olds, news):
             return float("nan"), float("nan")
-        low, high = m.interval(m.gain_draws(mine, olds, news))
+        low, high = stats.interval(stats.gain_draws(mine, olds, news))
         return float(low), float(high)
 
     def of_queries(self, mask: NDArray[np.bool_]) -> "Curve":
@@ -114,7 +118,12 @@ class Curve:
         skipped = int(np.count_nonzero(mask)) - int(np.count_nonzero(kept))
         per_query = {name: values[kept] for name, values in self.per_query.items()}
         return replace(
-            self, per_query=per_query, top1_correct=self.top1_correct[kept], scored=self.scored[kept], n_skipped=skipped
+            self,
+            per_query=per_query,
+            top1_correct=self.top1_correct[kept],
+            scored=self.scored[kept],
+            n_skipped=skipped,
+            weights=None if self.weights is None else self.weights[kept],
         )
 
     def thinned(self, step: int) -> "Curve":
@@ -128,11 +137,11 @@ class Curve:
         Args:
             before: Curve whose values at t = 0 count as before; by default this one.
         """
-        return m.negative_flips(self._top1_before(before), self.top1_correct)
+        return stats.negative_flips(self._top1_before(before), self.top1_correct, self.weights)
 
     def positive_flips(self, before: "Curve | None" = None) -> NDArray[np.float64]:
         """Return the (T,) share of queries whose top-1 is wrong before the backfill and correct at t."""
-        return m.positive_flips(self._top1_before(before), self.top1_correct)
+        return stats.positive_flips(self._top1_before(before), self.top1_correct, self.weights)
 
     def compare(self, other: "Curve | Mapping[str, Curve]", metric: str | None = None, *, seed: int = 0) -> Differences:
         """How much higher this curve's AUC is than that of others of the same queries.
@@ -210,7 +219,8 @@ class Curve:
     @property
     def _title(self) -> str:
         skipped = f" ({self.n_skipped:,} without a positive left out)" if self.n_skipped else ""
-        return f"Curve: {len(self.t)} points, {len(self.scored):,} queries{skipped}"
+        weighted = "" if self.weights is None else ", weighted"
+        return f"Curve: {len(self.t)} points, {len(self.scored):,} queries{skipped}{weighted}"
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -224,13 +234,19 @@ class Curve:
         return self.per_query[metric]
 
     def _auc_draws(self, metric: str, seed: int) -> NDArray[np.float64]:
-        return m.auc_draws(self.t, m.bootstrap_means(self._of(metric), seed), self.is_step)
+        return stats.auc_draws(self.t, stats.bootstrap_means(self._of(metric), self.weights, seed), self.is_step)
 
     def _same_queries(self, other: "Curve") -> None:
         if not np.array_equal(other.scored, self.scored):
             raise InputError("the two curves have different queries; replay both with the same queries to compare them")
+        if not _equal(other.weights, self.weights):
+            raise InputError("the two curves have different weights of queries; replay both with the same ground truth")
 
     def _top1_before(self, before: "Curve | None") -> NDArray[np.bool_]:
         other = self if before is None else before
         self._same_queries(other)
         return other.top1_correct[:, :1]
+
+
+def _equal(a: stats.Weights, b: stats.Weights) -> bool:
+    return a is b or (a is not None and b is not None and np.array_equal(a, b))

@@ -26,13 +26,14 @@ from threadpoolctl import threadpool_limits
 from ray_backfill.distances import ProductForm, check_distance
 from ray_backfill.errors import InputError, check_device_name
 from ray_backfill.merges import RAW, Merge
-from ray_backfill.metrics import metric_codes
+from ray_backfill.metrics import measure, metric_codes
+from ray_backfill.metrics.rankings import Rankings, RightAnswers
 from ray_backfill.progress import detail
 from ray_backfill.replay.block import Block, make_thresholds, merged_keys
-from ray_backfill.replay.counted_ranks import measure_counts
+from ray_backfill.replay.counted_ranks import counted_rankings
 from ray_backfill.replay.curve import Curve
-from ray_backfill.replay.fused import measure_fused
-from ray_backfill.replay.nearest_ranks import measure_nearest
+from ray_backfill.replay.fused import fused_rankings
+from ray_backfill.replay.nearest_ranks import nearest_rankings
 from ray_backfill.replay.prepare import (
     Pair,
     Prepared,
@@ -44,6 +45,7 @@ from ray_backfill.replay.prepare import (
     split_queries,
 )
 from ray_backfill.replay.shard import GalleryShard, LocalShards, Shards, make_forms
+from ray_backfill.statistics import Weights
 from ray_backfill.systems import GroundTruth, IntArray, RetrievalSystem, UpgradePair
 
 
@@ -83,11 +85,11 @@ def replay(
 
     Args:
         pair: The systems that serve items before and after they are backfilled.
-        truth: Positives and ignored items of each query.
+        truth: Positives and ignored items of each query, perhaps with grades (for nDCG) and weights of queries.
         order: (N,) permutation of the gallery, first = backfilled first, or a dict of them, which share one pass; or
             "random", drawn with seed 0. ``make_order`` makes others.
         points: Number of points T, at least 2.
-        metrics: A name such as "mAP", "mAP@100" or "CMC@1", or several.
+        metrics: A name such as "mAP", "mAP@100" or "CMC@1", or several; also recall@k, MRR, MRR@k, nDCG and nDCG@k.
         distance: "cosine", "l2" or "inner_product".
         progress: Show a progress bar if the replay takes long.
         threads: Number of threads; by default one per core that this process may use.
@@ -179,26 +181,27 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-# Metrics, as for ``metrics.measure``, and where to put the values of some queries.
-_Out = tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]
 # (O, scored queries, T, metrics) values and (O, scored queries, T) first results of one pair.
 _Measured = tuple[NDArray[np.float64], NDArray[np.bool_]]
 
 
 def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, threads: int) -> list[dict[str, Curve]]:
     """Compute the curves of each pair; each thread sends one block of queries at a time to the shards."""
-    is_map, cuts = metric_codes(prepared.metrics)
+    codes = metric_codes(prepared.metrics)
     shapes = [(len(pair.orders), len(prepared.scored), prepared.points) for pair in prepared.pairs]
-    measured = [(np.empty((*shape, len(cuts))), np.empty(shape, np.bool_)) for shape in shapes]
+    measured = [(np.empty((*shape, len(prepared.metrics))), np.empty(shape, np.bool_)) for shape in shapes]
     blocks = split_queries(prepared, truth, threads)
-    measure = _measure_ranked if prepared.nearest is None else _measure_nearest
+    rank = _rank_all if prepared.nearest is None else _rank_nearest
 
     def measure_block(rows: IntArray) -> None:
-        of_block = [(values[:, rows], top1[:, rows]) for values, top1 in measured]
-        block = Block.of(truth, prepared.scored[rows])
-        measure(prepared, block, shards, [(is_map, cuts, *each) for each in of_block])
-        for (values, top1), (own_values, own_top1) in zip(measured, of_block, strict=True):
-            values[:, rows], top1[:, rows] = own_values, own_top1
+        queries = prepared.scored[rows]
+        right = RightAnswers.of(truth, queries, with_grades=any(metric.uses_grades for metric in prepared.metrics))
+        of_pairs = rank(prepared, Block.of(truth, queries), shards, len(right.grades) > 0)
+        for of_orders, (values, top1) in zip(of_pairs, measured, strict=True):
+            for o, rankings in enumerate(of_orders):
+                own_values, own_top1 = values[o, rows], top1[o, rows]
+                measure(rankings, right, codes, own_values, own_top1)
+                values[o, rows], top1[o, rows] = own_values, own_top1
 
     # One thread per block, each with its own matrix products: BLAS threads would only wait for each other.
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
@@ -210,11 +213,16 @@ def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, thr
             shards.cancel()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return [_curves(prepared, pair, each) for pair, each in zip(prepared.pairs, measured, strict=True)]
+    weights = None if truth.weights is None else truth.weights[prepared.scored]
+    return [_curves(prepared, pair, each, weights) for pair, each in zip(prepared.pairs, measured, strict=True)]
 
 
-def _measure_ranked(prepared: Prepared, block: Block, shards: Shards, outs: Sequence[_Out]) -> None:
-    """Metrics of whole rankings, by counting."""
+# For each pair, the rankings of each order.
+_Ranked = Iterator[Iterator[Rankings]]
+
+
+def _rank_all(prepared: Prepared, block: Block, shards: Shards, with_places: bool) -> _Ranked:
+    """Whole rankings, by counting."""
     keys = reduce(np.add, shards.positive_keys(block))
     slices_of = prepared.slices_of
     thresholds = [
@@ -222,33 +230,33 @@ def _measure_ranked(prepared: Prepared, block: Block, shards: Shards, outs: Sequ
         for pair in prepared.pairs
     ]
     for index, of_shards in enumerate(zip(*shards.count(block, thresholds), strict=True)):
-        pair, others = prepared.pairs[index], reduce(np.add, of_shards)
+        pair, others, own = prepared.pairs[index], reduce(np.add, of_shards), thresholds[index]
         if pair.merge.by_rank:
-            measure_fused(others, block, thresholds[index], slices_of[pair.rows], *outs[index])
+            yield fused_rankings(others, block, own, slices_of[pair.rows], prepared.points, with_places)
         else:
-            measure_counts(others, block.positive_starts, *outs[index])
+            yield counted_rankings(others, block, own, prepared.points, with_places)
 
 
-def _measure_nearest(prepared: Prepared, block: Block, shards: Shards, outs: Sequence[_Out]) -> None:
-    """Metrics cut at k, from candidates."""
+def _rank_nearest(prepared: Prepared, block: Block, shards: Shards, with_places: bool) -> _Ranked:
+    """The first ranks, from candidates."""
     assert prepared.nearest is not None
     found = [
         tuple(np.concatenate(part) for part in zip(*of_shards, strict=True))
         for of_shards in zip(*shards.nearest(block, prepared.nearest), strict=True)
     ]
-    for pair, out in zip(prepared.pairs, outs, strict=True):
+    for pair in prepared.pairs:
         forward, backward = found[pair.forward_scan], found[pair.backward_scan]
         of_query, keys = (np.concatenate(part) for part in zip(forward, backward, strict=True))
         is_forward = np.arange(len(keys)) < len(forward[1])
         if pair.merge.is_mapped:
             keys = merged_keys(keys, is_forward, pair.merge)
-        measure_nearest(
-            of_query, keys, is_forward, block.positives, block.positive_starts, block.ignored, block.ignored_starts,
-            prepared.slices_of[pair.rows], *out,
+        yield nearest_rankings(
+            of_query, keys, is_forward, block, prepared.slices_of[pair.rows], prepared.nearest, prepared.points,
+            with_places,
         )  # fmt: skip
 
 
-def _curves(prepared: Prepared, pair: Pair, measured: _Measured) -> dict[str, Curve]:
+def _curves(prepared: Prepared, pair: Pair, measured: _Measured, weights: Weights) -> dict[str, Curve]:
     """The curve of each order of a pair."""
     values, top1 = measured
     t = np.linspace(0.0, 1.0, prepared.points)
@@ -261,6 +269,7 @@ def _curves(prepared: Prepared, pair: Pair, measured: _Measured) -> dict[str, Cu
             prepared.scored,
             prepared.n_skipped,
             is_step=pair.switch == "at_end",
+            weights=weights,
         )
         for o, order in enumerate(pair.orders)
     }

@@ -9,84 +9,78 @@ Source: Cormack, Clarke, Buettcher, Reciprocal rank fusion (SIGIR 2009), section
 Shapes: b queries, P positives of a query, O orders, S slices, T = S + 1 points.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.kernels import Array, kernel
-from ray_backfill.metrics import measure
+from ray_backfill.metrics.rankings import NO_PLACES, Rankings
 from ray_backfill.replay.block import Block, Thresholds
 from ray_backfill.systems import IntArray
 
 
-def measure_fused(
+def fused_rankings(
     others_2: IntArray,
     block: Block,
     thresholds: Thresholds,
     slices_ON: NDArray[np.uint16],
-    is_map: NDArray[np.bool_],
-    cuts: IntArray,
-    values: NDArray[np.float64],
-    top1: NDArray[np.bool_],
-) -> None:
-    """Compute the metrics of a block. others_2: (2, O, CSR of (T, P)) ``others_before`` of forward and backward items.
+    points: int,
+    with_places: bool,
+) -> Iterator[Rankings]:
+    """Return the rankings of each order.
 
-    values: (O, b, T, metrics) float64. top1: (O, b, T) bool.
+    others_2: (2, O, CSR of (T, P)) ``others_before`` of forward and of backward items.
     """
-    points = top1.shape[2]
-    n_forward_OT = np.zeros((len(slices_ON), points), np.int64)
     for o, slices in enumerate(slices_ON):
-        n_forward_OT[o, 1:] = np.cumsum(np.bincount(slices, minlength=points - 1))
-    _measure_fused(
-        others_2, thresholds.starts, thresholds.owner, thresholds.slices, n_forward_OT, slices_ON.shape[1],
-        slices_ON[:, block.ignored], block.ignored_starts, is_map, cuts, values, top1,
-    )  # fmt: skip
+        n_forward_T = np.zeros(points, np.int64)
+        n_forward_T[1:] = np.cumsum(np.bincount(slices, minlength=points - 1))
+        before = np.empty(others_2.shape[2], np.int64)
+        places = np.empty(len(before), np.int32) if with_places else NO_PLACES
+        _fuse(
+            others_2[0, o], others_2[1, o], thresholds.starts, thresholds.owner, thresholds.slices[o], n_forward_T,
+            len(slices), slices[block.ignored], block.ignored_starts, before, places,
+        )  # fmt: skip
+        yield Rankings(before, block.positive_starts, places)
 
 
 @kernel
-def _measure_fused(
-    others_2: Array,
-    starts: Array,
-    owner: Array,
-    slices: Array,
-    n_forward_OT: Array,
-    n_gallery: int,
-    ignored_slices: Array,
-    ignored_starts: Array,
-    is_map: Array,
-    cuts: Array,
-    values: Array,
-    top1: Array,
-) -> None:
-    n_orders, n_queries, points = top1.shape
-    for q in range(n_queries):
+def _fuse(
+    others_f: Array, others_b: Array, starts: Array, owner: Array, slices: Array, n_forward_T: Array, n_gallery: int,
+    ignored_slices: Array, ignored_starts: Array, before: Array, places: Array,
+) -> None:  # fmt: skip
+    points = len(n_forward_T)
+    for q in range(len(starts) - 1):
         first, n_thresholds = starts[q], starts[q + 1] - starts[q]
-        n_positives, n_ignored = n_thresholds // 2, ignored_starts[q + 1] - ignored_starts[q]
-        ranks = np.empty(n_positives, np.int64)
-        for o in range(n_orders):
-            ignored_forward = np.zeros(points, np.int64)
-            for s in ignored_slices[o, ignored_starts[q] : ignored_starts[q + 1]]:
-                ignored_forward[np.int64(s) + 1 :] += 1
-            for i in range(points):
-                n_forward = n_forward_OT[o, i] - ignored_forward[i]
-                n_backward = n_gallery - n_ignored - n_forward
-                before_forward, before_backward, j = 0, 0, 0  # positives so far
-                for k in range(n_thresholds):
-                    is_forward = owner[first + k] < n_positives
-                    if is_forward != (slices[o, first // 2 + owner[first + k] % n_positives] < i):
-                        continue  # this threshold's system does not serve the positive now
-                    at = points * (first // 2) + i * n_positives + j
-                    of_forward = others_2[0, o, at] + before_forward
-                    of_backward = others_2[1, o, at] + before_backward
-                    if is_forward:
-                        ranks[j] = _merged_rank(of_forward + 1, of_backward, n_backward)
-                        before_forward += 1
-                    else:
-                        ranks[j] = _merged_rank(of_backward + 1, of_forward, n_forward)
-                        before_backward += 1
-                    j += 1
-                ranks.sort()
-                measure(ranks, n_positives, is_map, cuts, values[o, q, i])
-                top1[o, q, i] = ranks[0] == 1
+        n_right, n_ignored = n_thresholds // 2, ignored_starts[q + 1] - ignored_starts[q]
+        ranked = np.empty(n_right, np.int64)
+        ignored_forward = np.zeros(points, np.int64)
+        for s in ignored_slices[ignored_starts[q] : ignored_starts[q + 1]]:
+            ignored_forward[np.int64(s) + 1 :] += 1
+        for i in range(points):
+            n_forward = n_forward_T[i] - ignored_forward[i]
+            n_backward = n_gallery - n_ignored - n_forward
+            before_f, before_b, j = 0, 0, 0  # right answers so far
+            base = points * (first // 2) + i * n_right
+            for k in range(n_thresholds):
+                right = owner[first + k] % n_right
+                is_forward = owner[first + k] < n_right
+                if is_forward != (slices[first // 2 + right] < i):
+                    continue  # this threshold's system does not serve the right answer now
+                of_f, of_b = others_f[base + j] + before_f, others_b[base + j] + before_b
+                if is_forward:
+                    rank = _merged_rank(of_f + 1, of_b, n_backward)
+                    before_f += 1
+                else:
+                    rank = _merged_rank(of_b + 1, of_f, n_forward)
+                    before_b += 1
+                ranked[j] = rank * n_right + right  # below 2^63, since a rank and a number of items are below 2^32
+                j += 1
+            ranked.sort()
+            for j in range(n_right):
+                before[base + j] = ranked[j] // n_right - j - 1
+                if len(places) > 0:
+                    places[base + j] = ranked[j] % n_right
 
 
 @kernel

@@ -1,11 +1,11 @@
-"""What the data of a run lacked, as sentences for the terminal and the pages."""
+"""What a reader must know about the data of a run, as sentences for the terminal and the pages."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def data_notes(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Sentences about what was left out, with the file that lists it, and the notes on the data.
+    """Sentences about what was left out, with the file that lists it, on weights, and the notes on the data.
 
     data: the key ``data`` of a manifest.
     """
@@ -18,4 +18,6 @@ def data_notes(data: Mapping[str, Any]) -> tuple[str, ...]:
         found.append(
             f"Images that could not be read, left out: {broken:,}; broken.parquet beside the embeddings lists them."
         )
+    if column := data.get("queries_weighted_by"):
+        found.append(f"Every mean over queries is weighted by column {column}.")
     return (*found, *data.get("notes", ()))

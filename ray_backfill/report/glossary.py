@@ -1,5 +1,7 @@
 """Terms of a report, with their definitions."""
 
+from collections.abc import Iterable
+
 from ray_backfill.report.results import Results
 
 # docs/glossary.md has the same terms with their papers.
@@ -32,15 +34,12 @@ GLOSSARY = {
     "the distances as they are; every other merge first makes the two systems comparable.",
     "Negative flip": "A query whose first result was right before and is wrong at progress t: an error that users "
     "notice. A positive flip is the reverse. \u201cBefore\u201d is the same method at t = 0, or {old, old}.",
-    "mAP": "Mean average precision: for each query, the precision (share of right items) at the rank of every right "
-    "item, averaged; then the mean over queries. mAP@k counts the first k results only.",
-    "CMC@k": "The share of queries with at least one right item among the first k results.",
 }
 
 
 def glossary(results: Results) -> dict[str, str]:
-    """Term -> definition: the general terms, and those of this run's merges, methods and orders."""
-    traits, found = results.manifest.traits, dict(GLOSSARY)
+    """Term -> definition: the general terms, and those of this run's metrics, merges, methods and orders."""
+    traits, found = results.manifest.traits, GLOSSARY | of_metrics(results.metrics)
     for of_kind, names in (
         (traits.merges, results.merges),
         (traits.methods, results.methods),
@@ -49,3 +48,11 @@ def glossary(results: Results) -> dict[str, str]:
         for name in names:
             found |= of_kind[name].glossary
     return found
+
+
+def of_metrics(names: Iterable[str]) -> dict[str, str]:
+    """Forms of the names of these metrics -> definition."""
+    from ray_backfill.metrics import KINDS  # numba takes long to import
+
+    used = {name.partition("@")[0] for name in names}
+    return {", ".join(kind.forms): kind.meaning for kind in KINDS if kind.name in used}

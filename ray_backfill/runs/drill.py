@@ -52,7 +52,7 @@ from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import fit_maps
 from ray_backfill.runs.images import recipe_classes, train_recipe_backbone
 from ray_backfill.runs.origin import origin_of
-from ray_backfill.runs.results import now, skipped_queries, versions
+from ray_backfill.runs.results import now, skipped_queries, versions, weighting
 from ray_backfill.store import read_folder
 from ray_backfill.systems import IntArray
 from ray_backfill.tables.drill import TABLES, DrillFacts
@@ -297,6 +297,7 @@ def _facts(
             "queries_skipped": len(comparison.truth.skipped),
             "fingerprint": folder.fingerprint(method.models),
         }
+        | weighting(comparison)
         | origin_of(comparison, context, recipe),
         versions=versions(),
     )

@@ -24,6 +24,7 @@ from ray_backfill.report import Results, results_of, write_report
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.earlier import FILES, STAGE, check_can_be_extended, is_there, settings_of
 from ray_backfill.runs.origin import origin_of
+from ray_backfill.statistics import relative_weights
 from ray_backfill.tables.results import TABLES, Manifest, SkippedQuery
 from ray_backfill.tables.schema import block, write_table
 from ray_backfill.training.settings import FitSettings
@@ -144,6 +145,12 @@ def results_in_memory(comparison: Comparison, curves: Curves, facts: Facts) -> R
     return results_of({name: table for name, table in vars(tables).items() if table is not None}, manifest)
 
 
+def weighting(comparison: Comparison) -> dict[str, Any]:
+    """The fact that queries have unequal weights, for manifests."""
+    weights = comparison.truth.weights
+    return {} if weights is None or relative_weights(weights) is None else {"queries_weighted_by": "weight"}
+
+
 def versions() -> dict[str, str]:
     """The versions of packages that affect the numbers, for manifests."""
     return {"ray_backfill": __version__} | {name: version(name) for name in ("ray", "torch", "numpy", "pyarrow")}
@@ -176,5 +183,5 @@ def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: 
         left_out=comparison.left_out,
         timings_s=facts.timings_s | {"replay": replay_s},
         backbones=facts.backbones,
-        data=sizes | dims | facts.origin,
+        data=sizes | weighting(comparison) | dims | facts.origin,
     )

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.errors import InputError
-from ray_backfill.metrics import DRAWS
 from ray_backfill.progress import say
+from ray_backfill.statistics import DRAWS
 
 # Shares of flipped queries: against the method's own start and against the old service, negative and positive.
 _FLIPS = 4

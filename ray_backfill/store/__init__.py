@@ -13,6 +13,8 @@ is a file or a folder of part files, which are read in the order of their names.
   probability and top class of the old model's classifier
 - ``sigma``, ``popularity``, ``order_score`` (the user's own score, low first) and any other number that an order uses
 - ``positives``, ``ignored``, for queries in place of labels: lists of gallery ids
+- ``grades``, optional, beside ``positives``: for each of them a number above 0, which nDCG counts
+- ``weight``, optional, for queries: a number above 0, the query's weight in every mean
 
 Without a queries file, the gallery items are the queries, each excluded from its own result. ``classifier.parquet`` may
 hold the new model's classifier: ``label``, ``weight`` (lists), ``bias``. Other columns are not used.
@@ -36,9 +38,11 @@ from ray_backfill.store._classifier import read_classifier as read_classifier
 from ray_backfill.store._columns import MAPPED_BYTES as MAPPED_BYTES
 from ray_backfill.store._columns import (
     add_to_digest,
+    as_grades,
     as_id_lists,
     as_ids,
     as_numbers,
+    as_weights,
     is_vectors,
     part_files,
     read_rows,
@@ -67,7 +71,11 @@ _COLUMNS: Mapping[str, Callable[[pa.ChunkedArray, Path, str], Any]] = {
     "order_score": as_numbers,
     "positives": as_id_lists,
     "ignored": as_id_lists,
+    "grades": as_grades,
+    "weight": as_weights,
 }
+# Read of the split whose items are the queries. Without them, a folder has the fingerprint that it always had.
+_OF_QUERIES = ("grades", "weight")
 _NUMBERS = tuple(name for name, read in _COLUMNS.items() if read is as_numbers)
 
 
@@ -94,6 +102,10 @@ class EmbeddingTable:
     """For each query, the ids of its relevant gallery items."""
     ignored: list[NDArray[Any]] | None = None
     """For each query, the ids of gallery items that are left out of its ranking."""
+    grades: list[NDArray[np.float64]] | None = None
+    """For each query, the grades of its ``positives``."""
+    weight: NDArray[np.float64] | None = None
+    """(N,) weights of queries."""
 
     def __len__(self) -> int:
         return len(self.id)
@@ -169,6 +181,8 @@ class EmbeddingFolder:
         for split in SPLITS:
             table = getattr(self, split)
             for (model, name), values in _columns_of(table).items() if table is not None else ():
+                if values is None and name in _OF_QUERIES:
+                    continue
                 digest = hashlib.blake2b(f"{split} {model} {name}".encode())
                 for array in [values] if isinstance(values, np.ndarray) else values or []:
                     add_to_digest(digest, array)
@@ -207,9 +221,12 @@ def read_folder(
     with reading(path):
         if not path.is_dir():
             raise InputError(f"{path} is not a folder; give a folder that contains gallery.parquet")
-        gallery = read_table(path / "gallery.parquet", models, gallery_needs)
+        has_queries = (path / "queries.parquet").exists()
+        gallery = read_table(path / "gallery.parquet", models, gallery_needs, are_queries=not has_queries)
         queries, train = (
-            read_table(path / f"{name}.parquet", models) if (path / f"{name}.parquet").exists() else None
+            read_table(path / f"{name}.parquet", models, are_queries=name == "queries")
+            if (path / f"{name}.parquet").exists()
+            else None
             for name in ("queries", "train")
         )
     for other in (queries, train):
@@ -224,8 +241,9 @@ def read_folder(
 
 
 def read_table(
-    path: Path, models: Sequence[str] = ("old", "new"), needed: Sequence[str] = ("old", "new")
-) -> EmbeddingTable:
+    path: Path, models: Sequence[str] = ("old", "new"), needed: Sequence[str] = ("old", "new"),
+    are_queries: bool = False,
+) -> EmbeddingTable:  # fmt: skip
     """Read one split: a Parquet file, or a folder of part files in the order of their names.
 
     Vectors are read in pieces and keep their type. A column above MAPPED_BYTES goes to a temporary file (in TMPDIR)
@@ -235,25 +253,15 @@ def read_table(
         path: File or folder.
         models: Models whose embeddings are read if they exist.
         needed: Models whose embeddings must exist.
+        are_queries: Whether the items are queries, whose grades and weights are read.
     """
     files = part_files(path)
-    read = {file: _read_columns(file, needed) for file in files}
+    read = {file: _read_columns(file, needed, are_queries) for file in files}
     files = [file for file in files if len(read[file]["id"])]
     if not files:
         raise InputError(f"{path} has no rows; each split needs at least one")
     parts = [read[file] for file in files]
-    for file, part in zip(files, parts, strict=True):
-        if part.keys() != parts[0].keys():
-            raise InputError(
-                f"{file} has the columns {', '.join(sorted(part))}, but {files[0]} has {', '.join(sorted(parts[0]))}; "
-                "all parts need the same columns"
-            )
-        for name in (name for name in part if _COLUMNS[name] is as_ids):
-            kinds = [kind_of(each[name]) for each in (part, parts[0])]
-            if kinds[0] != kinds[1]:
-                raise InputError(
-                    f"column {name!r} holds {kinds[0]} in {file}, but {kinds[1]} in {files[0]}; use one type"
-                )
+    _check_equal_columns(files, parts)
     columns: dict[str, Any] = {
         name: np.concatenate([part[name] for part in parts])
         if isinstance(parts[0][name], np.ndarray)
@@ -274,6 +282,22 @@ def read_table(
     return EmbeddingTable(path, vectors=read_rows(files, 0, len(columns["id"]), names), numbers=numbers, **columns)
 
 
+def _check_equal_columns(files: Sequence[Path], parts: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InputError if part files differ in their columns or in the types of ids."""
+    for file, part in zip(files, parts, strict=True):
+        if part.keys() != parts[0].keys():
+            raise InputError(
+                f"{file} has the columns {', '.join(sorted(part))}, but {files[0]} has {', '.join(sorted(parts[0]))}; "
+                "all parts need the same columns"
+            )
+        for name in (name for name in part if _COLUMNS[name] is as_ids):
+            kinds = [kind_of(each[name]) for each in (part, parts[0])]
+            if kinds[0] != kinds[1]:
+                raise InputError(
+                    f"column {name!r} holds {kinds[0]} in {file}, but {kinds[1]} in {files[0]}; use one type"
+                )
+
+
 def read_vectors(path: Path, first: int, last: int, models: Sequence[str]) -> dict[str, FloatArray]:
     """Read the embeddings of these models for the rows first .. last - 1 of a split only."""
     return read_rows(part_files(path), first, last, models)
@@ -291,14 +315,14 @@ def read_numbers(path: Path, name: str) -> NDArray[np.float64] | None:
     return np.concatenate([as_numbers(read_checked(file, [name])[name], file, name) for file in files])
 
 
-def _read_columns(file: Path, needed: Sequence[str]) -> dict[str, Any]:
+def _read_columns(file: Path, needed: Sequence[str], are_queries: bool) -> dict[str, Any]:
     """Read and validate the known columns of one Parquet file except the vectors, as arrays or lists of id arrays."""
     opened = open_checked(file)
     there = opened.schema_arrow.names
     for column in ("id", *needed):
         if column not in there:
             raise InputError(f"{file} has no column {column!r}; it has: {', '.join(there)}")
-    present = [name for name in there if name in _COLUMNS]
+    present = [name for name in there if name in _COLUMNS and (are_queries or name not in _OF_QUERIES)]
     for name in (*present, *needed):
         if there.count(name) > 1:
             raise InputError(f"{file} has two columns {name!r}; remove one")

@@ -37,16 +37,36 @@ def part_files(path: Path) -> list[Path]:
 
 def as_id_lists(column: pa.ChunkedArray, file: Path, name: str) -> list[NDArray[Any]]:
     """Return a column of lists of ids as one array per row; a missing list counts as empty."""
-    if not _is_list(plain_type(column.type)):
-        raise InputError(f"{file}, column {name!r} must hold lists of ids, not {in_words(column.type)}")
-    column = plain(column)
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
-    ids = pc.list_flatten(column)
-    holes = np.unique(np.repeat(np.arange(len(column)), lengths)[ids.is_null().to_numpy()])
-    if len(holes):
-        raise InputError(f"{file}, column {name!r}: missing id in row {some(holes)}")
+    ids, row_of = _flattened(column, file, name, "ids", "id")
     values = as_ids(ids, file, name) if len(ids) else np.empty(0, np.int64)
-    return np.split(values, np.cumsum(lengths)[:-1]) if len(column) else []
+    return _by_row(values, row_of, len(column))
+
+
+def as_grades(column: pa.ChunkedArray, file: Path, name: str) -> list[NDArray[np.float64]]:
+    """Return a column of lists of finite numbers above 0 as one array per row; a missing list counts as empty."""
+    numbers, row_of = _flattened(column, file, name, "numbers", "number")
+    values = as_numbers(numbers, file, name)
+    _check_above_zero(values, row_of, file, name)
+    return _by_row(values, row_of, len(column))
+
+
+def _flattened(
+    column: pa.ChunkedArray, file: Path, name: str, things: str, thing: str
+) -> tuple[pa.ChunkedArray, NDArray[np.int64]]:
+    """All values of a column of lists, and the row of each."""
+    if not _is_list(plain_type(column.type)):
+        raise InputError(f"{file}, column {name!r} must hold lists of {things}, not {in_words(column.type)}")
+    column = plain(column)
+    row_of = np.repeat(np.arange(len(column)), pc.fill_null(pc.list_value_length(column), 0).to_numpy())
+    values = pc.list_flatten(column)
+    holes = np.unique(row_of[values.is_null().to_numpy()])
+    if len(holes):
+        raise InputError(f"{file}, column {name!r}: missing {thing} in row {some(holes)}")
+    return values, row_of
+
+
+def _by_row(values: NDArray[Any], row_of: NDArray[np.int64], rows: int) -> list[NDArray[Any]]:
+    return np.split(values, np.searchsorted(row_of, np.arange(1, rows))) if rows else []
 
 
 def as_ids(column: pa.ChunkedArray, file: Path, name: str) -> NDArray[Any]:
@@ -76,6 +96,22 @@ def as_numbers(column: pa.ChunkedArray, file: Path, name: str, dtype: type = np.
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InputError(f"{file}, column {name!r} must hold numbers, not {in_words(column.type)}") from error
     return values
+
+
+def as_weights(column: pa.ChunkedArray, file: Path, name: str) -> NDArray[np.float64]:
+    """Return a column of finite numbers above 0."""
+    values = as_numbers(column, file, name)
+    _check_above_zero(values, np.arange(len(values)), file, name)
+    return values
+
+
+def _check_above_zero(values: NDArray[np.float64], row_of: NDArray[np.int64], file: Path, name: str) -> None:
+    bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+    if len(bad):
+        raise InputError(
+            f"{file}, column {name!r}: {values[bad[0]]:g} in row {some(np.unique(row_of[bad]))}; it must hold finite "
+            "numbers above 0"
+        )
 
 
 def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -15,8 +15,8 @@ from ray_backfill.store import SPLITS, read_folder, vector_column, write_parquet
 from ray_backfill.systems import as_array
 
 Columns = Mapping[str, ArrayLike | Iterable[Any]] | pd.DataFrame
-# Columns of lists that are no vectors.
-_ID_LISTS = ("positives", "ignored")
+# Columns of lists that are no vectors -> what the lists hold.
+_LISTS = {"positives": "gallery ids", "ignored": "gallery ids", "grades": "numbers"}
 
 
 def write_folder(
@@ -30,8 +30,9 @@ def write_folder(
             of the two models, whose d may differ. Optional: ``id`` (unique integers or strings; by default 0 to N - 1),
             ``label``, ``camera``, numbers for backfill orders (``old_score``, ``popularity``, ``order_score``, ...) and
             embeddings of further models. Further columns of numbers or strings are kept.
-        queries: The same for queries, which may also have a ``group`` (curves for each), and ``positives`` and
-            ``ignored`` (lists of gallery ids) instead of labels. By default the gallery queries itself.
+        queries: The same for queries, which may also have a ``group`` (curves for each), a ``weight`` (in every mean),
+            and ``positives`` and ``ignored`` (lists of gallery ids) instead of labels, with ``grades`` (a list of
+            numbers for each list of positives). By default the gallery queries itself.
         train: The same for the items on which maps between the models are fitted; by default none.
 
     Returns:
@@ -89,10 +90,10 @@ def _table(split: str, columns: Columns) -> pa.Table:
 def _column(split: str, name: str, values: Any) -> pa.Array:
     """One column; two dimensions are embeddings."""
     what = f"{split}: column {name!r}"
-    if name in _ID_LISTS:
+    if name in _LISTS:
         rows = [as_array(row, what) for row in values]
         if any(row.ndim != 1 for row in rows):
-            raise InputError(f"{what} must have a list of gallery ids for each query")
+            raise InputError(f"{what} must have a list of {_LISTS[name]} for each query")
         return pa.array([row.tolist() for row in rows])
     array = as_array(values, what)
     try:

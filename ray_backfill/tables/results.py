@@ -35,7 +35,11 @@ class CurvePoint:
         f"`{NEGATIVE_FLIPS_VS_OLD}`, `{POSITIVE_FLIPS_VS_OLD}` (against {{old, old}})",
     ]
     t: Annotated[float, "share of the gallery that is backfilled, 0 to 1"]
-    value: Annotated[float, "value of the metric at progress t (M_t) in [0, 1], or a share of queries"]
+    value: Annotated[
+        float,
+        "value of the metric at progress t (M_t) in [0, 1], or a share of queries; weighted, like all means and "
+        "intervals, if the queries have a column `weight`",
+    ]
     low: Annotated[float, "95 % percentile bootstrap interval over queries (1,000 draws, seed 0)"]
     high: float
 

@@ -44,7 +44,7 @@ def comparison_of(path: Path, evaluation: Evaluation) -> Comparison:
     return resolve(embeddings(path), evaluation, FitSettings())
 
 
-@pytest.mark.parametrize("metrics", [("mAP", "mAP@5", "CMC@1"), ("mAP@5", "CMC@1")])
+@pytest.mark.parametrize("metrics", [("mAP", "mAP@5", "CMC@1", "nDCG"), ("mAP@5", "CMC@1", "nDCG@5")])
 def test_any_number_of_shards_gives_the_curves_of_one_process(
     ray_session: None, tmp_path: Path, metrics: tuple[str, ...]
 ) -> None:
@@ -55,6 +55,9 @@ def test_any_number_of_shards_gives_the_curves_of_one_process(
         ("offline", "rm_naive", "rm"), ("random", "centroid_cosine"), ("raw", "quantile", "csls", "rrf"), metrics
     )
     comparison = comparison_of(tmp_path / "data", evaluation).fitted({"rm": tmp_path / "rm"})
+    rng, truth = np.random.default_rng(1), comparison.truth
+    truth = replace(truth, grades=rng.uniform(1, 4, len(truth.positives)), weights=rng.uniform(1, 4, truth.n_queries))
+    comparison = replace(comparison, truth=truth)
     one = replay_here(comparison)
     three = replay_in_shards(comparison, 3)
     assert three.keys() == one.keys()

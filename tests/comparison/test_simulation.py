@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import ray_backfill as rb
+from ray_backfill import statistics as stats
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.orders import resolve_orders
 from ray_backfill.comparison.replay import Curves, replay_here
@@ -23,7 +26,7 @@ from ray_backfill.methods import find_methods
 from ray_backfill.orders import high_first
 from ray_backfill.replay import Curve
 from ray_backfill.runs.results import Facts, write_results
-from ray_backfill.store import EmbeddingFolder, EmbeddingTable, read_folder
+from ray_backfill.store import EmbeddingFolder, EmbeddingTable, read_folder, write_parquet
 from ray_backfill.tables.results import LeftOut
 from ray_backfill.training.settings import FitSettings
 from tests.comparison.folder import CLASSES, write_split
@@ -161,6 +164,42 @@ def test_subgroups_are_the_curves_of_their_queries(folder: Path, tmp_path: Path)
     np.testing.assert_allclose(m, curve.per_query["mAP"][group == "m"].mean(axis=0))
     np.testing.assert_allclose(gap, np.abs(f - m))
     assert own.groupby("group").queries.first().to_dict() == {"f": 4, "m": 8, "(gap)": 12}
+
+
+def test_a_query_of_weight_3_is_worth_three_queries_in_every_table(folder: Path, tmp_path: Path) -> None:
+    evaluation = replace(EVALUATION, metrics=("nDCG", "MRR@3"))
+    group, times = np.array(["f", "m", "m", "f", "m", "m"] * 2), np.array([1, 3] * 6)
+    write_split(folder / "queries.parquet", 12, 1000, group=group, weight=times / 2)
+    weighted = run_on(folder, tmp_path / "weighted", evaluation)
+    curve = replay_all(read_folder(folder), evaluation)["rm_naive", "random", "raw"].curve
+    queries = pq.read_table(folder / "queries.parquet").drop_columns("weight").take(np.repeat(np.arange(12), times))
+    queries = queries.set_column(0, "id", pa.array(np.arange(1000, 1000 + len(queries))))
+    write_parquet(folder / "queries.parquet", queries)
+    repeated = run_on(folder, tmp_path / "repeated", evaluation)
+    for name in ("curves", "summary", "moments", "differences", "subgroups"):
+        own, other = (pd.read_parquet(out / f"{name}.parquet") for out in (weighted, repeated))
+        # Limits are of different draws, and so is whether there is a gain.
+        numbers = [c for c in map(str, own.select_dtypes(float)) if not c.endswith(("low", "high")) and "gain" not in c]
+        np.testing.assert_allclose(own[numbers], other[numbers], rtol=1e-9, atol=1e-12)
+    # Limits come from the weighted queries, too.
+    curves = pd.read_parquet(weighted / "curves.parquet")
+    own = curves[(curves.method == "rm_naive") & (curves.order == "random")]
+    flips = (~curve.top1_correct[:, :1] & curve.top1_correct).astype(float)
+    assert flips.any()
+    for metric, values in (("nDCG", curve.per_query["nDCG"]), ("positive_flips", flips)):
+        low, high = stats.interval(stats.bootstrap_means(values, curve.weights))
+        np.testing.assert_allclose(own[own.metric == metric][["low", "high"]], np.stack([low, high], 1), atol=1e-12)
+    assert read_json(weighted / "manifest.json")["data"]["queries_weighted_by"] == "weight"
+    assert "queries_weighted_by" not in read_json(repeated / "manifest.json")["data"]
+
+
+def test_the_largest_share_of_flips_is_weighted() -> None:
+    top1 = np.array([[True, False], [True, True], [False, True]])
+    values = {"CMC@1": top1.astype(np.float64)}
+    curve = Curve(np.array([0.0, 1.0]), values, top1, np.arange(3), 0, weights=np.array([6.0, 1.0, 1.0]))
+    found = judge(curve, 1)
+    assert found.negative_flips_max() == pytest.approx(6 / 8)
+    assert found.negative_flips_max(np.array([False, False, True])) == pytest.approx(1 / 8)
 
 
 def test_the_same_run_is_reused_and_another_refused(folder: Path, tmp_path: Path) -> None:

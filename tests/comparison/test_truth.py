@@ -101,6 +101,24 @@ def test_positives_that_were_broken_do_not_end_a_recipes_run(tmp_path: Path) -> 
         truth_of(tmp_path)
 
 
+def test_weights_and_grades_come_from_the_queries(tmp_path: Path) -> None:
+    write_split(tmp_path / "gallery.parquet", id=[10, 12, 15])
+    columns = {"positives": [[15, 11, 10], [12], [12]], "grades": [[3, 9, 1], [2], [1]], "weight": [1, 2, 0.5]}
+    write_split(tmp_path / "queries.parquet", **columns)
+    truth = truth_of(tmp_path, refuse_unknown_ids=False)
+    assert truth.grades is not None
+    assert truth.weights is not None
+    assert answers(truth) == [[0, 2], [1], [1]]
+    assert (truth.grades.tolist(), truth.weights.tolist()) == ([1, 3, 2, 1], [1, 2, 0.5])
+    write_split(tmp_path / "queries.parquet", **columns | {"grades": [[3, 9, 1], [2, 2], [1]]})
+    with pytest.raises(InputError, match="column 'grades', row 1: as many numbers as the row has positives are needed"):
+        truth_of(tmp_path, refuse_unknown_ids=False)
+    write_split(tmp_path / "gallery.parquet", label=[1, 2, 1])
+    write_split(tmp_path / "queries.parquet", label=[1, 2], grades=[[1], [1]])
+    with pytest.raises(InputError, match=r"queries\.parquet has a column 'grades' without a column 'positives'; add"):
+        truth_of(tmp_path)
+
+
 def test_junk_left_out_of_the_gallery_is_junk_ignored() -> None:
     """Market-1501's junk: without these images each query scores as with them, where every query ignores them."""
     rng = np.random.default_rng(8)

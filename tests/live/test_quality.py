@@ -20,7 +20,9 @@ from ray_backfill.live.results import exact_answers
 from ray_backfill.live.sides import Sides
 from ray_backfill.merges import RAW, Merge, fit_merge
 from ray_backfill.methods import all_methods
+from ray_backfill.metrics import metric_forms
 from ray_backfill.systems import GroundTruth, RetrievalSystem, UpgradePair
+from tests import reference
 from tests.live._rankings import rankings
 
 METRICS = ("mAP@1", "mAP@3", "mAP@20", "CMC@1", "CMC@4")
@@ -91,6 +93,32 @@ def test_exact_and_live_quality_are_those_of_a_full_sort(world: Any, is_mapped: 
         np.testing.assert_equal(live, {metric: expected[metric] for metric in metrics})
 
 
+@settings(max_examples=60, deadline=None)
+@given(world=worlds(), is_weighted=st.booleans())
+def test_live_quality_is_exact_for_every_metric_with_grades_and_weights(world: Any, is_weighted: bool) -> None:
+    """Equal to the last bit; and up to rounding to plain loops over full sorts."""
+    pair, positives, ignored, state = world
+    metrics = tuple(form.replace("@k", f"@{k}") for form in metric_forms() if "@k" in form for k in (1, 3, 20))
+    rng = np.random.default_rng(len(state))
+    grades = [rng.integers(1, 4, len(row)).astype(np.float64) for row in positives]
+    weights = (rng.integers(1, 4, len(positives)) if is_weighted else np.ones(len(positives))).astype(np.float64)
+    truth = GroundTruth.from_positives(positives, ignored, n_gallery=len(state), grades=grades).with_weights(weights)
+    exact = exact_quality(pair, truth, state, metrics, "cosine", RAW)
+    sides = Sides(all_methods()["rm_naive"], None, RAW, "cosine", {"old": 2, "new": 3})
+    answers = exact_answers(sides, pair, state, depth(metrics, truth))
+    np.testing.assert_equal(live_quality(answers, only_alive(truth, state), metrics), exact)
+    gains = np.zeros((len(positives), len(state)))
+    for row, items, own in zip(gains, positives, grades, strict=True):
+        row[items] = own
+    ranked = [
+        [float(row[item]) for item in items if item not in skipped]
+        for row, items, skipped in zip(gains, rankings(pair, state, RAW), ignored, strict=True)
+    ]
+    if any(map(any, ranked)):
+        expected = {metric: reference.mean_score(ranked, weights, metric) for metric in metrics}
+        assert exact == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize("is_mapped", [False, True])
 def test_exact_answers_are_those_of_a_full_sort(is_mapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Covers batches of queries, fewer items than requested, and nearly all items in one partition."""
@@ -147,6 +175,7 @@ def test_answers_are_deep_enough_for_what_does_not_count() -> None:
 def test_the_mean_is_correctly_rounded() -> None:
     assert mean(np.array([1e16, 1.0, -1e16])) == 1 / 3
     assert mean(np.full(10, 0.1)) == 0.1
+    assert mean(np.array([1e16, 1.0, -1e16]), np.array([0.5, 1.0, 0.5])) == 1 / 2
     assert math.isnan(mean(np.empty(0)))
 
 

@@ -1,11 +1,13 @@
-"""Random systems for tests of the replay."""
+"""Random systems and right answers for tests of the replay."""
+
+from dataclasses import replace
 
 import numpy as np
 
 import ray_backfill as rb
 
-METRICS = ("mAP", "mAP@3", "mAP@100", "CMC@1", "CMC@2")
-CUT_METRICS = ("CMC@1", "mAP@3", "CMC@2")
+METRICS = ("mAP", "mAP@3", "mAP@100", "CMC@1", "CMC@2", "recall@3", "MRR", "MRR@2", "nDCG", "nDCG@3")
+CUT_METRICS = ("CMC@1", "mAP@3", "CMC@2", "recall@3", "MRR@2", "nDCG@3")
 
 
 def random_pair(
@@ -22,3 +24,30 @@ def random_pair(
         backward=rb.RetrievalSystem(draw(n_queries, 3), draw(n_gallery, 3)),
         forward=rb.RetrievalSystem(draw(n_queries, 4), draw(n_gallery, 4)),
     )
+
+
+def random_truth(
+    rng: np.random.Generator, n_queries: int, n_gallery: int, graded: bool = False, weighted: bool = False
+) -> rb.GroundTruth:
+    """A quarter of the items are right answers, another one is ignored; the first query has a right answer."""
+    kind = rng.integers(0, 4, (n_queries, n_gallery))
+    kind[0, 0] = 0
+    truth = rb.GroundTruth.from_positives(
+        [np.flatnonzero(row == 0) for row in kind], [np.flatnonzero(row == 1) for row in kind], n_gallery=n_gallery
+    )
+    if graded:
+        truth = replace(truth, grades=rng.integers(1, 4, len(truth.positives)).astype(np.float64))
+    return truth.with_weights(rng.integers(1, 4, n_queries)) if weighted else truth
+
+
+def gains_of(truth: rb.GroundTruth) -> np.ndarray:
+    """(queries, items): grades of right answers, 0 for other items, NaN for ignored ones."""
+    gains = np.zeros((truth.n_queries, truth.n_gallery))
+    of_query = np.repeat(np.arange(truth.n_queries), np.diff(truth.positive_starts))
+    gains[of_query, truth.positives] = 1 if truth.grades is None else truth.grades
+    gains[np.repeat(np.arange(truth.n_queries), np.diff(truth.ignored_starts)), truth.ignored] = np.nan
+    return gains
+
+
+def weights_of(truth: rb.GroundTruth) -> np.ndarray:
+    return np.ones(truth.n_queries) if truth.weights is None else truth.weights

@@ -1,6 +1,8 @@
 """The replay engine against brute force."""
 
 import importlib
+from collections.abc import Sequence
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 import ray_backfill as rb
 from ray_backfill.distances import exact_distances
 from tests import reference
-from tests.replay.cases import CUT_METRICS, METRICS, random_pair
+from tests.replay.cases import CUT_METRICS, METRICS, gains_of, random_pair, random_truth, weights_of
 from tests.replay.sharded import prepare_pair, replay_sharded
 
 prepare = importlib.import_module("ray_backfill.replay.prepare")
@@ -19,17 +21,10 @@ nearest_module = importlib.import_module("ray_backfill.replay.nearest")
 
 
 def brute_force(
-    pair: rb.UpgradePair, truth: rb.GroundTruth, order: np.ndarray, points: int, metric: str, distance: str
-) -> list[float]:
-    return reference.curve(
-        reference.distances(pair.forward.query, pair.forward.gallery, distance),
-        reference.distances(pair.backward.query, pair.backward.gallery, distance),
-        [set(truth.positives_of(q).tolist()) for q in range(truth.n_queries)],
-        [set(truth.ignored_of(q).tolist()) for q in range(truth.n_queries)],
-        order,
-        points,
-        metric,
-    )
+    pair: rb.UpgradePair, truth: rb.GroundTruth, order: np.ndarray, points: int, metrics: Sequence[str], distance: str
+) -> dict[str, list[float]]:
+    forward, backward = (reference.distances(s.query, s.gallery, distance) for s in (pair.forward, pair.backward))
+    return reference.curves(forward, backward, gains_of(truth), weights_of(truth), order, points, metrics)
 
 
 @pytest.mark.slow
@@ -46,22 +41,19 @@ def brute_force(
     metrics=st.sampled_from([METRICS, CUT_METRICS]),
     n_shards=st.integers(1, 4),
     least_room=st.sampled_from([2, 1024]),
+    graded=st.booleans(),
+    weighted=st.booleans(),
 )
 def test_equals_brute_force(
     seed: int, n_queries: int, n_gallery: int, points: int, tied: bool, same_space: bool, dtype: type,
-    distance: str,
-    metrics: tuple[str, ...], n_shards: int, least_room: int,
+    distance: str, metrics: tuple[str, ...], n_shards: int, least_room: int, graded: bool, weighted: bool,
 ) -> None:  # fmt: skip
     """Both families of metrics, any shards, any ties and any ground truth; also with room for few candidates."""
     rng = np.random.default_rng(seed)
     pair = random_pair(rng, n_queries, n_gallery, tied, dtype)
     if same_space:  # then items of the two systems also tie with each other
         pair = rb.UpgradePair(rb.RetrievalSystem(pair.forward.query, pair.forward.gallery), pair.forward)
-    kind = rng.integers(0, 4, (n_queries, n_gallery))  # 0: positive, 1: ignored, else neither
-    kind[0, 0] = 0  # at least one query has a positive
-    truth = rb.GroundTruth.from_positives(
-        [np.flatnonzero(row == 0) for row in kind], [np.flatnonzero(row == 1) for row in kind], n_gallery=n_gallery
-    )
+    truth = random_truth(rng, n_queries, n_gallery, graded, weighted)
     orders = {"a": rng.permutation(n_gallery), "b": rng.permutation(n_gallery)}
     n_shards = min(n_shards, n_gallery)
     cuts = sorted(rng.choice(np.arange(1, n_gallery), n_shards - 1, replace=False).tolist()) if n_shards > 1 else []
@@ -75,17 +67,19 @@ def test_equals_brute_force(
             replay_sharded(pair, truth, orders, points, metrics, distance, cuts, torch_device="cpu"),
         ]
     for name, order in orders.items():
+        expected = brute_force(pair, truth, order, points, metrics, distance)
         for metric in metrics:
-            expected = brute_force(pair, truth, order, points, metric, distance)
             for curves in results:
-                np.testing.assert_allclose(curves[name].values(metric), expected, rtol=0, atol=1e-9)
+                np.testing.assert_allclose(curves[name].values(metric), expected[metric], rtol=0, atol=1e-9)
 
 
 def test_top_1_and_cut_metrics_are_the_same_by_counts_and_by_candidates() -> None:
     rng = np.random.default_rng(8)
     pair = random_pair(rng, 30, 500, tied=True)
     truth = rb.GroundTruth.from_labels(rng.integers(0, 9, 30), rng.integers(0, 9, 500))
+    truth = replace(truth, grades=rng.uniform(0.1, 5, len(truth.positives)))
     order = rng.permutation(500)
+    assert prepare_pair(pair, truth, {"": order}, 11, CUT_METRICS)[1].nearest == 3
     whole = rb.replay(pair, truth, order, metrics=METRICS)
     near = rb.replay(pair, truth, order, metrics=CUT_METRICS[:1])
     deeper = rb.replay(pair, truth, order, metrics=CUT_METRICS)
@@ -159,6 +153,7 @@ def test_flips_and_summary_figures_by_hand() -> None:
         ({"order": np.array([0, 1])}, "one entry for each of the 3"),
         ({"order": {}}, "no order"),
         ({"metrics": ("recall",)}, "known: mAP"),
+        ({"metrics": ("recall@k",)}, "known: mAP"),
         ({"metrics": ("CMC",)}, "known: mAP"),
         ({"distance": "manhattan"}, "known: cosine, l2"),
         ({"device": "tpu"}, "known: cpu, cuda"),
@@ -195,10 +190,9 @@ def test_vectors_at_the_ends_of_float32(distance: str, size: float, metrics: tup
     with patch.object(prepare, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
         curve = rb.replay(pair, truth, order, 4, metrics, distance)
     exact = [exact_distances(s.query, s.gallery, distance) for s in (pair.forward, pair.backward)]
+    expected = reference.curves(exact[0], exact[1], gains_of(truth), weights_of(truth), order, 4, metrics)
     for metric in metrics:
-        sets = [set(truth.positives_of(q).tolist()) for q in range(4)]
-        expected = reference.curve(exact[0], exact[1], sets, [set()] * 4, order, 4, metric)
-        np.testing.assert_allclose(curve.values(metric), expected, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(curve.values(metric), expected[metric], rtol=0, atol=1e-9)
 
 
 @pytest.mark.slow
@@ -209,5 +203,5 @@ def test_many_ignored_items_of_one_query_do_not_lengthen_lists() -> None:
     truth = rb.GroundTruth.from_positives([[4000 + q] for q in range(20)], ignored, n_gallery=5000)
     assert prepare_pair(pair, truth, {"a": np.arange(5000)}, 11, ("mAP@100",))[1].nearest is None
     curve = rb.replay(pair, truth, np.arange(5000), points=3, metrics=("mAP@100",))
-    expected = brute_force(pair, truth, np.arange(5000), 3, "mAP@100", "cosine")
-    np.testing.assert_allclose(curve.values("mAP@100"), expected, atol=1e-9)
+    expected = brute_force(pair, truth, np.arange(5000), 3, ("mAP@100",), "cosine")
+    np.testing.assert_allclose(curve.values("mAP@100"), expected["mAP@100"], atol=1e-9)

@@ -3,7 +3,7 @@
 import dataclasses
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 import ray_backfill as rb
 from ray_backfill.merges import RAW, Merge, ScoreMap
 from tests import reference
+from tests.replay.cases import gains_of, random_truth, weights_of
 from tests.replay.sharded import replay_sharded
 
-WHOLE = ("mAP", "mAP@3", "CMC@1", "CMC@2")
-CUT = ("CMC@1", "mAP@3")
+WHOLE = ("mAP", "mAP@3", "CMC@1", "CMC@2", "recall@4", "MRR", "nDCG", "nDCG@4")
+CUT = ("CMC@1", "mAP@3", "recall@2", "MRR@2", "nDCG@3")
 RRF = Merge("rrf", by_rank=True)
 prepare_module = importlib.import_module("ray_backfill.replay.prepare")
 nearest_module = importlib.import_module("ray_backfill.replay.nearest")
@@ -65,26 +66,25 @@ def fuse(forward: np.ndarray, backward: np.ndarray, backfilled: np.ndarray, igno
     return sorted(score, key=lambda g: (-score[g], d[g], g))
 
 
-def literal_curve(
-    pair: rb.UpgradePair, truth: rb.GroundTruth, order: np.ndarray, points: int, metric: str, distance: str,
+def literal_curves(
+    pair: rb.UpgradePair, truth: rb.GroundTruth, order: np.ndarray, points: int, metrics: Sequence[str], distance: str,
     merge: Merge,
-) -> list[float]:  # fmt: skip
+) -> dict[str, list[float]]:  # fmt: skip
     forward, backward = (reference.distances(s.query, s.gallery, distance) for s in (pair.forward, pair.backward))
-    values = []
+    gains, values = gains_of(truth), {metric: list[float]() for metric in metrics}
     for i in range(points):
         backfilled = np.zeros(len(order), bool)
         backfilled[order[: math.floor(i * len(order) / (points - 1) + 1e-12)]] = True
-        scores = []
+        rankings = []
         for q in range(truth.n_queries):
-            right, ignored = set(truth.positives_of(q).tolist()), set(truth.ignored_of(q).tolist())
-            if not right:
-                continue
+            ignored = set(truth.ignored_of(q).tolist())
             if merge.by_rank:
                 ranking = fuse(forward[q], backward[q], backfilled, ignored)
             else:
                 ranking = [g for g in by_scores(merge)(forward[q], backward[q], backfilled) if g not in ignored]
-            scores.append(reference.score([g in right for g in ranking], metric))
-        values.append(float(np.mean(scores)))
+            rankings.append([float(gains[q, g]) for g in ranking])
+        for metric in metrics:
+            values[metric].append(reference.mean_score(rankings, weights_of(truth), metric))
     return values
 
 
@@ -94,14 +94,6 @@ def random_map(rng: np.random.Generator, lowest: float) -> ScoreMap:
     x = np.sort(rng.choice(np.arange(17), n, replace=False)) / 4 + lowest
     y = np.cumsum(rng.integers(0, 3, n)) / 4 - rng.integers(0, 3)
     return ScoreMap(x, y)
-
-
-def random_truth(rng: np.random.Generator, n_queries: int, n_gallery: int) -> rb.GroundTruth:
-    kind = rng.integers(0, 4, (n_queries, n_gallery))  # 0: positive, 1: ignored, else neither
-    kind[0, 0] = 0
-    return rb.GroundTruth.from_positives(
-        [np.flatnonzero(row == 0) for row in kind], [np.flatnonzero(row == 1) for row in kind], n_gallery=n_gallery
-    )
 
 
 def random_pair(rng: np.random.Generator, n_queries: int, n_gallery: int, tied: bool, same: str) -> rb.UpgradePair:
@@ -133,13 +125,16 @@ def random_pair(rng: np.random.Generator, n_queries: int, n_gallery: int, tied: 
     by_rank=st.booleans(),
     n_shards=st.integers(1, 3),
     least_room=st.sampled_from([2, 1024]),
+    graded=st.booleans(),
+    weighted=st.booleans(),
 )
 def test_merged_replays_equal_brute_force(
     seed: int, n_queries: int, n_gallery: int, points: int, tied: bool, same: str, distance: str, is_cut: bool,
-    by_rank: bool, n_shards: int, least_room: int,
+    by_rank: bool, n_shards: int, least_room: int, graded: bool, weighted: bool,
 ) -> None:  # fmt: skip
     rng = np.random.default_rng(seed)
-    pair, truth = random_pair(rng, n_queries, n_gallery, tied, same), random_truth(rng, n_queries, n_gallery)
+    pair = random_pair(rng, n_queries, n_gallery, tied, same)
+    truth = random_truth(rng, n_queries, n_gallery, graded, weighted)
     lowest = -6.0 if distance == "inner_product" else -1.0
     merge = RRF if by_rank else Merge("random", random_map(rng, lowest), random_map(rng, lowest))
     orders = {"a": rng.permutation(n_gallery), "b": rng.permutation(n_gallery)}
@@ -157,10 +152,10 @@ def test_merged_replays_equal_brute_force(
             replay_sharded(pair, truth, orders, points, metrics, distance, cuts, merge, torch_device="cpu"),
         ]
     for name, order in orders.items():
+        expected = literal_curves(pair, truth, order, points, metrics, distance, merge)
         for metric in metrics:
-            expected = literal_curve(pair, truth, order, points, metric, distance, merge)
             for curves in results:
-                np.testing.assert_allclose(curves[name].values(metric), expected, rtol=0, atol=1e-9)
+                np.testing.assert_allclose(curves[name].values(metric), expected[metric], rtol=0, atol=1e-9)
 
 
 def scores_on_knots(rng: np.random.Generator, n_gallery: int) -> tuple[rb.UpgradePair, Merge]:
@@ -182,9 +177,9 @@ def test_equal_scores_go_to_the_smaller_distance_then_the_earlier_position() -> 
         with patch.object(prepare_module, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
             for metrics in (WHOLE, CUT):
                 curve = rb.replay(pair, truth, order, 4, metrics, "inner_product", merge=merge)
+                expected = literal_curves(pair, truth, order, 4, metrics, "inner_product", merge)
                 for metric in metrics:
-                    expected = literal_curve(pair, truth, order, 4, metric, "inner_product", merge)
-                    np.testing.assert_allclose(curve.values(metric), expected, rtol=0, atol=1e-9)
+                    np.testing.assert_allclose(curve.values(metric), expected[metric], rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("distance", ["cosine", "l2", "inner_product"])
@@ -198,9 +193,9 @@ def test_all_scores_of_one_system_before_the_other(distance: str, shift: float) 
     with patch.object(prepare_module, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
         for metrics in (WHOLE, CUT):
             curve = rb.replay(pair, truth, order, 5, metrics, distance, merge=merge)
+            expected = literal_curves(pair, truth, order, 5, metrics, distance, merge)
             for metric in metrics:
-                expected = literal_curve(pair, truth, order, 5, metric, distance, merge)
-                np.testing.assert_allclose(curve.values(metric), expected, rtol=0, atol=1e-9)
+                np.testing.assert_allclose(curve.values(metric), expected[metric], rtol=0, atol=1e-9)
 
 
 def test_one_strictly_increasing_map_for_both_systems_changes_nothing() -> None:

@@ -15,7 +15,7 @@ from ray_backfill.replay import replay_pairs
 from ray_backfill.replay.engine import measure_prepared
 from ray_backfill.replay.prepare import Served, prepare_replay
 from ray_backfill.replay.shard import GalleryShard, LocalShards, make_forms
-from tests.replay.cases import CUT_METRICS, METRICS
+from tests.replay.cases import CUT_METRICS, METRICS, random_truth
 
 RRF = Merge("rrf", by_rank=True)
 prepare_module = importlib.import_module("ray_backfill.replay.prepare")
@@ -63,10 +63,7 @@ def test_pairs_together_equal_pairs_alone(
     rng = np.random.default_rng(seed)
     n_gallery = int(rng.integers(1, 40))
     systems = random_systems(rng, n_gallery, tied)
-    labels = rng.integers(0, 3, 6), rng.integers(0, 3, n_gallery)
-    truth = rb.GroundTruth.from_labels(*labels)
-    if len(truth.skipped) == truth.n_queries:
-        return
+    truth = random_truth(rng, 6, n_gallery, graded=True, weighted=True)
     served = random_served(rng, n_gallery, by_rank=metrics is METRICS)
     with patch.object(prepare_module, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
         found = replay_pairs(systems, served, truth, points, metrics, distance)

@@ -17,6 +17,7 @@ from tests.report.live.folder import FACTS, write_drill
 
 LACKS = {"queries_skipped": 9, "broken_images": 1234, "notes": ["old was stored as float16"]}
 SKIPPED = "Queries without a right answer in the gallery, left out: 9; skipped_queries.parquet lists them."
+WEIGHTED = "Every mean over queries is weighted by column weight."
 BROKEN = "Images that could not be read, left out: 1,234; broken.parquet beside the embeddings lists them."
 
 
@@ -64,3 +65,21 @@ def test_a_run_lists_the_queries_that_it_skips(
     listed = pd.read_parquet(tmp_path / "out" / "results" / "skipped_queries.parquet")
     first = 0 if items_are_queries else 1000
     assert listed.to_numpy().tolist() == [[str(first + row), row] for row in range(1, 60, 3)]
+
+
+@pytest.mark.parametrize("weights", [[1, 2, 1], [2, 2, 2]])
+def test_a_run_tells_that_queries_are_weighted_and_explains_its_metrics(
+    weights: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_split(tmp_path / "data" / "gallery.parquet", 60, 0)
+    write_split(tmp_path / "data" / "queries.parquet", 30, 1000, weight=weights * 10)
+    arguments = ["--data", str(tmp_path / "data"), "--out", str(tmp_path / "out"), "--methods", "rm_naive"]
+    arguments += ["--points", "3", "--metrics", "MRR@5", "recall@20", "nDCG"]
+    monkeypatch.setattr(sys, "argv", ["ray-backfill", "simulate", *arguments])
+    main()
+    page = (tmp_path / "out" / "results" / "report.html").read_text(encoding="utf-8")
+    for shown in (capsys.readouterr().out, page):
+        assert (WEIGHTED in " ".join(shown.split())) == (weights[0] != weights[1])
+    for term in ("MRR, MRR@k", "recall@k", "nDCG, nDCG@k"):
+        assert f"<dt>{term}</dt>" in page
+    assert "CMC@k" not in page

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_backfill.report.glossary import GLOSSARY, glossary
+from ray_backfill.report.glossary import GLOSSARY, glossary, of_metrics
 from ray_backfill.report.reading import read_results
 from ray_backfill.report.wording import amount, listed, percent, percent_sign, tick
 from tests.report.folder import METHODS, write_results
@@ -48,7 +48,8 @@ def test_amount(number: float, text: str) -> None:
 
 def test_the_glossary_has_the_words_of_this_run(tmp_path: Path) -> None:
     plain = read_results(write_results(tmp_path))
-    assert glossary(plain) == GLOSSARY
+    assert glossary(plain) == GLOSSARY | of_metrics(plain.metrics)
     own = {name: (name, *METHODS["rm"][1:]) for name in ("ridge_query", "fastfill")}
     rich = read_results(write_results(tmp_path, METHODS | own, ("sigma", "random"), merges=("raw", "csls")))
-    assert list(glossary(rich)) == [*GLOSSARY, *(f"word of {name}" for name in ("csls", *own, "sigma"))]
+    of_names = (f"word of {name}" for name in ("csls", *own, "sigma"))
+    assert list(glossary(rich)) == [*GLOSSARY, *of_metrics(rich.metrics), *of_names]

@@ -2,7 +2,7 @@
 
 import math
 
-from ray_backfill.report.glossary import GLOSSARY
+from ray_backfill.report.glossary import GLOSSARY, of_metrics
 from ray_backfill.report.live.drill_folder import Drill, Gap
 from ray_backfill.report.live.numbers import count, duration, milliseconds, points, progress, rate
 from ray_backfill.report.live.situations import cost, median
@@ -79,8 +79,7 @@ def wrong_number(missing: int) -> str:
 def glossary(drill: Drill) -> dict[str, str]:
     """Term -> definition: the general terms, and those that this drill needs."""
     found = {word: GLOSSARY[word] for word in ("Backfill", "M_t", "Order", "Merge")} | LIVE_GLOSSARY
-    kinds = ("mAP", "CMC@k")
-    found |= {kind: GLOSSARY[kind] for kind in kinds if any(m.startswith(kind[:3]) for m in drill.metrics)}
+    found |= of_metrics(drill.metrics)
     extra = dict(drill.facts.glossary) | {
         "Recall": "" if drill.facts.is_exact else RECALL,
         "Churn": CHURN if drill.facts.has_churn else "",

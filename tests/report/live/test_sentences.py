@@ -161,7 +161,8 @@ def test_the_glossary_has_the_words_of_this_drill(tmp_path: Path) -> None:
     rare = {"Recall", "Churn", "Kept old", "Rollback", "Leg"}
     plain = glossary(drill_of(tmp_path))
     assert not set(plain) & rare
-    assert {"mAP", "CMC@k", "Violation", "Exact"} <= set(plain)
+    assert {"mAP, mAP@k", "CMC@k", "Violation", "Exact"} <= set(plain)
+    assert "MRR, MRR@k" not in plain
     changed: dict[tuple[int, str], Any] = {(4, "kept_old"): 1}
     words = {"CSLS": "A merge."}
     full = drill_of(tmp_path, is_exact=False, has_churn=True, legs=2, rollback_at=5, glossary=words, changed=changed)

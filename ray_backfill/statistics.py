@@ -1,73 +1,38 @@
-"""Retrieval metrics from the ranks of positives, and statistics of curves. No I/O, no distances.
+"""Statistics of curves from the values of single queries: means, areas, gains, falls, flips, bootstrap intervals.
 
-A rank is the 1-based place of a positive among all items that are not ignored.
-Shapes: P positives, T points, Q queries.
+Queries may have weights. Every mean over queries is then a weighted one.
+
+Shapes: T points, Q queries.
 """
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.errors import InputError
 from ray_backfill.kernels import Array, kernel
 
 FloatQT = NDArray[np.float64]
 BoolQT = NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A parsed metric name: "mAP" (whole ranking), "mAP@100" or "CMC@1" (cut at k)."""
-
-    name: str
-    kind: Literal["mAP", "CMC"]
-    k: int | None
+# (Q,) relative weights of queries; None if they are equal.
+Weights = NDArray[np.float64] | None
 
 
-def parse_metric(name: str) -> Metric:
-    """Parse "mAP", "mAP@k" or "CMC@k" (k >= 1).
-
-    Raises:
-        InputError: The name has none of these forms; the message lists them.
-    """
-    match = re.fullmatch(r"(mAP|CMC)(?:@([1-9]\d*))?", name)
-    if match is None or (match[1] == "CMC" and match[2] is None):
-        raise InputError(f"unknown metric {name!r}; known: mAP, mAP@k and CMC@k, e.g. mAP@100, CMC@1")
-    k = int(match[2]) if match[2] else None
-    if k is not None and k >= 1 << 32:
-        raise InputError(f"the cut-off of metric {name!r} exceeds any gallery; use mAP or a smaller k")
-    return Metric(name, "mAP" if match[1] == "mAP" else "CMC", k)
+def relative_weights(weights_Q: Weights) -> Weights:
+    """Return weights whose largest is 1, or None if all are equal: then means are plain ones, to the last bit."""
+    if weights_Q is None or not len(weights_Q) or (weights_Q == weights_Q[0]).all():
+        return None
+    return np.asarray(weights_Q / weights_Q.max())
 
 
-def metric_codes(metrics: Sequence[Metric]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return the arguments of ``measure``: which metrics are average precisions, and the cut-off of each."""
-    whole = np.iinfo(np.int64).max
-    return np.array([x.kind == "mAP" for x in metrics]), np.array([x.k or whole for x in metrics], np.int64)
-
-
-@kernel
-def measure(ranks: Array, n_positives: int, is_map: Array, cuts: Array, values: Array) -> None:
-    """Compute the metrics of one ranking from the ascending ranks of its positives into ``values`` (float64).
-
-    Ranks above all cut-offs may be left out. mAP: average precision, the mean over all positives of (place among the
-    positives / rank). mAP@k: sum of the precisions at the positives within the first k, divided by min(P, k) (the GLDv2
-    definition). CMC@k: 1.0 if any positive is within the first k, else 0.0.
-    """
-    for m in range(len(cuts)):
-        total = 0.0
-        for j in range(len(ranks)):
-            if ranks[j] > cuts[m]:
-                break
-            if not is_map[m]:
-                total = 1.0
-                break
-            total += (j + 1) / ranks[j]
-        values[m] = total / min(n_positives, cuts[m]) if is_map[m] else total
+def mean(values_QT: FloatQT | BoolQT, weights_Q: Weights = None) -> NDArray[np.float64]:
+    """Return the (T,) weighted means over queries."""
+    if weights_Q is None:
+        return np.asarray(values_QT.mean(axis=0))
+    return np.asarray(np.average(values_QT, axis=0, weights=weights_Q))
 
 
 def auc(t: NDArray[np.float64], values: NDArray[np.float64], is_step: bool = False) -> float:
@@ -182,15 +147,14 @@ def settles(values: NDArray[np.float64], target: float) -> int | None:
     return first if first < len(values) else None
 
 
-def negative_flips(before_QT: BoolQT, correct_QT: BoolQT) -> NDArray[np.float64]:
+def negative_flips(before_QT: BoolQT, correct_QT: BoolQT, weights_Q: Weights = None) -> NDArray[np.float64]:
     """Return the (T,) share of queries with a correct top-1 before, a wrong one at t. Source: FastFill, appendix D."""
-    share: NDArray[np.float64] = (before_QT & ~correct_QT).mean(axis=0)
-    return share
+    return mean(before_QT & ~correct_QT, weights_Q)
 
 
-def positive_flips(before_QT: BoolQT, correct_QT: BoolQT) -> NDArray[np.float64]:
+def positive_flips(before_QT: BoolQT, correct_QT: BoolQT, weights_Q: Weights = None) -> NDArray[np.float64]:
     """Return the (T,) share of queries with a wrong top-1 before, a correct one at t. Source: FastFill, appendix D."""
-    return negative_flips(correct_QT, before_QT)
+    return negative_flips(correct_QT, before_QT, weights_Q)
 
 
 # Number of bootstrap draws, and the share of them that an interval covers.
@@ -213,8 +177,10 @@ def resamples(n_queries: int, seed: int = 0) -> NDArray[np.uint16]:
     return counts
 
 
-def bootstrap_means(values_QT: FloatQT, seed: int = 0) -> NDArray[np.float64]:
-    """Return the (DRAWS, T) means over each draw of queries; NaN for one query, which varies in no draw.
+def bootstrap_means(values_QT: FloatQT, weights_Q: Weights = None, seed: int = 0) -> NDArray[np.float64]:
+    """Return the (DRAWS, T) weighted means over each draw of queries; NaN for one query, which varies in no draw.
+
+    Queries are drawn with equal probability, and each keeps its weight.
 
     Cost: O(DRAWS Q T).
     """
@@ -224,7 +190,12 @@ def bootstrap_means(values_QT: FloatQT, seed: int = 0) -> NDArray[np.float64]:
     means = np.empty((DRAWS, values_QT.shape[1]))
     for first in range(0, DRAWS, _DRAWS_AT_ONCE):
         part = slice(first, first + _DRAWS_AT_ONCE)
-        means[part] = counts[part].astype(np.float64) @ values_QT / len(values_QT)
+        drawn = counts[part].astype(np.float64)
+        if weights_Q is None:
+            means[part] = drawn @ values_QT / len(values_QT)
+        else:
+            drawn *= weights_Q
+            means[part] = drawn @ values_QT / drawn.sum(axis=1, keepdims=True)
     return means
 
 
