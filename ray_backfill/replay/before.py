@@ -74,7 +74,7 @@ def _of_order(side: Side | None, order: int) -> tuple[NDArray[np.int32], IntArra
     """Counts of one order, starts of the union, and the place of each threshold in it; empty if it has no others."""
     assert side is not None
     union = side.counted.union
-    places = union.at[side.use] if len(union.at) > 1 else np.empty(0, np.int32)
+    places = union.at[side.use] if union.at else np.empty(0, np.int32)
     return side.counted.counts[side.rows[order]], union.starts, places
 
 

@@ -71,7 +71,7 @@ class Union:
     """The distinct thresholds of several pairs in one searched system.
 
     keys: CSR, ascending for each query. starts: (b + 1,). at: for each use, the index of each of its thresholds within
-    its query's row of ``keys``.
+    its query's row of ``keys``; empty for a single use, which has them all.
     """
 
     keys: KeyArray
@@ -82,8 +82,7 @@ class Union:
 def unite(uses: Sequence[KeyArray], starts: IntArray) -> Union:
     """Unite thresholds. uses: CSR keys of equal shape, ascending for each query. Cost: a sort of all of them."""
     if len(uses) == 1:
-        at = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
-        return Union(uses[0], starts, [at.astype(np.int32)])
+        return Union(uses[0], starts, [])
     keys_UK = np.stack(uses)
     keys, at_UK = np.empty(keys_UK.size, np.uint64), np.empty(keys_UK.shape, np.int32)
     union_starts = np.empty(len(starts), np.int64)

@@ -66,13 +66,15 @@ class Candidates:
         ceilings: NDArray[np.float32] | None = None,
     ) -> "Candidates":
         b, n_orders = len(queries), len(slices_ON)
+        with np.errstate(over="ignore"):  # an infinite margin keeps everything
+            margins = (2.0001 * form.error(queries)).astype(np.float32)
         return cls(
             keys=np.empty((b, room(int(needed.max()), n_slices, n_orders)), np.uint64),
             counts=np.zeros(b, np.int32),
             needed=needed,
             limits=np.full((b, n_orders, n_slices), _INFINITY),
             gates=np.full(b, _INFINITY),
-            margins=(2.0001 * form.error(queries)).astype(np.float32),
+            margins=margins,
             ceilings=np.full((b, n_orders, n_slices), _INFINITY) if ceilings is None else ceilings,
             slices_ON=slices_ON,
             form=form,
