@@ -24,6 +24,8 @@ from ray_backfill.systems import IntArray
 
 # Undecided pairs are placed when there are this many, so that calls of numpy cost little per pair.
 _MANY = 4096
+# Items of a query that are placed before they are counted.
+_WAITING = 2048
 
 
 class Counter:
@@ -48,6 +50,9 @@ class Counter:
         _find_first(block.ignored, block.ignored_starts, first, self._next[1])
         self._undecided = np.empty((3, len(block) * tile_items + _MANY), np.int32)
         self._found = 0
+        # Placed items wait for being counted, because the counts of all queries together do not fit in a cache.
+        self._placed = np.empty((len(block), 2, max(_WAITING, tile_items)), np.uint32)
+        self._n_placed = np.zeros(len(block), np.uint32)
 
     def add(self, first: int, last: int) -> None:
         """Count the items first .. last - 1; tiles are added in ascending order."""
@@ -55,7 +60,7 @@ class Counter:
         self._found = place_tile(
             *self.products.tile(first, last), bins.low, bins.high, bins.starts, bins.table, bins.origin, bins.step,
             block.positives, block.positive_starts, block.ignored, block.ignored_starts, self._next, self.first,
-            first, self.slices_ON, self.hist, self.starts, self._undecided, self._found,
+            first, self.slices_ON, self.hist, self.starts, self._placed, self._n_placed, self._undecided, self._found,
         )  # fmt: skip
         if self._found >= _MANY:
             self._place_undecided()
@@ -63,6 +68,7 @@ class Counter:
     def finish(self) -> NDArray[np.int32]:
         """Return all counts."""
         self._place_undecided()
+        _count_all(self._placed, self._n_placed, self.slices_ON, self.hist, self.starts, self.bins.starts)
         return self.hist
 
     def _place_undecided(self) -> None:
@@ -106,9 +112,10 @@ def _leave_out(positions: Array, at: int, end: int, first: int, n: int, is_near:
 def place_tile(
     products: Array, factor: Array, offset: Array, low: Array, high: Array, starts: Array, table: Array, origin: Array,
     step: Array, positives: Array, positive_starts: Array, ignored: Array, ignored_starts: Array, following: Array,
-    shard_first: int, first: int, slices_ON: Array, hist: Array, hist_starts: Array, undecided: Array, found: int,
+    shard_first: int, first: int, slices_ON: Array, hist: Array, hist_starts: Array, placed: Array, n_placed_Q: Array,
+    undecided: Array, found: int,
 ) -> int:  # fmt: skip
-    """Count the items of a tile into ``hist``; append the (row, item, place) of undecided pairs to ``undecided``.
+    """Place the items of a tile; append the (row, item, place) of undecided pairs to ``undecided``.
 
     Return the number of pairs in ``undecided``, (3, room) int32. For the other arguments, see ``Counter`` and ``Bins``.
     """
@@ -137,6 +144,10 @@ def place_tile(
             for j in range(np.uint32(4)):
                 near[n_near] = g + np.uint32(j)
                 n_near += np.uint32(is_near[g + np.uint32(j)])
+        if n_placed_Q[q] + n_near > placed.shape[2]:
+            _count_placed(placed[q], n_placed_Q[q], slices_ON, hist, hist_starts[q], width)
+            n_placed_Q[q] = 0
+        own_placed, n_placed = placed[q], n_placed_Q[q]
         for i in range(n_near):
             j = near[i]
             place = np.uint32(own_table[np.uint32(bin_of(v[j], origin[q], step[q], last_bin))])
@@ -146,10 +157,27 @@ def place_tile(
                 undecided[0, found], undecided[1, found], undecided[2, found] = q, first + j, place
                 found += 1
                 continue
-            hist[0, np.uint64(hist_starts[q] + slices_ON[0, first + j] * width + place)] += np.int32(1)
-            for o in range(1, len(slices_ON)):
-                hist[o, np.uint64(hist_starts[q] + slices_ON[o, first + j] * width + place)] += np.int32(1)
+            own_placed[0, n_placed], own_placed[1, n_placed] = first + j, place
+            n_placed += np.uint32(1)
+        n_placed_Q[q] = n_placed
     return found
+
+
+@kernel
+def _count_placed(placed: Array, n_placed: int, slices_ON: Array, hist: Array, hist_start: int, width: int) -> None:
+    """placed: (2, room) items and places of a query."""
+    for o in range(len(slices_ON)):
+        slices, counts = slices_ON[o], hist[o, hist_start:]
+        for i in range(n_placed):
+            counts[np.uint64(slices[placed[0, i]] * width + placed[1, i])] += np.int32(1)
+
+
+@kernel
+def _count_all(
+    placed: Array, n_placed_Q: Array, slices_ON: Array, hist: Array, hist_starts: Array, starts: Array
+) -> None:
+    for q in range(len(n_placed_Q)):
+        _count_placed(placed[q], n_placed_Q[q], slices_ON, hist, hist_starts[q], starts[q + 1] - starts[q])
 
 
 @kernel
