@@ -17,9 +17,10 @@ from ray_backfill.systems import IntArray
 
 @dataclass(frozen=True)
 class Counted:
-    """How many items of one system rank before its thresholds. counts: (O, CSR of (S, K + 1)) int32.
+    """The items of one system by slice and place, without positives and ignored items.
 
-    counts[s, k]: items of slice s that rank before threshold k, without positives and ignored items.
+    counts: (O, CSR of (S, K + 1)) int32; counts[s, k]: items of slice s whose place is k. If several pairs share the
+    thresholds: items whose place is at most k, so that each pair can read them at its own thresholds.
     """
 
     counts: NDArray[np.int32]
@@ -27,8 +28,8 @@ class Counted:
 
 
 def accumulate(hist: NDArray[np.int32], union: Union, n_slices: int) -> Counted:
-    """Sum counts by place, in place."""
-    for of_order in hist:
+    """Sum counts by place, in place, if several pairs share the thresholds."""
+    for of_order in hist if union.at else []:
         _accumulate(of_order, union.starts, n_slices)
     return Counted(hist, union)
 
@@ -87,7 +88,8 @@ def _others_before(
     for q in range(len(starts) - 1):
         most = max(most, starts[q + 1] - starts[q])
     begin, length, is_active = np.empty(most, np.uint32), np.empty(most, np.uint32), np.empty(most, np.uint8)
-    before = np.empty(most, np.int32)
+    # Of systems of this pair alone: the items at each threshold's place. Of shared ones: those up to it.
+    alone, shared = np.empty(most, np.int32), np.empty(most, np.int32)
     at = np.uint64(0)
     for q in range(len(starts) - 1):
         first, n_thresholds = starts[q], starts[q + 1] - starts[q]
@@ -96,32 +98,35 @@ def _others_before(
         base_f, base_b = n_slices * (starts_f[q] + q), n_slices * (starts_b[q] + q)
         place_f, place_b = at_f[first : first + n_thresholds], at_b[first : first + n_thresholds]
         # A positive ranks by its forward threshold at the points after its slice, before them by its backward one.
-        before[:n_thresholds] = 0
+        alone[:n_thresholds] = 0
+        shared[:n_thresholds] = 0
         for k in range(n_thresholds):
             own = slices[first // 2 + owner[first + k] % n_positives] + 1
             is_forward = owner[first + k] < n_positives
             begin[k] = own if is_forward else 0
             length[k] = points - own if is_forward else own
         for s in range(n_slices if use_b else 0):
-            _add(before, counts_b[base_b + s * width_b : base_b + (s + 1) * width_b], place_b, 1)
+            _add(alone, shared, counts_b[base_b + s * width_b : base_b + (s + 1) * width_b], place_b, 1)
         for i in range(points):
             if i > 0 and use_f:
-                _add(before, counts_f[base_f + (i - 1) * width_f : base_f + i * width_f], place_f, 1)
+                _add(alone, shared, counts_f[base_f + (i - 1) * width_f : base_f + i * width_f], place_f, 1)
             if i > 0 and use_b:
-                _add(before, counts_b[base_b + (i - 1) * width_b : base_b + i * width_b], place_b, -1)
+                _add(alone, shared, counts_b[base_b + (i - 1) * width_b : base_b + i * width_b], place_b, -1)
             for k in range(n_thresholds):
                 is_active[k] = np.uint32(np.uint32(i) - begin[k]) < length[k]
+            before = np.int32(0)
             for k in range(n_thresholds):
+                before += alone[k]
                 # The entry of a threshold that does not rank its positive now is overwritten by the next one.
-                others[at] = before[k]
+                others[at] = before + shared[k]
                 at += np.uint64(is_active[k])
 
 
 @kernel
-def _add(before: Array, row: Array, places: Array, sign: int) -> None:
-    """Add the counts of one slice at the places of the pair's thresholds. places: empty if these are all of them."""
+def _add(alone: Array, shared: Array, row: Array, places: Array, sign: int) -> None:
+    """Add the counts of one slice. places: of the pair's thresholds among the shared ones; empty if there are none."""
     if len(places) == 0:
         for k in range(len(row) - 1):
-            before[k] += np.int32(sign) * row[k]
+            alone[k] += np.int32(sign) * row[k]
     for k in range(len(places)):
-        before[k] += np.int32(sign) * row[places[k]]
+        shared[k] += np.int32(sign) * row[places[k]]
