@@ -39,7 +39,7 @@ ONLY_IN = {
     "ray": {"cluster", "papers"},
     "faiss": {"index"},
     "numba": {"kernels"},
-    "threadpoolctl": {"replay"},
+    "threadpoolctl": {"replay", "training"},
     "torch": {"models", "losses", "papers", "training", "cluster", "replay"},
     "transformers": {"models"},
     "tyro": {"cli", "recipes"},
