@@ -18,6 +18,7 @@ from ray_backfill.errors import InputError
 from ray_backfill.files import is_finished, read_json
 from ray_backfill.methods import find_methods
 from ray_backfill.store import EmbeddingFolder
+from ray_backfill.training.fit_into import fit_into
 from tests.cluster.test_train import FITS, _folder
 
 _fit_alone = side_by_side._fit_alone
@@ -44,18 +45,15 @@ def fit(out: Path, folder: EmbeddingFolder, *names: str, max_failures: int = 3) 
 
 def _note_threads(job: MapJob, board: ActorHandle) -> None:
     """The task's own function in a process that would compute in two threads."""
-    fit_into = side_by_side.fit_into
 
-    def noted(folder: Path, *rest: object) -> None:
+    def noted(folder: Path, *rest: Any) -> None:
         (folder / "threads").write_text(str(torch.get_num_threads()))
-        fit_into(folder, *rest)  # type: ignore[arg-type]
+        fit_into(folder, *rest)
 
     torch.set_num_threads(2)
-    side_by_side.fit_into = noted  # type: ignore[assignment]
-    try:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(side_by_side, "fit_into", noted)
         _fit_alone(job, board)
-    finally:
-        side_by_side.fit_into = fit_into
 
 
 @pytest.mark.usefixtures("ray_session", "two_threads")
@@ -129,7 +127,7 @@ def test_a_single_map_needs_no_ray(
 
     def noted(*fit: Any) -> None:
         threads.append(torch.get_num_threads())
-        side_by_side.fit_into(*fit)
+        fit_into(*fit)
 
     monkeypatch.setattr("ray_backfill.training.fit_into.fit_into", noted)
     found = fit(tmp_path, folder, "rm", "procrustes_query")
