@@ -42,7 +42,7 @@ def only_alive(truth: GroundTruth, state: NDArray[np.uint8]) -> GroundTruth:
 
 def live_quality(position_Qk: IntArray, truth: GroundTruth, metrics: Sequence[str]) -> dict[str, float]:
     """Metric -> mean over the queries that have a positive. position_Qk: answers to all queries. Cost: O(Q k)."""
-    scored = scored_queries(truth)
+    scored = _scored(truth)
     before, places = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
     for query in scored:
         answer = position_Qk[query]
@@ -60,7 +60,7 @@ def live_quality(position_Qk: IntArray, truth: GroundTruth, metrics: Sequence[st
         values,
         top1,
     )
-    return {metric: mean(values[:, 0, m], weights_of(truth)) for m, metric in enumerate(metrics)}
+    return {metric: mean(values[:, 0, m], _weights(truth)) for m, metric in enumerate(metrics)}
 
 
 def exact_quality(
@@ -84,17 +84,17 @@ def exact_quality(
     moved = replace(there, n_gallery=len(alive), positives=place[there.positives], ignored=place[there.ignored])
     part = pair if len(alive) == len(state) else pair.of_items(alive)
     values = replay_moment(part, moved, state[alive] == NEW, metrics, distance, merge)
-    return {metric: mean(of_metric, weights_of(there)) for metric, of_metric in values.items()}
+    return {metric: mean(of_metric, _weights(there)) for metric, of_metric in values.items()}
 
 
-def scored_queries(truth: GroundTruth) -> IntArray:
+def _scored(truth: GroundTruth) -> IntArray:
     """The queries that have a positive."""
     return np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
 
 
-def weights_of(truth: GroundTruth) -> Weights:
+def _weights(truth: GroundTruth) -> Weights:
     """Relative weights of the scored queries; None if they are equal."""
-    return None if truth.weights is None else relative_weights(truth.weights[scored_queries(truth)])
+    return None if truth.weights is None else relative_weights(truth.weights[_scored(truth)])
 
 
 def mean(values: NDArray[np.float64], weights: Weights = None) -> float:
