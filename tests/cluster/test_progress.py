@@ -7,8 +7,8 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from ray_backfill.cluster.progress import sent_to, shown_in
-from ray_backfill.progress import outputs, stage, step
+from ray_backfill.cluster.progress import _Mirrors, sent_to, shown_in
+from ray_backfill.progress import State, outputs, stage, step
 
 
 def _work(board: ActorHandle, is_first: bool) -> None:
@@ -47,3 +47,22 @@ def test_a_board_that_does_not_answer_costs_only_the_progress(capsys: pytest.Cap
 def test_a_task_cannot_take_a_stage_along() -> None:
     with stage("train") as own, pytest.raises((TypeError, pickle.PicklingError), match="another process"):
         ray.get(ray.remote(lambda: own.advance()).remote())
+
+
+def test_of_many_tasks_the_first_four_have_rows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(outputs, "LONGEST_HEARTBEAT_S", 0.1)
+    tasks = {str(i): [State("step", f"map {i}", 10, "steps", i)] for i in range(6)}
+    with stage("fit maps", 6, "methods") as own:
+        mirrors = _Mirrors(own)
+        for running in (tasks, {"5": tasks["5"]}):  # the others have ended
+            mirrors.show(running)
+            time.sleep(1.5)
+        mirrors.close(is_finished=True)
+    beats = capsys.readouterr().err.splitlines()[:-1]
+    shown = [{i for i in range(6) if f"; map {i}: {i} of 10 steps after " in line} for line in beats]
+    assert {0, 1, 2, 3} in shown
+    assert shown[-1] == {5}
+    assert all(each in ({0, 1, 2, 3}, {5}, set()) for each in shown)
