@@ -27,6 +27,8 @@ from ray_backfill.systems import GroundTruth, IntArray, Switch, UpgradePair, as_
 _BLOCK_QUERIES = 384
 # Blocks are not made smaller than this to occupy more threads; the gallery is split instead, into parts of this size.
 _LEAST_QUERIES = 192
+# With candidates, a block's own work (ranking them) is what many threads wait for: they need more blocks.
+_LEAST_QUERIES_OF_CANDIDATES = 64
 _LEAST_ITEMS = 16_384
 # Memory for the counts or candidates of a block.
 _BLOCK_BYTES = 128 << 20
@@ -252,7 +254,8 @@ def _count_blocks(prepared: Prepared, least: int, threads: int) -> int:
     """Return how many blocks of queries occupy the threads best, together with the parts of the gallery."""
     if least >= threads:
         return threads * -(-least // threads)
-    most = max(least, min(threads, len(prepared.scored) // _LEAST_QUERIES))
+    smallest = _LEAST_QUERIES if prepared.nearest is None else _LEAST_QUERIES_OF_CANDIDATES
+    most = max(least, min(threads, len(prepared.scored) // smallest))
     return max(
         range(least, most + 1), key=lambda n_blocks: (n_blocks * count_parts(prepared, n_blocks, threads), n_blocks)
     )
