@@ -109,6 +109,25 @@ def _leave_out(positions: Array, at: int, end: int, first: int, n: int, is_near:
 
 
 @kernel
+def _list_flagged(flags: Array, flags_4: Array, groups: Array, flagged: Array) -> Any:
+    """Write the indices of the set flags into ``flagged``; return their number. flags_4: the same bytes as uint32.
+
+    Every index is written, and the next one overwrites it if its flag is not set: there is no branch to mispredict.
+    First find groups of four with a set flag, because most have none.
+    """
+    n_groups, n = np.uint32(0), np.uint32(0)
+    for g in range(len(flags_4)):
+        groups[n_groups] = g
+        n_groups += np.uint32(flags_4[g] != 0)
+    for i in range(n_groups):
+        first = np.uint32(4) * groups[i]
+        for j in range(np.uint32(4)):
+            flagged[n] = first + np.uint32(j)
+            n += np.uint32(flags[first + np.uint32(j)])
+    return n
+
+
+@kernel
 def place_tile(
     products: Array, factor: Array, offset: Array, low: Array, high: Array, starts: Array, table: Array, origin: Array,
     step: Array, positives: Array, positive_starts: Array, ignored: Array, ignored_starts: Array, following: Array,
@@ -133,17 +152,7 @@ def place_tile(
             is_near[j] = v[j] <= farthest
         following[0, q] = _leave_out(positives, following[0, q], positive_starts[q + 1], position, n, is_near)
         following[1, q] = _leave_out(ignored, following[1, q], ignored_starts[q + 1], position, n, is_near)
-        # Append every item and let the next one overwrite it if it is not near: there is no branch to mispredict. First
-        # find groups of four that have a near item, because most have none.
-        n_groups, n_near = np.uint32(0), np.uint32(0)
-        for g in range(len(is_near_4)):
-            groups[n_groups] = g
-            n_groups += np.uint32(is_near_4[g] != 0)
-        for i in range(n_groups):
-            g = np.uint32(4) * groups[i]
-            for j in range(np.uint32(4)):
-                near[n_near] = g + np.uint32(j)
-                n_near += np.uint32(is_near[g + np.uint32(j)])
+        n_near = _list_flagged(is_near, is_near_4, groups, near)
         if n_placed_Q[q] + n_near > placed.shape[2]:
             _count_placed(placed[q], n_placed_Q[q], slices_ON, hist, hist_starts[q], width)
             n_placed_Q[q] = 0

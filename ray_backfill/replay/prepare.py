@@ -25,6 +25,8 @@ from ray_backfill.systems import GroundTruth, IntArray, Switch, UpgradePair, as_
 # Queries per pass over the gallery: enough that reading a tile costs little compared with its products, and few enough
 # that their counts and products stay in a core's cache.
 _BLOCK_QUERIES = 384
+# Candidates have no counts, and the gallery is read from memory once for each block.
+_BLOCK_QUERIES_OF_CANDIDATES = 1024
 # Blocks are not made smaller than this to occupy more threads; the gallery is split instead, into parts of this size.
 _LEAST_QUERIES = 192
 # With candidates, a block's own work (ranking them) is what many threads wait for: they need more blocks.
@@ -284,7 +286,8 @@ def split_queries(prepared: Prepared, truth: GroundTruth, threads: int) -> list[
         for scan in prepared.scans:
             bytes_Q += 8 * room(deepest, n_slices, len(scan.rows)) + 4 * len(scan.rows) * n_slices
     # What each query takes of the largest block, by memory or by number, whichever is more.
-    taken = np.cumsum(np.maximum(bytes_Q / _BLOCK_BYTES, 1 / _BLOCK_QUERIES))
+    most = _BLOCK_QUERIES if prepared.nearest is None else _BLOCK_QUERIES_OF_CANDIDATES
+    taken = np.cumsum(np.maximum(bytes_Q / _BLOCK_BYTES, 1 / most))
     n_blocks = min(len(scored), _count_blocks(prepared, int(np.ceil(taken[-1] * (1 - 1e-9))), threads))
     block_of_query = (taken / taken[-1] * n_blocks * (1 - 1e-9)).astype(np.int64)
     return np.split(by_positives, np.flatnonzero(np.diff(block_of_query)) + 1)

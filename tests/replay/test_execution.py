@@ -31,6 +31,7 @@ def test_blocks_and_tiles_do_not_change_the_result() -> None:
         whole = rb.replay(pair, truth, order, points=3, metrics=metrics)
         with (
             patch.object(prepare, "_BLOCK_QUERIES", 7),
+            patch.object(prepare, "_BLOCK_QUERIES_OF_CANDIDATES", 7),
             patch.object(prepare, "_BLOCK_BYTES", 4000),
             patch.object(shard_module, "TILE_ITEMS", 11),
         ):
