@@ -29,7 +29,7 @@ class ClassificationSettings:
 
 @dataclass(frozen=True)
 class CompatibleLosses:
-    """Losses of compatible backbones (BCT, RACT) and of the side-information model."""
+    """Losses of compatible backbones (BCT, RACT, AdvBCT, MixBCT) and of the side-information model."""
 
     influence: float = 1.0
     """BCT: weight of the old classifier's loss on the new embedding."""
@@ -39,6 +39,18 @@ class CompatibleLosses:
     """RACT: temperature of cosine similarities."""
     hard_negatives: int = 10
     """RACT with hard negatives: negatives of each kind (new to old, new to new) kept per image."""
+    adversarial: float = 1.0
+    """AdvBCT: weight of the discriminator's loss at the start; it falls linearly to 0."""
+    boundary: float = 1.0
+    """AdvBCT: weight of the distance by which new embeddings lie outside the boundary of their old class."""
+    boundary_limit: float = 1.0
+    """AdvBCT: radius that each class's learned boundary can approach from the radius of its old embeddings."""
+    discriminator: int = 100
+    """AdvBCT: hidden width of the discriminator between old and new embeddings; only used in training."""
+    mix_share: float = 0.3
+    """MixBCT: share of a batch whose new embeddings are replaced by old ones."""
+    mix_trusted: float = 0.9
+    """MixBCT: share of each class, those closest to its centre, whose old embeddings may replace new ones."""
     simclr_tau: float = 0.1
     """Side information (SimCLR): temperature of cosine similarities."""
     simclr_dim: int = 128
@@ -47,6 +59,12 @@ class CompatibleLosses:
     def __post_init__(self) -> None:
         group = "{old,new}.training.compatible"
         require_positive(self, group, "ract_tau", "hard_negatives", "simclr_tau", "simclr_dim")
+        require_positive(self, group, "boundary_limit", "discriminator", "mix_trusted")
+        require_not_negative(self, group, "adversarial", "boundary", "mix_share")
+        for name in ("mix_share", "mix_trusted"):
+            if getattr(self, name) > 1:
+                option = name.replace("_", "-")
+                raise InputError(f"--{group}.{option} must be at most 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -54,7 +72,7 @@ class ObjectiveSettings(ClassificationSettings):
     """Losses of backbones."""
 
     compatible: CompatibleLosses = field(default_factory=CompatibleLosses)
-    """Losses of compatible backbones (BCT, RACT) and of the side-information model."""
+    """Losses of compatible backbones (BCT, RACT, AdvBCT, MixBCT) and of the side-information model."""
 
 
 @dataclass(frozen=True)
