@@ -35,6 +35,7 @@ COUNTS = Counts(
     train=1000,
     gallery=300,
     queries=50,
+    labels=10,
     old=ModelCounts(400, 4),
     new=ModelCounts(1000, 10),
     image_size=16,
@@ -227,3 +228,9 @@ def test_so_many_cpus_as_it_says_would_feed_a_gpu() -> None:
     assert found is not None
     assert "decoding slows down" not in planned(int(found[1]))
     assert "decoding slows down" in planned(int(found[1]) - 1)
+
+
+def test_a_backbone_of_another_size_is_planned_with_its_own() -> None:
+    """d-Simplex: as many dimensions as there are labels, less one."""
+    found, numbers = plan(small_recipe(("dsimplex",))), 2 * 12 + 2 * 9
+    assert any(f"x {numbers} " in stored.name for stored in found.storage)
