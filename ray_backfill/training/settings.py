@@ -174,8 +174,33 @@ class TransformSettings(ClassificationSettings):
 
 
 @dataclass(frozen=True)
+class OrthogonalSettings:
+    """Joint maps B (new to old) and F (old to B's space) of lambda-Orthogonality."""
+
+    forward: float = 1.0
+    """Weight of the squared distance of F(old) to B(new)."""
+    backward: float = 1.0
+    """Weight of the squared distance of B(new) to old."""
+    contrastive: float = 1.0
+    """Weight of the contrastive losses of F(old) against B(new) and against old."""
+    tau: float = 0.1
+    """Temperature of the contrastive losses."""
+    threshold: float = 0.375
+    """Deviation from orthogonality that costs nothing, lambda / sqrt(n) for n dimensions of the new model."""
+    steepness: float = 10.0
+    """How abruptly the penalty on larger deviations sets in (alpha)."""
+    lr_share: float = 2.0
+    """Peak learning rate as a multiple of --transforms.lr; the paper has 1e-3."""
+
+    def __post_init__(self) -> None:
+        group = "transforms.orthogonal"
+        require_positive(self, group, "tau", "steepness", "lr_share")
+        require_not_negative(self, group, "forward", "backward", "contrastive", "threshold")
+
+
+@dataclass(frozen=True)
 class TransformTraining:
-    """Training of the transformations h of FCT and FastFill, and of MLP adapters."""
+    """Training of the transformations h of FCT and FastFill, of joint maps, and of MLP adapters."""
 
     epochs: int = 80
     """Number of passes over the train split."""
@@ -195,6 +220,8 @@ class TransformTraining:
     """Random seed for initial weights and batches."""
     loss: TransformSettings = field(default_factory=TransformSettings)
     """Loss of the transformation h."""
+    orthogonal: OrthogonalSettings = field(default_factory=OrthogonalSettings)
+    """Joint maps B (new to old) and F (old to B's space) of lambda-Orthogonality."""
 
     def __post_init__(self) -> None:
         require_positive(self, "transforms", "epochs", "batch", "lr", "hidden")
@@ -210,9 +237,11 @@ class AdapterSettings:
     """Relaxed map: penalty that draws it to the orthogonal map, in the same units; 0: plain least squares."""
     rank_share: float = 0.5
     """Low-rank map: rank as a share of the smaller embedding size; at most 1."""
+    drift_rank: int = 64
+    """Drift-Adapter's low-rank affine map: rank, at most the smaller embedding size."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "adapters", "rank_share")
+        require_positive(self, "adapters", "rank_share", "drift_rank")
         require_not_negative(self, "adapters", "ridge", "relaxation")
         if self.rank_share > 1:
             raise InputError(f"--adapters.rank-share must be at most 1, got {self.rank_share}")
@@ -225,6 +254,6 @@ class FitSettings:
     heads: HeadTraining = field(default_factory=HeadTraining)
     """Training of the heads psi and rho. The paper has lr 1e-4 and tau 1 instead (docs/results/omniglot.md)."""
     transforms: TransformTraining = field(default_factory=TransformTraining)
-    """Training of the transformations h of FCT and FastFill, and of MLP adapters."""
+    """Training of the transformations h of FCT and FastFill, of joint maps, and of MLP adapters."""
     adapters: AdapterSettings = field(default_factory=AdapterSettings)
     """Fitting of adapters: maps between both embeddings that need no labels."""

@@ -110,7 +110,12 @@ def test_its_backbones_have_one_dimension_less_than_there_are_labels(
     recipe = load_recipe("landmarks")
     recipe = replace(recipe, images=replace(recipe.images, landmarks=9, train_images=90))
     jobs: list[Any] = []
-    monkeypatch.setattr(images, "train_backbone_stage", lambda folder, job, *_: jobs.append(job) or folder)
+
+    def record(folder: Path, job: Any, *_: Any) -> Path:
+        jobs.append(job)
+        return folder
+
+    monkeypatch.setattr(images, "train_backbone_stage", record)
     monkeypatch.setattr(images, "note_facts", lambda *_: None)
     for role, like in (("dsimplex", recipe.new), ("dsimplex_old", recipe.old)):
         images.train_recipe_backbone(recipe, role, Context(tmp_path))

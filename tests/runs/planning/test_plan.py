@@ -150,7 +150,10 @@ def test_a_backbone_training_does_what_was_planned(kind: str, monkeypatch: pytes
     steps = count_steps(torch.optim.SGD, monkeypatch)
     training = (recipe.old if role == "old" else recipe.new).training
     objective = of_kind.objective if of_kind else Classification
-    trained = train_backbone(source, rows, infos[role], training, make_objective=objective, old=old)
+    info = infos[role]
+    if of_kind:
+        info = replace(info, backbone=of_kind.backbone(info.backbone, counts.labels))
+    trained = train_backbone(source, rows, info, training, make_objective=objective, old=old)
     assert stage.steps == len(steps)
     assert stage.flops == trained.flops
 
