@@ -20,6 +20,7 @@ class JointFit(Fit):
     strict: bool = False
 
     option = "transforms"
+    costs_of_weights = True
     models = ("old", "new")
 
     def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
