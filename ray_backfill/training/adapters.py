@@ -74,3 +74,31 @@ class ResidualFit(FormulaFit):
 
         base = fit_affine(self, data, settings.adapters, distance)
         return train_residual(base, data, self.models, settings.transforms, device, on_epoch)
+
+
+@dataclass(frozen=True)
+class ScaledResidualFit(Fit):
+    """Drift-Adapter's MLP from the embeddings of ``source`` to those of ``target``, trained on the squared error."""
+
+    source: str
+    target: str
+
+    option = "transforms"
+
+    @property
+    def models(self) -> tuple[str, str]:
+        return self.source, self.target
+
+    def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
+        this = {"kind": "scaled_residual", **asdict(self)}
+        return {"fit": this, "training": asdict(settings.transforms), "unit": distance == "cosine"}
+
+    def share(self, data: TrainSet, settings: FitSettings, workers: int) -> int:
+        return share_of_batch(len(data), settings.transforms, workers)
+
+    def fit(
+        self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
+    ) -> Fitted:
+        from ray_backfill.training.adapter_loop import train_scaled_residual
+
+        return train_scaled_residual(data, self.models, distance == "cosine", settings.transforms, device, on_epoch)

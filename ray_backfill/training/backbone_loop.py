@@ -168,7 +168,9 @@ class _Training:
     def step(self, step: int, images_BCSS: Tensor, target_B: Tensor) -> Tensor:
         """Train on one batch; returns the sum of losses, the numbers of right predictions and of readable images."""
         settings, steps = self.settings, self.steps
-        factor = warmup_cosine((self.epoch - 1) * steps + step, settings.epochs * steps, settings.warmup_epochs * steps)
+        done = (self.epoch - 1) * steps + step
+        self.objective.progress = done / (settings.epochs * steps)
+        factor = warmup_cosine(done, settings.epochs * steps, settings.warmup_epochs * steps)
         for group in self.optimizer.param_groups:
             group["lr"] = self.peak * factor
         how = settings.pair_augmentation if self.is_pair else settings.augmentation

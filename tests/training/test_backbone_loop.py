@@ -164,7 +164,7 @@ def _train_on_two(rank: int, folder: str) -> None:
         train_backbone(
             SOURCE, ROWS, INFO, replace(TRAINING, epochs=1), make_objective=KINDS[name].objective, old=old_model([2, 9])
         )
-        for name in ("bct", "ract_hard", "side")
+        for name in ("bct", "ract_hard", "side", "advbct", "mixbct")
     ]
     states = [network.state_dict(), *(other.network.state_dict() for other in others)]
     torch.save((states, source.rows, epochs[0].loss, [other.flops for other in others]), Path(folder) / f"{rank}.pt")
@@ -228,7 +228,10 @@ def test_augmentation_moves_zooms_and_mirrors() -> None:
 
 @pytest.mark.parametrize(
     ("name", "old_classes"),
-    [("", []), ("bct", [1, 3]), ("bct", [2, 9]), ("ract", [1, 3]), ("ract_hard", [1, 3]), ("side", [])],
+    [
+        *(("", []), ("bct", [1, 3]), ("bct", [2, 9]), ("ract", [1, 3]), ("ract_hard", [1, 3]), ("side", [])),
+        *(("advbct", [1, 3]), ("advbct", [2, 9]), ("mixbct", [1, 3])),
+    ],
 )
 def test_every_kind_resumes_and_leaves_the_old_model_as_it_was(
     name: str, old_classes: list[int], tmp_path: Path

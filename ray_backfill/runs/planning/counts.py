@@ -28,11 +28,12 @@ class ModelCounts:
 class Counts:
     """The images of a recipe.
 
-    train: the whole split. old, new: training data of both models; the new model's are also embedded. column_bytes:
-    bytes per row of the store besides its vectors. origin: source of these numbers, as text.
+    train: the whole split, with ``labels`` labels. old, new: training data of both models; the new model's are also
+    embedded. column_bytes: bytes per row of the store besides its vectors. origin: source of these numbers, as text.
     """
 
     train: int
+    labels: int
     gallery: int
     queries: int
     old: ModelCounts
@@ -76,6 +77,7 @@ def _counted(recipe: Recipe[Any], source: ImageSource) -> Counts:
     optional = (gallery.groups_N, gallery.cameras_N)
     return Counts(
         train=len(train),
+        labels=int(train.labels_N.max()) + 1,
         gallery=len(gallery),
         queries=len(source.items("queries")) if "queries" in source.splits else 0,
         old=old,
@@ -101,6 +103,7 @@ def _as_published(recipe: Recipe[Any], size: Published, reason: str) -> Counts:
     )
     return Counts(
         train=size.train,
+        labels=size.classes,
         gallery=size.gallery,
         queries=size.queries,
         old=old,
