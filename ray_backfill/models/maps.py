@@ -3,6 +3,7 @@
 Shapes: N or B items, d_in and d_out dimensions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +53,17 @@ class Transform(nn.Module):
         """(B, d_out) results of ``forward`` -> (B,) log sigma^2."""
         assert self.uncertainty is not None
         return self.uncertainty(h_Bd).squeeze(1)
+
+    def rescale(self, inputs: Sequence[float], output: float) -> None:
+        """Turn the map of x / s, for each input with its s, to y / ``output`` into that of x to y."""
+        with torch.no_grad():
+            for branch, scale in zip(self.branches, (tuple(inputs) * 2)[:2], strict=True):
+                branch[0].weight /= scale  # type: ignore[index, operator]
+            last = self.mixer[-1]
+            last.weight *= output  # type: ignore[operator]
+            last.bias *= output  # type: ignore[operator]
+            if self.uncertainty is not None:
+                self.uncertainty.weight /= output
 
 
 @dataclass(frozen=True)

@@ -167,10 +167,14 @@ class TransformSettings(ClassificationSettings):
     """Loss of the transformation h."""
 
     disc_weight: float = 1.0
-    """Weight of the classification loss relative to the l2 loss (lambda in FastFill, eq. 5)."""
+    """FastFill: weight of the classification loss relative to the l2 loss."""
+    uncertainty_weight: float = 0.5
+    """FastFill: weight of log sigma^2 (lambda in eq. 5)."""
+    relative: bool = True
+    """Losses as shares of those of a guess (variance, log of the number of classes); off: as published."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "transforms.loss", "disc_weight")
+        require_positive(self, "transforms.loss", "disc_weight", "uncertainty_weight")
 
 
 @dataclass(frozen=True)
