@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ray_backfill.models.backbones import Backbone, class_logits
 from ray_backfill.models.checkpoints import BackboneInfo
+from ray_backfill.models.gather import gather
 from ray_backfill.training.objective import Objective, OldModel, classification_losses, fit_width
 from ray_backfill.training.settings import ObjectiveSettings
 
@@ -50,7 +51,15 @@ class BackwardCompatible(Objective):
         return losses_B + self.settings.compatible.influence * influence_B, logits_BC.argmax(1) == target_B
 
     def influence(self, embedding_Bd: Tensor, target_B: Tensor) -> Tensor:
-        """(B,) loss of the old classifier on new embeddings, 0 for classes that it does not know. Source: eq. 5."""
+        """(B,) loss of the old classifier on new embeddings, 0 for classes that it does not know. Source: eq. 5.
+
+        Scaled so that the mean over the batches of all workers is the mean over the images of known classes, as in the
+        authors' code (openBCT). If half of the classes are known, the mean over all images would be half of it.
+        """
         towards_old_Bd = fit_width(embedding_Bd, self._weight.shape[1])
         logits_BO = class_logits(towards_old_Bd, self._weight, self._bias, self._scale)
-        return classification_losses(logits_BO, self._old_target[target_B], self.settings, self._scale)
+        old_target_B = self._old_target[target_B]
+        losses_B = classification_losses(logits_BO, old_target_B, self.settings, self._scale)
+        counts_2 = torch.stack([(old_target_B >= 0).sum(), torch.ones_like(old_target_B).sum()]).to(losses_B)
+        n_known, n_images = gather(counts_2[None]).sum(0)
+        return losses_B * (n_images / n_known.clamp(min=1))
