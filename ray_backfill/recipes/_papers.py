@@ -29,7 +29,7 @@ _LR = {"resnet18": 1.024, "resnet50": 1.024, "vit_b_32": 0.1}
 def model(arch: str, dim: int, classification: Classification, seed: int) -> ModelRecipe:
     """A backbone trained from scratch with FF's schedule for ImageNet; faces with ArcFace."""
     return ModelRecipe(
-        BackboneSettings(arch, dim=dim),
+        BackboneSettings(arch, dim=dim, last_layer="relu"),
         BackboneTraining(
             classification=classification,
             arcface_margin=0.5,
