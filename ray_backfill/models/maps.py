@@ -28,7 +28,7 @@ class Transform(nn.Module):
 
     Source: forward compatible training, the authors' code: branches in -> 2 in -> 2 out, mixer 4 out -> hidden ->
     hidden -> out; Linear-BatchNorm-ReLU except for the last layer. Without side information both branches get the old
-    embedding. FastFill, section 4.2: one Linear layer on h gives log sigma^2.
+    embedding. FastFill, appendix A.2: one Linear layer on h gives log sigma^2.
     """
 
     def __init__(self, shape: TransformShape) -> None:

@@ -102,9 +102,11 @@ class BackboneTraining(ObjectiveSettings):
     lr: float = 1.024
     """Peak learning rate of SGD. Scale it with the batch."""
     momentum: float = 0.875
-    """Nesterov momentum of SGD."""
+    """Momentum of SGD."""
+    nesterov: bool = True
+    """Nesterov's kind of momentum; off: the usual kind."""
     weight_decay: float = 2.0**-15
-    """Weight decay (L2 penalty on all weights); 0: none."""
+    """Weight decay (L2 penalty on all weights, those of BatchNorm as well); 0: none."""
     warmup_epochs: int = 5
     """Epochs in which the learning rate rises linearly to its peak; a cosine decay follows."""
     seed: int = 0
