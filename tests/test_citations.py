@@ -27,7 +27,11 @@ RANK_MERGE = {
 }
 PAPERS = {"FastFill": FASTFILL, "FF": FASTFILL, "rank merge": RANK_MERGE, "RM": RANK_MERGE}
 # Files about one paper cite it without its name.
-OF_ONE_PAPER = {"losses/rank_merge.py": RANK_MERGE, "methods/rank_merge.py": RANK_MERGE, "methods/fastfill.py": FASTFILL}
+OF_ONE_PAPER = {
+    "losses/rank_merge.py": RANK_MERGE,
+    "methods/rank_merge.py": RANK_MERGE,
+    "methods/fastfill.py": FASTFILL,
+}
 
 _NUMBER = r"[A-Z]?\.?\d+(?:\.\d+)?[a-c]?|[A-F](?:\.\d)?(?![\w.])"
 _PLACE = rf"(eq\.|sections?|appendix|tables?|figures?) ((?:{_NUMBER})(?:(?:-| to |, | and )(?:{_NUMBER}))*)"

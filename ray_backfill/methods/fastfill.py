@@ -24,7 +24,9 @@ _uncertain = partial(transform_method, glossary={**_FASTFILL, **_SIGMA})
 _certain = partial(transform_method, glossary=_FASTFILL)
 
 METHODS = (
-    _uncertain("fastfill", "FastFill", "FastFill, eq. 5: l2 + disc, uncertain", TransformFit(disc=True, uncertainty=True)),
+    _uncertain(
+        "fastfill", "FastFill", "FastFill, eq. 5: l2 + disc, uncertain", TransformFit(disc=True, uncertainty=True)
+    ),
     _certain("fastfill_l2_disc", "FastFill l2+disc", "FastFill, eq. 3", TransformFit(disc=True)),
     _certain("fastfill_disc", "FastFill disc", "FastFill, eq. 3 without l2", TransformFit(l2=False, disc=True)),
     _uncertain("fastfill_l2_u", "FastFill l2, uncertain", "FastFill, eq. 4", TransformFit(uncertainty=True)),

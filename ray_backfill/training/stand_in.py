@@ -20,7 +20,7 @@ from ray_backfill.training.settings import ClassificationSettings
 # Share of each class that is held out; at least one item of every class that has two.
 _HELD_OUT = 0.2
 # Steps of Adam, items in each, and the peak learning rate for embeddings of spread 1.
-_STEPS, _BATCH, _LR = 1000, 512, 0.05
+_STEPS, _BATCH, _LR = 500, 512, 0.05
 # L2 penalty on the weights: without one, classes that can be separated have weights without bound.
 _DECAY = 1e-3
 # Most items that the temperature is fitted on, and how many at a time.
