@@ -52,7 +52,7 @@ class Backbone(nn.Module):
         is_linear = settings.last_layer == "linear"
         trunk_dim = _trunk_dim(self.trunk, settings.arch, channels, image_size)
         ends_in_it = not is_linear and settings.arch in _ENDS_IN_RELU
-        self.project = nn.Identity() if ends_in_it else nn.Linear(trunk_dim, settings.dim)
+        self.project: nn.Module = nn.Identity() if ends_in_it else nn.Linear(trunk_dim, settings.dim)
         self.classifier = nn.Linear(settings.dim, n_classes, bias=is_linear and cosine_scale is None)
         self.cosine_scale = cosine_scale
         mean, std = _statistics(settings, channels) if trunk_config is None else ((0.5,) * channels, (0.5,) * channels)

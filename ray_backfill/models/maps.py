@@ -58,12 +58,11 @@ class Transform(nn.Module):
         """Turn the map of x / s, for each input with its s, to y / ``output`` into that of x to y."""
         with torch.no_grad():
             for branch, scale in zip(self.branches, (tuple(inputs) * 2)[:2], strict=True):
-                branch[0].weight /= scale  # type: ignore[index, operator]
-            last = self.mixer[-1]
-            last.weight *= output  # type: ignore[operator]
-            last.bias *= output  # type: ignore[operator]
+                next(branch.parameters()).div_(scale)  # the weight of its first layer
+            for weight_or_bias in self.mixer[-1].parameters():
+                weight_or_bias.mul_(output)
             if self.uncertainty is not None:
-                self.uncertainty.weight /= output
+                self.uncertainty.weight.div_(output)
 
 
 @dataclass(frozen=True)

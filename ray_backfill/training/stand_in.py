@@ -101,7 +101,7 @@ def _regression(
         if scale is None:
             loss = loss + 0.5 * _DECAY * weight_Cd.square().sum(1).mean()
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         schedule.step()
     return weight_Cd.detach(), bias_C.detach()

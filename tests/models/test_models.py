@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -201,7 +202,7 @@ def test_as_published_the_embedding_is_the_mean_of_the_last_relu(arch: str, size
 def test_as_published_a_vit_has_no_pooler() -> None:
     model = Backbone(BackboneSettings("vit_b_32", dim=16, last_layer="relu"), 3, 32, 2).eval()
     assert not any("pooler" in name for name, _ in model.named_parameters())
-    vit = model.trunk.model
+    vit: Any = model.trunk.model
     pixels = torch.rand(1, 3, 32, 32)
     with torch.no_grad():
         token = vit(pixel_values=(pixels - model.mean) / model.std).last_hidden_state[:, 0]
