@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ray_backfill.losses import bct
 from ray_backfill.losses.bct import BackwardCompatible
 from ray_backfill.methods import all_backbones
 from ray_backfill.models.checkpoints import BackboneInfo
@@ -62,6 +63,15 @@ def test_influence_is_averaged_over_the_images_of_known_classes() -> None:
     assert found.item() == pytest.approx(sum(by_hand) / len(by_hand), rel=1e-5)
     nobody = objective(old).influence(embedding, torch.full((7,), 2))  # class 4
     assert nobody.tolist() == [0.0] * 7
+
+
+def test_the_images_of_all_workers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other worker has 9 images of unknown classes: this one's images still count as much as one another."""
+    embedding, made = torch.randn(7, 6), objective(old_model())
+    alone = made.influence(embedding, TARGET)
+    monkeypatch.setattr(bct, "gather", lambda counts: torch.cat([counts, torch.tensor([[0.0, 9.0]])]))
+    together = made.influence(embedding, TARGET)
+    assert (together.sum() / (7 + 9)).item() == pytest.approx((alone.sum() / 7).item(), rel=1e-5)
 
 
 def test_class_means_stand_in_for_an_old_classifier_that_knows_none() -> None:
