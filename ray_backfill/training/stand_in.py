@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from ray_backfill.errors import InputError
 from ray_backfill.models.backbones import class_logits
 from ray_backfill.store import Classifier
 from ray_backfill.training.objective import classification_losses
 from ray_backfill.training.settings import ClassificationSettings
+from ray_backfill.training.transforms import check_classes
 
 # Share of each class that is held out; at least one item of every class that has two.
 _HELD_OUT = 0.2
@@ -43,10 +43,9 @@ def fit_classifier(
     Raises:
         InputError: There are fewer than two classes, or none has two items.
     """
+    check_classes(label_N)
     names, class_N = np.unique(label_N, return_inverse=True)
     held_N = held_out(class_N)
-    if len(names) < 2 or not held_N.any():
-        raise InputError("the classification loss needs classes with more than one item in the train split")
     wide = np.asarray(vectors_Nd, np.float64)
     # ArcFace compares directions from the origin, which must not be moved.
     centre = wide.mean(0) if settings.cosine_scale is None else np.zeros(wide.shape[1])

@@ -111,7 +111,11 @@ def known_classifier(data: TrainSet, target: str) -> Classifier | None:
             raise InputError("classifier.parquet knows none of the labels of train.parquet")
         if known_N.all():
             return data.classifier
-    n_classes = len(np.unique(label_N))
-    if not 1 < n_classes < len(label_N):
-        raise InputError("the classification loss needs two classes or more, and more than one item in some of them")
+    check_classes(label_N)
     return None
+
+
+def check_classes(label_N: NDArray[Any]) -> None:
+    """Raises InputError if no classifier can be fitted on items of these classes."""
+    if not 1 < len(np.unique(label_N)) < len(label_N):
+        raise InputError("the classification loss needs several classes with more than one item in the train split")

@@ -79,7 +79,7 @@ def test_every_class_keeps_an_item_to_learn_from() -> None:
 
 @pytest.mark.parametrize("label", [np.arange(20), np.zeros(20, np.int64)])
 def test_items_without_company_and_a_single_class_are_refused(label: NDArray[np.int64]) -> None:
-    with pytest.raises(InputError, match="needs classes with more than one item"):
+    with pytest.raises(InputError, match="several classes with more than one item"):
         fit_classifier(np.random.default_rng(0).normal(size=(20, 3)), label, HARD)
 
 
