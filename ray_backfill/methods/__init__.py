@@ -92,7 +92,8 @@ class BackboneKind:
 
     def backbone(self, like: BackboneSettings, classes: int) -> BackboneSettings:
         """Its architecture. like: that of the model it is like. classes: labels 0, 1, ... of the whole train split."""
-        return like if self.dim_of is None else replace(like, dim=self.dim_of(classes))
+        # Who chooses the dimension puts the embedding anywhere in it, also where values are negative.
+        return like if self.dim_of is None else replace(like, dim=self.dim_of(classes), last_layer="linear")
 
 
 def all_backbones() -> dict[str, BackboneKind]:

@@ -38,7 +38,7 @@ from ray_backfill.runs.folder import evaluate_folder
 from ray_backfill.runs.pipeline import run_recipe
 from ray_backfill.store import read_folder, write_parquet
 from ray_backfill.training.settings import FitSettings
-from ray_backfill.training.transforms import pseudo_classifier
+from ray_backfill.training.stand_in import fit_classifier
 
 # Orders that recipes can make; least_confidence is left out because it is the same as classifier_score.
 _ORDERS = (
@@ -180,7 +180,7 @@ def _sigma_against_loss(experiment: Experiment, out: Path) -> tuple[float, ...]:
         table, settings = folder.gallery, recipe.fits.transforms.loss
         assert table.label is not None
         # Without a classifier, use the substitute made of these items.
-        known = folder.classifier or pseudo_classifier(table.new, table.label)
+        known = folder.classifier or fit_classifier(table.new, table.label, settings)
         losses_N = item_losses(load_network(network), known, table.old, table.new, table.label, settings)
         sigma_N = read_sigma(network / "sigma.parquet", folder.gallery)
         known_N = np.isfinite(losses_N)  # items of classes that the new model's classifier knows

@@ -1,6 +1,6 @@
 """Training objectives of backbones: their interface, and plain classification.
 
-Source: Deng et al., "ArcFace: Additive Angular Margin Loss", 2019, eq. 3; FastFill, section 5.1 (label smoothing).
+Source: Deng et al., "ArcFace: Additive Angular Margin Loss", 2019, eq. 3; FastFill, section 4.2 (label smoothing).
 
 Shapes: B images of this worker, C classes, d dimensions. Targets are positions in the model's classes, or -1 for an
 unreadable image, which has no loss and is not a negative of others.

@@ -102,9 +102,11 @@ class BackboneTraining(ObjectiveSettings):
     lr: float = 1.024
     """Peak learning rate of SGD. Scale it with the batch."""
     momentum: float = 0.875
-    """Nesterov momentum of SGD."""
+    """Momentum of SGD."""
+    nesterov: bool = True
+    """Nesterov's kind of momentum; off: the usual kind."""
     weight_decay: float = 2.0**-15
-    """Weight decay (L2 penalty on all weights); 0: none."""
+    """Weight decay (L2 penalty on all weights, those of BatchNorm as well); 0: none."""
     warmup_epochs: int = 5
     """Epochs in which the learning rate rises linearly to its peak; a cosine decay follows."""
     seed: int = 0
@@ -167,10 +169,14 @@ class TransformSettings(ClassificationSettings):
     """Loss of the transformation h."""
 
     disc_weight: float = 1.0
-    """Weight of the classification loss relative to the l2 loss (lambda in FastFill, eq. 5)."""
+    """FastFill: weight of the classification loss relative to the l2 loss."""
+    uncertainty_weight: float = 0.5
+    """FastFill: weight of log sigma^2 (lambda in eq. 5)."""
+    relative: bool = True
+    """Losses as shares of those of a guess (variance, log of the number of classes); off: as published."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "transforms.loss", "disc_weight")
+        require_positive(self, "transforms.loss", "disc_weight", "uncertainty_weight")
 
 
 @dataclass(frozen=True)

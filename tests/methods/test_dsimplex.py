@@ -121,3 +121,9 @@ def test_its_backbones_have_one_dimension_less_than_there_are_labels(
         images.train_recipe_backbone(recipe, role, Context(tmp_path))
         assert jobs[-1].backbone == replace(like.backbone, dim=8)
     assert len(jobs) == 2, "no other model is needed"
+
+
+def test_a_vertex_may_have_negative_values_whatever_the_other_models_have() -> None:
+    like = BackboneSettings(last_layer="relu")
+    assert all_backbones()["dsimplex"].backbone(like, classes=9) == BackboneSettings(dim=8, last_layer="linear")
+    assert all_backbones()["bct"].backbone(like, classes=9) == like

@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,6 +198,26 @@ def test_training_follows_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     start = INFO.build().state_dict()["classifier.weight"].clone()
     network = train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=1)).network
     torch.testing.assert_close(network.state_dict()["classifier.weight"], start, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_momentum_is_of_the_kind_asked_for_and_weights_of_batchnorm_decay(
+    nesterov: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``torch.optim.SGD`` does it, with one group of all parameters."""
+    made: list[torch.optim.SGD] = []
+
+    class Spied(torch.optim.SGD):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            made.append(self)
+
+    monkeypatch.setattr(torch.optim, "SGD", Spied)
+    trained = train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=1, nesterov=nesterov)).network
+    (group,) = made[0].param_groups
+    assert (group["nesterov"], group["momentum"]) == (nesterov, TRAINING.momentum)
+    assert group["weight_decay"] == TRAINING.weight_decay > 0
+    assert {id(p) for p in group["params"]} == {id(p) for p in trained.parameters()}
 
 
 def test_what_cannot_be_trained_is_refused() -> None:
