@@ -36,11 +36,11 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # Library -> the rooms that may import it.
 ONLY_IN = {
-    "ray": {"cluster", "papers"},
+    "ray": {"cluster"},
     "faiss": {"index"},
     "numba": {"kernels"},
-    "threadpoolctl": {"replay"},
-    "torch": {"models", "losses", "papers", "training", "cluster", "replay"},
+    "threadpoolctl": {"replay", "training"},
+    "torch": {"models", "losses", "training", "cluster", "replay"},
     "transformers": {"models"},
     "tyro": {"cli", "recipes"},
     "matplotlib": {"display", "report", "papers"},

@@ -31,7 +31,8 @@ def interruptible() -> Iterator[None]:
     """Within the block, a signal raises ``Stopped``, and the second one ends the process at once.
 
     Raises:
-        Stopped: Also in place of an error that the signal caused, for example in a library that was being imported.
+        Stopped: Also in place of an error that the signal caused, for example in a library that was being imported, or
+            of the plain KeyboardInterrupt that Ray makes of it.
     """
     came: list[int] = []
 
@@ -44,8 +45,8 @@ def interruptible() -> Iterator[None]:
     with _handled_by(stop):
         try:
             yield
-        except Exception as error:
-            if came:
+        except (Exception, KeyboardInterrupt) as error:
+            if came and not isinstance(error, Stopped):
                 raise Stopped(came[0]) from error
             raise
 

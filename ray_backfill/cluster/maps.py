@@ -1,10 +1,11 @@
-"""Fits the maps of methods on stored embeddings: formulas in this process, networks with Ray Train."""
+"""Fits the maps of methods on stored embeddings: formulas and a single network in this process, several with Ray."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from ray_backfill.cluster.settings import Workers
-from ray_backfill.files import begin_stage, finish_stage, is_finished
+from ray_backfill.files import begin_stage, is_finished
 from ray_backfill.methods import Method
 from ray_backfill.progress import stage
 from ray_backfill.store import EmbeddingFolder
@@ -31,29 +32,45 @@ def fit_stage(
     Returns: method name -> folder, for ``load_network``; a method whose training diverged is missing.
 
     Raises:
-        InputError: A folder belongs to other settings, or the train split cannot be divided among the workers.
+        InputError: A folder belongs to other settings, a fit failed, or the workers cannot divide the train split.
     """
-    assert folder.train is not None
-    data = TrainSet(folder.train.vectors, folder.train.label, folder.classifier)
     fits = {method.name: method.fit for method in methods if method.fit}
     folders = {name: out / name for name in fits}
     of_data = {method.name: folder.fingerprint(method.models, _FITTED_ON) for method in methods if method.fit}
     recorded = {name: {"data": of_data[name]} | fit.recorded(settings, distance) for name, fit in fits.items()}
-    missing = [name for name in fits if not begin_stage(folders[name], "map", recorded[name], overwrite)]
+    missing = {name for name in fits if not begin_stage(folders[name], "map", recorded[name], overwrite)}
     if not missing:
         return folders
+    of_formulas = [m for m in methods if m.name in missing and not m.is_trained]
+    trained = [m for m in methods if m.name in missing and m.is_trained]
     with stage("fit maps", len(missing), "methods") as shown:
-        for name in missing:
-            if not fits[name].is_trained:
-                from ray_backfill.models.checkpoints import save_network
+        for method in of_formulas:
+            _fit_here(out, folder, method, settings, distance)
+            shown.advance()
+        shown.expect(len(missing))  # formulas took no time, so they cannot predict the rest
+        if len(trained) == 1 and not _has_more_than_cpus():
+            _fit_here(out, folder, trained[0], settings, distance)
+            shown.advance()
+        elif trained:
+            from ray_backfill.cluster.map_training import train_maps  # imports Ray
 
-                fitted = fits[name].fit(data, settings, distance)
-                save_network(folders[name], fitted.network)
-                finish_stage(folders[name], {"training_flops": fitted.flops})
-                shown.advance()
-        if trained := {name: fits[name] for name in missing if fits[name].is_trained}:
-            from ray_backfill.cluster.map_training import train_maps  # imports Ray, which formulas do not need
-
-            shown.expect(len(missing))  # formulas took no time, so they cannot predict the rest
             train_maps(out, folder, trained, settings, distance, workers, shown)
     return {name: path for name, path in folders.items() if is_finished(path)}
+
+
+def _has_more_than_cpus() -> bool:
+    """Whether Ray may have a better place for a single map than this process: a cluster, or a GPU."""
+    import torch
+
+    return bool(os.environ.get("RAY_ADDRESS")) or torch.cuda.is_available()
+
+
+def _fit_here(out: Path, folder: EmbeddingFolder, method: Method, settings: FitSettings, distance: str) -> None:
+    from ray_backfill.training.fit_into import fit_into, one_thread  # loads torch
+
+    assert folder.train is not None
+    assert method.fit is not None
+    data = TrainSet(folder.train.vectors, folder.train.label, folder.classifier)
+    method.fit.check(data, settings, 1)
+    with one_thread():
+        fit_into(out / method.name, method.title, method.fit, data, settings, distance)

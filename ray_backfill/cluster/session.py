@@ -127,6 +127,11 @@ def _protect_token() -> None:
         token.chmod(0o600)
 
 
+def has_gpus() -> bool:
+    """Whether the connected cluster has a GPU."""
+    return bool(ray.cluster_resources().get("GPU", 0) >= 1)
+
+
 def placed(number: int, cpus: float, option: str, spare_cpus: float = 0, spare_gpus: int = 0) -> tuple[int, bool]:
     """Number of workers or actors to start on the connected cluster, and whether each gets a GPU.
 

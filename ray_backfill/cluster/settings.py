@@ -44,7 +44,7 @@ class Workers:
     """Training workers. On a cluster with GPUs each worker gets one, and their number is the limit."""
 
     number: int = 2
-    """Number of DDP (data-parallel) workers."""
+    """Number of DDP (data-parallel) workers. Without GPUs they only train backbones; maps get one CPU each."""
     cpus: float = 1.0
     """CPUs that Ray reserves for each worker, which also decodes images in as many threads."""
     max_failures: int = 3

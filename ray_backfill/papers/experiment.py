@@ -30,7 +30,7 @@ from ray_backfill.orders import find_order
 from ray_backfill.papers.page import PageInput, write_page
 from ray_backfill.papers.runs import SeedRun
 from ray_backfill.papers.settings import Experiment
-from ray_backfill.papers.variants import fit_side_by_side
+from ray_backfill.papers.variants import fit_variants
 from ray_backfill.recipes import Recipe, describe_recipe, load_recipe
 from ray_backfill.replay import usable_cpus
 from ray_backfill.runs.context import Context
@@ -133,7 +133,7 @@ def _ablate(experiment: Experiment, context: Context) -> Path:
     if begin_stage(path.parent, "ablation", settings, context.overwrite):
         return path
     fits = [(name, _with_loss(recipe.fits, mining, tau)) for name, mining, tau in cases]
-    networks = fit_side_by_side(data, fits, recipe.evaluation.distance, path.parent)
+    networks = fit_variants(folder, fits, recipe.evaluation.distance, path.parent, context.workers.max_failures)
     rows = []
     for (name, mining, tau), network in zip(cases, networks, strict=True):
         (method,) = find_methods((name,))

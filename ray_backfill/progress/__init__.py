@@ -85,7 +85,8 @@ class Mirror:
         titles = [state.title for state in states]
         while [shown.title for shown in self._below] != titles[: len(self._below)]:
             _display.close(self._below.pop(), is_finished=True)
-        self._below += [_display.open(state) for state in states[len(self._below) :]]
+        for state in states[len(self._below) :]:
+            self._below.append(_display.open(state, outer=(*self._own.outer, self._own, *self._below)))
         for shown, state in zip(self._below, states, strict=True):
             shown.take(state)
 
@@ -105,9 +106,10 @@ class _Display:
         self._output: Output | None = None
         self._ended = threading.Event()
 
-    def open(self, state: State) -> Stage:
-        opened = Stage(state)
+    def open(self, state: State, outer: Sequence[Stage] | None = None) -> Stage:
+        """outer: what it is a part of; None: everything that runs."""
         with self._lock:
+            opened = Stage(state, self._running if outer is None else outer)
             self._running.append(opened)
             if self._output is None:
                 self._output, self._ended = self.make_output(), threading.Event()
@@ -117,9 +119,8 @@ class _Display:
     def close(self, closed: Stage, is_finished: bool) -> None:
         with self._lock:
             assert self._output is not None
-            outer = self._running[: self._running.index(closed)]
             self._running.remove(closed)
-            self._output.end(closed, closed.end(outer) if is_finished else "", self._running)
+            self._output.end(closed, closed.end() if is_finished else "", self._running)
             if not self._running:
                 self._ended.set()
                 self._output.close()

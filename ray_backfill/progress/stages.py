@@ -28,9 +28,13 @@ class State:
 
 
 class Stage:
-    """A running stage, step or detail. Any thread may report to it. It stays in its process: it does not pickle."""
+    """A running stage, step or detail. Any thread may report to it. It stays in its process: it does not pickle.
 
-    def __init__(self, state: State) -> None:
+    outer: what it is a part of, outermost first.
+    """
+
+    def __init__(self, state: State, outer: Sequence["Stage"] = ()) -> None:
+        self.outer = tuple(outer)
         self.kind, self.title = state.kind, state.title
         self.total, self.unit, self.text = state.total, state.unit, state.text
         self.began_s = time.monotonic()
@@ -92,12 +96,12 @@ class Stage:
         parts = (f"{amount} after {seconds}" if amount else f"running for {seconds}", self._left(), self.text)
         return ", ".join(part for part in parts if part)
 
-    def end(self, outer: Sequence["Stage"]) -> str:
-        """``embed: 1,730 images in 34 s, model-bound``; empty where it leaves no line. outer: what it is a part of."""
+    def end(self) -> str:
+        """``embed: 1,730 images in 34 s, model-bound``; empty where it leaves no line."""
         seconds = time.monotonic() - self.began_s
         if self.kind == "detail" or (self.kind == "step" and seconds < LONG_S):
             return ""
-        title = ", ".join(stage.title for stage in (*outer, self))
+        title = ", ".join(stage.title for stage in (*self.outer, self))
         return f"{title}: {self._amount() or 'done'} in {duration(seconds)}{f', {self.text}' if self.text else ''}"
 
     def _amount(self, done_of: str = "") -> str:

@@ -54,12 +54,13 @@ def test_work_is_ended_in_order(number: int, code: int, capsys: pytest.CaptureFi
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_a_library_may_turn_the_signal_into_another_error() -> None:
+@pytest.mark.parametrize("other", [ImportError("initialization failed"), KeyboardInterrupt()])  # of a module, of Ray
+def test_a_library_may_turn_the_signal_into_another_error(other: BaseException) -> None:
     def load() -> None:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
         except KeyboardInterrupt:
-            raise ImportError("initialization failed") from None
+            raise other from None
 
     with pytest.raises(Stopped) as stopped, interruptible():
         load()

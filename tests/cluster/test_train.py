@@ -110,8 +110,8 @@ def _folder(path: Path) -> EmbeddingFolder:
 
 @pytest.mark.usefixtures("ray_session")
 def test_two_workers_fit_what_one_process_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As where there are GPUs; on CPUs one worker takes the place of all.
-    monkeypatch.setattr("ray_backfill.cluster.map_training.for_maps", lambda workers: workers)
+    # As where there are GPUs; on CPUs each map is a task of its own (test_side_by_side.py).
+    monkeypatch.setattr("ray_backfill.cluster.map_training.has_gpus", lambda: True)
     folder = _folder(tmp_path / "data")
     methods = find_methods(("rm_naive", "rqt", "rm", "fct", "procrustes_query"))
     found = fit_stage(tmp_path / "maps", folder, methods, FITS, "cosine", Workers(number=2))
@@ -125,6 +125,9 @@ def test_two_workers_fit_what_one_process_fits(tmp_path: Path, monkeypatch: pyte
         name = last_weight.get(method.name, "linear.weight")
         torch.testing.assert_close(trained.state_dict()[name], alone.state_dict()[name], rtol=1e-4, atol=1e-5)
         assert read_json(found[method.name] / "manifest.json")["finished"]
+    assert read_json(found["rm"] / "manifest.json")["workers"] == 2
+    with pytest.raises(InputError, match="9 x 1 CPUs"):
+        for_maps(Workers(number=9))
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -136,7 +139,5 @@ def test_what_cannot_be_trained_fails_before_any_worker_starts(tmp_path: Path) -
     assert rm is not None
     with pytest.raises(InputError, match="cannot be divided among 3 workers"):
         rm.check(TrainSet(folder.gallery.vectors, folder.gallery.label), FITS, 3)
-    with pytest.raises(InputError, match="9 x 1 CPUs"):
-        for_maps(Workers(number=9))
-    assert for_maps(Workers(number=2)) == Workers(number=1, cpus=2)
+    assert for_maps(Workers(number=9)) == Workers(number=1, cpus=1), "on CPUs a map has one worker"
     assert not (tmp_path / "b").exists()

@@ -1,6 +1,5 @@
 """Runs on a folder of embeddings: the table before the training, and what comes after it."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,39 +7,21 @@ import pandas as pd
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.cluster.settings import Workers
 from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.files import begin_stage, finish_stage
-from ray_backfill.methods import Method
-from ray_backfill.models.checkpoints import save_network
 from ray_backfill.report import Results
 from ray_backfill.runs import folder as runs
 from ray_backfill.runs.context import Context
-from ray_backfill.store import EmbeddingFolder
-from ray_backfill.training.fit import TrainSet
 from ray_backfill.training.settings import FitSettings, HeadTraining, TransformTraining
 
 FITS = FitSettings(heads=HeadTraining(epochs=1, classes=4), transforms=TransformTraining(epochs=1, hidden=8))
 
 
-def fit_here(
-    out: Path,
-    folder: EmbeddingFolder,
-    methods: Sequence[Method],
-    settings: FitSettings,
-    distance: str,
-    workers: Workers,
-    overwrite: bool = False,
-) -> dict[str, Path]:
-    """As the stage does, in this process instead of on Ray's workers."""
-    assert folder.train is not None
-    data = TrainSet(folder.train.vectors, folder.train.label, folder.classifier)
-    for method in methods:
-        if method.fit and not begin_stage(out / method.name, "map", method.fit.recorded(settings, distance), overwrite):
-            fitted = method.fit.fit(data, settings, distance)
-            save_network(out / method.name, fitted.network)
-            finish_stage(out / method.name, {"training_flops": fitted.flops})
-    return {method.name: out / method.name for method in methods if method.fit}
+@pytest.fixture(autouse=True)
+def nothing_but_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single map is trained here if there is neither a cluster nor a GPU; otherwise the test fails."""
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setattr("ray.init", None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +44,7 @@ def tables(results: Path) -> dict[str, pd.DataFrame]:
 
 
 @pytest.mark.slow
-def test_what_needs_no_training_is_shown_first_and_changes_nothing(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runs, "fit_stage", fit_here)
+def test_what_needs_no_training_is_shown_first_and_changes_nothing(data: Path, tmp_path: Path) -> None:
     evaluation = Evaluation(methods=("rm", "rm_naive", "least_squares_gallery"), orders=("random",), points=3)
     shown: list[tuple[Results, list[str]]] = []
 
@@ -99,10 +77,7 @@ def test_what_needs_no_training_is_shown_first_and_changes_nothing(
         (("rm_naive", "fastfill"), "sigma"),  # the order needs what is trained
     ],
 )
-def test_no_first_table(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, methods: tuple[str, ...], order: str
-) -> None:
-    monkeypatch.setattr(runs, "fit_stage", fit_here)
+def test_no_first_table(data: Path, tmp_path: Path, methods: tuple[str, ...], order: str) -> None:
     evaluation = Evaluation(points=2, methods=methods, orders=(order,))
     shown: list[Results] = []
     results = runs.evaluate_folder(

@@ -1,0 +1,89 @@
+"""Fits maps side by side: each is a Ray task of one thread, as many at a time as there are CPUs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+from ray.actor import ActorHandle
+
+from ray_backfill.cluster.progress import sent_as_row, shown_in
+from ray_backfill.errors import InputError, input_error_in
+from ray_backfill.methods import find_methods
+from ray_backfill.progress import Stage
+from ray_backfill.store import read_classifier, read_table
+from ray_backfill.training.fit import TrainSet
+from ray_backfill.training.fit_into import fit_into, one_thread
+from ray_backfill.training.settings import FitSettings
+
+# A task holds its vectors as they are read and as tensors, and some more while they are read.
+_COPIES = 3
+
+
+@dataclass(frozen=True)
+class MapJob:
+    """A map to fit. data: a folder of the data contract. out: a stage that has begun; both on storage of all nodes."""
+
+    method: str
+    settings: FitSettings
+    distance: str
+    data: Path
+    out: Path
+
+
+def fit_side_by_side(jobs: Sequence[MapJob], train_bytes: int, shown: Stage, max_failures: int) -> None:
+    """Fit every map; one whose training diverges is left unfinished.
+
+    train_bytes: size of the train vectors, which every task reads. shown: counts the maps on the terminal.
+    max_failures: number of deaths of a task's process to recover from.
+
+    Raises:
+        InputError: A fit failed. The others are stopped; what is finished is kept.
+    """
+    options = {"num_cpus": 1, "memory": _memory(train_bytes), "max_retries": max_failures}
+    task = ray.remote(**options)(_fit_alone)
+    with shown_in(shown) as board:
+        jobs_of = {task.remote(job, board): job for job in jobs}
+        running = list(jobs_of)
+        try:
+            while running:
+                done, running = ray.wait(running)
+                for each in done:
+                    _check(each, jobs_of[each])
+                    shown.advance()
+        except BaseException:
+            for each in running:
+                ray.cancel(each, force=True)
+            raise
+
+
+def _memory(train_bytes: int) -> int:
+    """Memory to reserve for a task, so that large data are not read more often than they fit; at most a whole node."""
+    nodes = (node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"])
+    return int(min(_COPIES * train_bytes, max(nodes)))
+
+
+def _check(task: ray.ObjectRef, job: MapJob) -> None:
+    """Raise what ended the task, if it did not succeed."""
+    title = find_methods((job.method,))[0].title
+    try:
+        ray.get(task)
+    except ray.exceptions.RayTaskError as error:
+        if problem := input_error_in(error):
+            raise InputError(f"{title}: {problem}") from error
+        raise
+    except ray.exceptions.RayError as error:
+        raise InputError(
+            f"{title}: the process that fitted its map died, perhaps for lack of memory; the same command fits what is "
+            "missing"
+        ) from error
+
+
+def _fit_alone(job: MapJob, board: ActorHandle) -> None:
+    """Runs as a task."""
+    (method,) = find_methods((job.method,))
+    assert method.fit is not None
+    with sent_as_row(board, str(job.out)), one_thread():
+        train = read_table(job.data / "train.parquet", method.fit.models)
+        data = TrainSet(train.vectors, train.label, read_classifier(job.data))
+        fit_into(job.out, method.title, method.fit, data, job.settings, job.distance)
