@@ -14,11 +14,11 @@ from ray_backfill.training.settings import Augmentation
 
 
 def _extended(data_root: Path | None, seed: int) -> Recipe[tiny_imagenet.Settings]:
-    return _recipe(data_root, Protocol("extended", old_share=0.5), seed)
+    return _recipe(data_root, Protocol("extended", old_share=0.5, validation=0.1), seed)
 
 
 def _open(data_root: Path | None, seed: int) -> Recipe[tiny_imagenet.Settings]:
-    return _recipe(data_root, Protocol("open", old_share=0.3, seed=seed), seed)
+    return _recipe(data_root, Protocol("open", old_share=0.3, seed=seed, validation=0.1), seed)
 
 
 def _recipe(data_root: Path | None, protocol: Protocol, seed: int) -> Recipe[tiny_imagenet.Settings]:

@@ -25,7 +25,7 @@ def check_recipe(recipe: Recipe[Any], workers: int, models: Sequence[str] = ("ol
 
     models: backbones that still have to be trained: old, new, or kinds of backbones, which are like one of the two.
     """
-    source = open_source(recipe.images)
+    source = open_source(recipe.source)
     train = source.items("train")
     labels = train.labels_N
     kinds = all_backbones()
@@ -59,7 +59,7 @@ def check_evaluation(recipe: Recipe[Any], workers: int) -> None:
     """Raises InputError for methods, orders and queries that could not be evaluated after the embedding."""
     check_choices(recipe)
     methods = recipe.evaluation.find_methods()
-    source = open_source(recipe.images)
+    source = open_source(recipe.source)
     train = source.items("train").labels_N
     _, new_classes = split_classes(train, recipe.protocol, source.items("train").groups_N)
     rows = training_rows(train, new_classes)

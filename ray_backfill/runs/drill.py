@@ -86,7 +86,7 @@ def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> P
         gallery_models = old_models(method) if "queries" in open_source(recipe.images).splits else None
         _, classes = recipe_classes(recipe)
         before = embed_stage(
-            out / "before", recipe.images, backbones, classes, recipe.embed, actors, gallery_models, context.overwrite
+            out / "before", recipe.source, backbones, classes, recipe.embed, actors, gallery_models, context.overwrite
         )
         folder = read_folder(before, roles, gallery_needs=("old",))
         number, on_gpu = _check_room(live, actors)
