@@ -10,6 +10,7 @@ from ray_backfill.comparison.resolve import check_distances_agree
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource
+from ray_backfill.images.held_out import VALIDATION
 from ray_backfill.images.reading import require_readable
 from ray_backfill.methods import all_backbones
 from ray_backfill.models.backbones import check_arch
@@ -68,6 +69,8 @@ def check_evaluation(recipe: Recipe[Any], workers: int) -> None:
     for method in methods:
         if method.fit is not None:
             method.fit.check(stand_in, recipe.fits, workers)
+    if recipe.fits.tune > 1 and VALIDATION not in source.splits:
+        raise InputError("--tune needs a validation split, and nothing is held out: give --protocol.validation 0.1")
     _check_queries(source)
 
 

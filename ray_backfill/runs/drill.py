@@ -148,17 +148,18 @@ def _drill(
     recipe: Mapping[str, Any],
 ) -> Path:
     drill_folder, evaluation = context.out / "live", comparison.evaluation
+    tuned = {"tune": fits.tune} if fits.tune > 1 else {}
     wanted = {
         "format": FORMAT,
         "data": comparison.folder.fingerprint(method.models, further=comparison.orders.gallery.columns),
         "evaluation": asdict(evaluation),
-        "fit": method.fit.recorded(fits, evaluation.distance) if method.fit else {},
+        "fit": method.fit.recorded(fits, evaluation.distance) | tuned if method.fit else {},
         "live": asdict(live),
     }
     k = depth(evaluation.metrics, comparison.truth)
     if _is_there(drill_folder, wanted, context.overwrite):
         return drill_folder
-    comparison = fit_maps(comparison, [method], fits, context)
+    comparison, _ = fit_maps(comparison, [method], fits, context)
     if comparison.left_out:
         raise InputError(f"{method.name}: {comparison.left_out[0].reason}")
     sides = _sides(comparison, method, live)
