@@ -18,7 +18,7 @@ from ray_backfill.methods.baselines import new_system
 from ray_backfill.models.apply import transform
 from ray_backfill.systems import RetrievalSystem, UpgradePair
 from ray_backfill.training.adapters import Formula, FormulaFit, ResidualFit, Wide
-from ray_backfill.training.fit import Fit
+from ray_backfill.training.fit import Choice, Fit
 from ray_backfill.training.settings import AdapterSettings
 
 _GLOSSARY = {
@@ -130,11 +130,19 @@ FORMULAS: dict[Formula, str] = {
     low_rank: "low-rank affine",
 }
 
+# What --tune may choose.
+_PENALTIES = (0.0, 0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+_SPACES: dict[Formula, tuple[Choice, ...]] = {
+    relaxed: (Choice("adapters.relaxation", _PENALTIES),),
+    ridge: (Choice("adapters.ridge", _PENALTIES),),
+    low_rank: (Choice("adapters.rank_share", tuple(i / 8 for i in range(1, 9))),),
+}
+
 METHODS = (
     *(
         method
         for formula, title in FORMULAS.items()
-        for method in _both_ways(formula.__name__, title, partial(FormulaFit, formula))
+        for method in _both_ways(formula.__name__, title, partial(FormulaFit, formula, space=_SPACES.get(formula, ())))
     ),
     *_both_ways("residual_mlp", "residual MLP", partial(ResidualFit, least_squares)),
 )

@@ -19,7 +19,7 @@ import numpy as np
 from ray_backfill.methods import Method
 from ray_backfill.methods.adapters import about_means, query_pair, reduced_rank, rotation
 from ray_backfill.training.adapters import FormulaFit, ScaledResidualFit, Wide
-from ray_backfill.training.fit import Fit
+from ray_backfill.training.fit import Choice, Fit
 from ray_backfill.training.settings import AdapterSettings
 
 
@@ -53,6 +53,9 @@ def _method(name: str, title: str, source: str, fit: Callable[[str, str], Fit]) 
     )  # fmt: skip
 
 
+# What --tune may choose.
+_RANKS = (Choice("adapters.drift_rank", (8, 16, 24, 32, 48, 64, 96, 128)),)
+
 METHODS = (
     _method(
         "drift_procrustes",
@@ -64,7 +67,7 @@ METHODS = (
         "drift_low_rank",
         "low-rank affine",
         "Drift-Adapter, section 3: rank 64",
-        lambda source, target: FormulaFit(drift_low_rank, source, target),
+        lambda source, target: FormulaFit(drift_low_rank, source, target, _RANKS),
     ),
     _method("drift_mlp", "MLP + DSM", "Drift-Adapter, section 3: 256 hidden units", ScaledResidualFit),
 )

@@ -89,7 +89,7 @@ def reproduce(experiment: Experiment, context: Context, page: Path, findings: Pa
 
 def _run_seed(experiment: Experiment, seed: int, context: Context) -> SeedRun:
     """Run all methods with all orders and the raw merge, and with the main order and all merges."""
-    recipe = load_recipe(experiment.recipe, experiment.data_root, seed)
+    recipe = _tuned(experiment, load_recipe(experiment.recipe, experiment.data_root, seed))
     context = replace(context, out=context.out / f"seed-{seed}", recipe=experiment.recipe)
     evaluation = replace(recipe.evaluation, methods=experiment.methods)
     methods = evaluation.find_methods()
@@ -103,6 +103,10 @@ def _run_seed(experiment: Experiment, seed: int, context: Context) -> SeedRun:
     return SeedRun(seed, results, (with_merges,))
 
 
+def _tuned(experiment: Experiment, recipe: Recipe[Any]) -> Recipe[Any]:
+    return replace(recipe, fits=replace(recipe.fits, tune=experiment.tune))
+
+
 def _merges(evaluation: Evaluation) -> tuple[str, ...]:
     return tuple(name for name, kind in all_merges().items() if kind.suits(evaluation.distance))
 
@@ -110,7 +114,7 @@ def _merges(evaluation: Evaluation) -> tuple[str, ...]:
 def _run_subgroups(experiment: Experiment, seed: int, context: Context) -> SeedRun | None:
     if not experiment.subgroups:
         return None
-    recipe = load_recipe(experiment.subgroups, experiment.data_root, seed)
+    recipe = _tuned(experiment, load_recipe(experiment.subgroups, experiment.data_root, seed))
     return SeedRun(
         seed, run_recipe(recipe, replace(context, out=context.out / f"biased-{seed}", recipe=experiment.subgroups))
     )

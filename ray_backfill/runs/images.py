@@ -38,7 +38,7 @@ def train_recipe_backbone(recipe: Recipe[Any], role: str, context: Context) -> P
     title = f"{kind.title if kind else role} backbone"
     name = kind.name if kind else ""
     backbone = kind.backbone(model.backbone, _labels(recipe)) if kind else model.backbone
-    job = BackboneJob(title, recipe.images, classes, backbone, model.training, name, old)
+    job = BackboneJob(title, recipe.source, classes, backbone, model.training, name, old)
     return timed(folder, lambda: train_backbone_stage(folder, job, context.workers, context.overwrite))
 
 
@@ -54,14 +54,14 @@ def embed_recipe(recipe: Recipe[Any], context: Context) -> Path:
     return timed(
         folder,
         lambda: embed_stage(
-            folder, recipe.images, models, new_classes, recipe.embed, actors, overwrite=context.overwrite
+            folder, recipe.source, models, new_classes, recipe.embed, actors, overwrite=context.overwrite
         ),
     )
 
 
 def recipe_classes(recipe: Recipe[Any]) -> tuple[list[int], list[int]]:
     """The classes of the old and of the new model."""
-    train = open_source(recipe.images).items("train")
+    train = open_source(recipe.source).items("train")
     return split_classes(train.labels_N, recipe.protocol, train.groups_N)
 
 

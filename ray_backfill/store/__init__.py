@@ -240,6 +240,23 @@ def read_folder(
     return EmbeddingFolder(path, gallery, queries, train, read_classifier(path))
 
 
+def read_validation(path: Path, models: Sequence[str] = ("old", "new")) -> EmbeddingFolder:
+    """Read the validation split of a folder as a gallery that queries itself, with the folder's train split.
+
+    Raises:
+        InputError: There is no validation split or no train split; otherwise see ``read_folder``.
+    """
+    with reading(path):
+        for name in ("validation", "train"):
+            if not (path / f"{name}.parquet").exists():
+                raise InputError(
+                    f"--tune needs {path / name}.parquet; give a recipe --protocol.validation 0.1, or put it there: "
+                    "items with labels that are in no other split"
+                )
+        validation, train = (read_table(path / f"{name}.parquet", models, models) for name in ("validation", "train"))
+    return EmbeddingFolder(path, validation, None, train, read_classifier(path))
+
+
 def read_table(
     path: Path, models: Sequence[str] = ("old", "new"), needed: Sequence[str] = ("old", "new"),
     are_queries: bool = False,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.training.fit import Device, Fit, Fitted, OnEpoch, TrainSet, share_of_batch
+from ray_backfill.training.fit import OF_STEPS, Choice, Device, Fit, Fitted, OnEpoch, TrainSet, share_of_batch
 from ray_backfill.training.settings import AdapterSettings, FitSettings
 
 Wide = NDArray[np.float64]
@@ -20,11 +20,15 @@ Formula = Callable[[Wide, Wide, AdapterSettings], tuple[Wide, Wide]]
 
 @dataclass(frozen=True)
 class FormulaFit(Fit):
-    """An affine map from the embeddings of ``source`` to those of ``target``, recorded by the formula's name."""
+    """An affine map from the embeddings of ``source`` to those of ``target``, recorded by the formula's name.
+
+    space: settings of the formula, if it has any.
+    """
 
     formula: Formula
     source: str
     target: str
+    space: tuple[Choice, ...] = ()
 
     option = "adapters"
     is_trained = False
@@ -56,6 +60,8 @@ class FormulaFit(Fit):
 class ResidualFit(FormulaFit):
     """A small MLP on top of an affine map, trained on the squared error. formula: the affine map to start from."""
 
+    space: tuple[Choice, ...] = OF_STEPS
+
     option = "transforms"  # epochs, batches and learning rate; --adapters has the settings of the formula
     is_trained = True
 
@@ -84,6 +90,7 @@ class ScaledResidualFit(Fit):
     target: str
 
     option = "transforms"
+    space = OF_STEPS
 
     @property
     def models(self) -> tuple[str, str]:

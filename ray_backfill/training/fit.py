@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +64,20 @@ class FitCost:
     flops: float
 
 
+class Choice(NamedTuple):
+    """A setting and the values that --tune may give it. name: in ``FitSettings``, as in heads.loss.tau."""
+
+    name: str
+    values: tuple[Any, ...]
+
+
+# What every training by --transforms depends on.
+OF_STEPS = (
+    Choice("transforms.lr", (1.5e-4, 5e-4, 1.5e-3, 5e-3)),
+    Choice("transforms.weight_decay", (0.0, 2.0**-15, 1e-3)),
+)
+
+
 class Fit(ABC):
     """One way to learn from stored embeddings. Each kind of fit is a frozen dataclass.
 
@@ -89,6 +103,11 @@ class Fit(ABC):
     def has_sigma(self) -> bool:
         """Whether its network estimates its uncertainty about an item (``log_variances``)."""
         return False
+
+    @property
+    def space(self) -> tuple[Choice, ...]:
+        """The settings that --tune tries all combinations of, the published values among them; (): none."""
+        return ()
 
     def epochs(self, settings: FitSettings) -> int:
         """Number of training epochs; 1 for a formula."""

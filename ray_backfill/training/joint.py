@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ray_backfill.training.fit import Device, Fit, Fitted, OnEpoch, TrainSet, share_of_batch
+from ray_backfill.training.fit import Choice, Device, Fit, Fitted, OnEpoch, TrainSet, share_of_batch
 from ray_backfill.training.settings import FitSettings
 
 if TYPE_CHECKING:
@@ -22,6 +22,15 @@ class JointFit(Fit):
     option = "transforms"
     costs_of_weights = True
     models = ("old", "new")
+
+    @property
+    def space(self) -> tuple[Choice, ...]:
+        both = (
+            Choice("transforms.orthogonal.lr_share", (0.5, 1.0, 2.0, 5.0)),
+            Choice("transforms.orthogonal.tau", (0.03, 0.1, 0.3, 1.0)),
+            Choice("transforms.orthogonal.contrastive", (0.3, 1.0, 3.0)),
+        )
+        return both if self.strict else (*both, Choice("transforms.orthogonal.threshold", (0.1, 0.375, 1.0)))
 
     def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
         this = {"kind": "joint", "loss": self.loss.__name__, "strict": self.strict}

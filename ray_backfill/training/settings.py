@@ -263,3 +263,10 @@ class FitSettings:
     """Training of the transformations h of FCT and FastFill, of joint maps, and of MLP adapters."""
     adapters: AdapterSettings = field(default_factory=AdapterSettings)
     """Fitting of adapters: maps between both embeddings that need no labels."""
+    tune: int = 0
+    """Number of settings to try for each fitted method, the given ones among them; the best on the validation split is
+    used. 0 or 1: only the given ones."""
+
+    def __post_init__(self) -> None:
+        if self.tune < 0:
+            raise InputError(f"--tune must not be negative, got {self.tune}")

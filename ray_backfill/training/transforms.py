@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ray_backfill.errors import InputError
 from ray_backfill.store import Classifier, kind_of
 from ray_backfill.systems import FloatArray
-from ray_backfill.training.fit import Device, Fit, Fitted, OnEpoch, TrainSet, share_of_batch
+from ray_backfill.training.fit import OF_STEPS, Choice, Device, Fit, Fitted, OnEpoch, TrainSet, share_of_batch
 from ray_backfill.training.settings import FitSettings
 
 
@@ -42,6 +42,11 @@ class TransformFit(Fit):
     @property
     def has_sigma(self) -> bool:
         return self.uncertainty
+
+    @property
+    def space(self) -> tuple[Choice, ...]:
+        weights = Choice("transforms.loss.disc_weight", (0.1, 0.3, 0.5, 1.0, 3.0))
+        return (*OF_STEPS, weights) if self.l2 and self.disc else OF_STEPS
 
     def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
         return {"fit": {"kind": "transforms", **asdict(self)}, "training": asdict(settings.transforms)}
