@@ -15,7 +15,8 @@ is a file or a folder of part files, which are read in the order of their names.
 - ``positives``, ``ignored``, for queries in place of labels: lists of gallery ids
 
 Without a queries file, the gallery items are the queries, each excluded from its own result. ``classifier.parquet`` may
-hold the new model's classifier: ``label``, ``weight`` (lists), ``bias``. Other columns are not used.
+hold the new model's classifier: ``label``, ``weight`` (lists), ``bias``. ``validation.parquet`` has the columns of a
+gallery; only --tune reads it. Other columns are not used.
 """
 
 import hashlib
