@@ -28,13 +28,13 @@ def _recipe(data_root: Path | None, protocol: Protocol, seed: int) -> Recipe[tin
         protocol=protocol,
         old=_model(16, 2 * seed),
         new=_model(32, 2 * seed + 1),
-        fits=small_fits(epochs=20, transform_epochs=20, seed=seed),
+        fits=small_fits(epochs=10, transform_epochs=10, seed=seed),
     )
 
 
 def _model(width: int, seed: int) -> ModelRecipe:
     """A small convnet that sees half of the photographs mirrored."""
-    plain = small_convnet(width, epochs=6, seed=seed)
+    plain = small_convnet(width, epochs=8, seed=seed)
     return replace(plain, training=replace(plain.training, augmentation=Augmentation(flip=True)))
 
 

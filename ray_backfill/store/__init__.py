@@ -17,7 +17,8 @@ is a file or a folder of part files, which are read in the order of their names.
 - ``weight``, optional, for queries: a number above 0, the query's weight in every mean
 
 Without a queries file, the gallery items are the queries, each excluded from its own result. ``classifier.parquet`` may
-hold the new model's classifier: ``label``, ``weight`` (lists), ``bias``. Other columns are not used.
+hold the new model's classifier: ``label``, ``weight`` (lists), ``bias``. ``validation.parquet`` has the columns of a
+gallery; only --tune reads it. Other columns are not used.
 """
 
 import hashlib
@@ -52,6 +53,7 @@ from ray_backfill.store._columns import kind_of as kind_of
 from ray_backfill.store._columns import room_for as room_for
 from ray_backfill.store._columns import vector_column as vector_column
 from ray_backfill.store._columns import vectors_of as vectors_of
+from ray_backfill.store._writing import write_parquet as write_parquet
 from ray_backfill.systems import FloatArray
 from ray_backfill.tables.parquet import open_checked, read_checked, reading, write_checked
 
@@ -346,18 +348,3 @@ def _read_columns(file: Path, needed: Sequence[str], are_queries: bool) -> dict[
     with reading(file):
         table = opened.read(columns=present)
         return {name: _COLUMNS[name](table[name], file, name) for name in present}
-
-
-def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write a Parquet file atomically: readers see the complete file or none.
-
-    Args:
-        path: File to write; its folder is created if needed.
-        table: Columns; see ``vector_column`` for embeddings.
-
-    Raises:
-        InputError: The disk is full.
-    """
-    # Vectors do not repeat: dictionary encoding makes files an eighth larger and writing three times as slow.
-    others = [field.name for field in table.schema if not is_vectors(field.type)]
-    write_whole(path, lambda temporary: write_checked(table, temporary, use_dictionary=others))
