@@ -44,7 +44,6 @@ from ray_backfill.store._columns import (
     as_ids,
     as_numbers,
     as_weights,
-    is_vectors,
     part_files,
     read_rows,
     some,
@@ -55,7 +54,7 @@ from ray_backfill.store._columns import vector_column as vector_column
 from ray_backfill.store._columns import vectors_of as vectors_of
 from ray_backfill.store._writing import write_parquet as write_parquet
 from ray_backfill.systems import FloatArray
-from ray_backfill.tables.parquet import open_checked, read_checked, reading, write_checked
+from ray_backfill.tables.parquet import open_checked, read_checked, reading
 
 SPLITS = ("gallery", "queries", "train", "classifier")
 # Column -> the function that reads and validates it. Fingerprints follow this order.
