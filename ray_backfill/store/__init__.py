@@ -33,7 +33,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
-from ray_backfill.files import write_whole
 from ray_backfill.store._classifier import Classifier as Classifier
 from ray_backfill.store._classifier import read_classifier as read_classifier
 from ray_backfill.store._columns import MAPPED_BYTES as MAPPED_BYTES
@@ -44,6 +43,7 @@ from ray_backfill.store._columns import (
     as_ids,
     as_numbers,
     as_weights,
+    is_vectors,
     part_files,
     read_rows,
     some,
