@@ -66,8 +66,11 @@ def test_all_lines_are_ours_also_after_ctrl_c(finished: Path, tmp_path: Path) ->
     assert job.returncode == 130
     assert last == "stopped; the same command continues where it was\n"
     assert all(ours.fullmatch(line.strip()) for line in lines), lines
-    listed = subprocess.run(["ps", "-eo", "sid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert not [line for line in listed if line.split()[0] == str(job.pid)], "processes are left over"
+    listed = subprocess.run(["ps", "-eo", "sid,stat,args"], capture_output=True, text=True, check=True).stdout
+    running = (line.split(maxsplit=2) for line in listed.splitlines())
+    # Z: a process that has ended; the process that adopted it has not collected its exit status yet.
+    left = [args for sid, state, args in running if sid == str(job.pid) and not state.startswith("Z")]
+    assert not left, "processes are left over"
 
     result = run(*arguments)
     assert result.returncode == 0, result.stderr
