@@ -1,7 +1,7 @@
 # make demo    the main job on rendered landmarks, from nothing to a report
 # make test    the tests          make check   lint, types, documentation and tests: what CI runs
 # make test-fast    tests without Ray that take no seconds each      make docs-serve    the documentation in a browser
-# make bench   what the replay costs beside its limits: about 11 minutes
+# make bench   what the replay costs beside its limits: some ten minutes
 # make bench-serving   what two partitions and approximate indexes cost     make bench-throttle   latency against rate
 # make bench-scale   a million images streamed and killed, each stage's price, GLDv2's size: about 20 minutes
 # make reproduce DATA=PATH        docs/results/omniglot.md: every method, three seeds, all claims; under half an hour

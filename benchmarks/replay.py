@@ -1,6 +1,6 @@
 """Benchmark of the replay: prints a Markdown table of ratios, each measured in one run, with its limit.
 
-python -m benchmarks.replay                 # everything: about 8 minutes on two cores, 8 GB of memory
+python -m benchmarks.replay                 # everything: some ten minutes on two cores, 8 GB of memory
 python -m benchmarks.replay --scale 0.02    # the same at 2 % of the sizes, as a smoke test
 """
 
