@@ -6,6 +6,8 @@ from collections.abc import Iterator
 # Before anything loads torch, faiss or BLAS, also in the workers of Ray: several processes test at a time, and threads
 # that wait for each other on busy cores take many times as long as one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray's workers are at niceness 15: beside tests that compute, a drill would wait for minutes.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import faiss
 import pytest

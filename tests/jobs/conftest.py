@@ -33,10 +33,10 @@ def run(job: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> subp
 def start(job: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
     """Start a job in a process of its own, with a session of its own."""
     command = [sys.executable, str(ROOT / "jobs" / job), *arguments]
-    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | environment
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") or k == "RAY_worker_niceness"}
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=env, start_new_session=True,
+        command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=kept | environment, start_new_session=True,
         # Shells let their background jobs ignore Ctrl-C, and what these start inherits that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip

@@ -168,7 +168,7 @@ def faults() -> Faults:
 
 @pytest.fixture(scope="module")
 def disturbed(data: Path, undisturbed: Finished, faults: Faults, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A drill with all faults, with a deadline long enough for a shard to come back."""
+    """A drill with all faults."""
     settings = replace(with_traffic(rate_per_s=40.0), throttle=ThrottleSettings(items_per_s=200.0))
     with pytest.MonkeyPatch.context() as monkeypatch:
         return run(data, tmp_path_factory.mktemp("disturbed"), monkeypatch, settings, faults)
@@ -239,7 +239,7 @@ def test_a_killed_driver_is_continued(
     arguments = shlex.split(f"""
         --data {data} --out {tmp_path} --metrics mAP@10 CMC@1 --orders random --points 8
         --actors.number 2 --actors.cpus 0.5 --live.method rm_naive --live.part-items 30 --live.quiet-s 0
-        --live.traffic.rate-per-s 20 --live.traffic.warm-up-s 0 --live.traffic.deadline-s 30
+        --live.traffic.rate-per-s 20 --live.traffic.warm-up-s 0 --live.traffic.deadline-s 600
         --live.throttle.items-per-s 60
     """)
     # A separate driver in the same Ray: everything that it started must end with it.
