@@ -150,7 +150,7 @@ ORDERS = (
         remedy="a train split with labels",
     ),
     Order(
-        "sigma", "sigma", "FastFill, section 4.3", high_first("sigma"), ("sigma",),
+        "sigma", "sigma", "FastFill, section 4.2", high_first("sigma"), ("sigma",),
         remedy="a method with uncertainty among --methods (fastfill), or a gallery column 'sigma'",
         of_method=True,
         glossary={
@@ -160,7 +160,7 @@ ORDERS = (
     ),
     # Deviates from FastFill: uses only the distance, not the classification loss.
     Order(
-        "oracle_loss", "true loss", 'FastFill, section 6 ("cheating")', high_first("true_loss"), ("true_loss",),
+        "oracle_loss", "true loss", 'FastFill, section 4.2 ("cheating")', high_first("true_loss"), ("true_loss",),
         remedy="a method that predicts new gallery embeddings among --methods (such as fct or least_squares_gallery)",
         of_method=True,
         is_oracle=True,

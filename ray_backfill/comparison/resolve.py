@@ -141,8 +141,12 @@ def resolve(
 
 
 def check_distances_agree(methods: Sequence[Method], distance: str, fits: FitSettings) -> None:
-    """Raises InputError if heads would be trained for another distance than that of the comparison."""
-    if any(method.fit and method.fit.distance_problem(fits, distance) for method in methods):
+    """Raises InputError if a method's map would be fitted for another distance than that of the comparison."""
+    problems = {m: m.fit.distance_problem(fits, distance) for m in methods if m.fit}
+    for method, problem in problems.items():
+        if problem and method.fit and method.fit.option != "heads":
+            raise InputError(f"method {method.name!r}: {problem}; leave it out of --methods, or change --distance")
+    if any(problems.values()):
         raise InputError(
             f"heads would be trained for the {fits.heads.loss.distance} distance but compared by {distance}; "
             "give both --distance and --heads.loss.distance (cosine or l2), or only --methods without heads"

@@ -16,7 +16,9 @@ from typing import Any, cast
 
 from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource
+from ray_backfill.images.held_out import HeldOut
 from ray_backfill.plugins import load_plugin
+from ray_backfill.protocols import Protocol, validation_mask
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,25 @@ class PublishedSettings:
         return Path(self.root).expanduser()
 
 
+@dataclass(frozen=True)
+class Divided:
+    """A data set whose train images are divided into train and validation as a protocol says. images: its settings."""
+
+    images: Any
+    protocol: Protocol
+
+
 @lru_cache(maxsize=4)
 def open_source(settings: Any) -> ImageSource:
-    """Open the source described by ``settings`` (a ``Settings`` of one of these modules); cached per process."""
+    """Open the source described by ``settings``: a ``Settings`` of one of these modules, or ``Divided``.
+
+    Cached per process. There is no split "validation" if the share is too small for a single image or class.
+    """
+    if isinstance(settings, Divided):
+        whole, protocol = open_source(settings.images), settings.protocol
+        held_N = validation_mask(whole.items("train").labels_N, protocol)
+        facts = {"share": protocol.validation, "of": protocol.kind, "seed": protocol.seed}
+        return HeldOut(whole, held_N, facts) if held_N.any() else whole
     source: ImageSource = dataset_module(dataset_name(settings)).open_source(settings)
     return source
 

@@ -2,7 +2,8 @@
 
 Source: Shen et al., "Towards Backward-Compatible Representation Learning", 2020, eq. 5 and section 3.3 (classes that
 the old classifier does not know: its weights are synthesised as class means of old embeddings).
-Deviates: if the old classifier knows some of the classes, images of the others have no influence loss. Class means are
+Deviates: if the old classifier knows some of the classes, images of the others have no influence loss, as in the
+authors' code (openBCT) with its map from new to old labels. Class means are
 scaled to the length of the old classifier's own weights, because embeddings are far longer and logits of several
 hundred prevented learning (Omniglot, open class: mAP 2 instead of 51).
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from ray_backfill.models.backbones import Backbone, class_logits
 from ray_backfill.models.checkpoints import BackboneInfo
+from ray_backfill.models.gather import gather
 from ray_backfill.training.objective import Objective, OldModel, classification_losses, fit_width
 from ray_backfill.training.settings import ObjectiveSettings
 
@@ -50,7 +52,15 @@ class BackwardCompatible(Objective):
         return losses_B + self.settings.compatible.influence * influence_B, logits_BC.argmax(1) == target_B
 
     def influence(self, embedding_Bd: Tensor, target_B: Tensor) -> Tensor:
-        """(B,) loss of the old classifier on new embeddings, 0 for classes that it does not know. Source: eq. 5."""
+        """(B,) loss of the old classifier on new embeddings, 0 for classes that it does not know. Source: eq. 5.
+
+        Scaled so that the mean over the batches of all workers is the mean over the images of known classes, as in the
+        authors' code (openBCT). If half of the classes are known, the mean over all images would be half of it.
+        """
         towards_old_Bd = fit_width(embedding_Bd, self._weight.shape[1])
         logits_BO = class_logits(towards_old_Bd, self._weight, self._bias, self._scale)
-        return classification_losses(logits_BO, self._old_target[target_B], self.settings, self._scale)
+        old_target_B = self._old_target[target_B]
+        losses_B = classification_losses(logits_BO, old_target_B, self.settings, self._scale)
+        counts_2 = torch.stack([(old_target_B >= 0).sum(), torch.ones_like(old_target_B).sum()]).to(losses_B)
+        n_known, n_images = gather(counts_2[None]).sum(0)
+        return losses_B * (n_images / n_known.clamp(min=1))

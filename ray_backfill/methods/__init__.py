@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ray_backfill.errors import InputError
+from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.plugins import load_plugin, plugin_names, rows_from_outside
 from ray_backfill.systems import FloatArray, UpgradePair
 from ray_backfill.training.fit import Fit
@@ -78,6 +79,7 @@ class BackboneKind:
 
     name: for the command line. title: for tables. source: paper. like: the model whose architecture, training settings
     and classes it has. needs_old: its training needs the frozen old backbone; otherwise its objective gets None.
+    dim_of: size of its embedding for a number of classes, if it cannot have that of ``like``.
     """
 
     name: str
@@ -86,6 +88,12 @@ class BackboneKind:
     like: Literal["old", "new"]
     objective: MakeObjective
     needs_old: bool
+    dim_of: Callable[[int], int] | None = None
+
+    def backbone(self, like: BackboneSettings, classes: int) -> BackboneSettings:
+        """Its architecture. like: that of the model it is like. classes: labels 0, 1, ... of the whole train split."""
+        # Who chooses the dimension puts the embedding anywhere in it, also where values are negative.
+        return like if self.dim_of is None else replace(like, dim=self.dim_of(classes), last_layer="linear")
 
 
 def all_backbones() -> dict[str, BackboneKind]:

@@ -23,7 +23,7 @@ def backbone_method(name: str, title: str, source: str, glossary: Mapping[str, s
     def pair(e: Embeddings, network: Any) -> UpgradePair:
         query, old = e.query[name], e.gallery["old"]
         return UpgradePair(
-            RetrievalSystem(_fit_width(query, old.shape[1]), old), RetrievalSystem(query, e.gallery[name])
+            RetrievalSystem(fit_width(query, old.shape[1]), old), RetrievalSystem(query, e.gallery[name])
         )
 
     return Method(
@@ -31,7 +31,7 @@ def backbone_method(name: str, title: str, source: str, glossary: Mapping[str, s
     )
 
 
-def _fit_width(vectors_Nd: FloatArray, width: int) -> FloatArray:
+def fit_width(vectors_Nd: FloatArray, width: int) -> FloatArray:
     """Truncate or zero-pad vectors to ``width``, as in the training, which compared them with the old model."""
     missing = width - vectors_Nd.shape[1]
     return np.pad(vectors_Nd.astype(np.float32), ((0, 0), (0, missing))) if missing > 0 else vectors_Nd[:, :width]

@@ -38,7 +38,7 @@ from ray_backfill.runs.folder import evaluate_folder
 from ray_backfill.runs.pipeline import run_recipe
 from ray_backfill.store import read_folder, write_parquet
 from ray_backfill.training.settings import FitSettings
-from ray_backfill.training.transforms import pseudo_classifier
+from ray_backfill.training.stand_in import fit_classifier
 
 # Orders that recipes can make; least_confidence is left out because it is the same as classifier_score.
 _ORDERS = (
@@ -89,7 +89,7 @@ def reproduce(experiment: Experiment, context: Context, page: Path, findings: Pa
 
 def _run_seed(experiment: Experiment, seed: int, context: Context) -> SeedRun:
     """Run all methods with all orders and the raw merge, and with the main order and all merges."""
-    recipe = load_recipe(experiment.recipe, experiment.data_root, seed)
+    recipe = _tuned(experiment, load_recipe(experiment.recipe, experiment.data_root, seed))
     context = replace(context, out=context.out / f"seed-{seed}", recipe=experiment.recipe)
     evaluation = replace(recipe.evaluation, methods=experiment.methods)
     methods = evaluation.find_methods()
@@ -103,6 +103,10 @@ def _run_seed(experiment: Experiment, seed: int, context: Context) -> SeedRun:
     return SeedRun(seed, results, (with_merges,))
 
 
+def _tuned(experiment: Experiment, recipe: Recipe[Any]) -> Recipe[Any]:
+    return replace(recipe, fits=replace(recipe.fits, tune=experiment.tune))
+
+
 def _merges(evaluation: Evaluation) -> tuple[str, ...]:
     return tuple(name for name, kind in all_merges().items() if kind.suits(evaluation.distance))
 
@@ -110,7 +114,7 @@ def _merges(evaluation: Evaluation) -> tuple[str, ...]:
 def _run_subgroups(experiment: Experiment, seed: int, context: Context) -> SeedRun | None:
     if not experiment.subgroups:
         return None
-    recipe = load_recipe(experiment.subgroups, experiment.data_root, seed)
+    recipe = _tuned(experiment, load_recipe(experiment.subgroups, experiment.data_root, seed))
     return SeedRun(
         seed, run_recipe(recipe, replace(context, out=context.out / f"biased-{seed}", recipe=experiment.subgroups))
     )
@@ -180,7 +184,7 @@ def _sigma_against_loss(experiment: Experiment, out: Path) -> tuple[float, ...]:
         table, settings = folder.gallery, recipe.fits.transforms.loss
         assert table.label is not None
         # Without a classifier, use the substitute made of these items.
-        known = folder.classifier or pseudo_classifier(table.new, table.label)
+        known = folder.classifier or fit_classifier(table.new, table.label, settings)
         losses_N = item_losses(load_network(network), known, table.old, table.new, table.label, settings)
         sigma_N = read_sigma(network / "sigma.parquet", folder.gallery)
         known_N = np.isfinite(losses_N)  # items of classes that the new model's classifier knows

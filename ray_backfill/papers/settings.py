@@ -18,5 +18,7 @@ class Experiment:
     """Upgrade methods to compare, or "all"."""
     ablation: bool = True
     """Also train heads with every loss, with and without rho and mining, and at several temperatures (first seed)."""
+    tune: int = 0
+    """Number of settings to try for each fitted method on the validation split of every run; 0: the recipe's own."""
     subgroups: str = ""
     """Recipe with subgroups to run as well, with the same seeds; empty: none."""

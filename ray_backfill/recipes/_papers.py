@@ -1,8 +1,10 @@
 """Training of models and maps in the published experiments: the papers' hyper-parameters.
 
 RM: Seo et al., Metric Compatible Training for Online Backfilling in Large-Scale Retrieval, 2025, section 5.2 and
-appendix B. FF: Jaeckle et al., FastFill, 2023, appendix A.2. All values are stated here, even if they are defaults, so
-that a published experiment does not change with a default. ``papers/silent.py`` lists what the papers omit.
+appendix B. FF: Jaeckle et al., FastFill, 2023, appendix A.2 and, where it is silent, the authors' public configuration
+(momentum, label smoothing, weight decay of BatchNorm, weights of the losses, last layer of the backbones). All values
+are stated here, even if they are defaults, so that a published experiment does not change with a default.
+``papers/silent.py`` lists what the papers omit.
 """
 
 from typing import Literal
@@ -29,7 +31,7 @@ _LR = {"resnet18": 1.024, "resnet50": 1.024, "vit_b_32": 0.1}
 def model(arch: str, dim: int, classification: Classification, seed: int) -> ModelRecipe:
     """A backbone trained from scratch with FF's schedule for ImageNet; faces with ArcFace."""
     return ModelRecipe(
-        BackboneSettings(arch, dim=dim),
+        BackboneSettings(arch, dim=dim, last_layer="relu"),
         BackboneTraining(
             classification=classification,
             arcface_margin=0.5,
@@ -40,6 +42,7 @@ def model(arch: str, dim: int, classification: Classification, seed: int) -> Mod
             batch=1024,
             lr=_LR[arch],
             momentum=0.875,
+            nesterov=False,
             weight_decay=2.0**-15,
             warmup_epochs=5,
             seed=seed,
@@ -72,6 +75,8 @@ def fits(blocks: int, classification: Classification, distance: str, seed: int) 
             seed=seed,
             loss=TransformSettings(
                 disc_weight=1.0,
+                uncertainty_weight=0.5,
+                relative=False,
                 label_smoothing=0.1,
                 classification=classification,
                 arcface_margin=0.5,

@@ -14,7 +14,7 @@ def _halves(data_root: Path | None, seed: int) -> Recipe[omniglot.Settings]:
     root = needs_root(data_root, "the folder with omniglot_small1.zip and omniglot_small2.zip")
     return Recipe(
         images=omniglot.Settings(root=root),
-        protocol=Protocol("extended", old_share=0.5),
+        protocol=Protocol("extended", old_share=0.5, validation=0.2),
         old=small_convnet(16, epochs=12, seed=2 * seed),
         new=small_convnet(32, epochs=12, seed=2 * seed + 1),
         fits=small_fits(epochs=100, seed=seed),
@@ -26,7 +26,7 @@ def _biased(data_root: Path | None, seed: int) -> Recipe[omniglot.Settings]:
     return replace(
         plain,
         images=replace(plain.images, groups=True),
-        protocol=Protocol("biased", old_share=0.1, seed=seed),
+        protocol=Protocol("biased", old_share=0.1, seed=seed, validation=0.2),
         evaluation=Evaluation(
             methods=("rm_naive", "fct", "fastfill", "rm"),
             orders=("random", "classifier_score", "entropy", "sigma"),

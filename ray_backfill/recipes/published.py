@@ -25,10 +25,12 @@ class Paper:
     name: str
     orders: tuple[str, ...]
     distance: str
+    points: int
 
 
-RM = Paper("rank merge", ("classifier_score",), "cosine")
-FF = Paper("FastFill", ("random", "entropy", "sigma"), "l2")
+# RM: t = 0, 0.1, ..., 1 (section 5.1). FF: 20 steps between 0 and 1 (the authors' public configuration).
+RM = Paper("rank merge", ("classifier_score",), "cosine", points=11)
+FF = Paper("FastFill", ("random", "entropy", "sigma"), "l2", points=22)
 
 
 class Split(NamedTuple):
@@ -171,7 +173,7 @@ class PublishedRecipe:
                 methods=self.methods,
                 orders=self.paper.orders,
                 metrics=(data.metric, "CMC@1"),
-                points=11,
+                points=self.paper.points,
                 distance=self.distance,
             ),
         )

@@ -73,6 +73,27 @@ def costs_table(results: Results) -> PageTable | None:
     return PageTable("What each method costs", heads, lines, "sortable costs")
 
 
+def tuned_table(results: Results) -> PageTable | None:
+    """A line per method with what --tune chose for it; None without it."""
+    if not results.manifest.tuned:
+        return None
+    metric = results.manifest.tuned[0].metric
+    heads = [Head("method", "name"), Head("settings tried"), Head("chosen", "name")]
+    heads += [Head(f"AUC {metric} there"), Head("as given")]
+    lines = []
+    for each in results.manifest.tuned:
+        words = ", ".join(f"{name} {_plain(value)}" for name, value in each.values.items())
+        scores = [math.nan if score is None else score for score in (each.score, each.given)]
+        cells = [Cell(results.titles.get(each.method, each.method)), number(str(each.trials), each.trials)]
+        cells += [Cell(words, css="name"), *(number(percent(score), score) for score in scores)]
+        lines.append(TableRow("", cells))
+    return PageTable("Settings chosen on the validation split", heads, lines, "sortable")
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def number(text: str, value: float, css: str = "") -> Cell:
     """A cell that is sorted by its value; by nothing where there is none."""
     return Cell(text, f"{value:.6g}" if math.isfinite(value) else "", css)

@@ -86,7 +86,7 @@ def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> P
         gallery_models = old_models(method) if "queries" in open_source(recipe.images).splits else None
         _, classes = recipe_classes(recipe)
         before = embed_stage(
-            out / "before", recipe.images, backbones, classes, recipe.embed, actors, gallery_models, context.overwrite
+            out / "before", recipe.source, backbones, classes, recipe.embed, actors, gallery_models, context.overwrite
         )
         folder = read_folder(before, roles, gallery_needs=("old",))
         number, on_gpu = _check_room(live, actors)
@@ -148,17 +148,18 @@ def _drill(
     recipe: Mapping[str, Any],
 ) -> Path:
     drill_folder, evaluation = context.out / "live", comparison.evaluation
+    tuned = {"tune": fits.tune} if fits.tune > 1 else {}
     wanted = {
         "format": FORMAT,
         "data": comparison.folder.fingerprint(method.models, further=comparison.orders.gallery.columns),
         "evaluation": asdict(evaluation),
-        "fit": method.fit.recorded(fits, evaluation.distance) if method.fit else {},
+        "fit": method.fit.recorded(fits, evaluation.distance) | tuned if method.fit else {},
         "live": asdict(live),
     }
     k = depth(evaluation.metrics, comparison.truth)
     if _is_there(drill_folder, wanted, context.overwrite):
         return drill_folder
-    comparison = fit_maps(comparison, [method], fits, context)
+    comparison, _ = fit_maps(comparison, [method], fits, context)
     if comparison.left_out:
         raise InputError(f"{method.name}: {comparison.left_out[0].reason}")
     sides = _sides(comparison, method, live)

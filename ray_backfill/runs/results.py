@@ -25,7 +25,7 @@ from ray_backfill.runs.context import Context
 from ray_backfill.runs.earlier import FILES, STAGE, check_can_be_extended, is_there, settings_of
 from ray_backfill.runs.origin import origin_of
 from ray_backfill.statistics import relative_weights
-from ray_backfill.tables.results import TABLES, Manifest, SkippedQuery
+from ray_backfill.tables.results import TABLES, Manifest, SkippedQuery, Tuned
 from ray_backfill.tables.schema import block, write_table
 from ray_backfill.training.settings import FitSettings
 
@@ -39,7 +39,7 @@ class Facts:
 
     settings: everything besides data and evaluation that determines the results. recipe: the whole recipe, {} for a
     user's folder. origin: of the data, see ``origin_of``. backbones: model -> macs and parameters of one
-    embedding and training_flops, if the models are known.
+    embedding and training_flops, if the models are known. tuned: settings that were chosen on the validation split.
     """
 
     command: str
@@ -48,12 +48,18 @@ class Facts:
     origin: dict[str, Any] = field(default_factory=dict)
     timings_s: dict[str, float] = field(default_factory=dict)
     backbones: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tuned: tuple[Tuned, ...] = ()
 
 
 def facts_of(
-    comparison: Comparison, fits: FitSettings, context: Context, recipe: Mapping[str, Any] | None, maps_s: float
+    comparison: Comparison,
+    fits: FitSettings,
+    context: Context,
+    recipe: Mapping[str, Any] | None,
+    maps_s: float,
+    tuned: tuple[Tuned, ...] = (),
 ) -> Facts:
-    """Facts from the stages of this run's folder. maps_s: seconds spent on fitting the maps."""
+    """Facts from the stages of this run's folder. maps_s: seconds spent on tuning and fitting the maps."""
     out, folder = context.out, comparison.folder
     made = {name: read_json(out / name / "manifest.json") for name in _stages(out, folder.models)}
     known = ("macs", "parameters", "training_flops", "seconds")
@@ -66,6 +72,7 @@ def facts_of(
         {model: {name: made[f"backbones/{model}"].get(name) for name in known} for model in folder.models}
         if recipe
         else {},
+        tuned,
     )
 
 
@@ -181,6 +188,7 @@ def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: 
         margin=evaluation.margin,
         traits=traits_of(comparison.methods, comparison.orders.orders, (RAW.name, *comparison.merges.names)),
         left_out=comparison.left_out,
+        tuned=facts.tuned,
         timings_s=facts.timings_s | {"replay": replay_s},
         backbones=facts.backbones,
         data=sizes | weighting(comparison) | dims | facts.origin,

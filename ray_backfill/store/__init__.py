@@ -17,7 +17,8 @@ is a file or a folder of part files, which are read in the order of their names.
 - ``weight``, optional, for queries: a number above 0, the query's weight in every mean
 
 Without a queries file, the gallery items are the queries, each excluded from its own result. ``classifier.parquet`` may
-hold the new model's classifier: ``label``, ``weight`` (lists), ``bias``. Other columns are not used.
+hold the new model's classifier: ``label``, ``weight`` (lists), ``bias``. ``validation.parquet`` has the columns of a
+gallery; only --tune reads it. Other columns are not used.
 """
 
 import hashlib
@@ -32,7 +33,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
-from ray_backfill.files import write_whole
 from ray_backfill.store._classifier import Classifier as Classifier
 from ray_backfill.store._classifier import read_classifier as read_classifier
 from ray_backfill.store._columns import MAPPED_BYTES as MAPPED_BYTES
@@ -52,8 +52,9 @@ from ray_backfill.store._columns import kind_of as kind_of
 from ray_backfill.store._columns import room_for as room_for
 from ray_backfill.store._columns import vector_column as vector_column
 from ray_backfill.store._columns import vectors_of as vectors_of
+from ray_backfill.store._writing import write_parquet as write_parquet
 from ray_backfill.systems import FloatArray
-from ray_backfill.tables.parquet import open_checked, read_checked, reading, write_checked
+from ray_backfill.tables.parquet import open_checked, read_checked, reading
 
 SPLITS = ("gallery", "queries", "train", "classifier")
 # Column -> the function that reads and validates it. Fingerprints follow this order.
@@ -240,6 +241,23 @@ def read_folder(
     return EmbeddingFolder(path, gallery, queries, train, read_classifier(path))
 
 
+def read_validation(path: Path, models: Sequence[str] = ("old", "new")) -> EmbeddingFolder:
+    """Read the validation split of a folder as a gallery that queries itself, with the folder's train split.
+
+    Raises:
+        InputError: There is no validation split or no train split; otherwise see ``read_folder``.
+    """
+    with reading(path):
+        for name in ("validation", "train"):
+            if not (path / f"{name}.parquet").exists():
+                raise InputError(
+                    f"--tune needs {path / name}.parquet; give a recipe --protocol.validation 0.1, or put it there: "
+                    "items with labels that are in no other split"
+                )
+        validation, train = (read_table(path / f"{name}.parquet", models, models) for name in ("validation", "train"))
+    return EmbeddingFolder(path, validation, None, train, read_classifier(path))
+
+
 def read_table(
     path: Path, models: Sequence[str] = ("old", "new"), needed: Sequence[str] = ("old", "new"),
     are_queries: bool = False,
@@ -329,18 +347,3 @@ def _read_columns(file: Path, needed: Sequence[str], are_queries: bool) -> dict[
     with reading(file):
         table = opened.read(columns=present)
         return {name: _COLUMNS[name](table[name], file, name) for name in present}
-
-
-def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write a Parquet file atomically: readers see the complete file or none.
-
-    Args:
-        path: File to write; its folder is created if needed.
-        table: Columns; see ``vector_column`` for embeddings.
-
-    Raises:
-        InputError: The disk is full.
-    """
-    # Vectors do not repeat: dictionary encoding makes files an eighth larger and writing three times as slow.
-    others = [field.name for field in table.schema if not is_vectors(field.type)]
-    write_whole(path, lambda temporary: write_checked(table, temporary, use_dictionary=others))

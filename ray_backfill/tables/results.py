@@ -273,6 +273,22 @@ class Traits:
 
 
 @dataclass(frozen=True)
+class Tuned:
+    """The settings that --tune chose for a method, by its AUC on the validation split."""
+
+    method: str
+    metric: str
+    trials: int
+    """Number of settings that were tried."""
+    values: Mapping[str, Any]
+    """Dotted name of a setting, as in heads.loss.tau -> the value that was chosen."""
+    score: float | None
+    """AUC of the chosen settings, a share; None if every training diverged."""
+    given: float | None
+    """AUC of the settings that were given; None if their training diverged."""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The contents of manifest.json apart from ``stage`` and ``finished``."""
 
@@ -282,6 +298,7 @@ class Manifest:
     margin: float = 0.0
     """Largest loss that counts as none, as a share."""
     left_out: tuple[LeftOut, ...] = ()
+    tuned: tuple[Tuned, ...] = ()
     kind: str = "simulation"
     command: str = ""
     created: str = ""
@@ -301,7 +318,8 @@ class Manifest:
     def from_json(cls, found: Mapping[str, Any]) -> "Manifest":
         known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
         left_out = tuple(LeftOut(**each) for each in found.get("left_out", ()))
-        return cls(**known | {"traits": Traits.from_json(found["traits"]), "left_out": left_out})
+        tuned = tuple(Tuned(**each) for each in found.get("tuned", ()))
+        return cls(**known | {"traits": Traits.from_json(found["traits"]), "left_out": left_out, "tuned": tuned})
 
     def facts(self) -> dict[str, Any]:
         """Return everything except the settings, for JSON."""

@@ -17,17 +17,19 @@ from ray_backfill.cluster import embed
 from ray_backfill.cluster.embed import embed_stage, split_rows
 from ray_backfill.cluster.settings import EmbedActors, EmbedSettings
 from ray_backfill.comparison.truth import ground_truth
-from ray_backfill.datasets import image_folder, landmarks, manifest, open_source
+from ray_backfill.datasets import Divided, image_folder, landmarks, manifest, open_source
 from ray_backfill.errors import InputError
 from ray_backfill.files import begin_stage, finish_stage, is_finished, read_json, write_json
 from ray_backfill.models.backbones import pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
 from ray_backfill.models.settings import BackboneSettings
+from ray_backfill.protocols import Protocol
 from ray_backfill.store import read_folder, read_table
 from tests.datasets._pictures import noisy_jpeg, plain, write_tree
 from tests.datasets._published_more import small_gldv2, small_market
 
 IMAGES = landmarks.Settings(image_size=16, landmarks=4, train_images=40, gallery_images=25, queries=8)
+DIVIDED = Divided(IMAGES, Protocol(validation=0.2))
 SETTINGS = EmbedSettings(part_rows=10, batch=4)
 
 
@@ -45,11 +47,13 @@ def backbone(folder: Path, seed: int, dim: int, cosine_scale: float | None = Non
 def test_vectors_scores_and_labels_are_those_of_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new, bct = (backbone(tmp_path / name, i, 6 + 2 * i) for i, name in enumerate(("old", "new", "bct")))
     models = {"old": old, "new": new, "bct": bct}
-    out = embed_stage(tmp_path / "e", IMAGES, models, [0, 2], SETTINGS, EmbedActors(number=2))
-    folder, source = read_folder(out), open_source(IMAGES)
+    out = embed_stage(tmp_path / "e", DIVIDED, models, [0, 2], SETTINGS, EmbedActors(number=2))
+    folder, source = read_folder(out), open_source(DIVIDED)
     assert folder.queries is not None
     assert folder.train is not None
-    for split, table in (("gallery", folder.gallery), ("queries", folder.queries), ("train", folder.train)):
+    validation = read_table(out / "validation.parquet")
+    tables = {"gallery": folder.gallery, "queries": folder.queries, "train": folder.train, "validation": validation}
+    for split, table in tables.items():
         rows = split_rows(source, split, [0, 2])
         np.testing.assert_array_equal(table.id, source.items(split).ids_N[rows])
         np.testing.assert_array_equal(table.label, source.items(split).labels_N[rows])
@@ -76,9 +80,9 @@ def test_vectors_scores_and_labels_are_those_of_the_models(tmp_path: Path, monke
     _resume_without_one_part(out, models, monkeypatch)
     # Who needs fewer of the models finds them there; another model is another folder.
     monkeypatch.setattr(embed, "_run", None)
-    assert embed_stage(out, IMAGES, {"old": old, "new": new}, [0, 2], SETTINGS, EmbedActors()) == out
+    assert embed_stage(out, DIVIDED, {"old": old, "new": new}, [0, 2], SETTINGS, EmbedActors()) == out
     with pytest.raises(InputError, match="belongs to a run with other settings"):
-        embed_stage(out, IMAGES, {"old": new, "new": new}, [0, 2], SETTINGS, EmbedActors())
+        embed_stage(out, DIVIDED, {"old": new, "new": new}, [0, 2], SETTINGS, EmbedActors())
 
 
 def _resume_without_one_part(out: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,16 +93,16 @@ def _resume_without_one_part(out: Path, models: dict[str, Path], monkeypatch: py
     lost.unlink()
     (out / "gallery.parquet" / f".{lost.name}.12.tmp").write_bytes(b"half a part")
     times = {path: path.stat().st_mtime_ns for path in out.glob("*/part-*.parquet")}
-    embed_stage(out, IMAGES, models, [0, 2], SETTINGS, EmbedActors(number=2))
+    embed_stage(out, DIVIDED, models, [0, 2], SETTINGS, EmbedActors(number=2))
     assert {path: path.stat().st_mtime_ns for path in times} == times
     assert lost.exists()
     assert not list(out.glob("*/.*.tmp"))
     assert read_folder(out).fingerprint() == before
 
     monkeypatch.setattr(embed, "_run", None)  # a finished stage starts nothing
-    embed_stage(out, IMAGES, models, [0, 2], SETTINGS, EmbedActors(number=2))
+    embed_stage(out, DIVIDED, models, [0, 2], SETTINGS, EmbedActors(number=2))
     with pytest.raises(InputError, match=r"embed\.batch: 4 there, 5 requested"):
-        embed_stage(out, IMAGES, models, [0, 2], EmbedSettings(10, 5), EmbedActors(number=2))
+        embed_stage(out, DIVIDED, models, [0, 2], EmbedSettings(10, 5), EmbedActors(number=2))
 
 
 def test_a_cosine_classifier_is_kept_as_directions(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The plan of an upgrade: computation and decoding of each stage, and its storage."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,8 @@ def plan_upgrade(
     methods = recipe.evaluation.find_methods()
     models = models_of(methods) if models is None else tuple(models)
     macs = {
-        model: network_cost(_role(recipe, model)[0].backbone, counts.channels, counts.image_size) for model in models
+        model: network_cost(_role(recipe, model, counts)[0].backbone, counts.channels, counts.image_size)
+        for model in models
     }
     all_stages = {
         "backbones": [_backbone_stage(recipe, model, counts, workers, settings) for model in models],
@@ -155,11 +156,12 @@ def _stored_backbones(recipe: Recipe[Any], counts: Counts, models: Sequence[str]
     yield Stored("checkpoints of the largest backbone while it trains", largest, is_kept=False)
 
 
-def _role(recipe: Recipe[Any], model: str) -> tuple[ModelRecipe, str]:
+def _role(recipe: Recipe[Any], model: str, counts: Counts) -> tuple[ModelRecipe, str]:
     """The recipe of a backbone, and the model (old or new) whose classes it learns."""
-    kinds = all_backbones()
-    like = kinds[model].like if model in kinds else model
-    return (recipe.old if like == "old" else recipe.new), like
+    kind = all_backbones().get(model)
+    like = kind.like if kind else model
+    how = recipe.old if like == "old" else recipe.new
+    return (replace(how, backbone=kind.backbone(how.backbone, counts.labels)) if kind else how), like
 
 
 def _of(counts: Counts, like: str) -> ModelCounts:
@@ -167,7 +169,7 @@ def _of(counts: Counts, like: str) -> ModelCounts:
 
 
 def _info(recipe: Recipe[Any], model: str, counts: Counts) -> BackboneInfo:
-    how, like = _role(recipe, model)
+    how, like = _role(recipe, model, counts)
     classes = list(range(_of(counts, like).classes))
     scale = how.training.cosine_scale
     return BackboneInfo(how.backbone, counts.channels, counts.image_size, classes, cosine_scale=scale)
@@ -176,7 +178,7 @@ def _info(recipe: Recipe[Any], model: str, counts: Counts) -> BackboneInfo:
 def _backbone_stage(
     recipe: Recipe[Any], model: str, counts: Counts, workers: Workers, settings: PlanningSettings
 ) -> Stage:
-    how, like = _role(recipe, model)
+    how, like = _role(recipe, model, counts)
     of = _of(counts, like)
     info, old = _info(recipe, model, counts), _info(recipe, "old", counts)
     batch = workers.number * images_per_worker(of.images, info.classes, how.training, workers.number)
@@ -204,7 +206,7 @@ def _embed_stage(
     recipe: Recipe[Any], counts: Counts, models: Sequence[str], actors: EmbedActors, settings: PlanningSettings
 ) -> Stage:
     images = sum(counts.embedded.values())
-    roles = [_role(recipe, model)[0] for model in models]
+    roles = [_role(recipe, model, counts)[0] for model in models]
     macs = sum(network_cost(how.backbone, counts.channels, counts.image_size).macs for how in roles)
     verdict = recipe.old.backbone.dim * counts.old.classes  # of the old classifier
     return Stage(
@@ -228,7 +230,7 @@ def _map_stages(
     for method in methods:
         if method.fit is None:
             continue
-        dims = {model: _role(recipe, model)[0].backbone.dim for model in method.models}
+        dims = {model: _role(recipe, model, counts)[0].backbone.dim for model in method.models}
         of, distance = counts.new, recipe.evaluation.distance
         cost = method.fit.cost(dims, of.images, of.classes, recipe.fits, distance, workers.number)
         yield Stage(
@@ -248,14 +250,14 @@ def _map_stages(
 
 def _weights(recipe: Recipe[Any], model: str, counts: Counts) -> int:
     """Bytes of the weights of a backbone with its classifier."""
-    how, like = _role(recipe, model)
+    how, like = _role(recipe, model, counts)
     classifier = (how.backbone.dim + (how.training.cosine_scale is None)) * _of(counts, like).classes
     below = network_cost(how.backbone, counts.channels, counts.image_size).parameters
     return (below + classifier) * _FLOAT_BYTES
 
 
 def _stored_embeddings(recipe: Recipe[Any], counts: Counts, models: Sequence[str]) -> Iterator[Stored]:
-    numbers = sum(_role(recipe, model)[0].backbone.dim for model in models)
+    numbers = sum(_role(recipe, model, counts)[0].backbone.dim for model in models)
     dtype = np.dtype(recipe.embed.dtype)
     for split, rows in counts.embedded.items():
         row_bytes = numbers * dtype.itemsize + counts.column_bytes

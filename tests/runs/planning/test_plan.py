@@ -35,6 +35,7 @@ COUNTS = Counts(
     train=1000,
     gallery=300,
     queries=50,
+    labels=10,
     old=ModelCounts(400, 4),
     new=ModelCounts(1000, 10),
     image_size=16,
@@ -149,7 +150,10 @@ def test_a_backbone_training_does_what_was_planned(kind: str, monkeypatch: pytes
     steps = count_steps(torch.optim.SGD, monkeypatch)
     training = (recipe.old if role == "old" else recipe.new).training
     objective = of_kind.objective if of_kind else Classification
-    trained = train_backbone(source, rows, infos[role], training, make_objective=objective, old=old)
+    info = infos[role]
+    if of_kind:
+        info = replace(info, backbone=of_kind.backbone(info.backbone, counts.labels))
+    trained = train_backbone(source, rows, info, training, make_objective=objective, old=old)
     assert stage.steps == len(steps)
     assert stage.flops == trained.flops
 
@@ -227,3 +231,9 @@ def test_so_many_cpus_as_it_says_would_feed_a_gpu() -> None:
     assert found is not None
     assert "decoding slows down" not in planned(int(found[1]))
     assert "decoding slows down" in planned(int(found[1]) - 1)
+
+
+def test_a_backbone_of_another_size_is_planned_with_its_own() -> None:
+    """d-Simplex: as many dimensions as there are labels, less one."""
+    found, numbers = plan(small_recipe(("dsimplex",))), 2 * 12 + 2 * 9
+    assert any(f"x {numbers} " in stored.name for stored in found.storage)

@@ -1,0 +1,93 @@
+"""Chooses settings of fits on the validation split: trials in this process if there is one, otherwise side by side.
+
+Every method gets the same number of trials, unless its space has fewer combinations. The gallery and the queries, by
+which methods are compared afterwards, are not read.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from ray_backfill.cluster.maps import has_more_than_cpus
+from ray_backfill.cluster.settings import Workers
+from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.comparison.trial import Trial, run_trial
+from ray_backfill.files import begin_stage, read_json
+from ray_backfill.methods import Method
+from ray_backfill.progress import stage
+from ray_backfill.store import EmbeddingFolder, read_validation
+from ray_backfill.tables.results import Tuned
+from ray_backfill.training.settings import FitSettings
+from ray_backfill.training.tuning import Values, trials_of, with_values
+
+
+def tune_stage(
+    out: Path,
+    data: Path,
+    methods: Sequence[Method],
+    settings: FitSettings,
+    evaluation: Evaluation,
+    workers: Workers,
+    overwrite: bool = False,
+) -> tuple[Tuned, ...]:
+    """Try ``settings.tune`` settings for each method that has some to choose; finished trials are kept.
+
+    out: a trial is the stage ``out/<method>/<number>``; on storage that all nodes share, like ``data``, a folder with
+    a validation split. overwrite: repeat trials on other data or with other settings.
+
+    Raises:
+        InputError: There is no validation split, a folder belongs to other settings, or a fit failed.
+    """
+    to_tune = [method for method in methods if method.fit and method.fit.space]
+    if not to_tune:
+        return ()
+    folder = read_validation(data, tuple(dict.fromkeys(model for method in to_tune for model in method.models)))
+    metric, missing, all_trials = evaluation.metrics[0], [], []
+    for method in to_tune:
+        assert method.fit is not None
+        values = trials_of(method.fit.space, settings, settings.tune)
+        trials = [
+            Trial(
+                method.name, with_values(settings, each), evaluation.distance, data, out / method.name / str(number),
+                metric, evaluation.order_seed,
+            )
+            for number, each in enumerate(values)
+        ]  # fmt: skip
+        all_trials.append((method.name, values, trials))
+        missing += [
+            trial for trial in trials if not begin_stage(trial.out, "trial", trial.recorded(folder, method), overwrite)
+        ]
+    _run(missing, folder, workers)
+    return tuple(_best(name, metric, values, trials) for name, values, trials in all_trials)
+
+
+def chosen(tuned: Sequence[Tuned], settings: FitSettings) -> dict[str, FitSettings]:
+    """Method name -> the settings that were chosen for it."""
+    return {each.method: with_values(settings, each.values) for each in tuned}
+
+
+def _run(missing: Sequence[Trial], folder: EmbeddingFolder, workers: Workers) -> None:
+    if not missing:
+        return
+    with stage("tune", len(missing), "trials") as shown:
+        if len(missing) == 1 and not has_more_than_cpus():
+            from ray_backfill.training.fit_into import one_thread  # loads torch
+
+            with one_thread():
+                run_trial(missing[0])
+            shown.advance()
+            return
+        from ray_backfill.cluster.session import session  # imports Ray
+        from ray_backfill.cluster.side_by_side import try_side_by_side
+
+        assert folder.train is not None
+        with session():
+            size = sum(vectors.nbytes for vectors in folder.train.vectors.values())
+            try_side_by_side(missing, size, shown, workers.max_failures)
+
+
+def _best(method: str, metric: str, values: Sequence[Values], trials: Sequence[Trial]) -> Tuned:
+    """The trial with the highest score, the first of equal ones; the given settings if every training diverged."""
+    scores = [read_json(trial.out / "manifest.json")["score"] for trial in trials]
+    best = max(range(len(scores)), key=lambda i: -math.inf if scores[i] is None else scores[i])
+    return Tuned(method, metric, len(scores), dict(values[best]), scores[best], scores[0])
