@@ -3,7 +3,7 @@
 Source: Shen et al., "Towards Backward-Compatible Representation Learning", 2020, eq. 5 and section 3.3 (classes that
 the old classifier does not know: its weights are synthesised as class means of old embeddings).
 Deviates: if the old classifier knows some of the classes, images of the others have no influence loss, as in the
-authors' code (openBCT) with its map from new to old labels. Class means are
+authors' code (openBCT) with its map from new to old labels, unless ``pseudo_weights`` is on. Class means are
 scaled to the length of the old classifier's own weights, because embeddings are far longer and logits of several
 hundred prevented learning (Omniglot, open class: mAP 2 instead of 51).
 
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ray_backfill.models.backbones import Backbone, class_logits
@@ -32,17 +33,9 @@ class BackwardCompatible(Objective):
     ) -> None:
         super().__init__(backbone, info, settings, old)
         assert old is not None
-        classifier = old.network.classifier
         # Plain tensors are neither trained nor saved. (DDP would send buffers at every step.)
-        own_Cd, own_bias, means = classifier.weight.detach(), classifier.bias, old.class_means_Cd
-        self._weight = own_Cd if means is None else F.normalize(means, dim=1) * own_Cd.norm(dim=1).mean()
-        self._bias = None if means is not None or own_bias is None else own_bias.detach()
+        self._weight, self._bias, position_C = _frozen_classifier(old, info)
         self._scale = old.network.cosine_scale
-        # Position of each class in the frozen classifier, -1 if unknown; the last entry is for target -1.
-        position_C = np.arange(len(info.classes))
-        if means is None:
-            known_C = np.isin(info.classes, old.info.classes)
-            position_C = np.where(known_C, np.searchsorted(old.info.classes, info.classes), -1)
         self._old_target = torch.tensor([*position_C.tolist(), -1], device=self._weight.device)
 
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,3 +57,25 @@ class BackwardCompatible(Objective):
         counts_2 = torch.stack([(old_target_B >= 0).sum(), torch.ones_like(old_target_B).sum()]).to(losses_B)
         n_known, n_images = gather(counts_2[None]).sum(0)
         return losses_B * (n_images / n_known.clamp(min=1))
+
+
+def _frozen_classifier(old: OldModel, info: BackboneInfo) -> tuple[Tensor, Tensor | None, NDArray[np.int64]]:
+    """(O, d) weights, (O,) bias, and the (C,) row of each new class, -1 for a class without weights.
+
+    With class means, classes that the old classifier does not know have their mean as weights, scaled to the length of
+    the others, and the mean bias. If it knows none, its own classes are left out.
+    """
+    own_Od, own_bias = old.network.classifier.weight.detach(), old.network.classifier.bias
+    known_C = np.isin(info.classes, old.info.classes)
+    row_C = np.where(known_C, np.searchsorted(old.info.classes, info.classes), -1)
+    if old.class_means_Cd is None:
+        return own_Od, None if own_bias is None else own_bias.detach(), row_C
+    unknown = torch.from_numpy(~known_C).to(own_Od.device)
+    pseudo = F.normalize(old.class_means_Cd[unknown], dim=1) * own_Od.norm(dim=1).mean()
+    if not known_C.any():
+        return pseudo, None, np.arange(len(known_C))
+    row_C[~known_C] = len(own_Od) + np.arange(len(pseudo))
+    bias = None
+    if own_bias is not None:
+        bias = torch.cat([own_bias.detach(), own_bias.detach().mean().expand(len(pseudo))])
+    return torch.cat([own_Od, pseudo]), bias, row_C

@@ -2,7 +2,8 @@
 
 Source: Shen et al., "Towards Backward-Compatible Representation Learning", 2020, eq. 5 and section 3.3 (classes that
 the old classifier does not know: its weights are synthesised as class means of old embeddings).
-Deviates: if the old classifier knows some of the classes, images of the others have no influence loss. Class means are
+Deviates: if the old classifier knows some of the classes, images of the others have no influence loss, unless
+``pseudo_weights`` is on. Class means are
 scaled to the length of the old classifier's own weights, because embeddings are far longer and logits of several
 hundred prevented learning (Omniglot, open class: mAP 2 instead of 51).
 """

@@ -100,7 +100,9 @@ def train_backbone(
     batch = images_per_worker(len(rows), info.classes, settings, size)
     feed = PixelFeed(source, rows, threads, pixel_feed.CACHE_BYTES // size)
     targets = np.searchsorted(info.classes, source.items("train").labels_N)
-    frozen = freeze_old(old, info, feed, rows, targets, device) if old else None
+    frozen = None
+    if old:
+        frozen = freeze_old(old, info, feed, rows, targets, device, settings.compatible.pseudo_weights)
     torch.manual_seed(settings.seed)
     objective = make_objective(info.build().to(device), info, settings, frozen).to(device)
     steps = len(rows) // (batch * size)

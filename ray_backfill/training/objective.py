@@ -25,9 +25,9 @@ from ray_backfill.training.settings import ClassificationSettings, ObjectiveSett
 class OldModel:
     """The frozen old backbone: in eval mode, on the training device, neither trained nor saved.
 
-    class_means_Cd: mean old embeddings of the new model's classes; None if the old classifier knows some of these
-    classes and is used itself. spread: computes the spread of the new model's classes, for losses that ask for it;
-    None if there are no images, because only the cost of a step is counted.
+    class_means_Cd: mean old embeddings of the new model's classes, for classes that the old classifier does not know;
+    None if only those that it knows take part. spread: computes the spread of the new model's classes, for losses that
+    ask for it; None if there are no images, because only the cost of a step is counted.
     """
 
     network: Backbone

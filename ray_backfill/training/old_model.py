@@ -25,16 +25,18 @@ def freeze_old(
     rows: NDArray[np.int64],
     targets: NDArray[np.int64],
     device: torch.device,
+    with_means: bool = False,
 ) -> OldModel:
     """The old model on the device, in eval mode, with class means if it knows none of the new model's classes.
 
     A class mean is the mean old embedding of the class's images without augmentation. info: describes the new model.
-    targets: positions of the classes of all train rows. Under DDP every worker calls this.
+    targets: positions of the classes of all train rows. with_means: with class means in any case. Under DDP every
+    worker calls this.
     """
     old = replace(old, network=old.network.to(device).eval().requires_grad_(False))
     of_classes = old.info.backbone.dim, len(info.classes)
     old = replace(old, spread=partial(class_spread, old.embed, *of_classes, feed, rows, targets, device))
-    if set(old.info.classes) & set(info.classes):
+    if set(old.info.classes) & set(info.classes) and not with_means:
         return old
     rank, size = rank_and_size()
     mine = rows[rank::size]  # each worker embeds a share of the images

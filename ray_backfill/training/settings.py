@@ -33,6 +33,9 @@ class CompatibleLosses:
 
     influence: float = 1.0
     """BCT: weight of the old classifier's loss on the new embedding."""
+    pseudo_weights: bool = False
+    """BCT, AdvBCT: classes that the old model does not know take part with the mean of their old embeddings; off: only
+    if it knows none."""
     ract_weight: float = 1.0
     """RACT: weight of the contrastive loss."""
     ract_tau: float = 0.5

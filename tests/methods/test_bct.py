@@ -86,6 +86,20 @@ def test_class_means_stand_in_for_an_old_classifier_that_knows_none() -> None:
         assert influence[i].item() == pytest.approx(expected, abs=1e-5)
 
 
+def test_pseudo_weights_are_added_to_an_old_classifier_that_knows_some() -> None:
+    """Classes 3 and 7 keep their weights; 1 and 4 have their means, at the mean length and with the mean bias."""
+    means, embedding = torch.randn(4, 4), torch.randn(7, 6)
+    old = old_model(means=means)
+    influence = objective(old).influence(embedding, TARGET)
+    own, bias = old.network.classifier.weight, old.network.classifier.bias
+    length = torch.stack([weight.norm() for weight in own]).mean()
+    weights = torch.stack([*own, *(means[i] / means[i].norm() * length for i in (0, 2))])
+    biases = torch.stack([*bias, bias.mean(), bias.mean()])
+    for i, answer in enumerate([3, 1, 4, 2, 2, None, 1]):
+        expected = 0.0 if answer is None else smoothed(weights @ embedding[i, :4] + biases, answer) * 7 / 6
+        assert influence[i].item() == pytest.approx(expected, abs=1e-5)
+
+
 def test_an_arcface_classifier_influences_by_its_own_loss() -> None:
     arcface = ObjectiveSettings(classification="arcface")
     old = old_model(replace(OLD, cosine_scale=64.0))

@@ -293,6 +293,10 @@ def test_class_means_are_those_of_readable_images_as_they_are() -> None:
     targets = np.searchsorted(INFO.classes, LABELS)
     means = freeze_old(old, INFO, PixelFeed(source, ROWS), ROWS, targets, torch.device("cpu")).class_means_Cd
     assert means is not None
+    known = old_model(list(INFO.classes))
+    asked = freeze_old(known, INFO, PixelFeed(source, ROWS), ROWS, targets, torch.device("cpu"), with_means=True)
+    assert asked.class_means_Cd is not None
+    assert asked.class_means_Cd.shape == means.shape
     for c, label in enumerate(INFO.classes):
         rows = np.flatnonzero((label == LABELS) & (np.arange(len(LABELS)) % 5 != 0))
         pixels = pixels_to_float(torch.from_numpy(SOURCE.read("train", rows).pixels_BSSC))
