@@ -55,7 +55,8 @@ def test_trained_maps_belong_to_their_views_and_formulas_do_not(
     settings = FitSettings(transforms=TransformTraining(epochs=1, hidden=4))
     trained, formula = find_methods(("fct", "procrustes_query"))[-2:]
     assert (trained.is_trained, formula.is_trained) == (True, False)
-    recorded, fingerprints = [], []
+    recorded: list[list[str]] = []
+    fingerprints: list[str] = []
     for change in (lambda folder: None, with_views(), with_views(new=VIEWS["new"] + np.float32(0.5))):
         change(data)
         folder, out = read_folder(data), tmp_path / str(len(recorded))
