@@ -16,8 +16,8 @@ from ray_backfill.cluster.train import run_ddp
 from ray_backfill.methods import Method, find_methods
 from ray_backfill.models.gather import rank_and_size
 from ray_backfill.progress import Stage, State, stage
-from ray_backfill.store import EmbeddingFolder, read_classifier, read_table
-from ray_backfill.training.fit import TrainSet
+from ray_backfill.store import EmbeddingFolder
+from ray_backfill.training.fit import read_train_set, train_set
 from ray_backfill.training.fit_into import fit_into
 from ray_backfill.training.settings import FitSettings
 
@@ -35,9 +35,7 @@ def train_maps(
 
     settings: method name -> its settings. shown: the stage that counts methods on the terminal.
     """
-    assert folder.train is not None
-    vectors = folder.train.vectors
-    data = TrainSet(vectors, folder.train.label, folder.classifier)
+    data = train_set(folder)
     with session():
         together = for_maps(workers)
         for method in methods:
@@ -47,7 +45,7 @@ def train_maps(
             _train_together(out, folder, methods, settings, distance, together, shown)
         else:
             jobs = [MapJob(m.name, settings[m.name], distance, folder.path, out / m.name) for m in methods]
-            fit_side_by_side(jobs, sum(v.nbytes for v in vectors.values()), shown, workers.max_failures)
+            fit_side_by_side(jobs, folder.train_bytes, shown, workers.max_failures)
 
 
 def for_maps(workers: Workers) -> Workers:
@@ -96,8 +94,7 @@ def _worker(config: dict[str, Any]) -> None:
         stage(before.title, before.total, before.unit, before.done) as shown,
     ):
         folder, out = Path(config["data"]), Path(config["out"])
-        train = read_table(folder / "train.parquet", config["models"])
-        data, device = TrainSet(train.vectors, train.label, read_classifier(folder)), ray.train.torch.get_device()
+        data, device = read_train_set(folder, config["models"]), ray.train.torch.get_device()
         for method in find_methods(tuple(config["methods"])):
             assert method.fit is not None
             settings = config["settings"][method.name]

@@ -9,11 +9,11 @@ from ray_backfill.files import begin_stage, is_finished
 from ray_backfill.methods import Method
 from ray_backfill.progress import stage
 from ray_backfill.store import EmbeddingFolder
-from ray_backfill.training.fit import TrainSet
+from ray_backfill.training.fit import train_set
 from ray_backfill.training.settings import FitSettings
 
-# The parts of a folder that determine a map.
-_FITTED_ON = ("train", "classifier")
+# The parts of a folder that determine a map, and what a trained one also depends on.
+_FITTED_ON, _TRAINED_ON = ("train", "classifier"), ("train_views",)
 
 
 def fit_stage(
@@ -38,7 +38,11 @@ def fit_stage(
     """
     fits = {method.name: method.fit for method in methods if method.fit}
     folders = {name: out / name for name in fits}
-    of_data = {method.name: folder.fingerprint(method.models, _FITTED_ON) for method in methods if method.fit}
+    of_data = {
+        method.name: folder.fingerprint(method.models, _FITTED_ON + _TRAINED_ON * method.is_trained)
+        for method in methods
+        if method.fit
+    }
     own = dict.fromkeys(fits, settings) | dict(tuned or {})
     recorded = {name: {"data": of_data[name]} | fit.recorded(own[name], distance) for name, fit in fits.items()}
     missing = {name for name in fits if not begin_stage(folders[name], "map", recorded[name], overwrite)}
@@ -71,9 +75,8 @@ def has_more_than_cpus() -> bool:
 def _fit_here(out: Path, folder: EmbeddingFolder, method: Method, settings: FitSettings, distance: str) -> None:
     from ray_backfill.training.fit_into import fit_into, one_thread  # loads torch
 
-    assert folder.train is not None
     assert method.fit is not None
-    data = TrainSet(folder.train.vectors, folder.train.label, folder.classifier)
+    data = train_set(folder)
     method.fit.check(data, settings, 1)
     with one_thread():
         fit_into(out / method.name, method.title, method.fit, data, settings, distance)

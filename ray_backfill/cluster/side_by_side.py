@@ -13,8 +13,7 @@ from ray_backfill.comparison.trial import Trial, run_trial
 from ray_backfill.errors import InputError, input_error_in
 from ray_backfill.methods import find_methods
 from ray_backfill.progress import Stage
-from ray_backfill.store import read_classifier, read_table
-from ray_backfill.training.fit import TrainSet
+from ray_backfill.training.fit import read_train_set
 from ray_backfill.training.fit_into import fit_into, one_thread
 from ray_backfill.training.settings import FitSettings
 
@@ -36,8 +35,8 @@ class MapJob:
 def fit_side_by_side(jobs: Sequence[MapJob], train_bytes: int, shown: Stage, max_failures: int) -> None:
     """Fit every map; one whose training diverges is left unfinished.
 
-    train_bytes: size of the train vectors, which every task reads. shown: counts the maps on the terminal.
-    max_failures: number of deaths of a task's process to recover from.
+    train_bytes: size of what every task reads (``EmbeddingFolder.train_bytes``). shown: counts the maps on the
+    terminal. max_failures: number of deaths of a task's process to recover from.
 
     Raises:
         InputError: A fit failed. The others are stopped; what is finished is kept.
@@ -102,8 +101,7 @@ def _fit_alone(job: MapJob, board: ActorHandle) -> None:
     (method,) = find_methods((job.method,))
     assert method.fit is not None
     with sent_as_row(board, str(job.out)), one_thread():
-        train = read_table(job.data / "train.parquet", method.fit.models)
-        data = TrainSet(train.vectors, train.label, read_classifier(job.data))
+        data = read_train_set(job.data, method.fit.models)
         fit_into(job.out, method.title, method.fit, data, job.settings, job.distance)
 
 

@@ -80,10 +80,8 @@ def _run(missing: Sequence[Trial], folder: EmbeddingFolder, workers: Workers) ->
         from ray_backfill.cluster.session import session  # imports Ray
         from ray_backfill.cluster.side_by_side import try_side_by_side
 
-        assert folder.train is not None
         with session():
-            size = sum(vectors.nbytes for vectors in folder.train.vectors.values())
-            try_side_by_side(missing, size, shown, workers.max_failures)
+            try_side_by_side(missing, folder.train_bytes, shown, workers.max_failures)
 
 
 def _best(method: str, metric: str, values: Sequence[Values], trials: Sequence[Trial]) -> Tuned:

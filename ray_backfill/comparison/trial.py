@@ -15,7 +15,7 @@ from ray_backfill.files import begin_stage, finish_stage, is_finished
 from ray_backfill.methods import Method, find_methods
 from ray_backfill.replay import replay
 from ray_backfill.store import EmbeddingFolder, read_validation
-from ray_backfill.training.fit import TrainSet
+from ray_backfill.training.fit import train_set
 from ray_backfill.training.settings import FitSettings
 
 # The backfill order of every trial, and the moments of its replay.
@@ -52,8 +52,7 @@ def run_trial(trial: Trial) -> None:
     (method,) = find_methods((trial.method,))
     assert method.fit is not None
     folder = read_validation(trial.data, method.models)
-    assert folder.train is not None
-    data = TrainSet(folder.train.vectors, folder.train.label, folder.classifier)
+    data = train_set(folder)
     method.fit.check(data, trial.settings, 1)
     with TemporaryDirectory() as scratch:
         network = Path(scratch) / method.name

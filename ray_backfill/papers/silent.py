@@ -23,7 +23,7 @@ BY_PAPER = {
         "FF does not say over how many moments it averages: here 22, as in its public configuration (20 between 0 "
         "and 1).",
         "FF does not give its lambda: here 0.5, as in that configuration, which also weighs disc by 1.",
-        "FF's h learns from new views of the images at every step, ours from stored embeddings.",
+        "FF's h learns from new views of the images at every step, ours from a few stored views (--embed.views).",
     ),
 }
 _ON_FACES = (

@@ -86,8 +86,9 @@ def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> P
         gallery_models = old_models(method) if "queries" in open_source(recipe.images).splits else None
         _, classes = recipe_classes(recipe)
         before = embed_stage(
-            out / "before", recipe.source, backbones, classes, recipe.embed, actors, gallery_models, context.overwrite
-        )
+            out / "before", recipe.source, backbones, classes, recipe.new.training, recipe.embed, actors,
+            gallery_models, context.overwrite,
+        )  # fmt: skip
         folder = read_folder(before, roles, gallery_needs=("old",))
         number, on_gpu = _check_room(live, actors)
         source = FromImages(

@@ -50,13 +50,14 @@ def embed_recipe(recipe: Recipe[Any], context: Context) -> Path:
     roles = models_of(recipe.evaluation.find_methods())
     models = {role: train_recipe_backbone(recipe, role, context) for role in roles}
     _, new_classes = recipe_classes(recipe)
-    folder, actors = context.out / "embeddings", context.actors
+    folder, training = context.out / "embeddings", recipe.new.training
     return timed(
         folder,
         lambda: embed_stage(
-            folder, recipe.source, models, new_classes, recipe.embed, actors, overwrite=context.overwrite
+            folder, recipe.source, models, new_classes, training, recipe.embed, context.actors,
+            overwrite=context.overwrite,
         ),
-    )
+    )  # fmt: skip
 
 
 def recipe_classes(recipe: Recipe[Any]) -> tuple[list[int], list[int]]:

@@ -12,7 +12,7 @@ from ray_backfill.models.drift import ScaledResidual, ScaledResidualShape
 from ray_backfill.models.maps import Affine, AffineShape, Residual, ResidualShape
 from ray_backfill.training.adapters import FormulaFit, Wide
 from ray_backfill.training.fit import Device, Fitted, OnEpoch, TrainSet
-from ray_backfill.training.map_loop import as_tensor, train_by_items
+from ray_backfill.training.map_loop import all_views, train_by_items
 from ray_backfill.training.settings import AdapterSettings, TransformTraining
 
 
@@ -70,14 +70,14 @@ def train_adapter(
     """Train a network on the squared error of its predictions. unit: the targets are scaled to length 1."""
     device = device or torch.device("cpu")
     network.to(device)
-    source, target = (as_tensor(data.vectors[model], device) for model in models)
+    source, target = (all_views(data, model, device) for model in models)
     if unit:
         target = nn.functional.normalize(target, dim=1)
 
     def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
         return (model(source[rows]) - target[rows]).square().sum(1).mean()
 
-    flops = train_by_items(network, len(target), training, loss_of, device, on_epoch)
+    flops = train_by_items(network, data, training, loss_of, device, on_epoch)
     return Fitted(network.eval(), flops)
 
 

@@ -7,15 +7,16 @@ fast. The loops that train them load torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
-from ray_backfill.store import Classifier
+from ray_backfill.store import Classifier, EmbeddingFolder, read_classifier, read_table, read_views
 from ray_backfill.systems import FloatArray
 from ray_backfill.training.settings import FitSettings, TransformTraining
 
@@ -35,15 +36,35 @@ class TrainSet:
     """Stored embeddings of N items to fit on.
 
     vectors: model name -> (N, d) float. label: (N,) integers or strings; None if the items have no labels.
-    classifier: the new model's classifier; None if it is unknown.
+    classifier: the new model's classifier; None if it is unknown. views: model name -> (V, N, d) embeddings of V
+    further views of each item, for all models or none. Only trained fits use them: each time that an item is in a
+    batch, they draw one of its 1 + V views. Formulas, classifiers and means are of ``vectors`` alone.
     """
 
     vectors: Mapping[str, NDArray[np.floating]]
     label: NDArray[Any] | None
     classifier: Classifier | None = None
+    views: Mapping[str, NDArray[np.floating]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(next(iter(self.vectors.values())))
+
+    @property
+    def n_views(self) -> int:
+        """Number of views of each item, the plain one included."""
+        return 1 + max(map(len, self.views.values()), default=0)
+
+
+def train_set(folder: EmbeddingFolder) -> TrainSet:
+    """The train split of a folder, which has one."""
+    assert folder.train is not None
+    return TrainSet(folder.train.vectors, folder.train.label, folder.classifier, folder.train_views)
+
+
+def read_train_set(folder: Path, models: Sequence[str]) -> TrainSet:
+    """Read the train split alone. folder: has been validated. models: whose embeddings are read."""
+    train = read_table(folder / "train.parquet", models)
+    return TrainSet(train.vectors, train.label, read_classifier(folder), read_views(folder, train.id, train.vectors))
 
 
 @dataclass(frozen=True)

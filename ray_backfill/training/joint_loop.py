@@ -16,7 +16,7 @@ from ray_backfill.models.gather import gather
 from ray_backfill.models.joint import JointMaps, JointShape
 from ray_backfill.training.fit import Device, Fitted, OnEpoch, TrainSet
 from ray_backfill.training.joint import JointFit
-from ray_backfill.training.map_loop import as_tensor, train_by_items
+from ray_backfill.training.map_loop import all_views, for_all_views, train_by_items
 from ray_backfill.training.settings import OrthogonalSettings, TransformTraining
 
 
@@ -56,12 +56,12 @@ def train_joint(
     """
     device = device or torch.device("cpu")
     torch.manual_seed(training.seed)
-    old, new = (as_tensor(data.vectors[model], device) for model in fit.models)
+    old, new = (all_views(data, model, device) for model in fit.models)
     if unit:
         old = nn.functional.normalize(old, dim=1)
     # Without labels each item is its own class.
     label_N = np.arange(len(data)) if data.label is None else np.unique(data.label, return_inverse=True)[1]
-    label = torch.from_numpy(label_N).to(device)
+    label = for_all_views(data, label_N, device)
     network = JointMaps(JointShape(old.shape[1], new.shape[1], fit.strict, unit)).to(device)
     backward = network.to_old.linear
     if fit.strict:
@@ -78,7 +78,7 @@ def train_joint(
 
     # The paper names Adam and its learning rate, and no weight decay.
     plain = replace(training, lr=training.lr * training.orthogonal.lr_share, weight_decay=0.0)
-    flops = train_by_items(network, len(old), plain, loss_of, device, on_epoch)
+    flops = train_by_items(network, data, plain, loss_of, device, on_epoch)
     if fit.strict:
         remove_parametrizations(backward, "weight")
         backward.weight.requires_grad_(True)

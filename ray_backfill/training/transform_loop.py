@@ -18,7 +18,7 @@ from ray_backfill.models.backbones import class_logits
 from ray_backfill.models.maps import Transform, TransformShape
 from ray_backfill.systems import FloatArray
 from ray_backfill.training.fit import Device, Fitted, OnEpoch, TrainSet
-from ray_backfill.training.map_loop import as_tensor, train_by_items
+from ray_backfill.training.map_loop import all_views, as_tensor, for_all_views, train_by_items
 from ray_backfill.training.objective import classification_losses
 from ray_backfill.training.settings import TransformSettings, TransformTraining
 from ray_backfill.training.stand_in import fit_classifier, spread
@@ -90,14 +90,14 @@ def train_transform(
     """
     device, settings = device or torch.device("cpu"), training.loss
     scale = {name: spread(data.vectors[name]) if settings.relative else 1.0 for name in fit.models}
-    inputs = [as_tensor(data.vectors[name], device) / scale[name] for name in fit.inputs]
-    target = as_tensor(data.vectors[fit.target], device) / scale[fit.target]
-    class_N = torch.full((len(target),), -1, device=device)
+    inputs = [all_views(data, name, device) / scale[name] for name in fit.inputs]
+    target = all_views(data, fit.target, device) / scale[fit.target]
+    class_KN = torch.full((len(target),), -1, device=device)
     classifier = None
     if fit.disc:
         label_N = np.asarray(data.label)
         known = known_classifier(data, fit.target) or fit_classifier(data.vectors[fit.target], label_N, settings)
-        class_N = torch.from_numpy(class_rows(known, label_N)).to(device)
+        class_KN = for_all_views(data, class_rows(known, label_N), device)
         classifier = as_tensor(known.weight, device) * scale[fit.target], as_tensor(known.bias, device)
     torch.manual_seed(training.seed)
     dims = tuple(x.shape[1] for x in inputs)
@@ -105,10 +105,10 @@ def train_transform(
 
     def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
         h_bd, log_variance_b = model(*(x[rows] for x in inputs))
-        disc_b = disc_losses(h_bd, class_N[rows], *classifier, settings) if classifier else None
+        disc_b = disc_losses(h_bd, class_KN[rows], *classifier, settings) if classifier else None
         return transform_loss(fit, settings, h_bd, log_variance_b, target[rows], disc_b)
 
-    flops = train_by_items(_WithUncertainty(network), len(target), training, loss_of, device, on_epoch)
+    flops = train_by_items(_WithUncertainty(network), data, training, loss_of, device, on_epoch)
     network.rescale([scale[name] for name in fit.inputs], scale[fit.target])
     return Fitted(network.eval(), flops)
 

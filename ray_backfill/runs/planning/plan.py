@@ -18,7 +18,7 @@ from ray_backfill.training.objective import Classification
 from ray_backfill.training.step_cost import network_cost, step_flops
 
 STAGES = ("backbones", "embeddings", "maps")
-_FLOAT_BYTES = 4
+_FLOAT_BYTES, _ID_BYTES = 4, 8
 # Ray Train keeps two checkpoints while it writes a third; each has weights and momentum (SGD).
 _CHECKPOINTS, _TENSORS_A_WEIGHT = 3, 2
 
@@ -27,8 +27,9 @@ _CHECKPOINTS, _TENSORS_A_WEIGHT = 3, 2
 class Stage:
     """One stage of a run on ``gpus`` GPUs, with ``cpus`` CPUs for decoding, both in total.
 
-    images: images seen over all epochs (items, for maps). decoded: number of them decoded from files. flops:
-    floating-point operations in total. steps: of all workers together, over all epochs; 0 if nothing is trained.
+    images: images seen over all epochs, each view counted (items, for maps). decoded: number of images decoded from
+    files. flops: floating-point operations in total. steps: of all workers together, over all epochs; 0 if nothing is
+    trained.
     """
 
     kind: str
@@ -205,23 +206,28 @@ def _backbone_stage(
 def _embed_stage(
     recipe: Recipe[Any], counts: Counts, models: Sequence[str], actors: EmbedActors, settings: PlanningSettings
 ) -> Stage:
-    images = sum(counts.embedded.values())
+    images, further = sum(counts.embedded.values()), _further_views(recipe, counts)
     roles = [_role(recipe, model, counts)[0] for model in models]
     macs = sum(network_cost(how.backbone, counts.channels, counts.image_size).macs for how in roles)
     verdict = recipe.old.backbone.dim * counts.old.classes  # of the old classifier
     return Stage(
         "embeddings",
         "embed",
-        f"{images:,} images by {', '.join(models)}",
+        f"{images:,} images{f' and {further:,} further views' * (further > 0)} by {', '.join(models)}",
         1,
         0,
+        images + further,
         images,
-        images,
-        2.0 * (macs + verdict) * images,
+        2.0 * ((macs + verdict) * images + macs * further),
         actors.number,
         actors.number * actors.cpus,
         settings,
     )
+
+
+def _further_views(recipe: Recipe[Any], counts: Counts) -> int:
+    """Number of embedded views of train images, besides the images themselves."""
+    return (recipe.embed.views - 1) * counts.embedded["train"]
 
 
 def _map_stages(
@@ -262,3 +268,6 @@ def _stored_embeddings(recipe: Recipe[Any], counts: Counts, models: Sequence[str
     for split, rows in counts.embedded.items():
         row_bytes = numbers * dtype.itemsize + counts.column_bytes
         yield Stored(f"embeddings/{split}.parquet, {rows:,} x {numbers} {dtype}", rows * row_bytes)
+    if further := _further_views(recipe, counts):
+        size = further * (numbers * dtype.itemsize + _ID_BYTES)
+        yield Stored(f"embeddings/train_views.parquet, {further:,} x {numbers} {dtype}", size)

@@ -99,10 +99,12 @@ def test_steps_images_and_hours_by_hand() -> None:
     # All fit into memory: each of two workers decodes each image once, by one CPU at 2 images/s.
     assert (old.decoded, new.decoded) == (800, 2000)
     assert new.decode_hours == pytest.approx(2000 / (2 * 2.0) / 3600)
-    assert (embed.images, embed.decoded, embed.gpus, embed.cpus) == (1350, 1350, 3, 6.0)
-    macs = convnet_macs(2, 12) + convnet_macs(4, 12) + 12 * 4  # the old classifier's verdict has 4 classes
-    assert embed.flops == 2 * macs * 1350
-    assert embed.gpu_hours == pytest.approx(2 * macs * 1350 / 0.5e6 / 3600)
+    # Each of 1000 train images is decoded once and embedded in 4 views.
+    assert (embed.images, embed.decoded, embed.gpus, embed.cpus) == (4350, 1350, 3, 6.0)
+    macs = convnet_macs(2, 12) + convnet_macs(4, 12)
+    verdicts = 2 * 12 * 4 * 1350  # the old classifier has 4 classes; further views need none
+    assert embed.flops == 2 * macs * 4350 + verdicts
+    assert embed.gpu_hours == pytest.approx(embed.flops / 0.5e6 / 3600)
     assert embed.hours == pytest.approx(max(embed.gpu_hours / 3, 1350 / (6 * 2.0) / 3600))
     # 4 classes x 4 items make a batch of 16.
     assert (rm.epochs, rm.steps, rm.images, rm.decoded) == (7, 1000 // 16 * 7, 1000 // 16 * 16 * 7, 0)
@@ -185,7 +187,15 @@ def test_storage_is_that_of_a_real_file(tmp_path: Path, dtype: Literal["float32"
     numbers = {"id": np.arange(rows), "label": rng.integers(0, 1000, rows), "old_class": rng.integers(0, 1000, rows)}
     names = {"name": [f"val/n{rng.integers(10**8):08d}/{rng.integers(10**14):015d}" for _ in range(rows)]}
     write_parquet(tmp_path / "gallery.parquet", pa.table(numbers | vectors | verdicts | names))
+    views = {"id": np.arange(3000)} | {name: pa.array(column[:3000]) for name, column in vectors.items()}
+    write_parquet(tmp_path / "train_views.parquet", pa.table(views))
     stored = {s.name.split(",")[0]: s.size_bytes for s in plan(recipe, counts).storage}
+    assert stored["embeddings/train_views.parquet"] == pytest.approx(
+        (tmp_path / "train_views.parquet").stat().st_size, rel=0.05
+    )
+    one_view = plan(replace(recipe, embed=EmbedSettings(views=1)), counts)
+    assert not any("views" in stored.name for stored in one_view.storage)
+    assert [s.images for s in one_view.stages if s.name == "embed"] == [5000]
     assert stored["embeddings/gallery.parquet"] == pytest.approx(
         (tmp_path / "gallery.parquet").stat().st_size, rel=0.05
     )
