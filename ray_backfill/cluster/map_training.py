@@ -16,7 +16,7 @@ from ray_backfill.cluster.train import run_ddp
 from ray_backfill.methods import Method, find_methods
 from ray_backfill.models.gather import rank_and_size
 from ray_backfill.progress import Stage, State, stage
-from ray_backfill.store import EmbeddingFolder, read_classifier, read_table
+from ray_backfill.store import EmbeddingFolder, read_classifier, read_train
 from ray_backfill.training.fit import TrainSet
 from ray_backfill.training.fit_into import fit_into
 from ray_backfill.training.settings import FitSettings
@@ -96,7 +96,7 @@ def _worker(config: dict[str, Any]) -> None:
         stage(before.title, before.total, before.unit, before.done) as shown,
     ):
         folder, out = Path(config["data"]), Path(config["out"])
-        train = read_table(folder / "train.parquet", config["models"])
+        train, _ = read_train(folder, config["models"])
         data, device = TrainSet(train.vectors, train.label, read_classifier(folder)), ray.train.torch.get_device()
         for method in find_methods(tuple(config["methods"])):
             assert method.fit is not None

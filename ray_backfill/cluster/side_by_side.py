@@ -13,7 +13,7 @@ from ray_backfill.comparison.trial import Trial, run_trial
 from ray_backfill.errors import InputError, input_error_in
 from ray_backfill.methods import find_methods
 from ray_backfill.progress import Stage
-from ray_backfill.store import read_classifier, read_table
+from ray_backfill.store import read_classifier, read_train
 from ray_backfill.training.fit import TrainSet
 from ray_backfill.training.fit_into import fit_into, one_thread
 from ray_backfill.training.settings import FitSettings
@@ -102,7 +102,7 @@ def _fit_alone(job: MapJob, board: ActorHandle) -> None:
     (method,) = find_methods((job.method,))
     assert method.fit is not None
     with sent_as_row(board, str(job.out)), one_thread():
-        train = read_table(job.data / "train.parquet", method.fit.models)
+        train, _ = read_train(job.data, method.fit.models)
         data = TrainSet(train.vectors, train.label, read_classifier(job.data))
         fit_into(job.out, method.title, method.fit, data, job.settings, job.distance)
 
