@@ -44,7 +44,8 @@ def tune_stage(
     if not to_tune:
         return ()
     if reason := why_not_judged(folder.validation):
-        raise InputError(f"--tune cannot judge settings: {reason}; leave it out, or add such items to {folder.path}")
+        file = folder.path / "validation.parquet"
+        raise InputError(f"--tune cannot judge settings: {reason}; leave it out, or put labelled items into {file}")
     metric, missing, all_trials = evaluation.metrics[0], [], []
     for method in to_tune:
         assert method.fit is not None

@@ -126,9 +126,26 @@ def test_trials_that_diverged_are_not_chosen(data: Path, tmp_path: Path, monkeyp
     assert tuned.score == read_json(tmp_path / "ridge_query" / "2" / "manifest.json")["score"]
 
 
-def test_a_folder_without_a_validation_split_is_refused(tmp_path: Path) -> None:
-    folder = rb.write_folder(tmp_path / "data", split(0), split(1), split(2))
-    with pytest.raises(InputError, match=r"--tune needs .*validation\.parquet; give"):
+def test_a_folder_without_a_validation_split_holds_a_part_of_its_train_split_out(tmp_path: Path) -> None:
+    folder = rb.write_folder(tmp_path / "data", split(0), split(1), split(2, 720))
+    results = rb.read_results(evaluate_folder(folder, EVALUATION, FITS, Context(tmp_path / "out")))
+    (tuned,) = results.manifest.tuned
+    assert tuned.trials == 10
+    assert tuned.values["adapters.ridge"] < 300
+    assert results.manifest.data["validation_items"] == 72
+    assert results.manifest.data["validation_from"] == "train.parquet, held out from every fit"
+
+
+@pytest.mark.parametrize(
+    ("train", "reason"),
+    [
+        (split(2), "the train split is too small to hold out 50 items"),
+        ({name: values for name, values in split(2, 720).items() if name != "label"}, "train.parquet has no column"),
+    ],
+)
+def test_where_nothing_can_be_judged_nothing_is_tuned(train: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    folder = rb.write_folder(tmp_path / "data", split(0), split(1), train)
+    with pytest.raises(InputError, match=rf"--tune cannot judge settings: {reason}.*; leave it out, or put"):
         evaluate_folder(folder, EVALUATION, FITS, Context(tmp_path / "out"))
 
 
