@@ -14,8 +14,8 @@ from ray_backfill.store._division import held_out
 
 def columns(n: int, classes: int, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    vectors = {"old": rng.normal(size=(n, 3)).astype(np.float16), "new": rng.normal(size=(n, 5))}
-    return vectors | {"label": np.arange(n) % classes}
+    old, new = rng.normal(size=(n, 3)).astype(np.float16), rng.normal(size=(n, 5))
+    return {"old": old, "new": new, "label": np.arange(n) % classes}
 
 
 @pytest.mark.parametrize("size", [4, 5, 12, 100])

@@ -12,6 +12,7 @@ from ray_backfill.comparison import checks
 from ray_backfill.comparison.checks import check_fits
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.resolve import Comparison, resolve
+from ray_backfill.comparison.validation import replay_on_validation
 from ray_backfill.report import Results
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import evaluate_folder, fit_maps
@@ -91,8 +92,9 @@ def test_the_guard_reads_neither_gallery_nor_queries_nor_what_was_fitted_on(data
     comparison = fitted(data, tmp_path)
     rows = check_fits(comparison)
     folder = comparison.folder
-    others = {name: garbled(getattr(folder, name)) for name in ("gallery", "queries", "train")}
-    assert check_fits(replace(comparison, folder=replace(folder, **others))) == rows
+    gallery, queries, train = (garbled(each) for each in (folder.gallery, folder.queries, folder.train))
+    blinded = replace(folder, gallery=gallery, queries=queries, train=train)
+    assert check_fits(replace(comparison, folder=blinded)) == rows
     blind = replace(comparison, folder=replace(folder, validation=garbled(folder.validation)))
     assert check_fits(blind) == [], "without labels nothing can be judged"
 
@@ -126,11 +128,10 @@ def test_finished_results_are_not_checked_again_but_a_lost_table_is(
 ) -> None:
     before = run(data, tmp_path)
     asked: list[int] = []
-    replayed = checks.replay_on_validation
 
     def counted(*arguments: Any, **more: Any) -> Any:
         asked.append(1)
-        return replayed(*arguments, **more)
+        return replay_on_validation(*arguments, **more)
 
     monkeypatch.setattr(checks, "replay_on_validation", counted)
     assert run(data, tmp_path).checks == before.checks
