@@ -10,7 +10,7 @@ from ray_backfill.cluster.maps import fit_stage
 from ray_backfill.cluster.settings import Workers
 from ray_backfill.files import OtherSettingsError, read_json
 from ray_backfill.methods import find_methods
-from ray_backfill.store import read_folder, read_validation
+from ray_backfill.store import read_folder, read_train
 from ray_backfill.training.fit import read_train_set, train_set
 from ray_backfill.training.settings import FitSettings, TransformTraining
 from tests.bad_folder import SPLITS, TRAIN, VIEWS, with_views, write_split
@@ -41,7 +41,7 @@ def test_every_reader_of_the_train_split_has_the_views(data: Path) -> None:
     with_views()(data)
     shutil.copy(data / "gallery.parquet", data / "validation.parquet")
     tasks = read_train_set(data, ("old", "new"))
-    for found in (train_set(read_folder(data)), train_set(read_validation(data))):
+    for found in (train_set(read_folder(data)), train_set(read_train(data))):
         assert found.n_views == tasks.n_views == 3
         for name in ("old", "new"):
             np.testing.assert_array_equal(found.views[name], tasks.views[name])

@@ -1,4 +1,4 @@
-"""Chooses settings of fits on the validation split: trials in this process if there is one, otherwise side by side.
+"""Chooses settings of fits on the validation part: trials in this process if there is one, otherwise side by side.
 
 Every method gets the same number of trials, unless its space has fewer combinations. The gallery and the queries, by
 which methods are compared afterwards, are not read.
@@ -12,10 +12,12 @@ from ray_backfill.cluster.maps import has_more_than_cpus
 from ray_backfill.cluster.settings import Workers
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.trial import Trial, run_trial
+from ray_backfill.comparison.validation import why_not_judged
+from ray_backfill.errors import InputError
 from ray_backfill.files import begin_stage, read_json
 from ray_backfill.methods import Method
 from ray_backfill.progress import stage
-from ray_backfill.store import EmbeddingFolder, read_validation
+from ray_backfill.store import EmbeddingFolder
 from ray_backfill.tables.results import Tuned
 from ray_backfill.training.settings import FitSettings
 from ray_backfill.training.tuning import Values, trials_of, with_values
@@ -23,7 +25,7 @@ from ray_backfill.training.tuning import Values, trials_of, with_values
 
 def tune_stage(
     out: Path,
-    data: Path,
+    folder: EmbeddingFolder,
     methods: Sequence[Method],
     settings: FitSettings,
     evaluation: Evaluation,
@@ -32,24 +34,26 @@ def tune_stage(
 ) -> tuple[Tuned, ...]:
     """Try ``settings.tune`` settings for each method that has some to choose; finished trials are kept.
 
-    out: a trial is the stage ``out/<method>/<number>``; on storage that all nodes share, like ``data``, a folder with
-    a validation split. overwrite: repeat trials on other data or with other settings.
+    out: a trial is the stage ``out/<method>/<number>``; on storage that all nodes share, like the folder. overwrite:
+    repeat trials on other data or with other settings.
 
     Raises:
-        InputError: There is no validation split, a folder belongs to other settings, or a fit failed.
+        InputError: The validation part cannot judge anything, a folder belongs to other settings, or a fit failed.
     """
     to_tune = [method for method in methods if method.fit and method.fit.space]
     if not to_tune:
         return ()
-    folder = read_validation(data, tuple(dict.fromkeys(model for method in to_tune for model in method.models)))
+    if reason := why_not_judged(folder.validation):
+        file = folder.path / "validation.parquet"
+        raise InputError(f"--tune cannot judge settings: {reason}; leave it out, or put labelled items into {file}")
     metric, missing, all_trials = evaluation.metrics[0], [], []
     for method in to_tune:
         assert method.fit is not None
         values = trials_of(method.fit.space, settings, settings.tune)
         trials = [
             Trial(
-                method.name, with_values(settings, each), evaluation.distance, data, out / method.name / str(number),
-                metric, evaluation.order_seed,
+                method.name, with_values(settings, each), evaluation.distance, folder.path,
+                out / method.name / str(number), metric, evaluation.order_seed,
             )
             for number, each in enumerate(values)
         ]  # fmt: skip

@@ -10,7 +10,7 @@ from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.leakage import leakage_notes
 from ray_backfill.comparison.left_out import few_items_note, find_left_out
 from ray_backfill.comparison.maps import FittedMaps
-from ray_backfill.comparison.merges import MergeFits, resolve_merges
+from ray_backfill.comparison.merges import MergeFits, fitted_on_train_note, resolve_merges
 from ray_backfill.comparison.orders import BackfillOrders, embeddings_of, resolve_orders
 from ray_backfill.comparison.truth import check_vectors, ground_truth
 from ray_backfill.errors import InputError
@@ -136,7 +136,11 @@ def resolve(
         resolve_orders(folder, evaluation.orders, seed, distance, methods),
         resolve_merges(folder, merges, distance, seed),
         left_out,
-        (*leakage_notes(folder, truth, is_fitted), *few_items_note(folder, methods)),
+        (
+            *leakage_notes(folder, truth, is_fitted),
+            *few_items_note(folder, methods),
+            *fitted_on_train_note(folder, methods, merges),
+        ),
     )
 
 

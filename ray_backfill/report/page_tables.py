@@ -50,7 +50,7 @@ def leads_table(results: Results, compared: Compared) -> PageTable:
     heads += [Head("95 % interval"), Head("the best is", "name")]
     lines = []
     for row, found in compared:
-        cells = [Cell(row.title), *(Cell(text, css="name") for text in variant_cells(results, row).values())]
+        cells = [Cell(results.name(row)), *(Cell(text, css="name") for text in variant_cells(results, row).values())]
         cells += [
             number(percent(found.value), found.value),
             number(interval(found.low, found.high), found.low, "range"),
@@ -71,6 +71,21 @@ def costs_table(results: Results) -> PageTable | None:
     heads += [Head("needs labels", "name"), Head("after the backfill", "name")]
     lines = [TableRow("", _cost(results, cost, known)) for cost in costs]
     return PageTable("What each method costs", heads, lines, "sortable costs")
+
+
+def checks_table(results: Results) -> PageTable | None:
+    """A line per fitted method on the validation part, the one that is furthest behind first; None if not checked."""
+    if not results.checks:
+        return None
+    heads = [Head("method", "name"), Head(f"AUC {results.checks[0].metric}"), Head("RM naive"), Head("difference")]
+    heads += [Head("95 % interval"), Head("verdict", "name")]
+    lines = []
+    for each in sorted(results.checks, key=lambda check: check.difference):
+        cells = [Cell(results.titles.get(each.method, each.method))]
+        cells += [number(percent(share), share) for share in (each.auc, each.auc_rm_naive, each.difference)]
+        cells.append(number(interval(each.low, each.high), each.low, "range"))
+        lines.append(TableRow("", [*cells, Cell("did not learn here" if each.is_worse else "no worse", css="name")]))
+    return PageTable("Fitted methods on the validation items", heads, lines, "sortable")
 
 
 def tuned_table(results: Results) -> PageTable | None:
@@ -102,7 +117,7 @@ def number(text: str, value: float, css: str = "") -> Cell:
 def _numbers(results: Results, row: Row, is_primary: bool) -> list[Cell]:
     # Old and new are what the conditions and milestones compare with.
     marks = ("", "", "") if row.is_end else conditions(results, row)
-    cells = [Cell(row.title), *(Cell(text, css="name") for text in variant_cells(results, row).values())]
+    cells = [Cell(results.name(row)), *(Cell(text, css="name") for text in variant_cells(results, row).values())]
     cells.append(number(percent(row.auc), row.auc, "key"))
     cells.append(number(interval(row.auc_low, row.auc_high), row.auc_low, "range"))
     gain = number(percent_sign(row.gain, 0), row.gain, "gain")

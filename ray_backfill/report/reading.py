@@ -14,6 +14,7 @@ from ray_backfill.tables.results import (
     FLIP_METRICS,
     OPTIONAL,
     TABLES,
+    CheckRow,
     CostRow,
     DifferenceRow,
     Manifest,
@@ -63,6 +64,7 @@ def results_of(tables: Mapping[str, pd.DataFrame], manifest: Manifest, path: Pat
         _curves(tables["moments"], Trace),
         manifest,
         tuple(rows_of(CostRow, tables["costs"])) if "costs" in tables else (),
+        tuple(rows_of(CheckRow, tables["checks"])) if "checks" in tables else (),
     )
 
 

@@ -178,7 +178,7 @@ def _fitted(
     out, workers, overwrite = context.out, context.workers, context.overwrite
     tuned: tuple[Tuned, ...] = ()
     if fits.tune > 1:
-        tuned = tune_stage(out / "tuning", folder.path, methods, fits, evaluation, workers, overwrite)
+        tuned = tune_stage(out / "tuning", folder, methods, fits, evaluation, workers, overwrite)
     own = chosen(tuned, fits)
     return fit_stage(out / "maps", folder, methods, fits, evaluation.distance, workers, overwrite, own), tuned
 

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from ray_backfill import __version__
+from ray_backfill.comparison.checks import check_fits, checked_methods, validation_facts
 from ray_backfill.comparison.costs import cost_table
 from ray_backfill.comparison.orders import store_sigma
 from ray_backfill.comparison.replay import Curves, replay_here
@@ -25,8 +26,8 @@ from ray_backfill.runs.context import Context
 from ray_backfill.runs.earlier import FILES, STAGE, check_can_be_extended, is_there, settings_of
 from ray_backfill.runs.origin import origin_of
 from ray_backfill.statistics import relative_weights
-from ray_backfill.tables.results import TABLES, Manifest, SkippedQuery, Tuned
-from ray_backfill.tables.schema import block, write_table
+from ray_backfill.tables.results import TABLES, CheckRow, Manifest, SkippedQuery, Tuned
+from ray_backfill.tables.schema import block, frame, write_table
 from ray_backfill.training.settings import FitSettings
 
 # Version of the results folder; increases when the shape of a table changes.
@@ -121,7 +122,7 @@ def write_results(
         with stage("write report"):
             dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
             frames = vars(tables) | {"costs": cost_table(methods, dims, comparison.maps, facts.backbones)}
-            frames |= {"skipped_queries": skipped_queries(comparison)}
+            frames |= {"skipped_queries": skipped_queries(comparison), "checks": _checks(comparison)}
             for name, table in frames.items():
                 if table is not None:
                     write_table(new / f"{name}.parquet", table)
@@ -135,8 +136,18 @@ def write_results(
 def _tables_of(comparison: Comparison) -> list[str]:
     """The tables that results of this comparison consist of."""
     of_query = (comparison.folder.queries or comparison.folder.gallery).group
-    rarely = {"skipped_queries": len(comparison.truth.skipped) > 0, "subgroups": of_query is not None}
+    rarely = {
+        "skipped_queries": len(comparison.truth.skipped) > 0,
+        "subgroups": of_query is not None,
+        "checks": bool(checked_methods(comparison)),
+    }
     return [name for name in TABLES if rarely.get(name, True)]
+
+
+def _checks(comparison: Comparison) -> pd.DataFrame | None:
+    """What the guard found out about fitted methods; None if it has nothing to judge."""
+    rows = check_fits(comparison)
+    return frame(CheckRow, rows) if rows else None
 
 
 def skipped_queries(comparison: Comparison) -> pd.DataFrame | None:
@@ -147,9 +158,9 @@ def skipped_queries(comparison: Comparison) -> pd.DataFrame | None:
 
 def results_in_memory(comparison: Comparison, curves: Curves, facts: Facts) -> Results:
     """The results that ``write_results`` would write, without subgroups and costs, as a report reads them."""
-    tables = tabulate(comparison.methods, curves, comparison.evaluation)
+    tables = vars(tabulate(comparison.methods, curves, comparison.evaluation)) | {"checks": _checks(comparison)}
     manifest = _manifest(comparison, "", facts, replay_s=0.0)
-    return results_of({name: table for name, table in vars(tables).items() if table is not None}, manifest)
+    return results_of({name: table for name, table in tables.items() if table is not None}, manifest)
 
 
 def weighting(comparison: Comparison) -> dict[str, Any]:
@@ -191,5 +202,5 @@ def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: 
         tuned=facts.tuned,
         timings_s=facts.timings_s | {"replay": replay_s},
         backbones=facts.backbones,
-        data=sizes | weighting(comparison) | dims | facts.origin,
+        data=sizes | weighting(comparison) | dims | validation_facts(comparison) | facts.origin,
     )

@@ -18,8 +18,9 @@ is a file or a folder of part files, which are read in the order of their names.
 
 Without a queries file, the gallery items are the queries, each excluded from its own result. ``classifier.parquet`` may
 hold the new model's classifier: ``label``, ``weight`` (lists), ``bias``. ``validation.parquet`` has the columns of a
-gallery; only --tune reads it. ``train_views.parquet`` has embeddings of further views of the train items (augmented
-images), view after view: its ``id`` repeats that of train for each view. Other columns are not used.
+gallery: no fit sees it, and it judges fits and chooses their settings. Without it, a part of the train split is held
+out for that. ``train_views.parquet`` has embeddings of further views of the train items (augmented images), view after
+view: its ``id`` repeats that of train for each view. Other columns are not used.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,13 +49,16 @@ from ray_backfill.store._columns import kind_of as kind_of
 from ray_backfill.store._columns import room_for as room_for
 from ray_backfill.store._columns import vector_column as vector_column
 from ray_backfill.store._columns import vectors_of as vectors_of
+from ray_backfill.store._division import FEWEST as FEWEST
+from ray_backfill.store._division import held_out, take_views
+from ray_backfill.store._division import take as take
 from ray_backfill.store._known import COLUMNS, NUMBERS, OF_QUERIES, check_equal_columns, read_columns
-from ray_backfill.store._views import read_views as read_views
+from ray_backfill.store._views import read_views
 from ray_backfill.store._writing import write_parquet as write_parquet
 from ray_backfill.systems import FloatArray
 from ray_backfill.tables.parquet import open_checked, read_checked, reading
 
-SPLITS = ("gallery", "queries", "train", "classifier", "train_views")
+SPLITS = ("gallery", "queries", "train", "classifier", "train_views", "validation")
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,14 +120,16 @@ class EmbeddingFolder:
     queries: EmbeddingTable | None
     """None if the gallery items are the queries."""
     train: EmbeddingTable | None
-    """The split that maps and merges are fitted on, if there is one."""
+    """The items that maps are fitted on, if there is a train split."""
     classifier: Classifier | None = None
     """The new model's classifier, if the folder has one."""
     train_views: Mapping[str, FloatArray] = field(default_factory=dict)
     """Model name -> (V, N, d) embeddings of V further views of each train item; empty if there are none."""
+    validation: EmbeddingTable | None = None
+    """Items that no map is fitted on: ``validation.parquet``, or a part of the train split. None: too few for that."""
 
     def __repr__(self) -> str:
-        splits = {"gallery": self.gallery, "queries": self.queries, "train": self.train}
+        splits = {name: getattr(self, name) for name in ("gallery", "queries", "train", "validation")}
         rows = [f"{len(table):,} {name}" for name, table in splits.items() if table is not None]
         dims = [f"{name} {vectors.shape[1]}" for name, vectors in self.gallery.vectors.items()]
         return f"Embeddings in {self.path}: {', '.join(rows)}; dimensions: {', '.join(dims)}"
@@ -211,13 +217,9 @@ def read_folder(
             raise InputError(f"{path} is not a folder; give a folder that contains gallery.parquet")
         has_queries = (path / "queries.parquet").exists()
         gallery = read_table(path / "gallery.parquet", models, gallery_needs, are_queries=not has_queries)
-        queries, train = (
-            read_table(path / f"{name}.parquet", models, are_queries=name == "queries")
-            if (path / f"{name}.parquet").exists()
-            else None
-            for name in ("queries", "train")
-        )
-    for other in (queries, train):
+        queries = read_table(path / "queries.parquet", models, are_queries=True) if has_queries else None
+        split = read_train(path, models)
+    for other in (queries, split.train, split.validation):
         for name, vectors in other.vectors.items() if other else ():
             theirs, mine = vectors.shape[1], gallery.vectors.get(name, vectors).shape[1]
             if other and mine != theirs:
@@ -225,26 +227,35 @@ def read_folder(
                     f"column {name!r} has {theirs} dimensions in {other.path} and {mine} in {gallery.path}; "
                     "use embeddings of one model"
                 )
-    views = read_views(path, None if train is None else train.id, train.vectors if train else {})
-    return EmbeddingFolder(path, gallery, queries, train, read_classifier(path), views)
+    return EmbeddingFolder(path, gallery, queries, *split)
 
 
-def read_validation(path: Path, models: Sequence[str] = ("old", "new")) -> EmbeddingFolder:
-    """Read the validation split of a folder as a gallery that queries itself, with the folder's train split.
+class TrainSplit(NamedTuple):
+    """What fits learn from, and what they must not see; see ``EmbeddingFolder`` for the fields."""
 
-    Raises:
-        InputError: There is no validation split or no train split; otherwise see ``read_folder``.
+    train: EmbeddingTable | None
+    classifier: Classifier | None
+    train_views: Mapping[str, FloatArray]
+    validation: EmbeddingTable | None
+
+
+def read_train(path: Path, models: Sequence[str] = ("old", "new")) -> TrainSplit:
+    """Read the items that everything is fitted on, and the validation part, which no fit sees.
+
+    That is ``validation.parquet`` if there is one; otherwise a tenth of the train split, unless it is too small.
     """
-    with reading(path):
-        for name in ("validation", "train"):
-            if not (path / f"{name}.parquet").exists():
-                raise InputError(
-                    f"--tune needs {path / name}.parquet; give a recipe --protocol.validation 0.1, or put it there: "
-                    "items with labels that are in no other split"
-                )
-        validation, train = (read_table(path / f"{name}.parquet", models, models) for name in ("validation", "train"))
-    views = read_views(path, train.id, train.vectors)
-    return EmbeddingFolder(path, validation, None, train, read_classifier(path), views)
+    if not (path / "train.parquet").exists():
+        return TrainSplit(None, read_classifier(path), read_views(path, None, {}), None)
+    train = read_table(path / "train.parquet", models)
+    classifier, views = read_classifier(path), read_views(path, train.id, train.vectors)
+    if (path / "validation.parquet").exists():
+        validation = read_table(path / "validation.parquet", models, tuple(train.vectors))
+        return TrainSplit(train, classifier, views, validation)
+    held_N = held_out(train.label, len(train))
+    if not held_N.any():
+        return TrainSplit(train, classifier, views, None)
+    kept, held = np.flatnonzero(~held_N), np.flatnonzero(held_N)
+    return TrainSplit(take(train, kept), classifier, take_views(views, kept), take(train, held))
 
 
 def read_table(

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
-from ray_backfill.store import Classifier, EmbeddingFolder, read_classifier, read_table, read_views
+from ray_backfill.store import Classifier, EmbeddingFolder, TrainSplit, read_train
 from ray_backfill.systems import FloatArray
 from ray_backfill.training.settings import FitSettings, TransformTraining
 
@@ -55,16 +55,15 @@ class TrainSet:
         return 1 + max(map(len, self.views.values()), default=0)
 
 
-def train_set(folder: EmbeddingFolder) -> TrainSet:
-    """The train split of a folder, which has one."""
-    assert folder.train is not None
-    return TrainSet(folder.train.vectors, folder.train.label, folder.classifier, folder.train_views)
+def train_set(split: TrainSplit | EmbeddingFolder) -> TrainSet:
+    """What fits learn from, of a folder with a train split."""
+    assert split.train is not None
+    return TrainSet(split.train.vectors, split.train.label, split.classifier, split.train_views)
 
 
 def read_train_set(folder: Path, models: Sequence[str]) -> TrainSet:
     """Read the train split alone. folder: has been validated. models: whose embeddings are read."""
-    train = read_table(folder / "train.parquet", models)
-    return TrainSet(train.vectors, train.label, read_classifier(folder), read_views(folder, train.id, train.vectors))
+    return train_set(read_train(folder, models))
 
 
 @dataclass(frozen=True)

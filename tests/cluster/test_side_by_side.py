@@ -23,7 +23,7 @@ from ray_backfill.comparison.trial import Trial, run_trial
 from ray_backfill.errors import InputError
 from ray_backfill.files import begin_stage, is_finished, read_json
 from ray_backfill.methods import find_methods
-from ray_backfill.store import EmbeddingFolder
+from ray_backfill.store import EmbeddingFolder, read_folder
 from ray_backfill.training.fit_into import fit_into, one_thread
 from ray_backfill.training.tuning import trials_of, with_values
 from tests.cluster.test_train import FITS, _folder
@@ -160,7 +160,7 @@ def test_a_single_map_goes_to_a_gpu_or_a_cluster(monkeypatch: pytest.MonkeyPatch
 def test_trials_side_by_side_score_as_one_by_one(folder: EmbeddingFolder, tmp_path: Path) -> None:
     shutil.copy(folder.gallery.path, folder.path / "validation.parquet")
     methods, fits, how = find_methods(("mcl", "ridge_query")), replace(FITS, tune=3), Evaluation(metrics=("mAP",))
-    tuned = tune_stage(tmp_path / "tasks", folder.path, methods, fits, how, Workers())
+    tuned = tune_stage(tmp_path / "tasks", read_folder(folder.path), methods, fits, how, Workers())
     assert [each.trials for each in tuned] == [3, 3]
     for method in methods:
         assert method.fit is not None

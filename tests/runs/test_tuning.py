@@ -21,6 +21,7 @@ from ray_backfill.recipes import load_recipe
 from ray_backfill.runs.checks import check_evaluation
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import evaluate_folder
+from ray_backfill.store import read_folder
 from ray_backfill.training.settings import AdapterSettings, FitSettings
 
 EVALUATION = Evaluation(("ridge_query", "procrustes_query"), ("random",), points=3)
@@ -57,7 +58,9 @@ def trials_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_best_on_the_validation_split_is_chosen_and_kept(data: Path, tmp_path: Path) -> None:
-    (tuned,) = tune_stage(tmp_path / "t", data, find_methods(EVALUATION.methods), FITS, EVALUATION, Workers())
+    (tuned,) = tune_stage(
+        tmp_path / "t", read_folder(data), find_methods(EVALUATION.methods), FITS, EVALUATION, Workers()
+    )
     assert (tuned.method, tuned.metric, tuned.trials) == ("ridge_query", "mAP", 10)
     scores = [read_json(tmp_path / "t" / "ridge_query" / str(i) / "manifest.json")["score"] for i in range(10)]
     assert tuned.given == scores[0]
@@ -68,10 +71,11 @@ def test_the_best_on_the_validation_split_is_chosen_and_kept(data: Path, tmp_pat
 
 def test_the_evaluation_split_is_not_read(data: Path, tmp_path: Path) -> None:
     methods = find_methods(EVALUATION.methods)
-    (before,) = tune_stage(tmp_path / "before", data, methods, FITS, EVALUATION, Workers())
+    folder = read_folder(data)
+    (before,) = tune_stage(tmp_path / "before", folder, methods, FITS, EVALUATION, Workers())
     for name in ("gallery", "queries"):
         (data / f"{name}.parquet").unlink()
-    assert tune_stage(tmp_path / "after", data, methods, FITS, EVALUATION, Workers()) == (before,)
+    assert tune_stage(tmp_path / "after", folder, methods, FITS, EVALUATION, Workers()) == (before,)
 
 
 def test_results_use_and_tell_what_was_chosen(data: Path, tmp_path: Path) -> None:
@@ -92,7 +96,7 @@ def test_results_use_and_tell_what_was_chosen(data: Path, tmp_path: Path) -> Non
 
 def test_finished_trials_are_kept(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     methods = find_methods(EVALUATION.methods)
-    few = tune_stage(tmp_path, data, methods, replace(FITS, tune=3), EVALUATION, Workers())
+    few = tune_stage(tmp_path, read_folder(data), methods, replace(FITS, tune=3), EVALUATION, Workers())
     done: list[str] = []
 
     def run(missing: Any, folder: Any, workers: Any) -> None:
@@ -101,11 +105,11 @@ def test_finished_trials_are_kept(data: Path, tmp_path: Path, monkeypatch: pytes
             run_trial(trial)
 
     monkeypatch.setattr(tuning, "_run", run)
-    tune_stage(tmp_path, data, methods, replace(FITS, tune=5), EVALUATION, Workers())
+    tune_stage(tmp_path, read_folder(data), methods, replace(FITS, tune=5), EVALUATION, Workers())
     assert done == ["3", "4"]
-    assert tune_stage(tmp_path, data, methods, replace(FITS, tune=3), EVALUATION, Workers()) == few
+    assert tune_stage(tmp_path, read_folder(data), methods, replace(FITS, tune=3), EVALUATION, Workers()) == few
     with pytest.raises(InputError, match="belongs to a run with other settings"):
-        tune_stage(tmp_path, data, methods, FITS, replace(EVALUATION, metrics=("CMC@1",)), Workers())
+        tune_stage(tmp_path, read_folder(data), methods, FITS, replace(EVALUATION, metrics=("CMC@1",)), Workers())
 
 
 def test_trials_that_diverged_are_not_chosen(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,14 +121,31 @@ def test_trials_that_diverged_are_not_chosen(data: Path, tmp_path: Path, monkeyp
                 finish_stage(trial.out, {"score": None})
 
     monkeypatch.setattr(tuning, "_run", diverge)
-    (tuned,) = tune_stage(tmp_path, data, find_methods(EVALUATION.methods), FITS, EVALUATION, Workers())
+    (tuned,) = tune_stage(tmp_path, read_folder(data), find_methods(EVALUATION.methods), FITS, EVALUATION, Workers())
     assert tuned.given is None
     assert tuned.score == read_json(tmp_path / "ridge_query" / "2" / "manifest.json")["score"]
 
 
-def test_a_folder_without_a_validation_split_is_refused(tmp_path: Path) -> None:
-    folder = rb.write_folder(tmp_path / "data", split(0), split(1), split(2))
-    with pytest.raises(InputError, match=r"--tune needs .*validation\.parquet; give"):
+def test_a_folder_without_a_validation_split_holds_a_part_of_its_train_split_out(tmp_path: Path) -> None:
+    folder = rb.write_folder(tmp_path / "data", split(0), split(1), split(2, 720))
+    results = rb.read_results(evaluate_folder(folder, EVALUATION, FITS, Context(tmp_path / "out")))
+    (tuned,) = results.manifest.tuned
+    assert tuned.trials == 10
+    assert tuned.values["adapters.ridge"] < 300
+    assert results.manifest.data["validation_items"] == 72
+    assert results.manifest.data["validation_from"] == "train.parquet, held out from every fit"
+
+
+@pytest.mark.parametrize(
+    ("train", "reason"),
+    [
+        (split(2), "the train split is too small to hold out 50 items"),
+        ({name: values for name, values in split(2, 720).items() if name != "label"}, "train.parquet has no column"),
+    ],
+)
+def test_where_nothing_can_be_judged_nothing_is_tuned(train: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    folder = rb.write_folder(tmp_path / "data", split(0), split(1), train)
+    with pytest.raises(InputError, match=rf"--tune cannot judge settings: {reason}.*; leave it out, or put"):
         evaluate_folder(folder, EVALUATION, FITS, Context(tmp_path / "out"))
 
 

@@ -16,6 +16,7 @@ from ray_backfill.training import pixels
 from ray_backfill.training.backbone_loop import images_per_worker
 from ray_backfill.training.objective import Classification
 from ray_backfill.training.step_cost import network_cost, step_flops
+from ray_backfill.training.tuning import trials_of
 
 STAGES = ("backbones", "embeddings", "maps")
 _FLOAT_BYTES, _ID_BYTES = 4, 8
@@ -239,19 +240,25 @@ def _map_stages(
         dims = {model: _role(recipe, model, counts)[0].backbone.dim for model in method.models}
         of, distance = counts.new, recipe.evaluation.distance
         cost = method.fit.cost(dims, of.images, of.classes, recipe.fits, distance, workers.number)
-        yield Stage(
-            "maps",
-            f"fit {method.name}",
-            f"{of.images:,} pairs of embeddings" + ("" if cost.steps else ", a formula"),
-            cost.epochs,
-            cost.steps,
-            cost.items,
-            0,
-            cost.flops,
-            workers.number,
-            workers.number * workers.cpus,
-            settings,
-        )
+        what = f"{of.images:,} pairs of embeddings" + ("" if cost.steps else ", a formula")
+        trials = len(trials_of(method.fit.space, recipe.fits, recipe.fits.tune)) if recipe.fits.tune > 1 else 1
+        stages = [("fit", 1, "")]
+        if trials > 1:  # a trial costs as much as the fit with the given settings, more or less
+            stages = [("tune", trials, f"{trials} trials on "), *stages]
+        for name, times, prefix in stages:
+            yield Stage(
+                "maps",
+                f"{name} {method.name}",
+                prefix + what,
+                cost.epochs,
+                times * cost.steps,
+                times * cost.items,
+                0,
+                times * cost.flops,
+                workers.number,
+                workers.number * workers.cpus,
+                settings,
+            )
 
 
 def _weights(recipe: Recipe[Any], model: str, counts: Counts) -> int:

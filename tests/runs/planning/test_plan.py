@@ -113,6 +113,16 @@ def test_steps_images_and_hours_by_hand() -> None:
     assert found.models == {"old": convnet_macs(2, 12), "new": convnet_macs(4, 12)}
 
 
+def test_every_trial_of_settings_is_counted() -> None:
+    recipe = small_recipe(("rm", "least_squares_gallery"))
+    (fit,) = [stage for stage in plan(recipe).stages if stage.name == "fit rm"]
+    found = {each.name: each for each in plan(replace(recipe, fits=replace(recipe.fits, tune=5))).stages}
+    tune = found["tune rm"]
+    assert (tune.steps, tune.images, tune.flops) == (5 * fit.steps, 5 * fit.images, 5 * fit.flops)
+    assert found["fit rm"] == fit
+    assert "tune least_squares_gallery" not in found, "a formula without settings has no trials"
+
+
 def test_training_costs_three_times_a_forward_pass_but_for_the_gradient_of_images() -> None:
     info = BackboneInfo(BackboneSettings("convnet", 12, 4), 3, 16, list(range(10)))
     forward = convnet_macs(4, 12) + 12 * 10
