@@ -28,7 +28,7 @@ from ray_backfill.replay import Curve
 from ray_backfill.runs.results import Facts, write_results
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable, read_folder, write_parquet
 from ray_backfill.tables.results import LeftOut
-from ray_backfill.training.settings import FitSettings
+from ray_backfill.training.settings import FitSettings, TransformSettings
 from tests.comparison.folder import CLASSES, write_split
 
 pytestmark = pytest.mark.slow
@@ -286,7 +286,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
     with pytest.raises(InputError, match=r"queries\.parquet has no column 'label'; add it, or give"):
         ground_truth(read_folder(folder))
     with pytest.raises(InputError, match="needs the gallery column 'order_score'"):
-        resolve_orders(read_folder(folder), ("given",), 0, "cosine", find_methods(("old",)))
+        resolve_orders(read_folder(folder), ("given",), 0, "cosine", find_methods(("old",)), TransformSettings())
     for bad in (
         Evaluation(methods=("rn",)),
         Evaluation(metrics=("acc",)),
