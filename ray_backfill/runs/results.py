@@ -135,7 +135,13 @@ def write_results(
 def _tables_of(comparison: Comparison) -> list[str]:
     """The tables that results of this comparison consist of."""
     of_query = (comparison.folder.queries or comparison.folder.gallery).group
-    rarely = {"skipped_queries": len(comparison.truth.skipped) > 0, "subgroups": of_query is not None}
+    rarely = {
+        "skipped_queries": len(comparison.truth.skipped) > 0,
+        "subgroups": of_query is not None,
+        "permutations": comparison.evaluation.permutations > 1
+        and any(order.is_random for order in comparison.orders.orders)
+        and not all(method.is_reference for method in comparison.methods),
+    }
     return [name for name in TABLES if rarely.get(name, True)]
 
 

@@ -91,7 +91,7 @@ def test_flags_and_flips_tell_a_bad_upgrade_from_a_good_one(folder: Path, tmp_pa
     naive = curves["rm_naive", "random", "raw"].curve
     half = Curve(naive.t, {"mAP": naive.per_query["mAP"] / 2}, np.zeros_like(naive.top1_correct), naive.scored, 0)
     tables = tabulate(
-        methods, {**curves, ("rm_naive", "random", "raw"): judge(half, 1)}, replace(EVALUATION, metrics=("mAP",))
+        methods, {**curves, ("rm_naive", "random", "raw"): judge([half], 1)}, replace(EVALUATION, metrics=("mAP",))
     )
     table = tables.curves
     row = tables.summary.set_index("method").loc["rm_naive"]
@@ -197,7 +197,7 @@ def test_the_largest_share_of_flips_is_weighted() -> None:
     top1 = np.array([[True, False], [True, True], [False, True]])
     values = {"CMC@1": top1.astype(np.float64)}
     curve = Curve(np.array([0.0, 1.0]), values, top1, np.arange(3), 0, weights=np.array([6.0, 1.0, 1.0]))
-    found = judge(curve, 1)
+    found = judge([curve], 1)
     assert found.negative_flips_max() == pytest.approx(6 / 8)
     assert found.negative_flips_max(np.array([False, False, True])) == pytest.approx(1 / 8)
 

@@ -20,7 +20,7 @@ def test_the_estimate_covers_what_is_kept_of_every_curve() -> None:
     points, queries = 101, 500
     values, top1 = np.zeros((queries, points)), np.zeros((queries, points), bool)
     curve = Curve(np.linspace(0, 1, points), {"mAP": values, "CMC@1": values}, top1, np.arange(queries), 0)
-    found = judge(curve, 1)
+    found = judge([curve], 1)
     of_a_curve = 2 * values.nbytes + sum(draws.nbytes for draws in found.draws.values()) + found.top1_correct.nbytes
     evaluation = replace(EVALUATION, points=points, orders=("random", "given"), metrics=("mAP", "CMC@1"))
     kept = 12 * 2 * of_a_curve
