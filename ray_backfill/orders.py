@@ -85,6 +85,10 @@ class Order:
     glossary: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Term -> meaning, for reports."""
 
+    def column_in(self, gallery: GalleryColumns) -> str | None:
+        """Return the column that the order reads in this gallery; None if it needs none, or there is none."""
+        return next((column for column in self.needs if column in gallery.columns), None)
+
 
 def low_first(column: str) -> Score:
     """Return a score that orders by a column, low values first."""
@@ -232,7 +236,7 @@ def make_order(name: str, gallery: GalleryColumns, seed: int = 0) -> IntArray:
             NaN.
     """
     order = find_order(name)
-    if order.needs and not any(column in gallery.columns for column in order.needs):
+    if order.needs and order.column_in(gallery) is None:
         remedy = order.remedy or f"the gallery column {' or '.join(repr(column) for column in order.needs)}"
         raise InputError(f"order {name!r} needs {remedy}, which is missing; add it or leave the order out")
     scores = order.score(gallery, seed)

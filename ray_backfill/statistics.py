@@ -154,7 +154,7 @@ def lost(before_QT: RightQT, now_QT: RightQT) -> FloatQT:
     For a mean of several orders, both are shares of the orders. The share that is lost is exact if all orders agree on
     what was before, as at t = 0 they do.
     """
-    return before_QT * (1.0 - now_QT)
+    return np.asarray(before_QT * (1.0 - now_QT), np.float64)
 
 
 def negative_flips(before_QT: RightQT, correct_QT: RightQT, weights_Q: Weights = None) -> NDArray[np.float64]:

@@ -262,6 +262,12 @@ class Results:
         """The orders that use knowledge from after the upgrade."""
         return frozenset(r.order for r in self.rows if r.is_oracle)
 
+    @cached_property
+    def label_free_orders(self) -> tuple[str, ...]:
+        """The orders that could be deployed without labels of the gallery."""
+        traits = self.manifest.traits.orders
+        return tuple(o for o in self.orders if o not in self.oracles and not traits[o].needs_labels)
+
     def order_name(self, order: str) -> str:
         """Display name of an order; oracle orders are marked with a dagger."""
         return f"{order} {DAGGER}" if order in self.oracles else order

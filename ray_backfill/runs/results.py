@@ -192,7 +192,12 @@ def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: 
         seed=evaluation.order_seed,
         primary_metric=evaluation.metrics[0],
         margin=evaluation.margin,
-        traits=traits_of(comparison.methods, comparison.orders.orders, (RAW.name, *comparison.merges.names)),
+        traits=traits_of(
+            comparison.methods,
+            comparison.orders.orders,
+            (RAW.name, *comparison.merges.names),
+            comparison.orders.gallery,
+        ),
         left_out=comparison.left_out,
         tuned=facts.tuned,
         timings_s=facts.timings_s | {"replay": replay_s},

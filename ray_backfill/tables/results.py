@@ -260,6 +260,8 @@ class OrderTraits:
     is_oracle: bool = False
     """It uses information that is not available before the backfill."""
     glossary: Mapping[str, str] = field(default_factory=dict)
+    needs_labels: bool = False
+    """It uses labels of the gallery, because the gallery has nothing else that it could use."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Numbers of the tables, checked by hand or by plain loops."""
 
+import json
+import math
 import statistics
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from ray_backfill.report.wording import amount
 from ray_backfill.tables.results import CostRow
 from ray_backfill.tables.schema import frame, write_table
 from tests.papers.folder import NAN, ORDER, Made, flat, runs_of, write_seed
+
+BEST, LEAD = "best label-free order", "its difference, 95 % interval over seeds"
 
 
 def row(table: PageTable | None, first: str) -> dict[str, str]:
@@ -102,9 +106,29 @@ def test_against_random_is_paired_by_seed(tmp_path: Path) -> None:
         for bct in (0.38, 0.41)
     ]
     table = page_tables.against_random(runs_of(tmp_path, *seeds))
-    assert row(table, "rm") == {"": "rm", "sigma": "+2.0, 2 of 2"}
-    assert row(table, "bct")["sigma"] == "−0.5, 1 of 2"
+    assert row(table, "rm") == {"": "rm", BEST: "sigma", LEAD: "+2.0 (+2.0 to +2.0)", "sigma": "+2.0, 2 of 2"}
+    assert row(table, "bct") == {"": "bct", BEST: "random", LEAD: "–", "sigma": "−0.5, 1 of 2"}
     assert row(table, "*better in every seed*")["sigma"] == "1 of 2 methods"
+
+
+def test_the_best_order_is_no_oracle_and_needs_no_labels(tmp_path: Path) -> None:
+    areas = {"random": 0.40, "sigma": 0.42, "entropy": 0.43, "centroid_cosine": 0.5, "oracle_loss": 0.6}
+    seeds = [
+        {Case("rm", o): flat(v + (0.005 * seed if o == "entropy" else 0)) for o, v in areas.items()}
+        for seed in range(3)
+    ]
+    runs = runs_of(tmp_path, *seeds)
+    assert row(page_tables.against_random(runs), "rm")[BEST] == "centroid_cosine"
+    for seed in range(3):
+        path = tmp_path / f"seed-{seed}" / "manifest.json"
+        manifest = json.loads(path.read_text())
+        manifest["traits"]["orders"]["centroid_cosine"]["needs_labels"] = True
+        path.write_text(json.dumps(manifest))
+    runs = read_runs(SeedRun(seed, tmp_path / f"seed-{seed}") for seed in range(3))
+    found = row(page_tables.against_random(runs), "rm")
+    # 3.0, 3.5 and 4.0 points: standard deviation 0.5, t of 2 degrees of freedom 4.303
+    half = 4.303 * 0.5 / math.sqrt(3)
+    assert (found[BEST], found[LEAD]) == ("entropy", f"+3.5 (+{3.5 - half:.1f} to +{3.5 + half:.1f})")
 
 
 def test_training_free(tmp_path: Path) -> None:
