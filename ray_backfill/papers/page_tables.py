@@ -11,8 +11,8 @@ from ray_backfill.papers.names import MERGES, ORDERS, REFERENCES, grouped, in_or
 from ray_backfill.papers.published import Figures, PublishedTable
 from ray_backfill.papers.runs import Case, Floats, Runs
 from ray_backfill.papers.spread import mean_and_spread, mean_of, seeds_interval, signed
-from ray_backfill.papers.subgroups import MOMENTS, cases_with_gaps, gap_at, moments_read
-from ray_backfill.report.wording import NOTHING, amount, percent
+from ray_backfill.papers.subgroups import EARLY, MOMENTS, cases_with_gaps, gap_at, moments_read, share_closed
+from ray_backfill.report.wording import NOTHING, amount, percent, percent_sign
 from ray_backfill.tables.schema import read_table
 
 CMC = "CMC@1"
@@ -192,17 +192,20 @@ def _yes(flag: object) -> str:
 
 
 def subgroup_table(runs: Runs) -> PageTable | None:
-    """The gap between the best and the worst subgroup at several moments, by method and order."""
+    """The gap between the best and the worst subgroup at several moments, and the share that is closed early."""
     cases = cases_with_gaps(runs)
     if not cases:
         return None
     several = len({c.merge for c in cases}) > 1
-    header = ("", "order", *(["merge"] if several else []), *(_moment(runs, m) for m in MOMENTS))
+    closed = (f"closed at {_moment(runs, m)}" for m in EARLY)
+    header = ("", "order", *(["merge"] if several else []), *(_moment(runs, m) for m in MOMENTS), *closed)
     rows = []
     for case in cases:
         free = case.method in REFERENCES
         what = [NOTHING if free else case.order, *([NOTHING if free else case.merge] if several else [])]
-        rows.append((runs.title(case.method), *what, *(mean_and_spread(gap_at(runs, case, m)) for m in MOMENTS)))
+        gaps = (mean_and_spread(gap_at(runs, case, m)) for m in MOMENTS)
+        shares = (percent_sign(share_closed(runs, case, m), 0) for m in EARLY)
+        rows.append((runs.title(case.method), *what, *gaps, *shares))
     return PageTable(header, tuple(rows))
 
 

@@ -145,6 +145,7 @@ def test_the_distance_to_the_closest_new_class_mean_is_that_of_the_mapped_item(
     found = {}
     assert folder.train is not None
     label = folder.train.label
+    assert label is not None
     for name in ("fct", "ridge_gallery", "fastfill", "lambda_orthogonal"):  # the last maps new embeddings, too
         served = mapped(folder, name, maps, "train").forward.gallery.astype(np.float64)
         means = [np.mean([v for v, c in zip(served, label, strict=True) if c == wanted], 0) for wanted in (5, 6, 7)]
@@ -178,6 +179,7 @@ def test_without_a_classifier_one_is_fitted_on_the_train_split(tmp_path: Path, m
     folder = with_train(tmp_path)
     assert folder.classifier is None
     assert folder.train is not None
+    assert folder.train.label is not None
     fitted = fit_classifier(folder.train.new, folder.train.label, ClassificationSettings())
     logits = mapped(folder, "fct", maps).backward.gallery.astype(np.float64) @ fitted.weight.T + fitted.bias
     top = (np.exp(logits) / np.exp(logits).sum(1, keepdims=True)).max(1)

@@ -184,7 +184,7 @@ def test_a_query_of_weight_3_is_worth_three_queries_in_every_table(folder: Path,
     # Limits come from the weighted queries, too.
     curves = pd.read_parquet(weighted / "curves.parquet")
     own = curves[(curves.method == "rm_naive") & (curves.order == "random")]
-    flips = (~curve.top1_correct[:, :1] & curve.top1_correct).astype(float)
+    flips = (1.0 - curve.top1_correct[:, :1]) * curve.top1_correct
     assert flips.any()
     for metric, values in (("nDCG", curve.per_query["nDCG"]), ("positive_flips", flips)):
         low, high = stats.interval(stats.bootstrap_means(values, curve.weights))

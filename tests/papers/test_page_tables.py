@@ -195,8 +195,9 @@ def test_subgroups(tmp_path: Path) -> None:
     gaps = {case: (0.20, 0.10, 0.08, 0.06, 0.05)}
     table = page_tables.subgroup_table(runs_of(tmp_path, {case: flat(0.4)}, gaps=gaps))
     assert table == PageTable(
-        ("", "order", "t = 0", "t = 0.25", "t = 0.5", "t = 1"),
-        (("fastfill", "sigma", "20.0", "10.0", "8.0", "5.0"),),
+        ("", "order", "t = 0", "t = 0.25", "t = 0.5", "t = 1", "closed at t = 0.25", "closed at t = 0.5"),
+        # 10 and 12 of the 15 points that the upgrade closes
+        (("fastfill", "sigma", "20.0", "10.0", "8.0", "5.0", "67 %", "80 %"),),
     )
 
 
@@ -206,8 +207,22 @@ def test_subgroups_at_moments_that_were_not_replayed(tmp_path: Path) -> None:
     runs = runs_of(tmp_path, {case: flat(0.4)}, gaps=gaps, gap_moments=(0.0, 0.2, 0.3, 1.0))
     table = page_tables.subgroup_table(runs)
     assert table is not None
-    assert table.header[2:] == ("t = 0", "t = 0.25 (mean of 0.2 and 0.3)", "t = 0.5 (read at 0.3)", "t = 1")
-    assert table.rows[0][2:] == ("20.0", "8.0", "6.0", "3.0")
+    assert table.header[2:6] == ("t = 0", "t = 0.25 (mean of 0.2 and 0.3)", "t = 0.5 (read at 0.3)", "t = 1")
+    assert table.rows[0][2:6] == ("20.0", "8.0", "6.0", "3.0")
+
+
+def test_the_share_of_the_gap_that_is_closed_is_that_of_the_means_over_seeds(tmp_path: Path) -> None:
+    case, other = Case("fastfill", "sigma"), Case("fct", "random")
+    seeds = []
+    for seed, gap in enumerate(((0.20, 0.10, 0.08, 0.06, 0.10), (0.11, 0.03, 0.02, 0.06, 0.10))):
+        made = {case: flat(0.4), other: flat(0.4)}
+        gaps = {case: gap, other: (0.1, 0.0, 0.0, 0.0, 0.1)}
+        seeds.append(SeedRun(seed, write_seed(tmp_path / f"gaps-{seed}", made, gaps=gaps)))
+    table = page_tables.subgroup_table(read_runs(seeds))
+    # means 15.5, 6.5, 5.0, 10.0: 9 and 10.5 of 5.5 points; by seeds they would be 100 and 800 per cent
+    assert row(table, "fastfill")["closed at t = 0.25"] == "164 %"
+    assert row(table, "fastfill")["closed at t = 0.5"] == "191 %"
+    assert row(table, "fct")["closed at t = 0.5"] == "–"  # nothing is closed in the end
 
 
 def test_no_subgroups(tmp_path: Path) -> None:
