@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.comparison.orders import resolve_orders, store_sigma
+from ray_backfill.comparison.traits import traits_of
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, Method, find_methods
 from ray_backfill.models.checkpoints import save_network
 from ray_backfill.models.joint import JointMaps, JointShape
 from ray_backfill.models.maps import Affine, AffineShape, Transform, TransformShape
+from ray_backfill.orders import GalleryColumns, find_order
 from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
 from ray_backfill.systems import UpgradePair
 from ray_backfill.training.settings import ClassificationSettings
@@ -215,3 +217,20 @@ def test_class_means_come_from_the_train_split(tmp_path: Path) -> None:
     unit = folder.gallery.old / np.linalg.norm(folder.gallery.old, axis=1, keepdims=True)
     expected = np.argsort(unit[:, :3].max(axis=1), kind="stable")
     assert order_of(folder, "class_mean_distance")("rm_naive") == expected.tolist()
+
+
+def test_an_order_needs_labels_if_the_gallery_has_nothing_else_for_it() -> None:
+    old = RNG.normal(size=(4, 2)).astype(np.float32)
+    orders = [find_order(name) for name in ("centroid_cosine", "random", "class_mean_distance")]
+    for columns, needs in (
+        ({"label": [0, 0, 1, 1]}, True),
+        ({"label": [0, 0, 1, 1], "old_class": [0, 1, 0, 1]}, False),
+    ):
+        found = traits_of(
+            (), orders, (), GalleryColumns(old, {name: np.array(v) for name, v in columns.items()})
+        ).orders
+        assert {name: traits.needs_labels for name, traits in found.items()} == {
+            "centroid_cosine": needs,
+            "random": False,
+            "class_mean_distance": False,
+        }

@@ -7,13 +7,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from ray_backfill.comparison import replay
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.permutations import permutation_seeds
 from ray_backfill.comparison.replay import Curves, replay_here
 from ray_backfill.comparison.resolve import resolve
 from ray_backfill.comparison.tabulate import tabulate
 from ray_backfill.errors import InputError
+from ray_backfill.live.settings import LiveSettings
+from ray_backfill.methods import find_methods
 from ray_backfill.replay import Curve
+from ray_backfill.runs.drill import _check
 from ray_backfill.runs.results import Facts, write_results
 from ray_backfill.store import read_folder
 from ray_backfill.training.settings import FitSettings
@@ -94,10 +98,28 @@ def test_the_spread_over_permutations_is_a_table(folder: Path, tmp_path: Path, a
     (row,) = table[table.metric == "mAP"].itertuples()
     assert (row.method, row.order, row.merge) == ("rm_naive", "random", "raw")
     assert len(table) == 2  # one for each metric: references and other orders have none
-    assert (row.permutations, row.auc_std) == (4, pytest.approx(np.std(aucs, ddof=1)))
-    assert (row.auc_min, row.auc_max) == pytest.approx((min(aucs), max(aucs)))
+    found = np.array([row.permutations, row.auc_std, row.auc_min, row.auc_max], float)
+    np.testing.assert_allclose(found, [4, np.std(aucs, ddof=1), min(aucs), max(aucs)])
     before = (out / "manifest.json").stat().st_mtime_ns
     assert write_results(comparison, out, Facts(command="test")) == out
     assert (out / "manifest.json").stat().st_mtime_ns == before  # nothing was computed again
     one = resolve(read_folder(folder), replace(SEVERAL, permutations=1), FitSettings())
     assert not (write_results(one, tmp_path / "one", Facts(command="test")) / "permutations.parquet").exists()
+
+
+def test_methods_are_grouped_by_the_memory_of_all_permutations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "_GROUP_BYTES", 200_000)
+    groups = {}
+    for number in (1, 4):
+        comparison = resolve(read_folder(folder), replace(SEVERAL, permutations=number), FitSettings())
+        groups[number] = len(list(replay._groups(comparison)))
+    # 4 methods of 12 queries, 101 moments, 2 metrics and 2 or 5 orders, 9 bytes each
+    assert groups == {1: 1, 4: 4}
+
+
+def test_a_drill_backfills_in_the_first_permutation(folder: Path) -> None:
+    _, evaluation = _check(replace(SEVERAL, orders=("random",)), LiveSettings(method="rm_naive"))
+    assert evaluation.permutations == 1
+    several, one = (resolve(read_folder(folder), each, FitSettings()) for each in (SEVERAL, evaluation))
+    (naive,) = find_methods(("rm_naive",))
+    assert several.orders_of(naive)["random"].tolist() == one.orders_of(naive)["random"].tolist()
