@@ -130,6 +130,13 @@ def test_whole_classes_are_held_out_under_the_open_protocol() -> None:
     assert validation_mask(labels, Protocol("open", validation=0.1, seed=3)).tolist() != held.tolist()
 
 
+def test_whole_classes_are_held_out_where_the_gallery_shows_none_of_them() -> None:
+    labels = np.random.default_rng(1).integers(0, 50, 1000)
+    held = validation_mask(labels, Protocol("biased", validation=0.1, seed=2), whole_classes=True)
+    assert len(set(labels[held])) == 5
+    assert not set(labels[held]) & set(labels[~held])
+
+
 def test_the_draw_of_the_validation_split_never_changes() -> None:
     held = validation_mask(LABELS, Protocol("open", validation=0.3, seed=0))
     assert sorted(set(LABELS[held].tolist())) == [3, 9, 27]

@@ -40,6 +40,8 @@ class Evaluation:
     """Largest loss of quality that still counts as none, as a share: 0.005 is half a percentage point."""
     order_seed: int = 0
     """Random seed for the random order."""
+    permutations: int = 1
+    """Number of random permutations: curves of the random order are means over them. A claim about orders needs 10."""
 
     @classmethod
     def of_folder(cls) -> "Evaluation":
@@ -55,6 +57,11 @@ class Evaluation:
     def moments(self) -> int:
         """Number of moments that are replayed and judged: at least 101, the reported points among them."""
         return (self.points - 1) * self.step + 1
+
+    @property
+    def replayed_orders(self) -> int:
+        """Number of orders in which a method is replayed, each permutation of a random one counted."""
+        return sum(self.permutations if find_order(name).is_random else 1 for name in self.orders)
 
     def find_methods(self) -> list[Method]:
         """The methods, old and new first. Raises InputError for an unknown name."""
@@ -77,6 +84,8 @@ class Evaluation:
             raise InputError("give at least one of each: --metrics, --orders and --merges")
         if self.order_seed < 0:
             raise InputError(f"--order-seed must not be negative, got {self.order_seed}")
+        if self.permutations < 1:
+            raise InputError(f"--permutations must be at least 1, got {self.permutations}")
         if not 2 <= self.points <= 1 << 16:
             raise InputError(f"--points must be at least 2 and at most {1 << 16}, got {self.points}")
         if not 0 <= self.margin < 1:

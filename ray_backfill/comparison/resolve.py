@@ -133,7 +133,7 @@ def resolve(
         evaluation,
         methods,
         truth,
-        resolve_orders(folder, evaluation.orders, seed, distance, methods),
+        resolve_orders(folder, evaluation.orders, seed, distance, methods, fits.transforms.loss),
         resolve_merges(folder, merges, distance, seed),
         left_out,
         (

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+import numpy as np
+
 from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource
 from ray_backfill.images.held_out import HeldOut
@@ -140,8 +142,10 @@ def open_source(settings: Any) -> ImageSource:
     """
     if isinstance(settings, Divided):
         whole, protocol = open_source(settings.images), settings.protocol
-        held_N = validation_mask(whole.items("train").labels_N, protocol)
-        facts = {"share": protocol.validation, "of": protocol.kind, "seed": protocol.seed}
+        labels_N = whole.items("train").labels_N
+        is_unseen = not np.isin(whole.items("gallery").labels_N, labels_N).any()
+        held_N = validation_mask(labels_N, protocol, is_unseen)
+        facts = {"share": protocol.validation, "of": "unseen" if is_unseen else protocol.kind, "seed": protocol.seed}
         return HeldOut(whole, held_N, facts) if held_N.any() else whole
     source: ImageSource = dataset_module(dataset_name(settings)).open_source(settings)
     return source

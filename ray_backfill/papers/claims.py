@@ -14,7 +14,7 @@ from ray_backfill.papers.names import REFERENCES
 from ray_backfill.papers.published import FF_KENDALL_TAU
 from ray_backfill.papers.runs import Case, Floats, Runs
 from ray_backfill.papers.spread import mean_of, plain, seed_by_seed
-from ray_backfill.papers.subgroups import gap_at, moments_read
+from ray_backfill.papers.subgroups import EARLY, gap_at, moments_read, share_closed
 from ray_backfill.report.wording import percent
 
 HOLDS, FAILS, UNTOLD, UNMEASURED = "holds", "**does not hold**", "not distinguishable", "not measured"
@@ -188,7 +188,7 @@ def follows_the_loss(evidence: Evidence) -> Measured:
 
 
 def closes_the_gap(side: Side, t: float) -> Callable[[Evidence], Measured]:
-    """The gap between subgroups at the end minus the gap at t: not negative if it is closed at t."""
+    """The gap in CMC@1 between subgroups at the end minus the gap at t: not negative if it is closed at t."""
 
     def measure(evidence: Evidence) -> Measured:
         runs = evidence.subgroups
@@ -202,6 +202,8 @@ def closes_the_gap(side: Side, t: float) -> Callable[[Evidence], Measured]:
         margin_S = np.where(start_S > end_S, end_S - early_S, np.nan)
         read = " and ".join(f"{moment:g}" for moment in moments_read(runs, t))
         words = f"gap at t = 1 minus gap at t = {t:g} (read at {read}): {seed_by_seed(margin_S)} points"
+        closed = [f"{percent(share_closed(runs, case, moment), 0)} % at t = {moment:g}" for moment in EARLY]
+        words += f"; closed of the closable gap: {', '.join(closed)}"
         return Measured(margin_S, words)
 
     return measure

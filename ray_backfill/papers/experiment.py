@@ -43,7 +43,7 @@ from ray_backfill.training.stand_in import fit_classifier
 # Orders that recipes can make; least_confidence is left out because it is the same as classifier_score.
 _ORDERS = (
     *("classifier_score", "random", "entropy", "margin", "centroid_cosine", "class_mean_distance", "sigma"),
-    "oracle_loss",
+    *("mapped_class_mean_distance", "mapped_least_confidence", "oracle_loss"),
 )
 # The main order, with which rank merge reports its results.
 _ORDER = "classifier_score"
@@ -89,7 +89,7 @@ def reproduce(experiment: Experiment, context: Context, page: Path, findings: Pa
 
 def _run_seed(experiment: Experiment, seed: int, context: Context) -> SeedRun:
     """Run all methods with all orders and the raw merge, and with the main order and all merges."""
-    recipe = _tuned(experiment, load_recipe(experiment.recipe, experiment.data_root, seed))
+    recipe = _set_up(experiment, load_recipe(experiment.recipe, experiment.data_root, seed))
     context = replace(context, out=context.out / f"seed-{seed}", recipe=experiment.recipe)
     evaluation = replace(recipe.evaluation, methods=experiment.methods)
     methods = evaluation.find_methods()
@@ -103,8 +103,10 @@ def _run_seed(experiment: Experiment, seed: int, context: Context) -> SeedRun:
     return SeedRun(seed, results, (with_merges,))
 
 
-def _tuned(experiment: Experiment, recipe: Recipe[Any]) -> Recipe[Any]:
-    return replace(recipe, fits=replace(recipe.fits, tune=experiment.tune))
+def _set_up(experiment: Experiment, recipe: Recipe[Any]) -> Recipe[Any]:
+    """The recipe with the experiment's number of trials and of permutations."""
+    evaluation = replace(recipe.evaluation, permutations=experiment.permutations)
+    return replace(recipe, fits=replace(recipe.fits, tune=experiment.tune), evaluation=evaluation)
 
 
 def _merges(evaluation: Evaluation) -> tuple[str, ...]:
@@ -114,7 +116,7 @@ def _merges(evaluation: Evaluation) -> tuple[str, ...]:
 def _run_subgroups(experiment: Experiment, seed: int, context: Context) -> SeedRun | None:
     if not experiment.subgroups:
         return None
-    recipe = _tuned(experiment, load_recipe(experiment.subgroups, experiment.data_root, seed))
+    recipe = _set_up(experiment, load_recipe(experiment.subgroups, experiment.data_root, seed))
     return SeedRun(
         seed, run_recipe(recipe, replace(context, out=context.out / f"biased-{seed}", recipe=experiment.subgroups))
     )

@@ -98,6 +98,7 @@ def render(page: PageInput, runs: Runs, picture: str | None) -> str:
         papers=[(paper, page_tables.beside_published(runs, paper, page.order)) for paper in PAGE_TABLES],
         orders=page_tables.orders_table(runs),
         against_random=page_tables.against_random(runs),
+        permutations=min(r.manifest.settings.get("evaluation", {}).get("permutations", 1) for r in runs.results),
         merges=page_tables.merges_table(runs, page.order),
         training_free=_training_free_table(runs, page.order),
         ablation=page_tables.ablation_table(page.ablation) if page.ablation else None,

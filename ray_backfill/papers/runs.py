@@ -77,6 +77,12 @@ class Runs:
         return frozenset(order for r in self.results for order in r.oracles)
 
     @property
+    def label_free_orders(self) -> tuple[str, ...]:
+        """Orders that in every seed are no oracle and need no labels of the gallery."""
+        barred = {o for r in self.results for o in r.orders if o not in r.label_free_orders}
+        return tuple(o for o in self.orders if o not in barred)
+
+    @property
     def merges(self) -> tuple[str, ...]:
         """Merges of any seed, raw first."""
         return in_order((v.merge for r in self.results for v in r.variants), MERGES)

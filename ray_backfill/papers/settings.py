@@ -18,6 +18,8 @@ class Experiment:
     """Upgrade methods to compare, or "all"."""
     ablation: bool = True
     """Also train heads with every loss, with and without rho and mining, and at several temperatures (first seed)."""
+    permutations: int = 10
+    """Number of random permutations: curves of the random order are means over them."""
     tune: int = 0
     """Number of settings to try for each fitted method on the validation split of every run; 0: the recipe's own."""
     subgroups: str = ""

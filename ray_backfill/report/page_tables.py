@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from ray_backfill.report.answers import conditions
+from ray_backfill.report.best_orders import best_orders
 from ray_backfill.report.parts import Cell, Head, PageTable, TableRow
 from ray_backfill.report.results import Results, Row
 from ray_backfill.report.selection import Compared, shown_rows
@@ -57,6 +58,20 @@ def leads_table(results: Results, compared: Compared) -> PageTable:
         ]
         lines.append(TableRow("", [*cells, Cell(found.verdict, css="name")]))
     return PageTable("The best method against the others", heads, lines, "sortable")
+
+
+def orders_table(results: Results) -> PageTable | None:
+    """A line per method: its best order without labels of the gallery, against random; None without such orders."""
+    heads = [Head("method", "name"), Head("best label-free order", "name"), Head("AUC"), Head("AUC in random order")]
+    heads += [Head("difference"), Head("95 % interval")]
+    lines = []
+    for row, random, lead in best_orders(results):
+        cells = [Cell(row.title), Cell(row.order, css="name")]
+        cells += [number(percent(each.auc), each.auc) for each in (row, random)]
+        value, low, high = (lead.value, lead.low, lead.high) if lead else (math.nan, math.nan, math.nan)
+        cells += [number(percent(value), value), number(interval(low, high), low, "range")]
+        lines.append(TableRow("", cells))
+    return PageTable("The best label-free order of each method", heads, lines, "sortable") if lines else None
 
 
 def costs_table(results: Results) -> PageTable | None:

@@ -273,6 +273,12 @@ class Results:
         """Display name of a row's method; a double dagger marks those that did not learn here."""
         return f"{row.title} {DOUBLE_DAGGER}" if row.method in self.unlearned else row.title
 
+    @cached_property
+    def label_free_orders(self) -> tuple[str, ...]:
+        """The orders that could be deployed without labels of the gallery."""
+        traits = self.manifest.traits.orders
+        return tuple(o for o in self.orders if o not in self.oracles and not traits[o].needs_labels)
+
     def order_name(self, order: str) -> str:
         """Display name of an order; oracle orders are marked with a dagger."""
         return f"{order} {DAGGER}" if order in self.oracles else order

@@ -115,9 +115,14 @@ def drill_folder(data: Path, evaluation: Evaluation, fits: FitSettings, live: Li
 
 
 def _check(evaluation: Evaluation, live: LiveSettings) -> tuple[Method, Evaluation]:
-    """The method of the drill, and the evaluation restricted to it, the first order and the first merge."""
+    """The method of the drill, and the evaluation restricted to it, to the first order and the first merge.
+
+    A gallery is backfilled in one permutation only.
+    """
     (method,) = find_methods((live.method,))
-    evaluation = replace(evaluation, methods=(method.name,), orders=evaluation.orders[:1], merges=evaluation.merges[:1])
+    evaluation = replace(
+        evaluation, methods=(method.name,), orders=evaluation.orders[:1], merges=evaluation.merges[:1], permutations=1
+    )
     # Live answers are top-k lists, not complete rankings.
     metrics = tuple(dict.fromkeys("mAP@100" if metric == "mAP" else metric for metric in evaluation.metrics))
     evaluation = replace(evaluation, metrics=metrics)

@@ -140,6 +140,9 @@ def _tables_of(comparison: Comparison) -> list[str]:
         "skipped_queries": len(comparison.truth.skipped) > 0,
         "subgroups": of_query is not None,
         "checks": bool(checked_methods(comparison)),
+        "permutations": comparison.evaluation.permutations > 1
+        and any(order.is_random for order in comparison.orders.orders)
+        and not all(method.is_reference for method in comparison.methods),
     }
     return [name for name in TABLES if rarely.get(name, True)]
 
@@ -197,7 +200,12 @@ def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: 
         seed=evaluation.order_seed,
         primary_metric=evaluation.metrics[0],
         margin=evaluation.margin,
-        traits=traits_of(comparison.methods, comparison.orders.orders, (RAW.name, *comparison.merges.names)),
+        traits=traits_of(
+            comparison.methods,
+            comparison.orders.orders,
+            (RAW.name, *comparison.merges.names),
+            comparison.orders.gallery,
+        ),
         left_out=comparison.left_out,
         tuned=facts.tuned,
         timings_s=facts.timings_s | {"replay": replay_s},

@@ -179,6 +179,20 @@ class MomentPoint:
 
 
 @dataclass(frozen=True)
+class PermutationRow:
+    """The spread of a curve over random permutations; one row for each method, merge and metric in a random order."""
+
+    method: Annotated[str, "as in `summary.parquet`, whose `auc` is the mean over the permutations"]
+    order: str
+    merge: str
+    metric: str
+    permutations: Annotated[int, "number of permutations"]
+    auc_std: Annotated[float, "sample standard deviation, least and largest value of their AUCs"]
+    auc_min: float
+    auc_max: float
+
+
+@dataclass(frozen=True)
 class SkippedQuery:
     """A query without a right answer in the gallery."""
 
@@ -209,12 +223,13 @@ TABLES: Mapping[str, type] = {
     "subgroups": SubgroupPoint,
     "costs": CostRow,
     "moments": MomentPoint,
+    "permutations": PermutationRow,
     "skipped_queries": SkippedQuery,
     "checks": CheckRow,
 }
 
 # Tables that a run writes only if it has something to put into them.
-OPTIONAL = ("subgroups", "costs", "skipped_queries", "checks")
+OPTIONAL = ("subgroups", "costs", "permutations", "skipped_queries", "checks")
 
 
 @dataclass(frozen=True)
@@ -261,6 +276,8 @@ class OrderTraits:
     is_oracle: bool = False
     """It uses information that is not available before the backfill."""
     glossary: Mapping[str, str] = field(default_factory=dict)
+    needs_labels: bool = False
+    """It uses labels of the gallery, because the gallery has nothing else that it could use."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from ray_backfill.replay import Curve
 from ray_backfill.runs.results import Facts, write_results
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable, read_folder, write_parquet
 from ray_backfill.tables.results import LeftOut
-from ray_backfill.training.settings import FitSettings
+from ray_backfill.training.settings import FitSettings, TransformSettings
 from tests.comparison.folder import CLASSES, write_split
 
 pytestmark = pytest.mark.slow
@@ -91,7 +91,7 @@ def test_flags_and_flips_tell_a_bad_upgrade_from_a_good_one(folder: Path, tmp_pa
     naive = curves["rm_naive", "random", "raw"].curve
     half = Curve(naive.t, {"mAP": naive.per_query["mAP"] / 2}, np.zeros_like(naive.top1_correct), naive.scored, 0)
     tables = tabulate(
-        methods, {**curves, ("rm_naive", "random", "raw"): judge(half, 1)}, replace(EVALUATION, metrics=("mAP",))
+        methods, {**curves, ("rm_naive", "random", "raw"): judge([half], 1)}, replace(EVALUATION, metrics=("mAP",))
     )
     table = tables.curves
     row = tables.summary.set_index("method").loc["rm_naive"]
@@ -184,7 +184,7 @@ def test_a_query_of_weight_3_is_worth_three_queries_in_every_table(folder: Path,
     # Limits come from the weighted queries, too.
     curves = pd.read_parquet(weighted / "curves.parquet")
     own = curves[(curves.method == "rm_naive") & (curves.order == "random")]
-    flips = (~curve.top1_correct[:, :1] & curve.top1_correct).astype(float)
+    flips = (1.0 - curve.top1_correct[:, :1]) * curve.top1_correct
     assert flips.any()
     for metric, values in (("nDCG", curve.per_query["nDCG"]), ("positive_flips", flips)):
         low, high = stats.interval(stats.bootstrap_means(values, curve.weights))
@@ -197,7 +197,7 @@ def test_the_largest_share_of_flips_is_weighted() -> None:
     top1 = np.array([[True, False], [True, True], [False, True]])
     values = {"CMC@1": top1.astype(np.float64)}
     curve = Curve(np.array([0.0, 1.0]), values, top1, np.arange(3), 0, weights=np.array([6.0, 1.0, 1.0]))
-    found = judge(curve, 1)
+    found = judge([curve], 1)
     assert found.negative_flips_max() == pytest.approx(6 / 8)
     assert found.negative_flips_max(np.array([False, False, True])) == pytest.approx(1 / 8)
 
@@ -286,7 +286,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
     with pytest.raises(InputError, match=r"queries\.parquet has no column 'label'; add it, or give"):
         ground_truth(read_folder(folder))
     with pytest.raises(InputError, match="needs the gallery column 'order_score'"):
-        resolve_orders(read_folder(folder), ("given",), 0, "cosine", find_methods(("old",)))
+        resolve_orders(read_folder(folder), ("given",), 0, "cosine", find_methods(("old",)), TransformSettings())
     for bad in (
         Evaluation(methods=("rn",)),
         Evaluation(metrics=("acc",)),

@@ -84,10 +84,11 @@ def write_seed(
     write_table(folder / "differences.parquet", frame(DifferenceRow, [nothing]))
     if gaps is not None:
         rows = [
-            SubgroupPoint(*case, "mAP", group, 9, t, v * times, NAN, NAN)
+            SubgroupPoint(*case, metric, group, 9, t, v * times, NAN, NAN)
             for case, values in gaps.items()
             for t, v in zip(gap_moments, values, strict=True)
-            for group, times in (("women", 2), (GAP, 1))  # women's own values must not be read as the gap
+            # Neither women's own values nor mAP must be read as the gap in top-1 accuracy.
+            for metric, group, times in (("mAP", GAP, 3), ("CMC@1", "women", 2), ("CMC@1", GAP, 1))
         ]
         write_table(folder / "subgroups.parquet", frame(SubgroupPoint, rows))
     traits = made_traits(*({case[part] for case in cases} for part in range(3)))

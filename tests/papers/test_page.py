@@ -75,7 +75,7 @@ def test_everything(tmp_path: Path) -> None:
         "- fct_side: no side information",
         "| classifier_score order | 2 | rm naive | csls | classifier_score | 45.0 ± 0.0 | 75.0 ± 0.0 | 100.0 ± 0.0 "
         "| 75.0 ± 0.0 |",
-        "| fastfill | sigma | 20.0 ± 0.0 | 10.0 ± 0.0 | 8.0 ± 0.0 | 5.0 ± 0.0 |",
+        "| fastfill | sigma | 20.0 ± 0.0 | 10.0 ± 0.0 | 8.0 ± 0.0 | 5.0 ± 0.0 | 67 % | 80 % |",
         "| rm | new | 0 | 0 | 0 | 0 | 2.0 G | new | 0 |",
     ):
         assert line in text.splitlines()
