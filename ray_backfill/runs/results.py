@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ray_backfill import __version__
@@ -25,7 +26,7 @@ from ray_backfill.runs.context import Context
 from ray_backfill.runs.earlier import FILES, STAGE, check_can_be_extended, is_there, settings_of
 from ray_backfill.runs.origin import origin_of
 from ray_backfill.statistics import relative_weights
-from ray_backfill.tables.results import TABLES, Manifest, SkippedQuery, Tuned
+from ray_backfill.tables.results import TABLES, Manifest, ScoredQuery, SkippedQuery, Tuned
 from ray_backfill.tables.schema import block, write_table
 from ray_backfill.training.settings import FitSettings
 
@@ -121,7 +122,7 @@ def write_results(
         with stage("write report"):
             dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
             frames = vars(tables) | {"costs": cost_table(methods, dims, comparison.maps, facts.backbones)}
-            frames |= {"skipped_queries": skipped_queries(comparison)}
+            frames |= {"queries": scored_queries(comparison), "skipped_queries": skipped_queries(comparison)}
             for name, table in frames.items():
                 if table is not None:
                     write_table(new / f"{name}.parquet", table)
@@ -137,6 +138,14 @@ def _tables_of(comparison: Comparison) -> list[str]:
     of_query = (comparison.folder.queries or comparison.folder.gallery).group
     rarely = {"skipped_queries": len(comparison.truth.skipped) > 0, "subgroups": of_query is not None}
     return [name for name in TABLES if rarely.get(name, True)]
+
+
+def scored_queries(comparison: Comparison) -> pd.DataFrame:
+    """The queries with a right answer, in the order of all values per query."""
+    table, truth = comparison.folder.queries or comparison.folder.gallery, comparison.truth
+    scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
+    weights = None if truth.weights is None else relative_weights(truth.weights[scored])
+    return block(ScoredQuery, table.id[scored].astype(str), scored, 1.0 if weights is None else weights)
 
 
 def skipped_queries(comparison: Comparison) -> pd.DataFrame | None:
