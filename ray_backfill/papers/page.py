@@ -10,7 +10,8 @@ from ray_backfill.display.drawing import to_png
 from ray_backfill.errors import InputError
 from ray_backfill.files import write_whole
 from ray_backfill.papers import page_tables
-from ray_backfill.papers.claims import CLAIMS, FAILS, HOLDS, UNMEASURED, UNTOLD, Evidence, Judged, judge
+from ray_backfill.papers.claims import CLAIMS, Evidence, Judged, judge
+from ray_backfill.papers.effects import DRAWS, FAILS, HOLDS, LEAST_EFFECT, RULE, UNMEASURED, UNTOLD
 from ray_backfill.papers.figure import curves_figure
 from ray_backfill.papers.markdown import PageTable, cell, table_lines
 from ray_backfill.papers.published import PAGE_TABLES
@@ -18,6 +19,7 @@ from ray_backfill.papers.runs import Case, Floats, Runs, SeedRun, read_runs
 from ray_backfill.papers.spread import mean_and_spread
 from ray_backfill.papers.training_free import TrainingFree, best_training_free
 from ray_backfill.report.parts import DATA_WORDS
+from ray_backfill.report.wording import percent
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,9 @@ def render(page: PageInput, runs: Runs, picture: str | None) -> str:
         subgroups=page_tables.subgroup_table(subgroups) if subgroups else None,
         costs=page_tables.costs_table(runs),
         backbones=page_tables.backbones_table(runs),
+        rule=RULE,
+        least_effect=percent(LEAST_EFFECT),
+        draws=f"{DRAWS:,}",
         UNTOLD=UNTOLD,
     )
 
@@ -158,7 +163,7 @@ def _claims_table(judged: list[Judged]) -> PageTable:
         (j.claim.text + (f" ({j.claim.note})" if j.claim.note else ""), j.claim.source, j.words, j.verdict)
         for j in judged
     )
-    return PageTable(("claim", "source", "measured, seed by seed", "here"), tuple(rows))
+    return PageTable(("claim", "source", "measured", "here"), tuple(rows))
 
 
 def _counts(judged: list[Judged]) -> dict[str, int]:

@@ -80,7 +80,9 @@ def test_everything(tmp_path: Path) -> None:
     ):
         assert line in text.splitlines()
     assert FINDINGS in text
-    assert "once in 8" in text
+    assert "| better, above, below | interval above 0, and effect at least e | interval below e |" in text
+    assert "2,000 draws over queries and seeds; 3 seeds say little" in text
+    assert "The least effect e that counts is 0.5 points." in text
     assert "\n\n\n" not in text
 
 
@@ -89,7 +91,7 @@ def test_every_table_is_a_table(tmp_path: Path) -> None:
     write_page(page_of(tmp_path), tmp_path / "omniglot.md")
     blocks = (tmp_path / "omniglot.md").read_text(encoding="utf-8").replace(FINDINGS, "").split("\n\n")
     found = [block.splitlines() for block in blocks if "|---|" in block]
-    assert len(found) == 14
+    assert len(found) == 15
     for lines in found:
         assert all(line.startswith("|") and line.endswith("|") for line in lines)
         assert re.fullmatch(r"\|(---\|)+", lines[1])
@@ -103,7 +105,8 @@ def test_each_claim_has_a_row(tmp_path: Path) -> None:
         (line,) = [x for x in lines if x.startswith((f"| {claim.text} |", f"| {claim.text} ({claim.note}) |"))]
         assert line.endswith(("| holds |", "| **does not hold** |", "| not distinguishable |", "| not measured |"))
     assert (
-        "| Full RM is better than RM naive | RM, table 1 | AUC +10.0, +10.0, +10.0 (mean +10.0 ± 0.0) points | holds |"
+        "| Full RM is better than RM naive | RM, table 1 | AUC +10.0 points [10.0, 10.0]; seeds +10.0, +10.0, +10.0 "
+        "| holds |"
     ) in lines
 
 
@@ -115,7 +118,7 @@ def test_one_seed_and_nothing_else(tmp_path: Path) -> None:
     assert sections(text) == ["Results", "What the papers claim", "Comparison with the papers' tables"]
     assert "| bct | 40.0 | 60.0 | 50.0 | 40.0 | 40.0 | 0.0 | 5.0 |" in text
     assert "one seed" in text
-    assert "1 seed agrees with a claim by chance once in 2" in text
+    assert "one seed says nothing about other seeds" in text
     assert "nan" not in text.lower()
     assert "None" not in text
 
