@@ -16,20 +16,17 @@ from ray_backfill.methods import Method
 from ray_backfill.progress import stage
 from ray_backfill.replay import Curve
 from ray_backfill.systems import IntArray
+from ray_backfill.tables.queries import AUC, END, START, QueryValues
 from ray_backfill.tables.results import (
-    AUC,
-    END,
     GAP,
     NEGATIVE_FLIPS,
     NEGATIVE_FLIPS_VS_OLD,
     OLD,
     POSITIVE_FLIPS,
     POSITIVE_FLIPS_VS_OLD,
-    START,
     CurvePoint,
     DifferenceRow,
     MomentPoint,
-    QueryValues,
     SubgroupPoint,
     SummaryRow,
 )

@@ -19,7 +19,7 @@ from ray_backfill.papers.runs import Case, Floats, Runs
 from ray_backfill.papers.spread import by_seed, plain, seed_by_seed
 from ray_backfill.papers.subgroups import gap_at, moments_read
 from ray_backfill.report.wording import percent
-from ray_backfill.tables.results import AUC, END
+from ray_backfill.tables.queries import AUC, END
 
 # Sums of a few hundred float64 shares differ by less than this if they are mathematically equal.
 EQUAL = 1e-9

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.statistics import Weights, relative_weights
-from ray_backfill.tables.results import QueryValues, ScoredQuery
+from ray_backfill.tables.queries import QueryValues, ScoredQuery
 from ray_backfill.tables.schema import read_table
 
 _AGAIN = "run ray-backfill reproduce again"

@@ -26,7 +26,8 @@ from ray_backfill.runs.context import Context
 from ray_backfill.runs.earlier import FILES, STAGE, check_can_be_extended, is_there, settings_of
 from ray_backfill.runs.origin import origin_of
 from ray_backfill.statistics import relative_weights
-from ray_backfill.tables.results import TABLES, Manifest, ScoredQuery, SkippedQuery, Tuned
+from ray_backfill.tables.queries import ScoredQuery
+from ray_backfill.tables.results import TABLES, Manifest, SkippedQuery, Tuned
 from ray_backfill.tables.schema import block, write_table
 from ray_backfill.training.settings import FitSettings
 

@@ -11,15 +11,12 @@ import numpy as np
 import pandas as pd
 
 from ray_backfill.papers.runs import Case, Runs, SeedRun, read_runs
+from ray_backfill.tables.queries import AUC, END, QueryValues, ScoredQuery
 from ray_backfill.tables.results import (
-    AUC,
-    END,
     GAP,
     CurvePoint,
     DifferenceRow,
     MomentPoint,
-    QueryValues,
-    ScoredQuery,
     SubgroupPoint,
     SummaryRow,
 )
@@ -125,8 +122,8 @@ def write_queries(folder: Path, cases: Mapping[Case, Made], above: tuple[float, 
             values = np.array([mean + more for more in own], np.float32)
             rows.append(block(QueryValues, case.method, order, "mAP", quantity, [values]))
     write_table(folder / "query_values.parquet", pd.concat(rows))
-    number = np.arange(len(above))
-    write_table(folder / "queries.parquet", block(ScoredQuery, number.astype(str), number, 1.0))
+    places = np.arange(len(above))
+    write_table(folder / "queries.parquet", block(ScoredQuery, places.astype(str), places, 1.0))
 
 
 def runs_of(tmp_path: Path, *seeds: Mapping[Case, Made], **options: Any) -> Runs:
