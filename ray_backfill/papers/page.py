@@ -44,6 +44,12 @@ class PageInput:
     """Methods in the figure; those that were not run are skipped."""
     kendall_tau: tuple[float, ...] = ()
     """Kendall's tau between the orders by sigma and by the true loss, one per run; empty: not measured."""
+    published_runs: tuple[SeedRun, ...] = ()
+    """Results folders of the same embeddings with the papers' settings, one per seed; empty: none."""
+    long_runs: tuple[SeedRun, ...] = ()
+    """Results folders with a new model that was trained longer, for some seeds; empty: none."""
+    long_epochs: int = 0
+    """Number of epochs of this training."""
     ablation: Path | None = None
     """Parquet file, a row per setting and seed: loss, rho, mining, tau, auc, gain, start, end; None: no ablation."""
     subgroup_runs: tuple[SeedRun, ...] = ()
@@ -85,7 +91,9 @@ def render(page: PageInput, runs: Runs, picture: str | None) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {"cell": cell, "table": table_lines}
-    subgroups = read_runs(page.subgroup_runs) if page.subgroup_runs else None
+    subgroups, published, long = (
+        read_runs(found) if found else None for found in (page.subgroup_runs, page.published_runs, page.long_runs)
+    )
     judged = judge(Evidence(runs, page.order, _kendall(page), subgroups), CLAIMS)
     return environment.get_template("page.md.jinja").render(
         page=page,
@@ -95,6 +103,9 @@ def render(page: PageInput, runs: Runs, picture: str | None) -> str:
         findings=_findings(page.findings),
         left_out=_left_out(runs),
         main=page_tables.main_table(runs, page.order),
+        settings=page_tables.settings_table(published, runs, page.order) if published else None,
+        tuned=runs.results[0].manifest.tuned,
+        long=page_tables.main_table(long, page.order) if long else None,
         claims=_claims_table(judged),
         verdicts=_counts(judged),
         papers=[(paper, page_tables.beside_published(runs, paper, page.order)) for paper in PAGE_TABLES],

@@ -67,20 +67,23 @@ def facts_of(
     known = ("macs", "parameters", "training_flops", "seconds")
     return Facts(
         context.command,
-        recorded_settings(fits),
+        recorded_settings(fits, context.chosen),
         dict(recipe or {}),
         origin_of(comparison, context, recipe or {}),
         {name: manifest.get("seconds", 0.0) for name, manifest in made.items()} | {"maps": round(maps_s, 2)},
-        {model: {name: made[f"backbones/{model}"].get(name) for name in known} for model in folder.models}
-        if recipe
-        else {},
+        {
+            model: {name: made[f"backbones/{model}"].get(name) for name in known}
+            for model in folder.models
+            if recipe and f"backbones/{model}" in made
+        },
         tuned,
     )
 
 
-def recorded_settings(fits: FitSettings) -> dict[str, Any]:
-    """What determines the results besides data and evaluation."""
-    return {"format": FORMAT, "fits": asdict(fits)}
+def recorded_settings(fits: FitSettings, chosen: Sequence[Tuned] = ()) -> dict[str, Any]:
+    """What determines the results besides data and evaluation. chosen: by another run, see ``Context``."""
+    of_methods = {each.method: dict(each.values) for each in chosen}
+    return {"format": FORMAT, "fits": asdict(fits)} | ({"chosen": of_methods} if of_methods else {})
 
 
 def _stages(out: Path, models: Sequence[str]) -> list[str]:
