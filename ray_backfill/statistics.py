@@ -175,30 +175,32 @@ _DRAWS_AT_ONCE = 50
 
 
 @lru_cache(maxsize=2)
-def resamples(n_queries: int, seed: int = 0) -> NDArray[np.uint16]:
-    """Return (DRAWS, Q) counts: how often each draw of Q queries with replacement contains each query.
+def resamples(n_queries: int, seed: int = 0, draws: int = DRAWS) -> NDArray[np.uint16]:
+    """Return (draws, Q) counts: how often each draw of Q queries with replacement contains each query.
 
     The same seed gives the same draws, so that statistics of two methods are paired.
     """
     rng = np.random.default_rng(seed)
-    counts = np.empty((DRAWS, n_queries), np.uint16)
-    for draw in range(DRAWS):
+    counts = np.empty((draws, n_queries), np.uint16)
+    for draw in range(draws):
         counts[draw] = np.bincount(rng.integers(n_queries, size=n_queries), minlength=n_queries)
     return counts
 
 
-def bootstrap_means(values_QT: FloatQT, weights_Q: Weights = None, seed: int = 0) -> NDArray[np.float64]:
-    """Return the (DRAWS, T) weighted means over each draw of queries; NaN for one query, which varies in no draw.
+def bootstrap_means(
+    values_QT: FloatQT, weights_Q: Weights = None, seed: int = 0, draws: int = DRAWS
+) -> NDArray[np.float64]:
+    """Return the (draws, T) weighted means over each draw of queries; NaN for one query, which varies in no draw.
 
     Queries are drawn with equal probability, and each keeps its weight.
 
-    Cost: O(DRAWS Q T).
+    Cost: O(draws Q T).
     """
     if len(values_QT) < 2:
-        return np.full((DRAWS, values_QT.shape[1]), np.nan)
-    counts = resamples(len(values_QT), seed)
-    means = np.empty((DRAWS, values_QT.shape[1]))
-    for first in range(0, DRAWS, _DRAWS_AT_ONCE):
+        return np.full((draws, values_QT.shape[1]), np.nan)
+    counts = resamples(len(values_QT), seed, draws)
+    means = np.empty((draws, values_QT.shape[1]))
+    for first in range(0, draws, _DRAWS_AT_ONCE):
         part = slice(first, first + _DRAWS_AT_ONCE)
         drawn = counts[part].astype(np.float64)
         if weights_Q is None:

@@ -103,9 +103,8 @@ def embed_stage(
 
     folder: on storage that all nodes share. data: the ``Settings`` of a source. models: name -> folder of a trained
     backbone, including "old" and "new"; each becomes a column of vectors. train_classes: only images of these classes
-    (those of the new model) become the train split. training: of the new model; its augmentation and seed make the
-    views. gallery_models: models that embed the gallery, including "old"; default: all. Before a backfill the new model
-    has not embedded it. overwrite: replace embeddings of other settings or models.
+    (those of the new model) become the train split. training: of the new model; its augmentation and seed make views.
+    gallery_models: models that embed the gallery, including "old"; default: all. overwrite: replace other embeddings.
 
     Raises:
         InputError: The folder belongs to other settings or weights, the cluster is too small, or none of some sampled
@@ -121,12 +120,11 @@ def embed_stage(
     facts: dict[str, Any] = {}
     if missing:
         require_readable(source)
+        paths = {name: str(path) for name, path in models.items()}
+        of_job = data, paths, tuple(gallery_models or paths), str(folder), train_classes, training, settings
         with session():
             number, on_gpu = placed(actors.number, actors.cpus, "--actors", spare_cpus=1)
-            threads = max(1, int(actors.cpus))
-            paths = {name: str(path) for name, path in models.items()}
-            in_gallery = tuple(gallery_models or paths)
-            job = _Job(data, paths, in_gallery, str(folder), train_classes, training, settings, threads, on_gpu)
+            job = _Job(*of_job, max(1, int(actors.cpus)), on_gpu)
             facts = _embed_all(missing, images, job, min(number, len(missing)), actors.cpus)
     broken = _collect_broken(folder, parts)
     write_parquet(folder / "broken.parquet", broken)

@@ -7,7 +7,7 @@ from ray_backfill.comparison.validation import replay_on_validation, why_not_jud
 from ray_backfill.merges import all_merges
 from ray_backfill.methods import Method, find_methods
 from ray_backfill.replay import Curve
-from ray_backfill.tables.results import CheckRow
+from ray_backfill.tables.checks import CheckRow
 
 BASELINE = "rm_naive"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ray_backfill.distances import check_distance
 from ray_backfill.errors import InputError
 from ray_backfill.merges import check_merge
-from ray_backfill.methods import Method, all_methods, find_methods
+from ray_backfill.methods import CONTROLS, Method, all_methods, find_methods
 from ray_backfill.metrics import parse_metric
 from ray_backfill.orders import find_order
 
@@ -24,7 +24,8 @@ class Evaluation:
     """Methods, orders, merges and metrics of a comparison."""
 
     methods: tuple[str, ...] = METHODS
-    """Upgrade methods to compare, by name; "recommended" or "all" stand for several. old and new always take part."""
+    """Upgrade methods to compare, by name; "recommended", "all" or "controls" (which "all" leaves out) stand for
+    several. old and new always take part."""
     orders: tuple[str, ...] = ("classifier_score",)
     """Orders in which the gallery is backfilled."""
     merges: tuple[str, ...] = ("raw",)
@@ -66,7 +67,11 @@ class Evaluation:
     def find_methods(self) -> list[Method]:
         """The methods, old and new first. Raises InputError for an unknown name."""
         known = all_methods()
-        several = {"all": tuple(known), "recommended": tuple(m.name for m in known.values() if m.is_recommended)}
+        several = {
+            "all": tuple(m.name for m in known.values() if m.family != CONTROLS),
+            "recommended": tuple(m.name for m in known.values() if m.is_recommended),
+            "controls": tuple(m.name for m in known.values() if m.family == CONTROLS),
+        }
         wanted = [name for word in self.methods for name in several.get(word, (word,))]
         return find_methods(tuple(dict.fromkeys(("old", "new", *wanted))))
 

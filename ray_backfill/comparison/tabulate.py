@@ -11,10 +11,12 @@ from ray_backfill import statistics as stats
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.replay import Curves, Key
 from ray_backfill.comparison.summary import of_reference, summary_row
+from ray_backfill.merges import RAW
 from ray_backfill.methods import Method
 from ray_backfill.progress import stage
 from ray_backfill.replay import Curve
 from ray_backfill.systems import IntArray
+from ray_backfill.tables.queries import AUC, END, START, QueryValues
 from ray_backfill.tables.results import (
     GAP,
     NEGATIVE_FLIPS,
@@ -43,6 +45,7 @@ class Tables:
     summary: pd.DataFrame
     differences: pd.DataFrame
     moments: pd.DataFrame
+    query_values: pd.DataFrame
     subgroups: pd.DataFrame | None
     permutations: pd.DataFrame | None
 
@@ -78,6 +81,7 @@ def tabulate(
             frame(SummaryRow, summary),
             frame(DifferenceRow, list(_differences(curves, metrics, areas, by_name))),
             _moments(curves, metrics),
+            pd.concat(_query_values(curves, metrics[0], by_name), ignore_index=True),
             None if group_of_query is None else _subgroups(curves, metrics, group_of_query),
             _permutations(curves),
         )
@@ -121,6 +125,22 @@ def _permutations(curves: Curves) -> pd.DataFrame | None:
         for metric, aucs_P in found.permutation_aucs.items()
     ]
     return frame(PermutationRow, rows) if rows else None
+
+
+def _query_values(curves: Curves, metric: str, methods: Mapping[str, Method]) -> Iterator[pd.DataFrame]:
+    """Areas and ends of each query as (Q,) float32, once where the order makes no difference."""
+    seen: set[str] = set()
+    for (name, order, merge), found in curves.items():
+        if merge != RAW.name:
+            continue
+        curve, is_reference, is_first = found.curve, methods[name].is_reference, name not in seen
+        seen.add(name)
+        values_QT = curve.per_query[metric]
+        parts = {(START, ""): values_QT[:, 0], (END, ""): values_QT[:, -1]} if is_first else {}
+        if is_first or not is_reference:
+            parts[AUC, "" if is_reference else order] = stats.auc_draws(curve.t, values_QT, curve.is_step)
+        for (quantity, of_order), values_Q in parts.items():
+            yield block(QueryValues, name, of_order, metric, quantity, [values_Q.astype(np.float32)])
 
 
 def _differences(

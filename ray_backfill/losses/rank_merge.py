@@ -37,6 +37,15 @@ def cl_m(batch: LossBatch, settings: LossSettings) -> Tensor:
     return _pull(p_old, [n_old]) + _pull(p_new, [n_new])
 
 
+def within_new(batch: LossBatch, settings: LossSettings) -> Tensor:
+    """Contrast positives with negatives in the new system alone. Source: second term of eq. 14. Cost: O(b B d).
+
+    psi does not occur. It gets a gradient of 0, because DDP waits for the gradients of all parameters.
+    """
+    positive, negative = _new_sums(batch, settings)
+    return _pull(positive, [negative]) + 0.0 * batch.reverse_bd.sum()
+
+
 def mcl(batch: LossBatch, settings: LossSettings) -> Tensor:
     """Contrast the positives of each system with the negatives of both. Source: eq. 11. Cost: O(b B d)."""
     (p_old, n_old), (p_new, n_new) = _old_sums(batch, settings), _new_sums(batch, settings)

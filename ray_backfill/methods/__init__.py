@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ray_backfill.training.objective import MakeObjective
 
 # Families of methods, in the order in which pages show them.
-FAMILIES = ("References", "A new backbone", "Maps old to new", "Rank merge", "Adapters")
+CONTROLS = "Controls"
+FAMILIES = ("References", "A new backbone", "Maps old to new", "Rank merge", "Adapters", CONTROLS)
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Embeddings:
 class Method:
     """One row of the comparison.
 
-    name: for the command line. title: for tables. source: paper and equation. family: one of ``FAMILIES``.
+    name: for the command line. title: for tables. source: paper and equation. family: one of ``FAMILIES``; controls
+        explain the results of other methods, and "all" leaves them out.
     pair: makes both systems from embeddings and the fitted network (None if ``fit`` is None).
     fit: what is fitted on the stored embeddings of the train split.
     models: models whose embeddings the pair needs; others than old and new are backbones trained for the method.

@@ -17,6 +17,7 @@ from ray_backfill.models.joint import JointMaps, JointShape
 from ray_backfill.models.maps import Affine, AffineShape, Residual, ResidualShape, Transform, TransformShape
 from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.models.slerp import Slerp, SlerpShape
+from ray_backfill.models.towards_rho import RhoAndH, RhoAndHShape
 
 # Networks that map stored embeddings: kind in the file -> class of the network and of its shape.
 NETWORKS: dict[str, tuple[type[torch.nn.Module], type[Any]]] = {
@@ -27,6 +28,7 @@ NETWORKS: dict[str, tuple[type[torch.nn.Module], type[Any]]] = {
     "scaled_residual": (ScaledResidual, ScaledResidualShape),
     "joint": (JointMaps, JointShape),
     "slerp": (Slerp, SlerpShape),
+    "towards_rho": (RhoAndH, RhoAndHShape),
 }
 
 

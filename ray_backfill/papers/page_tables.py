@@ -12,6 +12,7 @@ from ray_backfill.papers.published import Figures, PublishedTable
 from ray_backfill.papers.runs import Case, Floats, Runs
 from ray_backfill.papers.spread import mean_and_spread, mean_of, seeds_interval, signed
 from ray_backfill.papers.subgroups import EARLY, MOMENTS, cases_with_gaps, gap_at, moments_read, share_closed
+from ray_backfill.report.results import Row
 from ray_backfill.report.wording import NOTHING, amount, percent, percent_sign
 from ray_backfill.tables.schema import read_table
 
@@ -52,12 +53,46 @@ def main_table(runs: Runs, order: str) -> PageTable | None:
 
 def _conditions(runs: Runs, case: Case) -> tuple[str, ...]:
     return (
-        mean_and_spread(runs.values(case, lambda r: r.gain)),
-        mean_and_spread(runs.values(case, lambda r: r.start)),
-        mean_and_spread(runs.values(case, lambda r: r.end)),
+        *(mean_and_spread(runs.values(case, field)) for field in (_gain, _start, _end)),
         mean_and_spread(runs.values(case, lambda r: r.largest_fall)),
         mean_and_spread(runs.values(case, lambda r: r.negative_flips_vs_old_max)),
     )
+
+
+def settings_table(published: Runs, runs: Runs, order: str) -> PageTable:
+    """Every method fitted with the papers' settings beside the same with those of the runs, and what was tuned."""
+    header = (
+        *("", f"as published: AUC {runs.primary}", "gain", "M_0", "M_1"),
+        *(f"here: AUC {runs.primary}", "gain", "M_0", "M_1", "tuned"),
+    )
+    tuned = {each.method: each.values for each in runs.results[0].manifest.tuned}
+    rows = []
+    for method in (m for m in published.methods if m not in REFERENCES):
+        case = Case(method, order)
+        numbers = (
+            mean_and_spread(of.values(case, field))
+            for of in (published, runs)
+            for field in (_area, _gain, _start, _end)
+        )
+        values = ", ".join(f"{name} {value}" for name, value in tuned.get(method, {}).items())
+        rows.append((runs.title(method), *numbers, values or NOTHING))
+    return PageTable(header, tuple(rows))
+
+
+def _area(row: Row) -> float:
+    return row.auc
+
+
+def _gain(row: Row) -> float:
+    return row.gain
+
+
+def _start(row: Row) -> float:
+    return row.start
+
+
+def _end(row: Row) -> float:
+    return row.end
 
 
 def beside_published(runs: Runs, paper: PublishedTable, order: str) -> PageTable:

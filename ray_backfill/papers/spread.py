@@ -50,9 +50,14 @@ def plain(value: float) -> str:
     return f"{value:.2f}" if np.isfinite(value) else NOTHING
 
 
+def by_seed(values_S: Floats, show: Callable[[float], str] = signed) -> str:
+    """ "+1.2, +0.8, +1.0"."""
+    return ", ".join(show(float(v)) if np.isfinite(v) else NOTHING for v in values_S)
+
+
 def seed_by_seed(values_S: Floats, show: Callable[[float], str] = signed) -> str:
     """ "+1.2, +0.8, +1.0 (mean +1.0 ± 0.2)"."""
-    each = ", ".join(show(float(v)) if np.isfinite(v) else NOTHING for v in values_S)
+    each = by_seed(values_S, show)
     if np.isfinite(values_S).sum() < 2:
         return each
     spread = show(spread_of(values_S)).removeprefix("+")

@@ -12,12 +12,14 @@ from typing import Literal
 from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.recipes import ModelRecipe
 from ray_backfill.training.settings import (
+    AdapterSettings,
     Augmentation,
     BackboneTraining,
     CompatibleLosses,
     FitSettings,
     HeadTraining,
     LossSettings,
+    OrthogonalSettings,
     TransformSettings,
     TransformTraining,
 )
@@ -56,15 +58,17 @@ def fits(blocks: int, classification: Classification, distance: str, seed: int) 
     """RM's heads and FF's transformations, with the new model's classification loss. blocks: of psi and of rho."""
     return FitSettings(
         heads=HeadTraining(
-            epochs=50,
-            classes=256,
+            epochs=50,  # RM, section 5.2
+            classes=256,  # not in RM: a batch of 1024, like those of FF
             items=4,
-            lr=1e-4,
-            blocks=blocks,
+            lr=1e-4,  # RM, section 5.2
+            blocks=blocks,  # RM, section 5.2: 1 to 5
             seed=seed,
+            # RM, eq. 10 to 13 have no temperature; footnote 2 has the mining.
             loss=LossSettings(distance=distance, tau=1.0, hard_mining=True),
         ),
         transforms=TransformTraining(
+            # FCT, the authors' code; FF, appendix A.2
             epochs=80,
             batch=1024,
             lr=5e-4,
@@ -74,6 +78,7 @@ def fits(blocks: int, classification: Classification, distance: str, seed: int) 
             hidden=2048,
             seed=seed,
             loss=TransformSettings(
+                # FF, the authors' public configuration
                 disc_weight=1.0,
                 uncertainty_weight=0.5,
                 relative=False,
@@ -82,5 +87,18 @@ def fits(blocks: int, classification: Classification, distance: str, seed: int) 
                 arcface_margin=0.5,
                 arcface_scale=64.0,
             ),
+            orthogonal=OrthogonalSettings(
+                # lambda-Orthogonality: lambda = 12 for 1,024 dimensions, and a learning rate of 1e-3
+                threshold=0.375,
+                lr_share=2.0,
+                # not in the text that we have
+                forward=1.0,
+                backward=1.0,
+                contrastive=1.0,
+                tau=0.1,
+                steepness=10.0,
+            ),
         ),
+        # Drift-Adapter, section 3. The other adapters are not from a paper.
+        adapters=AdapterSettings(drift_rank=64),
     )

@@ -16,6 +16,7 @@ from ray_backfill.datasets import cifar100, gldv2, imagenet, market1501, places3
 from ray_backfill.protocols import Protocol
 from ray_backfill.recipes import NamedRecipe, Recipe, needs_root
 from ray_backfill.recipes._papers import Classification, fits, model
+from ray_backfill.training.settings import FitSettings
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,15 @@ class PublishedRecipe:
                 distance=self.distance,
             ),
         )
+
+
+def published_fits(recipe: Recipe[Any]) -> FitSettings:
+    """The papers' settings of all fits, for a recipe that is not the papers'.
+
+    The recipe keeps its classification loss, its distance, the blocks of psi and rho, and its seed.
+    """
+    own = recipe.fits
+    return fits(own.heads.blocks, own.transforms.loss.classification, recipe.evaluation.distance, own.heads.seed)
 
 
 PUBLISHED = (

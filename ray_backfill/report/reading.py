@@ -10,11 +10,11 @@ import pandas as pd
 from ray_backfill.display import Difference
 from ray_backfill.errors import InputError
 from ray_backfill.report.results import Line, Pair, Results, Row, Trace, Variant
+from ray_backfill.tables.checks import CheckRow
 from ray_backfill.tables.results import (
     FLIP_METRICS,
     OPTIONAL,
     TABLES,
-    CheckRow,
     CostRow,
     DifferenceRow,
     Manifest,

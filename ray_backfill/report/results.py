@@ -15,7 +15,8 @@ import pandas as pd
 
 from ray_backfill.display import Difference, Differences, html_table
 from ray_backfill.errors import InputError
-from ray_backfill.tables.results import FLIP_METRICS, NEW, OLD, CheckRow, CostRow, CurvePoint, Manifest, SummaryRow
+from ray_backfill.tables.checks import CheckRow
+from ray_backfill.tables.results import FLIP_METRICS, NEW, OLD, CostRow, CurvePoint, Manifest, SummaryRow
 from ray_backfill.tables.schema import block, frame
 
 if TYPE_CHECKING:

@@ -92,7 +92,7 @@ def _with_earlier(
     both = joined(evaluation, out)
     folder = read_folder(data, models_of(both.find_methods()))
     try:
-        check_can_be_extended(out, folder, both, both.find_methods(), recorded_settings(fits))
+        check_can_be_extended(out, folder, both, both.find_methods(), recorded_settings(fits, context.chosen))
     except OtherSettingsError:
         if not context.overwrite:
             raise
@@ -176,7 +176,7 @@ def _fitted(
 ) -> tuple[dict[str, Path], tuple[Tuned, ...]]:
     """Fit maps with the given settings, or with those chosen for each method: method -> network, and the choices."""
     out, workers, overwrite = context.out, context.workers, context.overwrite
-    tuned: tuple[Tuned, ...] = ()
+    tuned = context.chosen
     if fits.tune > 1:
         tuned = tune_stage(out / "tuning", folder, methods, fits, evaluation, workers, overwrite)
     own = chosen(tuned, fits)

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ray_backfill import __version__
@@ -26,7 +27,9 @@ from ray_backfill.runs.context import Context
 from ray_backfill.runs.earlier import FILES, STAGE, check_can_be_extended, is_there, settings_of
 from ray_backfill.runs.origin import origin_of
 from ray_backfill.statistics import relative_weights
-from ray_backfill.tables.results import TABLES, CheckRow, Manifest, SkippedQuery, Tuned
+from ray_backfill.tables.checks import CheckRow
+from ray_backfill.tables.queries import ScoredQuery, SkippedQuery
+from ray_backfill.tables.results import TABLES, Manifest, Tuned
 from ray_backfill.tables.schema import block, frame, write_table
 from ray_backfill.training.settings import FitSettings
 
@@ -66,20 +69,23 @@ def facts_of(
     known = ("macs", "parameters", "training_flops", "seconds")
     return Facts(
         context.command,
-        recorded_settings(fits),
+        recorded_settings(fits, context.chosen),
         dict(recipe or {}),
         origin_of(comparison, context, recipe or {}),
         {name: manifest.get("seconds", 0.0) for name, manifest in made.items()} | {"maps": round(maps_s, 2)},
-        {model: {name: made[f"backbones/{model}"].get(name) for name in known} for model in folder.models}
-        if recipe
-        else {},
+        {
+            model: {name: made[f"backbones/{model}"].get(name) for name in known}
+            for model in folder.models
+            if recipe and f"backbones/{model}" in made
+        },
         tuned,
     )
 
 
-def recorded_settings(fits: FitSettings) -> dict[str, Any]:
-    """What determines the results besides data and evaluation."""
-    return {"format": FORMAT, "fits": asdict(fits)}
+def recorded_settings(fits: FitSettings, chosen: Sequence[Tuned] = ()) -> dict[str, Any]:
+    """What determines the results besides data and evaluation. chosen: by another run, see ``Context``."""
+    of_methods = {each.method: dict(each.values) for each in chosen}
+    return {"format": FORMAT, "fits": asdict(fits)} | ({"chosen": of_methods} if of_methods else {})
 
 
 def _stages(out: Path, models: Sequence[str]) -> list[str]:
@@ -122,7 +128,8 @@ def write_results(
         with stage("write report"):
             dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
             frames = vars(tables) | {"costs": cost_table(methods, dims, comparison.maps, facts.backbones)}
-            frames |= {"skipped_queries": skipped_queries(comparison), "checks": _checks(comparison)}
+            frames |= {"queries": scored_queries(comparison), "skipped_queries": skipped_queries(comparison)}
+            frames |= {"checks": _checks(comparison)}
             for name, table in frames.items():
                 if table is not None:
                     write_table(new / f"{name}.parquet", table)
@@ -151,6 +158,14 @@ def _checks(comparison: Comparison) -> pd.DataFrame | None:
     """What the guard found out about fitted methods; None if it has nothing to judge."""
     rows = check_fits(comparison)
     return frame(CheckRow, rows) if rows else None
+
+
+def scored_queries(comparison: Comparison) -> pd.DataFrame:
+    """The queries with a right answer, in the order of all values per query."""
+    table, truth = comparison.folder.queries or comparison.folder.gallery, comparison.truth
+    scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
+    weights = None if truth.weights is None else relative_weights(truth.weights[scored])
+    return block(ScoredQuery, table.id[scored].astype(str), scored, 1.0 if weights is None else weights)
 
 
 def skipped_queries(comparison: Comparison) -> pd.DataFrame | None:

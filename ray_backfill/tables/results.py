@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Literal
 
+from ray_backfill.tables.checks import CheckRow
+from ray_backfill.tables.queries import QueryValues, ScoredQuery, SkippedQuery
+
 # The two services that every method is compared with; they are part of every comparison.
 OLD, NEW = "old", "new"
 # Verdicts on a condition.
@@ -192,29 +195,6 @@ class PermutationRow:
     auc_max: float
 
 
-@dataclass(frozen=True)
-class SkippedQuery:
-    """A query without a right answer in the gallery."""
-
-    id: Annotated[str, "as in the table of queries, or of the gallery if its items are the queries"]
-    row: Annotated[int, "place in this table, from 0"]
-
-
-@dataclass(frozen=True)
-class CheckRow:
-    """A fitted method on the validation part: a small gallery that queries itself, backfilled in random order."""
-
-    method: Annotated[str, "as in `summary.parquet`"]
-    metric: Annotated[str, "the primary metric of the run"]
-    queries: Annotated[int, "number of scored validation items"]
-    auc: Annotated[float, "auc of the method and of `rm_naive`, rank merge without training, over 11 moments"]
-    auc_rm_naive: float
-    difference: Annotated[float, "auc minus auc_rm_naive, and its paired 95 % interval"]
-    low: float
-    high: float
-    is_worse: Annotated[bool, "the interval is below 0: reports mark the method and never recommend it"]
-
-
 # File name without its suffix -> row type.
 TABLES: Mapping[str, type] = {
     "curves": CurvePoint,
@@ -224,6 +204,8 @@ TABLES: Mapping[str, type] = {
     "costs": CostRow,
     "moments": MomentPoint,
     "permutations": PermutationRow,
+    "queries": ScoredQuery,
+    "query_values": QueryValues,
     "skipped_queries": SkippedQuery,
     "checks": CheckRow,
 }

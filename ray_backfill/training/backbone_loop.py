@@ -100,9 +100,8 @@ def train_backbone(
     batch = images_per_worker(len(rows), info.classes, settings, size)
     feed = PixelFeed(source, rows, threads, pixel_feed.CACHE_BYTES // size)
     targets = np.searchsorted(info.classes, source.items("train").labels_N)
-    frozen = None
-    if old:
-        frozen = freeze_old(old, info, feed, rows, targets, device, settings.compatible.pseudo_weights)
+    with_means = settings.compatible.pseudo_weights
+    frozen = freeze_old(old, info, feed, rows, targets, device, with_means) if old else None
     torch.manual_seed(settings.seed)
     objective = make_objective(info.build().to(device), info, settings, frozen).to(device)
     steps = len(rows) // (batch * size)

@@ -99,7 +99,7 @@ def test_the_spread_over_permutations_is_a_table(folder: Path, tmp_path: Path, a
     assert (row.method, row.order, row.merge) == ("rm_naive", "random", "raw")
     assert len(table) == 2  # one for each metric: references and other orders have none
     found = np.array([row.permutations, row.auc_std, row.auc_min, row.auc_max], float)
-    np.testing.assert_allclose(found, [4, np.std(aucs, ddof=1), min(aucs), max(aucs)])
+    np.testing.assert_allclose(found, np.array([4, np.std(aucs, ddof=1), min(aucs), max(aucs)], float))
     before = (out / "manifest.json").stat().st_mtime_ns
     assert write_results(comparison, out, Facts(command="test")) == out
     assert (out / "manifest.json").stat().st_mtime_ns == before  # nothing was computed again

@@ -73,8 +73,31 @@ def test_tables_hold_what_the_curves_say(folder: Path, tmp_path: Path) -> None:
     assert manifest["finished"]
     assert {p.name for p in out.iterdir()} == {
         *("curves.parquet", "moments.parquet", "summary.parquet", "differences.parquet", "costs.parquet"),
-        *("curves.png", "report.html", "manifest.json"),
+        *("queries.parquet", "query_values.parquet", "curves.png", "report.html", "manifest.json"),
     }  # fmt: skip
+
+
+def test_values_of_queries_are_what_the_means_are_made_of(folder: Path, tmp_path: Path) -> None:
+    """With one query that has no answer, and unequal weights."""
+    queries = pd.read_parquet(folder / "queries.parquet")
+    queries["weight"] = np.where(queries.index % 2, 1.0, 4.0)
+    queries.loc[2, "label"] = 99
+    queries.to_parquet(folder / "queries.parquet")
+    out = run_on(folder, tmp_path / "out", replace(EVALUATION, merges=("raw", "quantile")))
+    scored, table = (pd.read_parquet(out / f"{name}.parquet") for name in ("queries", "query_values"))
+    assert scored.row.tolist() == [i for i in range(12) if i != 2]
+    assert scored.id.tolist() == queries.id.astype(str).drop(2).tolist()
+    assert scored.weight.tolist() == [0.25 if i % 2 else 1.0 for i in scored.row]
+    summary = pd.read_parquet(out / "summary.parquet").query("metric == 'mAP' and merge == 'raw'")
+    assert len(summary) == 8
+    for row in summary.itertuples():
+        own = table[(table.method == row.method) & table.order.isin(["", row.order])]
+        values = own.set_index("quantity")["values"]
+        assert sorted(values.index) == ["auc", "end", "start"], "once where the order makes no difference"
+        for quantity in values.index:
+            assert values[quantity].dtype == np.float32
+            mean = np.average(values[quantity], weights=scored.weight)
+            assert mean == pytest.approx(getattr(row, quantity), abs=1e-6), (row.method, quantity)
 
 
 def swap(table: EmbeddingTable) -> EmbeddingTable:

@@ -9,12 +9,15 @@ import pytest
 
 from ray_backfill.cluster.settings import EmbedActors, Workers
 from ray_backfill.datasets import landmarks
+from ray_backfill.files import read_json
 from ray_backfill.papers.experiment import reproduce
 from ray_backfill.papers.settings import Experiment
 from ray_backfill.recipes import ModelRecipe, Recipe, load_recipe
+from ray_backfill.recipes.published import published_fits
 from ray_backfill.runs.context import Context
+from ray_backfill.training.settings import FitSettings
 
-METHODS = ("rm_naive", "least_squares_gallery", "fastfill", "rm")
+METHODS = ("rm_naive", "least_squares_gallery", "fastfill", "rm", "rho_alone")
 
 
 def tiny(name: str, data_root: Path | None, seed: int = 0) -> Recipe[Any]:
@@ -25,6 +28,7 @@ def tiny(name: str, data_root: Path | None, seed: int = 0) -> Recipe[Any]:
     return replace(
         recipe,
         images=images,
+        protocol=replace(recipe.protocol, validation=0.2),
         old=_one_epoch(recipe.old, width=4),
         new=_one_epoch(recipe.new, width=6),
         fits=replace(recipe.fits, heads=heads, transforms=transforms),
@@ -36,12 +40,28 @@ def _one_epoch(model: ModelRecipe, width: int) -> ModelRecipe:
     return ModelRecipe(replace(model.backbone, width=width), replace(model.training, epochs=1))
 
 
+def cheap_published_fits(recipe: Recipe[Any]) -> FitSettings:
+    """The papers' settings, apart from the number of epochs."""
+    fits = published_fits(recipe)
+    heads, transforms = replace(fits.heads, epochs=1), replace(fits.transforms, epochs=1, hidden=8)
+    return replace(fits, heads=heads, transforms=transforms)
+
+
+def value_in(found: dict[str, Any], name: str) -> Any:
+    """The value of a dotted name; its first part is the group of settings that was recorded."""
+    for part in name.split(".")[1:]:
+        found = found[part]
+    return found
+
+
 @pytest.mark.usefixtures("ray_session")
 def test_a_reproduction_from_images_to_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray_backfill.papers.experiment.load_recipe", tiny)
     monkeypatch.setattr("ray_backfill.papers.experiment._TAUS", (1.0,))
     monkeypatch.setattr("ray_backfill.papers.experiment._LOSSES", ("rqt", "rqt_rho", "mcl", "rm"))
-    experiment = Experiment("landmarks", seeds=(0,), methods=METHODS)
+    monkeypatch.setattr("ray_backfill.papers.further_runs.load_recipe", tiny)
+    monkeypatch.setattr("ray_backfill.papers.further_runs.published_fits", cheap_published_fits)
+    experiment = Experiment("landmarks", seeds=(0, 1), methods=METHODS, tune=2, long_epochs=2)
     out, page = tmp_path / "runs", tmp_path / "page.md"
     command = "python jobs/reproduce.py --data-root /secret/place"
     context = Context(out, Workers(number=1), EmbedActors(number=1, cpus=0.5), command=command)
@@ -52,6 +72,8 @@ def test_a_reproduction_from_images_to_the_page(tmp_path: Path, monkeypatch: pyt
         "| Full RM is better than RM naive |",
         "## Comparison with the papers' tables",
         "## Merges",
+        "## As published and tuned",
+        "for 2 epochs (seed 0)",
         "## Costs",
     ):
         assert words in text
@@ -60,6 +82,28 @@ def test_a_reproduction_from_images_to_the_page(tmp_path: Path, monkeypatch: pyt
     assert set(merged["merge"]) == {"raw", "quantile", "isotonic", "logistic", "csls", "rrf"}
     ablation = pd.read_parquet(out / "ablation" / "ablation.parquet")
     assert len(ablation) == 2 + 2 * 2, "RQT with and without rho; two losses with and without mining"
+    # Tuned once, on the first seed, and used for the others.
+    assert sorted(path.parent.name for path in out.glob("*/tuning")) == ["seed-0"]
+    first, second = (read_json(out / f"seed-{seed}" / "results" / "manifest.json") for seed in (0, 1))
+    assert {each["method"] for each in first["tuned"]} == {"fastfill", "rm", "rho_alone"}
+    assert second["tuned"] == first["tuned"]
+    for each in first["tuned"]:
+        for seed in ("seed-0", "seed-1", "seed-0-long"):
+            found = read_json(out / seed / "maps" / each["method"] / "manifest.json")["settings"]["training"]
+            for name, value in each["values"].items():
+                assert value_in(found, name) == value
+    # As published: the papers' settings of what is trained; a formula has none, and no paper has the control.
+    published = pd.read_parquet(out / "seed-1" / "published" / "results" / "summary.parquet")
+    assert set(published.method) == {"old", "new", "fastfill", "rm"}
+    assert set(published.order) == {"classifier_score"}
+    training = read_json(out / "seed-1" / "published" / "maps" / "rm" / "manifest.json")["settings"]["training"]
+    assert (training["lr"], training["loss"]["tau"]) == (1e-4, 1.0)
+    # The longer training has the old model of its seed.
+    models = [out / seed / "backbones" / "old" / "model.safetensors" for seed in ("seed-0", "seed-0-long")]
+    assert models[0].read_bytes() == models[1].read_bytes()
+    new = read_json(out / "seed-0-long" / "backbones" / "new" / "manifest.json")
+    assert new["settings"]["training"]["epochs"] == 2
+    assert not (out / "seed-1-long").exists()
     files = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
     reproduce(experiment, replace(context, command="again"), page, None)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")} == files

@@ -12,7 +12,8 @@ from ray_backfill.report.answers import answer, runner_up, safety, verdict, warn
 from ray_backfill.report.results import DOUBLE_DAGGER, Results
 from ray_backfill.report.situation import Situation, find_situation
 from ray_backfill.report.wording import UNLEARNED_NOTE
-from ray_backfill.tables.results import NO, YES, CheckRow
+from ray_backfill.tables.checks import CheckRow
+from ray_backfill.tables.results import NO, YES
 from ray_backfill.tables.schema import frame, write_table
 from tests.report.folder import MANIFEST, METHODS, many_methods, write_results
 
