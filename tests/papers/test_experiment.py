@@ -75,9 +75,12 @@ def test_a_reproduction_from_images_to_the_page(tmp_path: Path, monkeypatch: pyt
         "## As published and tuned",
         "for 2 epochs (seed 0)",
         "## Costs",
+        "The random order is the mean over 10 permutations.",
     ):
         assert words in text
     assert "/secret" not in text
+    spread = pd.read_parquet(out / "seed-0" / "results" / "permutations.parquet")
+    assert set(spread["permutations"]) == {10}
     merged = pd.read_parquet(out / "seed-0" / "results_merges" / "summary.parquet")
     assert set(merged["merge"]) == {"raw", "quantile", "isotonic", "logistic", "csls", "rrf"}
     ablation = pd.read_parquet(out / "ablation" / "ablation.parquet")
