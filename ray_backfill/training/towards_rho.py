@@ -65,7 +65,11 @@ class TowardsRhoFit(Fit):
         heads = first.network.cpu()
         assert isinstance(heads, Heads)
         vectors = {"old": data.vectors["old"], RHO: transform(heads.rho, data.vectors["new"])}
-        second = self.h.fit(replace(data, vectors=vectors), settings, distance, device, on_epoch)
+        views: dict[str, NDArray[np.floating]] = {}
+        if data.views:
+            of_views = [transform(heads.rho, view_Nd) for view_Nd in data.views["new"]]
+            views = {"old": data.views["old"], RHO: np.stack(of_views)}
+        second = self.h.fit(replace(data, vectors=vectors, views=views), settings, distance, device, on_epoch)
         return Fitted(RhoAndH.of(heads, second.network.cpu()).eval(), first.flops + second.flops)
 
     def cost(

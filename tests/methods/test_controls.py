@@ -74,21 +74,36 @@ def test_rho_alone_serves_rho_from_the_start() -> None:
     np.testing.assert_allclose(pair.forward.gallery, expected, rtol=1e-4, atol=1e-5)
 
 
+def with_views(data: TrainSet) -> TrainSet:
+    rng = np.random.default_rng(5)
+    views = {
+        name: np.stack([x + 0.1 * rng.normal(size=x.shape) for _ in range(2)]).astype(np.float32)
+        for name, x in data.vectors.items()
+    }
+    return replace(data, views=views)
+
+
+@pytest.mark.parametrize("data", [train_set(), with_views(train_set())], ids=["one view", "three views"])
 @pytest.mark.parametrize("name", ["fct_rho", "fastfill_rho"])
-def test_h_is_what_it_would_be_with_rho_as_the_new_model(name: str) -> None:
+def test_h_is_what_it_would_be_with_rho_as_the_new_model(name: str, data: TrainSet) -> None:
     """Both steps by hand: rho alone, then FCT or FastFill on its results."""
-    data = train_set()
     network = fitted(name, data)
     assert isinstance(network, RhoAndH)
     rho = fitted("rho_alone", data)
     assert isinstance(rho, Heads)
     for ours, theirs in zip(network.rho.parameters(), rho.rho.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
+    rho.rho.double()
     with torch.no_grad():
-        moved = rho.rho.double()(torch.from_numpy(data.vectors["new"]).double()).float().numpy()
+        moved, *of_views = (
+            rho.rho(torch.from_numpy(x).double()).float().numpy()
+            for x in (data.vectors["new"], *data.views.get("new", ()))
+        )
     plain = all_methods()[name.removesuffix("_rho")].fit
     assert isinstance(plain, TransformFit)
-    alone = plain.fit(replace(data, vectors={"old": data.vectors["old"], "new": moved}), SETTINGS, "cosine")
+    views = {"old": data.views["old"], "new": np.stack(of_views)} if of_views else {}
+    by_hand = replace(data, vectors={"old": data.vectors["old"], "new": moved}, views=views)
+    alone = plain.fit(by_hand, SETTINGS, "cosine")
     for ours, theirs in zip(network.h.parameters(), alone.network.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
     pair = control(name).pair(Embeddings(data.vectors, data.vectors), network)
