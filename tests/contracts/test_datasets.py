@@ -151,7 +151,7 @@ def test_the_fingerprint_follows_every_setting(settings: Any, source: ImageSourc
         if isinstance(value, str):
             value = {"queries": "private"}[f.name]
         else:
-            value = {"channels": 1}.get(f.name, value + 1 if isinstance(value, int) else value / 2)
+            value = {"channels": 1}.get(f.name, value + 1 if isinstance(value, int) else value / 2 or 0.5)
         seen.append(json.dumps(open_source(replace(settings, **{f.name: value})).fingerprint()))
     assert len(set(seen)) == len(seen)
 
