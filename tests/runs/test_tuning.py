@@ -22,6 +22,7 @@ from ray_backfill.runs.checks import check_evaluation
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import evaluate_folder
 from ray_backfill.store import read_folder
+from ray_backfill.tables.results import Tuned
 from ray_backfill.training.settings import AdapterSettings, FitSettings
 
 EVALUATION = Evaluation(("ridge_query", "procrustes_query"), ("random",), points=3)
@@ -92,6 +93,23 @@ def test_results_use_and_tell_what_was_chosen(data: Path, tmp_path: Path) -> Non
     assert "Settings chosen on the validation split" in page
     assert f"adapters.ridge {tuned.values['adapters.ridge']:g}" in page
     assert "Settings chosen" not in (tmp_path / "plain" / "results" / "report.html").read_text(encoding="utf-8")
+
+
+def test_what_another_run_chose_is_used(data: Path, tmp_path: Path) -> None:
+    """Instead of the given settings, without a trial; another choice is another run."""
+    (data / "validation.parquet").unlink()
+    given = Tuned("ridge_query", "mAP", 10, {"adapters.ridge": 0.03}, 0.5, 0.4)
+    context = Context(tmp_path / "out", chosen=(given,))
+    out = evaluate_folder(data, EVALUATION, replace(FITS, tune=0), context)
+    assert rb.read_results(out).manifest.tuned == (given,)
+    found = read_json(tmp_path / "out" / "maps" / "ridge_query" / "manifest.json")["settings"]
+    assert found["adapters"]["ridge"] == 0.03
+    assert not (tmp_path / "out" / "tuning").exists()
+    other = replace(context, chosen=(replace(given, values={"adapters.ridge": 0.3}),))
+    with pytest.raises(InputError, match="other settings"):
+        evaluate_folder(data, EVALUATION, replace(FITS, tune=0), other)
+    with pytest.raises(InputError, match="other settings"):
+        evaluate_folder(data, EVALUATION, replace(FITS, tune=0), replace(context, chosen=()))
 
 
 def test_finished_trials_are_kept(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
