@@ -1,4 +1,4 @@
-"""Chooses settings of fits on the validation part: trials in this process if there is one, otherwise side by side.
+"""Chooses settings of fits on the validation part: trials of formulas in this process, of trainings side by side.
 
 Every method gets the same number of trials, unless its space has fewer combinations. The gallery and the queries, by
 which methods are compared afterwards, are not read.
@@ -15,8 +15,8 @@ from ray_backfill.comparison.trial import Trial, run_trial
 from ray_backfill.comparison.validation import why_not_judged
 from ray_backfill.errors import InputError
 from ray_backfill.files import begin_stage, read_json
-from ray_backfill.methods import Method
-from ray_backfill.progress import stage
+from ray_backfill.methods import Method, find_methods
+from ray_backfill.progress import Stage, stage
 from ray_backfill.store import EmbeddingFolder
 from ray_backfill.tables.results import Tuned
 from ray_backfill.training.settings import FitSettings
@@ -73,19 +73,28 @@ def chosen(tuned: Sequence[Tuned], settings: FitSettings) -> dict[str, FitSettin
 def _run(missing: Sequence[Trial], folder: EmbeddingFolder, workers: Workers) -> None:
     if not missing:
         return
+    is_trained = {name: find_methods((name,))[0].is_trained for name in {trial.method for trial in missing}}
+    trained = [trial for trial in missing if is_trained[trial.method]]
+    here = [trial for trial in missing if not is_trained[trial.method]]
+    if len(trained) == 1 and not has_more_than_cpus():
+        here, trained = [*here, *trained], []
     with stage("tune", len(missing), "trials") as shown:
-        if len(missing) == 1 and not has_more_than_cpus():
-            from ray_backfill.training.fit_into import one_thread  # loads torch
+        _run_here(here, shown)
+        if trained:
+            from ray_backfill.cluster.session import session  # imports Ray
+            from ray_backfill.cluster.side_by_side import try_side_by_side
 
-            with one_thread():
-                run_trial(missing[0])
-            shown.advance()
-            return
-        from ray_backfill.cluster.session import session  # imports Ray
-        from ray_backfill.cluster.side_by_side import try_side_by_side
+            with session():
+                try_side_by_side(trained, folder.train_bytes, shown, workers.max_failures)
 
-        with session():
-            try_side_by_side(missing, folder.train_bytes, shown, workers.max_failures)
+
+def _run_here(trials: Sequence[Trial], shown: Stage) -> None:
+    from ray_backfill.training.fit_into import one_thread  # loads torch
+
+    for trial in trials:
+        with one_thread():
+            run_trial(trial)
+        shown.advance()
 
 
 def _best(method: str, metric: str, values: Sequence[Values], trials: Sequence[Trial]) -> Tuned:

@@ -88,8 +88,8 @@ def _of_learned(seen: dict[str, int], name: str, total: int) -> str:
         return ""
     return (
         f"{'; '.join(found)}, with the same embeddings. Maps and merges were fitted on what they are measured on, "
-        f"so the figures of fitted methods can be too high for items that they have not seen. Use {name} items that are "
-        "neither in the gallery nor among the queries."
+        "so the figures of fitted methods can be too high for items that they have not seen. "
+        f"Use {name} items that are neither in the gallery nor among the queries."
     )
 
 

@@ -48,14 +48,9 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def trials_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials of formulas take milliseconds, so run them in this process. ``tests/cluster`` has tasks."""
-
-    def run(missing: Any, folder: Any, workers: Any) -> None:
-        for trial in missing:
-            run_trial(trial)
-
-    monkeypatch.setattr(tuning, "_run", run)
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials of formulas take milliseconds and need no Ray. ``tests/cluster`` has tasks."""
+    monkeypatch.setattr("ray.init", None)
 
 
 def test_the_best_on_the_validation_split_is_chosen_and_kept(data: Path, tmp_path: Path) -> None:
