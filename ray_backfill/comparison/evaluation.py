@@ -1,6 +1,7 @@
 """The settings of a comparison."""
 
 from dataclasses import dataclass
+from itertools import chain
 
 from ray_backfill.distances import check_distance
 from ray_backfill.errors import InputError
@@ -24,8 +25,8 @@ class Evaluation:
     """Methods, orders, merges and metrics of a comparison."""
 
     methods: tuple[str, ...] = METHODS
-    """Upgrade methods to compare, by name; "recommended", "all" or "controls" (which "all" leaves out) stand for
-    several. old and new always take part."""
+    """Upgrade methods to compare, by name; "recommended", "all", "two_models" (those of "all" that train no backbone
+    beside old and new) or "controls" (which "all" leaves out) stand for several. old and new always take part."""
     orders: tuple[str, ...] = ("classifier_score",)
     """Orders in which the gallery is backfilled."""
     merges: tuple[str, ...] = ("raw",)
@@ -66,14 +67,15 @@ class Evaluation:
 
     def find_methods(self) -> list[Method]:
         """The methods, old and new first. Raises InputError for an unknown name."""
-        known = all_methods()
+        methods = [m for m in all_methods().values() if m.family != CONTROLS]
         several = {
-            "all": tuple(m.name for m in known.values() if m.family != CONTROLS),
-            "recommended": tuple(m.name for m in known.values() if m.is_recommended),
-            "controls": tuple(m.name for m in known.values() if m.family == CONTROLS),
+            "all": methods,
+            "recommended": [m for m in methods if m.is_recommended],
+            "two_models": [m for m in methods if set(m.models) == {"old", "new"}],
+            "controls": [m for m in all_methods().values() if m.family == CONTROLS],
         }
-        wanted = [name for word in self.methods for name in several.get(word, (word,))]
-        return find_methods(tuple(dict.fromkeys(("old", "new", *wanted))))
+        groups = ([m.name for m in several[word]] if word in several else [word] for word in self.methods)
+        return find_methods(tuple(dict.fromkeys(("old", "new", *chain(*groups)))))
 
     def check(self) -> None:
         """Raises InputError for any unknown name or impossible setting."""

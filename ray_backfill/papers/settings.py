@@ -16,7 +16,8 @@ class Experiment:
     seeds: tuple[int, ...] = (0, 1, 2)
     """Random seeds, one run of the whole recipe for each."""
     methods: tuple[str, ...] = ("all", "controls")
-    """Upgrade methods to compare, "all" or "controls" (which "all" leaves out)."""
+    """Upgrade methods to compare, by name, or "all", "two_models" (those of "all" that train no backbone beside old and
+    new) or "controls" (which "all" leaves out)."""
     ablation: bool = True
     """Also train heads with every loss, with and without rho and mining, and at several temperatures (first seed)."""
     permutations: int = 10

@@ -52,6 +52,12 @@ def test_they_take_part_only_if_asked_for() -> None:
     assert found("fct_rho") == {"old", "new", "fct_rho"}
 
 
+def test_two_models_are_those_that_train_no_further_backbone() -> None:
+    two = {m.name for m in Evaluation(methods=("two_models",)).find_methods()}
+    assert {"rm", "fct", "fastfill", "least_squares_gallery"} < two
+    assert two.isdisjoint({"bct", "bict", "ract", "fct_side", "dsimplex", "rho_alone"})
+
+
 def test_rho_alone_does_not_depend_on_the_old_model() -> None:
     """Full RM's rho does."""
     for name, is_same in (("rho_alone", True), ("rm", False)):
