@@ -19,7 +19,7 @@ FLOORS = [
     {"distances", "metrics", "statistics", "store", "protocols"},
     {"orders", "merges", "index"},
     {"replay"},
-    {"models", "images", "report"},
+    {"models", "images", "report", "sources"},
     {"datasets", "training"},
     {"losses"},
     {"methods"},
@@ -50,6 +50,10 @@ ONLY_IN = {
     "pooch": {"datasets"},
     "sklearn": {"merges"},
     "scipy": {"datasets", "papers", "training"},
+    "psycopg": {"sources"},
+    "qdrant_client": {"sources"},
+    "pymilvus": {"sources"},
+    "lance": {"sources"},
 }
 
 

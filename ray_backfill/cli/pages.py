@@ -6,6 +6,7 @@ from importlib.resources import files
 
 # Command -> description, in the order in which users need them.
 COMMANDS = {
+    "import": "Make a folder of embeddings from vectors in files, databases and vector stores.",
     "simulate": "Compare upgrade methods: quality at every moment of the backfill, exactly.",
     "drill": "Backfill a gallery for real, under query traffic, and measure what users get.",
     "report": "Print the table of a finished run and write its report again.",
@@ -79,6 +80,12 @@ def _recipes() -> Iterable[str]:
     return recipe_names()
 
 
+def _sources() -> Iterable[str]:
+    from ray_backfill.sources import all_kinds
+
+    return (kind.example for kind in all_kinds())
+
+
 # Functions, so that plugins are imported only for pages that list them.
 _NAMES = {
     "methods": _methods,
@@ -87,4 +94,5 @@ _NAMES = {
     "merges": _merges,
     "metrics": _metrics,
     "recipes": _recipes,
+    "sources": _sources,
 }

@@ -52,7 +52,8 @@ from ray_backfill.store._columns import vectors_of as vectors_of
 from ray_backfill.store._division import FEWEST as FEWEST
 from ray_backfill.store._division import held_out, take_views
 from ray_backfill.store._division import take as take
-from ray_backfill.store._known import COLUMNS, NUMBERS, OF_QUERIES, check_equal_columns, read_columns
+from ray_backfill.store._known import COLUMNS as COLUMNS
+from ray_backfill.store._known import NUMBERS, OF_QUERIES, check_equal_columns, read_columns
 from ray_backfill.store._views import read_views
 from ray_backfill.store._writing import write_parquet as write_parquet
 from ray_backfill.systems import FloatArray
