@@ -7,6 +7,7 @@ from importlib.resources import files
 # Command -> description, in the order in which users need them.
 COMMANDS = {
     "import": "Make a folder of embeddings from vectors in files, databases and vector stores.",
+    "doctor": "Examine a folder of embeddings: what it holds, what is wrong, what can run.",
     "simulate": "Compare upgrade methods: quality at every moment of the backfill, exactly.",
     "drill": "Backfill a gallery for real, under query traffic, and measure what users get.",
     "report": "Print the table of a finished run and write its report again.",

@@ -41,17 +41,18 @@ from ray_backfill.store._columns import (
     add_to_digest,
     as_numbers,
     is_vectors,
-    part_files,
     read_rows,
     some,
 )
 from ray_backfill.store._columns import kind_of as kind_of
+from ray_backfill.store._columns import part_files as part_files
 from ray_backfill.store._columns import room_for as room_for
 from ray_backfill.store._columns import vector_column as vector_column
 from ray_backfill.store._columns import vectors_of as vectors_of
 from ray_backfill.store._division import FEWEST as FEWEST
 from ray_backfill.store._division import held_out, take_views
 from ray_backfill.store._division import take as take
+from ray_backfill.store._hashing import hash_rows as hash_rows
 from ray_backfill.store._known import COLUMNS as COLUMNS
 from ray_backfill.store._known import NUMBERS, OF_QUERIES, check_equal_columns, read_columns
 from ray_backfill.store._views import read_views

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ray_backfill import files
 from ray_backfill.errors import InputError
 from ray_backfill.runs import importing
 from ray_backfill.runs.importing import ColumnNames, import_split, imported
@@ -99,13 +100,13 @@ def test_an_import_that_was_stopped_is_continued(tmp_path: Path, monkeypatch: py
     sources, names = [f"{tmp_path}/a.parquet", f"{tmp_path}/b.parquet"], ColumnNames(new="old")
     whole = hashes(import_split(tmp_path / "whole.parquet", sources, names, False, False))
 
-    parts, write_whole = [], importing.write_whole
+    parts: list[str] = []
 
     def killed(path: Path, write: object) -> None:
         if parts:
             raise KeyboardInterrupt
         parts.append(path.name)
-        write_whole(path, write)  # type: ignore[arg-type]
+        files.write_whole(path, write)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
         patched.setattr(importing, "write_whole", killed)
@@ -115,7 +116,7 @@ def test_an_import_that_was_stopped_is_continued(tmp_path: Path, monkeypatch: py
 
     def counted(path: Path, write: object) -> None:
         parts.append(path.name)
-        write_whole(path, write)  # type: ignore[arg-type]
+        files.write_whole(path, write)  # type: ignore[arg-type]
 
     monkeypatch.setattr(importing, "write_whole", counted)
     path = import_split(tmp_path / "gallery.parquet", sources, names, False, False)
@@ -134,7 +135,7 @@ def test_a_finished_import_is_kept_and_another_one_refused(tmp_path: Path) -> No
     made = (path / "part-00000.parquet").stat().st_mtime_ns
     import_split(path, [f"{tmp_path}/a.parquet"], PLAIN, False, False)
     assert (path / "part-00000.parquet").stat().st_mtime_ns == made
-    with pytest.raises(InputError, match="belongs to a run with other settings .* give --overwrite"):
+    with pytest.raises(InputError, match=r"belongs to a run with other settings .* give --overwrite"):
         import_split(path, [f"{tmp_path}/b.parquet"], PLAIN, False, False)
     import_split(path, [f"{tmp_path}/b.parquet"], PLAIN, False, True)
     assert imported(path)["rows"] == 2

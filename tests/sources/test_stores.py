@@ -1,6 +1,7 @@
 """Every store gives back what was put in, to the last bit, from any row on."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stored]:
 
 def names_of(stored: Stored) -> ColumnNames:
     given = dict(zip(stored.options[::2], stored.options[1::2], strict=True))
-    return ColumnNames(**{option.removeprefix("--"): name for option, name in given.items()})
+    return replace(ColumnNames(), **{option.removeprefix("--"): name for option, name in given.items()})  # type: ignore[arg-type]
 
 
 def test_it_gives_back_what_it_holds(stored: Stored, tmp_path: Path) -> None:
