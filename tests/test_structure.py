@@ -20,7 +20,7 @@ FLOORS = [
     {"orders", "merges", "index"},
     {"replay"},
     {"models", "images", "report", "sources"},
-    {"datasets", "training"},
+    {"datasets", "training", "truths"},
     {"losses"},
     {"methods"},
     {"live"},

@@ -9,6 +9,7 @@ from ray_backfill.merges import check_merge
 from ray_backfill.methods import CONTROLS, Method, all_methods, find_methods
 from ray_backfill.metrics import parse_metric
 from ray_backfill.orders import find_order
+from ray_backfill.truths import parse_truth
 
 # Default of recipes: the references, methods without training, and the best-known methods of each family.
 METHODS = (
@@ -40,6 +41,9 @@ class Evaluation:
     """Distance between embeddings: cosine, l2 or inner_product."""
     margin: float = 0.005
     """Largest loss of quality that still counts as none, as a share: 0.005 is half a percentage point."""
+    truth: tuple[str, ...] = ()
+    """What is a right answer: labels, positives, known-item COLUMN, qrels FILE, clicks SOURCE, or new-topK: what the
+    finished upgrade finds first. Default: the queries' positives, otherwise labels."""
     order_seed: int = 0
     """Random seed for the random order."""
     permutations: int = 1
@@ -85,6 +89,7 @@ class Evaluation:
         for order in self.orders:
             find_order(order)
         check_distance(self.distance)
+        parse_truth(self.truth)
         for merge in self.merges:
             check_merge(merge, self.distance)
         if not self.metrics or not self.orders or not self.merges:

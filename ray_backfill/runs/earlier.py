@@ -13,6 +13,7 @@ from ray_backfill.orders import find_order
 from ray_backfill.report import REPORT_FILES, write_report
 from ray_backfill.store import EmbeddingFolder
 from ray_backfill.tables.results import TABLES
+from ray_backfill.truths import mark_of_truth
 
 STAGE = "simulation"
 # The files that a run writes into its results folder.
@@ -29,7 +30,9 @@ def settings_of(
     columns = dict.fromkeys(column for name in evaluation.orders for column in find_order(name).needs)
     # Record the methods by name, because "all" has another meaning when methods are added.
     compared = asdict(evaluation) | {"methods": [method.name for method in methods]}
-    return {**more, "data": folder.fingerprint(models, further=columns), "evaluation": compared}
+    mark = mark_of_truth(evaluation.truth)
+    truth = {"truth": mark} if mark else {}
+    return {**more, **truth, "data": folder.fingerprint(models, further=columns), "evaluation": compared}
 
 
 def joined(evaluation: Evaluation, out: Path) -> Evaluation:

@@ -206,6 +206,7 @@ def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: 
         "queries": truth.n_queries,
         "queries_skipped": len(truth.skipped),
     }
+    right_answers = dict(comparison.truth_facts) | weighting(comparison)
     dims = {f"{model}_dim": folder.gallery.vectors[model].shape[1] for model in folder.models}
     return Manifest(
         command=facts.command,
@@ -225,5 +226,10 @@ def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: 
         tuned=facts.tuned,
         timings_s=facts.timings_s | {"replay": replay_s},
         backbones=facts.backbones,
-        data=sizes | weighting(comparison) | dims | validation_facts(comparison) | facts.origin,
+        data=sizes
+        | dict(comparison.truth_facts)
+        | weighting(comparison)
+        | dims
+        | validation_facts(comparison)
+        | facts.origin,
     )

@@ -39,6 +39,7 @@ from ray_backfill.store._classifier import read_classifier as read_classifier
 from ray_backfill.store._columns import MAPPED_BYTES as MAPPED_BYTES
 from ray_backfill.store._columns import (
     add_to_digest,
+    as_ids,
     as_numbers,
     is_vectors,
     read_rows,
@@ -317,3 +318,17 @@ def read_numbers(path: Path, name: str) -> NDArray[np.float64] | None:
     if any(name not in open_checked(file).schema_arrow.names for file in files):
         return None
     return np.concatenate([as_numbers(read_checked(file, [name])[name], file, name) for file in files])
+
+
+def read_texts(path: Path, name: str) -> NDArray[Any]:
+    """Read a column of integers or text of a split, (N,).
+
+    Raises:
+        InputError: A file does not have it, or it holds other values, or misses some.
+    """
+    files = part_files(path)
+    for file in files:
+        there = open_checked(file).schema_arrow.names
+        if name not in there:
+            raise InputError(f"{file} has no column {name!r}; it has: {', '.join(there)}")
+    return np.concatenate([as_ids(read_checked(file, [name])[name], file, name) for file in files])
