@@ -32,6 +32,7 @@ from ray_backfill.tables.results import (
     SummaryRow,
 )
 from ray_backfill.tables.schema import block, frame
+from ray_backfill.truths import parse_truth
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,14 @@ def tabulate(
         for metric in metrics
     }
     by_name = {method.name: method for method in methods}
+    has_gain = not parse_truth(evaluation.truth)[0].is_retention
     with stage("intervals", len(curves), "curves") as shown:
         points: list[pd.DataFrame] = []
         for key in curves:
             points += _points(curves, key, metrics)
             shown.advance()
         summary = [
-            summary_row(by_name[key[0]].title, key, metric, curves, areas, evaluation.margin)
+            summary_row(by_name[key[0]].title, key, metric, curves, areas, evaluation.margin, has_gain)
             for key in curves
             for metric in metrics
         ]

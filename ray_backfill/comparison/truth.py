@@ -51,7 +51,7 @@ def find_truth(
             f"no query of {folder.path} has a right answer in the gallery{other}: there is nothing to measure; compare "
             "the labels (or positives) of both files"
         )
-    facts = {"truth": {"name": " ".join(words)} | dict(found.facts)} if words else {}
+    facts = {"truth": {"name": " ".join(words), "is_retention": kind.is_retention} | dict(found.facts)} if words else {}
     return Truth(truth, facts, found.notes)
 
 

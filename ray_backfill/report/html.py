@@ -50,7 +50,7 @@ def render(results: Results) -> str:
         warnings=[bind(warning) for warning in warnings],
         verdict=bind(answers.verdict(results)),
         questions=_questions(results),
-        gain_in_words=wording.GAIN_IN_WORDS,
+        gain_in_words=wording.explained(results),
         oracle_note=wording.ORACLE_NOTE,
         has_bounds=any(r.is_bound for r in results.rows),
         has_intervals=charts.has_intervals(results),

@@ -13,13 +13,14 @@ from ray_backfill.report.layout import show
 from ray_backfill.report.results import Results, Row, Variant
 from ray_backfill.report.selection import shown_rows
 from ray_backfill.report.wording import (
-    COLUMNS_IN_WORDS,
     FEW,
     NOTHING,
     ORACLE_NOTE,
     UNLEARNED_NOTE,
     choice,
+    columns_in_words,
     left_out,
+    metric_title,
     percent,
     percent_sign,
     tick,
@@ -45,7 +46,7 @@ def draw_table(results: Results, console: Console | None = None) -> None:
     total = len(results.table(results.primary))
     if len(rows) < total:
         notes.append(Text(f"Each method in its best {choice(results)}. All {total} rows: report.html, summary.parquet"))
-    notes.append(Text(COLUMNS_IN_WORDS, style="dim"))
+    notes.append(Text(columns_in_words(results), style="dim"))
     if any(row.is_bound for row in rows):
         notes.append(Text(ORACLE_NOTE, style="dim"))
     if any(row.method in results.unlearned for row in rows):
@@ -66,7 +67,7 @@ def table_title(results: Results) -> str:
     """What the overview shows; names an oracle order that stands in no column."""
     is_bound = len(results.variants) == 1 and any(row.is_bound for row in results.table(results.primary))
     bound = f", {results.order_name(results.orders[0])} order" if is_bound else ""
-    return f"{results.primary} while the gallery is backfilled{bound}, in per cent"
+    return f"{metric_title(results, results.primary)} while the gallery is backfilled{bound}, in per cent"
 
 
 def _table(results: Results, rows: Sequence[Row]) -> Table:
@@ -95,7 +96,8 @@ def _frame(results: Results, rows: Sequence[Row]) -> pd.DataFrame:
 def _cells(results: Results, row: Row, others: Mapping[tuple[str, Variant, str], Row]) -> dict[str, str]:
     cells = {"method": results.name(row)} | variant_cells(results, row)
     cells[f"AUC {results.primary}"] = percent(row.auc)
-    cells["gain"] = percent_sign(row.gain)
+    if not results.is_retention:
+        cells["gain"] = percent_sign(row.gain)
     # The conditions compare with old and new, so a tick in these rows would be meaningless.
     starts, ends, steady = (" ", " ", " ") if row.is_end else map(tick, conditions(results, row))
     cells["M_0"] = f"{percent(row.start)} {starts}"

@@ -226,10 +226,5 @@ def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: 
         tuned=facts.tuned,
         timings_s=facts.timings_s | {"replay": replay_s},
         backbones=facts.backbones,
-        data=sizes
-        | dict(comparison.truth_facts)
-        | weighting(comparison)
-        | dims
-        | validation_facts(comparison)
-        | facts.origin,
+        data=sizes | right_answers | dims | validation_facts(comparison) | facts.origin,
     )
