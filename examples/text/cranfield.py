@@ -1,6 +1,6 @@
 """Text: two embedding models of different strength for a collection of abstracts with relevance judgements.
 
-    python examples/text/cranfield.py CRANFIELD_FOLDER     # writes runs/text: old.parquet, new.parquet, queries.parquet, ...
+    python examples/text/cranfield.py CRANFIELD_FOLDER     # writes old.parquet, new.parquet and more into runs/text
     ray-backfill import --out runs/text/data --gallery runs/text/old.parquet runs/text/new.parquet --drop-broken
     ray-backfill import --out runs/text/data --queries runs/text/queries.parquet
     ray-backfill import --out runs/text/data --train runs/text/titles.parquet --drop-broken
