@@ -32,9 +32,10 @@ def embed(arguments: argparse.Namespace) -> None:
 
     models = make_backbones(arguments.out)
     actors = EmbedActors(arguments.actors, arguments.cpus)
-    settings = EmbedSettings(arguments.part_rows, BATCH)
-    classes = list(range(load_recipe("landmarks").images.landmarks))
-    embed_stage(arguments.store, data_of(arguments.images), models, classes, settings, actors)
+    settings = EmbedSettings(arguments.part_rows, BATCH, views=1)
+    recipe = load_recipe("landmarks")
+    classes, data = list(range(recipe.images.landmarks)), data_of(arguments.images)
+    embed_stage(arguments.store, data, models, classes, recipe.new.training, settings, actors)
 
 
 def _start(arguments: argparse.Namespace, store: Path) -> Family:

@@ -34,6 +34,7 @@ def simulate(
     distance: str = "cosine",
     margin: float = 0.005,
     order_seed: int = 0,
+    permutations: int = 1,
     fits: "FitSettings | None" = None,
     device: str = "cpu",
     shards: int = 0,
@@ -54,6 +55,7 @@ def simulate(
         distance: "cosine", "l2" or "inner_product".
         margin: Largest loss of quality that still counts as none, as a share: 0.005 is half a percentage point.
         order_seed: Random seed for the random order.
+        permutations: Number of random permutations; curves of the random order are means over them.
         fits: How maps between the models are trained; by default as on the command line.
         device: "cpu" or "cuda" for the replay, with the same results.
         shards: Gallery shards, each a Ray actor; 0 replays in this process unless the gallery is too large for it.
@@ -67,8 +69,9 @@ def simulate(
     """
     names = {"methods": methods, "orders": orders, "merges": merges, "metrics": metrics}
     evaluation = {name: (given,) if isinstance(given, str) else tuple(given) for name, given in names.items()}
-    numbers = {"points": points, "distance": distance, "margin": margin, "order_seed": order_seed}
-    return _simulate(data, out, evaluation | numbers, fits, {"device": device, "shards": shards}, overwrite)
+    numbers = {"points": points, "distance": distance, "margin": margin}
+    random = {"order_seed": order_seed, "permutations": permutations}
+    return _simulate(data, out, evaluation | numbers | random, fits, {"device": device, "shards": shards}, overwrite)
 
 
 def _simulate(

@@ -38,6 +38,8 @@ class GalleryColumns:
     - ``class_means``: (C, d) mean old embedding of each class of the train split
     - ``sigma``: the method's uncertainty about each item
     - ``true_loss``: distance between each item's predicted and true new embedding
+    - ``mapped_cosine``: cosine of each item's predicted new embedding and the closest class mean of new embeddings
+    - ``mapped_confidence``: top probability of the new model's classifier on each item's predicted new embedding
     - ``popularity``: how often users looked for each item
     - ``order_score``: the user's own score, low first
     - any other (N,) numbers that an order asks for
@@ -75,11 +77,17 @@ class Order:
     remedy: str = ""
     """What the user must provide if none of them exists; empty if it is the column itself."""
     of_method: bool = False
-    """Whether its column (``sigma`` or ``true_loss``) differs from method to method."""
+    """Whether its only column differs from method to method, as ``sigma`` does."""
     is_oracle: bool = False
     """Whether it uses information that is not available before the backfill."""
+    is_random: bool = False
+    """Whether each seed gives another order, so that a comparison can average over several."""
     glossary: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Term -> meaning, for reports."""
+
+    def column_in(self, gallery: GalleryColumns) -> str | None:
+        """Return the column that the order reads in this gallery; None if it needs none, or there is none."""
+        return next((column for column in self.needs if column in gallery.columns), None)
 
 
 def low_first(column: str) -> Score:
@@ -105,27 +113,32 @@ def _centroid_cosine(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]
     classes = gallery.columns["old_class" if "old_class" in gallery.columns else "label"]
     _, class_of_item = np.unique(classes, return_inverse=True)
     centroids = np.zeros((class_of_item.max() + 1, gallery.old.shape[1]))
-    for piece in _pieces(gallery):
+    for piece in row_ranges(len(gallery.old)):
         np.add.at(centroids, class_of_item[piece], gallery.old[piece].astype(np.float64))
     centroids = _unit(centroids)
     cosine = np.empty(len(gallery.old))
-    for piece in _pieces(gallery):
+    for piece in row_ranges(len(gallery.old)):
         cosine[piece] = (_unit(gallery.old[piece]) * centroids[class_of_item[piece]]).sum(axis=1)
     return cosine
 
 
 def _class_mean_distance(gallery: GalleryColumns, seed: int) -> NDArray[np.floating]:
     """Score by the cosine of the old embedding and the closest class mean of the train split, low first."""
-    means = _unit(gallery.columns["class_means"]).T
-    closest = np.empty(len(gallery.old))
-    for piece in _pieces(gallery, rows=_ROWS // 16):
-        closest[piece] = (_unit(gallery.old[piece]) @ means).max(axis=1)
+    return closest_cosine(gallery.old, gallery.columns["class_means"])
+
+
+def closest_cosine(vectors: FloatArray, means: FloatArray) -> NDArray[np.float64]:
+    """Return the (N,) cosine of each of N vectors and the closest of C means."""
+    targets = _unit(means).T
+    closest = np.empty(len(vectors))
+    for piece in row_ranges(len(vectors), _ROWS // 16):
+        closest[piece] = (_unit(vectors[piece]) @ targets).max(axis=1)
     return closest
 
 
-def _pieces(gallery: GalleryColumns, rows: int = _ROWS) -> list[slice]:
-    """Split the gallery into row ranges: a large gallery is mapped from a file and must not be loaded at once."""
-    return [slice(i, i + rows) for i in range(0, len(gallery.old), rows)]
+def row_ranges(rows: int, at_once: int = _ROWS) -> list[slice]:
+    """Split rows into ranges: a large gallery is mapped from a file and must not be loaded at once."""
+    return [slice(i, i + at_once) for i in range(0, rows, at_once)]
 
 
 def _unit(vectors: FloatArray) -> NDArray[np.float64]:
@@ -135,8 +148,11 @@ def _unit(vectors: FloatArray) -> NDArray[np.float64]:
     return wide / np.where(length == 0, 1, length)
 
 
+_MAPS = "a method that predicts new gallery embeddings among --methods (such as fct or least_squares_gallery)"
+_MAPPED = "A method such as FCT or FastFill predicts an item's new embedding from its old one."
+
 ORDERS = (
-    Order("random", "random", "", _random),
+    Order("random", "random", "", _random, is_random=True),
     Order("classifier_score", "classifier score", "rank merge, appendix A", low_first("old_score"), ("old_score",)),
     # 1 - top probability, high first: by definition the same order as the classifier score.
     Order("least_confidence", "least confidence", "FastFill, table 7", low_first("old_score"), ("old_score",)),
@@ -150,7 +166,7 @@ ORDERS = (
         remedy="a train split with labels",
     ),
     Order(
-        "sigma", "sigma", "FastFill, section 4.3", high_first("sigma"), ("sigma",),
+        "sigma", "sigma", "FastFill, section 4.2", high_first("sigma"), ("sigma",),
         remedy="a method with uncertainty among --methods (fastfill), or a gallery column 'sigma'",
         of_method=True,
         glossary={
@@ -158,10 +174,31 @@ ORDERS = (
             "most uncertain items are backfilled first.",
         },
     ),
+    # Deviates: the nearest class stands for the item's own, because galleries are rarely labelled.
+    Order(
+        "mapped_class_mean_distance", "mapped distance to the class means", "lambda-Orthogonality, section 3.6",
+        low_first("mapped_cosine"), ("mapped_cosine",),
+        remedy=f"a train split with labels, and {_MAPS}",
+        of_method=True,
+        glossary={
+            "mapped_class_mean_distance": f"{_MAPPED} As an order, the items whose prediction is farthest from every "
+            "class mean of the new model (cosine distance, train split) are backfilled first.",
+        },
+    ),
+    Order(
+        "mapped_least_confidence", "mapped least confidence", "",
+        low_first("mapped_confidence"), ("mapped_confidence",),
+        remedy=f"the new model's classifier or a train split with labels, and {_MAPS}",
+        of_method=True,
+        glossary={
+            "mapped_least_confidence": f"{_MAPPED} As an order, the items are backfilled first on whose prediction the "
+            "new model's classifier has the lowest top probability.",
+        },
+    ),
     # Deviates from FastFill: uses only the distance, not the classification loss.
     Order(
-        "oracle_loss", "true loss", 'FastFill, section 6 ("cheating")', high_first("true_loss"), ("true_loss",),
-        remedy="a method that predicts new gallery embeddings among --methods (such as fct or least_squares_gallery)",
+        "oracle_loss", "true loss", 'FastFill, section 4.2 ("cheating")', high_first("true_loss"), ("true_loss",),
+        remedy=_MAPS,
         of_method=True,
         is_oracle=True,
     ),
@@ -199,7 +236,7 @@ def make_order(name: str, gallery: GalleryColumns, seed: int = 0) -> IntArray:
             NaN.
     """
     order = find_order(name)
-    if order.needs and not any(column in gallery.columns for column in order.needs):
+    if order.needs and order.column_in(gallery) is None:
         remedy = order.remedy or f"the gallery column {' or '.join(repr(column) for column in order.needs)}"
         raise InputError(f"order {name!r} needs {remedy}, which is missing; add it or leave the order out")
     scores = order.score(gallery, seed)

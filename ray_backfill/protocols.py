@@ -1,4 +1,4 @@
-"""Training protocols: which classes the old and the new model are trained on."""
+"""Training protocols: which classes the old and the new model are trained on, and what neither of them sees."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,6 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
+
+# Makes the draw of the validation split independent of that of the classes.
+_VALIDATION_STREAM = 1
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,13 @@ class Protocol:
     """biased: classes of each subgroup that the old model learns, as in 50 500; empty: old_share decides."""
     new_counts: tuple[int, ...] = ()
     """biased: classes of each subgroup that the new model learns, including the old model's; empty: all."""
+    validation: float = 0.0
+    """Share of the train images held out for --tune, which no model and no map is trained on: whole classes under the
+    protocol open or if the gallery shows other classes, otherwise images of each class. At least 0, below 1."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.validation < 1:
+            raise InputError(f"--protocol.validation must be at least 0 and below 1, got {self.validation}")
 
 
 def split_classes(
@@ -65,6 +75,23 @@ def split_classes(
             f"{len(new)} for the new one; each needs at least 2: change old_share or the counts"
         )
     return old.tolist(), new.tolist()
+
+
+def validation_mask(labels_N: NDArray[np.int64], protocol: Protocol, whole_classes: bool = False) -> NDArray[np.bool_]:
+    """(N,) which items of the train images are the validation split: as new to both models as the gallery is.
+
+    Under the protocol open the gallery shows classes that a model has not seen, so whole classes are held out. Under
+    the others it shows further images of known classes: then some images of each class, but never its last one.
+    whole_classes: the gallery shows no class of the train images, so whole classes are held out under any protocol.
+    """
+    rng = np.random.default_rng([protocol.seed, _VALIDATION_STREAM])
+    classes, counts = np.unique(labels_N, return_counts=True)
+    if protocol.kind == "open" or whole_classes:
+        return np.isin(labels_N, rng.permutation(classes)[: round(protocol.validation * len(classes))])
+    held_N = np.zeros(len(labels_N), bool)
+    for each in np.split(np.argsort(labels_N, kind="stable"), np.cumsum(counts)[:-1]):
+        held_N[rng.permutation(each)[: min(round(protocol.validation * len(each)), len(each) - 1)]] = True
+    return held_N
 
 
 def _biased(

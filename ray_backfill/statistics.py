@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from ray_backfill.kernels import Array, kernel
 
 FloatQT = NDArray[np.float64]
-BoolQT = NDArray[np.bool_]
+# Whether each query's top-1 is correct, or the share of several orders in which it is.
+RightQT = NDArray[np.bool_] | NDArray[np.float64]
 
 
 # (Q,) relative weights of queries; None if they are equal.
@@ -28,7 +29,7 @@ def relative_weights(weights_Q: Weights) -> Weights:
     return np.asarray(weights_Q / weights_Q.max())
 
 
-def mean(values_QT: FloatQT | BoolQT, weights_Q: Weights = None) -> NDArray[np.float64]:
+def mean(values_QT: FloatQT, weights_Q: Weights = None) -> NDArray[np.float64]:
     """Return the (T,) weighted means over queries."""
     if weights_Q is None:
         return np.asarray(values_QT.mean(axis=0))
@@ -147,12 +148,21 @@ def settles(values: NDArray[np.float64], target: float) -> int | None:
     return first if first < len(values) else None
 
 
-def negative_flips(before_QT: BoolQT, correct_QT: BoolQT, weights_Q: Weights = None) -> NDArray[np.float64]:
+def lost(before_QT: RightQT, now_QT: RightQT) -> FloatQT:
+    """Return 1 where a query's top-1 was correct before and is wrong now, otherwise 0.
+
+    For a mean of several orders, both are shares of the orders. The share that is lost is exact if all orders agree on
+    what was before, as at t = 0 they do.
+    """
+    return np.asarray(before_QT * (1.0 - now_QT), np.float64)
+
+
+def negative_flips(before_QT: RightQT, correct_QT: RightQT, weights_Q: Weights = None) -> NDArray[np.float64]:
     """Return the (T,) share of queries with a correct top-1 before, a wrong one at t. Source: FastFill, appendix D."""
-    return mean(before_QT & ~correct_QT, weights_Q)
+    return mean(lost(before_QT, correct_QT), weights_Q)
 
 
-def positive_flips(before_QT: BoolQT, correct_QT: BoolQT, weights_Q: Weights = None) -> NDArray[np.float64]:
+def positive_flips(before_QT: RightQT, correct_QT: RightQT, weights_Q: Weights = None) -> NDArray[np.float64]:
     """Return the (T,) share of queries with a wrong top-1 before, a correct one at t. Source: FastFill, appendix D."""
     return negative_flips(correct_QT, before_QT, weights_Q)
 
@@ -165,30 +175,32 @@ _DRAWS_AT_ONCE = 50
 
 
 @lru_cache(maxsize=2)
-def resamples(n_queries: int, seed: int = 0) -> NDArray[np.uint16]:
-    """Return (DRAWS, Q) counts: how often each draw of Q queries with replacement contains each query.
+def resamples(n_queries: int, seed: int = 0, draws: int = DRAWS) -> NDArray[np.uint16]:
+    """Return (draws, Q) counts: how often each draw of Q queries with replacement contains each query.
 
     The same seed gives the same draws, so that statistics of two methods are paired.
     """
     rng = np.random.default_rng(seed)
-    counts = np.empty((DRAWS, n_queries), np.uint16)
-    for draw in range(DRAWS):
+    counts = np.empty((draws, n_queries), np.uint16)
+    for draw in range(draws):
         counts[draw] = np.bincount(rng.integers(n_queries, size=n_queries), minlength=n_queries)
     return counts
 
 
-def bootstrap_means(values_QT: FloatQT, weights_Q: Weights = None, seed: int = 0) -> NDArray[np.float64]:
-    """Return the (DRAWS, T) weighted means over each draw of queries; NaN for one query, which varies in no draw.
+def bootstrap_means(
+    values_QT: FloatQT, weights_Q: Weights = None, seed: int = 0, draws: int = DRAWS
+) -> NDArray[np.float64]:
+    """Return the (draws, T) weighted means over each draw of queries; NaN for one query, which varies in no draw.
 
     Queries are drawn with equal probability, and each keeps its weight.
 
-    Cost: O(DRAWS Q T).
+    Cost: O(draws Q T).
     """
     if len(values_QT) < 2:
-        return np.full((DRAWS, values_QT.shape[1]), np.nan)
-    counts = resamples(len(values_QT), seed)
-    means = np.empty((DRAWS, values_QT.shape[1]))
-    for first in range(0, DRAWS, _DRAWS_AT_ONCE):
+        return np.full((draws, values_QT.shape[1]), np.nan)
+    counts = resamples(len(values_QT), seed, draws)
+    means = np.empty((draws, values_QT.shape[1]))
+    for first in range(0, draws, _DRAWS_AT_ONCE):
         part = slice(first, first + _DRAWS_AT_ONCE)
         drawn = counts[part].astype(np.float64)
         if weights_Q is None:

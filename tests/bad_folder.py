@@ -30,6 +30,10 @@ SPLITS: dict[str, dict[str, Any]] = {
     for (split, rows), first in zip(ROWS.items(), (0, 100, 200), strict=True)
 }
 
+VIEWS: dict[str, Any] = {
+    "id": np.tile(SPLITS["train"]["id"], 2), "old": vectors(2 * TRAIN, 4), "new": vectors(2 * TRAIN, 6)
+}  # fmt: skip
+
 
 def write_split(folder: Path, split: str, columns: dict[str, Any]) -> None:
     write_parquet(folder / f"{split}.parquet", table_of(columns))
@@ -125,6 +129,12 @@ def twice(folder: Path) -> None:
 def with_classifier(**columns: Any) -> Change:
     whole = {"label": np.arange(4), "weight": vectors(4, 6), "bias": np.zeros(4, np.float32)} | columns
     return lambda folder: write_split(folder, "classifier", {n: v for n, v in whole.items() if v is not None})
+
+
+def with_views(**columns: Any) -> Change:
+    """Two further views of each train item; None removes a column."""
+    kept = {name: values for name, values in (VIEWS | columns).items() if values is not None}
+    return lambda folder: write_split(folder, "train_views", kept)
 
 
 def empty(split: str) -> pa.Table:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from ray_backfill.store import write_parquet
 from tests.bad_folder import (
     ROWS,
+    VIEWS,
     Change,
     all_of,
     empty,
@@ -29,6 +30,7 @@ from tests.bad_folder import (
     with_file,
     with_folder,
     with_row,
+    with_views,
     without,
     write_split,
 )
@@ -195,6 +197,23 @@ FILES = [
     fit("classifier.parquet, column 'label': duplicate classes", change=with_classifier(label=np.zeros(4, int))),
     fit("column 'weight': NaN or infinite", change=with_classifier(weight=np.full((4, 6), np.nan, np.float32))),
     fit("column 'bias' must hold numbers, not text", change=with_classifier(bias=["a"] * 4)),
+    fit("train_views.parquet has no column 'new'", change=with_views(new=None)),
+    fit("column 'new' has 7 dimensions", "and 6 in train.parquet", change=with_views(new=vectors(48, 7))),
+    fit("column 'old': NaN or infinite", "train_views", change=with_views(old=np.full((48, 4), np.nan, np.float32))),
+    fit("column 'id': 0 in row 0, not 200", "repeat the ids of train.parquet", change=with_views(id=np.arange(48))),
+    fit(
+        "column 'id': 200 in row 1, not 201",
+        "once for each view",  # the views of an item beside each other
+        change=with_views(id=np.repeat(VIEWS["id"][:24], 2)),
+    ),
+    fit("column 'id' holds text, that of train.parquet numbers", change=with_views(id=list(map(str, VIEWS["id"])))),
+    fit("has 40 rows, no multiple of the 24 train items", change=with_views(**{n: v[:40] for n, v in VIEWS.items()})),
+    fit("has 0 rows, no multiple of the 24", change=with_views(**{n: v[:0] for n, v in VIEWS.items()})),
+    fit(
+        "train_views.parquet has views of train items, but there is no train.parquet",
+        "add it",
+        change=all_of(with_views(), without("train.parquet")),
+    ),
     on_folder("--merges quantile", "none of the --merges can be fitted", "add raw", change=without("train.parquet")),
 ]
 

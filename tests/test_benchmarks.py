@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import honesty, prices, scale, throttle
+from benchmarks import honesty, prices, recovered, scale, throttle
 from benchmarks.galleries import Case, backfill, new_shard, of_length_one, random_plan, synthetic, waste
 from benchmarks.serving_figures import honesty_figure, price_figure
 from ray_backfill.files import read_json, write_json
@@ -16,10 +16,12 @@ from ray_backfill.live.answers import answer_of
 from ray_backfill.live.operations import NEW, OLD
 from ray_backfill.live.throttle import ThrottleSettings
 from ray_backfill.merges import RAW
-from ray_backfill.store import write_parquet
+from ray_backfill.store import read_folder, write_parquet
+from ray_backfill.store.folders import write_folder
 from ray_backfill.tables.drill import EventRow
 from ray_backfill.tables.journal import Applied, CheckpointMeasured, Journal, Started
 from ray_backfill.tables.schema import arrow_table
+from ray_backfill.training.settings import FitSettings
 from tests.test_structure import ROOT
 
 pytestmark = pytest.mark.slow
@@ -222,3 +224,20 @@ def test_the_job_at_scale_is_measured_stage_by_stage(tmp_path: Path, capsys: pyt
     printed = capsys.readouterr().out
     assert "1,800 items, 1,129 queries, 128 dimensions, orders: 1" in printed
     assert "| draw and write | " in printed
+
+
+def test_what_a_perfect_adapter_recovers_is_all(tmp_path: Path) -> None:
+    """The old model is a rotation of the new one: Procrustes recovers everything, other maps of queries nearly so."""
+    rng = np.random.default_rng(0)
+    turn = np.linalg.qr(rng.normal(size=(8, 8)))[0]
+    splits = []
+    for n in (200, 20, 100):
+        new = rng.normal(size=(n, 8))
+        splits.append({"label": np.arange(n) % 5, "new": new, "old": new @ turn})
+    rows = recovered.recovered(
+        read_folder(write_folder(tmp_path / "data", *splits)), ("procrustes_query", "drift_low_rank"), FitSettings()
+    )
+    assert rows["new"][0] == rows["old"][0] == rows["procrustes_query"][0] == 1.0
+    assert rows["drift_low_rank"][0] > 0.95
+    assert rows["best point"][0] < 1.0, "the mean of ten items is not the query"
+    assert rows["procrustes_query"][1] == rows["new"][1]

@@ -16,6 +16,8 @@ GALLERY = GalleryColumns(
         "class_means": np.array([[2, 0], [0, 3.0]]),
         "sigma": np.array([0.3, 0.9, 0.3, 0.1]),
         "true_loss": np.array([0.1, 0.2, 0.9, 0.4]),
+        "mapped_cosine": np.array([0.9, 0.2, 0.8, 0.4]),
+        "mapped_confidence": np.array([0.5, 0.9, 0.1, 0.5]),
         "popularity": np.array([5, 0, 7, 5.0]),
         "order_score": np.array([3.0, 1.0, 2.0, 0.0]),
     },
@@ -40,6 +42,8 @@ def test_what_is_uncertain_far_or_popular_comes_first() -> None:
     assert make_order("margin", GALLERY).tolist() == [1, 2, 3, 0]
     assert make_order("sigma", GALLERY).tolist() == [1, 0, 2, 3]
     assert make_order("oracle_loss", GALLERY).tolist() == [2, 3, 1, 0]
+    assert make_order("mapped_class_mean_distance", GALLERY).tolist() == [1, 3, 2, 0]
+    assert make_order("mapped_least_confidence", GALLERY).tolist() == [2, 0, 3, 1]
     assert make_order("popularity", GALLERY).tolist() == [2, 0, 3, 1]
     # The class means lie on the two axes; item 3 lies between them, item 2 close to one.
     assert make_order("class_mean_distance", GALLERY).tolist() == [3, 2, 0, 1]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ray_backfill.errors import InputError
-from ray_backfill.protocols import Protocol, split_classes
+from ray_backfill.protocols import Protocol, split_classes, validation_mask
 
 LABELS = np.repeat(np.arange(10) * 3, 2)
 
@@ -110,3 +110,51 @@ def test_counts_that_do_not_fit(counts: dict[str, Any], complaint: str) -> None:
     labels = np.arange(20)
     with pytest.raises(InputError, match=complaint):
         split_classes(labels, Protocol(**{"kind": "biased", **counts}), labels // 10)
+
+
+def test_images_of_each_class_are_held_out_where_the_gallery_shows_known_classes() -> None:
+    labels = np.repeat([0, 3, 7], [10, 5, 1])[np.random.default_rng(0).permutation(16)]
+    held = validation_mask(labels, Protocol("extended", validation=0.2))
+    assert np.bincount(labels[held], minlength=8).tolist() == [2, 0, 0, 1, 0, 0, 0, 0]
+    assert validation_mask(np.array([4, 4, 9]), Protocol("same", validation=0.9)).sum() == 1, "a class keeps an image"
+    draws = {tuple(validation_mask(labels, Protocol("same", validation=0.2, seed=seed))) for seed in range(4)}
+    assert len(draws) > 1
+    assert not validation_mask(labels, Protocol("extended")).any()
+
+
+def test_whole_classes_are_held_out_under_the_open_protocol() -> None:
+    labels = np.random.default_rng(1).integers(0, 50, 1000)
+    held = validation_mask(labels, Protocol("open", validation=0.1, seed=2))
+    assert len(set(labels[held])) == 5
+    assert not set(labels[held]) & set(labels[~held])
+    assert validation_mask(labels, Protocol("open", validation=0.1, seed=3)).tolist() != held.tolist()
+
+
+def test_whole_classes_are_held_out_where_the_gallery_shows_none_of_them() -> None:
+    labels = np.random.default_rng(1).integers(0, 50, 1000)
+    held = validation_mask(labels, Protocol("biased", validation=0.1, seed=2), whole_classes=True)
+    assert len(set(labels[held])) == 5
+    assert not set(labels[held]) & set(labels[~held])
+
+
+def test_the_draw_of_the_validation_split_never_changes() -> None:
+    held = validation_mask(LABELS, Protocol("open", validation=0.3, seed=0))
+    assert sorted(set(LABELS[held].tolist())) == [3, 9, 27]
+    assert np.flatnonzero(validation_mask(LABELS, Protocol("extended", validation=0.5))).tolist() == [
+        0,
+        3,
+        5,
+        7,
+        9,
+        11,
+        13,
+        15,
+        17,
+        18,
+    ]
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0])
+def test_a_share_out_of_range_is_refused(share: float) -> None:
+    with pytest.raises(InputError, match=r"--protocol\.validation must be at least 0 and below 1, got"):
+        Protocol(validation=share)

@@ -200,7 +200,7 @@ def test_vggface2_gap_between_genders(tmp_path: Path, order: list[int], gap: lis
         replay(UpgradePair(s, s), truth, np.array(order), 3, ("CMC@1",), "l2") for s in (pair.backward, pair.forward)
     )
     names = ("old", "new", "rm_naive")
-    curves = {(name, "given", "raw"): judge(c, 1) for name, c in zip(names, (old, new, curve), strict=True)}
+    curves = {(name, "given", "raw"): judge([c], 1) for name, c in zip(names, (old, new, curve), strict=True)}
     found = tabulate(find_methods(names), curves, Evaluation(metrics=("CMC@1",)), group).subgroups
     assert found is not None
     own = found[found.method == "rm_naive"]

@@ -49,7 +49,7 @@ ONLY_IN = {
     "PIL": {"images", "datasets"},
     "pooch": {"datasets"},
     "sklearn": {"merges"},
-    "scipy": {"datasets", "papers"},
+    "scipy": {"datasets", "papers", "training"},
 }
 
 

@@ -51,7 +51,7 @@ class TrainJob(RecipeJob[ImagesT]):
     """Training of one backbone of a recipe."""
 
     model: str
-    """Backbone to train: old, new, or another one that some methods need (bct, ract, ract_hard, side)."""
+    """Backbone to train: old, new, or another one that some methods need (advbct, bct, dsimplex, ...)."""
 
 
 @dataclass(frozen=True, kw_only=True)

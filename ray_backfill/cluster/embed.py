@@ -2,7 +2,7 @@
 
 The rows of a split are divided into parts of a fixed size. An actor decodes and embeds one part at a time and writes
 it atomically. So a finished part is never embedded twice, whatever fails in between, and only a few numbers travel
-through Ray.
+through Ray. Further views of train images are made from the same decoded pixels and stored in files of their own.
 """
 
 import json
@@ -33,37 +33,50 @@ from ray_backfill.models.checkpoints import load_backbone
 from ray_backfill.progress import stage
 from ray_backfill.store import vector_column, write_parquet
 from ray_backfill.tables.parquet import open_checked
+from ray_backfill.training.augment import own_view
 from ray_backfill.training.backbone_loop import training_rows
 from ray_backfill.training.feeding import Work, feeding, total
+from ray_backfill.training.settings import BackboneTraining
 
 _BROKEN = b"broken_images"  # metadata of a part: JSON list of [id, reason]
+_Outputs = dict[str, NDArray[Any]]  # of a batch or a part: column -> (B,) or (B, d)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows start .. stop - 1 of a split (see ``split_rows``), stored in one file."""
+    """Rows start .. stop - 1 of a split (see ``split_rows``), stored in one file, and one for each further view."""
 
     split: str
     number: int
     start: int
     stop: int
+    views: int = 1
 
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def path(self, folder: Path) -> Path:
-        return folder / f"{self.split}.parquet" / f"part-{self.number:06d}.parquet"
+    def paths(self, folder: Path) -> list[Path]:
+        """The file of the images themselves, then those of further views. By name they are sorted view after view."""
+        part, views = f"part-{self.number:06d}.parquet", folder / f"{self.split}_views.parquet"
+        return [
+            folder / f"{self.split}.parquet" / part,
+            *(views / f"view-{i:03d}-{part}" for i in range(1, self.views)),
+        ]
 
 
 @dataclass(frozen=True)
 class _Job:
-    """Input of every actor: paths and settings, no weights. gallery_models: models that embed the gallery."""
+    """Input of every actor: paths and settings, no weights. gallery_models: models that embed the gallery.
+
+    training: of the new model; its augmentation and its seed make the views.
+    """
 
     data: Any
     models: dict[str, str]
     gallery_models: tuple[str, ...]
     folder: str
     train_classes: list[int]
+    training: BackboneTraining
     settings: EmbedSettings
     threads: int
     on_gpu: bool
@@ -74,6 +87,7 @@ def embed_stage(
     data: Any,
     models: Mapping[str, Path],
     train_classes: list[int],
+    training: BackboneTraining,
     settings: EmbedSettings,
     actors: EmbedActors,
     gallery_models: Sequence[str] | None = None,
@@ -83,35 +97,34 @@ def embed_stage(
 
     The old classifier adds its top probability (``old_score``), entropy in nats (``old_entropy``), lead of the first
     class over the second (``old_margin``) and label of the first class (``old_class``). The new classifier is stored as
-    ``classifier.parquet`` (label, weight, bias). Broken images are left out and listed in ``broken.parquet``.
+    ``classifier.parquet`` (label, weight, bias). Broken images are left out and listed in ``broken.parquet``. Further
+    views of the train images (``settings.views`` in all) are in ``train_views.parquet``: random changes of the images,
+    the same ones for all models.
 
     folder: on storage that all nodes share. data: the ``Settings`` of a source. models: name -> folder of a trained
     backbone, including "old" and "new"; each becomes a column of vectors. train_classes: only images of these classes
-    (those of the new model) become the train split. gallery_models: models that embed the gallery, including "old";
-    default: all. Before a backfill the new model has not embedded it. overwrite: replace embeddings of other settings
-    or models.
+    (those of the new model) become the train split. training: of the new model; its augmentation and seed make views.
+    gallery_models: models that embed the gallery, including "old"; default: all. overwrite: replace other embeddings.
 
     Raises:
         InputError: The folder belongs to other settings or weights, the cluster is too small, or none of some sampled
             images of a split can be read.
     """
     source = open_source(data)
-    wanted = _wanted(source, train_classes, models, settings, gallery_models)
+    wanted = _wanted(source, train_classes, models, training, settings, gallery_models)
     if _holds_more(folder, wanted) or begin_stage(folder, "embeddings", wanted, overwrite):
         return folder
-    parts = list(_parts(source, train_classes, settings.part_rows))
-    missing = [part for part in parts if not part.path(folder).exists()]
+    parts = list(_parts(source, train_classes, settings))
+    missing = [part for part in parts if not all(path.exists() for path in part.paths(folder))]
     images = sum(len(part) for part in parts)
     facts: dict[str, Any] = {}
     if missing:
         require_readable(source)
+        paths = {name: str(path) for name, path in models.items()}
+        of_job = data, paths, tuple(gallery_models or paths), str(folder), train_classes, training, settings
         with session():
             number, on_gpu = placed(actors.number, actors.cpus, "--actors", spare_cpus=1)
-            threads = max(1, int(actors.cpus))
-            paths = {name: str(path) for name, path in models.items()}
-            job = _Job(
-                data, paths, tuple(gallery_models or paths), str(folder), train_classes, settings, threads, on_gpu
-            )
+            job = _Job(*of_job, max(1, int(actors.cpus)), on_gpu)
             facts = _embed_all(missing, images, job, min(number, len(missing)), actors.cpus)
     broken = _collect_broken(folder, parts)
     write_parquet(folder / "broken.parquet", broken)
@@ -125,16 +138,19 @@ def _wanted(
     source: ImageSource,
     train_classes: list[int],
     models: Mapping[str, Path],
+    training: BackboneTraining,
     settings: EmbedSettings,
     gallery_models: Sequence[str] | None,
 ) -> dict[str, Any]:
     """Everything that determines the content of the folder."""
-    wanted = {
+    wanted: dict[str, Any] = {
         "data": source.fingerprint(),
         "train_classes": train_classes,
         "models": {name: backbone_identity(path) for name, path in models.items()},
         "embed": settings.identity(),
     }
+    if settings.views > 1:
+        wanted["views"] = {"augmentation": asdict(training.augmentation), "seed": training.seed}
     return wanted if gallery_models is None else wanted | {"gallery_models": list(gallery_models)}
 
 
@@ -218,9 +234,10 @@ class _Embedder:
     def _make(self, part: _Part) -> Work:
         """Embed a part and write it; returns the work done."""
         decoding, started, started_cpu = DecodeTimes(), time.perf_counter(), time.process_time()
-        table = self._embed(part, decoding)
+        tables = self._embed(part, decoding)
         embedded, embedded_cpu = time.perf_counter(), time.thread_time()
-        write_parquet(part.path(Path(self._job.folder)), table)
+        for path, table in zip(part.paths(Path(self._job.folder)), tables, strict=True):
+            write_parquet(path, table)
         return Work(
             images=len(part),
             model_s=embedded - started - decoding.wait_s,
@@ -230,12 +247,14 @@ class _Embedder:
             **asdict(decoding),
         )
 
-    def _embed(self, part: _Part, decoding: DecodeTimes) -> pa.Table:
+    def _embed(self, part: _Part, decoding: DecodeTimes) -> list[pa.Table]:
+        """The tables of a part's files."""
         split, size = part.split, self._job.settings.batch
         items = self._source.items(split)
         rows = split_rows(self._source, split, self._job.train_classes)[part.start : part.stop]
         batches = [rows[i : i + size] for i in range(0, len(rows), size)]
         kept_rows, outputs, broken = [], [], []
+        of_views: list[list[_Outputs]] = [[] for _ in range(1, part.views)]
         models = self._job.gallery_models if split == "gallery" else tuple(self._models)
         for of_batch, pixels in read_ahead(self._source, split, batches, self._job.threads, decoding):
             kept = np.setdiff1d(np.arange(len(of_batch)), list(pixels.broken))
@@ -243,15 +262,15 @@ class _Embedder:
             kept_rows.append(of_batch[kept])
             if len(kept):
                 outputs.append(self._forward(pixels.pixels_BSSC[kept], models))
+                for view, of_view in enumerate(of_views, 1):
+                    of_view.append(self._forward_view(pixels.pixels_BSSC[kept], items.ids_N[of_batch[kept]], view))
         rows = np.concatenate(kept_rows)
         if not outputs:  # all images are broken: no rows, but the same columns as the other parts
             size_1 = np.zeros((1, self._source.image_size, self._source.image_size, self._source.channels), np.uint8)
             outputs = [{name: values[:0] for name, values in self._forward(size_1, models).items()}]
-        columns = {"id": pa.array(items.ids_N[rows]), "label": pa.array(items.labels_N[rows])}
-        for name in outputs[0]:
-            values = np.concatenate([output[name] for output in outputs])
-            is_vectors = values.ndim == 2
-            columns[name] = vector_column(values.astype(self._job.settings.dtype)) if is_vectors else pa.array(values)
+            of_views = [[{name: outputs[0][name] for name in models}] for _ in of_views]
+        ids = {"id": pa.array(items.ids_N[rows])}
+        columns = ids | {"label": pa.array(items.labels_N[rows])} | self._columns(outputs)
         for name, numbers_N in (("group", items.groups_N), ("camera", items.cameras_N)):
             if numbers_N is not None:
                 columns[name] = pa.array(numbers_N[rows])
@@ -259,9 +278,18 @@ class _Embedder:
             columns["positives"] = items.positives_N.take(pa.array(rows))
         if (names := self._source.names(split, rows)) is not None:
             columns["name"] = pa.array(names, pa.string())
-        return pa.table(columns).replace_schema_metadata({_BROKEN: json.dumps(broken)})
+        table = pa.table(columns).replace_schema_metadata({_BROKEN: json.dumps(broken)})
+        return [table, *(pa.table(ids | self._columns(of_view)) for of_view in of_views)]
 
-    def _forward(self, pixels_BSSC: NDArray[np.uint8], models: Sequence[str]) -> dict[str, NDArray[Any]]:
+    def _columns(self, outputs: Sequence[_Outputs]) -> dict[str, pa.Array]:
+        """The outputs of all batches, joined: embeddings as vectors in the store's number format."""
+        columns, dtype = {}, self._job.settings.dtype
+        for name in outputs[0]:
+            values = np.concatenate([output[name] for output in outputs])
+            columns[name] = vector_column(values.astype(dtype)) if values.ndim == 2 else pa.array(values)
+        return columns
+
+    def _forward(self, pixels_BSSC: NDArray[np.uint8], models: Sequence[str]) -> _Outputs:
         """(B, d) embeddings of these models by name, including "old", and (B,) outputs of the old classifier."""
         with torch.inference_mode():
             pixels = pixels_to_float(torch.from_numpy(pixels_BSSC).to(self._device))
@@ -270,6 +298,14 @@ class _Embedder:
             columns |= {name: self._models[name].embed(pixels) for name in models if name != "old"}
             columns |= _verdicts(logits, self._old_classes)
             return {name: tensor.cpu().numpy() for name, tensor in columns.items()}
+
+    def _forward_view(self, pixels_BSSC: NDArray[np.uint8], ids_B: NDArray[np.int64], view: int) -> _Outputs:
+        """(B, d) embeddings of a further view of these images by every model."""
+        how = self._job.training
+        with torch.inference_mode():
+            pixels = pixels_to_float(torch.from_numpy(pixels_BSSC).to(self._device))
+            changed = own_view(pixels, how.augmentation, ids_B, view, how.seed)
+            return {name: model.embed(changed).cpu().numpy() for name, model in self._models.items()}
 
 
 def _verdicts(logits_BC: Tensor, classes_C: Tensor) -> dict[str, Tensor]:
@@ -290,20 +326,23 @@ def split_rows(source: ImageSource, split: str, train_classes: list[int]) -> NDA
     return training_rows(items.labels_N, train_classes) if split == "train" else np.arange(len(items))
 
 
-def _parts(source: ImageSource, train_classes: list[int], part_rows: int) -> Iterator[_Part]:
+def _parts(source: ImageSource, train_classes: list[int], settings: EmbedSettings) -> Iterator[_Part]:
+    size = settings.part_rows
     for split in source.splits:
         n_rows = len(split_rows(source, split, train_classes))
-        for number, start in enumerate(range(0, n_rows, part_rows)):
-            yield _Part(split, number, start, min(start + part_rows, n_rows))
+        views = settings.views if split == "train" else 1
+        for number, start in enumerate(range(0, n_rows, size)):
+            yield _Part(split, number, start, min(start + size, n_rows), views)
 
 
 def _collect_broken(folder: Path, parts: list[_Part]) -> pa.Table:
     """All broken images as a table (split, id, reason); checks that every row of every part is accounted for."""
     found: list[dict[str, Any]] = []
     for part in parts:
-        metadata = open_checked(part.path(folder)).metadata
-        broken = json.loads(metadata.metadata[_BROKEN])
-        if metadata.num_rows + len(broken) != len(part):
-            raise RuntimeError(f"{part.path(folder)} has lost rows: {metadata.num_rows} + {len(broken)} broken")
+        metadata = [open_checked(path).metadata for path in part.paths(folder)]
+        broken = json.loads(metadata[0].metadata[_BROKEN])
+        for path, of_file in zip(part.paths(folder), metadata, strict=True):
+            if of_file.num_rows + len(broken) != len(part):
+                raise RuntimeError(f"{path} has lost rows: {of_file.num_rows} + {len(broken)} broken")
         found += [{"split": part.split, "id": image_id, "reason": reason} for image_id, reason in broken]
     return pa.Table.from_pylist(found, pa.schema({"split": pa.string(), "id": pa.int64(), "reason": pa.string()}))

@@ -1,7 +1,7 @@
 """Trains the maps of several methods on the connected cluster: side by side on CPUs, or together on its GPUs."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from ray_backfill.cluster.train import run_ddp
 from ray_backfill.methods import Method, find_methods
 from ray_backfill.models.gather import rank_and_size
 from ray_backfill.progress import Stage, State, stage
-from ray_backfill.store import EmbeddingFolder, read_classifier, read_table
-from ray_backfill.training.fit import TrainSet
+from ray_backfill.store import EmbeddingFolder
+from ray_backfill.training.fit import read_train_set, train_set
 from ray_backfill.training.fit_into import fit_into
 from ray_backfill.training.settings import FitSettings
 
@@ -26,28 +26,26 @@ def train_maps(
     out: Path,
     folder: EmbeddingFolder,
     methods: Sequence[Method],
-    settings: FitSettings,
+    settings: Mapping[str, FitSettings],
     distance: str,
     workers: Workers,
     shown: Stage,
 ) -> None:
     """Train the maps of these methods into ``out/<method>``. See ``fit_stage``.
 
-    shown: the stage that counts methods on the terminal.
+    settings: method name -> its settings. shown: the stage that counts methods on the terminal.
     """
-    assert folder.train is not None
-    vectors = folder.train.vectors
-    data = TrainSet(vectors, folder.train.label, folder.classifier)
+    data = train_set(folder)
     with session():
         together = for_maps(workers)
         for method in methods:
             assert method.fit is not None
-            method.fit.check(data, settings, together.number)
+            method.fit.check(data, settings[method.name], together.number)
         if has_gpus():
             _train_together(out, folder, methods, settings, distance, together, shown)
         else:
-            jobs = [MapJob(method.name, settings, distance, folder.path, out / method.name) for method in methods]
-            fit_side_by_side(jobs, sum(v.nbytes for v in vectors.values()), shown, workers.max_failures)
+            jobs = [MapJob(m.name, settings[m.name], distance, folder.path, out / m.name) for m in methods]
+            fit_side_by_side(jobs, folder.train_bytes, shown, workers.max_failures)
 
 
 def for_maps(workers: Workers) -> Workers:
@@ -66,7 +64,7 @@ def _train_together(
     out: Path,
     folder: EmbeddingFolder,
     methods: Sequence[Method],
-    settings: FitSettings,
+    settings: Mapping[str, FitSettings],
     distance: str,
     workers: Workers,
     shown: Stage,
@@ -78,7 +76,7 @@ def _train_together(
             "data": str(folder.path),
             "models": tuple(folder.train.vectors),
             "methods": [method.name for method in methods],
-            "settings": settings,
+            "settings": {method.name: settings[method.name] for method in methods},
             "distance": distance,
             "out": str(out),
             "board": board,
@@ -96,9 +94,9 @@ def _worker(config: dict[str, Any]) -> None:
         stage(before.title, before.total, before.unit, before.done) as shown,
     ):
         folder, out = Path(config["data"]), Path(config["out"])
-        train = read_table(folder / "train.parquet", config["models"])
-        data, device = TrainSet(train.vectors, train.label, read_classifier(folder)), ray.train.torch.get_device()
+        data, device = read_train_set(folder, config["models"]), ray.train.torch.get_device()
         for method in find_methods(tuple(config["methods"])):
             assert method.fit is not None
-            fit_into(out / method.name, method.title, method.fit, data, config["settings"], config["distance"], device)
+            settings = config["settings"][method.name]
+            fit_into(out / method.name, method.title, method.fit, data, settings, config["distance"], device)
             shown.advance()

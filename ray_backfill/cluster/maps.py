@@ -1,7 +1,7 @@
 """Fits the maps of methods on stored embeddings: formulas and a single network in this process, several with Ray."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ray_backfill.cluster.settings import Workers
@@ -9,11 +9,11 @@ from ray_backfill.files import begin_stage, is_finished
 from ray_backfill.methods import Method
 from ray_backfill.progress import stage
 from ray_backfill.store import EmbeddingFolder
-from ray_backfill.training.fit import TrainSet
+from ray_backfill.training.fit import train_set
 from ray_backfill.training.settings import FitSettings
 
-# The parts of a folder that determine a map.
-_FITTED_ON = ("train", "classifier")
+# The parts of a folder that determine a map, and what a trained one also depends on.
+_FITTED_ON, _TRAINED_ON = ("train", "classifier"), ("train_views",)
 
 
 def fit_stage(
@@ -24,11 +24,13 @@ def fit_stage(
     distance: str,
     workers: Workers,
     overwrite: bool = False,
+    tuned: Mapping[str, FitSettings] | None = None,
 ) -> dict[str, Path]:
     """Fit the maps of those methods that have one into ``out/<method>``; finished maps are kept.
 
     folder: has a train split, which every worker reads again. out: on storage that all nodes share, like the folder.
-    overwrite: fit maps again that were fitted with other settings or on other data.
+    overwrite: fit maps again that were fitted with other settings or on other data. tuned: method name -> settings of
+    its own.
     Returns: method name -> folder, for ``load_network``; a method whose training diverged is missing.
 
     Raises:
@@ -36,8 +38,13 @@ def fit_stage(
     """
     fits = {method.name: method.fit for method in methods if method.fit}
     folders = {name: out / name for name in fits}
-    of_data = {method.name: folder.fingerprint(method.models, _FITTED_ON) for method in methods if method.fit}
-    recorded = {name: {"data": of_data[name]} | fit.recorded(settings, distance) for name, fit in fits.items()}
+    of_data = {
+        method.name: folder.fingerprint(method.models, _FITTED_ON + _TRAINED_ON * method.is_trained)
+        for method in methods
+        if method.fit
+    }
+    own = dict.fromkeys(fits, settings) | dict(tuned or {})
+    recorded = {name: {"data": of_data[name]} | fit.recorded(own[name], distance) for name, fit in fits.items()}
     missing = {name for name in fits if not begin_stage(folders[name], "map", recorded[name], overwrite)}
     if not missing:
         return folders
@@ -45,20 +52,20 @@ def fit_stage(
     trained = [m for m in methods if m.name in missing and m.is_trained]
     with stage("fit maps", len(missing), "methods") as shown:
         for method in of_formulas:
-            _fit_here(out, folder, method, settings, distance)
+            _fit_here(out, folder, method, own[method.name], distance)
             shown.advance()
         shown.expect(len(missing))  # formulas took no time, so they cannot predict the rest
-        if len(trained) == 1 and not _has_more_than_cpus():
-            _fit_here(out, folder, trained[0], settings, distance)
+        if len(trained) == 1 and not has_more_than_cpus():
+            _fit_here(out, folder, trained[0], own[trained[0].name], distance)
             shown.advance()
         elif trained:
             from ray_backfill.cluster.map_training import train_maps  # imports Ray
 
-            train_maps(out, folder, trained, settings, distance, workers, shown)
+            train_maps(out, folder, trained, own, distance, workers, shown)
     return {name: path for name, path in folders.items() if is_finished(path)}
 
 
-def _has_more_than_cpus() -> bool:
+def has_more_than_cpus() -> bool:
     """Whether Ray may have a better place for a single map than this process: a cluster, or a GPU."""
     import torch
 
@@ -68,9 +75,8 @@ def _has_more_than_cpus() -> bool:
 def _fit_here(out: Path, folder: EmbeddingFolder, method: Method, settings: FitSettings, distance: str) -> None:
     from ray_backfill.training.fit_into import fit_into, one_thread  # loads torch
 
-    assert folder.train is not None
     assert method.fit is not None
-    data = TrainSet(folder.train.vectors, folder.train.label, folder.classifier)
+    data = train_set(folder)
     method.fit.check(data, settings, 1)
     with one_thread():
         fit_into(out / method.name, method.title, method.fit, data, settings, distance)

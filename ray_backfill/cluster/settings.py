@@ -17,13 +17,18 @@ class EmbedSettings:
     """Images per forward pass."""
     dtype: Literal["float32", "float16"] = "float32"
     """Number format of stored embeddings. float16 halves their size and keeps three digits of each number."""
+    views: int = 4
+    """Stored views of each train image: the image itself, and others by the new model's training augmentation. Trained
+    fits draw one at each use; everything else uses the image itself."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "embed", "part_rows", "batch")
+        require_positive(self, "embed", "part_rows", "batch", "views")
 
     def identity(self) -> dict[str, Any]:
-        """The settings that determine the bytes of a store. The default dtype is left out, as in older manifests."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("dtype", "float32")}
+        """The settings that determine the bytes of a store. float32 and a single view are left out, as in older
+        manifests."""
+        older = (("dtype", "float32"), ("views", 1))
+        return {name: value for name, value in asdict(self).items() if (name, value) not in older}
 
 
 @dataclass(frozen=True)

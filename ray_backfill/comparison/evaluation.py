@@ -1,11 +1,12 @@
 """The settings of a comparison."""
 
 from dataclasses import dataclass
+from itertools import chain
 
 from ray_backfill.distances import check_distance
 from ray_backfill.errors import InputError
 from ray_backfill.merges import check_merge
-from ray_backfill.methods import Method, all_methods, find_methods
+from ray_backfill.methods import CONTROLS, Method, all_methods, find_methods
 from ray_backfill.metrics import parse_metric
 from ray_backfill.orders import find_order
 
@@ -24,7 +25,8 @@ class Evaluation:
     """Methods, orders, merges and metrics of a comparison."""
 
     methods: tuple[str, ...] = METHODS
-    """Upgrade methods to compare, by name; "recommended" or "all" stand for several. old and new always take part."""
+    """Upgrade methods to compare, by name; "recommended", "all", "two_models" (those of "all" that train no backbone
+    beside old and new) or "controls" (which "all" leaves out) stand for several. old and new always take part."""
     orders: tuple[str, ...] = ("classifier_score",)
     """Orders in which the gallery is backfilled."""
     merges: tuple[str, ...] = ("raw",)
@@ -40,6 +42,8 @@ class Evaluation:
     """Largest loss of quality that still counts as none, as a share: 0.005 is half a percentage point."""
     order_seed: int = 0
     """Random seed for the random order."""
+    permutations: int = 1
+    """Number of random permutations: curves of the random order are means over them. A claim about orders needs 10."""
 
     @classmethod
     def of_folder(cls) -> "Evaluation":
@@ -56,12 +60,22 @@ class Evaluation:
         """Number of moments that are replayed and judged: at least 101, the reported points among them."""
         return (self.points - 1) * self.step + 1
 
+    @property
+    def replayed_orders(self) -> int:
+        """Number of orders in which a method is replayed, each permutation of a random one counted."""
+        return sum(self.permutations if find_order(name).is_random else 1 for name in self.orders)
+
     def find_methods(self) -> list[Method]:
         """The methods, old and new first. Raises InputError for an unknown name."""
-        known = all_methods()
-        several = {"all": tuple(known), "recommended": tuple(m.name for m in known.values() if m.is_recommended)}
-        wanted = [name for word in self.methods for name in several.get(word, (word,))]
-        return find_methods(tuple(dict.fromkeys(("old", "new", *wanted))))
+        methods = [m for m in all_methods().values() if m.family != CONTROLS]
+        several = {
+            "all": methods,
+            "recommended": [m for m in methods if m.is_recommended],
+            "two_models": [m for m in methods if set(m.models) == {"old", "new"}],
+            "controls": [m for m in all_methods().values() if m.family == CONTROLS],
+        }
+        groups = ([m.name for m in several[word]] if word in several else [word] for word in self.methods)
+        return find_methods(tuple(dict.fromkeys(("old", "new", *chain(*groups)))))
 
     def check(self) -> None:
         """Raises InputError for any unknown name or impossible setting."""
@@ -77,6 +91,8 @@ class Evaluation:
             raise InputError("give at least one of each: --metrics, --orders and --merges")
         if self.order_seed < 0:
             raise InputError(f"--order-seed must not be negative, got {self.order_seed}")
+        if self.permutations < 1:
+            raise InputError(f"--permutations must be at least 1, got {self.permutations}")
         if not 2 <= self.points <= 1 << 16:
             raise InputError(f"--points must be at least 2 and at most {1 << 16}, got {self.points}")
         if not 0 <= self.margin < 1:

@@ -41,10 +41,12 @@ def leakage_notes(folder: EmbeddingFolder, truth: GroundTruth, is_fitted: bool) 
     truth: in which ``own_items`` are ignored. is_fitted: whether anything is fitted on the train split.
     Cost: a pass over the embeddings, and sorts of 8 bytes an item.
     """
-    gallery, queries, train = folder.gallery, folder.queries, folder.train if is_fitted else None
-    if queries is None and train is None:
+    gallery, queries = folder.gallery, folder.queries
+    fitted = {"train": folder.train, "validation": folder.validation} if is_fitted else {}
+    learned = {name: table for name, table in fitted.items() if table is not None}
+    if queries is None and not learned:
         return ()
-    tables = [table for table in (gallery, queries, train) if table is not None]
+    tables = [table for table in (gallery, queries, *learned.values()) if table is not None]
     models = _models(*tables)
     of_gallery = _hashes(gallery, models)
     notes = []
@@ -52,12 +54,12 @@ def leakage_notes(folder: EmbeddingFolder, truth: GroundTruth, is_fitted: bool) 
         of_queries = _hashes(queries, models)
         notes += [_of_own(len(own_items(folder)[0]), len(queries))]
         notes += [_of_copies(_with_copies(of_queries, of_gallery, truth), len(queries))]
-    if train is not None:
-        of_train = _hashes(train, models)
-        seen = {"gallery items": int(np.isin(of_train, of_gallery).sum())}
+    for name, table in learned.items():
+        of_table = _hashes(table, models)
+        seen = {"gallery items": int(np.isin(of_table, of_gallery).sum())}
         if queries is not None:
-            seen["queries"] = int(np.isin(of_train, of_queries).sum())
-        notes += [_of_train(seen, len(train))]
+            seen["queries"] = int(np.isin(of_table, of_queries).sum())
+        notes += [_of_learned(seen, name, len(table))]
     return tuple(note for note in notes if note)
 
 
@@ -80,14 +82,14 @@ def _of_copies(count: int, total: int) -> str:
     )
 
 
-def _of_train(seen: dict[str, int], total: int) -> str:
-    found = [f"{_some(count, total, 'train items')} also {split}" for split, count in seen.items() if count]
+def _of_learned(seen: dict[str, int], name: str, total: int) -> str:
+    found = [f"{_some(count, total, f'{name} items')} also {split}" for split, count in seen.items() if count]
     if not found:
         return ""
     return (
         f"{'; '.join(found)}, with the same embeddings. Maps and merges were fitted on what they are measured on, "
-        "so the figures of fitted methods can be too high for items that they have not seen. Use train items that are "
-        "neither in the gallery nor among the queries."
+        "so the figures of fitted methods can be too high for items that they have not seen. "
+        f"Use {name} items that are neither in the gallery nor among the queries."
     )
 
 

@@ -8,7 +8,7 @@ from ray_backfill.merges import all_merges
 from ray_backfill.methods import Method
 from ray_backfill.store import EmbeddingFolder
 from ray_backfill.tables.results import LeftOut
-from ray_backfill.training.fit import TrainSet
+from ray_backfill.training.fit import train_set
 from ray_backfill.training.settings import FitSettings
 
 
@@ -68,7 +68,7 @@ def _why_not(folder: EmbeddingFolder, method: Method, fits: FitSettings, distanc
         if problem := method.fit.distance_problem(fits, distance):
             return problem
         try:
-            method.fit.check(TrainSet(folder.train.vectors, folder.train.label, folder.classifier), fits, 1)
+            method.fit.check(train_set(folder), fits, 1)
         except InputError as error:
             return str(error)
     return ""

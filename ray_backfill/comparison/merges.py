@@ -1,20 +1,21 @@
-"""The merges of a comparison, fitted for each method on the train split."""
+"""The merges of a comparison, fitted for each method on items that its map has not seen, if there are enough."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ray_backfill.comparison.maps import FittedMaps
+from ray_backfill.comparison.sample import sample
 from ray_backfill.merges import RAW, Merge, all_merges, fit_merge
 from ray_backfill.methods import Embeddings, Method
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable
 from ray_backfill.systems import IntArray
 
-# Maximum number of train items that merges are fitted on.
+# Most items that merges are fitted on.
 _ITEMS = 20_000
+# Fewest validation items for that. With fewer, the train items serve, which are biased, but enough.
+FEWEST_ITEMS = 200
 
 
 def why_merge_cannot_be_fitted(name: str, train: EmbeddingTable | None) -> str:
@@ -32,53 +33,57 @@ def why_merge_cannot_be_fitted(name: str, train: EmbeddingTable | None) -> str:
 
 @dataclass(frozen=True)
 class MergeFits:
-    """The named merges, and the train items to fit them on. label: (train items,) classes, if they are known."""
+    """The named merges, and the items to fit them on. label: (items,) classes, if they are known."""
 
     names: tuple[str, ...]
     distance: str
     seed: int
-    train: Embeddings | None = None
+    items: Embeddings | None = None
     label: IntArray | None = None
 
     def of(self, method: Method, maps: FittedMaps) -> dict[str, Merge]:
         """Merge name -> merge, for the merges that apply to the method; references serve one system at a time.
 
-        If the train split lacks embeddings of one of the method's models, only merges that need no fit.
+        If the items lack embeddings of one of the method's models, only merges that need no fit.
         """
         if method.is_reference:
             return {RAW.name: RAW}
         pair, names = None, self.names
-        if self.train is not None:
-            if all(model in self.train.gallery for model in method.models):
-                pair = method.pair(self.train, maps.of(method))
+        if self.items is not None:
+            if all(model in self.items.gallery for model in method.models):
+                pair = method.pair(self.items, maps.of(method))
             else:
                 names = tuple(name for name in names if not all_merges()[name].needs_train)
         return {name: fit_merge(name, pair, self.label, self.distance, self.seed) for name in names}
 
 
+def items_for_merges(folder: EmbeddingFolder, names: Sequence[str]) -> EmbeddingTable | None:
+    """The items that these merges are fitted on: the validation part if it is large enough for all, or the train split.
+
+    On items that a map was fitted on, its distances are smaller than those of the gallery.
+    """
+    part = folder.validation
+    if part is None or len(part) < FEWEST_ITEMS or any(why_merge_cannot_be_fitted(name, part) for name in names):
+        return folder.train
+    return part
+
+
+def fitted_on_train_note(folder: EmbeddingFolder, methods: Sequence[Method], names: Sequence[str]) -> tuple[str, ...]:
+    """A sentence for the report if merges are fitted on the same items as the maps whose distances they compare."""
+    fitted = [name for name in names if all_merges()[name].needs_train]
+    if not fitted or not any(method.fit for method in methods) or items_for_merges(folder, names) is not folder.train:
+        return ()
+    return (
+        f"The merges ({', '.join(fitted)}) were fitted on the same items as the maps, whose distances can be smaller "
+        f"than those of other items: there are fewer than {FEWEST_ITEMS} validation items that they could use.",
+    )
+
+
 def resolve_merges(folder: EmbeddingFolder, names: Sequence[str], distance: str, seed: int) -> MergeFits:
-    """Choose the train items that these merges are fitted on, at most 20,000. seed: for this choice and the fits."""
-    train = folder.train
-    if train is None or not any(all_merges()[name].needs_train for name in names):
+    """Choose the items that these merges are fitted on, at most 20,000. seed: for this choice and the fits."""
+    items = items_for_merges(folder, names)
+    if items is None or not any(all_merges()[name].needs_train for name in names):
         return MergeFits(tuple(names), distance, seed)
-    rows = _some_rows(train, seed)
-    # A zero vector has no cosine distance.
-    rows = rows[np.all([v[rows].any(axis=1) for v in train.vectors.values()], axis=0)]
-    vectors = {model: v[rows] for model, v in train.vectors.items()}
-    label = None if train.label is None else np.unique(train.label[rows], return_inverse=True)[1]
-    return MergeFits(tuple(names), distance, seed, Embeddings(vectors, vectors), label)
-
-
-def _some_rows(train: EmbeddingTable, seed: int) -> IntArray:
-    """All rows, or a sample of whole classes of a large split, so that items have others of their class."""
-    if len(train) <= _ITEMS:
-        return np.arange(len(train))
-    rng = np.random.default_rng(seed)
-    if train.label is None:
-        return np.sort(rng.choice(len(train), _ITEMS, replace=False))
-    class_of_item: NDArray[Any] = np.unique(train.label, return_inverse=True)[1]
-    sizes = np.bincount(class_of_item)
-    drawn = rng.permutation(len(sizes))
-    chosen = drawn[: max(2, int(np.searchsorted(np.cumsum(sizes[drawn]), _ITEMS, side="right")))]
-    rows = np.flatnonzero(np.isin(class_of_item, chosen))
-    return rows if len(rows) <= _ITEMS else np.sort(rng.choice(rows, _ITEMS, replace=False))
+    found = sample(items, _ITEMS, seed)
+    label = None if found.label is None else np.unique(found.label, return_inverse=True)[1]
+    return MergeFits(tuple(names), distance, seed, Embeddings(found.vectors, found.vectors), label)

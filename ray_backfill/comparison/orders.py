@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ray_backfill.comparison.mapped import class_means, mapped_confidence, mapped_cosine, mapped_gallery, new_classifier
 from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.distances import ProductForm
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, Method
 from ray_backfill.orders import GalleryColumns, Order, find_order, make_order
-from ray_backfill.store import EmbeddingFolder, EmbeddingTable, write_parquet
+from ray_backfill.store import Classifier, EmbeddingFolder, EmbeddingTable, write_parquet
 from ray_backfill.systems import IntArray, RetrievalSystem, UpgradePair
 from ray_backfill.tables.parquet import open_checked, read_checked
+from ray_backfill.training.settings import ClassificationSettings
 
 # Key in the metadata of sigma.parquet: fingerprint of its gallery.
 _GALLERY = b"gallery"
@@ -27,6 +30,9 @@ _CARRIERS = ("fastfill", "fct")
 _CAN_GIVE: Mapping[str, Callable[[Method], bool]] = {
     "sigma": lambda method: method.has_sigma,
     "true_loss": lambda method: method.aligned,
+    "mapped_cosine": lambda method: method.aligned,
+    # The classifier reads embeddings of the new model only.
+    "mapped_confidence": lambda method: method.aligned and method.forward == "new",
 }
 # Columns that are available to orders if images were embedded, see ``cluster.embed``.
 _OF_IMAGES = frozenset(("label", "old_score", "old_entropy", "old_margin", "old_class", "class_means"))
@@ -54,7 +60,8 @@ def store_sigma(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Pa
 class BackfillOrders:
     """The backfill orders of a gallery; some depend on the method. methods: all methods that take part.
 
-    of_gallery: order name -> (N,) order, for orders that are the same for every method.
+    classification: the new model's loss, for orders by its classifier. of_gallery: order name -> (N,) order, for orders
+    that are the same for every method.
     """
 
     folder: EmbeddingFolder
@@ -62,6 +69,7 @@ class BackfillOrders:
     seed: int
     distance: str
     methods: tuple[Method, ...]
+    classification: ClassificationSettings
     gallery: GalleryColumns
     of_gallery: Mapping[str, IntArray]
     _carried: dict[tuple[str, str], IntArray] = field(default_factory=dict, repr=False, compare=False)
@@ -83,7 +91,7 @@ class BackfillOrders:
     def _carrier(self, order: Order, method: Method) -> Method | None:
         """The method whose uncertainty or predicted embeddings make this order; None: a column of the gallery."""
         (column,) = order.needs
-        able = {m.name: m for m in self.methods if _CAN_GIVE[column](m)}
+        able = {m.name: m for m in self.methods if _CAN_GIVE[column](m) and _has_data(column, self.folder)}
         if method.name in able:
             return method
         if column in self.gallery.columns:
@@ -104,19 +112,36 @@ class BackfillOrders:
         given: NDArray[np.floating]
         if column == "sigma":
             given = read_sigma(maps.folders[carrier.name] / "sigma.parquet", self.folder.gallery)
-        else:
+        elif column == "true_loss":
             pair = pair or carrier.pair(embeddings_of(self.folder), maps.of(carrier))
             form = ProductForm.of(RetrievalSystem(pair.backward.gallery, pair.forward.gallery), self.distance)
             items = np.arange(pair.n_gallery)
             given = form.exact(items, items)
+        else:
+            mapped = pair.backward.gallery if pair else mapped_gallery(self.folder, carrier, maps)
+            if column == "mapped_cosine":
+                given = mapped_cosine(mapped, self.folder, carrier, maps)
+            else:
+                given = mapped_confidence(mapped, self._classifier, self.classification.cosine_scale)
         columns = {**self.gallery.columns, column: given}
         return make_order(order.name, replace(self.gallery, columns=columns), self.seed)
 
+    @cached_property
+    def _classifier(self) -> Classifier:
+        return new_classifier(self.folder, self.classification)
+
 
 def resolve_orders(
-    folder: EmbeddingFolder, names: Sequence[str], seed: int, distance: str, methods: Sequence[Method]
+    folder: EmbeddingFolder,
+    names: Sequence[str],
+    seed: int,
+    distance: str,
+    methods: Sequence[Method],
+    classification: ClassificationSettings,
 ) -> BackfillOrders:
     """Make the orders of the gallery, and check that those of methods can be made.
+
+    classification: the new model's loss.
 
     Raises:
         InputError: An order is unknown or lacks a column, or no method provides what it needs.
@@ -126,7 +151,7 @@ def resolve_orders(
     there = {name: values for name in needed if (values := _column(folder, name)) is not None}
     columns = GalleryColumns(folder.gallery.old, there)
     of_gallery = {order.name: make_order(order.name, columns, seed) for order in found if not order.of_method}
-    orders = BackfillOrders(folder, found, seed, distance, tuple(methods), columns, of_gallery)
+    orders = BackfillOrders(folder, found, seed, distance, tuple(methods), classification, columns, of_gallery)
     orders.check()
     return orders
 
@@ -138,8 +163,9 @@ def _column(folder: EmbeddingFolder, name: str) -> NDArray[Any] | None:
         found = classes[name]
         return None if found is None else np.unique(found, return_inverse=True)[1]
     if name == "class_means":
-        return _class_means(folder.train)
-    # Users can provide the uncertainty, but not the true loss.
+        train = folder.train
+        return None if train is None or train.label is None else class_means(train.old, train.label)
+    # Users can provide the uncertainty, but not the true loss or what else depends on a method.
     return folder.gallery.numbers.get(name) if name in _CAN_GIVE else folder.gallery.find_numbers(name)
 
 
@@ -161,10 +187,12 @@ def read_sigma(path: Path, gallery: EmbeddingTable) -> NDArray[np.float64]:
     return table["sigma"].to_numpy()
 
 
-def _class_means(train: EmbeddingTable | None) -> NDArray[np.float64] | None:
-    if train is None or train.label is None:
-        return None
-    names, class_of_item = np.unique(train.label, return_inverse=True)
-    means = np.zeros((len(names), train.old.shape[1]))
-    np.add.at(means, class_of_item, train.old.astype(np.float64))
-    return means / np.bincount(class_of_item)[:, None]
+def _has_data(column: str, folder: EmbeddingFolder) -> bool:
+    """Whether the folder has what a method needs, besides its map, to give this column."""
+    if column == "mapped_cosine":
+        return _has_labels(folder)
+    return column != "mapped_confidence" or folder.classifier is not None or _has_labels(folder)
+
+
+def _has_labels(folder: EmbeddingFolder) -> bool:
+    return folder.train is not None and folder.train.label is not None

@@ -7,6 +7,7 @@ system of a group is searched once for all its methods, orders and merges.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ray_backfill.comparison.permutations import by_order, further_permutations
 from ray_backfill.comparison.replayed import Replayed, judge
 from ray_backfill.comparison.resolve import Comparison, System
 from ray_backfill.methods import Method
@@ -60,8 +61,12 @@ def replay_methods(
     comparison: Comparison,
     serve: Callable[[Sequence[Method]], tuple[Systems, Sequence[UpgradePair | None], ReplayPairs]],
 ) -> Curves:
-    """The curve of each method, order and merge. serve: makes the systems of some methods."""
+    """The curve of each method, order and merge; of random orders, the mean over permutations.
+
+    serve: makes the systems of some methods.
+    """
     curves: dict[Key, Replayed] = {}
+    further = further_permutations(comparison.orders, comparison.evaluation.permutations)
     with stage("replay", len(comparison.methods), "methods") as bar:
         for methods in _groups(comparison):
             with step(", ".join(method.title for method in methods)):
@@ -69,14 +74,16 @@ def replay_methods(
                 served, keys = [], []
                 for index, method in enumerate(methods):
                     orders = comparison.orders_of(method, pairs[index])
+                    if not method.is_reference:  # to references all orders are the same
+                        orders |= further
                     for name, merge in comparison.merges_of(method).items():
                         served.append(Served(*systems.at[index], orders, systems.switches[index], merge))
                         keys.append((method.name, name))
                 for together in _apart(served, comparison.evaluation.metrics):
                     found = replay([served[i] for i in together])
                     for i, of_orders in zip(together, found, strict=True):
-                        for order, curve in of_orders.items():
-                            curves[keys[i][0], order, keys[i][1]] = judge(curve, comparison.evaluation.step)
+                        for order, found_P in by_order(of_orders).items():
+                            curves[keys[i][0], order, keys[i][1]] = judge(found_P, comparison.evaluation.step)
             bar.advance(len(methods))
     return {key: curves[key] for key in _in_order(comparison, curves)}
 
@@ -103,7 +110,7 @@ def replay_here(comparison: Comparison, device: str = "cpu") -> Curves:
 def _groups(comparison: Comparison) -> Iterator[list[Method]]:
     """Split the methods into groups that fit in memory."""
     how, folder = comparison.evaluation, comparison.folder
-    n_values = comparison.truth.n_queries * how.moments * len(how.metrics) * len(how.orders) * len(how.merges)
+    n_values = comparison.truth.n_queries * how.moments * len(how.metrics) * how.replayed_orders * len(how.merges)
     widest = max(vectors.shape[1] for vectors in folder.gallery.vectors.values())
     n_vectors = len(folder.gallery) + comparison.truth.n_queries
     group: list[Method] = []

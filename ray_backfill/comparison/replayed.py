@@ -4,13 +4,14 @@ A curve can fall between two reported points, so falls, milestones and flips are
 Shapes: Q scored queries, T reported points, J replayed moments, DRAWS bootstrap draws of queries.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill import statistics as stats
+from ray_backfill.comparison.permutations import mean_curve
 from ray_backfill.replay import Curve
 
 
@@ -27,10 +28,11 @@ class FallFound:
 
 @dataclass(frozen=True)
 class Replayed:
-    """One method in one order and merge.
+    """One method in one order and merge; of a random order, the mean over its permutations.
 
     curve: at the reported points. draws: metric -> (DRAWS, T) means of M_t at these. t: (J,) moments. values: metric ->
-    (J,) M_t. falls: metric -> largest fall. top1_correct: (Q, J).
+    (J,) M_t. falls: metric -> largest fall. top1_correct: (Q, J). permutation_aucs: metric -> (P,) AUC of each
+    permutation; {} if there is one.
     """
 
     curve: Curve
@@ -38,9 +40,10 @@ class Replayed:
     t: NDArray[np.float64]
     values: Mapping[str, NDArray[np.float64]]
     falls: Mapping[str, FallFound]
-    top1_correct: NDArray[np.bool_]
+    top1_correct: stats.RightQT
+    permutation_aucs: Mapping[str, NDArray[np.float64]]
 
-    def negative_flips_max(self, before_Q: NDArray[np.bool_] | None = None) -> float:
+    def negative_flips_max(self, before_Q: stats.RightQT | None = None) -> float:
         """Return the largest share of queries with a right first result before and a wrong one at some moment.
 
         before_Q: (Q,) whether the first result was right before; by default that of this method's own start.
@@ -54,8 +57,12 @@ class Replayed:
         return float("nan") if index is None else float(self.t[index])
 
 
-def judge(curve: Curve, step: int) -> Replayed:
-    """Judge a curve at all its moments, and keep every ``step``-th one for the report. Cost: O(DRAWS Q J)."""
+def judge(curves: Sequence[Curve], step: int) -> Replayed:
+    """Judge a curve at all its moments, and keep every ``step``-th one for the report. Cost: O(DRAWS Q J).
+
+    curves: one, or those of several permutations of a random order, whose mean is judged.
+    """
+    curve = mean_curve(curves)
     values = {metric: curve.values(metric) for metric in curve.per_query}
     draws, falls = {}, {}
     for metric, values_QJ in curve.per_query.items():
@@ -64,4 +71,6 @@ def judge(curve: Curve, step: int) -> Replayed:
         limits = stats.fall_limits(means, values[metric])
         falls[metric] = FallFound(fall.size, *limits, float(curve.t[fall.peak]), float(curve.t[fall.trough]))
         draws[metric] = means[:, ::step].copy()
-    return Replayed(curve.thinned(step), draws, curve.t, values, falls, curve.top1_correct)
+    reported = [each.thinned(step) for each in curves] if len(curves) > 1 else []
+    aucs = {metric: np.array([each.auc(metric) for each in reported]) for metric in curve.per_query if reported}
+    return Replayed(curve.thinned(step), draws, curve.t, values, falls, curve.top1_correct, aucs)

@@ -10,7 +10,7 @@ from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.leakage import leakage_notes
 from ray_backfill.comparison.left_out import few_items_note, find_left_out
 from ray_backfill.comparison.maps import FittedMaps
-from ray_backfill.comparison.merges import MergeFits, resolve_merges
+from ray_backfill.comparison.merges import MergeFits, fitted_on_train_note, resolve_merges
 from ray_backfill.comparison.orders import BackfillOrders, embeddings_of, resolve_orders
 from ray_backfill.comparison.truth import check_vectors, ground_truth
 from ray_backfill.errors import InputError
@@ -133,16 +133,24 @@ def resolve(
         evaluation,
         methods,
         truth,
-        resolve_orders(folder, evaluation.orders, seed, distance, methods),
+        resolve_orders(folder, evaluation.orders, seed, distance, methods, fits.transforms.loss),
         resolve_merges(folder, merges, distance, seed),
         left_out,
-        (*leakage_notes(folder, truth, is_fitted), *few_items_note(folder, methods)),
+        (
+            *leakage_notes(folder, truth, is_fitted),
+            *few_items_note(folder, methods),
+            *fitted_on_train_note(folder, methods, merges),
+        ),
     )
 
 
 def check_distances_agree(methods: Sequence[Method], distance: str, fits: FitSettings) -> None:
-    """Raises InputError if heads would be trained for another distance than that of the comparison."""
-    if any(method.fit and method.fit.distance_problem(fits, distance) for method in methods):
+    """Raises InputError if a method's map would be fitted for another distance than that of the comparison."""
+    problems = {m: m.fit.distance_problem(fits, distance) for m in methods if m.fit}
+    for method, problem in problems.items():
+        if problem and method.fit and method.fit.option != "heads":
+            raise InputError(f"method {method.name!r}: {problem}; leave it out of --methods, or change --distance")
+    if any(problems.values()):
         raise InputError(
             f"heads would be trained for the {fits.heads.loss.distance} distance but compared by {distance}; "
             "give both --distance and --heads.loss.distance (cosine or l2), or only --methods without heads"

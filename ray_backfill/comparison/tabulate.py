@@ -11,10 +11,12 @@ from ray_backfill import statistics as stats
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.replay import Curves, Key
 from ray_backfill.comparison.summary import of_reference, summary_row
+from ray_backfill.merges import RAW
 from ray_backfill.methods import Method
 from ray_backfill.progress import stage
 from ray_backfill.replay import Curve
 from ray_backfill.systems import IntArray
+from ray_backfill.tables.queries import AUC, END, START, QueryValues
 from ray_backfill.tables.results import (
     GAP,
     NEGATIVE_FLIPS,
@@ -25,6 +27,7 @@ from ray_backfill.tables.results import (
     CurvePoint,
     DifferenceRow,
     MomentPoint,
+    PermutationRow,
     SubgroupPoint,
     SummaryRow,
 )
@@ -33,13 +36,18 @@ from ray_backfill.tables.schema import block, frame
 
 @dataclass(frozen=True)
 class Tables:
-    """Tables, named as in ``tables.results``. subgroups: None if queries have no group."""
+    """Tables, named as in ``tables.results``.
+
+    subgroups: None if queries have no group. permutations: None if no curve is a mean over several.
+    """
 
     curves: pd.DataFrame
     summary: pd.DataFrame
     differences: pd.DataFrame
     moments: pd.DataFrame
+    query_values: pd.DataFrame
     subgroups: pd.DataFrame | None
+    permutations: pd.DataFrame | None
 
 
 # Key: (method, order, merge, metric). Values: (DRAWS,) areas; all curves use the same draws of queries, so differences
@@ -73,7 +81,9 @@ def tabulate(
             frame(SummaryRow, summary),
             frame(DifferenceRow, list(_differences(curves, metrics, areas, by_name))),
             _moments(curves, metrics),
+            pd.concat(_query_values(curves, metrics[0], by_name), ignore_index=True),
             None if group_of_query is None else _subgroups(curves, metrics, group_of_query),
+            _permutations(curves),
         )
     stats.resamples.cache_clear()  # 2 bytes for each draw and query
     return tables
@@ -93,19 +103,44 @@ def _points(curves: Curves, key: Key, metrics: Sequence[str]) -> Iterator[pd.Dat
 def _flips(curve: Curve, old: Curve) -> dict[str, NDArray[np.float64]]:
     """(Q, T) 1.0 where a query has flipped: relative to the method's own start, and to {old, old}."""
     now, own_start, old_start = curve.top1_correct, curve.top1_correct[:, :1], old.top1_correct[:, :1]
-    flipped = {
-        NEGATIVE_FLIPS: own_start & ~now,
-        POSITIVE_FLIPS: ~own_start & now,
-        NEGATIVE_FLIPS_VS_OLD: old_start & ~now,
-        POSITIVE_FLIPS_VS_OLD: ~old_start & now,
+    return {
+        NEGATIVE_FLIPS: stats.lost(own_start, now),
+        POSITIVE_FLIPS: stats.lost(now, own_start),
+        NEGATIVE_FLIPS_VS_OLD: stats.lost(old_start, now),
+        POSITIVE_FLIPS_VS_OLD: stats.lost(now, old_start),
     }
-    return {metric: flipped_QT.astype(np.float64) for metric, flipped_QT in flipped.items()}
 
 
 def _moments(curves: Curves, metrics: Sequence[str]) -> pd.DataFrame:
     rows = [(key, metric, found) for key, found in curves.items() for metric in metrics]
     blocks = [block(MomentPoint, *key, metric, found.t, found.values[metric]) for key, metric, found in rows]
     return pd.concat(blocks, ignore_index=True)
+
+
+def _permutations(curves: Curves) -> pd.DataFrame | None:
+    """How much the AUC varies over the permutations of the random order; None if there are not several."""
+    rows = [
+        PermutationRow(*key, metric, len(aucs_P), float(aucs_P.std(ddof=1)), float(aucs_P.min()), float(aucs_P.max()))
+        for key, found in curves.items()
+        for metric, aucs_P in found.permutation_aucs.items()
+    ]
+    return frame(PermutationRow, rows) if rows else None
+
+
+def _query_values(curves: Curves, metric: str, methods: Mapping[str, Method]) -> Iterator[pd.DataFrame]:
+    """Areas and ends of each query as (Q,) float32, once where the order makes no difference."""
+    seen: set[str] = set()
+    for (name, order, merge), found in curves.items():
+        if merge != RAW.name:
+            continue
+        curve, is_reference, is_first = found.curve, methods[name].is_reference, name not in seen
+        seen.add(name)
+        values_QT = curve.per_query[metric]
+        parts = {(START, ""): values_QT[:, 0], (END, ""): values_QT[:, -1]} if is_first else {}
+        if is_first or not is_reference:
+            parts[AUC, "" if is_reference else order] = stats.auc_draws(curve.t, values_QT, curve.is_step)
+        for (quantity, of_order), values_Q in parts.items():
+            yield block(QueryValues, name, of_order, metric, quantity, [values_Q.astype(np.float32)])
 
 
 def _differences(

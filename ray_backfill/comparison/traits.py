@@ -4,16 +4,21 @@ from collections.abc import Iterable
 
 from ray_backfill.merges import all_merges
 from ray_backfill.methods import Method
-from ray_backfill.orders import Order
+from ray_backfill.orders import GalleryColumns, Order
 from ray_backfill.tables.results import MergeTraits, MethodTraits, OrderTraits, Traits
 
 
-def traits_of(methods: Iterable[Method], orders: Iterable[Order], merges: Iterable[str]) -> Traits:
-    """Traits by name of everything that takes part."""
+def traits_of(
+    methods: Iterable[Method], orders: Iterable[Order], merges: Iterable[str], gallery: GalleryColumns
+) -> Traits:
+    """Traits by name of everything that takes part. gallery: what the orders read."""
     kinds = all_merges()
     return Traits(
         {method.name: _of_method(method) for method in methods},
-        {order.name: OrderTraits(order.title, order.is_oracle, order.glossary) for order in orders},
+        {
+            order.name: OrderTraits(order.title, order.is_oracle, order.glossary, order.column_in(gallery) == "label")
+            for order in orders
+        },
         {name: MergeTraits(kinds[name].title, kinds[name].glossary) for name in merges},
     )
 

@@ -14,9 +14,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+import numpy as np
+
 from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource
+from ray_backfill.images.held_out import HeldOut
 from ray_backfill.plugins import load_plugin
+from ray_backfill.protocols import Protocol, validation_mask
 
 
 @dataclass(frozen=True)
@@ -122,9 +126,27 @@ class PublishedSettings:
         return Path(self.root).expanduser()
 
 
+@dataclass(frozen=True)
+class Divided:
+    """A data set whose train images are divided into train and validation as a protocol says. images: its settings."""
+
+    images: Any
+    protocol: Protocol
+
+
 @lru_cache(maxsize=4)
 def open_source(settings: Any) -> ImageSource:
-    """Open the source described by ``settings`` (a ``Settings`` of one of these modules); cached per process."""
+    """Open the source described by ``settings``: a ``Settings`` of one of these modules, or ``Divided``.
+
+    Cached per process. There is no split "validation" if the share is too small for a single image or class.
+    """
+    if isinstance(settings, Divided):
+        whole, protocol = open_source(settings.images), settings.protocol
+        labels_N = whole.items("train").labels_N
+        is_unseen = not np.isin(whole.items("gallery").labels_N, labels_N).any()
+        held_N = validation_mask(labels_N, protocol, is_unseen)
+        facts = {"share": protocol.validation, "of": "unseen" if is_unseen else protocol.kind, "seed": protocol.seed}
+        return HeldOut(whole, held_N, facts) if held_N.any() else whole
     source: ImageSource = dataset_module(dataset_name(settings)).open_source(settings)
     return source
 

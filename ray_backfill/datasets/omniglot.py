@@ -3,7 +3,7 @@
 Source: Lake, Salakhutdinov, Tenenbaum, Human-level concept learning through probabilistic program induction, Science
 2015, https://github.com/brendenlake/omniglot (MIT licence), the two small background sets: 242 characters in total,
 with alphabets in both files counted once. The first drawers are the train split, the others the gallery, which queries
-itself.
+itself. Or some characters are left to the gallery, which then shows only these, by all drawers.
 """
 
 from dataclasses import dataclass
@@ -41,6 +41,9 @@ class Settings:
     """Number of drawers, of 20, in the train split; the others are the gallery."""
     groups: bool = False
     """Add two subgroups: 0 for the first half of the alphabets by name, 1 for the others."""
+    unseen: float = 0.0
+    """Share of the characters of each half that only the gallery shows, which then shows no others; at least 0, below
+    1."""
 
 
 def open_source(settings: Settings) -> ImageSource:
@@ -52,16 +55,34 @@ def open_source(settings: Settings) -> ImageSource:
     require_counts(settings, "image_size")
     if not 1 <= settings.train_drawers < _DRAWERS:
         raise InputError(f"omniglot: train_drawers must be 1 to {_DRAWERS - 1}, not {settings.train_drawers}")
+    if not 0 <= settings.unseen < 1:
+        raise InputError(f"omniglot: unseen must be at least 0 and below 1, not {settings.unseen}")
     listing = list_zips(_find_files(settings.root))
     drawers_N = _drawers(listing)
     names, numbers_F = number_classes([tuple(folder.split("/")) for folder in listing.folders])
     labels_N = numbers_F[listing.folder_N]
     alphabets, alphabet_of_class = np.unique([alphabet for alphabet, *_ in names], return_inverse=True)
-    groups_N = (alphabet_of_class >= len(alphabets) // 2).astype(np.int64)[labels_N] if settings.groups else None
-    items = Items(np.arange(len(labels_N)), labels_N, groups_N)
+    half_of_class = (alphabet_of_class >= len(alphabets) // 2).astype(np.int64)
+    items = Items(np.arange(len(labels_N)), labels_N, half_of_class[labels_N] if settings.groups else None)
     train_N = drawers_N <= settings.train_drawers
-    splits = {"train": items.take(np.flatnonzero(train_N)), "gallery": items.take(np.flatnonzero(~train_N))}
+    gallery_N = ~train_N
+    if settings.unseen:
+        gallery_N = _unseen(half_of_class, settings.unseen)[labels_N]
+        train_N &= ~gallery_N
+    splits = {"train": items.take(np.flatnonzero(train_N)), "gallery": items.take(np.flatnonzero(gallery_N))}
     return FileSource("omniglot", settings, listing, splits, channels=1, resample=Image.Resampling.BOX, inverted=True)
+
+
+def _unseen(half_of_class: NDArray[np.int64], share: float) -> NDArray[np.bool_]:
+    """(C,) whether a class is left to the gallery: this share of each half, always the same classes."""
+    rng = np.random.default_rng(0)
+    unseen = np.zeros(len(half_of_class), bool)
+    for half in (0, 1):
+        classes = np.flatnonzero(half_of_class == half)
+        unseen[rng.permutation(classes)[: round(share * len(classes))]] = True
+    if not unseen.any():
+        raise InputError(f"omniglot: unseen {share} is less than one character of each half; give a larger share, or 0")
+    return unseen
 
 
 def _find_files(root: str) -> list[Path]:

@@ -17,6 +17,7 @@ from ray_backfill.models.apply import transform
 from ray_backfill.store import Classifier
 from ray_backfill.systems import FloatArray
 from ray_backfill.training.settings import TransformSettings
+from ray_backfill.training.stand_in import spread
 from ray_backfill.training.transform_loop import disc_losses
 from ray_backfill.training.transforms import class_rows
 
@@ -29,14 +30,16 @@ def item_losses(
     label_N: NDArray[Any],
     settings: TransformSettings,
 ) -> NDArray[np.float64]:
-    """(N,) l2 + lambda disc of each item, which the uncertainty should predict. Source: FastFill, appendix E.
+    """(N,) l2 + disc of each item, which the uncertainty should predict. Source: FastFill, eq. 3 and appendix E.
 
-    NaN for items of classes that the classifier does not know, because their loss is unknown.
+    NaN for items of classes that the classifier does not know, because their loss is unknown. ``relative`` losses are
+    shares of the spread of these items, as they are of that of the train split in training.
     """
+    scale = spread(new_Nd) if settings.relative else 1.0
     h_Nd = torch.from_numpy(transform(network, old_Nd))
     weight, bias = (torch.from_numpy(v.copy()) for v in (classifier.weight, classifier.bias))
     with torch.inference_mode():
-        l2_N = (h_Nd - torch.from_numpy(np.array(new_Nd, np.float32))).square().mean(1)
+        l2_N = (h_Nd - torch.from_numpy(np.array(new_Nd, np.float32))).square().mean(1) / scale**2
         rows_N = torch.from_numpy(class_rows(classifier, label_N))
         disc_N = disc_losses(h_Nd, rows_N, weight, bias, settings).masked_fill(rows_N < 0, torch.nan)
         return (l2_N + settings.disc_weight * disc_N).double().numpy()

@@ -1,7 +1,8 @@
 """Rank merge: naive, with a reverse query transform (RQT), and metric-compatible learning (CL-S, CL-M, MCL, full RM).
 
 Source: Seo et al., "Metric Compatible Training for Online Backfilling in Large-Scale Retrieval", 2025.
-Deviates: similarities are exp(-d / tau) with tau as a setting; the paper has tau = 1.
+Deviates: similarities are exp(-d / tau) with tau as a setting; eq. 10 to 13 have no temperature (tau = 1). In the new
+system, an item is no positive of itself (k = i in eq. 11 and 14): its distance is always 0.
 Without rho the new system is frozen, so the second term of CL-M (eq. 14) has no gradient, and CL-M trains exactly what
 CL-S trains. The two differ only with rho.
 
@@ -34,6 +35,15 @@ def cl_m(batch: LossBatch, settings: LossSettings) -> Tensor:
     """Contrast positives with negatives, in each system separately. Source: eq. 14. Cost: O(b B d)."""
     (p_old, n_old), (p_new, n_new) = _old_sums(batch, settings), _new_sums(batch, settings)
     return _pull(p_old, [n_old]) + _pull(p_new, [n_new])
+
+
+def within_new(batch: LossBatch, settings: LossSettings) -> Tensor:
+    """Contrast positives with negatives in the new system alone. Source: second term of eq. 14. Cost: O(b B d).
+
+    psi does not occur. It gets a gradient of 0, because DDP waits for the gradients of all parameters.
+    """
+    positive, negative = _new_sums(batch, settings)
+    return _pull(positive, [negative]) + 0.0 * batch.reverse_bd.sum()
 
 
 def mcl(batch: LossBatch, settings: LossSettings) -> Tensor:

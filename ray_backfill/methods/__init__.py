@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ray_backfill.errors import InputError
+from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.plugins import load_plugin, plugin_names, rows_from_outside
 from ray_backfill.systems import FloatArray, UpgradePair
 from ray_backfill.training.fit import Fit
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from ray_backfill.training.objective import MakeObjective
 
 # Families of methods, in the order in which pages show them.
-FAMILIES = ("References", "A new backbone", "Maps old to new", "Rank merge", "Adapters")
+CONTROLS = "Controls"
+FAMILIES = ("References", "A new backbone", "Maps old to new", "Rank merge", "Adapters", CONTROLS)
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Embeddings:
 class Method:
     """One row of the comparison.
 
-    name: for the command line. title: for tables. source: paper and equation. family: one of ``FAMILIES``.
+    name: for the command line. title: for tables. source: paper and equation. family: one of ``FAMILIES``; controls
+        explain the results of other methods, and "all" leaves them out.
     pair: makes both systems from embeddings and the fitted network (None if ``fit`` is None).
     fit: what is fitted on the stored embeddings of the train split.
     models: models whose embeddings the pair needs; others than old and new are backbones trained for the method.
@@ -78,6 +81,7 @@ class BackboneKind:
 
     name: for the command line. title: for tables. source: paper. like: the model whose architecture, training settings
     and classes it has. needs_old: its training needs the frozen old backbone; otherwise its objective gets None.
+    dim_of: size of its embedding for a number of classes, if it cannot have that of ``like``.
     """
 
     name: str
@@ -86,6 +90,12 @@ class BackboneKind:
     like: Literal["old", "new"]
     objective: MakeObjective
     needs_old: bool
+    dim_of: Callable[[int], int] | None = None
+
+    def backbone(self, like: BackboneSettings, classes: int) -> BackboneSettings:
+        """Its architecture. like: that of the model it is like. classes: labels 0, 1, ... of the whole train split."""
+        # Who chooses the dimension puts the embedding anywhere in it, also where values are negative.
+        return like if self.dim_of is None else replace(like, dim=self.dim_of(classes), last_layer="linear")
 
 
 def all_backbones() -> dict[str, BackboneKind]:

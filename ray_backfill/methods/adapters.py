@@ -18,7 +18,7 @@ from ray_backfill.methods.baselines import new_system
 from ray_backfill.models.apply import transform
 from ray_backfill.systems import RetrievalSystem, UpgradePair
 from ray_backfill.training.adapters import Formula, FormulaFit, ResidualFit, Wide
-from ray_backfill.training.fit import Fit
+from ray_backfill.training.fit import Choice, Fit
 from ray_backfill.training.settings import AdapterSettings
 
 _GLOSSARY = {
@@ -35,27 +35,27 @@ def procrustes(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide,
 
 
 def procrustes_centred(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
-    return _about_means(x_Np, y_Nq, rotation)
+    return about_means(x_Np, y_Nq, rotation)
 
 
 def relaxed(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
-    return _about_means(x_Np, y_Nq, lambda x, y: regression(x, y, settings.relaxation, towards=rotation(x, y)))
+    return about_means(x_Np, y_Nq, lambda x, y: regression(x, y, settings.relaxation, towards=rotation(x, y)))
 
 
 def least_squares(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
-    return _about_means(x_Np, y_Nq, lambda x, y: regression(x, y, 0.0))
+    return about_means(x_Np, y_Nq, lambda x, y: regression(x, y, 0.0))
 
 
 def ridge(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
-    return _about_means(x_Np, y_Nq, lambda x, y: regression(x, y, settings.ridge))
+    return about_means(x_Np, y_Nq, lambda x, y: regression(x, y, settings.ridge))
 
 
 def low_rank(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
     rank = max(1, round(settings.rank_share * min(x_Np.shape[1], y_Nq.shape[1])))
-    return _about_means(x_Np, y_Nq, lambda x, y: reduced_rank(x, y, rank))
+    return about_means(x_Np, y_Nq, lambda x, y: reduced_rank(x, y, rank))
 
 
-def _about_means(x_Np: Wide, y_Nq: Wide, weight_of: Callable[[Wide, Wide], Wide]) -> tuple[Wide, Wide]:
+def about_means(x_Np: Wide, y_Nq: Wide, weight_of: Callable[[Wide, Wide], Wide]) -> tuple[Wide, Wide]:
     """Fit the (p, q) weight W on centred inputs and targets; returns it with the (q,) bias b of the map x W + b."""
     mean_x, mean_y = x_Np.mean(0), y_Nq.mean(0)
     weight = weight_of(x_Np - mean_x, y_Nq - mean_y)
@@ -97,7 +97,7 @@ def _gallery(e: Embeddings, network: Any) -> UpgradePair:
     return UpgradePair(RetrievalSystem(e.query["new"], transform(network, e.gallery["old"])), new_system(e))
 
 
-def _query(e: Embeddings, network: Any) -> UpgradePair:
+def query_pair(e: Embeddings, network: Any) -> UpgradePair:
     """{A(new), old} and {new, new}."""
     return UpgradePair(RetrievalSystem(transform(network, e.query["new"]), e.gallery["old"]), new_system(e))
 
@@ -114,7 +114,7 @@ def _both_ways(name: str, title: str, fit: Callable[[str, str], Fit]) -> tuple[M
 
     return (
         method("gallery", "old -> new", _gallery, fit("old", "new"), aligned=True),
-        method("query", "new -> old", _query, fit("new", "old"), aligned=False),
+        method("query", "new -> old", query_pair, fit("new", "old"), aligned=False),
     )
 
 
@@ -130,11 +130,19 @@ FORMULAS: dict[Formula, str] = {
     low_rank: "low-rank affine",
 }
 
+# What --tune may choose.
+_PENALTIES = (0.0, 0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+_SPACES: dict[Formula, tuple[Choice, ...]] = {
+    relaxed: (Choice("adapters.relaxation", _PENALTIES),),
+    ridge: (Choice("adapters.ridge", _PENALTIES),),
+    low_rank: (Choice("adapters.rank_share", tuple(i / 8 for i in range(1, 9))),),
+}
+
 METHODS = (
     *(
         method
         for formula, title in FORMULAS.items()
-        for method in _both_ways(formula.__name__, title, partial(FormulaFit, formula))
+        for method in _both_ways(formula.__name__, title, partial(FormulaFit, formula, space=_SPACES.get(formula, ())))
     ),
     *_both_ways("residual_mlp", "residual MLP", partial(ResidualFit, least_squares)),
 )

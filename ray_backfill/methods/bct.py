@@ -2,7 +2,8 @@
 
 Source: Shen et al., "Towards Backward-Compatible Representation Learning", 2020, eq. 5 and section 3.3 (classes that
 the old classifier does not know: its weights are synthesised as class means of old embeddings).
-Deviates: if the old classifier knows some of the classes, images of the others have no influence loss. Class means are
+Deviates: if the old classifier knows some of the classes, images of the others have no influence loss, unless
+``pseudo_weights`` is on. Class means are
 scaled to the length of the old classifier's own weights, because embeddings are far longer and logits of several
 hundred prevented learning (Omniglot, open class: mAP 2 instead of 51).
 """
@@ -23,7 +24,7 @@ def backbone_method(name: str, title: str, source: str, glossary: Mapping[str, s
     def pair(e: Embeddings, network: Any) -> UpgradePair:
         query, old = e.query[name], e.gallery["old"]
         return UpgradePair(
-            RetrievalSystem(_fit_width(query, old.shape[1]), old), RetrievalSystem(query, e.gallery[name])
+            RetrievalSystem(fit_width(query, old.shape[1]), old), RetrievalSystem(query, e.gallery[name])
         )
 
     return Method(
@@ -31,7 +32,7 @@ def backbone_method(name: str, title: str, source: str, glossary: Mapping[str, s
     )
 
 
-def _fit_width(vectors_Nd: FloatArray, width: int) -> FloatArray:
+def fit_width(vectors_Nd: FloatArray, width: int) -> FloatArray:
     """Truncate or zero-pad vectors to ``width``, as in the training, which compared them with the old model."""
     missing = width - vectors_Nd.shape[1]
     return np.pad(vectors_Nd.astype(np.float32), ((0, 0), (0, missing))) if missing > 0 else vectors_Nd[:, :width]

@@ -1,7 +1,8 @@
 """FastFill: FCT's transformation with an additional classification loss and an estimate of its uncertainty.
 
-Source: Jaeckle et al., "FastFill: Efficient Compatible Model Update", 2023. The losses are in
-``training.transform_loop``, with those of all transformations. The plain l2 loss without uncertainty is FCT's
+Source: Jaeckle et al., "FastFill: Efficient Compatible Model Update", 2023, section 4.2, and the authors' public code
+(weights 1 of disc and 0.5 of log sigma^2). The losses are in ``training.transform_loop``, with those of all
+transformations. The plain l2 loss without uncertainty is FCT's
 (table 5), that is the method ``fct``.
 """
 
@@ -23,14 +24,16 @@ _uncertain = partial(transform_method, glossary={**_FASTFILL, **_SIGMA})
 _certain = partial(transform_method, glossary=_FASTFILL)
 
 METHODS = (
-    _uncertain("fastfill", "FastFill", "eq. 7: l2 + disc with uncertainty", TransformFit(disc=True, uncertainty=True)),
-    _certain("fastfill_l2_disc", "FastFill l2+disc", "eq. 5", TransformFit(disc=True)),
-    _certain("fastfill_disc", "FastFill disc", "eq. 4", TransformFit(l2=False, disc=True)),
-    _uncertain("fastfill_l2_u", "FastFill l2, uncertain", "eq. 7 without disc", TransformFit(uncertainty=True)),
+    _uncertain(
+        "fastfill", "FastFill", "FastFill, eq. 5: l2 + disc, uncertain", TransformFit(disc=True, uncertainty=True)
+    ),
+    _certain("fastfill_l2_disc", "FastFill l2+disc", "FastFill, eq. 3", TransformFit(disc=True)),
+    _certain("fastfill_disc", "FastFill disc", "FastFill, eq. 3 without l2", TransformFit(l2=False, disc=True)),
+    _uncertain("fastfill_l2_u", "FastFill l2, uncertain", "FastFill, eq. 4", TransformFit(uncertainty=True)),
     _uncertain(
         "fastfill_disc_u",
         "FastFill disc, uncertain",
-        "eq. 7 without l2",
+        "FastFill, eq. 5 without l2",
         TransformFit(l2=False, disc=True, uncertainty=True),
     ),
 )

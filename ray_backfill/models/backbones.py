@@ -2,6 +2,11 @@
 
 "convnet" is a small network for CPUs; "resnet18", "resnet50" and "vit_b_32" are built from their Hugging Face configs;
 "hf:NAME_OR_FOLDER" is any Hugging Face vision model, whose weights are loaded if ``pretrained`` is set.
+
+The last layer is linear, or that of the authors' code of FCT and FastFill (``models/resnet.py``), which rank merge
+follows: the last block has as many channels as the embedding has dimensions, ends in ReLU, and its mean over positions
+is the embedding; the classifier has no bias. A ViT has no such block. Of the published models, its embedding is a
+linear layer on the class token, without the pooler (a layer with tanh) between them.
 """
 
 import importlib
@@ -15,12 +20,14 @@ from torch import Tensor, nn
 from ray_backfill.errors import InputError
 from ray_backfill.models.settings import ARCHITECTURES, BackboneSettings
 
+# Architectures whose last block can end in ReLU and as many channels as the embedding has dimensions.
+_ENDS_IN_RELU = ("convnet", "resnet18", "resnet50")
 # The usual statistics of natural images (ImageNet) for RGB networks.
 _RGB_MEAN, _RGB_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Backbone(nn.Module):
-    """A trunk with a linear layer to the embedding and a linear classifier on top of it."""
+    """A trunk, a linear layer to the embedding (none if the trunk ends in it), and a linear classifier on top."""
 
     mean: Tensor
     std: Tensor
@@ -42,8 +49,11 @@ class Backbone(nn.Module):
         """
         super().__init__()
         self.trunk = _trunk(settings, channels, image_size, trunk_config)
-        self.project = nn.Linear(_trunk_dim(self.trunk, settings.arch, channels, image_size), settings.dim)
-        self.classifier = nn.Linear(settings.dim, n_classes, bias=cosine_scale is None)
+        is_linear = settings.last_layer == "linear"
+        trunk_dim = _trunk_dim(self.trunk, settings.arch, channels, image_size)
+        ends_in_it = not is_linear and settings.arch in _ENDS_IN_RELU
+        self.project: nn.Module = nn.Identity() if ends_in_it else nn.Linear(trunk_dim, settings.dim)
+        self.classifier = nn.Linear(settings.dim, n_classes, bias=is_linear and cosine_scale is None)
         self.cosine_scale = cosine_scale
         mean, std = _statistics(settings, channels) if trunk_config is None else ((0.5,) * channels, (0.5,) * channels)
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))  # saved with the weights
@@ -51,7 +61,8 @@ class Backbone(nn.Module):
 
     def embed(self, pixels_BCSS: Tensor) -> Tensor:
         """(B, C, S, S) float in [0, 1] -> (B, dim) embeddings, not normalised."""
-        return self.project(self.trunk((pixels_BCSS - self.mean) / self.std))
+        embedding_Bd: Tensor = self.project(self.trunk((pixels_BCSS - self.mean) / self.std))
+        return embedding_Bd
 
     def forward(self, pixels_BCSS: Tensor) -> tuple[Tensor, Tensor]:
         """(B, C, S, S) float in [0, 1] -> (B, dim) embeddings and (B, classes) logits."""
@@ -99,12 +110,15 @@ def pixels_to_float(pixels_BSSC: Tensor) -> Tensor:
 class _HuggingFaceTrunk(nn.Module):
     """A transformers vision model that returns one vector per image."""
 
-    def __init__(self, model: nn.Module, by_name: bool = False) -> None:
+    def __init__(self, model: nn.Module, by_name: bool = False, first_token: bool = False) -> None:
         super().__init__()
-        self.model, self.by_name = model, by_name
+        self.model, self.by_name, self.first_token = model, by_name, first_token
 
     def forward(self, pixels: Tensor) -> Tensor:
         output: Any = self.model(pixel_values=pixels)
+        if self.first_token:
+            token: Tensor = output.last_hidden_state[:, 0]
+            return token
         pooled = getattr(output, "pooler_output", None)
         if pooled is None:
             hidden = output.last_hidden_state
@@ -128,21 +142,22 @@ def _trunk_dim(trunk: nn.Module, arch: str, channels: int, image_size: int) -> i
 
 def _trunk(settings: BackboneSettings, channels: int, image_size: int, config: dict[str, Any] | None) -> nn.Module:
     """The network below the embedding."""
+    is_linear = settings.last_layer == "linear"
     if settings.arch == "convnet":
-        return _convnet(channels, settings.width)
+        return _convnet(channels, settings.width, 4 * settings.width if is_linear else settings.dim)
     # Imported here because transformers takes seconds to import.
     import transformers as hf
 
-    if settings.arch == "resnet18":
-        resnet18 = hf.ResNetConfig(
-            num_channels=channels, depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], layer_type="basic"
-        )
-        return _HuggingFaceTrunk(hf.ResNetModel(resnet18))
-    if settings.arch == "resnet50":
-        return _HuggingFaceTrunk(hf.ResNetModel(hf.ResNetConfig(num_channels=channels)))
+    if settings.arch in ("resnet18", "resnet50"):
+        resnet18 = {"depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512], "layer_type": "basic"}
+        shape = resnet18 if settings.arch == "resnet18" else {}
+        resnet = hf.ResNetModel(hf.ResNetConfig(num_channels=channels, **shape))
+        if not is_linear:
+            _narrow_last_block(resnet, settings.dim)
+        return _HuggingFaceTrunk(resnet)
     if settings.arch == "vit_b_32":
         vit = hf.ViTConfig(image_size=image_size, patch_size=32, num_channels=channels)
-        return _HuggingFaceTrunk(hf.ViTModel(vit))
+        return _HuggingFaceTrunk(hf.ViTModel(vit, add_pooling_layer=is_linear), first_token=not is_linear)
     if not settings.arch.startswith("hf:"):
         raise InputError(f"unknown architecture {settings.arch!r}; known: {', '.join(ARCHITECTURES)}")
     if config is not None:
@@ -159,6 +174,20 @@ def _trunk(settings: BackboneSettings, channels: int, image_size: int, config: d
         raise InputError(f"the Hugging Face model {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
     # The vision tower of a two-tower model such as CLIP.
     return _HuggingFaceTrunk(getattr(model, "vision_model", model), by_name=True)
+
+
+def _narrow_last_block(resnet: Any, dim: int) -> None:
+    """Give the last block of a ResNet ``dim`` channels at its end; its inner channels stay."""
+    from transformers.models.resnet.modeling_resnet import ResNetBasicLayer, ResNetConvLayer, ResNetShortCut
+
+    blocks = resnet.encoder.stages[-1].layers
+    channels = resnet.config.hidden_sizes[-1]
+    if isinstance(blocks[-1], ResNetBasicLayer):
+        blocks[-1] = ResNetBasicLayer(channels, dim)
+    else:
+        inner = blocks[-1].layer[-1].convolution.in_channels
+        blocks[-1].layer[-1] = ResNetConvLayer(inner, dim, kernel_size=1, activation=None)
+        blocks[-1].shortcut = ResNetShortCut(channels, dim, stride=1)
 
 
 def _transformers_class(name: str) -> Any:
@@ -183,8 +212,8 @@ def _statistics(settings: BackboneSettings, channels: int) -> tuple[tuple[float,
     return mean, std
 
 
-def _convnet(channels: int, width: int) -> nn.Module:
-    """Four 3x3 blocks, each halving the image, then the mean over positions: (B, C, S, S) -> (B, 4 * width)."""
+def _convnet(channels: int, width: int, last: int) -> nn.Module:
+    """Four 3x3 blocks, each halving the image, then the mean over positions: (B, C, S, S) -> (B, last)."""
 
     def block(inputs: int, outputs: int) -> list[nn.Module]:
         return [
@@ -194,6 +223,6 @@ def _convnet(channels: int, width: int) -> nn.Module:
             nn.MaxPool2d(2, ceil_mode=True),
         ]
 
-    widths = [channels, width, 2 * width, 4 * width, 4 * width]
+    widths = [channels, width, 2 * width, 4 * width, last]
     layers = [layer for i in range(4) for layer in block(widths[i], widths[i + 1])]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())

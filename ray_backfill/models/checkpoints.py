@@ -11,9 +11,13 @@ from safetensors import SafetensorError
 from ray_backfill.errors import InputError
 from ray_backfill.files import read_json, write_json, write_whole
 from ray_backfill.models.backbones import Backbone
+from ray_backfill.models.drift import ScaledResidual, ScaledResidualShape
 from ray_backfill.models.heads import Heads, HeadShape
+from ray_backfill.models.joint import JointMaps, JointShape
 from ray_backfill.models.maps import Affine, AffineShape, Residual, ResidualShape, Transform, TransformShape
 from ray_backfill.models.settings import BackboneSettings
+from ray_backfill.models.slerp import Slerp, SlerpShape
+from ray_backfill.models.towards_rho import RhoAndH, RhoAndHShape
 
 # Networks that map stored embeddings: kind in the file -> class of the network and of its shape.
 NETWORKS: dict[str, tuple[type[torch.nn.Module], type[Any]]] = {
@@ -21,6 +25,10 @@ NETWORKS: dict[str, tuple[type[torch.nn.Module], type[Any]]] = {
     "transform": (Transform, TransformShape),
     "affine": (Affine, AffineShape),
     "residual": (Residual, ResidualShape),
+    "scaled_residual": (ScaledResidual, ScaledResidualShape),
+    "joint": (JointMaps, JointShape),
+    "slerp": (Slerp, SlerpShape),
+    "towards_rho": (RhoAndH, RhoAndHShape),
 }
 
 

@@ -3,6 +3,7 @@
 Shapes: N or B items, d_in and d_out dimensions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +28,7 @@ class Transform(nn.Module):
 
     Source: forward compatible training, the authors' code: branches in -> 2 in -> 2 out, mixer 4 out -> hidden ->
     hidden -> out; Linear-BatchNorm-ReLU except for the last layer. Without side information both branches get the old
-    embedding. FastFill, section 4.2: one Linear layer on h gives log sigma^2.
+    embedding. FastFill, appendix A.2: one Linear layer on h gives log sigma^2.
     """
 
     def __init__(self, shape: TransformShape) -> None:
@@ -52,6 +53,16 @@ class Transform(nn.Module):
         """(B, d_out) results of ``forward`` -> (B,) log sigma^2."""
         assert self.uncertainty is not None
         return self.uncertainty(h_Bd).squeeze(1)
+
+    def rescale(self, inputs: Sequence[float], output: float) -> None:
+        """Turn the map of x / s, for each input with its s, to y / ``output`` into that of x to y."""
+        with torch.no_grad():
+            for branch, scale in zip(self.branches, (tuple(inputs) * 2)[:2], strict=True):
+                next(branch.parameters()).div_(scale)  # the weight of its first layer
+            for weight_or_bias in self.mixer[-1].parameters():
+                weight_or_bias.mul_(output)
+            if self.uncertainty is not None:
+                self.uncertainty.weight.div_(output)
 
 
 @dataclass(frozen=True)

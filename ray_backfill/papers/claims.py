@@ -1,23 +1,26 @@
-"""The papers' claims, and whether they hold here: one rule per claim, a margin whose sign decides.
+"""The papers' claims, and whether they hold here. ``effects`` has the rule for claims that compare two methods.
 
-For each seed, the margin is above 0 if the claim is true, below 0 if the reverse is true, and NaN if it was not
-measured.
+Other claims have a margin for each seed: above 0 if the claim is true, below 0 if the reverse is true, and NaN if it
+was not measured. What is equal by construction is no claim: without rho CL-M and CL-S are the same training. (So figure
+8 of RM, where they differ, shows them with rho.)
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from ray_backfill.papers.effects import FAILS, HOLDS, UNMEASURED, UNTOLD, Effect, difference, verdict_of_all
 from ray_backfill.papers.names import REFERENCES
 from ray_backfill.papers.published import FF_KENDALL_TAU
 from ray_backfill.papers.runs import Case, Floats, Runs
-from ray_backfill.papers.spread import mean_of, plain, seed_by_seed
-from ray_backfill.papers.subgroups import gap_at, moments_read
+from ray_backfill.papers.spread import by_seed, plain, seed_by_seed
+from ray_backfill.papers.subgroups import EARLY, gap_at, moments_read, share_closed
 from ray_backfill.report.wording import percent
+from ray_backfill.tables.queries import AUC, END
 
-HOLDS, FAILS, UNTOLD, UNMEASURED = "holds", "**does not hold**", "not distinguishable", "not measured"
 # Sums of a few hundred float64 shares differ by less than this if they are mathematically equal.
 EQUAL = 1e-9
 # tau = 0.5: three in four pairs of items have the same sequence in both orders.
@@ -44,15 +47,19 @@ class Side(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """(S,) margins of one claim, and the text for the page."""
+    """What was found: (S,) margins by seed, the text for the page, and effects if queries were compared.
+
+    Without effects the verdict follows from the margins, whose sign is that of the claim in each seed.
+    """
 
     margin_S: Floats
     words: str
+    effects: tuple[Effect, ...] = ()
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim and its rule. strict: a margin of 0 is not enough."""
+    """A claim and its rule. strict: the claim is that one side is better, not only that it is no worse."""
 
     text: str
     source: str
@@ -69,13 +76,16 @@ class Judged(NamedTuple):
     words: str
 
 
-def verdict(margin_S: Floats, strict: bool) -> str:
-    """Holds if true for every seed, does not hold if reversed for every seed, otherwise not distinguishable.
+def verdict(measured: Measured, strict: bool) -> str:
+    """The verdict by effects; without them, by seeds: true for every seed, or the reverse for every seed.
 
-    A seed that was not measured counts as neither, so only all seeds together can decide a claim.
+    A seed without the numbers counts as neither, so only all seeds together can decide a claim.
     """
+    margin_S = measured.margin_S
     if not np.isfinite(margin_S).any():
         return UNMEASURED
+    if measured.effects:
+        return verdict_of_all(measured.effects, strict) if np.isfinite(margin_S).all() else UNTOLD
     clear_S = np.where(np.abs(margin_S) <= EQUAL, 0.0, margin_S)
     if np.all(clear_S > 0 if strict else clear_S >= 0):
         return HOLDS
@@ -85,43 +95,35 @@ def verdict(margin_S: Floats, strict: bool) -> str:
 def judge(evidence: Evidence, claims: Iterable[Claim]) -> list[Judged]:
     """Judge every claim in the given sequence, including those that were not measured."""
     found = ((claim, claim.measure(evidence)) for claim in claims)
-    return [Judged(claim, verdict(m.margin_S, claim.strict), m.words) for claim, m in found]
+    return [Judged(claim, verdict(measured, claim.strict), measured.words) for claim, measured in found]
 
 
 def _case(evidence: Evidence, side: Side) -> Case:
     return Case(side.method, side.order or evidence.order)
 
 
-def _missing(evidence: Evidence, *sides: Side) -> Measured | None:
-    cases = [_case(evidence, side) for side in sides]
-    lacking = [c for c in cases if not evidence.runs.has(c)]
-    if not lacking:
-        return None
+def _missing(evidence: Evidence, *sides: Side) -> Measured:
+    """No seed has all of these."""
+    lacking = [c for c in (_case(evidence, side) for side in sides) if not evidence.runs.has(c)]
     names = (c.method if c.method in REFERENCES else f"{c.method} in {c.order} order" for c in lacking)
-    words = f"no seed has {', '.join(names)}"
-    return Measured(np.full(len(evidence.runs.seeds), np.nan), words)
+    return Measured(np.full(len(evidence.runs.seeds), np.nan), f"no seed has {', '.join(names)}")
 
 
 def better(one: Side, other: Side) -> Callable[[Evidence], Measured]:
-    """AUC of one minus AUC of the other, paired by seed."""
-
-    def measure(evidence: Evidence) -> Measured:
-        areas = [evidence.runs.areas(_case(evidence, side)) for side in (one, other)]
-        margin_S = areas[0] - areas[1]
-        return _missing(evidence, one, other) or Measured(margin_S, f"AUC {seed_by_seed(margin_S)} points")
-
-    return measure
+    """AUC of one side minus AUC of the other."""
+    return partial(_pair, one, other, AUC, "AUC")
 
 
 def ends_above(one: Side, other: Side) -> Callable[[Evidence], Measured]:
-    """M_1 of one minus M_1 of the other, paired by seed."""
+    """M_1 of one side minus M_1 of the other."""
+    return partial(_pair, one, other, END, "M_1")
 
-    def measure(evidence: Evidence) -> Measured:
-        ends = [evidence.runs.values(_case(evidence, side), lambda row: row.end) for side in (one, other)]
-        margin_S = ends[0] - ends[1]
-        return _missing(evidence, one, other) or Measured(margin_S, f"M_1 {seed_by_seed(margin_S)} points")
 
-    return measure
+def _pair(one: Side, other: Side, quantity: str, name: str, evidence: Evidence) -> Measured:
+    margin_S, effect = difference(evidence.runs, _case(evidence, one), _case(evidence, other), quantity)
+    if effect is None:
+        return _missing(evidence, one, other)
+    return Measured(margin_S, f"{name} {_words(margin_S, effect)}", (effect,))
 
 
 def never_falls(side: Side) -> Callable[[Evidence], Measured]:
@@ -136,47 +138,61 @@ def never_falls(side: Side) -> Callable[[Evidence], Measured]:
             f"at most {percent(evidence.runs.margin)} points in {never} of {np.isfinite(fall_S).sum()} seeds; "
             f"largest fall {falls} points"
         )
-        return _missing(evidence, side) or Measured(margin_S, words)
+        return Measured(margin_S, words) if np.isfinite(fall_S).any() else _missing(evidence, side)
 
     return measure
 
 
 def best_of(side: Side, rivals: tuple[str, ...]) -> Callable[[Evidence], Measured]:
-    """AUC of one minus the best AUC of the rivals that were run."""
+    """AUC of one minus that of each rival that was run: it has to be better than each."""
 
     def measure(evidence: Evidence) -> Measured:
         cases = [_case(evidence, Side(m, side.order)) for m in rivals]
-        run = [c for c in cases if evidence.runs.has(c)]
-        if missing := _missing(evidence, side) or (None if run else _missing(evidence, *(Side(m) for m in rivals))):
-            return missing
-        areas = [evidence.runs.areas(c) for c in run]
-        margin_S = evidence.runs.areas(_case(evidence, side)) - np.fmax.reduce(areas)
-        closest = run[int(np.argmax([mean_of(a) for a in areas]))].method
-        left = [c.method for c in cases if c not in run]
-        words = f"AUC {seed_by_seed(margin_S)} points above the best rival, {evidence.runs.title(closest)} by its mean"
-        return Measured(margin_S, words + (f"; not run: {', '.join(left)}" if left else ""))
+        found = _against(evidence, _case(evidence, side), cases)
+        if not found:
+            return _missing(evidence, side, *(Side(m) for m in rivals))
+        left = [c.method for c in cases if c not in found]
+        closest = min(found, key=lambda c: found[c][1].size)
+        words = f"AUC against the best rival, {evidence.runs.title(closest.method)}: {_words(*found[closest])}"
+        return _all_of(found, words + (f"; not run: {', '.join(left)}" if left else ""))
 
     return measure
 
 
 def worst_of(method: str) -> Callable[[Evidence], Measured]:
-    """The lowest AUC of all other methods in the main order, except references, minus the AUC of this one."""
+    """AUC of each other method in the main order, except references, minus that of this one: each has to be better."""
 
     def measure(evidence: Evidence) -> Measured:
-        runs = evidence.runs
-        others = [m for m in runs.methods if m not in REFERENCES and runs.has(Case(m, evidence.order))]
-        if missing := _missing(evidence, Side(method)):
-            return missing
-        if not others:
-            return Measured(np.full(len(runs.seeds), np.nan), "no other method")
-        own_S = runs.areas(Case(method, evidence.order))
-        leads = {m: runs.areas(Case(m, evidence.order)) - own_S for m in others}
-        margin_S = np.fmin.reduce(list(leads.values()))
-        below = [runs.title(m) for m, lead_S in leads.items() if mean_of(lead_S) < -EQUAL]
-        words = f"AUC of the lowest of {len(others)} others {seed_by_seed(margin_S)} points above it"
-        return Measured(margin_S, words + (f"; below it by their means: {', '.join(below)}" if below else ""))
+        runs, own = evidence.runs, Case(method, evidence.order)
+        others = [Case(m, evidence.order) for m in runs.methods if m not in REFERENCES]
+        found = {
+            case: (-margin_S, Effect(-effect.size, -effect.high, -effect.low))
+            for case, (margin_S, effect) in _against(evidence, own, others).items()
+        }
+        if not found:
+            alone = Measured(np.full(len(runs.seeds), np.nan), "no other method")
+            return alone if runs.has(own) else _missing(evidence, Side(method))
+        lowest = min(found, key=lambda c: found[c][1].size)
+        words = f"AUC of the lowest of {len(found)} others, {runs.title(lowest.method)}: {_words(*found[lowest])}"
+        return _all_of(found, words)
 
     return measure
+
+
+def _all_of(found: Mapping[Case, tuple[Floats, Effect]], words: str) -> Measured:
+    """A claim about each of these; a seed that lacks one of them has no margin."""
+    margins, effects = zip(*found.values(), strict=True)
+    return Measured(np.min(margins, axis=0), words, effects)
+
+
+def _words(margin_S: Floats, effect: Effect) -> str:
+    return f"{effect.words}; seeds {by_seed(margin_S)}"
+
+
+def _against(evidence: Evidence, own: Case, others: Iterable[Case]) -> dict[Case, tuple[Floats, Effect]]:
+    """The AUC of one case minus that of each other that was run, by seed and as an effect."""
+    found = {case: difference(evidence.runs, own, case, AUC) for case in others}
+    return {case: (margin_S, effect) for case, (margin_S, effect) in found.items() if effect is not None}
 
 
 def follows_the_loss(evidence: Evidence) -> Measured:
@@ -188,7 +204,7 @@ def follows_the_loss(evidence: Evidence) -> Measured:
 
 
 def closes_the_gap(side: Side, t: float) -> Callable[[Evidence], Measured]:
-    """The gap between subgroups at the end minus the gap at t: not negative if it is closed at t."""
+    """The gap in CMC@1 between subgroups at the end minus the gap at t: not negative if it is closed at t."""
 
     def measure(evidence: Evidence) -> Measured:
         runs = evidence.subgroups
@@ -202,6 +218,8 @@ def closes_the_gap(side: Side, t: float) -> Callable[[Evidence], Measured]:
         margin_S = np.where(start_S > end_S, end_S - early_S, np.nan)
         read = " and ".join(f"{moment:g}" for moment in moments_read(runs, t))
         words = f"gap at t = 1 minus gap at t = {t:g} (read at {read}): {seed_by_seed(margin_S)} points"
+        closed = [f"{percent(share_closed(runs, case, moment), 0)} % at t = {moment:g}" for moment in EARLY]
+        words += f"; closed of the closable gap: {', '.join(closed)}"
         return Measured(margin_S, words)
 
     return measure
@@ -228,14 +246,7 @@ CLAIMS = (
     Claim(
         "CL-M is no worse than CL-S, with rho", "RM, figure 8", better(Side("cl_m_rho"), Side("cl_s_rho")), strict=False
     ),
-    Claim("MCL is no worse than CL-M, without rho", "RM, figure 8", better(Side("mcl"), Side("cl_m")), strict=False),
-    Claim(
-        "CL-M is no worse than CL-S, without rho",
-        "RM, figure 8",
-        better(Side("cl_m"), Side("cl_s")),
-        strict=False,
-        note="equal by definition: without rho the second term of eq. 14 has no gradient",
-    ),
+    Claim("MCL is no worse than CL-S, without rho", "RM, section 4.2", better(Side("mcl"), Side("cl_s")), strict=False),
     Claim("BCT's M_1 is below {new, new}", "RM, sections 1 and 2", ends_above(Side("new"), Side("bct"))),
     Claim("BiCT's M_1 is below {new, new}", "RM, section 5.3", ends_above(Side("new"), Side("bict"))),
     Claim("RACT's M_1 is below {new, new}", "RM, section 5.3", ends_above(Side("new"), Side("ract"))),

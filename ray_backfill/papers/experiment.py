@@ -1,6 +1,7 @@
 """Complete experiments: a recipe with several seeds, an ablation, subgroups, and one page about them.
 
-Folders of an experiment: seed-<n> (a run of the recipe, with results and results_merges), biased-<n>, ablation.
+Folders of an experiment: seed-<n> (a run of the recipe, with results, results_merges and published), seed-<n>-long,
+biased-<n>, ablation.
 """
 
 import re
@@ -17,6 +18,7 @@ import pyarrow as pa
 from scipy.stats import kendalltau
 
 from ray_backfill.cluster.session import session
+from ray_backfill.cluster.tuning import chosen
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.orders import read_sigma, why_not_of_images
 from ray_backfill.comparison.replay import replay_here
@@ -27,23 +29,25 @@ from ray_backfill.merges import all_merges
 from ray_backfill.methods import Method, find_methods
 from ray_backfill.models.checkpoints import load_network
 from ray_backfill.orders import find_order
+from ray_backfill.papers.further_runs import long_of, run_long, run_published
 from ray_backfill.papers.page import PageInput, write_page
 from ray_backfill.papers.runs import SeedRun
 from ray_backfill.papers.settings import Experiment
 from ray_backfill.papers.variants import fit_variants
 from ray_backfill.recipes import Recipe, describe_recipe, load_recipe
 from ray_backfill.replay import usable_cpus
+from ray_backfill.report import read_results
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import evaluate_folder
 from ray_backfill.runs.pipeline import run_recipe
 from ray_backfill.store import read_folder, write_parquet
 from ray_backfill.training.settings import FitSettings
-from ray_backfill.training.transforms import pseudo_classifier
+from ray_backfill.training.stand_in import fit_classifier
 
 # Orders that recipes can make; least_confidence is left out because it is the same as classifier_score.
 _ORDERS = (
     *("classifier_score", "random", "entropy", "margin", "centroid_cosine", "class_mean_distance", "sigma"),
-    "oracle_loss",
+    *("mapped_class_mean_distance", "mapped_least_confidence", "oracle_loss"),
 )
 # The main order, with which rank merge reports its results.
 _ORDER = "classifier_score"
@@ -62,10 +66,15 @@ def reproduce(experiment: Experiment, context: Context, page: Path, findings: Pa
         InputError: Names, data or folders are wrong.
     """
     with session():
-        runs = tuple(_run_seed(experiment, seed, context) for seed in experiment.seeds)
-        groups = tuple(_run_subgroups(experiment, seed, context) for seed in experiment.seeds)
+        first = _run_seed(experiment, experiment.seeds[0], context)
+        # What is chosen on the first seed's validation split holds for all runs: tuning costs more than all of them.
+        tuned = replace(context, chosen=read_results(first.folder).manifest.tuned)
+        runs = (first, *(_run_seed(experiment, seed, tuned) for seed in experiment.seeds[1:]))
+        published = tuple(run_published(experiment, run, tuned, _ORDER) for run in runs if experiment.published)
+        long = tuple(run_long(experiment, run, tuned, _ORDER) for run in long_of(experiment, runs))
+        groups = tuple(_run_subgroups(experiment, seed, tuned) for seed in experiment.seeds if experiment.subgroups)
         ablation = _ablate(experiment, context) if experiment.ablation else None
-    minutes = _minutes([*runs, *filter(None, groups)])
+    minutes = _minutes([*runs, *published, *long, *groups])
     write_page(
         PageInput(
             title=f"{experiment.recipe.replace('_', ' ').capitalize()}: every method",
@@ -76,9 +85,12 @@ def reproduce(experiment: Experiment, context: Context, page: Path, findings: Pa
             date=date.today().isoformat(),
             machine=f"{_machine()}; {minutes:.0f} minutes for all runs, the ablation aside",
             order=_ORDER,
-            kendall_tau=_sigma_against_loss(experiment, context.out),
+            kendall_tau=_sigma_against_loss(experiment, tuned),
+            published_runs=published,
+            long_runs=long,
+            long_epochs=experiment.long_epochs,
             ablation=ablation,
-            subgroup_runs=tuple(filter(None, groups)),
+            subgroup_runs=groups,
             subgroup_note=describe_recipe(experiment.subgroups) if experiment.subgroups else "",
             findings=findings,
         ),
@@ -88,8 +100,13 @@ def reproduce(experiment: Experiment, context: Context, page: Path, findings: Pa
 
 
 def _run_seed(experiment: Experiment, seed: int, context: Context) -> SeedRun:
-    """Run all methods with all orders and the raw merge, and with the main order and all merges."""
-    recipe = load_recipe(experiment.recipe, experiment.data_root, seed)
+    """Run all methods with all orders and the raw merge, and with the main order and all merges.
+
+    context: with the settings that the first seed chose; for this one, without any.
+    """
+    recipe = _with_permutations(experiment, load_recipe(experiment.recipe, experiment.data_root, seed))
+    if seed == experiment.seeds[0]:
+        recipe = replace(recipe, fits=replace(recipe.fits, tune=experiment.tune))
     context = replace(context, out=context.out / f"seed-{seed}", recipe=experiment.recipe)
     evaluation = replace(recipe.evaluation, methods=experiment.methods)
     methods = evaluation.find_methods()
@@ -103,14 +120,16 @@ def _run_seed(experiment: Experiment, seed: int, context: Context) -> SeedRun:
     return SeedRun(seed, results, (with_merges,))
 
 
+def _with_permutations(experiment: Experiment, recipe: Recipe[Any]) -> Recipe[Any]:
+    return replace(recipe, evaluation=replace(recipe.evaluation, permutations=experiment.permutations))
+
+
 def _merges(evaluation: Evaluation) -> tuple[str, ...]:
     return tuple(name for name, kind in all_merges().items() if kind.suits(evaluation.distance))
 
 
-def _run_subgroups(experiment: Experiment, seed: int, context: Context) -> SeedRun | None:
-    if not experiment.subgroups:
-        return None
-    recipe = load_recipe(experiment.subgroups, experiment.data_root, seed)
+def _run_subgroups(experiment: Experiment, seed: int, context: Context) -> SeedRun:
+    recipe = _with_permutations(experiment, load_recipe(experiment.subgroups, experiment.data_root, seed))
     return SeedRun(
         seed, run_recipe(recipe, replace(context, out=context.out / f"biased-{seed}", recipe=experiment.subgroups))
     )
@@ -166,21 +185,22 @@ def _measure(recipe: Recipe[Any], data: Path, method: Method, network: Path) -> 
     return {"auc": curve.auc(metric), "gain": gain, "start": float(values[0]), "end": float(values[-1])}
 
 
-def _sigma_against_loss(experiment: Experiment, out: Path) -> tuple[float, ...]:
+def _sigma_against_loss(experiment: Experiment, context: Context) -> tuple[float, ...]:
     """Kendall's tau of FastFill's sigma and its true loss over the gallery, for each seed; () without FastFill."""
     recipe = load_recipe(experiment.recipe, experiment.data_root)
     methods = replace(recipe.evaluation, methods=experiment.methods).find_methods()
     fastfill = next((m for m in methods if m.name == "fastfill"), None)
     if fastfill is None:
         return ()
+    settings = chosen(context.chosen, recipe.fits).get("fastfill", recipe.fits).transforms.loss
     taus = []
     for seed in experiment.seeds:
-        run = out / f"seed-{seed}"
+        run = context.out / f"seed-{seed}"
         folder, network = read_folder(run / "embeddings"), run / "maps" / "fastfill"
-        table, settings = folder.gallery, recipe.fits.transforms.loss
+        table = folder.gallery
         assert table.label is not None
         # Without a classifier, use the substitute made of these items.
-        known = folder.classifier or pseudo_classifier(table.new, table.label)
+        known = folder.classifier or fit_classifier(table.new, table.label, settings)
         losses_N = item_losses(load_network(network), known, table.old, table.new, table.label, settings)
         sigma_N = read_sigma(network / "sigma.parquet", folder.gallery)
         known_N = np.isfinite(losses_N)  # items of classes that the new model's classifier knows
@@ -190,11 +210,11 @@ def _sigma_against_loss(experiment: Experiment, out: Path) -> tuple[float, ...]:
 
 def _minutes(runs: Sequence[SeedRun]) -> float:
     """Minutes that the stages of these runs took when they were computed, from their manifests."""
-    manifests = [read_json(folder / "manifest.json") for run in runs for folder in (run.folder, *run.more)]
     stages: dict[tuple[str, str], float] = {}
-    for manifest in manifests:
+    for folder in (folder for run in runs for folder in (run.folder, *run.more)):
+        manifest = read_json(folder / "manifest.json")
         for name, seconds in manifest["timings_s"].items():
-            key = (manifest["data"]["path"], name if name != "replay" else manifest["created"])
+            key = (str(folder.parent), name if name != "replay" else manifest["created"])
             stages[key] = max(seconds, stages.get(key, 0.0))
     return sum(stages.values()) / 60
 

@@ -10,7 +10,8 @@ from ray_backfill.display.drawing import to_png
 from ray_backfill.errors import InputError
 from ray_backfill.files import write_whole
 from ray_backfill.papers import page_tables
-from ray_backfill.papers.claims import CLAIMS, FAILS, HOLDS, UNMEASURED, UNTOLD, Evidence, Judged, judge
+from ray_backfill.papers.claims import CLAIMS, Evidence, Judged, judge
+from ray_backfill.papers.effects import DRAWS, FAILS, HOLDS, LEAST_EFFECT, RULE, UNMEASURED, UNTOLD
 from ray_backfill.papers.figure import curves_figure
 from ray_backfill.papers.markdown import PageTable, cell, table_lines
 from ray_backfill.papers.published import PAGE_TABLES
@@ -18,6 +19,7 @@ from ray_backfill.papers.runs import Case, Floats, Runs, SeedRun, read_runs
 from ray_backfill.papers.spread import mean_and_spread
 from ray_backfill.papers.training_free import TrainingFree, best_training_free
 from ray_backfill.report.parts import DATA_WORDS
+from ray_backfill.report.wording import percent
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,12 @@ class PageInput:
     """Methods in the figure; those that were not run are skipped."""
     kendall_tau: tuple[float, ...] = ()
     """Kendall's tau between the orders by sigma and by the true loss, one per run; empty: not measured."""
+    published_runs: tuple[SeedRun, ...] = ()
+    """Results folders of the same embeddings with the papers' settings, one per seed; empty: none."""
+    long_runs: tuple[SeedRun, ...] = ()
+    """Results folders with a new model that was trained longer, for some seeds; empty: none."""
+    long_epochs: int = 0
+    """Number of epochs of this training."""
     ablation: Path | None = None
     """Parquet file, a row per setting and seed: loss, rho, mining, tau, auc, gain, start, end; None: no ablation."""
     subgroup_runs: tuple[SeedRun, ...] = ()
@@ -83,7 +91,9 @@ def render(page: PageInput, runs: Runs, picture: str | None) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {"cell": cell, "table": table_lines}
-    subgroups = read_runs(page.subgroup_runs) if page.subgroup_runs else None
+    subgroups, published, long = (
+        read_runs(found) if found else None for found in (page.subgroup_runs, page.published_runs, page.long_runs)
+    )
     judged = judge(Evidence(runs, page.order, _kendall(page), subgroups), CLAIMS)
     return environment.get_template("page.md.jinja").render(
         page=page,
@@ -93,17 +103,24 @@ def render(page: PageInput, runs: Runs, picture: str | None) -> str:
         findings=_findings(page.findings),
         left_out=_left_out(runs),
         main=page_tables.main_table(runs, page.order),
+        settings=page_tables.settings_table(published, runs, page.order) if published else None,
+        tuned=runs.results[0].manifest.tuned,
+        long=page_tables.main_table(long, page.order) if long else None,
         claims=_claims_table(judged),
         verdicts=_counts(judged),
         papers=[(paper, page_tables.beside_published(runs, paper, page.order)) for paper in PAGE_TABLES],
         orders=page_tables.orders_table(runs),
         against_random=page_tables.against_random(runs),
+        permutations=min(r.manifest.settings.get("evaluation", {}).get("permutations", 1) for r in runs.results),
         merges=page_tables.merges_table(runs, page.order),
         training_free=_training_free_table(runs, page.order),
         ablation=page_tables.ablation_table(page.ablation) if page.ablation else None,
         subgroups=page_tables.subgroup_table(subgroups) if subgroups else None,
         costs=page_tables.costs_table(runs),
         backbones=page_tables.backbones_table(runs),
+        rule=RULE,
+        least_effect=percent(LEAST_EFFECT),
+        draws=f"{DRAWS:,}",
         UNTOLD=UNTOLD,
     )
 
@@ -158,7 +175,7 @@ def _claims_table(judged: list[Judged]) -> PageTable:
         (j.claim.text + (f" ({j.claim.note})" if j.claim.note else ""), j.claim.source, j.words, j.verdict)
         for j in judged
     )
-    return PageTable(("claim", "source", "measured, seed by seed", "here"), tuple(rows))
+    return PageTable(("claim", "source", "measured", "here"), tuple(rows))
 
 
 def _counts(judged: list[Judged]) -> dict[str, int]:

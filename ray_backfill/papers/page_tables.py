@@ -1,6 +1,6 @@
 """The tables of a page as text. Each function returns one table of the runs, or None if there is nothing to show."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +10,10 @@ from ray_backfill.papers.markdown import PageTable
 from ray_backfill.papers.names import MERGES, ORDERS, REFERENCES, grouped, in_order
 from ray_backfill.papers.published import Figures, PublishedTable
 from ray_backfill.papers.runs import Case, Floats, Runs
-from ray_backfill.papers.spread import mean_and_spread, mean_of, signed
-from ray_backfill.papers.subgroups import MOMENTS, cases_with_gaps, gap_at, moments_read
-from ray_backfill.report.wording import NOTHING, amount, percent
+from ray_backfill.papers.spread import mean_and_spread, mean_of, seeds_interval, signed
+from ray_backfill.papers.subgroups import EARLY, MOMENTS, cases_with_gaps, gap_at, moments_read, share_closed
+from ray_backfill.report.results import Row
+from ray_backfill.report.wording import NOTHING, amount, percent, percent_sign
 from ray_backfill.tables.schema import read_table
 
 CMC = "CMC@1"
@@ -52,12 +53,46 @@ def main_table(runs: Runs, order: str) -> PageTable | None:
 
 def _conditions(runs: Runs, case: Case) -> tuple[str, ...]:
     return (
-        mean_and_spread(runs.values(case, lambda r: r.gain)),
-        mean_and_spread(runs.values(case, lambda r: r.start)),
-        mean_and_spread(runs.values(case, lambda r: r.end)),
+        *(mean_and_spread(runs.values(case, field)) for field in (_gain, _start, _end)),
         mean_and_spread(runs.values(case, lambda r: r.largest_fall)),
         mean_and_spread(runs.values(case, lambda r: r.negative_flips_vs_old_max)),
     )
+
+
+def settings_table(published: Runs, runs: Runs, order: str) -> PageTable:
+    """Every method fitted with the papers' settings beside the same with those of the runs, and what was tuned."""
+    header = (
+        *("", f"as published: AUC {runs.primary}", "gain", "M_0", "M_1"),
+        *(f"here: AUC {runs.primary}", "gain", "M_0", "M_1", "tuned"),
+    )
+    tuned = {each.method: each.values for each in runs.results[0].manifest.tuned}
+    rows = []
+    for method in (m for m in published.methods if m not in REFERENCES):
+        case = Case(method, order)
+        numbers = (
+            mean_and_spread(of.values(case, field))
+            for of in (published, runs)
+            for field in (_area, _gain, _start, _end)
+        )
+        values = ", ".join(f"{name} {value}" for name, value in tuned.get(method, {}).items())
+        rows.append((runs.title(method), *numbers, values or NOTHING))
+    return PageTable(header, tuple(rows))
+
+
+def _area(row: Row) -> float:
+    return row.auc
+
+
+def _gain(row: Row) -> float:
+    return row.gain
+
+
+def _start(row: Row) -> float:
+    return row.start
+
+
+def _end(row: Row) -> float:
+    return row.end
 
 
 def beside_published(runs: Runs, paper: PublishedTable, order: str) -> PageTable:
@@ -130,7 +165,8 @@ def _grid(
 def against_random(runs: Runs) -> PageTable | None:
     """For each method with a random order: AUC of the other orders minus its AUC, and the number of seeds above 0.
 
-    The last row counts the methods for which an order is better than random in every seed.
+    First its best label-free order, by the mean over seeds, with the 95 % interval of the difference over seeds. The
+    last row counts the methods for which an order is better than random in every seed.
     """
     orders = tuple(o for o in runs.orders if o != "random")
     leads: dict[str, list[Floats]] = {}
@@ -140,13 +176,28 @@ def against_random(runs: Runs) -> PageTable | None:
             leads[method] = own
     if not leads:
         return None
-    rows = [(runs.title(method), *(_lead(lead_S) for lead_S in own)) for method, own in leads.items()]
+    rows = []
+    for method, own in leads.items():
+        by_order = dict(zip(orders, own, strict=True))
+        rows.append((runs.title(method), *_best_label_free(runs, by_order), *(_lead(lead_S) for lead_S in own)))
     always = []
     for index in range(len(orders)):
         column = [own[index] for own in leads.values() if np.isfinite(own[index]).any()]
         always.append(f"{sum(bool((lead_S > 0).all()) for lead_S in column)} of {len(column)} methods")
-    rows.append(("*better in every seed*", *always))
-    return PageTable(("", *(f"{o} (oracle)" if o in runs.oracles else o for o in orders)), tuple(rows))
+    rows.append(("*better in every seed*", "", "", *always))
+    header = ("", "best label-free order", "its difference, 95 % interval over seeds")
+    return PageTable((*header, *(f"{o} (oracle)" if o in runs.oracles else o for o in orders)), tuple(rows))
+
+
+def _best_label_free(runs: Runs, leads: Mapping[str, Floats]) -> tuple[str, str]:
+    """The best order without labels of the gallery, and its lead; random if no other is better. leads: by order."""
+    means = {o: mean_of(leads[o]) for o in runs.label_free_orders if o in leads}
+    best = max((o for o in means if means[o] > 0), key=lambda o: means[o], default=None)
+    if best is None:
+        return "random", NOTHING
+    low, high = seeds_interval(leads[best])
+    limits = f" ({signed(low)} to {signed(high)})" if np.isfinite(low) else ""
+    return best, signed(means[best]) + limits
 
 
 def _lead(lead_S: Floats) -> str:
@@ -176,17 +227,20 @@ def _yes(flag: object) -> str:
 
 
 def subgroup_table(runs: Runs) -> PageTable | None:
-    """The gap between the best and the worst subgroup at several moments, by method and order."""
+    """The gap between the best and the worst subgroup at several moments, and the share that is closed early."""
     cases = cases_with_gaps(runs)
     if not cases:
         return None
     several = len({c.merge for c in cases}) > 1
-    header = ("", "order", *(["merge"] if several else []), *(_moment(runs, m) for m in MOMENTS))
+    closed = (f"closed at {_moment(runs, m)}" for m in EARLY)
+    header = ("", "order", *(["merge"] if several else []), *(_moment(runs, m) for m in MOMENTS), *closed)
     rows = []
     for case in cases:
         free = case.method in REFERENCES
         what = [NOTHING if free else case.order, *([NOTHING if free else case.merge] if several else [])]
-        rows.append((runs.title(case.method), *what, *(mean_and_spread(gap_at(runs, case, m)) for m in MOMENTS)))
+        gaps = (mean_and_spread(gap_at(runs, case, m)) for m in MOMENTS)
+        shares = (percent_sign(share_closed(runs, case, m), 0) for m in EARLY)
+        rows.append((runs.title(case.method), *what, *gaps, *shares))
     return PageTable(header, tuple(rows))
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
 from ray_backfill.papers.names import MERGES, ORDERS, REFERENCES, in_order, listed
+from ray_backfill.papers.queries import PerQuery, read_per_query
 from ray_backfill.report import Results, read_results
 from ray_backfill.report.results import Line, Row, Variant
 
@@ -45,6 +46,8 @@ class Runs:
     results: tuple[Results, ...]
     rows: tuple[dict[tuple[str, Variant | None, str], Row], ...]
     """For each seed: (method, variant, metric) -> row; variant is None for methods that do not depend on it."""
+    per_query: tuple[PerQuery, ...]
+    """For each seed: the primary metric of each query, with the raw merge."""
 
     @property
     def primary(self) -> str:
@@ -75,6 +78,12 @@ class Runs:
     def oracles(self) -> frozenset[str]:
         """Oracle orders: upper bounds that use knowledge not available in advance."""
         return frozenset(order for r in self.results for order in r.oracles)
+
+    @property
+    def label_free_orders(self) -> tuple[str, ...]:
+        """Orders that in every seed are no oracle and need no labels of the gallery."""
+        barred = {o for r in self.results for o in r.orders if o not in r.label_free_orders}
+        return tuple(o for o in self.orders if o not in barred)
 
     @property
     def merges(self) -> tuple[str, ...]:
@@ -148,7 +157,8 @@ def read_runs(runs: Iterable[SeedRun]) -> Runs:
         raise InputError(
             f"seeds differ in their primary metric ({metrics}): simulate all seeds with the same --metrics"
         )
-    return Runs(seeds, folders, results, tuple(_index(r) for r in results))
+    per_query = tuple(read_per_query(folder) for folder in folders)
+    return Runs(seeds, folders, results, tuple(_index(r) for r in results), per_query)
 
 
 def _joined(results: Sequence[Results]) -> Results:

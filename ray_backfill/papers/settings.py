@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -14,9 +15,21 @@ class Experiment:
     """Folder of the images, for recipes that need files; None for the others."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Random seeds, one run of the whole recipe for each."""
-    methods: tuple[str, ...] = ("all",)
-    """Upgrade methods to compare, or "all"."""
+    methods: tuple[str, ...] = ("all", "controls")
+    """Upgrade methods to compare, by name, or "all", "two_models" (those of "all" that train no backbone beside old and
+    new) or "controls" (which "all" leaves out)."""
     ablation: bool = True
     """Also train heads with every loss, with and without rho and mining, and at several temperatures (first seed)."""
+    permutations: int = 10
+    """Number of random permutations: curves of the random order are means over them."""
+    tune: int = 0
+    """Number of settings to try for each fitted method on the validation split of the first seed; the best are used for
+    all seeds and recipes. 0: the recipe's own."""
+    published: bool = True
+    """Also fit every method with the papers' settings, on the same embeddings and in the main order."""
+    long_epochs: int = 0
+    """Also compare all methods on a new model that is trained for so many epochs, in the main order; 0: not."""
+    long_seeds: Literal["first", "all"] = "first"
+    """Seeds of the longer training."""
     subgroups: str = ""
     """Recipe with subgroups to run as well, with the same seeds; empty: none."""

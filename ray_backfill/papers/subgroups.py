@@ -1,14 +1,21 @@
-"""The gap between subgroups of queries at chosen moments."""
+"""The gap between subgroups of queries at chosen moments.
+
+FastFill, section 5.3, measures top-1 accuracy, which is CMC@1. So do these functions, whatever the primary metric is.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.papers.names import REFERENCES
 from ray_backfill.papers.runs import Case, Floats, Runs
+from ray_backfill.papers.spread import mean_of
 from ray_backfill.report.results import Results, Variant
 from ray_backfill.tables.results import GAP
 
+METRIC = "CMC@1"
 MOMENTS = (0.0, 0.25, 0.5, 1.0)
+# Moments for which the share of the gap that is closed by then is told.
+EARLY = (0.25, 0.5)
 
 
 def nearest(t: Floats, moment: float) -> NDArray[np.intp]:
@@ -19,7 +26,17 @@ def nearest(t: Floats, moment: float) -> NDArray[np.intp]:
 
 def gap_at(runs: Runs, case: Case, moment: float) -> Floats:
     """(S,) best minus worst group at the nearest point (the mean if two are equally near), as a share."""
-    return np.array([_gap(results, case, runs.primary, moment) for results in runs.results])
+    return np.array([_gap(results, case, moment) for results in runs.results])
+
+
+def share_closed(runs: Runs, case: Case, moment: float) -> float:
+    """The share of the closable gap (at the start minus at the end) that is closed at a moment; it can exceed 1.
+
+    Gaps are means over the seeds that have them, because a single seed may have next to nothing to close. NaN if the
+    upgrade does not reduce the gap.
+    """
+    start, now, end = (mean_of(gap_at(runs, case, t)) for t in (0.0, moment, 1.0))
+    return (start - now) / (start - end) if start > end else float("nan")
 
 
 def moments_read(runs: Runs, moment: float) -> tuple[float, ...]:
@@ -33,20 +50,20 @@ def moments_read(runs: Runs, moment: float) -> tuple[float, ...]:
 
 
 def cases_with_gaps(runs: Runs) -> list[Case]:
-    """Methods, orders and merges that have a gap curve of the primary metric; old, new and offline once."""
+    """Methods, orders and merges that have a gap curve; old, new and offline once."""
     found: dict[Case, None] = {}
     seen: set[str] = set()
     for results in runs.results:
         for (method, variant, metric), lines in results.groups.items():
-            if metric == runs.primary and GAP in lines and not (method in REFERENCES and method in seen):
+            if metric == METRIC and GAP in lines and not (method in REFERENCES and method in seen):
                 found[Case(method, variant.order, variant.merge)] = None
                 seen.add(method)
     place = {method: index for index, method in enumerate(runs.methods)}
     return sorted(found, key=lambda c: place.get(c.method, len(place)))
 
 
-def _gap(results: Results, case: Case, metric: str, moment: float) -> float:
-    own = results.groups.get((case.method, Variant(case.order, case.merge), metric), {})
+def _gap(results: Results, case: Case, moment: float) -> float:
+    own = results.groups.get((case.method, Variant(case.order, case.merge), METRIC), {})
     if GAP not in own:
         return float("nan")
     line = own[GAP]

@@ -23,12 +23,11 @@ def fit_variants(
     Raises:
         InputError: A fit failed, or a training diverged.
     """
-    assert folder.train is not None
     jobs = [MapJob(name, settings, distance, folder.path, out / str(i)) for i, (name, settings) in enumerate(wanted)]
     missing = [job for job in jobs if not _begin(job)]
     if missing:
         with session(), stage("fit variants", len(missing), "variants") as shown:
-            fit_side_by_side(missing, sum(v.nbytes for v in folder.train.vectors.values()), shown, max_failures)
+            fit_side_by_side(missing, folder.train_bytes, shown, max_failures)
     for job in jobs:
         if not is_finished(job.out):
             raise InputError(f"training {job.method} ({job.out}) diverged: its loss is not finite; lower its lr")

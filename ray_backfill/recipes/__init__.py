@@ -14,6 +14,7 @@ import tyro
 
 from ray_backfill.cluster.settings import EmbedSettings
 from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.datasets import Divided
 from ray_backfill.errors import InputError
 from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.plugins import load_plugin, plugin_names, rows_from_outside
@@ -57,6 +58,11 @@ class Recipe(Generic[ImagesT]):
     """Fitting of heads, transformations and adapters."""
     evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(default_factory=Evaluation)
     """Methods, orders, merges and metrics to compare."""
+
+    @property
+    def source(self) -> Any:
+        """Settings to open the images with, divided into train and validation if the protocol says so."""
+        return Divided(self.images, self.protocol) if self.protocol.validation else self.images
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ray_backfill.recipes._small import small_convnet, small_fits
 def _recipe(data_root: Path | None, seed: int) -> Recipe[landmarks.Settings]:
     return Recipe(
         images=landmarks.Settings(seed=seed),
-        protocol=Protocol("open", old_share=0.3, seed=seed),
+        protocol=Protocol("open", old_share=0.3, seed=seed, validation=0.1),
         old=small_convnet(16, epochs=6, seed=2 * seed),
         new=small_convnet(24, epochs=5, seed=2 * seed + 1),
         embed=EmbedSettings(part_rows=1024),

@@ -16,6 +16,7 @@ from ray_backfill.datasets import cifar100, gldv2, imagenet, market1501, places3
 from ray_backfill.protocols import Protocol
 from ray_backfill.recipes import NamedRecipe, Recipe, needs_root
 from ray_backfill.recipes._papers import Classification, fits, model
+from ray_backfill.training.settings import FitSettings
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,12 @@ class Paper:
     name: str
     orders: tuple[str, ...]
     distance: str
+    points: int
 
 
-RM = Paper("rank merge", ("classifier_score",), "cosine")
-FF = Paper("FastFill", ("random", "entropy", "sigma"), "l2")
+# RM: t = 0, 0.1, ..., 1 (section 5.1). FF: 20 steps between 0 and 1 (the authors' public configuration).
+RM = Paper("rank merge", ("classifier_score",), "cosine", points=11)
+FF = Paper("FastFill", ("random", "entropy", "sigma"), "l2", points=22)
 
 
 class Split(NamedTuple):
@@ -171,10 +174,19 @@ class PublishedRecipe:
                 methods=self.methods,
                 orders=self.paper.orders,
                 metrics=(data.metric, "CMC@1"),
-                points=11,
+                points=self.paper.points,
                 distance=self.distance,
             ),
         )
+
+
+def published_fits(recipe: Recipe[Any]) -> FitSettings:
+    """The papers' settings of all fits, for a recipe that is not the papers'.
+
+    The recipe keeps its classification loss, its distance, the blocks of psi and rho, and its seed.
+    """
+    own = recipe.fits
+    return fits(own.heads.blocks, own.transforms.loss.classification, recipe.evaluation.distance, own.heads.seed)
 
 
 PUBLISHED = (

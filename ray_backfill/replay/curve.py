@@ -28,8 +28,8 @@ class Curve:
     """(T,) progress of the backfill: the share of backfilled items, in [0, 1]."""
     per_query: dict[str, NDArray[np.float64]]
     """Metric name -> (Q, T) values."""
-    top1_correct: NDArray[np.bool_]
-    """(Q, T) whether each query's first item is a positive."""
+    top1_correct: stats.RightQT
+    """(Q, T) whether each query's first item is a positive; for a mean over several orders, the share of them."""
     scored: NDArray[np.int64]
     """(Q,) positions of the queries that have a positive."""
     n_skipped: int
@@ -242,7 +242,7 @@ class Curve:
         if not _equal(other.weights, self.weights):
             raise InputError("the two curves have different weights of queries; replay both with the same ground truth")
 
-    def _top1_before(self, before: "Curve | None") -> NDArray[np.bool_]:
+    def _top1_before(self, before: "Curve | None") -> stats.RightQT:
         other = self if before is None else before
         self._same_queries(other)
         return other.top1_correct[:, :1]

@@ -47,6 +47,8 @@ def verdict(results: Results) -> str:
         return "These results have no intervals, so nothing is recommended: compare on at least 30 queries."
     if situation is Situation.NO_METHOD:
         return "Only old and new were compared, so nothing is recommended."
+    if situation is Situation.UNLEARNED:
+        return "No method learned anything here, so nothing is recommended."
     if situation is Situation.ONLY_BOUNDS:
         return "Only oracle orders were compared, which cannot be deployed, so nothing is recommended."
     assert old is not None
@@ -97,13 +99,18 @@ def warnings(results: Results) -> tuple[str, ...]:
     if (scored := queries(results)) is not None and scored < FEW_QUERIES:
         what = "Only one query was" if scored == 1 else f"Only {scored} queries were"
         found.append(f"{what} scored: too few to tell methods apart. Use at least {FEW_QUERIES}, better hundreds.")
+    if marked := [results.titles[name] for name in results.methods if name in results.unlearned]:
+        found.append(
+            f"Did not learn here: {_few(marked)}. On validation items, which no fit saw, worse than rank merge without "
+            "training (rm_naive), so never recommended."
+        )
     return (*found, *data_notes(results.manifest.data))
 
 
 def safety(results: Results) -> str:
     """A sentence that names the methods for which all three conditions hold in all metrics."""
     rows = [r for r in best_per_method(results, results.primary) if not r.is_reference and not r.is_bound]
-    safe = [r.title for r in rows if is_safe(results, r)]
+    safe = [r.title for r in rows if is_safe(results, r) and r.method not in results.unlearned]
     each = f", each in its best {choice(results)}" if choice(results) else ""
     metrics = f" in {listed(list(results.metrics), 'and')}" if len(results.metrics) > 1 else ""
     if not safe and len(rows) == 1:
@@ -238,7 +245,7 @@ def _other_methods(results: Results, best: Row) -> list[str]:
     sentences: list[str] = []
     told: set[str] = set()
     for row, start, end, lead in crossings(results, best):
-        if row.method in told or len(told) == 2:
+        if row.method in told or row.method in results.unlearned or len(told) == 2:
             continue
         told.add(row.method)
         sentences.append(f"{_stretch(start, end)} {row.title} serves better, by up to {points(lead)}.")

@@ -186,7 +186,7 @@ def _curve(
     t, value = 100 * trace.t, 100 * trace.value
     # Old and new never change, and offline changes at once: at the end.
     is_step = row.is_reference
-    return [Curve(key or row.method, title or row.title, number, style, t, value, interval, is_step, is_shown)]
+    return [Curve(key or row.method, title or results.name(row), number, style, t, value, interval, is_step, is_shown)]
 
 
 def _by_auc(rows: Sequence[Row]) -> list[Row]:

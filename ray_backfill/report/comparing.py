@@ -26,7 +26,7 @@ def compare(
             f"their methods: {', '.join(results.methods)}"
         )
     lines = [
-        Compared({"other": other.title} | variant_cells(results, other), row.auc, other.auc, difference)
+        Compared({"other": results.name(other)} | variant_cells(results, other), row.auc, other.auc, difference)
         for other, difference in found
         if not others or other.method in others
     ]

@@ -80,7 +80,7 @@ def gain_figure(results: Results) -> Figure:
     figure = blank_figure(max(1.6, 0.32 * len(rows) + 1.1))
     plot = figure.add_subplot()
     styles = charts.method_styles(results)
-    names = [r.title + (f", {results.label(r.variant)}" if results.group(r) else "") for r in rows]
+    names = [results.name(r) + (f", {results.label(r.variant)}" if results.group(r) else "") for r in rows]
     widths = [100 * r.gain for r in rows]
     plot.barh(range(len(rows)), widths, height=0.62, color=[styles[r.method].colour for r in rows])
     for y, (row, width) in enumerate(zip(rows, widths, strict=True)):

@@ -47,7 +47,7 @@ def grids(results: Results) -> list[Grid]:
 def _grid(results: Results, what: str, fixed: str, variants: Sequence[Variant]) -> Grid:
     own = set(own_methods(results))
     found = {(r.method, r.variant): r for r in results.rows if r.metric == results.primary and r.method in own}
-    by_method = {r.method: r.title for r in best_per_method(results, results.primary) if r.method in own}
+    by_method = {r.method: results.name(r) for r in best_per_method(results, results.primary) if r.method in own}
     rows = {m: [found.get((m, v)) for v in variants] for m in by_method}
     rows = {m: cells for m, cells in rows.items() if any(cells)}
     areas = [r.auc for cells in rows.values() for r in cells if r is not None and math.isfinite(r.auc)]

@@ -12,7 +12,14 @@ from ray_backfill.report.heading import (
     top_notes,
     without_folders,
 )
-from ray_backfill.report.page_tables import costs_table, leads_table, numbers_table
+from ray_backfill.report.page_tables import (
+    checks_table,
+    costs_table,
+    leads_table,
+    numbers_table,
+    orders_table,
+    tuned_table,
+)
 from ray_backfill.report.parts import PageTable, bind, data_facts, flatten, page_charts, page_environment
 from ray_backfill.report.results import Results
 from ray_backfill.report.selection import Compared
@@ -58,8 +65,13 @@ def render(results: Results) -> str:
         numbers=[(metric, *_numbers(results, metric)) for metric in results.metrics],
         rivals=_rivals(results),
         grids=tables,
+        best_orders=orders_table(results),
+        permutations=manifest.settings.get("evaluation", {}).get("permutations", 1),
         dashes=any(not math.isfinite(c.auc) for grid in tables for _, cells in grid.rows for c in cells),
         costs=costs_table(results),
+        tuned=tuned_table(results),
+        checks=checks_table(results),
+        unlearned_note=wording.UNLEARNED_NOTE if results.unlearned else "",
         left_out=[(", ".join(names), without_folders(why)) for why, names in wording.left_out(results).items()],
         glossary=glossary(results),
         command=without_folders(manifest.command),

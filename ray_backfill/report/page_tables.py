@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from ray_backfill.report.answers import conditions
+from ray_backfill.report.best_orders import best_orders
 from ray_backfill.report.parts import Cell, Head, PageTable, TableRow
 from ray_backfill.report.results import Results, Row
 from ray_backfill.report.selection import Compared, shown_rows
@@ -50,13 +51,27 @@ def leads_table(results: Results, compared: Compared) -> PageTable:
     heads += [Head("95 % interval"), Head("the best is", "name")]
     lines = []
     for row, found in compared:
-        cells = [Cell(row.title), *(Cell(text, css="name") for text in variant_cells(results, row).values())]
+        cells = [Cell(results.name(row)), *(Cell(text, css="name") for text in variant_cells(results, row).values())]
         cells += [
             number(percent(found.value), found.value),
             number(interval(found.low, found.high), found.low, "range"),
         ]
         lines.append(TableRow("", [*cells, Cell(found.verdict, css="name")]))
     return PageTable("The best method against the others", heads, lines, "sortable")
+
+
+def orders_table(results: Results) -> PageTable | None:
+    """A line per method: its best order without labels of the gallery, against random; None without such orders."""
+    heads = [Head("method", "name"), Head("best label-free order", "name"), Head("AUC"), Head("AUC in random order")]
+    heads += [Head("difference"), Head("95 % interval")]
+    lines = []
+    for row, random, lead in best_orders(results):
+        cells = [Cell(row.title), Cell(row.order, css="name")]
+        cells += [number(percent(each.auc), each.auc) for each in (row, random)]
+        value, low, high = (lead.value, lead.low, lead.high) if lead else (math.nan, math.nan, math.nan)
+        cells += [number(percent(value), value), number(interval(low, high), low, "range")]
+        lines.append(TableRow("", cells))
+    return PageTable("The best label-free order of each method", heads, lines, "sortable") if lines else None
 
 
 def costs_table(results: Results) -> PageTable | None:
@@ -73,6 +88,42 @@ def costs_table(results: Results) -> PageTable | None:
     return PageTable("What each method costs", heads, lines, "sortable costs")
 
 
+def checks_table(results: Results) -> PageTable | None:
+    """A line per fitted method on the validation part, the one that is furthest behind first; None if not checked."""
+    if not results.checks:
+        return None
+    heads = [Head("method", "name"), Head(f"AUC {results.checks[0].metric}"), Head("RM naive"), Head("difference")]
+    heads += [Head("95 % interval"), Head("verdict", "name")]
+    lines = []
+    for each in sorted(results.checks, key=lambda check: check.difference):
+        cells = [Cell(results.titles.get(each.method, each.method))]
+        cells += [number(percent(share), share) for share in (each.auc, each.auc_rm_naive, each.difference)]
+        cells.append(number(interval(each.low, each.high), each.low, "range"))
+        lines.append(TableRow("", [*cells, Cell("did not learn here" if each.is_worse else "no worse", css="name")]))
+    return PageTable("Fitted methods on the validation items", heads, lines, "sortable")
+
+
+def tuned_table(results: Results) -> PageTable | None:
+    """A line per method with what --tune chose for it; None without it."""
+    if not results.manifest.tuned:
+        return None
+    metric = results.manifest.tuned[0].metric
+    heads = [Head("method", "name"), Head("settings tried"), Head("chosen", "name")]
+    heads += [Head(f"AUC {metric} there"), Head("as given")]
+    lines = []
+    for each in results.manifest.tuned:
+        words = ", ".join(f"{name} {_plain(value)}" for name, value in each.values.items())
+        scores = [math.nan if score is None else score for score in (each.score, each.given)]
+        cells = [Cell(results.titles.get(each.method, each.method)), number(str(each.trials), each.trials)]
+        cells += [Cell(words, css="name"), *(number(percent(score), score) for score in scores)]
+        lines.append(TableRow("", cells))
+    return PageTable("Settings chosen on the validation split", heads, lines, "sortable")
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def number(text: str, value: float, css: str = "") -> Cell:
     """A cell that is sorted by its value; by nothing where there is none."""
     return Cell(text, f"{value:.6g}" if math.isfinite(value) else "", css)
@@ -81,7 +132,7 @@ def number(text: str, value: float, css: str = "") -> Cell:
 def _numbers(results: Results, row: Row, is_primary: bool) -> list[Cell]:
     # Old and new are what the conditions and milestones compare with.
     marks = ("", "", "") if row.is_end else conditions(results, row)
-    cells = [Cell(row.title), *(Cell(text, css="name") for text in variant_cells(results, row).values())]
+    cells = [Cell(results.name(row)), *(Cell(text, css="name") for text in variant_cells(results, row).values())]
     cells.append(number(percent(row.auc), row.auc, "key"))
     cells.append(number(interval(row.auc_low, row.auc_high), row.auc_low, "range"))
     gain = number(percent_sign(row.gain, 0), row.gain, "gain")

@@ -26,6 +26,9 @@ DATA_WORDS = {
     "queries_weighted_by": "queries weighted by column",
     "old_dim": "dimensions of the old embedding",
     "new_dim": "dimensions of the new embedding",
+    "validation_items": "validation items",
+    "validation_from": "validation items from",
+    "not_checked": "fitted methods not checked",
     "broken_images": "broken images",
     "fingerprint": "fingerprint",
 }

@@ -15,6 +15,7 @@ import pandas as pd
 
 from ray_backfill.display import Difference, Differences, html_table
 from ray_backfill.errors import InputError
+from ray_backfill.tables.checks import CheckRow
 from ray_backfill.tables.results import FLIP_METRICS, NEW, OLD, CostRow, CurvePoint, Manifest, SummaryRow
 from ray_backfill.tables.schema import block, frame
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ray_backfill.display.drawing import Figure
 
 T = TypeVar("T")
-DAGGER = "\u2020"
+DAGGER, DOUBLE_DAGGER = "\u2020", "\u2021"
 FigureName = Literal["curves", "gain", "orders", "flips", "subgroups"]
 
 
@@ -97,6 +98,7 @@ class Results:
         moments: (method, variant, metric) -> curve at all moments at which it was judged, without intervals.
         manifest: Settings, versions, sizes, and what was left out and why.
         costs: The cost of each method; () if costs were not counted.
+        checks: Each fitted method on the validation part, against rank merge without training; () if not checked.
     """
 
     rows: tuple[Row, ...]
@@ -106,6 +108,7 @@ class Results:
     moments: dict[tuple[str, Variant, str], Trace]
     manifest: Manifest
     costs: tuple[CostRow, ...] = ()
+    checks: tuple[CheckRow, ...] = ()
 
     @property
     def primary(self) -> str:
@@ -262,6 +265,21 @@ class Results:
         """The orders that use knowledge from after the upgrade."""
         return frozenset(r.order for r in self.rows if r.is_oracle)
 
+    @cached_property
+    def unlearned(self) -> frozenset[str]:
+        """The fitted methods that are worse than rank merge without training on the validation part."""
+        return frozenset(check.method for check in self.checks if check.is_worse)
+
+    def name(self, row: Row) -> str:
+        """Display name of a row's method; a double dagger marks those that did not learn here."""
+        return f"{row.title} {DOUBLE_DAGGER}" if row.method in self.unlearned else row.title
+
+    @cached_property
+    def label_free_orders(self) -> tuple[str, ...]:
+        """The orders that could be deployed without labels of the gallery."""
+        traits = self.manifest.traits.orders
+        return tuple(o for o in self.orders if o not in self.oracles and not traits[o].needs_labels)
+
     def order_name(self, order: str) -> str:
         """Display name of an order; oracle orders are marked with a dagger."""
         return f"{order} {DAGGER}" if order in self.oracles else order
@@ -311,7 +329,7 @@ class Results:
     def candidates(self, metric: str) -> list[Row]:
         """The rows that could be deployed during a backfill, the highest AUC first."""
         rows = [r for r in self.rows if r.metric == metric and not (r.is_end or r.is_bound or math.isnan(r.auc))]
-        return sorted(rows, key=lambda r: r.auc, reverse=True)
+        return sorted((r for r in rows if r.method not in self.unlearned), key=lambda r: r.auc, reverse=True)
 
     def best(self, metric: str | None = None) -> Row | None:
         """The candidate with the highest AUC, by the primary metric unless another is given."""

@@ -17,6 +17,7 @@ class Situation(Enum):
     WORSE = "the new model is worse than the old one"
     EQUAL = "the new model cannot be told apart from the old one"
     NO_METHOD = "only old and new were compared"
+    UNLEARNED = "all methods were fitted and did not learn here"
     ONLY_BOUNDS = "only oracle orders were compared"
     NOT_MIXED = "no method serves better than the old service while the backfill runs"
     UPGRADE = "some method serves better than the old service while the backfill runs"
@@ -33,8 +34,10 @@ def find_situation(results: Results) -> Situation:
         return Situation.EQUAL
     best, old = results.best(), reference(results, OLD)
     if best is None:
-        has_bounds = any(row.is_bound for row in results.rows)
-        return Situation.ONLY_BOUNDS if has_bounds else Situation.NO_METHOD
+        own = [row for row in results.rows if not row.is_end]
+        if own and all(row.method in results.unlearned for row in own):
+            return Situation.UNLEARNED
+        return Situation.ONLY_BOUNDS if any(row.is_bound for row in own) else Situation.NO_METHOD
     if old is not None and best.auc <= old.auc:
         return Situation.NOT_MIXED
     return Situation.UPGRADE

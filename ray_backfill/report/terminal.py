@@ -17,6 +17,7 @@ from ray_backfill.report.wording import (
     FEW,
     NOTHING,
     ORACLE_NOTE,
+    UNLEARNED_NOTE,
     choice,
     left_out,
     percent,
@@ -47,6 +48,10 @@ def draw_table(results: Results, console: Console | None = None) -> None:
     notes.append(Text(COLUMNS_IN_WORDS, style="dim"))
     if any(row.is_bound for row in rows):
         notes.append(Text(ORACLE_NOTE, style="dim"))
+    if any(row.method in results.unlearned for row in rows):
+        notes.append(Text(UNLEARNED_NOTE, style="dim"))
+    if reason := results.manifest.data.get("not_checked"):
+        notes.append(Text(f"fitted methods were not checked: {reason}", style="dim"))
     for reason, methods in left_out(results).items():
         names = ", ".join(methods)
         # After dozens of names the reason would be hard to find.
@@ -88,7 +93,7 @@ def _frame(results: Results, rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def _cells(results: Results, row: Row, others: Mapping[tuple[str, Variant, str], Row]) -> dict[str, str]:
-    cells = {"method": row.title} | variant_cells(results, row)
+    cells = {"method": results.name(row)} | variant_cells(results, row)
     cells[f"AUC {results.primary}"] = percent(row.auc)
     cells["gain"] = percent_sign(row.gain)
     # The conditions compare with old and new, so a tick in these rows would be meaningless.

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from ray_backfill.report.results import DAGGER, Results, Row
+from ray_backfill.report.results import DAGGER, DOUBLE_DAGGER, Results, Row
 from ray_backfill.report.selection import own_methods
 from ray_backfill.tables.results import NO, YES
 
@@ -24,6 +24,10 @@ COLUMNS_IN_WORDS = (
 )
 
 ORACLE_NOTE = f"{DAGGER} An upper bound: this order uses knowledge that exists only after the upgrade."
+UNLEARNED_NOTE = (
+    f"{DOUBLE_DAGGER} Did not learn here: worse than rank merge without training (rm_naive) on validation items, which "
+    "its fit did not see. It is never recommended."
+)
 FEW = 6  # names that a sentence can list
 
 

@@ -10,6 +10,7 @@ from ray_backfill.comparison.resolve import check_distances_agree
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource
+from ray_backfill.images.held_out import VALIDATION
 from ray_backfill.images.reading import require_readable
 from ray_backfill.methods import all_backbones
 from ray_backfill.models.backbones import check_arch
@@ -25,7 +26,7 @@ def check_recipe(recipe: Recipe[Any], workers: int, models: Sequence[str] = ("ol
 
     models: backbones that still have to be trained: old, new, or kinds of backbones, which are like one of the two.
     """
-    source = open_source(recipe.images)
+    source = open_source(recipe.source)
     train = source.items("train")
     labels = train.labels_N
     kinds = all_backbones()
@@ -59,7 +60,7 @@ def check_evaluation(recipe: Recipe[Any], workers: int) -> None:
     """Raises InputError for methods, orders and queries that could not be evaluated after the embedding."""
     check_choices(recipe)
     methods = recipe.evaluation.find_methods()
-    source = open_source(recipe.images)
+    source = open_source(recipe.source)
     train = source.items("train").labels_N
     _, new_classes = split_classes(train, recipe.protocol, source.items("train").groups_N)
     rows = training_rows(train, new_classes)
@@ -68,6 +69,8 @@ def check_evaluation(recipe: Recipe[Any], workers: int) -> None:
     for method in methods:
         if method.fit is not None:
             method.fit.check(stand_in, recipe.fits, workers)
+    if recipe.fits.tune > 1 and VALIDATION not in source.splits:
+        raise InputError("--tune needs a validation split, and nothing is held out: give --protocol.validation 0.1")
     _check_queries(source)
 
 

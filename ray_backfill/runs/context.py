@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ray_backfill.cluster.settings import EmbedActors, ReplayPlace, Workers
+from ray_backfill.tables.results import Tuned
 
 
 @dataclass(frozen=True)
@@ -11,7 +12,8 @@ class Context:
     """Where a run happens. out: its folder, on storage that all nodes share.
 
     command: as typed, for the manifest. recipe: the name of its recipe; "" for a folder of embeddings.
-    overwrite: replace stages in ``out`` that were made with other settings.
+    overwrite: replace stages in ``out`` that were made with other settings. chosen: settings of single methods that
+    another run chose on its validation split; they replace the given ones.
     """
 
     out: Path
@@ -21,3 +23,4 @@ class Context:
     command: str = ""
     recipe: str = ""
     overwrite: bool = False
+    chosen: tuple[Tuned, ...] = ()

@@ -86,8 +86,9 @@ def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> P
         gallery_models = old_models(method) if "queries" in open_source(recipe.images).splits else None
         _, classes = recipe_classes(recipe)
         before = embed_stage(
-            out / "before", recipe.images, backbones, classes, recipe.embed, actors, gallery_models, context.overwrite
-        )
+            out / "before", recipe.source, backbones, classes, recipe.new.training, recipe.embed, actors,
+            gallery_models, context.overwrite,
+        )  # fmt: skip
         folder = read_folder(before, roles, gallery_needs=("old",))
         number, on_gpu = _check_room(live, actors)
         source = FromImages(
@@ -114,9 +115,14 @@ def drill_folder(data: Path, evaluation: Evaluation, fits: FitSettings, live: Li
 
 
 def _check(evaluation: Evaluation, live: LiveSettings) -> tuple[Method, Evaluation]:
-    """The method of the drill, and the evaluation restricted to it, the first order and the first merge."""
+    """The method of the drill, and the evaluation restricted to it, to the first order and the first merge.
+
+    A gallery is backfilled in one permutation only.
+    """
     (method,) = find_methods((live.method,))
-    evaluation = replace(evaluation, methods=(method.name,), orders=evaluation.orders[:1], merges=evaluation.merges[:1])
+    evaluation = replace(
+        evaluation, methods=(method.name,), orders=evaluation.orders[:1], merges=evaluation.merges[:1], permutations=1
+    )
     # Live answers are top-k lists, not complete rankings.
     metrics = tuple(dict.fromkeys("mAP@100" if metric == "mAP" else metric for metric in evaluation.metrics))
     evaluation = replace(evaluation, metrics=metrics)
@@ -148,17 +154,18 @@ def _drill(
     recipe: Mapping[str, Any],
 ) -> Path:
     drill_folder, evaluation = context.out / "live", comparison.evaluation
+    tuned = {"tune": fits.tune} if fits.tune > 1 else {}
     wanted = {
         "format": FORMAT,
         "data": comparison.folder.fingerprint(method.models, further=comparison.orders.gallery.columns),
         "evaluation": asdict(evaluation),
-        "fit": method.fit.recorded(fits, evaluation.distance) if method.fit else {},
+        "fit": method.fit.recorded(fits, evaluation.distance) | tuned if method.fit else {},
         "live": asdict(live),
     }
     k = depth(evaluation.metrics, comparison.truth)
     if _is_there(drill_folder, wanted, context.overwrite):
         return drill_folder
-    comparison = fit_maps(comparison, [method], fits, context)
+    comparison, _ = fit_maps(comparison, [method], fits, context)
     if comparison.left_out:
         raise InputError(f"{method.name}: {comparison.left_out[0].reason}")
     sides = _sides(comparison, method, live)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_backfill.cluster.maps import fit_stage
+from ray_backfill.cluster.tuning import chosen, tune_stage
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.left_out import find_left_out
 from ray_backfill.comparison.replay import Curves, replay_here
@@ -27,7 +28,7 @@ from ray_backfill.runs.earlier import FILES, check_can_be_extended, joined
 from ray_backfill.runs.results import facts_of, recorded_settings, results_in_memory, write_results
 from ray_backfill.runs.size import check_memory
 from ray_backfill.store import EmbeddingFolder, read_folder
-from ray_backfill.tables.results import LeftOut
+from ray_backfill.tables.results import LeftOut, Tuned
 from ray_backfill.training.settings import FitSettings
 
 
@@ -63,12 +64,12 @@ def evaluate_folder(
         to_train = _to_train(comparison, context.out)
         if show_first is not None and _has_first_table(comparison, to_train):
             untrained = comparison.only([m for m in comparison.methods if m not in to_train])
-            untrained = fit_maps(untrained, untrained.methods, fits, context)
+            untrained, tuned = fit_maps(untrained, untrained.methods, fits, context)
             first = replayed(untrained)
-            facts = facts_of(untrained, fits, context, recipe, maps_s=time.perf_counter() - started)
+            facts = facts_of(untrained, fits, context, recipe, time.perf_counter() - started, tuned)
             show_first(results_in_memory(untrained, first, facts), [method.title for method in to_train])
-        comparison = fit_maps(comparison, comparison.methods, fits, context)
-        facts = facts_of(comparison, fits, context, recipe, maps_s=time.perf_counter() - started)
+        comparison, tuned = fit_maps(comparison, comparison.methods, fits, context)
+        facts = facts_of(comparison, fits, context, recipe, time.perf_counter() - started, tuned)
         return write_results(
             comparison,
             context.out / results,
@@ -91,7 +92,7 @@ def _with_earlier(
     both = joined(evaluation, out)
     folder = read_folder(data, models_of(both.find_methods()))
     try:
-        check_can_be_extended(out, folder, both, both.find_methods(), recorded_settings(fits))
+        check_can_be_extended(out, folder, both, both.find_methods(), recorded_settings(fits, context.chosen))
     except OtherSettingsError:
         if not context.overwrite:
             raise
@@ -149,8 +150,7 @@ def fit_folder(
             raise InputError(f"{each.name} {each.reason}")
     gone = {each.name for each in left_out}
     methods = [method for method in methods if method.name not in gone]
-    maps, distance = context.out / "maps", evaluation.distance
-    networks = fit_stage(maps, folder, methods, fits, distance, context.workers, context.overwrite)
+    networks, _ = _fitted(folder, methods, fits, evaluation, context)
     for method in methods:
         if method.fit and method.name not in networks:
             option = f"--{method.fit.option}.lr"
@@ -158,13 +158,29 @@ def fit_folder(
     return networks, left_out
 
 
-def fit_maps(comparison: Comparison, methods: Sequence[Method], fits: FitSettings, context: Context) -> Comparison:
-    """Fit what these methods need on the train split into ``out/maps``; returns the comparison with the networks."""
+def fit_maps(
+    comparison: Comparison, methods: Sequence[Method], fits: FitSettings, context: Context
+) -> tuple[Comparison, tuple[Tuned, ...]]:
+    """Fit what these methods need on the train split into ``out/maps``.
+
+    Returns: the comparison with the networks, and the settings that ``fits.tune`` trials chose.
+    """
     if comparison.folder.train is None or not any(method.fit for method in methods):
-        return comparison.fitted({})
-    distance = comparison.evaluation.distance
-    maps, folder = context.out / "maps", comparison.folder
-    return comparison.fitted(fit_stage(maps, folder, methods, fits, distance, context.workers, context.overwrite))
+        return comparison.fitted({}), ()
+    networks, tuned = _fitted(comparison.folder, methods, fits, comparison.evaluation, context)
+    return comparison.fitted(networks), tuned
+
+
+def _fitted(
+    folder: EmbeddingFolder, methods: Sequence[Method], fits: FitSettings, evaluation: Evaluation, context: Context
+) -> tuple[dict[str, Path], tuple[Tuned, ...]]:
+    """Fit maps with the given settings, or with those chosen for each method: method -> network, and the choices."""
+    out, workers, overwrite = context.out, context.workers, context.overwrite
+    tuned = context.chosen
+    if fits.tune > 1:
+        tuned = tune_stage(out / "tuning", folder, methods, fits, evaluation, workers, overwrite)
+    own = chosen(tuned, fits)
+    return fit_stage(out / "maps", folder, methods, fits, evaluation.distance, workers, overwrite, own), tuned
 
 
 def _replayer(folder: EmbeddingFolder, context: Context, ray: ExitStack) -> Callable[[Comparison], Curves]:

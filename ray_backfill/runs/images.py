@@ -37,7 +37,8 @@ def train_recipe_backbone(recipe: Recipe[Any], role: str, context: Context) -> P
     model, classes = (recipe.old, old_classes) if like == "old" else (recipe.new, new_classes)
     title = f"{kind.title if kind else role} backbone"
     name = kind.name if kind else ""
-    job = BackboneJob(title, recipe.images, classes, model.backbone, model.training, name, old)
+    backbone = kind.backbone(model.backbone, _labels(recipe)) if kind else model.backbone
+    job = BackboneJob(title, recipe.source, classes, backbone, model.training, name, old)
     return timed(folder, lambda: train_backbone_stage(folder, job, context.workers, context.overwrite))
 
 
@@ -49,19 +50,25 @@ def embed_recipe(recipe: Recipe[Any], context: Context) -> Path:
     roles = models_of(recipe.evaluation.find_methods())
     models = {role: train_recipe_backbone(recipe, role, context) for role in roles}
     _, new_classes = recipe_classes(recipe)
-    folder, actors = context.out / "embeddings", context.actors
+    folder, training = context.out / "embeddings", recipe.new.training
     return timed(
         folder,
         lambda: embed_stage(
-            folder, recipe.images, models, new_classes, recipe.embed, actors, overwrite=context.overwrite
+            folder, recipe.source, models, new_classes, training, recipe.embed, context.actors,
+            overwrite=context.overwrite,
         ),
-    )
+    )  # fmt: skip
 
 
 def recipe_classes(recipe: Recipe[Any]) -> tuple[list[int], list[int]]:
     """The classes of the old and of the new model."""
-    train = open_source(recipe.images).items("train")
+    train = open_source(recipe.source).items("train")
     return split_classes(train.labels_N, recipe.protocol, train.groups_N)
+
+
+def _labels(recipe: Recipe[Any]) -> int:
+    """Number of labels of the train split, from 0 on."""
+    return int(open_source(recipe.images).items("train").labels_N.max()) + 1
 
 
 def timed(folder: Path, stage: Callable[[], Path]) -> Path:

@@ -38,7 +38,7 @@ def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
     to_train = [model for model in models if context.overwrite or not is_finished(out / "backbones" / model)]
     check_recipe(recipe, 1, to_train)
     check_evaluation(recipe, 1)
-    source = open_source(recipe.images)
+    source = open_source(recipe.source)
     n_queries = len(source.items("queries" if "queries" in source.splits else "gallery"))
     check_memory(recipe.evaluation, len(methods), n_queries)
     context.place.check_local()

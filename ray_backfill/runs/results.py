@@ -8,9 +8,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ray_backfill import __version__
+from ray_backfill.comparison.checks import check_fits, checked_methods, validation_facts
 from ray_backfill.comparison.costs import cost_table
 from ray_backfill.comparison.orders import store_sigma
 from ray_backfill.comparison.replay import Curves, replay_here
@@ -25,8 +27,10 @@ from ray_backfill.runs.context import Context
 from ray_backfill.runs.earlier import FILES, STAGE, check_can_be_extended, is_there, settings_of
 from ray_backfill.runs.origin import origin_of
 from ray_backfill.statistics import relative_weights
-from ray_backfill.tables.results import TABLES, Manifest, SkippedQuery
-from ray_backfill.tables.schema import block, write_table
+from ray_backfill.tables.checks import CheckRow
+from ray_backfill.tables.queries import ScoredQuery, SkippedQuery
+from ray_backfill.tables.results import TABLES, Manifest, Tuned
+from ray_backfill.tables.schema import block, frame, write_table
 from ray_backfill.training.settings import FitSettings
 
 # Version of the results folder; increases when the shape of a table changes.
@@ -39,7 +43,7 @@ class Facts:
 
     settings: everything besides data and evaluation that determines the results. recipe: the whole recipe, {} for a
     user's folder. origin: of the data, see ``origin_of``. backbones: model -> macs and parameters of one
-    embedding and training_flops, if the models are known.
+    embedding and training_flops, if the models are known. tuned: settings that were chosen on the validation split.
     """
 
     command: str
@@ -48,30 +52,40 @@ class Facts:
     origin: dict[str, Any] = field(default_factory=dict)
     timings_s: dict[str, float] = field(default_factory=dict)
     backbones: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tuned: tuple[Tuned, ...] = ()
 
 
 def facts_of(
-    comparison: Comparison, fits: FitSettings, context: Context, recipe: Mapping[str, Any] | None, maps_s: float
+    comparison: Comparison,
+    fits: FitSettings,
+    context: Context,
+    recipe: Mapping[str, Any] | None,
+    maps_s: float,
+    tuned: tuple[Tuned, ...] = (),
 ) -> Facts:
-    """Facts from the stages of this run's folder. maps_s: seconds spent on fitting the maps."""
+    """Facts from the stages of this run's folder. maps_s: seconds spent on tuning and fitting the maps."""
     out, folder = context.out, comparison.folder
     made = {name: read_json(out / name / "manifest.json") for name in _stages(out, folder.models)}
     known = ("macs", "parameters", "training_flops", "seconds")
     return Facts(
         context.command,
-        recorded_settings(fits),
+        recorded_settings(fits, context.chosen),
         dict(recipe or {}),
         origin_of(comparison, context, recipe or {}),
         {name: manifest.get("seconds", 0.0) for name, manifest in made.items()} | {"maps": round(maps_s, 2)},
-        {model: {name: made[f"backbones/{model}"].get(name) for name in known} for model in folder.models}
-        if recipe
-        else {},
+        {
+            model: {name: made[f"backbones/{model}"].get(name) for name in known}
+            for model in folder.models
+            if recipe and f"backbones/{model}" in made
+        },
+        tuned,
     )
 
 
-def recorded_settings(fits: FitSettings) -> dict[str, Any]:
-    """What determines the results besides data and evaluation."""
-    return {"format": FORMAT, "fits": asdict(fits)}
+def recorded_settings(fits: FitSettings, chosen: Sequence[Tuned] = ()) -> dict[str, Any]:
+    """What determines the results besides data and evaluation. chosen: by another run, see ``Context``."""
+    of_methods = {each.method: dict(each.values) for each in chosen}
+    return {"format": FORMAT, "fits": asdict(fits)} | ({"chosen": of_methods} if of_methods else {})
 
 
 def _stages(out: Path, models: Sequence[str]) -> list[str]:
@@ -114,7 +128,8 @@ def write_results(
         with stage("write report"):
             dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
             frames = vars(tables) | {"costs": cost_table(methods, dims, comparison.maps, facts.backbones)}
-            frames |= {"skipped_queries": skipped_queries(comparison)}
+            frames |= {"queries": scored_queries(comparison), "skipped_queries": skipped_queries(comparison)}
+            frames |= {"checks": _checks(comparison)}
             for name, table in frames.items():
                 if table is not None:
                     write_table(new / f"{name}.parquet", table)
@@ -128,8 +143,29 @@ def write_results(
 def _tables_of(comparison: Comparison) -> list[str]:
     """The tables that results of this comparison consist of."""
     of_query = (comparison.folder.queries or comparison.folder.gallery).group
-    rarely = {"skipped_queries": len(comparison.truth.skipped) > 0, "subgroups": of_query is not None}
+    rarely = {
+        "skipped_queries": len(comparison.truth.skipped) > 0,
+        "subgroups": of_query is not None,
+        "checks": bool(checked_methods(comparison)),
+        "permutations": comparison.evaluation.permutations > 1
+        and any(order.is_random for order in comparison.orders.orders)
+        and not all(method.is_reference for method in comparison.methods),
+    }
     return [name for name in TABLES if rarely.get(name, True)]
+
+
+def _checks(comparison: Comparison) -> pd.DataFrame | None:
+    """What the guard found out about fitted methods; None if it has nothing to judge."""
+    rows = check_fits(comparison)
+    return frame(CheckRow, rows) if rows else None
+
+
+def scored_queries(comparison: Comparison) -> pd.DataFrame:
+    """The queries with a right answer, in the order of all values per query."""
+    table, truth = comparison.folder.queries or comparison.folder.gallery, comparison.truth
+    scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
+    weights = None if truth.weights is None else relative_weights(truth.weights[scored])
+    return block(ScoredQuery, table.id[scored].astype(str), scored, 1.0 if weights is None else weights)
 
 
 def skipped_queries(comparison: Comparison) -> pd.DataFrame | None:
@@ -140,9 +176,9 @@ def skipped_queries(comparison: Comparison) -> pd.DataFrame | None:
 
 def results_in_memory(comparison: Comparison, curves: Curves, facts: Facts) -> Results:
     """The results that ``write_results`` would write, without subgroups and costs, as a report reads them."""
-    tables = tabulate(comparison.methods, curves, comparison.evaluation)
+    tables = vars(tabulate(comparison.methods, curves, comparison.evaluation)) | {"checks": _checks(comparison)}
     manifest = _manifest(comparison, "", facts, replay_s=0.0)
-    return results_of({name: table for name, table in vars(tables).items() if table is not None}, manifest)
+    return results_of({name: table for name, table in tables.items() if table is not None}, manifest)
 
 
 def weighting(comparison: Comparison) -> dict[str, Any]:
@@ -179,9 +215,15 @@ def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: 
         seed=evaluation.order_seed,
         primary_metric=evaluation.metrics[0],
         margin=evaluation.margin,
-        traits=traits_of(comparison.methods, comparison.orders.orders, (RAW.name, *comparison.merges.names)),
+        traits=traits_of(
+            comparison.methods,
+            comparison.orders.orders,
+            (RAW.name, *comparison.merges.names),
+            comparison.orders.gallery,
+        ),
         left_out=comparison.left_out,
+        tuned=facts.tuned,
         timings_s=facts.timings_s | {"replay": replay_s},
         backbones=facts.backbones,
-        data=sizes | weighting(comparison) | dims | facts.origin,
+        data=sizes | weighting(comparison) | dims | validation_facts(comparison) | facts.origin,
     )

@@ -37,11 +37,12 @@ def check_memory(evaluation: Evaluation, methods: int, queries: int) -> None:
 def curve_bytes(evaluation: Evaluation, methods: int, queries: int) -> int:
     """Estimate of the memory for curves, their bootstrap draws and their tables."""
     metrics, points, moments = len(evaluation.metrics), evaluation.points, evaluation.moments
-    values = queries * (8 * metrics * points + moments)  # of metrics, and whether the first result is right
+    right = 8 if evaluation.permutations > 1 else 1  # whether the first result is right, or a share of permutations
+    values = queries * (8 * metrics * points + right * moments)
     draws = 8 * DRAWS * metrics * points
     table_rows = 2 * 64 * ((metrics + _FLIPS) * points + metrics * moments)
     # While a method is replayed in all orders, and its draws at all moments are judged.
-    of_one_method = len(evaluation.orders) * queries * moments * (8 * metrics + 1) + 8 * DRAWS * moments
+    of_one_method = evaluation.replayed_orders * queries * moments * (8 * metrics + 1) + 8 * DRAWS * moments
     return methods * len(evaluation.orders) * len(evaluation.merges) * (values + draws + table_rows) + of_one_method
 
 

@@ -17,32 +17,29 @@ is a file or a folder of part files, which are read in the order of their names.
 - ``weight``, optional, for queries: a number above 0, the query's weight in every mean
 
 Without a queries file, the gallery items are the queries, each excluded from its own result. ``classifier.parquet`` may
-hold the new model's classifier: ``label``, ``weight`` (lists), ``bias``. Other columns are not used.
+hold the new model's classifier: ``label``, ``weight`` (lists), ``bias``. ``validation.parquet`` has the columns of a
+gallery: no fit sees it, and it judges fits and chooses their settings. Without it, a part of the train split is held
+out for that. ``train_views.parquet`` has embeddings of further views of the train items (augmented images), view after
+view: its ``id`` repeats that of train for each view. Other columns are not used.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
-from ray_backfill.files import write_whole
 from ray_backfill.store._classifier import Classifier as Classifier
 from ray_backfill.store._classifier import read_classifier as read_classifier
 from ray_backfill.store._columns import MAPPED_BYTES as MAPPED_BYTES
 from ray_backfill.store._columns import (
     add_to_digest,
-    as_grades,
-    as_id_lists,
-    as_ids,
     as_numbers,
-    as_weights,
     is_vectors,
     part_files,
     read_rows,
@@ -52,31 +49,16 @@ from ray_backfill.store._columns import kind_of as kind_of
 from ray_backfill.store._columns import room_for as room_for
 from ray_backfill.store._columns import vector_column as vector_column
 from ray_backfill.store._columns import vectors_of as vectors_of
+from ray_backfill.store._division import FEWEST as FEWEST
+from ray_backfill.store._division import held_out, take_views
+from ray_backfill.store._division import take as take
+from ray_backfill.store._known import COLUMNS, NUMBERS, OF_QUERIES, check_equal_columns, read_columns
+from ray_backfill.store._views import read_views
+from ray_backfill.store._writing import write_parquet as write_parquet
 from ray_backfill.systems import FloatArray
-from ray_backfill.tables.parquet import open_checked, read_checked, reading, write_checked
+from ray_backfill.tables.parquet import open_checked, read_checked, reading
 
-SPLITS = ("gallery", "queries", "train", "classifier")
-# Column -> the function that reads and validates it. Fingerprints follow this order.
-_COLUMNS: Mapping[str, Callable[[pa.ChunkedArray, Path, str], Any]] = {
-    "id": as_ids,
-    "label": as_ids,
-    "group": as_ids,
-    "camera": as_ids,
-    "old_score": as_numbers,
-    "old_entropy": as_numbers,
-    "old_margin": as_numbers,
-    "old_class": as_ids,
-    "sigma": as_numbers,
-    "popularity": as_numbers,
-    "order_score": as_numbers,
-    "positives": as_id_lists,
-    "ignored": as_id_lists,
-    "grades": as_grades,
-    "weight": as_weights,
-}
-# Read of the split whose items are the queries. Without them, a folder has the fingerprint that it always had.
-_OF_QUERIES = ("grades", "weight")
-_NUMBERS = tuple(name for name, read in _COLUMNS.items() if read is as_numbers)
+SPLITS = ("gallery", "queries", "train", "classifier", "train_views", "validation")
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +98,7 @@ class EmbeddingTable:
         Raises:
             InputError: The column holds other values than numbers, or misses some.
         """
-        return self.numbers.get(name) if name in _NUMBERS else read_numbers(self.path, name)
+        return self.numbers.get(name) if name in NUMBERS else read_numbers(self.path, name)
 
     @property
     def old(self) -> FloatArray:
@@ -138,15 +120,25 @@ class EmbeddingFolder:
     queries: EmbeddingTable | None
     """None if the gallery items are the queries."""
     train: EmbeddingTable | None
-    """The split that maps and merges are fitted on, if there is one."""
+    """The items that maps are fitted on, if there is a train split."""
     classifier: Classifier | None = None
     """The new model's classifier, if the folder has one."""
+    train_views: Mapping[str, FloatArray] = field(default_factory=dict)
+    """Model name -> (V, N, d) embeddings of V further views of each train item; empty if there are none."""
+    validation: EmbeddingTable | None = None
+    """Items that no map is fitted on: ``validation.parquet``, or a part of the train split. None: too few for that."""
 
     def __repr__(self) -> str:
-        splits = {"gallery": self.gallery, "queries": self.queries, "train": self.train}
+        splits = {name: getattr(self, name) for name in ("gallery", "queries", "train", "validation")}
         rows = [f"{len(table):,} {name}" for name, table in splits.items() if table is not None]
         dims = [f"{name} {vectors.shape[1]}" for name, vectors in self.gallery.vectors.items()]
         return f"Embeddings in {self.path}: {', '.join(rows)}; dimensions: {', '.join(dims)}"
+
+    @property
+    def train_bytes(self) -> int:
+        """Size of the train vectors and their further views."""
+        vectors = (self.train.vectors if self.train else {}, self.train_views)
+        return sum(each.nbytes for of_model in vectors for each in of_model.values())
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -170,7 +162,7 @@ class EmbeddingFolder:
             if split in splits and model in ("", *models):
                 digest.update(of_column)
         for name in further:
-            if name not in _COLUMNS and (numbers := self.gallery.find_numbers(name)) is not None:
+            if name not in COLUMNS and (numbers := self.gallery.find_numbers(name)) is not None:
                 add_to_digest(digest, numbers)
         return digest.hexdigest()
 
@@ -181,7 +173,7 @@ class EmbeddingFolder:
         for split in SPLITS:
             table = getattr(self, split)
             for (model, name), values in _columns_of(table).items() if table is not None else ():
-                if values is None and name in _OF_QUERIES:
+                if values is None and name in OF_QUERIES:
                     continue
                 digest = hashlib.blake2b(f"{split} {model} {name}".encode())
                 for array in [values] if isinstance(values, np.ndarray) else values or []:
@@ -190,11 +182,13 @@ class EmbeddingFolder:
         return found
 
 
-def _columns_of(table: "EmbeddingTable | Classifier") -> dict[tuple[str, str], Any]:
+def _columns_of(table: "EmbeddingTable | Classifier | Mapping[str, FloatArray]") -> dict[tuple[str, str], Any]:
     """Return the columns by model (for vectors) and name; None for a missing column."""
+    if isinstance(table, Mapping):
+        return {(model, "vectors"): vectors for model, vectors in table.items()}
     if isinstance(table, Classifier):
         return {("", name): values for name, values in vars(table).items()}
-    known = {("", name): table.numbers.get(name) if name in _NUMBERS else getattr(table, name) for name in _COLUMNS}
+    known = {("", name): table.numbers.get(name) if name in NUMBERS else getattr(table, name) for name in COLUMNS}
     return known | {(model, "vectors"): vectors for model, vectors in table.vectors.items()}
 
 
@@ -223,13 +217,9 @@ def read_folder(
             raise InputError(f"{path} is not a folder; give a folder that contains gallery.parquet")
         has_queries = (path / "queries.parquet").exists()
         gallery = read_table(path / "gallery.parquet", models, gallery_needs, are_queries=not has_queries)
-        queries, train = (
-            read_table(path / f"{name}.parquet", models, are_queries=name == "queries")
-            if (path / f"{name}.parquet").exists()
-            else None
-            for name in ("queries", "train")
-        )
-    for other in (queries, train):
+        queries = read_table(path / "queries.parquet", models, are_queries=True) if has_queries else None
+        split = read_train(path, models)
+    for other in (queries, split.train, split.validation):
         for name, vectors in other.vectors.items() if other else ():
             theirs, mine = vectors.shape[1], gallery.vectors.get(name, vectors).shape[1]
             if other and mine != theirs:
@@ -237,7 +227,35 @@ def read_folder(
                     f"column {name!r} has {theirs} dimensions in {other.path} and {mine} in {gallery.path}; "
                     "use embeddings of one model"
                 )
-    return EmbeddingFolder(path, gallery, queries, train, read_classifier(path))
+    return EmbeddingFolder(path, gallery, queries, *split)
+
+
+class TrainSplit(NamedTuple):
+    """What fits learn from, and what they must not see; see ``EmbeddingFolder`` for the fields."""
+
+    train: EmbeddingTable | None
+    classifier: Classifier | None
+    train_views: Mapping[str, FloatArray]
+    validation: EmbeddingTable | None
+
+
+def read_train(path: Path, models: Sequence[str] = ("old", "new")) -> TrainSplit:
+    """Read the items that everything is fitted on, and the validation part, which no fit sees.
+
+    That is ``validation.parquet`` if there is one; otherwise a tenth of the train split, unless it is too small.
+    """
+    if not (path / "train.parquet").exists():
+        return TrainSplit(None, read_classifier(path), read_views(path, None, {}), None)
+    train = read_table(path / "train.parquet", models)
+    classifier, views = read_classifier(path), read_views(path, train.id, train.vectors)
+    if (path / "validation.parquet").exists():
+        validation = read_table(path / "validation.parquet", models, tuple(train.vectors))
+        return TrainSplit(train, classifier, views, validation)
+    held_N = held_out(train.label, len(train))
+    if not held_N.any():
+        return TrainSplit(train, classifier, views, None)
+    kept, held = np.flatnonzero(~held_N), np.flatnonzero(held_N)
+    return TrainSplit(take(train, kept), classifier, take_views(views, kept), take(train, held))
 
 
 def read_table(
@@ -256,12 +274,12 @@ def read_table(
         are_queries: Whether the items are queries, whose grades and weights are read.
     """
     files = part_files(path)
-    read = {file: _read_columns(file, needed, are_queries) for file in files}
+    read = {file: read_columns(file, needed, are_queries) for file in files}
     files = [file for file in files if len(read[file]["id"])]
     if not files:
         raise InputError(f"{path} has no rows; each split needs at least one")
     parts = [read[file] for file in files]
-    _check_equal_columns(files, parts)
+    check_equal_columns(files, parts)
     columns: dict[str, Any] = {
         name: np.concatenate([part[name] for part in parts])
         if isinstance(parts[0][name], np.ndarray)
@@ -278,24 +296,8 @@ def read_table(
         for name in models
         if name in needed or all(name in s.names and is_vectors(s.field(name).type) for s in schemas)
     ]
-    numbers = {name: columns.pop(name) for name in _NUMBERS if name in columns}
+    numbers = {name: columns.pop(name) for name in NUMBERS if name in columns}
     return EmbeddingTable(path, vectors=read_rows(files, 0, len(columns["id"]), names), numbers=numbers, **columns)
-
-
-def _check_equal_columns(files: Sequence[Path], parts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InputError if part files differ in their columns or in the types of ids."""
-    for file, part in zip(files, parts, strict=True):
-        if part.keys() != parts[0].keys():
-            raise InputError(
-                f"{file} has the columns {', '.join(sorted(part))}, but {files[0]} has {', '.join(sorted(parts[0]))}; "
-                "all parts need the same columns"
-            )
-        for name in (name for name in part if _COLUMNS[name] is as_ids):
-            kinds = [kind_of(each[name]) for each in (part, parts[0])]
-            if kinds[0] != kinds[1]:
-                raise InputError(
-                    f"column {name!r} holds {kinds[0]} in {file}, but {kinds[1]} in {files[0]}; use one type"
-                )
 
 
 def read_vectors(path: Path, first: int, last: int, models: Sequence[str]) -> dict[str, FloatArray]:
@@ -313,34 +315,3 @@ def read_numbers(path: Path, name: str) -> NDArray[np.float64] | None:
     if any(name not in open_checked(file).schema_arrow.names for file in files):
         return None
     return np.concatenate([as_numbers(read_checked(file, [name])[name], file, name) for file in files])
-
-
-def _read_columns(file: Path, needed: Sequence[str], are_queries: bool) -> dict[str, Any]:
-    """Read and validate the known columns of one Parquet file except the vectors, as arrays or lists of id arrays."""
-    opened = open_checked(file)
-    there = opened.schema_arrow.names
-    for column in ("id", *needed):
-        if column not in there:
-            raise InputError(f"{file} has no column {column!r}; it has: {', '.join(there)}")
-    present = [name for name in there if name in _COLUMNS and (are_queries or name not in _OF_QUERIES)]
-    for name in (*present, *needed):
-        if there.count(name) > 1:
-            raise InputError(f"{file} has two columns {name!r}; remove one")
-    with reading(file):
-        table = opened.read(columns=present)
-        return {name: _COLUMNS[name](table[name], file, name) for name in present}
-
-
-def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write a Parquet file atomically: readers see the complete file or none.
-
-    Args:
-        path: File to write; its folder is created if needed.
-        table: Columns; see ``vector_column`` for embeddings.
-
-    Raises:
-        InputError: The disk is full.
-    """
-    # Vectors do not repeat: dictionary encoding makes files an eighth larger and writing three times as slow.
-    others = [field.name for field in table.schema if not is_vectors(field.type)]
-    write_whole(path, lambda temporary: write_checked(table, temporary, use_dictionary=others))

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Literal
 
+from ray_backfill.tables.checks import CheckRow
+from ray_backfill.tables.queries import QueryValues, ScoredQuery, SkippedQuery
+
 # The two services that every method is compared with; they are part of every comparison.
 OLD, NEW = "old", "new"
 # Verdicts on a condition.
@@ -179,11 +182,17 @@ class MomentPoint:
 
 
 @dataclass(frozen=True)
-class SkippedQuery:
-    """A query without a right answer in the gallery."""
+class PermutationRow:
+    """The spread of a curve over random permutations; one row for each method, merge and metric in a random order."""
 
-    id: Annotated[str, "as in the table of queries, or of the gallery if its items are the queries"]
-    row: Annotated[int, "place in this table, from 0"]
+    method: Annotated[str, "as in `summary.parquet`, whose `auc` is the mean over the permutations"]
+    order: str
+    merge: str
+    metric: str
+    permutations: Annotated[int, "number of permutations"]
+    auc_std: Annotated[float, "sample standard deviation, least and largest value of their AUCs"]
+    auc_min: float
+    auc_max: float
 
 
 # File name without its suffix -> row type.
@@ -194,11 +203,15 @@ TABLES: Mapping[str, type] = {
     "subgroups": SubgroupPoint,
     "costs": CostRow,
     "moments": MomentPoint,
+    "permutations": PermutationRow,
+    "queries": ScoredQuery,
+    "query_values": QueryValues,
     "skipped_queries": SkippedQuery,
+    "checks": CheckRow,
 }
 
 # Tables that a run writes only if it has something to put into them.
-OPTIONAL = ("subgroups", "costs", "skipped_queries")
+OPTIONAL = ("subgroups", "costs", "permutations", "skipped_queries", "checks")
 
 
 @dataclass(frozen=True)
@@ -245,6 +258,8 @@ class OrderTraits:
     is_oracle: bool = False
     """It uses information that is not available before the backfill."""
     glossary: Mapping[str, str] = field(default_factory=dict)
+    needs_labels: bool = False
+    """It uses labels of the gallery, because the gallery has nothing else that it could use."""
 
 
 @dataclass(frozen=True)
@@ -273,6 +288,22 @@ class Traits:
 
 
 @dataclass(frozen=True)
+class Tuned:
+    """The settings that --tune chose for a method, by its AUC on the validation split."""
+
+    method: str
+    metric: str
+    trials: int
+    """Number of settings that were tried."""
+    values: Mapping[str, Any]
+    """Dotted name of a setting, as in heads.loss.tau -> the value that was chosen."""
+    score: float | None
+    """AUC of the chosen settings, a share; None if every training diverged."""
+    given: float | None
+    """AUC of the settings that were given; None if their training diverged."""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The contents of manifest.json apart from ``stage`` and ``finished``."""
 
@@ -282,6 +313,7 @@ class Manifest:
     margin: float = 0.0
     """Largest loss that counts as none, as a share."""
     left_out: tuple[LeftOut, ...] = ()
+    tuned: tuple[Tuned, ...] = ()
     kind: str = "simulation"
     command: str = ""
     created: str = ""
@@ -301,7 +333,8 @@ class Manifest:
     def from_json(cls, found: Mapping[str, Any]) -> "Manifest":
         known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
         left_out = tuple(LeftOut(**each) for each in found.get("left_out", ()))
-        return cls(**known | {"traits": Traits.from_json(found["traits"]), "left_out": left_out})
+        tuned = tuple(Tuned(**each) for each in found.get("tuned", ()))
+        return cls(**known | {"traits": Traits.from_json(found["traits"]), "left_out": left_out, "tuned": tuned})
 
     def facts(self) -> dict[str, Any]:
         """Return everything except the settings, for JSON."""

@@ -8,10 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ray_backfill.models.drift import ScaledResidual, ScaledResidualShape
 from ray_backfill.models.maps import Affine, AffineShape, Residual, ResidualShape
 from ray_backfill.training.adapters import FormulaFit, Wide
 from ray_backfill.training.fit import Device, Fitted, OnEpoch, TrainSet
-from ray_backfill.training.map_loop import as_tensor, train_by_items
+from ray_backfill.training.map_loop import all_views, train_by_items
 from ray_backfill.training.settings import AdapterSettings, TransformTraining
 
 
@@ -36,19 +37,47 @@ def train_residual(
     on_epoch: OnEpoch = None,
 ) -> Fitted:
     """Train a small MLP on top of ``base``. models: the source and the target model of the map."""
-    device = device or torch.device("cpu")
     torch.manual_seed(training.seed)
     network = Residual(ResidualShape(base.shape.input_dim, base.shape.output_dim, unit=base.shape.unit))
     network.base.load_state_dict(base.linear.state_dict())
+    return train_adapter(network, base.shape.unit, data, models, training, device, on_epoch)
+
+
+def train_scaled_residual(
+    data: TrainSet,
+    models: tuple[str, str],
+    unit: bool,
+    training: TransformTraining,
+    device: Device = None,
+    on_epoch: OnEpoch = None,
+) -> Fitted:
+    """Train Drift-Adapter's MLP. models: the source and the target model of the map. unit: on vectors of length 1."""
+    torch.manual_seed(training.seed)
+    source, target = (data.vectors[model].shape[1] for model in models)
+    network = ScaledResidual(ScaledResidualShape(source, target, unit=unit))
+    return train_adapter(network, unit, data, models, training, device, on_epoch)
+
+
+def train_adapter(
+    network: nn.Module,
+    unit: bool,
+    data: TrainSet,
+    models: tuple[str, str],
+    training: TransformTraining,
+    device: Device,
+    on_epoch: OnEpoch,
+) -> Fitted:
+    """Train a network on the squared error of its predictions. unit: the targets are scaled to length 1."""
+    device = device or torch.device("cpu")
     network.to(device)
-    source, target = (as_tensor(data.vectors[model], device) for model in models)
-    if base.shape.unit:
+    source, target = (all_views(data, model, device) for model in models)
+    if unit:
         target = nn.functional.normalize(target, dim=1)
 
     def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
         return (model(source[rows]) - target[rows]).square().sum(1).mean()
 
-    flops = train_by_items(network, len(target), training, loss_of, device, on_epoch)
+    flops = train_by_items(network, data, training, loss_of, device, on_epoch)
     return Fitted(network.eval(), flops)
 
 

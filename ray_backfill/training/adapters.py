@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.training.fit import Device, Fit, Fitted, OnEpoch, TrainSet, share_of_batch
+from ray_backfill.training.fit import OF_STEPS, Choice, Device, Fit, Fitted, OnEpoch, TrainSet, share_of_batch
 from ray_backfill.training.settings import AdapterSettings, FitSettings
 
 Wide = NDArray[np.float64]
@@ -20,11 +20,15 @@ Formula = Callable[[Wide, Wide, AdapterSettings], tuple[Wide, Wide]]
 
 @dataclass(frozen=True)
 class FormulaFit(Fit):
-    """An affine map from the embeddings of ``source`` to those of ``target``, recorded by the formula's name."""
+    """An affine map from the embeddings of ``source`` to those of ``target``, recorded by the formula's name.
+
+    space: settings of the formula, if it has any.
+    """
 
     formula: Formula
     source: str
     target: str
+    space: tuple[Choice, ...] = ()
 
     option = "adapters"
     is_trained = False
@@ -56,6 +60,8 @@ class FormulaFit(Fit):
 class ResidualFit(FormulaFit):
     """A small MLP on top of an affine map, trained on the squared error. formula: the affine map to start from."""
 
+    space: tuple[Choice, ...] = OF_STEPS
+
     option = "transforms"  # epochs, batches and learning rate; --adapters has the settings of the formula
     is_trained = True
 
@@ -74,3 +80,32 @@ class ResidualFit(FormulaFit):
 
         base = fit_affine(self, data, settings.adapters, distance)
         return train_residual(base, data, self.models, settings.transforms, device, on_epoch)
+
+
+@dataclass(frozen=True)
+class ScaledResidualFit(Fit):
+    """Drift-Adapter's MLP from the embeddings of ``source`` to those of ``target``, trained on the squared error."""
+
+    source: str
+    target: str
+
+    option = "transforms"
+    space = OF_STEPS
+
+    @property
+    def models(self) -> tuple[str, str]:
+        return self.source, self.target
+
+    def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
+        this = {"kind": "scaled_residual", **asdict(self)}
+        return {"fit": this, "training": asdict(settings.transforms), "unit": distance == "cosine"}
+
+    def share(self, data: TrainSet, settings: FitSettings, workers: int) -> int:
+        return share_of_batch(len(data), settings.transforms, workers)
+
+    def fit(
+        self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
+    ) -> Fitted:
+        from ray_backfill.training.adapter_loop import train_scaled_residual
+
+        return train_scaled_residual(data, self.models, distance == "cosine", settings.transforms, device, on_epoch)

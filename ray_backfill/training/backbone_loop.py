@@ -1,6 +1,7 @@
 """Trains one backbone as a classifier or by another objective, with or without DDP.
 
-Source: FastFill, section 5.1 (SGD, warm-up, cosine, label smoothing). Shapes: N rows, W workers, B batch per worker.
+Source: FastFill, appendix A.2 (SGD, warm-up, cosine) and section 4.2 (label smoothing).
+Shapes: N rows, W workers, B batch per worker.
 """
 
 import json
@@ -99,7 +100,8 @@ def train_backbone(
     batch = images_per_worker(len(rows), info.classes, settings, size)
     feed = PixelFeed(source, rows, threads, pixel_feed.CACHE_BYTES // size)
     targets = np.searchsorted(info.classes, source.items("train").labels_N)
-    frozen = freeze_old(old, info, feed, rows, targets, device) if old else None
+    with_means = settings.compatible.pseudo_weights
+    frozen = freeze_old(old, info, feed, rows, targets, device, with_means) if old else None
     torch.manual_seed(settings.seed)
     objective = make_objective(info.build().to(device), info, settings, frozen).to(device)
     steps = len(rows) // (batch * size)
@@ -148,7 +150,7 @@ class _Training:
         self.peak = settings.lr * (settings.pair_lr_share if self.is_pair else 1)
         trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.SGD(
-            trained, self.peak, settings.momentum, weight_decay=settings.weight_decay, nesterov=True
+            trained, self.peak, settings.momentum, weight_decay=settings.weight_decay, nesterov=settings.nesterov
         )
         if resume_from:
             self._restore(resume_from)
@@ -168,7 +170,9 @@ class _Training:
     def step(self, step: int, images_BCSS: Tensor, target_B: Tensor) -> Tensor:
         """Train on one batch; returns the sum of losses, the numbers of right predictions and of readable images."""
         settings, steps = self.settings, self.steps
-        factor = warmup_cosine((self.epoch - 1) * steps + step, settings.epochs * steps, settings.warmup_epochs * steps)
+        done = (self.epoch - 1) * steps + step
+        self.objective.progress = done / (settings.epochs * steps)
+        factor = warmup_cosine(done, settings.epochs * steps, settings.warmup_epochs * steps)
         for group in self.optimizer.param_groups:
             group["lr"] = self.peak * factor
         how = settings.pair_augmentation if self.is_pair else settings.augmentation

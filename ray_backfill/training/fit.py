@@ -7,15 +7,16 @@ fast. The loops that train them load torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
-from ray_backfill.store import Classifier
+from ray_backfill.store import Classifier, EmbeddingFolder, TrainSplit, read_train
 from ray_backfill.systems import FloatArray
 from ray_backfill.training.settings import FitSettings, TransformTraining
 
@@ -35,15 +36,34 @@ class TrainSet:
     """Stored embeddings of N items to fit on.
 
     vectors: model name -> (N, d) float. label: (N,) integers or strings; None if the items have no labels.
-    classifier: the new model's classifier; None if it is unknown.
+    classifier: the new model's classifier; None if it is unknown. views: model name -> (V, N, d) embeddings of V
+    further views of each item, for all models or none. Only trained fits use them: each time that an item is in a
+    batch, they draw one of its 1 + V views. Formulas, classifiers and means are of ``vectors`` alone.
     """
 
     vectors: Mapping[str, NDArray[np.floating]]
     label: NDArray[Any] | None
     classifier: Classifier | None = None
+    views: Mapping[str, NDArray[np.floating]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(next(iter(self.vectors.values())))
+
+    @property
+    def n_views(self) -> int:
+        """Number of views of each item, the plain one included."""
+        return 1 + max(map(len, self.views.values()), default=0)
+
+
+def train_set(split: TrainSplit | EmbeddingFolder) -> TrainSet:
+    """What fits learn from, of a folder with a train split."""
+    assert split.train is not None
+    return TrainSet(split.train.vectors, split.train.label, split.classifier, split.train_views)
+
+
+def read_train_set(folder: Path, models: Sequence[str]) -> TrainSet:
+    """Read the train split alone. folder: has been validated. models: whose embeddings are read."""
+    return train_set(read_train(folder, models))
 
 
 @dataclass(frozen=True)
@@ -64,15 +84,31 @@ class FitCost:
     flops: float
 
 
+class Choice(NamedTuple):
+    """A setting and the values that --tune may give it. name: in ``FitSettings``, as in heads.loss.tau."""
+
+    name: str
+    values: tuple[Any, ...]
+
+
+# What every training by --transforms depends on.
+OF_STEPS = (
+    Choice("transforms.lr", (1.5e-4, 5e-4, 1.5e-3, 5e-3)),
+    Choice("transforms.weight_decay", (0.0, 2.0**-15, 1e-3)),
+)
+
+
 class Fit(ABC):
     """One way to learn from stored embeddings. Each kind of fit is a frozen dataclass.
 
     option: the group of command-line options with its settings: heads, transforms or adapters.
     is_trained: False for a formula, which has no steps and needs no workers.
+    costs_of_weights: whether a step has operations on weights alone, whatever the number of items.
     """
 
     option: str
     is_trained = True
+    costs_of_weights = False
 
     @property
     @abstractmethod
@@ -87,6 +123,11 @@ class Fit(ABC):
     def has_sigma(self) -> bool:
         """Whether its network estimates its uncertainty about an item (``log_variances``)."""
         return False
+
+    @property
+    def space(self) -> tuple[Choice, ...]:
+        """The settings that --tune tries all combinations of, the published values among them; (): none."""
+        return ()
 
     def epochs(self, settings: FitSettings) -> int:
         """Number of training epochs; 1 for a formula."""
@@ -124,8 +165,9 @@ class Fit(ABC):
     ) -> FitCost:
         """Predict the cost of ``fit``. dims: embedding size of each model. n_items, n_classes: size of the train split.
 
-        A step on n items costs a n + c n^2 operations (c: pairs of items, for heads). Counting the operations of the
-        fit on two tiny batches gives both coefficients. A formula has no steps and costs almost nothing.
+        A step on n items costs k + a n + c n^2 operations (k: of the weights alone, if ``costs_of_weights``; c: of
+        pairs of items). Counting the operations of the fit on tiny batches gives the coefficients. A formula has no
+        steps and costs almost nothing.
 
         Raises:
             InputError: There are too few items for the number of workers.
@@ -134,7 +176,7 @@ class Fit(ABC):
             return FitCost(1, 0, n_items, 0.0)
         batch = workers * self.share(_invented(dict.fromkeys(dims, 0), n_items, n_classes), settings, workers)
         heads, transforms, n = settings.heads, settings.transforms, 2 * settings.heads.items
-        one, two = (
+        one, two, *more = (
             self.fit(
                 _invented(dims, size, n_classes, heads.items),
                 replace(
@@ -143,13 +185,14 @@ class Fit(ABC):
                     transforms=replace(transforms, epochs=1, batch=size),
                 ),
                 distance,
-            )
-            for size in (n, 2 * n)
+            ).flops
+            for size in (n, 2 * n, *([3 * n] if self.costs_of_weights else []))
         )
-        c = (two.flops - 2 * one.flops) / (2 * n**2)
-        a = one.flops / n - c * n
+        k = 3 * one - 3 * two + more[0] if more else 0
+        c = (two - 2 * one + k) / (2 * n**2)
+        a = (one - k) / n - c * n
         steps = max(1, n_items // batch) * self.epochs(settings)
-        return FitCost(self.epochs(settings), steps, steps * batch, (a * batch + c * batch**2) * steps)
+        return FitCost(self.epochs(settings), steps, steps * batch, (k + a * batch + c * batch**2) * steps)
 
     def distance_problem(self, settings: FitSettings, distance: str) -> str:
         """Why its result cannot be compared by this distance; "" if it can."""

@@ -16,7 +16,7 @@ from ray_backfill.models.gather import gather, rank_and_size
 from ray_backfill.models.heads import Heads, HeadShape
 from ray_backfill.training.fit import Device, Fitted, OnEpoch, TrainSet
 from ray_backfill.training.heads import HeadFit, anchors_per_worker, classes_of
-from ray_backfill.training.map_loop import Rows, as_tensor, train_map
+from ray_backfill.training.map_loop import Rows, all_views, draw_views, for_all_views, train_map
 from ray_backfill.training.schedule import warmup_cosine
 from ray_backfill.training.settings import HeadTraining, LossSettings
 
@@ -54,12 +54,12 @@ def train_heads(
     rank, size = rank_and_size()
     label_N, training = classes_of(data, settings, fit.needs_labels)
     share = anchors_per_worker(label_N, training, size)
-    old, new = (as_tensor(data.vectors[model], device) for model in fit.models)
-    label, rows_of = torch.from_numpy(label_N).to(device), rows_by_class(label_N)
+    old, new = (all_views(data, model, device) for model in fit.models)
+    label, rows_of = for_all_views(data, label_N, device), rows_by_class(label_N)
     torch.manual_seed(training.seed)
     heads = Heads(HeadShape(old.shape[1], new.shape[1], fit.learn_new, training.blocks)).to(device)
     model: nn.Module = DistributedDataParallel(heads) if size > 1 else heads
-    rng = np.random.default_rng(training.seed)
+    rng, view_of = np.random.default_rng(training.seed), draw_views(data, training.seed)
 
     def loss_of(rows: Rows) -> Tensor:
         everyone = torch.from_numpy(rows).to(device)
@@ -74,7 +74,7 @@ def train_heads(
         torch.optim.Adam([p for p in heads.parameters() if p.requires_grad], lr=training.lr),
         training.epochs,
         batches_per_epoch(rows_of, training.classes, training.items),
-        lambda epoch: balanced_batches(rows_of, training.classes, training.items, rng),
+        lambda epoch: map(view_of, balanced_batches(rows_of, training.classes, training.items, rng)),
         loss_of,
         lambda epoch, step: warmup_cosine(epoch - 1, training.epochs, 0),
         on_epoch,

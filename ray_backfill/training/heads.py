@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
-from ray_backfill.training.fit import Device, Fit, Fitted, OnEpoch, TrainSet
+from ray_backfill.training.fit import Choice, Device, Fit, Fitted, OnEpoch, TrainSet
 from ray_backfill.training.settings import HEAD_DISTANCES, FitSettings, HeadTraining
 
 if TYPE_CHECKING:
@@ -29,6 +29,13 @@ class HeadFit(Fit):
 
     option = "heads"
     models = ("old", "new")
+
+    @property
+    def space(self) -> tuple[Choice, ...]:
+        rate = Choice("heads.lr", (1e-4, 3e-4, 1e-3, 3e-3))
+        if not self.needs_labels:  # RQT has neither a temperature nor mining
+            return rate, Choice("heads.blocks", (1, 2, 3))
+        return rate, Choice("heads.loss.tau", (0.03, 0.1, 0.3, 1.0)), Choice("heads.loss.hard_mining", (True, False))
 
     def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
         this = {"kind": "heads", **asdict(self), "loss": self.loss.__name__}

@@ -1,9 +1,11 @@
 """The training loop of all maps on stored embeddings, with or without DDP, and batches for losses per item.
 
-Shapes: N training items, W workers, b items per worker, B = W * b.
+Shapes: N training items, K views of each, W workers, b items per worker, B = W * b. A row of item i and view v is
+v N + i, in tensors that hold all views one after the other (``all_views``).
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 from ray_backfill.models.gather import gather, rank_and_size
 from ray_backfill.progress import detail
 from ray_backfill.training.arithmetic import counted_flops
-from ray_backfill.training.fit import OnEpoch, share_of_batch
+from ray_backfill.training.fit import OnEpoch, TrainSet, share_of_batch
 from ray_backfill.training.schedule import warmup_cosine
 from ray_backfill.training.settings import TransformTraining
 
 # Rows of one batch, (B,).
 Rows = NDArray[np.int64]
+# Makes the draw of views independent of that of batches.
+_VIEWS_STREAM = 1
 
 
 def train_map(
@@ -59,20 +63,43 @@ def train_map(
     return flops_of_step * epochs * steps * rank_and_size()[1]
 
 
+def all_views(data: TrainSet, model: str, device: torch.device) -> Tensor:
+    """(K N, d) float32 embeddings of all views, the plain ones first. Cost: memory for a copy."""
+    views = data.views[model] if data.views else ()
+    return torch.from_numpy(np.concatenate([data.vectors[model], *views], dtype=np.float32)).to(device)
+
+
+def for_all_views(data: TrainSet, values_N: NDArray[Any], device: torch.device) -> Tensor:
+    """(K N,) values of items, repeated for each view."""
+    return torch.from_numpy(np.tile(values_N, data.n_views)).to(device)
+
+
+def draw_views(data: TrainSet, seed: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
+    """Returns a function that replaces the row of each item by that of one of its views, drawn at random.
+
+    It depends on the seed and earlier calls alone, so all workers draw the same views of the same batches. The only
+    view of an item is itself.
+    """
+    rng = np.random.default_rng([seed, _VIEWS_STREAM])
+    return lambda rows: rows + len(data) * rng.integers(data.n_views, size=rows.shape)
+
+
 def train_by_items(
     network: nn.Module,
-    n_items: int,
+    data: TrainSet,
     settings: TransformTraining,
     loss_of: Callable[[nn.Module, Tensor], Tensor],
     device: torch.device,
     on_epoch: OnEpoch,
 ) -> int:
-    """Train a network whose loss is a mean over items. loss_of: takes the network (DDP or not) and (b,) rows.
+    """Train a network whose loss is a mean over items.
 
+    loss_of: takes the network (DDP or not) and (b,) rows of ``all_views``.
     Source: FCT, the authors' code (Adam, warm-up, cosine, BatchNorm fixed in the second half).
     Returns: see ``train_map``.
     """
     rank, size = rank_and_size()
+    n_items, view_of = len(data), draw_views(data, settings.seed)
     share = share_of_batch(n_items, settings, size)
     model: nn.Module = DistributedDataParallel(network) if size > 1 else network
     steps, rng = n_items // (share * size), np.random.default_rng(settings.seed)
@@ -83,7 +110,7 @@ def train_by_items(
             for module in network.modules():
                 if isinstance(module, nn.BatchNorm1d):
                     module.eval()
-        return rng.permutation(n_items)[: steps * share * size].reshape(steps, size * share)
+        return view_of(rng.permutation(n_items)[: steps * share * size].reshape(steps, size * share))
 
     def factor_of(epoch: int, step: int) -> float:
         return warmup_cosine((epoch - 1) * steps + step, settings.epochs * steps, settings.warmup_epochs * steps)

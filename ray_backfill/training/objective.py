@@ -1,6 +1,6 @@
 """Training objectives of backbones: their interface, and plain classification.
 
-Source: Deng et al., "ArcFace: Additive Angular Margin Loss", 2019, eq. 3; FastFill, section 5.1 (label smoothing).
+Source: Deng et al., "ArcFace: Additive Angular Margin Loss", 2019, eq. 3; FastFill, section 4.2 (label smoothing).
 
 Shapes: B images of this worker, C classes, d dimensions. Targets are positions in the model's classes, or -1 for an
 unreadable image, which has no loss and is not a negative of others.
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ray_backfill.models.backbones import Backbone
 from ray_backfill.models.checkpoints import BackboneInfo
+from ray_backfill.training.class_spread import ClassSpread
 from ray_backfill.training.settings import ClassificationSettings, ObjectiveSettings
 
 
@@ -24,13 +25,15 @@ from ray_backfill.training.settings import ClassificationSettings, ObjectiveSett
 class OldModel:
     """The frozen old backbone: in eval mode, on the training device, neither trained nor saved.
 
-    class_means_Cd: mean old embeddings of the new model's classes; None if the old classifier knows some of these
-    classes and is used itself.
+    class_means_Cd: mean old embeddings of the new model's classes, for classes that the old classifier does not know;
+    None if only those that it knows take part. spread: computes the spread of the new model's classes, for losses that
+    ask for it; None if there are no images, because only the cost of a step is counted.
     """
 
     network: Backbone
     info: BackboneInfo
     class_means_Cd: Tensor | None = None
+    spread: Callable[[], ClassSpread] | None = None
 
     def embed(self, pixels_BCSS: Tensor) -> Tensor:
         """(B, d_old) embeddings, without gradient."""
@@ -41,10 +44,12 @@ class OldModel:
 class Objective(nn.Module, ABC):
     """A backbone with its training loss. DDP wraps the objective; only the backbone is kept in the end.
 
-    n_views: number of random views of each image per step.
+    n_views: number of random views of each image per step. progress: share of the training that is done, from 0 to 1;
+    the loop sets it before each step.
     """
 
     n_views = 1
+    progress = 0.0
 
     def __init__(
         self, backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None

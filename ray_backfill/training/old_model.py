@@ -1,6 +1,7 @@
 """Prepares the frozen old model for the training of a new one."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from ray_backfill.models.backbones import pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo
 from ray_backfill.models.gather import gather, rank_and_size
+from ray_backfill.training.class_spread import class_spread
 from ray_backfill.training.objective import OldModel
 from ray_backfill.training.pixels import PixelFeed
 
@@ -23,14 +25,18 @@ def freeze_old(
     rows: NDArray[np.int64],
     targets: NDArray[np.int64],
     device: torch.device,
+    with_means: bool = False,
 ) -> OldModel:
     """The old model on the device, in eval mode, with class means if it knows none of the new model's classes.
 
     A class mean is the mean old embedding of the class's images without augmentation. info: describes the new model.
-    targets: positions of the classes of all train rows. Under DDP every worker calls this.
+    targets: positions of the classes of all train rows. with_means: with class means in any case. Under DDP every
+    worker calls this.
     """
     old = replace(old, network=old.network.to(device).eval().requires_grad_(False))
-    if set(old.info.classes) & set(info.classes):
+    of_classes = old.info.backbone.dim, len(info.classes)
+    old = replace(old, spread=partial(class_spread, old.embed, *of_classes, feed, rows, targets, device))
+    if set(old.info.classes) & set(info.classes) and not with_means:
         return old
     rank, size = rank_and_size()
     mine = rows[rank::size]  # each worker embeds a share of the images

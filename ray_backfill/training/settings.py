@@ -29,16 +29,31 @@ class ClassificationSettings:
 
 @dataclass(frozen=True)
 class CompatibleLosses:
-    """Losses of compatible backbones (BCT, RACT) and of the side-information model."""
+    """Losses of compatible backbones (BCT, RACT, AdvBCT, MixBCT) and of the side-information model."""
 
     influence: float = 1.0
     """BCT: weight of the old classifier's loss on the new embedding."""
+    pseudo_weights: bool = False
+    """BCT, AdvBCT: classes that the old model does not know take part with the mean of their old embeddings; off: only
+    if it knows none."""
     ract_weight: float = 1.0
     """RACT: weight of the contrastive loss."""
     ract_tau: float = 0.5
     """RACT: temperature of cosine similarities."""
     hard_negatives: int = 10
     """RACT with hard negatives: negatives of each kind (new to old, new to new) kept per image."""
+    adversarial: float = 1.0
+    """AdvBCT: weight of the discriminator's loss at the start; it falls linearly to 0."""
+    boundary: float = 1.0
+    """AdvBCT: weight of the distance by which new embeddings lie outside the boundary of their old class."""
+    boundary_limit: float = 1.0
+    """AdvBCT: radius that each class's learned boundary can approach from the radius of its old embeddings."""
+    discriminator: int = 100
+    """AdvBCT: hidden width of the discriminator between old and new embeddings; only used in training."""
+    mix_share: float = 0.3
+    """MixBCT: share of a batch whose new embeddings are replaced by old ones."""
+    mix_trusted: float = 0.9
+    """MixBCT: share of each class, those closest to its centre, whose old embeddings may replace new ones."""
     simclr_tau: float = 0.1
     """Side information (SimCLR): temperature of cosine similarities."""
     simclr_dim: int = 128
@@ -47,6 +62,12 @@ class CompatibleLosses:
     def __post_init__(self) -> None:
         group = "{old,new}.training.compatible"
         require_positive(self, group, "ract_tau", "hard_negatives", "simclr_tau", "simclr_dim")
+        require_positive(self, group, "boundary_limit", "discriminator", "mix_trusted")
+        require_not_negative(self, group, "adversarial", "boundary", "mix_share")
+        for name in ("mix_share", "mix_trusted"):
+            if getattr(self, name) > 1:
+                option = name.replace("_", "-")
+                raise InputError(f"--{group}.{option} must be at most 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -54,7 +75,7 @@ class ObjectiveSettings(ClassificationSettings):
     """Losses of backbones."""
 
     compatible: CompatibleLosses = field(default_factory=CompatibleLosses)
-    """Losses of compatible backbones (BCT, RACT) and of the side-information model."""
+    """Losses of compatible backbones (BCT, RACT, AdvBCT, MixBCT) and of the side-information model."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +105,11 @@ class BackboneTraining(ObjectiveSettings):
     lr: float = 1.024
     """Peak learning rate of SGD. Scale it with the batch."""
     momentum: float = 0.875
-    """Nesterov momentum of SGD."""
+    """Momentum of SGD."""
+    nesterov: bool = True
+    """Nesterov's kind of momentum; off: the usual kind."""
     weight_decay: float = 2.0**-15
-    """Weight decay (L2 penalty on all weights); 0: none."""
+    """Weight decay (L2 penalty on all weights, those of BatchNorm as well); 0: none."""
     warmup_epochs: int = 5
     """Epochs in which the learning rate rises linearly to its peak; a cosine decay follows."""
     seed: int = 0
@@ -149,15 +172,44 @@ class TransformSettings(ClassificationSettings):
     """Loss of the transformation h."""
 
     disc_weight: float = 1.0
-    """Weight of the classification loss relative to the l2 loss (lambda in FastFill, eq. 5)."""
+    """FastFill: weight of the classification loss relative to the l2 loss."""
+    uncertainty_weight: float = 0.5
+    """FastFill: weight of log sigma^2 (lambda in eq. 5)."""
+    relative: bool = True
+    """Losses as shares of those of a guess (variance, log of the number of classes); off: as published."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "transforms.loss", "disc_weight")
+        require_positive(self, "transforms.loss", "disc_weight", "uncertainty_weight")
+
+
+@dataclass(frozen=True)
+class OrthogonalSettings:
+    """Joint maps B (new to old) and F (old to B's space) of lambda-Orthogonality."""
+
+    forward: float = 1.0
+    """Weight of the squared distance of F(old) to B(new)."""
+    backward: float = 1.0
+    """Weight of the squared distance of B(new) to old."""
+    contrastive: float = 1.0
+    """Weight of the contrastive losses of F(old) against B(new) and against old."""
+    tau: float = 0.1
+    """Temperature of the contrastive losses."""
+    threshold: float = 0.375
+    """Deviation from orthogonality that costs nothing, lambda / sqrt(n) for n dimensions of the new model."""
+    steepness: float = 10.0
+    """How abruptly the penalty on larger deviations sets in (alpha)."""
+    lr_share: float = 2.0
+    """Peak learning rate as a multiple of --transforms.lr; the paper has 1e-3."""
+
+    def __post_init__(self) -> None:
+        group = "transforms.orthogonal"
+        require_positive(self, group, "tau", "steepness", "lr_share")
+        require_not_negative(self, group, "forward", "backward", "contrastive", "threshold")
 
 
 @dataclass(frozen=True)
 class TransformTraining:
-    """Training of the transformations h of FCT and FastFill, and of MLP adapters."""
+    """Training of the transformations h of FCT and FastFill, of joint maps, and of MLP adapters."""
 
     epochs: int = 80
     """Number of passes over the train split."""
@@ -177,6 +229,8 @@ class TransformTraining:
     """Random seed for initial weights and batches."""
     loss: TransformSettings = field(default_factory=TransformSettings)
     """Loss of the transformation h."""
+    orthogonal: OrthogonalSettings = field(default_factory=OrthogonalSettings)
+    """Joint maps B (new to old) and F (old to B's space) of lambda-Orthogonality."""
 
     def __post_init__(self) -> None:
         require_positive(self, "transforms", "epochs", "batch", "lr", "hidden")
@@ -192,9 +246,11 @@ class AdapterSettings:
     """Relaxed map: penalty that draws it to the orthogonal map, in the same units; 0: plain least squares."""
     rank_share: float = 0.5
     """Low-rank map: rank as a share of the smaller embedding size; at most 1."""
+    drift_rank: int = 64
+    """Drift-Adapter's low-rank affine map: rank, at most the smaller embedding size."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "adapters", "rank_share")
+        require_positive(self, "adapters", "rank_share", "drift_rank")
         require_not_negative(self, "adapters", "ridge", "relaxation")
         if self.rank_share > 1:
             raise InputError(f"--adapters.rank-share must be at most 1, got {self.rank_share}")
@@ -207,6 +263,13 @@ class FitSettings:
     heads: HeadTraining = field(default_factory=HeadTraining)
     """Training of the heads psi and rho. The paper has lr 1e-4 and tau 1 instead (docs/results/omniglot.md)."""
     transforms: TransformTraining = field(default_factory=TransformTraining)
-    """Training of the transformations h of FCT and FastFill, and of MLP adapters."""
+    """Training of the transformations h of FCT and FastFill, of joint maps, and of MLP adapters."""
     adapters: AdapterSettings = field(default_factory=AdapterSettings)
     """Fitting of adapters: maps between both embeddings that need no labels."""
+    tune: int = 0
+    """Number of settings to try for each fitted method, the given ones among them; the best on the validation split is
+    used. 0 or 1: only the given ones."""
+
+    def __post_init__(self) -> None:
+        if self.tune < 0:
+            raise InputError(f"--tune must not be negative, got {self.tune}")

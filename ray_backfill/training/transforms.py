@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ray_backfill.errors import InputError
 from ray_backfill.store import Classifier, kind_of
 from ray_backfill.systems import FloatArray
-from ray_backfill.training.fit import Device, Fit, Fitted, OnEpoch, TrainSet, share_of_batch
+from ray_backfill.training.fit import OF_STEPS, Choice, Device, Fit, Fitted, OnEpoch, TrainSet, share_of_batch
 from ray_backfill.training.settings import FitSettings
 
 
@@ -43,6 +43,11 @@ class TransformFit(Fit):
     def has_sigma(self) -> bool:
         return self.uncertainty
 
+    @property
+    def space(self) -> tuple[Choice, ...]:
+        weights = Choice("transforms.loss.disc_weight", (0.1, 0.3, 0.5, 1.0, 3.0))
+        return (*OF_STEPS, weights) if self.l2 and self.disc else OF_STEPS
+
     def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
         return {"fit": {"kind": "transforms", **asdict(self)}, "training": asdict(settings.transforms)}
 
@@ -52,7 +57,7 @@ class TransformFit(Fit):
     def check(self, data: TrainSet, settings: FitSettings, workers: int) -> None:
         super().check(data, settings, workers)
         if self.disc and self.target in data.vectors:
-            classifier_of(data, self.target)
+            known_classifier(data, self.target)
 
     def classifier_problem(self, settings: FitSettings, classification: str) -> str:
         assumed = settings.transforms.loss.classification
@@ -85,48 +90,37 @@ def class_rows(classifier: Classifier, label_N: NDArray[Any]) -> NDArray[np.int6
     return np.where(classifier.label[rows] == label_N, rows, -1)
 
 
-def pseudo_classifier(vectors_Nd: NDArray[np.floating], label_N: NDArray[Any]) -> Classifier:
-    """A substitute for a missing classifier: linear discriminants of the class means.
+def known_classifier(data: TrainSet, target: str) -> Classifier | None:
+    """The target model's own classifier; None if it is not known, or does not know all classes of the train split.
 
-    It assumes normal distributions around the class means, one variance for all dimensions and classes, and equal
-    priors: weight mean / variance, bias -|mean|^2 / (2 variance).
-
-    Raises:
-        InputError: No class has two different items, so the variance is zero.
-    """
-    names, class_N = np.unique(label_N, return_inverse=True)
-    wide = np.asarray(vectors_Nd, np.float64)
-    means = np.zeros((len(names), wide.shape[1]))
-    np.add.at(means, class_N, wide)
-    means /= np.bincount(class_N)[:, None]
-    variance = float(((wide - means[class_N]) ** 2).sum() / (max(1, len(wide) - len(names)) * wide.shape[1]))
-    if variance == 0:
-        raise InputError("the classification loss needs classes with more than one item in the train split")
-    weight, bias = means / variance, -(means**2).sum(1) / (2 * variance)
-    return Classifier(names, weight.astype(np.float32), bias.astype(np.float32))
-
-
-def classifier_of(data: TrainSet, target: str) -> Classifier:
-    """The target model's own classifier, or a substitute made of its class means.
+    (Items of classes that it does not know would have no classification loss, and seem certain.)
 
     Raises:
-        InputError: There are no labels, or the classifier has another dimension or knows none of the classes.
+        InputError: There are no labels, or the classifier has another dimension or knows none of the classes, or there
+            is none and no class has two items to fit one on.
     """
     if data.label is None:
         raise InputError("the classification loss needs labels of the train split")
+    label_N = np.asarray(data.label)
     if data.classifier is not None and target == "new":
         theirs, ours = data.classifier.weight.shape[1], data.vectors["new"].shape[1]
         if theirs != ours:
             raise InputError(f"the weights of classifier.parquet have {theirs} dimensions, the new embeddings {ours}")
-        kinds = kind_of(data.classifier.label), kind_of(np.asarray(data.label))
+        kinds = kind_of(data.classifier.label), kind_of(label_N)
         if kinds[0] != kinds[1]:
             raise InputError(
                 f"the labels are {kinds[0]} in classifier.parquet but {kinds[1]} in train.parquet; use one type"
             )
-        known_N = class_rows(data.classifier, np.asarray(data.label)) >= 0
+        known_N = class_rows(data.classifier, label_N) >= 0
         if not known_N.any():
             raise InputError("classifier.parquet knows none of the labels of train.parquet")
         if known_N.all():
             return data.classifier
-        # Items of unknown classes have no such loss and would seem certain, so use a substitute that knows all classes.
-    return pseudo_classifier(data.vectors[target], data.label)
+    check_classes(label_N)
+    return None
+
+
+def check_classes(label_N: NDArray[Any]) -> None:
+    """Raises InputError if no classifier can be fitted on items of these classes."""
+    if not 1 < len(np.unique(label_N)) < len(label_N):
+        raise InputError("the classification loss needs several classes with more than one item in the train split")

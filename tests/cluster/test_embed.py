@@ -17,18 +17,23 @@ from ray_backfill.cluster import embed
 from ray_backfill.cluster.embed import embed_stage, split_rows
 from ray_backfill.cluster.settings import EmbedActors, EmbedSettings
 from ray_backfill.comparison.truth import ground_truth
-from ray_backfill.datasets import image_folder, landmarks, manifest, open_source
+from ray_backfill.datasets import Divided, image_folder, landmarks, manifest, open_source
 from ray_backfill.errors import InputError
 from ray_backfill.files import begin_stage, finish_stage, is_finished, read_json, write_json
 from ray_backfill.models.backbones import pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
 from ray_backfill.models.settings import BackboneSettings
-from ray_backfill.store import read_folder, read_table
+from ray_backfill.protocols import Protocol
+from ray_backfill.store import EmbeddingFolder, read_folder, read_table
+from ray_backfill.training.augment import augment, own_view
+from ray_backfill.training.settings import Augmentation, BackboneTraining
 from tests.datasets._pictures import noisy_jpeg, plain, write_tree
 from tests.datasets._published_more import small_gldv2, small_market
 
 IMAGES = landmarks.Settings(image_size=16, landmarks=4, train_images=40, gallery_images=25, queries=8)
-SETTINGS = EmbedSettings(part_rows=10, batch=4)
+DIVIDED = Divided(IMAGES, Protocol(validation=0.2))
+SETTINGS = EmbedSettings(part_rows=10, batch=4, views=3)
+TRAINING = BackboneTraining(seed=5, augmentation=Augmentation(flip=True, colour=0.2))
 
 
 def backbone(folder: Path, seed: int, dim: int, cosine_scale: float | None = None) -> Path:
@@ -45,11 +50,13 @@ def backbone(folder: Path, seed: int, dim: int, cosine_scale: float | None = Non
 def test_vectors_scores_and_labels_are_those_of_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new, bct = (backbone(tmp_path / name, i, 6 + 2 * i) for i, name in enumerate(("old", "new", "bct")))
     models = {"old": old, "new": new, "bct": bct}
-    out = embed_stage(tmp_path / "e", IMAGES, models, [0, 2], SETTINGS, EmbedActors(number=2))
-    folder, source = read_folder(out), open_source(IMAGES)
+    out = embed_stage(tmp_path / "e", DIVIDED, models, [0, 2], TRAINING, SETTINGS, EmbedActors(number=2))
+    folder, source = read_folder(out), open_source(DIVIDED)
     assert folder.queries is not None
     assert folder.train is not None
-    for split, table in (("gallery", folder.gallery), ("queries", folder.queries), ("train", folder.train)):
+    validation = read_table(out / "validation.parquet")
+    tables = {"gallery": folder.gallery, "queries": folder.queries, "train": folder.train, "validation": validation}
+    for split, table in tables.items():
         rows = split_rows(source, split, [0, 2])
         np.testing.assert_array_equal(table.id, source.items(split).ids_N[rows])
         np.testing.assert_array_equal(table.label, source.items(split).labels_N[rows])
@@ -73,12 +80,13 @@ def test_vectors_scores_and_labels_are_those_of_the_models(tmp_path: Path, monke
     assert set(folder.train.label.tolist() if folder.train.label is not None else []) == {0, 2}
     assert len(list((out / "gallery.parquet").glob("part-*.parquet"))) == 3
 
+    _views_are_those_of_each_image_alone(folder, models)
     _resume_without_one_part(out, models, monkeypatch)
     # Who needs fewer of the models finds them there; another model is another folder.
     monkeypatch.setattr(embed, "_run", None)
-    assert embed_stage(out, IMAGES, {"old": old, "new": new}, [0, 2], SETTINGS, EmbedActors()) == out
+    assert embed_stage(out, DIVIDED, {"old": old, "new": new}, [0, 2], TRAINING, SETTINGS, EmbedActors()) == out
     with pytest.raises(InputError, match="belongs to a run with other settings"):
-        embed_stage(out, IMAGES, {"old": new, "new": new}, [0, 2], SETTINGS, EmbedActors())
+        embed_stage(out, DIVIDED, {"old": new, "new": new}, [0, 2], TRAINING, SETTINGS, EmbedActors())
 
 
 def _resume_without_one_part(out: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,18 +95,74 @@ def _resume_without_one_part(out: Path, models: dict[str, Path], monkeypatch: py
     write_json(out / "manifest.json", read_json(out / "manifest.json") | {"finished": False})
     lost = out / "gallery.parquet" / "part-000001.parquet"
     lost.unlink()
+    (out / "train_views.parquet" / "view-002-part-000000.parquet").unlink()
     (out / "gallery.parquet" / f".{lost.name}.12.tmp").write_bytes(b"half a part")
-    times = {path: path.stat().st_mtime_ns for path in out.glob("*/part-*.parquet")}
-    embed_stage(out, IMAGES, models, [0, 2], SETTINGS, EmbedActors(number=2))
+    made_again = {out / "train.parquet" / "part-000000.parquet"}  # with the views of the same images
+    times = {path: path.stat().st_mtime_ns for path in set(out.glob("*/part-*.parquet")) - made_again}
+    embed_stage(out, DIVIDED, models, [0, 2], TRAINING, SETTINGS, EmbedActors(number=2))
     assert {path: path.stat().st_mtime_ns for path in times} == times
     assert lost.exists()
     assert not list(out.glob("*/.*.tmp"))
     assert read_folder(out).fingerprint() == before
 
     monkeypatch.setattr(embed, "_run", None)  # a finished stage starts nothing
-    embed_stage(out, IMAGES, models, [0, 2], SETTINGS, EmbedActors(number=2))
-    with pytest.raises(InputError, match=r"embed\.batch: 4 there, 5 requested"):
-        embed_stage(out, IMAGES, models, [0, 2], EmbedSettings(10, 5), EmbedActors(number=2))
+    embed_stage(out, DIVIDED, models, [0, 2], TRAINING, SETTINGS, EmbedActors(number=2))
+    for training, settings, words in (
+        (TRAINING, replace(SETTINGS, batch=5), r"embed\.batch: 4 there, 5 requested"),
+        (TRAINING, replace(SETTINGS, views=2), r"embed\.views: 3 there, 2 requested"),
+        (replace(TRAINING, seed=6), SETTINGS, r"views\.seed: 5 there, 6 requested"),
+    ):
+        with pytest.raises(InputError, match=words):
+            embed_stage(out, DIVIDED, models, [0, 2], training, settings, EmbedActors(number=2))
+
+
+def _views_are_those_of_each_image_alone(folder: EmbeddingFolder, models: dict[str, Path]) -> None:
+    """Whatever batch, part and actor it was in; and all models see the same ones."""
+    assert folder.train is not None
+    source, networks = open_source(DIVIDED), {name: load_backbone(models[name])[0] for name in ("old", "new")}
+    rows = split_rows(source, "train", [0, 2])
+    pixels = pixels_to_float(torch.from_numpy(source.read("train", rows).pixels_BSSC))
+    assert {name: len(views) for name, views in folder.train_views.items()} == {"old": 2, "new": 2}
+    for view in (1, 2):
+        for item in range(len(rows)):
+            changed = own_view(pixels[[item]], TRAINING.augmentation, folder.train.id[[item]], view, seed=TRAINING.seed)
+            for name, network in networks.items():
+                with torch.no_grad():
+                    alone = network.embed(changed)[0].numpy()
+                stored = folder.train_views[name][view - 1, item]
+                np.testing.assert_allclose(stored, alone, atol=1e-5)
+                assert np.abs(stored - folder.train.vectors[name][item]).max() > 1e-3
+    first, second = folder.train_views["old"]
+    assert np.abs(first - second).max() > 1e-3
+
+
+def test_a_view_is_the_augmentation_with_numbers_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers are drawn in the order of a training step."""
+    pixels = torch.rand(1, 3, 8, 8)
+    wanted = own_view(pixels, TRAINING.augmentation, np.array([-7]), 1, 5)
+    rng = np.random.default_rng([5, 1, 2**64 - 7])
+    monkeypatch.setattr(torch, "rand", lambda *shape, device: torch.from_numpy(np.array(rng.random(shape), np.float32)))
+    torch.testing.assert_close(augment(pixels, TRAINING.augmentation), wanted, rtol=0, atol=0)
+
+
+def test_one_view_is_the_store_of_before(tmp_path: Path) -> None:
+    """The same files and bytes, and nothing of views in the manifest; more views only add files."""
+    for i, name in enumerate(("old", "new")):
+        backbone(tmp_path / name, i, 6)
+    threads, files = torch.get_num_threads(), {}
+    for views in (1, 2):
+        out, settings = tmp_path / f"e{views}", replace(IN_PARTS, views=views)
+        actor = embed._Embedder(job_alone(out, tmp_path, settings))
+        for part in embed._parts(open_source(MANY), [0, 2], settings):
+            actor._make(part)
+        files[views] = {str(path.relative_to(out)): path.read_bytes() for path in out.glob("*/*")}
+    torch.set_num_threads(threads)
+    assert set(files[2]) - set(files[1]) == {"train_views.parquet/view-001-part-000000.parquet"}
+    assert all(files[2][name] == content for name, content in files[1].items())
+    models = {name: tmp_path / name for name in ("old", "new")}
+    wanted = embed._wanted(open_source(MANY), [0, 2], models, TRAINING, replace(IN_PARTS, views=1), None)
+    assert wanted["embed"] == {"part_rows": 40, "batch": 4}
+    assert set(wanted) == {"data", "train_classes", "models", "embed"}
 
 
 def test_a_cosine_classifier_is_kept_as_directions(tmp_path: Path) -> None:
@@ -114,12 +178,14 @@ def test_a_broken_image_is_listed_and_costs_no_other_row(tmp_path: Path, capsys:
     write_tree(tmp_path / "images", files | {"dogs/3.jpg": noisy_jpeg()[:300]})
     images = image_folder.Settings(root=str(tmp_path / "images"), image_size=16)
     old, new = backbone(tmp_path / "old", 0, 6), backbone(tmp_path / "new", 1, 8)
-    out = embed_stage(tmp_path / "e", images, {"old": old, "new": new}, [0, 1], SETTINGS, EmbedActors(number=1))
+    models = {"old": old, "new": new}
+    out = embed_stage(tmp_path / "e", images, models, [0, 1], TRAINING, SETTINGS, EmbedActors(number=1))
     broken = pq.read_table(out / "broken.parquet").to_pylist()
     assert len(broken) == 1
     folder = read_folder(out)
     assert folder.train is not None
     assert len(folder.gallery) + len(folder.train) == 19
+    assert folder.train_views["old"].shape == (2, len(folder.train), 6), "its views are left out, too"
     assert broken[0]["id"] not in np.concatenate([folder.gallery.id, folder.train.id])
     assert broken[0]["reason"]
     # Names are those of the images that are left.
@@ -143,8 +209,10 @@ def test_cameras_positives_and_names_arrive(tmp_path: Path) -> None:
         source, classes = open_source(images), np.unique(open_source(images).items("train").labels_N).tolist()
         models = {"old": str(old), "new": str(new)}
         out = tmp_path / f"e-{source.fingerprint()['dataset']}"
-        actor = embed._Embedder(embed._Job(images, models, ("old", "new"), str(out), classes, settings, 1, False))
-        for part in embed._parts(source, classes, settings.part_rows):
+        actor = embed._Embedder(
+            embed._Job(images, models, ("old", "new"), str(out), classes, TRAINING, settings, 1, False)
+        )
+        for part in embed._parts(source, classes, settings):
             actor(asdict(part))
         folder = read_folder(out)
         assert folder.queries is not None
@@ -168,17 +236,17 @@ for part in parts_of_many():
     actor._make(part)
 """
 MANY = landmarks.Settings(image_size=16, landmarks=4, train_images=40, gallery_images=600, queries=8)
-IN_PARTS = EmbedSettings(part_rows=40, batch=4)
+IN_PARTS = EmbedSettings(part_rows=40, batch=4, views=2)
 
 
 def job_alone(folder: Path, backbones: Path, settings: EmbedSettings = IN_PARTS) -> embed._Job:
     """What an actor gets that embeds ``MANY``."""
     models = {name: str(backbones / name) for name in ("old", "new")}
-    return embed._Job(MANY, models, ("old", "new"), str(folder), [0, 2], settings, 1, on_gpu=False)
+    return embed._Job(MANY, models, ("old", "new"), str(folder), [0, 2], TRAINING, settings, 1, on_gpu=False)
 
 
 def parts_of_many() -> list[embed._Part]:
-    return list(embed._parts(open_source(MANY), [0, 2], IN_PARTS.part_rows))
+    return list(embed._parts(open_source(MANY), [0, 2], IN_PARTS))
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -193,7 +261,7 @@ def test_a_run_killed_at_a_random_moment_is_continued_to_the_same_bytes(tmp_path
     took = time.perf_counter() - since
     torch.set_num_threads(threads)  # an actor takes as many as it has CPUs
 
-    wanted = embed._wanted(open_source(MANY), [0, 2], models, IN_PARTS, None)
+    wanted = embed._wanted(open_source(MANY), [0, 2], models, TRAINING, IN_PARTS, None)
     begin_stage(killed, "embeddings", wanted)
     command = [sys.executable, "-c", _EMBED_ALONE, str(killed), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
@@ -201,14 +269,15 @@ def test_a_run_killed_at_a_random_moment_is_continued_to_the_same_bytes(tmp_path
         assert child.stdout.readline() == "ready\n"
         time.sleep(float(np.random.default_rng().uniform(0, took)))
         child.kill()
-    there = {path: path.read_bytes() for path in killed.glob("*/part-*.parquet")}
+    there = {path: path.read_bytes() for path in killed.glob("*/*part-*.parquet") if not path.name.startswith(".")}
     for path in there:
         assert pq.read_metadata(path).num_rows > 0, "a part is there whole or not at all"
-    embed_stage(killed, MANY, models, [0, 2], IN_PARTS, EmbedActors(number=2))
+    embed_stage(killed, MANY, models, [0, 2], TRAINING, IN_PARTS, EmbedActors(number=2))
     assert {path: path.read_bytes() for path in there} == there
-    for path in whole.glob("*/part-*.parquet"):
+    for path in whole.glob("*/*part-*.parquet"):
         assert (killed / path.relative_to(whole)).read_bytes() == path.read_bytes()
-    assert len(list(killed.glob("*/*"))) == len(parts_of_many()), "and nothing else is left"
+    files = sum(len(part.paths(killed)) for part in parts_of_many())
+    assert len(list(killed.glob("*/*"))) == files, "and nothing else is left"
 
 
 def test_half_precision_halves_the_store_and_keeps_three_digits(tmp_path: Path) -> None:
@@ -219,7 +288,7 @@ def test_half_precision_halves_the_store_and_keeps_three_digits(tmp_path: Path) 
     for dtype in ("float32", "float16"):
         job = job_alone(tmp_path / dtype, tmp_path, replace(SETTINGS, dtype=dtype))
         embed._Embedder(job)._make(part)
-        tables[dtype] = read_table(part.path(tmp_path / dtype))
+        tables[dtype] = read_table(part.paths(tmp_path / dtype)[0])
     torch.set_num_threads(threads)
     assert tables["float16"].old.dtype == tables["float16"].new.dtype == np.float16
     assert tables["float32"].old.dtype == np.float32
@@ -246,7 +315,7 @@ def test_a_store_that_an_actor_cannot_open_is_said_in_one_line(
     models = {name: backbone(tmp_path / name, 0, 4) for name in ("old", "new")}
 
     def main() -> None:
-        embed_stage(tmp_path / "e", data, models, [0, 1], SETTINGS, EmbedActors(number=1))
+        embed_stage(tmp_path / "e", data, models, [0, 1], TRAINING, SETTINGS, EmbedActors(number=1))
 
     with pytest.raises(SystemExit):
         run_job(main)

@@ -3,9 +3,12 @@
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import ray
 import torch
@@ -15,11 +18,15 @@ from ray_backfill.cluster import maps, side_by_side
 from ray_backfill.cluster.maps import fit_stage
 from ray_backfill.cluster.settings import Workers
 from ray_backfill.cluster.side_by_side import MapJob
+from ray_backfill.cluster.tuning import tune_stage
+from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.comparison.trial import Trial, run_trial
 from ray_backfill.errors import InputError
-from ray_backfill.files import is_finished, read_json
+from ray_backfill.files import begin_stage, is_finished, read_json
 from ray_backfill.methods import find_methods
-from ray_backfill.store import EmbeddingFolder
-from ray_backfill.training.fit_into import fit_into
+from ray_backfill.store import EmbeddingFolder, read_folder, write_parquet
+from ray_backfill.training.fit_into import fit_into, one_thread
+from ray_backfill.training.tuning import trials_of, with_values
 from tests.cluster.test_train import FITS, _folder
 
 _fit_alone = side_by_side._fit_alone
@@ -142,9 +149,28 @@ def test_a_single_map_needs_no_ray(
 def test_a_single_map_goes_to_a_gpu_or_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert not maps._has_more_than_cpus()
+    assert not maps.has_more_than_cpus()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert maps._has_more_than_cpus()
+    assert maps.has_more_than_cpus()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", "there:6379")
-    assert maps._has_more_than_cpus()
+    assert maps.has_more_than_cpus()
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_trials_side_by_side_score_as_one_by_one(folder: EmbeddingFolder, tmp_path: Path) -> None:
+    items = pq.read_table(folder.gallery.path)
+    items = pa.concat_tables([items, items]).set_column(0, "id", pa.array(range(2 * len(items))))
+    write_parquet(folder.path / "validation.parquet", items)
+    methods, fits, how = find_methods(("mcl", "ridge_query")), replace(FITS, tune=3), Evaluation(metrics=("mAP",))
+    tuned = tune_stage(tmp_path / "tasks", read_folder(folder.path), methods, fits, how, Workers())
+    assert [each.trials for each in tuned] == [3, 3]
+    for method in methods:
+        assert method.fit is not None
+        for number, values in enumerate(trials_of(method.fit.space, fits, 3)):
+            out = tmp_path / "here" / method.name / str(number)
+            begin_stage(out, "trial", {})
+            with one_thread():
+                run_trial(Trial(method.name, with_values(fits, values), "cosine", folder.path, out, "mAP"))
+            there = tmp_path / "tasks" / method.name / str(number)
+            assert read_json(there / "manifest.json")["score"] == read_json(out / "manifest.json")["score"]

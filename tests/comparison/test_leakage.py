@@ -134,6 +134,14 @@ def test_the_gallery_as_queries_is_compared_with_the_train_items_alone(tmp_path:
     assert note.startswith("All 40 train items are also gallery items")
 
 
+def test_validation_items_that_are_evaluated_are_counted_too(tmp_path: Path) -> None:
+    write(tmp_path, gallery=GALLERY, queries=OTHERS, train=draw(40, 3), validation=GALLERY)
+    (note,) = comparison_of(tmp_path, "fct").notes
+    assert note.startswith("All 40 validation items are also gallery items")
+    assert "Use validation items that are neither" in note
+    assert comparison_of(tmp_path).notes == ()
+
+
 def test_hashes_differ_where_rows_do() -> None:
     base = np.random.default_rng(0).normal(size=(1, 6)).astype(np.float32)
     changed = [base]

@@ -28,7 +28,7 @@ from ray_backfill.replay import Curve
 from ray_backfill.runs.results import Facts, write_results
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable, read_folder, write_parquet
 from ray_backfill.tables.results import LeftOut
-from ray_backfill.training.settings import FitSettings
+from ray_backfill.training.settings import FitSettings, TransformSettings
 from tests.comparison.folder import CLASSES, write_split
 
 pytestmark = pytest.mark.slow
@@ -73,8 +73,31 @@ def test_tables_hold_what_the_curves_say(folder: Path, tmp_path: Path) -> None:
     assert manifest["finished"]
     assert {p.name for p in out.iterdir()} == {
         *("curves.parquet", "moments.parquet", "summary.parquet", "differences.parquet", "costs.parquet"),
-        *("curves.png", "report.html", "manifest.json"),
+        *("queries.parquet", "query_values.parquet", "curves.png", "report.html", "manifest.json"),
     }  # fmt: skip
+
+
+def test_values_of_queries_are_what_the_means_are_made_of(folder: Path, tmp_path: Path) -> None:
+    """With one query that has no answer, and unequal weights."""
+    queries = pd.read_parquet(folder / "queries.parquet")
+    queries["weight"] = np.where(queries.index % 2, 1.0, 4.0)
+    queries.loc[2, "label"] = 99
+    queries.to_parquet(folder / "queries.parquet")
+    out = run_on(folder, tmp_path / "out", replace(EVALUATION, merges=("raw", "quantile")))
+    scored, table = (pd.read_parquet(out / f"{name}.parquet") for name in ("queries", "query_values"))
+    assert scored.row.tolist() == [i for i in range(12) if i != 2]
+    assert scored.id.tolist() == queries.id.astype(str).drop(2).tolist()
+    assert scored.weight.tolist() == [0.25 if i % 2 else 1.0 for i in scored.row]
+    summary = pd.read_parquet(out / "summary.parquet").query("metric == 'mAP' and merge == 'raw'")
+    assert len(summary) == 8
+    for row in summary.itertuples():
+        own = table[(table.method == row.method) & table.order.isin(["", row.order])]
+        values = own.set_index("quantity")["values"]
+        assert sorted(values.index) == ["auc", "end", "start"], "once where the order makes no difference"
+        for quantity in values.index:
+            assert values[quantity].dtype == np.float32
+            mean = np.average(values[quantity], weights=scored.weight)
+            assert mean == pytest.approx(getattr(row, quantity), abs=1e-6), (row.method, quantity)
 
 
 def swap(table: EmbeddingTable) -> EmbeddingTable:
@@ -91,7 +114,7 @@ def test_flags_and_flips_tell_a_bad_upgrade_from_a_good_one(folder: Path, tmp_pa
     naive = curves["rm_naive", "random", "raw"].curve
     half = Curve(naive.t, {"mAP": naive.per_query["mAP"] / 2}, np.zeros_like(naive.top1_correct), naive.scored, 0)
     tables = tabulate(
-        methods, {**curves, ("rm_naive", "random", "raw"): judge(half, 1)}, replace(EVALUATION, metrics=("mAP",))
+        methods, {**curves, ("rm_naive", "random", "raw"): judge([half], 1)}, replace(EVALUATION, metrics=("mAP",))
     )
     table = tables.curves
     row = tables.summary.set_index("method").loc["rm_naive"]
@@ -184,7 +207,7 @@ def test_a_query_of_weight_3_is_worth_three_queries_in_every_table(folder: Path,
     # Limits come from the weighted queries, too.
     curves = pd.read_parquet(weighted / "curves.parquet")
     own = curves[(curves.method == "rm_naive") & (curves.order == "random")]
-    flips = (~curve.top1_correct[:, :1] & curve.top1_correct).astype(float)
+    flips = (1.0 - curve.top1_correct[:, :1]) * curve.top1_correct
     assert flips.any()
     for metric, values in (("nDCG", curve.per_query["nDCG"]), ("positive_flips", flips)):
         low, high = stats.interval(stats.bootstrap_means(values, curve.weights))
@@ -197,7 +220,7 @@ def test_the_largest_share_of_flips_is_weighted() -> None:
     top1 = np.array([[True, False], [True, True], [False, True]])
     values = {"CMC@1": top1.astype(np.float64)}
     curve = Curve(np.array([0.0, 1.0]), values, top1, np.arange(3), 0, weights=np.array([6.0, 1.0, 1.0]))
-    found = judge(curve, 1)
+    found = judge([curve], 1)
     assert found.negative_flips_max() == pytest.approx(6 / 8)
     assert found.negative_flips_max(np.array([False, False, True])) == pytest.approx(1 / 8)
 
@@ -286,7 +309,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
     with pytest.raises(InputError, match=r"queries\.parquet has no column 'label'; add it, or give"):
         ground_truth(read_folder(folder))
     with pytest.raises(InputError, match="needs the gallery column 'order_score'"):
-        resolve_orders(read_folder(folder), ("given",), 0, "cosine", find_methods(("old",)))
+        resolve_orders(read_folder(folder), ("given",), 0, "cosine", find_methods(("old",)), TransformSettings())
     for bad in (
         Evaluation(methods=("rn",)),
         Evaluation(metrics=("acc",)),

@@ -33,7 +33,7 @@ def test_every_kind_learns_its_loss(kind: BackboneKind) -> None:
 
 def test_names_are_unique_and_say_their_source() -> None:
     kinds = all_backbones()
-    assert {"bct", "ract", "ract_hard", "side"} <= set(kinds)
+    assert {"bct", "ract", "ract_hard", "side", "advbct", "mixbct"} <= set(kinds)
     assert not {"old", "new"} & set(kinds)
     assert all(kind.source and kind.name == name and kind.like in ("old", "new") for name, kind in kinds.items())
     assert len({kind.title for kind in kinds.values()}) == len(kinds)

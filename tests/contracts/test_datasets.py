@@ -24,11 +24,12 @@ from ray_backfill.datasets import (
     omniglot,
     open_source,
     places365,
+    tiny_imagenet,
 )
 from ray_backfill.errors import InputError
 from ray_backfill.images import SPLITS, ImageSource
 from ray_backfill.plugins import plugin_names
-from tests.datasets._pictures import omniglot_zips, plain, write_tree
+from tests.datasets._pictures import omniglot_zips, plain, tiny_imagenet_zip, write_tree
 from tests.datasets._published import cifar_binary, imagenet_flat, places_easy
 from tests.datasets._published_more import small_gldv2, small_market, small_vggface
 
@@ -56,6 +57,7 @@ EXAMPLES: dict[str, Callable[[Path], Any]] = {
     "market1501": small_market,
     "omniglot": lambda root: omniglot.Settings(root=str(omniglot_zips(root))),
     "places365": lambda root: places365.Settings(root=str(places_easy(root)), image_size=16),
+    "tiny_imagenet": lambda root: tiny_imagenet.Settings(root=str(tiny_imagenet_zip(root)), image_size=16),
     "vggface2": small_vggface,
 }
 
@@ -149,7 +151,7 @@ def test_the_fingerprint_follows_every_setting(settings: Any, source: ImageSourc
         if isinstance(value, str):
             value = {"queries": "private"}[f.name]
         else:
-            value = {"channels": 1}.get(f.name, value + 1 if isinstance(value, int) else value / 2)
+            value = {"channels": 1}.get(f.name, value + 1 if isinstance(value, int) else value / 2 or 0.5)
         seen.append(json.dumps(open_source(replace(settings, **{f.name: value})).fingerprint()))
     assert len(set(seen)) == len(seen)
 

@@ -120,6 +120,26 @@ def test_a_stand_in_does_not_depend_on_what_it_stands_among(
         np.testing.assert_array_equal(getattr(whole, side).gallery[7:19], getattr(shard, side).gallery)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", FITTED, ids=lambda m: m.name)
+def test_trained_fits_alone_learn_from_further_views(
+    method: Method, fitted: dict[str, tuple[torch.nn.Module, list[float]]]
+) -> None:
+    """Views that equal the items give the same bits: batches, labels and pairs of both models are those of one view."""
+    assert method.fit is not None
+    alone, items = fit_once(method, fitted)[0].state_dict(), draw(method, 40, 1)
+    same = {name: np.stack([vectors, vectors]) for name, vectors in items.items()}
+    other = {
+        name: vectors + np.float32(0.1) * np.arange(40, dtype=np.float32)[:, None] for name, vectors in same.items()
+    }
+    with_same, with_other = (
+        method.fit.fit(TrainSet(items, np.arange(40) % 5, views=views), SETTINGS, "cosine").network.state_dict()
+        for views in (same, other)
+    )
+    assert all(torch.equal(values, with_same[name]) for name, values in alone.items())
+    assert method.is_trained == any(not torch.equal(values, with_other[name]) for name, values in alone.items())
+
+
 def test_names_are_unique_and_say_their_source_and_family() -> None:
     methods = all_methods()
     assert len({m.title for m in methods.values()}) == len(methods)

@@ -102,7 +102,10 @@ def test_published_recipes_follow_their_protocol(name: str) -> None:
     if name == "vggface2_biased":
         assert (recipe.protocol.old_counts, recipe.protocol.new_counts) == ((50, 500), (2183, 2183))  # women, men
     assert recipe.images.image_size == 224
-    assert recipe.evaluation.points == 11
+    # RM: section 5.1. FF's public configuration: 20 moments between the first and the last.
+    assert recipe.evaluation.points == (
+        22 if name.startswith("vgg") or name.endswith(("_fastfill", "_fastfill_18_to_50")) else 11
+    )
     assert recipe.evaluation.metrics == (("mAP@100" if name == "gldv2" else "mAP"), "CMC@1")
     is_fastfill = "fastfill" in recipe.evaluation.methods
     assert recipe.evaluation.orders == (("random", "entropy", "sigma") if is_fastfill else ("classifier_score",))
@@ -116,6 +119,9 @@ def test_published_recipes_train_with_the_hyper_parameters_of_the_papers(name: s
         assert model.backbone.dim == (512 if "places" in name else 128)
         training, losses = model.training, model.training.compatible
         assert (training.epochs, training.batch, training.momentum) == (100, 1024, 0.875)
+        # As in the authors' public configuration; FF's appendix A.2 does not say.
+        assert not training.nesterov
+        assert model.backbone.last_layer == "relu"
         assert training.lr == (0.1 if model.backbone.arch == "vit_b_32" else 1.024)
         assert (training.weight_decay, training.warmup_epochs) == (3.0517578125e-5, 5)
         assert training.label_smoothing == 0.1
@@ -128,5 +134,7 @@ def test_published_recipes_train_with_the_hyper_parameters_of_the_papers(name: s
     assert (transforms.lr, transforms.weight_decay, transforms.batch, transforms.epochs) == (5e-4, 2**-15, 1024, 80)
     assert (transforms.hidden, transforms.fixed_norm_from * transforms.epochs) == (2048, 40)
     assert transforms.warmup_epochs == 5
+    loss = transforms.loss
+    assert (loss.disc_weight, loss.uncertainty_weight, loss.label_smoothing, loss.relative) == (1.0, 0.5, 0.1, False)
     assert (transforms.loss.arcface_margin, transforms.loss.arcface_scale) == (0.5, 64.0)
     assert transforms.loss.classification == recipe.new.training.classification

@@ -1,12 +1,16 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ray_backfill.datasets import Divided
+from ray_backfill.datasets import open_source as open_any
 from ray_backfill.datasets.omniglot import Settings, open_source
 from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource
 from ray_backfill.images.source import FileSource
+from ray_backfill.protocols import Protocol
 from tests.datasets._pictures import drawing, omniglot_zips, plain, write_zip
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -25,6 +29,35 @@ def test_drawers_divide_the_images_and_shared_alphabets_count_once(tmp_path: Pat
     assert np.bincount(source.items("gallery").labels_N).tolist() == [5, 5, 5]
     assert drawers(source, "train") == set(range(1, 16))
     assert drawers(source, "gallery") == {16, 17, 18, 19, 20}
+
+
+def test_unseen_characters_are_left_to_the_gallery(tmp_path: Path) -> None:
+    source = open_source(Settings(str(omniglot_zips(tmp_path)), train_drawers=15, unseen=0.5, groups=True))
+    train, gallery = source.items("train"), source.items("gallery")
+    # Of Greek's two characters one is unseen; half of Latin's only one rounds to none.
+    assert len(np.unique(gallery.labels_N)) == 1
+    assert gallery.groups_N is not None
+    assert set(gallery.groups_N) == {0}
+    assert len(gallery) == 20
+    assert drawers(source, "gallery") == set(range(1, 21))
+    assert not set(train.labels_N) & set(gallery.labels_N)
+    assert (len(train), len(np.unique(train.labels_N))) == (30, 2)
+    assert (
+        open_source(Settings(str(tmp_path), unseen=0.5)).fingerprint()
+        != open_source(Settings(str(tmp_path))).fingerprint()
+    )
+    with pytest.raises(InputError, match=r"unseen 0\.1 is less than one character of each half"):
+        open_source(Settings(str(tmp_path), unseen=0.1))
+
+
+def test_validation_of_unseen_characters_holds_out_whole_characters(tmp_path: Path) -> None:
+    images = Settings(str(omniglot_zips(tmp_path)), unseen=0.5)
+    source = open_any(Divided(images, Protocol("extended", validation=0.5)))
+    train, validation = (set(source.items(split).labels_N.tolist()) for split in ("train", "validation"))
+    assert len(train) == len(validation) == 1
+    assert train != validation
+    known = open_any(Divided(replace(images, unseen=0), Protocol("extended", validation=0.5)))
+    assert set(known.items("train").labels_N) == set(known.items("validation").labels_N)
 
 
 def test_strokes_are_bright_on_dark_and_averaged(tmp_path: Path) -> None:
@@ -80,7 +113,9 @@ def test_drawings_at_another_depth_are_refused(tmp_path: Path, folder: str) -> N
         open_source(Settings(str(tmp_path)))
 
 
-@pytest.mark.parametrize(("name", "value"), [("train_drawers", 0), ("train_drawers", 20)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("train_drawers", 0), ("train_drawers", 20), ("unseen", 1.0), ("unseen", -0.1)]
+)
 def test_settings_out_of_range(tmp_path: Path, name: str, value: int) -> None:
     with pytest.raises(InputError, match=name):
         open_source(Settings(str(tmp_path), **{name: value}))  # type: ignore[arg-type]

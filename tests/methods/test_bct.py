@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ray_backfill.losses import bct
 from ray_backfill.losses.bct import BackwardCompatible
 from ray_backfill.methods import all_backbones
 from ray_backfill.models.checkpoints import BackboneInfo
@@ -48,8 +49,29 @@ def test_influence_is_the_old_classifiers_loss_by_hand(old_dim: int) -> None:
     for i, answer in enumerate(answers):
         width = min(6, old_dim)
         logits = classifier.weight[:, :width] @ embedding[i, :width] + classifier.bias
-        expected = 0.0 if answer is None else smoothed(logits, answer)
+        expected = 0.0 if answer is None else smoothed(logits, answer) * 7 / 4
         assert influence[i].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_influence_is_averaged_over_the_images_of_known_classes() -> None:
+    """As in openBCT. Over the whole batch, images of unknown classes would halve the weight of the others."""
+    old, embedding = old_model(), torch.randn(7, 6)
+    classifier = old.network.classifier
+    known = [(i, answer) for i, answer in enumerate([None, 1, None, 2, 2, None, 1]) if answer is not None]
+    by_hand = [smoothed(classifier.weight @ embedding[i, :4] + classifier.bias, answer) for i, answer in known]
+    found = objective(old).influence(embedding, TARGET).mean()
+    assert found.item() == pytest.approx(sum(by_hand) / len(by_hand), rel=1e-5)
+    nobody = objective(old).influence(embedding, torch.full((7,), 2))  # class 4
+    assert nobody.tolist() == [0.0] * 7
+
+
+def test_the_images_of_all_workers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other worker has 9 images of unknown classes: this one's images still count as much as one another."""
+    embedding, made = torch.randn(7, 6), objective(old_model())
+    alone = made.influence(embedding, TARGET)
+    monkeypatch.setattr(bct, "gather", lambda counts: torch.cat([counts, torch.tensor([[0.0, 9.0]])]))
+    together = made.influence(embedding, TARGET)
+    assert (together.sum() / (7 + 9)).item() == pytest.approx((alone.sum() / 7).item(), rel=1e-5)
 
 
 def test_class_means_stand_in_for_an_old_classifier_that_knows_none() -> None:
@@ -60,7 +82,21 @@ def test_class_means_stand_in_for_an_old_classifier_that_knows_none() -> None:
     length = torch.stack([weight.norm() for weight in old.network.classifier.weight]).mean()
     weights = torch.stack([mean / mean.norm() * length for mean in means])
     for i, answer in enumerate(TARGET.tolist()):
-        expected = 0.0 if answer < 0 else smoothed(weights @ embedding[i, :4], answer)
+        expected = 0.0 if answer < 0 else smoothed(weights @ embedding[i, :4], answer) * 7 / 6
+        assert influence[i].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_pseudo_weights_are_added_to_an_old_classifier_that_knows_some() -> None:
+    """Classes 3 and 7 keep their weights; 1 and 4 have their means, at the mean length and with the mean bias."""
+    means, embedding = torch.randn(4, 4), torch.randn(7, 6)
+    old = old_model(means=means)
+    influence = objective(old).influence(embedding, TARGET)
+    own, bias = old.network.classifier.weight, old.network.classifier.bias
+    length = torch.stack([weight.norm() for weight in own]).mean()
+    weights = torch.stack([*own, *(means[i] / means[i].norm() * length for i in (0, 2))])
+    biases = torch.stack([*bias, bias.mean(), bias.mean()])
+    for i, answer in enumerate([3, 1, 4, 2, 2, None, 1]):
+        expected = 0.0 if answer is None else smoothed(weights @ embedding[i, :4] + biases, answer) * 7 / 6
         assert influence[i].item() == pytest.approx(expected, abs=1e-5)
 
 
@@ -72,7 +108,7 @@ def test_an_arcface_classifier_influences_by_its_own_loss() -> None:
     cosine = F.cosine_similarity(embedding[1, None, :4], old.network.classifier.weight)
     logits = cosine.clone()
     logits[1] = (cosine[1].acos() + 0.5).cos()
-    assert influence[1].item() == pytest.approx(-float((64 * logits).log_softmax(0)[1]), rel=1e-4)
+    assert influence[1].item() == pytest.approx(-float((64 * logits).log_softmax(0)[1]) * 7 / 4, rel=1e-4)
 
 
 def test_the_loss_is_classification_plus_weighted_influence() -> None:

@@ -8,7 +8,7 @@ from ray_backfill.methods import Embeddings, find_methods
 from ray_backfill.training.objective import fit_width
 
 
-@pytest.mark.parametrize("name", ["bct", "ract", "ract_hard"])
+@pytest.mark.parametrize("name", ["bct", "ract", "ract_hard", "advbct", "mixbct"])
 @pytest.mark.parametrize("old_dim", [3, 5, 8])
 def test_queries_are_cut_or_filled_up_as_in_training(name: str, old_dim: int) -> None:
     rng = np.random.default_rng(0)

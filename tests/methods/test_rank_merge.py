@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ray_backfill.errors import InputError
-from ray_backfill.losses.rank_merge import cl_m, cl_s, mcl, rqt
+from ray_backfill.losses.rank_merge import cl_m, cl_s, mcl, rqt, within_new
 from ray_backfill.methods import Embeddings, all_methods, find_methods
 from ray_backfill.models.apply import transform
 from ray_backfill.models.heads import Heads, HeadShape
@@ -49,8 +49,9 @@ def looped_loss(name: str, batch: LossBatch, settings: LossSettings) -> float:
             sums["P", system] = sum(math.exp(-x / settings.tau) for x in positives)
             sums["N", system] = sum(math.exp(-x / settings.tau) for x in negatives)
         p_old, n_old, p_new, n_new = (sums[k] for k in [("P", "old"), ("N", "old"), ("P", "new"), ("N", "new")])
-        cross = {"cl_s": 0.0, "cl_m": 0.0, "mcl": 1.0}[name]
-        total += -math.log(p_old / (p_old + n_old + cross * n_new))
+        cross = {"cl_s": 0.0, "cl_m": 0.0, "within_new": 0.0, "mcl": 1.0}[name]
+        if name != "within_new":
+            total += -math.log(p_old / (p_old + n_old + cross * n_new))
         if name != "cl_s":
             total += -math.log(p_new / (p_new + n_new + cross * n_old))
     return total / anchors
@@ -65,7 +66,7 @@ def random_batch(seed: int = 0, first: int = 4) -> LossBatch:
     return LossBatch(reverse[own], new[own], old, new, label, first)
 
 
-@pytest.mark.parametrize("loss", [rqt, cl_s, cl_m, mcl])
+@pytest.mark.parametrize("loss", [rqt, cl_s, cl_m, within_new, mcl])
 @pytest.mark.parametrize("kind", ["cosine", "l2"])
 @pytest.mark.parametrize("tau", [1.0, 0.1])
 @pytest.mark.parametrize("hard_mining", [True, False])
@@ -84,7 +85,7 @@ def test_an_anchor_alone_in_its_class_has_no_new_term() -> None:
     assert cl_m(alone, settings).item() == pytest.approx(cl_s(alone, settings).item())
 
 
-@pytest.mark.parametrize("loss", [rqt, cl_s, cl_m, mcl])
+@pytest.mark.parametrize("loss", [rqt, cl_s, cl_m, within_new, mcl])
 def test_gradients_are_right(loss: HeadLoss) -> None:
     batch = random_batch()
 

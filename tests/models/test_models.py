@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -168,3 +169,47 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(InputError, match=r"model\.safetensors cannot be loaded.*train it again"):
         load_network(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arch", "size", "parameters"),
+    # ml-fct's networks with 128 dimensions, counted from its layers: the last block has 512 -> 128 -> 128 or
+    # 2048 -> 512 -> 512 -> 128 channels, and a 1 x 1 convolution beside it. (11,176,512 - 4,720,640 + 803,584 and
+    # 23,508,032 - 1,052,672 + 65,792 + 262,400.)
+    [("convnet", 28, None), ("resnet18", 64, 7_259_456), ("resnet50", 64, 22_783_552)],
+)
+def test_as_published_the_embedding_is_the_mean_of_the_last_relu(arch: str, size: int, parameters: int | None) -> None:
+    torch.manual_seed(0)
+    model = Backbone(BackboneSettings(arch, width=4, last_layer="relu"), 3, size, n_classes=7).eval()
+    last: list[torch.Tensor] = []
+    for module in model.trunk.modules():
+        if isinstance(module, torch.nn.ReLU):
+            module.register_forward_hook(lambda _, __, output: last.append(output))
+    with torch.no_grad():
+        embedding, logits = model(torch.rand(2, 3, size, size))
+    # The small convnet pools before the mean.
+    pooled = torch.nn.functional.max_pool2d(last[-1], 2, ceil_mode=True) if arch == "convnet" else last[-1]
+    torch.testing.assert_close(embedding, pooled.mean((2, 3)))
+    assert embedding.shape == (2, 128)
+    assert embedding.min() >= 0
+    assert model.classifier.bias is None
+    torch.testing.assert_close(logits, embedding @ model.classifier.weight.T)
+    assert parameters in (None, sum(p.numel() for p in model.trunk.parameters()))
+
+
+@pytest.mark.slow
+def test_as_published_a_vit_has_no_pooler() -> None:
+    model = Backbone(BackboneSettings("vit_b_32", dim=16, last_layer="relu"), 3, 32, 2).eval()
+    assert not any("pooler" in name for name, _ in model.named_parameters())
+    vit: Any = model.trunk.model
+    pixels = torch.rand(1, 3, 32, 32)
+    with torch.no_grad():
+        token = vit(pixel_values=(pixels - model.mean) / model.std).last_hidden_state[:, 0]
+        torch.testing.assert_close(model.embed(pixels), model.project(token))
+    assert model.classifier.bias is None
+
+
+def test_models_of_the_hub_keep_their_last_block() -> None:
+    with pytest.raises(InputError, match="last-layer relu changes the last block"):
+        BackboneSettings("hf:x", last_layer="relu")

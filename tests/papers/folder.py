@@ -7,10 +7,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from ray_backfill.papers.runs import Case, Runs, SeedRun, read_runs
-from ray_backfill.tables.results import GAP, CurvePoint, DifferenceRow, MomentPoint, SubgroupPoint, SummaryRow
+from ray_backfill.tables.queries import AUC, END, QueryValues, ScoredQuery
+from ray_backfill.tables.results import (
+    GAP,
+    CurvePoint,
+    DifferenceRow,
+    MomentPoint,
+    SubgroupPoint,
+    SummaryRow,
+)
 from ray_backfill.tables.schema import block, frame, write_table
 from tests.report.folder import made_traits
 from tests.summary import summary_row
@@ -56,9 +65,13 @@ def write_seed(
     references: bool = True,
     gaps: Mapping[Case, tuple[float, ...]] | None = None,
     gap_moments: tuple[float, ...] = T,
+    queries: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0),
     **manifest: Any,
 ) -> Path:
-    """Write one results folder; gaps by case become subgroups.parquet."""
+    """Write one results folder; gaps by case become subgroups.parquet.
+
+    queries: what each query has above the means; from one method to the next it moves on by one query.
+    """
     curves: list[pd.DataFrame] = []
     moments: list[pd.DataFrame] = []
     summary: list[SummaryRow] = []
@@ -77,6 +90,7 @@ def write_seed(
                 )
             )  # fmt: skip
             moments.append(block(MomentPoint, *case, metric, T, values))
+    write_queries(folder, cases, queries)
     write_table(folder / "curves.parquet", pd.concat(curves))
     write_table(folder / "moments.parquet", pd.concat(moments))
     write_table(folder / "summary.parquet", frame(SummaryRow, summary))
@@ -84,10 +98,11 @@ def write_seed(
     write_table(folder / "differences.parquet", frame(DifferenceRow, [nothing]))
     if gaps is not None:
         rows = [
-            SubgroupPoint(*case, "mAP", group, 9, t, v * times, NAN, NAN)
+            SubgroupPoint(*case, metric, group, 9, t, v * times, NAN, NAN)
             for case, values in gaps.items()
             for t, v in zip(gap_moments, values, strict=True)
-            for group, times in (("women", 2), (GAP, 1))  # women's own values must not be read as the gap
+            # Neither women's own values nor mAP must be read as the gap in top-1 accuracy.
+            for metric, group, times in (("mAP", GAP, 3), ("CMC@1", "women", 2), ("CMC@1", GAP, 1))
         ]
         write_table(folder / "subgroups.parquet", frame(SubgroupPoint, rows))
     traits = made_traits(*({case[part] for case in cases} for part in range(3)))
@@ -95,6 +110,21 @@ def write_seed(
         json.dumps(MANIFEST | {"traits": asdict(traits)} | manifest), encoding="utf-8"
     )
     return folder
+
+
+def write_queries(folder: Path, cases: Mapping[Case, Made], above: tuple[float, ...]) -> None:
+    """What each query contributes to AUC and M_1."""
+    rows = []
+    for number, (case, line) in enumerate(case_line for case_line in cases.items() if case_line[0].merge == "raw"):
+        curve = line.curve()
+        order = "" if case.method in ("old", "new", "offline") else case.order
+        own = [above[(i + number) % len(above)] for i in range(len(above))]
+        for quantity, mean in ((AUC, trapezoid(curve)), (END, curve[-1])):
+            values = np.array([mean + more for more in own], np.float32)
+            rows.append(block(QueryValues, case.method, order, "mAP", quantity, [values]))
+    write_table(folder / "query_values.parquet", pd.concat(rows))
+    places = np.arange(len(above))
+    write_table(folder / "queries.parquet", block(ScoredQuery, places.astype(str), places, 1.0))
 
 
 def runs_of(tmp_path: Path, *seeds: Mapping[Case, Made], **options: Any) -> Runs:

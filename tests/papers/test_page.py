@@ -1,7 +1,9 @@
 """The page as a whole: complete with everything, still there with almost nothing, and never half written."""
 
 import dataclasses
+import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from ray_backfill.papers.claims import CLAIMS
 from ray_backfill.papers.figure import curves_figure
 from ray_backfill.papers.page import PageInput, write_page
 from ray_backfill.papers.runs import Case, SeedRun, read_runs
-from ray_backfill.tables.results import CostRow
+from ray_backfill.tables.results import CostRow, Tuned
 from ray_backfill.tables.schema import frame, write_table
 from tests.papers.folder import ORDER, Made, T, flat, runs_of, write_seed
 
@@ -30,6 +32,12 @@ def page_of(tmp_path: Path) -> PageInput:
     made |= {Case("rm", "random"): flat(0.45), Case("rm_naive", ORDER, "csls"): flat(0.45)}
     made |= {Case("fastfill", "sigma"): flat(0.47), Case("rm_naive", "random"): flat(0.37)}
     runs = tuple(SeedRun(s, write_seed(tmp_path / f"s{s}", made, gaps=gaps)) for s in range(3))
+    tuned = [Tuned("rm", "mAP", 8, {"heads.lr": 0.003, "heads.loss.hard_mining": True}, 0.5, 0.4)]
+    found = json.loads((tmp_path / "s0" / "manifest.json").read_text())
+    (tmp_path / "s0" / "manifest.json").write_text(json.dumps(found | {"tuned": [asdict(each) for each in tuned]}))
+    as_published = {Case("rm", ORDER): Made(0.35, 0.45)}
+    published = tuple(SeedRun(s, write_seed(tmp_path / f"p{s}", as_published)) for s in range(3))
+    long = (SeedRun(0, write_seed(tmp_path / "long", {Case("rm", ORDER): Made(0.45, 0.65)})),)
     cost = CostRow("rm", "full RM", "new", 0.0, 0, 0, 0, 2_000_000_000, "new", 0.0)
     write_table(tmp_path / "s0" / "costs.parquet", frame(CostRow, [cost]))
     setting = {"loss": "mcl", "rho": True, "mining": True, "tau": 0.1, "auc": 0.5, "gain": 1, "start": 0.4, "end": 0.6}
@@ -43,6 +51,9 @@ def page_of(tmp_path: Path) -> PageInput:
         date="2026-11-21",
         machine="two cores | no GPU",
         kendall_tau=(0.6, 0.61, 0.62),
+        published_runs=published,
+        long_runs=long,
+        long_epochs=40,
         ablation=tmp_path / "ablation.parquet",
         subgroup_runs=runs,
         subgroup_note="Faces.",
@@ -58,7 +69,8 @@ def test_everything(tmp_path: Path) -> None:
     write_page(page_of(tmp_path), tmp_path / "docs" / "omniglot.md")
     text = (tmp_path / "docs" / "omniglot.md").read_text(encoding="utf-8")
     assert sections(text) == [
-        *("Findings", "Results", "What the papers claim", "Comparison with the papers' tables", "Orders", "Merges"),
+        *("Findings", "Results", "As published and tuned", "A longer-trained new model", "What the papers claim"),
+        *("Comparison with the papers' tables", "Orders", "Merges"),
         "Without training",
         *("Loss, rho, mining and temperature", "Gap between subgroups", "Costs"),
     ]
@@ -73,14 +85,21 @@ def test_everything(tmp_path: Path) -> None:
         "![mAP while the gallery is backfilled, mean over seeds](omniglot.png)",
         "| rm | 50.0 ± 0.0 | 70.0 ± 0.0 | 100.0 ± 0.0 | 40.0 ± 0.0 | 60.0 ± 0.0 | 0.0 ± 0.0 | 5.0 ± 0.0 |",
         "- fct_side: no side information",
+        "| rm | 40.0 ± 0.0 | 50.0 ± 0.0 | 35.0 ± 0.0 | 45.0 ± 0.0 | 50.0 ± 0.0 | 100.0 ± 0.0 | 40.0 ± 0.0 | 60.0 ± 0.0 "
+        "| heads.lr 0.003, heads.loss.hard_mining True |",
+        "| rm | 55.0 | 75.0 | 125.0 | 45.0 | 65.0 | 0.0 | 5.0 |",
         "| classifier_score order | 2 | rm naive | csls | classifier_score | 45.0 ± 0.0 | 75.0 ± 0.0 | 100.0 ± 0.0 "
         "| 75.0 ± 0.0 |",
-        "| fastfill | sigma | 20.0 ± 0.0 | 10.0 ± 0.0 | 8.0 ± 0.0 | 5.0 ± 0.0 |",
+        "| fastfill | sigma | 20.0 ± 0.0 | 10.0 ± 0.0 | 8.0 ± 0.0 | 5.0 ± 0.0 | 67 % | 80 % |",
         "| rm | new | 0 | 0 | 0 | 0 | 2.0 G | new | 0 |",
     ):
         assert line in text.splitlines()
     assert FINDINGS in text
-    assert "once in 8" in text
+    assert "Here: the best of 8 settings for each method" in text
+    assert "for 40 epochs (seed 0)." in text
+    assert "| better, above, below | interval above 0, and effect at least e | interval below e |" in text
+    assert "2,000 draws over queries and seeds; 3 seeds say little" in text
+    assert "The least effect e that counts is 0.5 points." in text
     assert "\n\n\n" not in text
 
 
@@ -89,7 +108,7 @@ def test_every_table_is_a_table(tmp_path: Path) -> None:
     write_page(page_of(tmp_path), tmp_path / "omniglot.md")
     blocks = (tmp_path / "omniglot.md").read_text(encoding="utf-8").replace(FINDINGS, "").split("\n\n")
     found = [block.splitlines() for block in blocks if "|---|" in block]
-    assert len(found) == 14
+    assert len(found) == 17
     for lines in found:
         assert all(line.startswith("|") and line.endswith("|") for line in lines)
         assert re.fullmatch(r"\|(---\|)+", lines[1])
@@ -103,7 +122,8 @@ def test_each_claim_has_a_row(tmp_path: Path) -> None:
         (line,) = [x for x in lines if x.startswith((f"| {claim.text} |", f"| {claim.text} ({claim.note}) |"))]
         assert line.endswith(("| holds |", "| **does not hold** |", "| not distinguishable |", "| not measured |"))
     assert (
-        "| Full RM is better than RM naive | RM, table 1 | AUC +10.0, +10.0, +10.0 (mean +10.0 ± 0.0) points | holds |"
+        "| Full RM is better than RM naive | RM, table 1 | AUC +10.0 points [10.0, 10.0]; seeds +10.0, +10.0, +10.0 "
+        "| holds |"
     ) in lines
 
 
@@ -115,7 +135,7 @@ def test_one_seed_and_nothing_else(tmp_path: Path) -> None:
     assert sections(text) == ["Results", "What the papers claim", "Comparison with the papers' tables"]
     assert "| bct | 40.0 | 60.0 | 50.0 | 40.0 | 40.0 | 0.0 | 5.0 |" in text
     assert "one seed" in text
-    assert "1 seed agrees with a claim by chance once in 2" in text
+    assert "one seed says nothing about other seeds" in text
     assert "nan" not in text.lower()
     assert "None" not in text
 

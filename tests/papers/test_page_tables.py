@@ -1,5 +1,7 @@
 """Numbers of the tables, checked by hand or by plain loops."""
 
+import json
+import math
 import statistics
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from ray_backfill.report.wording import amount
 from ray_backfill.tables.results import CostRow
 from ray_backfill.tables.schema import frame, write_table
 from tests.papers.folder import NAN, ORDER, Made, flat, runs_of, write_seed
+
+BEST, LEAD = "best label-free order", "its difference, 95 % interval over seeds"
 
 
 def row(table: PageTable | None, first: str) -> dict[str, str]:
@@ -102,9 +106,29 @@ def test_against_random_is_paired_by_seed(tmp_path: Path) -> None:
         for bct in (0.38, 0.41)
     ]
     table = page_tables.against_random(runs_of(tmp_path, *seeds))
-    assert row(table, "rm") == {"": "rm", "sigma": "+2.0, 2 of 2"}
-    assert row(table, "bct")["sigma"] == "−0.5, 1 of 2"
+    assert row(table, "rm") == {"": "rm", BEST: "sigma", LEAD: "+2.0 (+2.0 to +2.0)", "sigma": "+2.0, 2 of 2"}
+    assert row(table, "bct") == {"": "bct", BEST: "random", LEAD: "–", "sigma": "−0.5, 1 of 2"}
     assert row(table, "*better in every seed*")["sigma"] == "1 of 2 methods"
+
+
+def test_the_best_order_is_no_oracle_and_needs_no_labels(tmp_path: Path) -> None:
+    areas = {"random": 0.40, "sigma": 0.42, "entropy": 0.43, "centroid_cosine": 0.5, "oracle_loss": 0.6}
+    seeds = [
+        {Case("rm", o): flat(v + (0.005 * seed if o == "entropy" else 0)) for o, v in areas.items()}
+        for seed in range(3)
+    ]
+    runs = runs_of(tmp_path, *seeds)
+    assert row(page_tables.against_random(runs), "rm")[BEST] == "centroid_cosine"
+    for seed in range(3):
+        path = tmp_path / f"seed-{seed}" / "manifest.json"
+        manifest = json.loads(path.read_text())
+        manifest["traits"]["orders"]["centroid_cosine"]["needs_labels"] = True
+        path.write_text(json.dumps(manifest))
+    runs = read_runs(SeedRun(seed, tmp_path / f"seed-{seed}") for seed in range(3))
+    found = row(page_tables.against_random(runs), "rm")
+    # 3.0, 3.5 and 4.0 points: standard deviation 0.5, t of 2 degrees of freedom 4.303
+    half = 4.303 * 0.5 / math.sqrt(3)
+    assert (found[BEST], found[LEAD]) == ("entropy", f"+3.5 (+{3.5 - half:.1f} to +{3.5 + half:.1f})")
 
 
 def test_training_free(tmp_path: Path) -> None:
@@ -171,8 +195,9 @@ def test_subgroups(tmp_path: Path) -> None:
     gaps = {case: (0.20, 0.10, 0.08, 0.06, 0.05)}
     table = page_tables.subgroup_table(runs_of(tmp_path, {case: flat(0.4)}, gaps=gaps))
     assert table == PageTable(
-        ("", "order", "t = 0", "t = 0.25", "t = 0.5", "t = 1"),
-        (("fastfill", "sigma", "20.0", "10.0", "8.0", "5.0"),),
+        ("", "order", "t = 0", "t = 0.25", "t = 0.5", "t = 1", "closed at t = 0.25", "closed at t = 0.5"),
+        # 10 and 12 of the 15 points that the upgrade closes
+        (("fastfill", "sigma", "20.0", "10.0", "8.0", "5.0", "67 %", "80 %"),),
     )
 
 
@@ -182,8 +207,22 @@ def test_subgroups_at_moments_that_were_not_replayed(tmp_path: Path) -> None:
     runs = runs_of(tmp_path, {case: flat(0.4)}, gaps=gaps, gap_moments=(0.0, 0.2, 0.3, 1.0))
     table = page_tables.subgroup_table(runs)
     assert table is not None
-    assert table.header[2:] == ("t = 0", "t = 0.25 (mean of 0.2 and 0.3)", "t = 0.5 (read at 0.3)", "t = 1")
-    assert table.rows[0][2:] == ("20.0", "8.0", "6.0", "3.0")
+    assert table.header[2:6] == ("t = 0", "t = 0.25 (mean of 0.2 and 0.3)", "t = 0.5 (read at 0.3)", "t = 1")
+    assert table.rows[0][2:6] == ("20.0", "8.0", "6.0", "3.0")
+
+
+def test_the_share_of_the_gap_that_is_closed_is_that_of_the_means_over_seeds(tmp_path: Path) -> None:
+    case, other = Case("fastfill", "sigma"), Case("fct", "random")
+    seeds = []
+    for seed, gap in enumerate(((0.20, 0.10, 0.08, 0.06, 0.10), (0.11, 0.03, 0.02, 0.06, 0.10))):
+        made = {case: flat(0.4), other: flat(0.4)}
+        gaps = {case: gap, other: (0.1, 0.0, 0.0, 0.0, 0.1)}
+        seeds.append(SeedRun(seed, write_seed(tmp_path / f"gaps-{seed}", made, gaps=gaps)))
+    table = page_tables.subgroup_table(read_runs(seeds))
+    # means 15.5, 6.5, 5.0, 10.0: 9 and 10.5 of 5.5 points; by seeds they would be 100 and 800 per cent
+    assert row(table, "fastfill")["closed at t = 0.25"] == "164 %"
+    assert row(table, "fastfill")["closed at t = 0.5"] == "191 %"
+    assert row(table, "fct")["closed at t = 0.5"] == "–"  # nothing is closed in the end
 
 
 def test_no_subgroups(tmp_path: Path) -> None:

@@ -207,12 +207,13 @@ def test_hundreds_of_rows_are_folded_away(tmp_path: Path) -> None:
     orders, merges = ("oracle_loss", "score", "random"), ("raw", "csls")
     shown = page(write_results(tmp_path, many_methods(12), orders, merges=merges))
     own = [row for row in shown.open if row[0] == "method 3"]
-    # Once each: in numbers, by order, by merge, and in the differences.
+    # Once each: in numbers, by order, by merge, with its best order, and in the differences.
     numbers = ["32.6", "31.6 to 33.6", "14 %", "30.0✓", "40.0✓", "0.0✓", "start", "50 %", "end", "2.0", "1.0"]
     assert own == [
         ["method 3", "score", "raw", *numbers],
         ["method 3", "33.6", "32.6", "31.6"],
         ["method 3", "32.6", "32.2"],
+        ["method 3", "score", "32.6", "31.6", "1.0", "−1.0 to 3.0"],
         ["method 3", "score", "raw", "19.4", "17.4 to 21.4", "better"],
     ]
     everything = [row for row in shown.rows if row[0] == "method 3" and len(row) == len(own[0])]

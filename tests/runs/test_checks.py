@@ -1,162 +1,183 @@
-"""What cannot take part on a user's folder is left out with a reason before anything is trained."""
+"""The guard: a fitted method that did not learn is marked and not recommended; a good one is neither."""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from ray_backfill.comparison.left_out import find_left_out
-from ray_backfill.errors import InputError
-from ray_backfill.images import Items
-from ray_backfill.methods import all_methods
-from ray_backfill.recipes import load_recipe
-from ray_backfill.runs.checks import check_evaluation, check_recipe
-from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
-from ray_backfill.training.settings import FitSettings
-from tests.datasets._pictures import write_tree
+import ray_backfill as rb
+from ray_backfill.comparison import checks
+from ray_backfill.comparison.checks import check_fits
+from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.comparison.resolve import Comparison, resolve
+from ray_backfill.comparison.validation import replay_on_validation
+from ray_backfill.report import Results
+from ray_backfill.runs.context import Context
+from ray_backfill.runs.folder import evaluate_folder, fit_maps
+from ray_backfill.store import EmbeddingTable, read_folder
+from ray_backfill.training.settings import AdapterSettings, FitSettings, TransformTraining
 
-MODELS = ("old", "new", "bct", "side")
-HEADS = {m.name for m in all_methods().values() if m.fit and m.fit.option == "heads"}
-LABELLED = {m.name for m in all_methods().values() if m.fit and m.fit.needs_labels}
-OTHER_MODELS = {m.name for m in all_methods().values() if set(m.models) - {"old", "new"}}
-FITTED = {m.name for m in all_methods().values() if m.fit}
-
-
-def folder_of(path: Path, train: dict[str, Any] | None, **gallery: Any) -> EmbeddingFolder:
-    for split, rows, more in (("gallery", 20, gallery), ("train", 40, train)):
-        if more is not None:
-            rng = np.random.default_rng(rows)
-            columns = {"id": np.arange(rows), "label": np.arange(rows) % 4} | {
-                model: vector_column(rng.normal(size=(rows, d)).astype(np.float32))
-                for model, d in (("old", 4), ("new", 6))
-            }
-            kept = {name: column for name, column in (columns | more).items() if column is not None}
-            write_parquet(path / f"{split}.parquet", pa.table(kept))
-    return read_folder(path, MODELS)
+# A penalty that leaves nothing of the map.
+FITS = FitSettings(adapters=AdapterSettings(ridge=1e12))
+EVALUATION = Evaluation(("rm_naive", "ridge_query", "least_squares_gallery"), ("random",), ("raw",), points=3)
 
 
-def left_out(folder: EmbeddingFolder, distance: str = "cosine") -> dict[str, str]:
-    found = find_left_out(folder, list(all_methods().values()), (), FitSettings(), distance)
-    return {each.name: each.reason for each in found}
+def split(seed: int, n: int = 120) -> dict[str, Any]:
+    """New embeddings; old ones are a rotation of them with noise."""
+    rng = np.random.default_rng(seed)
+    rotation = np.linalg.qr(np.random.default_rng(99).normal(size=(6, 6)))[0]
+    label = np.arange(n) % 12
+    new = np.random.default_rng(7).normal(size=(12, 6))[label] + 0.6 * rng.normal(size=(n, 6))
+    return {"old": new @ rotation + 0.3 * rng.normal(size=(n, 6)), "new": new, "label": label}
 
 
-def merges_left_out(folder: EmbeddingFolder, *merges: str) -> list[str]:
-    return [each.name for each in find_left_out(folder, (), merges, FitSettings(), "cosine")]
+def folder_of(path: Path, train: dict[str, Any]) -> Path:
+    return rb.write_folder(path, split(0), split(1), train)
 
 
-def test_a_whole_folder_leaves_out_only_what_needs_further_models(tmp_path: Path) -> None:
-    found = left_out(folder_of(tmp_path, {}))
-    assert found.keys() == OTHER_MODELS
-    assert found["bct"] == "needs embeddings of a further model: a column 'bct' in gallery.parquet"
-    assert merges_left_out(read_folder(tmp_path), "raw", "isotonic", "csls") == []
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of(tmp_path_factory.mktemp("data") / "mine", split(2, 1200))
 
 
-def test_further_models_must_be_in_every_split_that_is_needed(tmp_path: Path) -> None:
-    extra = vector_column(np.ones((20, 6), np.float32))
-    found = left_out(folder_of(tmp_path, {}, bct=extra, side=extra))
-    assert "bct" not in found  # nothing is fitted for it
-    assert found["bict"].endswith("a column 'bct' in train.parquet")
-    assert found["fct_side"].endswith("a column 'side' in train.parquet")
+def run(data: Path, out: Path, how: Evaluation = EVALUATION, fits: FitSettings = FITS) -> Results:
+    return rb.read_results(evaluate_folder(data, how, fits, Context(out)))
 
 
-def test_without_labels_or_without_a_train_split(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "a", {"label": None})
-    assert left_out(folder).keys() == LABELLED | OTHER_MODELS
-    assert merges_left_out(folder, "raw", "quantile", "isotonic") == ["isotonic"]
-    folder = folder_of(tmp_path / "b", None)
-    assert left_out(folder).keys() == FITTED | OTHER_MODELS
-    assert merges_left_out(folder, "raw", "quantile", "rrf") == ["quantile"]
+def test_a_method_that_did_not_learn_is_marked_and_a_good_one_is_not(data: Path, tmp_path: Path) -> None:
+    results = run(data, tmp_path)
+    found = {check.method: check for check in results.checks}
+    assert found.keys() == {"ridge_query", "least_squares_gallery"}
+    assert found["ridge_query"].is_worse
+    assert found["ridge_query"].high < 0
+    assert not found["least_squares_gallery"].is_worse
+    assert found["least_squares_gallery"].difference > 0
+    assert found["ridge_query"].queries == 120
+    assert results.unlearned == {"ridge_query"}
+    for check in results.checks:
+        assert check.auc - check.auc_rm_naive == pytest.approx(check.difference)
+        assert check.low <= check.difference <= check.high
+    page = (tmp_path / "results" / "report.html").read_text(encoding="utf-8")
+    assert f"{results.titles['ridge_query']} \u2021" in page
+    assert f"{results.titles['least_squares_gallery']} \u2021" not in page
+    areas = {row.method: row.auc for row in results.rows if row.metric == "mAP"}
+    assert areas["ridge_query"] < areas["rm_naive"] < areas["least_squares_gallery"], "the gallery agrees"
 
 
-@pytest.mark.parametrize("distance", ["l2", "inner_product"])
-def test_heads_take_part_under_the_distance_they_train_under(tmp_path: Path, distance: str) -> None:
-    found = left_out(folder_of(tmp_path, {}), distance)
-    assert found.keys() == HEADS | OTHER_MODELS
-    wanted = "give --heads.loss.distance l2" if distance == "l2" else "cosine or the l2 distance"
-    assert wanted in found["rm"]
+@pytest.mark.slow
+def test_a_training_that_learned_nothing_is_marked(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    how = replace(EVALUATION, methods=("rm_naive", "fct"))
+    good = FitSettings(transforms=TransformTraining(epochs=20, batch=128, lr=3e-3, hidden=32))
+    bad = replace(good, transforms=replace(good.transforms, lr=1e5))
+    assert run(data, tmp_path / "good", how, good).unlearned == set()
+    assert run(data, tmp_path / "bad", how, bad).unlearned == {"fct"}
 
 
-def test_train_splits_of_one_class_or_without_a_pair(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "a", {"label": np.zeros(40, int)})
-    assert "at least 2 classes" in left_out(folder)["rm"]
-    assert merges_left_out(folder, "isotonic") == ["isotonic"]
-    folder = folder_of(tmp_path / "b", {"label": np.arange(40)})
-    assert "more than one item" in left_out(folder)["fastfill"]
-    assert merges_left_out(folder, "logistic") == ["logistic"]
+def fitted(data: Path, out: Path) -> Comparison:
+    comparison = resolve(read_folder(data), EVALUATION, FITS)
+    return fit_maps(comparison, comparison.methods, FITS, Context(out))[0]
 
 
-@pytest.mark.parametrize(
-    ("label", "weight", "reason"),
-    [
-        ([0, 1], np.ones((2, 5)), "weights of classifier.parquet have 5 dimensions, the new embeddings 6"),
-        (
-            ["a", "b"],
-            np.ones((2, 6)),
-            "the labels are text in classifier.parquet but numbers in train.parquet; use one type",
-        ),
-        ([7, 8], np.ones((2, 6)), "knows none of the labels"),
-    ],
-)
-def test_a_classifier_that_does_not_fit(tmp_path: Path, label: list[Any], weight: np.ndarray, reason: str) -> None:
-    folder_of(tmp_path, {})
-    columns = {"label": label, "weight": vector_column(weight.astype(np.float32)), "bias": [0.0, 0.0]}
-    write_parquet(tmp_path / "classifier.parquet", pa.table(columns))
-    found = left_out(read_folder(tmp_path))
-    assert reason in found["fastfill"]
-    assert "fct" not in found
+def garbled(table: EmbeddingTable | None) -> EmbeddingTable:
+    assert table is not None
+    return replace(table, vectors={name: np.full_like(v, np.nan) for name, v in table.vectors.items()}, label=None)
 
 
-class Source:
-    """Two classes to train on, and what a test gives beside."""
-
-    def __init__(self, **splits: Items) -> None:
-        self._splits = {"train": Items(np.arange(8), np.arange(8) // 2)} | splits
-        self.splits = tuple(self._splits)
-
-    def items(self, split: str) -> Items:
-        return self._splits[split]
-
-
-def items(*labels: int, positives: list[list[int]] | None = None) -> Items:
-    lists = None if positives is None else pa.array(positives, pa.list_(pa.int64()))
-    return Items(np.arange(len(labels)), np.array(labels), positives_N=lists)
+def test_the_guard_reads_neither_gallery_nor_queries_nor_what_was_fitted_on(data: Path, tmp_path: Path) -> None:
+    comparison = fitted(data, tmp_path)
+    rows = check_fits(comparison)
+    folder = comparison.folder
+    gallery, queries, train = (garbled(each) for each in (folder.gallery, folder.queries, folder.train))
+    blinded = replace(folder, gallery=gallery, queries=queries, train=train)
+    assert check_fits(replace(comparison, folder=blinded)) == rows
+    blind = replace(comparison, folder=replace(folder, validation=garbled(folder.validation)))
+    assert check_fits(blind) == [], "without labels nothing can be judged"
 
 
-@pytest.mark.parametrize(
-    ("splits", "complaint"),
-    [
-        ({"gallery": items(1, 1)}, ""),
-        ({"gallery": items(-1, 3, 3, -1)}, ""),
-        ({"gallery": items(-1, -1, 1, 2)}, "no class has two images"),
-        ({"gallery": items(1, 2), "queries": items(2, 1)}, ""),
-        ({"gallery": items(1, 2), "queries": items(2, 3)}, ""),
-        ({"gallery": items(1, -1), "queries": items(1, -1)}, ""),
-        ({"gallery": items(1, -1), "queries": items(3, -1)}, "no query shows a class that the gallery has"),
-        ({"gallery": items(-1, -1), "queries": items(-1, -1, positives=[[1], []])}, ""),
-        ({"gallery": items(-1, -1), "queries": items(-1, -1, positives=[[], []])}, "nothing to measure"),
-    ],
-)
-def test_queries_must_have_answers(
-    splits: dict[str, Items], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_maps_are_fitted_without_the_validation_part(data: Path, tmp_path: Path) -> None:
+    """The least-squares map, recomputed from the items that are left."""
+    comparison = fitted(data, tmp_path)
+    train, part = comparison.folder.train, comparison.folder.validation
+    assert train is not None
+    assert part is not None
+    assert len(train) + len(part) == 1200
+    (method,) = [method for method in comparison.methods if method.name == "least_squares_gallery"]
+    found = comparison.pair(method).backward.gallery
+    gallery = comparison.folder.gallery.old
+
+    def unit(v: np.ndarray) -> np.ndarray:
+        return np.asarray(v / np.linalg.norm(v, axis=1, keepdims=True), np.float64)
+
+    def mapped(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+        x = np.column_stack([unit(old), np.ones(len(old))])
+        weights = np.linalg.lstsq(x, unit(new), rcond=None)[0]
+        return np.column_stack([unit(gallery), np.ones(len(gallery))]) @ weights
+
+    np.testing.assert_allclose(unit(found), unit(mapped(train.old, train.new)), atol=1e-5)
+    whole = mapped(np.vstack([train.old, part.old]), np.vstack([train.new, part.new]))
+    assert np.abs(unit(found) - unit(whole)).max() > 1e-4
+
+
+def test_finished_results_are_not_checked_again_but_a_lost_table_is(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = load_recipe("image_folder", tmp_path)
-    recipe = replace(recipe, evaluation=replace(recipe.evaluation, methods=("rm_naive",), orders=("random",)))
-    monkeypatch.setattr("ray_backfill.runs.checks.open_source", lambda settings: Source(**splits))
-    if not complaint:
-        check_evaluation(recipe, 1)
-        return
-    with pytest.raises(InputError, match=complaint):
-        check_evaluation(recipe, 1)
+    before = run(data, tmp_path)
+    asked: list[int] = []
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        asked.append(1)
+        return replay_on_validation(*arguments, **more)
+
+    monkeypatch.setattr(checks, "replay_on_validation", counted)
+    assert run(data, tmp_path).checks == before.checks
+    assert not asked
+    (tmp_path / "results" / "checks.parquet").unlink()
+    assert run(data, tmp_path).checks == before.checks
+    assert len(asked) == 1
 
 
-def test_images_of_which_none_can_be_read_are_said_before_the_training(tmp_path: Path) -> None:
-    write_tree(
-        tmp_path, {f"{split}/{c}/{i:02d}.png": b"" for split in ("train", "val") for c in "abcd" for i in range(40)}
-    )
-    recipe = load_recipe("image_folder", tmp_path)
-    with pytest.raises(InputError, match="none of 16 images tried in the split 'train' can be read"):
-        check_recipe(recipe, 1)
-    check_recipe(recipe, 1, [])  # nothing is left to train
+@pytest.mark.parametrize(
+    ("train", "reason", "items"),
+    [
+        ({"label": None}, "train.parquet has no column 'label', so no answer is known to be right", 120),
+        ({"label": np.arange(1200)}, "the train split is too small to hold out 50 items that have right answers", None),
+    ],
+)
+def test_what_cannot_be_judged_is_called_not_checked(
+    train: dict[str, Any], reason: str, items: int | None, tmp_path: Path
+) -> None:
+    columns = {name: values for name, values in (split(2, 1200) | train).items() if values is not None}
+    results = run(folder_of(tmp_path / "data", columns), tmp_path / "out")
+    assert results.checks == ()
+    assert results.manifest.data["not_checked"].startswith(reason)
+    assert results.manifest.data.get("validation_items") == items
+    assert not (tmp_path / "out" / "results" / "checks.parquet").exists()
+    page = (tmp_path / "out" / "results" / "report.html").read_text(encoding="utf-8")
+    assert "Fitted methods were not checked" in page
+
+
+def test_a_run_that_fits_nothing_says_nothing(data: Path, tmp_path: Path) -> None:
+    results = run(data, tmp_path, replace(EVALUATION, methods=("rm_naive",)))
+    assert results.checks == ()
+    assert not {"validation_items", "not_checked"} & results.manifest.data.keys()
+
+
+def test_the_first_table_is_checked_too(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Results] = []
+
+    class StopHereError(Exception):
+        pass
+
+    def show(results: Results, to_come: list[str]) -> None:
+        shown.append(results)
+        raise StopHereError
+
+    how = replace(EVALUATION, methods=(*EVALUATION.methods, "fct"))
+    with pytest.raises(StopHereError):
+        evaluate_folder(data, how, FITS, Context(tmp_path), show_first=show)
+    assert shown[0].unlearned == {"ridge_query"}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
 from ray_backfill.files import begin_stage, finish_stage, read_json
 from ray_backfill.methods import Method, find_methods, models_of
@@ -30,7 +31,7 @@ def test_methods_say_which_backbones_are_trained() -> None:
 
 
 def test_unknown_models_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"unknown model 'teacher'; known: old, new, bct, .*side"):
+    with pytest.raises(InputError, match=r"unknown model 'teacher'; known: old, new, .*bct, .*side"):
         train_recipe_backbone(RECIPE, "teacher", Context(tmp_path))
 
 
@@ -55,6 +56,19 @@ def test_each_kind_is_like_old_or_new(
     assert (job.backbone, job.training, job.kind) == (model.backbone, model.training, role)
     assert job.classes == recipe_classes(RECIPE)[like == "new"]
     assert job.old == (tmp_path / "backbones" / "old" if needs else None)
+
+
+def test_no_backbone_learns_what_is_held_out_for_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[Any] = []
+    monkeypatch.setattr(images, "train_backbone_stage", lambda folder, job, *_: jobs.append(job))
+    monkeypatch.setattr(images, "note_facts", lambda *_: None)
+    for role in ("old", "new"):
+        train_recipe_backbone(RECIPE, role, Context(tmp_path))
+    held = set(open_source(RECIPE.source).items("validation").labels_N.tolist())
+    assert len(held) == 20, "a tenth of the landmarks"
+    for job in jobs:
+        assert not held & set(job.classes)
+        assert not held & set(open_source(job.data).items("train").labels_N.tolist())
 
 
 def test_what_cannot_be_trained_is_said_for_kinds_like_it() -> None:

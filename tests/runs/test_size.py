@@ -20,11 +20,25 @@ def test_the_estimate_covers_what_is_kept_of_every_curve() -> None:
     points, queries = 101, 500
     values, top1 = np.zeros((queries, points)), np.zeros((queries, points), bool)
     curve = Curve(np.linspace(0, 1, points), {"mAP": values, "CMC@1": values}, top1, np.arange(queries), 0)
-    found = judge(curve, 1)
+    found = judge([curve], 1)
     of_a_curve = 2 * values.nbytes + sum(draws.nbytes for draws in found.draws.values()) + found.top1_correct.nbytes
     evaluation = replace(EVALUATION, points=points, orders=("random", "given"), metrics=("mAP", "CMC@1"))
     kept = 12 * 2 * of_a_curve
     assert kept < curve_bytes(evaluation, 12, queries) < 1.5 * kept
+
+
+def test_all_permutations_of_a_method_are_in_memory_at_once() -> None:
+    points, queries, permutations = 101, 500, 10
+    one = Curve(np.linspace(0, 1, points), {"mAP": np.zeros((queries, points))}, np.zeros((queries, points), bool),
+                np.arange(queries), 0)  # fmt: skip
+    together = permutations * (one.per_query["mAP"].nbytes + one.top1_correct.nbytes)
+    found = judge([one] * permutations, 1)
+    kept = one.per_query["mAP"].nbytes + found.draws["mAP"].nbytes + 2 * found.top1_correct.nbytes
+    evaluation = replace(EVALUATION, points=points, metrics=("mAP",), permutations=permutations)
+    estimate = curve_bytes(evaluation, 1, queries)
+    assert found.top1_correct.nbytes == 8 * one.top1_correct.nbytes
+    assert kept - found.top1_correct.nbytes + together < estimate < 1.5 * (kept + together)
+    assert estimate - curve_bytes(replace(evaluation, permutations=1), 1, queries) > 0.85 * together
 
 
 def test_what_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.MonkeyPatch) -> None:

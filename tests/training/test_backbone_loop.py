@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,7 +165,7 @@ def _train_on_two(rank: int, folder: str) -> None:
         train_backbone(
             SOURCE, ROWS, INFO, replace(TRAINING, epochs=1), make_objective=KINDS[name].objective, old=old_model([2, 9])
         )
-        for name in ("bct", "ract_hard", "side")
+        for name in ("bct", "ract_hard", "side", "advbct", "mixbct")
     ]
     states = [network.state_dict(), *(other.network.state_dict() for other in others)]
     torch.save((states, source.rows, epochs[0].loss, [other.flops for other in others]), Path(folder) / f"{rank}.pt")
@@ -199,6 +200,26 @@ def test_training_follows_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(network.state_dict()["classifier.weight"], start, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_momentum_is_of_the_kind_asked_for_and_weights_of_batchnorm_decay(
+    nesterov: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``torch.optim.SGD`` does it, with one group of all parameters."""
+    made: list[torch.optim.SGD] = []
+
+    class Spied(torch.optim.SGD):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            made.append(self)
+
+    monkeypatch.setattr(torch.optim, "SGD", Spied)
+    trained = train_backbone(SOURCE, ROWS, INFO, replace(TRAINING, epochs=1, nesterov=nesterov)).network
+    (group,) = made[0].param_groups
+    assert (group["nesterov"], group["momentum"]) == (nesterov, TRAINING.momentum)
+    assert group["weight_decay"] == TRAINING.weight_decay > 0
+    assert {id(p) for p in group["params"]} == {id(p) for p in trained.parameters()}
+
+
 def test_what_cannot_be_trained_is_refused() -> None:
     with pytest.raises(InputError, match="at least 2 classes, got 1"):
         images_per_worker(100, [4], TRAINING, 1)
@@ -228,7 +249,10 @@ def test_augmentation_moves_zooms_and_mirrors() -> None:
 
 @pytest.mark.parametrize(
     ("name", "old_classes"),
-    [("", []), ("bct", [1, 3]), ("bct", [2, 9]), ("ract", [1, 3]), ("ract_hard", [1, 3]), ("side", [])],
+    [
+        *(("", []), ("bct", [1, 3]), ("bct", [2, 9]), ("ract", [1, 3]), ("ract_hard", [1, 3]), ("side", [])),
+        *(("advbct", [1, 3]), ("advbct", [2, 9]), ("mixbct", [1, 3])),
+    ],
 )
 def test_every_kind_resumes_and_leaves_the_old_model_as_it_was(
     name: str, old_classes: list[int], tmp_path: Path
@@ -269,6 +293,10 @@ def test_class_means_are_those_of_readable_images_as_they_are() -> None:
     targets = np.searchsorted(INFO.classes, LABELS)
     means = freeze_old(old, INFO, PixelFeed(source, ROWS), ROWS, targets, torch.device("cpu")).class_means_Cd
     assert means is not None
+    known = old_model(list(INFO.classes))
+    asked = freeze_old(known, INFO, PixelFeed(source, ROWS), ROWS, targets, torch.device("cpu"), with_means=True)
+    assert asked.class_means_Cd is not None
+    assert asked.class_means_Cd.shape == means.shape
     for c, label in enumerate(INFO.classes):
         rows = np.flatnonzero((label == LABELS) & (np.arange(len(LABELS)) % 5 != 0))
         pixels = pixels_to_float(torch.from_numpy(SOURCE.read("train", rows).pixels_BSSC))

@@ -87,11 +87,12 @@ def test_training_follows_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(heads.state_dict()["rho.0.weight"], start, rtol=0, atol=0)
 
 
-def _data() -> TrainSet:
+def _data(further_views: int = 0) -> TrainSet:
     rng = np.random.default_rng(1)
     label = np.arange(48) % 6
-    old, new = (rng.normal(size=(48, d)) + label[:, None] for d in (4, 5))
-    return TrainSet({"old": old, "new": new}, label)
+    vectors = {name: rng.normal(size=(48, d)) + label[:, None] for name, d in (("old", 4), ("new", 5))}
+    views = {name: plain + rng.normal(size=(further_views, *plain.shape)) for name, plain in vectors.items()}
+    return TrainSet(vectors, label, views=views if further_views else {})
 
 
 def _one_step(head_loss: HeadLoss, learn_new: bool, rows: slice) -> tuple[float, dict[str, torch.Tensor]]:
@@ -123,7 +124,7 @@ def _two_workers(rank: int, folder: str) -> None:
     for name, loss in LOSSES.items():
         for learn_new in (False, True):
             results[name, learn_new] = _one_step(loss, learn_new, slice(rank * 8, rank * 8 + 8))
-    trained, transform = (fit.fit(_data(), SETTINGS, "cosine").network.state_dict() for fit in (RM, FASTFILL))
+    trained, transform = (fit.fit(_data(2), SETTINGS, "cosine").network.state_dict() for fit in (RM, FASTFILL))
     if rank == 0:
         torch.save((results, trained, transform), Path(folder) / "results.pt")
     leave_together(rank, folder)
@@ -139,11 +140,11 @@ def test_two_workers_give_loss_and_gradient_of_one_with_the_doubled_batch(tmp_pa
         assert gradients.keys() == expected.keys()
         for parameter, gradient in gradients.items():
             torch.testing.assert_close(gradient, expected[parameter], rtol=1e-9, atol=1e-12)
-    for name, value in RM.fit(_data(), SETTINGS, "cosine").network.state_dict().items():
+    for name, value in RM.fit(_data(2), SETTINGS, "cosine").network.state_dict().items():
         if name.endswith(("0.bias", "running_mean")):
             continue  # a bias before BatchNorm has no gradient but rounding noise, which Adam scales to full steps
         torch.testing.assert_close(trained[name], value, rtol=1e-4, atol=1e-5)
-    for name, value in FASTFILL.fit(_data(), SETTINGS, "cosine").network.state_dict().items():
+    for name, value in FASTFILL.fit(_data(2), SETTINGS, "cosine").network.state_dict().items():
         if re.search(r"(0|3)\.bias|running_mean", name):
             continue  # as above
         torch.testing.assert_close(transform[name], value, rtol=1e-3, atol=1e-4)

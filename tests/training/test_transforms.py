@@ -1,4 +1,4 @@
-"""Losses of transformations against plain loops; the stand-in for a classifier against Bayes' rule."""
+"""Losses of transformations against plain loops."""
 
 import math
 
@@ -6,18 +6,16 @@ import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning.losses import ArcFaceLoss
-from scipy.stats import multivariate_normal
 
-from ray_backfill.errors import InputError
 from ray_backfill.models.maps import Transform, TransformShape
 from ray_backfill.store import Classifier
 from ray_backfill.training.settings import TransformSettings
 from ray_backfill.training.transform_loop import disc_losses, transform_loss
-from ray_backfill.training.transforms import TransformFit, class_rows, pseudo_classifier
+from ray_backfill.training.transforms import TransformFit, class_rows
 
 
 def looped(fit: TransformFit, settings: TransformSettings, h, s, target, logits, classes) -> float:  # type: ignore[no-untyped-def]
-    """Equations 3 to 7, one item at a time."""
+    """Equations 3 to 5, one item at a time, and relative losses in units of log C."""
     total = 0.0
     for i in range(len(h)):
         loss = 0.0
@@ -28,9 +26,9 @@ def looped(fit: TransformFit, settings: TransformSettings, h, s, target, logits,
             log_p = [math.log(e / sum(exps)) for e in exps]
             smooth, n = settings.label_smoothing, len(exps)
             cross = -(1 - smooth) * log_p[classes[i]] - smooth * sum(log_p) / n
-            loss += settings.disc_weight * cross
+            loss += settings.disc_weight * (cross / math.log(n) if settings.relative else cross)
         if fit.uncertainty:
-            loss = 0.5 * math.exp(-float(s[i])) * loss + 0.5 * float(s[i])
+            loss = 0.5 * math.exp(-float(s[i])) * loss + settings.uncertainty_weight * float(s[i])
         total += loss
     return total / len(h)
 
@@ -38,13 +36,15 @@ def looped(fit: TransformFit, settings: TransformSettings, h, s, target, logits,
 @pytest.mark.parametrize("l2", [True, False])
 @pytest.mark.parametrize("disc", [True, False])
 @pytest.mark.parametrize("uncertainty", [True, False])
-def test_the_loss_equals_plain_loops(l2: bool, disc: bool, uncertainty: bool) -> None:
+@pytest.mark.parametrize("relative", [True, False])
+def test_the_loss_equals_plain_loops(l2: bool, disc: bool, uncertainty: bool, relative: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     h, target, weight = (torch.randn(n, 5, generator=generator, dtype=torch.float64) for n in (7, 7, 4))
     bias = torch.randn(4, generator=generator, dtype=torch.float64)
     s = torch.randn(7, generator=generator, dtype=torch.float64)
     classes = torch.tensor([0, 3, -1, 2, 2, 1, -1])
-    fit, settings = TransformFit(l2=l2, disc=disc, uncertainty=uncertainty), TransformSettings(disc_weight=0.7)
+    fit = TransformFit(l2=l2, disc=disc, uncertainty=uncertainty)
+    settings = TransformSettings(disc_weight=0.7, uncertainty_weight=0.4, relative=relative)
     disc_b = disc_losses(h, classes, weight, bias, settings) if disc else None
     found = transform_loss(fit, settings, h, s if uncertainty else None, target, disc_b)
     logits = h @ weight.T + bias
@@ -55,7 +55,7 @@ def test_for_faces_the_classification_loss_is_arcface() -> None:
     torch.manual_seed(0)
     h, classes = torch.randn(7, 5), torch.tensor([0, 3, 1, 2, 2, 1, 0])
     oracle = ArcFaceLoss(num_classes=4, embedding_size=5, margin=28.6479, scale=30)  # 0.5 radians
-    settings = TransformSettings(classification="arcface", arcface_scale=30)
+    settings = TransformSettings(classification="arcface", arcface_scale=30, relative=False)
     found = disc_losses(h, classes, oracle.W.detach().T, torch.ones(4), settings)
     assert float(found.mean()) == pytest.approx(float(oracle(h, classes).detach()), rel=1e-4)
 
@@ -65,22 +65,6 @@ def test_labels_find_their_rows_in_any_order() -> None:
     assert class_rows(classifier, np.array([3, 9, 1, 7, 10])).tolist() == [1, 2, -1, 0, -1]
     named = Classifier(np.array(["b", "a"]), np.zeros((2, 2), np.float32), np.zeros(2, np.float32))
     assert class_rows(named, np.array(["a", "c", "b"])).tolist() == [1, -1, 0]
-
-
-def test_the_stand_in_for_a_classifier_is_bayes_rule() -> None:
-    rng = np.random.default_rng(0)
-    label = np.array([4] * 20 + [2] * 30 + [8] * 10)
-    x = rng.normal(size=(60, 3)) + label[:, None]
-    found = pseudo_classifier(x, label)
-    assert found.label.tolist() == [2, 4, 8]
-    means = [x[label == c].mean(0) for c in (2, 4, 8)]
-    variance = sum(((x[label == c] - m) ** 2).sum() for c, m in zip((2, 4, 8), means, strict=True)) / (57 * 3)
-    query = rng.normal(size=(5, 3)) + 4
-    densities = np.stack([multivariate_normal(m, variance * np.eye(3)).pdf(query) for m in means], axis=1)
-    logits = torch.from_numpy(query @ found.weight.T + found.bias)
-    np.testing.assert_allclose(logits.softmax(1).numpy(), densities / densities.sum(1, keepdims=True), atol=1e-5)
-    with pytest.raises(InputError, match="more than one item"):
-        pseudo_classifier(x[:3], np.arange(3))
 
 
 def test_uncertainty_needs_only_what_is_stored() -> None:

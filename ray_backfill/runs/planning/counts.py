@@ -28,11 +28,13 @@ class ModelCounts:
 class Counts:
     """The images of a recipe.
 
-    train: the whole split. old, new: training data of both models; the new model's are also embedded. column_bytes:
-    bytes per row of the store besides its vectors. origin: source of these numbers, as text.
+    train: the whole split, with ``labels`` labels. old, new: training data of both models; the new model's are also
+    embedded. column_bytes: bytes per row of the store besides its vectors. origin: source of these numbers, as text.
+    validation: images of train that are held out.
     """
 
     train: int
+    labels: int
     gallery: int
     queries: int
     old: ModelCounts
@@ -42,11 +44,13 @@ class Counts:
     column_bytes: int
     origin: str
     is_exact: bool
+    validation: int = 0
 
     @property
     def embedded(self) -> dict[str, int]:
         """Split -> number of embedded images."""
-        return {"train": self.new.images, "gallery": self.gallery} | ({"queries": self.queries} if self.queries else {})
+        optional = {"queries": self.queries, "validation": self.validation}
+        return {"train": self.new.images, "gallery": self.gallery} | {name: n for name, n in optional.items() if n}
 
 
 def count_images(recipe: Recipe[Any]) -> Counts:
@@ -57,7 +61,7 @@ def count_images(recipe: Recipe[Any]) -> Counts:
             the data.
     """
     try:
-        source = open_source(recipe.images)
+        source = open_source(recipe.source)
     except NotThereError as error:
         size = published(recipe.images)
         if size is None:
@@ -69,13 +73,15 @@ def count_images(recipe: Recipe[Any]) -> Counts:
 
 def _counted(recipe: Recipe[Any], source: ImageSource) -> Counts:
     train, gallery = source.items("train"), source.items("gallery")
+    validation = len(source.items("validation")) if "validation" in source.splits else 0
     both = split_classes(train.labels_N, recipe.protocol, train.groups_N)
     old, new = (ModelCounts(len(training_rows(train.labels_N, classes)), len(classes)) for classes in both)
     some = np.unique(np.linspace(0, len(gallery) - 1, min(len(gallery), _NAMES)).astype(np.int64))
     names = source.names("gallery", some)
     optional = (gallery.groups_N, gallery.cameras_N)
     return Counts(
-        train=len(train),
+        train=len(train) + validation,
+        labels=int(train.labels_N.max()) + 1,
         gallery=len(gallery),
         queries=len(source.items("queries")) if "queries" in source.splits else 0,
         old=old,
@@ -87,6 +93,7 @@ def _counted(recipe: Recipe[Any], source: ImageSource) -> Counts:
         + (4 + round(float(np.mean([len(name.encode()) for name in names]))) if names else 0),
         origin="counted in the data",
         is_exact=True,
+        validation=validation,
     )
 
 
@@ -95,12 +102,17 @@ _COLUMN_BYTES = 3 * 8 + 3 * 4
 
 
 def _as_published(recipe: Recipe[Any], size: Published, reason: str) -> Counts:
+    protocol = recipe.protocol
+    held_classes = round(protocol.validation * size.classes) if protocol.kind == "open" else 0
+    validation = round(size.train * (held_classes / size.classes if held_classes else protocol.validation))
+    n_classes = size.classes - held_classes
     old, new = (
-        ModelCounts(round(size.train * len(classes) / size.classes), len(classes))
-        for classes in _split(size.classes, recipe.protocol)
+        ModelCounts(round((size.train - validation) * len(classes) / n_classes), len(classes))
+        for classes in _split(n_classes, protocol)
     )
     return Counts(
         train=size.train,
+        labels=size.classes,
         gallery=size.gallery,
         queries=size.queries,
         old=old,
@@ -110,6 +122,7 @@ def _as_published(recipe: Recipe[Any], size: Published, reason: str) -> Counts:
         column_bytes=_COLUMN_BYTES + 4 + _NAME_BYTES,
         origin=f"as published, assuming classes of equal size, because the data are missing ({reason})",
         is_exact=False,
+        validation=validation,
     )
 
 

@@ -16,8 +16,9 @@ def describe_plan(plan: Plan) -> str:
 def _images(plan: Plan) -> list[str]:
     counts = plan.counts
     queries = f"{counts.queries:,} queries" if counts.queries else "the gallery queries itself"
+    held = f" ({counts.validation:,} of them for validation)" if counts.validation else ""
     return [
-        f"images: {counts.train:,} train, {counts.gallery:,} gallery, {queries}; "
+        f"images: {counts.train:,} train{held}, {counts.gallery:,} gallery, {queries}; "
         f"{counts.image_size} x {counts.image_size} x {counts.channels}",
         f"these numbers: {counts.origin}",
         f"old model: {counts.old.classes:,} classes, {counts.old.images:,} images; "

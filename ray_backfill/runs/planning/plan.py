@@ -1,7 +1,7 @@
 """The plan of an upgrade: computation and decoding of each stage, and its storage."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,10 @@ from ray_backfill.training import pixels
 from ray_backfill.training.backbone_loop import images_per_worker
 from ray_backfill.training.objective import Classification
 from ray_backfill.training.step_cost import network_cost, step_flops
+from ray_backfill.training.tuning import trials_of
 
 STAGES = ("backbones", "embeddings", "maps")
-_FLOAT_BYTES = 4
+_FLOAT_BYTES, _ID_BYTES = 4, 8
 # Ray Train keeps two checkpoints while it writes a third; each has weights and momentum (SGD).
 _CHECKPOINTS, _TENSORS_A_WEIGHT = 3, 2
 
@@ -27,8 +28,9 @@ _CHECKPOINTS, _TENSORS_A_WEIGHT = 3, 2
 class Stage:
     """One stage of a run on ``gpus`` GPUs, with ``cpus`` CPUs for decoding, both in total.
 
-    images: images seen over all epochs (items, for maps). decoded: number of them decoded from files. flops:
-    floating-point operations in total. steps: of all workers together, over all epochs; 0 if nothing is trained.
+    images: images seen over all epochs, each view counted (items, for maps). decoded: number of images decoded from
+    files. flops: floating-point operations in total. steps: of all workers together, over all epochs; 0 if nothing is
+    trained.
     """
 
     kind: str
@@ -125,7 +127,8 @@ def plan_upgrade(
     methods = recipe.evaluation.find_methods()
     models = models_of(methods) if models is None else tuple(models)
     macs = {
-        model: network_cost(_role(recipe, model)[0].backbone, counts.channels, counts.image_size) for model in models
+        model: network_cost(_role(recipe, model, counts)[0].backbone, counts.channels, counts.image_size)
+        for model in models
     }
     all_stages = {
         "backbones": [_backbone_stage(recipe, model, counts, workers, settings) for model in models],
@@ -155,11 +158,12 @@ def _stored_backbones(recipe: Recipe[Any], counts: Counts, models: Sequence[str]
     yield Stored("checkpoints of the largest backbone while it trains", largest, is_kept=False)
 
 
-def _role(recipe: Recipe[Any], model: str) -> tuple[ModelRecipe, str]:
+def _role(recipe: Recipe[Any], model: str, counts: Counts) -> tuple[ModelRecipe, str]:
     """The recipe of a backbone, and the model (old or new) whose classes it learns."""
-    kinds = all_backbones()
-    like = kinds[model].like if model in kinds else model
-    return (recipe.old if like == "old" else recipe.new), like
+    kind = all_backbones().get(model)
+    like = kind.like if kind else model
+    how = recipe.old if like == "old" else recipe.new
+    return (replace(how, backbone=kind.backbone(how.backbone, counts.labels)) if kind else how), like
 
 
 def _of(counts: Counts, like: str) -> ModelCounts:
@@ -167,7 +171,7 @@ def _of(counts: Counts, like: str) -> ModelCounts:
 
 
 def _info(recipe: Recipe[Any], model: str, counts: Counts) -> BackboneInfo:
-    how, like = _role(recipe, model)
+    how, like = _role(recipe, model, counts)
     classes = list(range(_of(counts, like).classes))
     scale = how.training.cosine_scale
     return BackboneInfo(how.backbone, counts.channels, counts.image_size, classes, cosine_scale=scale)
@@ -176,7 +180,7 @@ def _info(recipe: Recipe[Any], model: str, counts: Counts) -> BackboneInfo:
 def _backbone_stage(
     recipe: Recipe[Any], model: str, counts: Counts, workers: Workers, settings: PlanningSettings
 ) -> Stage:
-    how, like = _role(recipe, model)
+    how, like = _role(recipe, model, counts)
     of = _of(counts, like)
     info, old = _info(recipe, model, counts), _info(recipe, "old", counts)
     batch = workers.number * images_per_worker(of.images, info.classes, how.training, workers.number)
@@ -203,23 +207,28 @@ def _backbone_stage(
 def _embed_stage(
     recipe: Recipe[Any], counts: Counts, models: Sequence[str], actors: EmbedActors, settings: PlanningSettings
 ) -> Stage:
-    images = sum(counts.embedded.values())
-    roles = [_role(recipe, model)[0] for model in models]
+    images, further = sum(counts.embedded.values()), _further_views(recipe, counts)
+    roles = [_role(recipe, model, counts)[0] for model in models]
     macs = sum(network_cost(how.backbone, counts.channels, counts.image_size).macs for how in roles)
     verdict = recipe.old.backbone.dim * counts.old.classes  # of the old classifier
     return Stage(
         "embeddings",
         "embed",
-        f"{images:,} images by {', '.join(models)}",
+        f"{images:,} images{f' and {further:,} further views' * (further > 0)} by {', '.join(models)}",
         1,
         0,
+        images + further,
         images,
-        images,
-        2.0 * (macs + verdict) * images,
+        2.0 * ((macs + verdict) * images + macs * further),
         actors.number,
         actors.number * actors.cpus,
         settings,
     )
+
+
+def _further_views(recipe: Recipe[Any], counts: Counts) -> int:
+    """Number of embedded views of train images, besides the images themselves."""
+    return (recipe.embed.views - 1) * counts.embedded["train"]
 
 
 def _map_stages(
@@ -228,35 +237,44 @@ def _map_stages(
     for method in methods:
         if method.fit is None:
             continue
-        dims = {model: _role(recipe, model)[0].backbone.dim for model in method.models}
+        dims = {model: _role(recipe, model, counts)[0].backbone.dim for model in method.models}
         of, distance = counts.new, recipe.evaluation.distance
         cost = method.fit.cost(dims, of.images, of.classes, recipe.fits, distance, workers.number)
-        yield Stage(
-            "maps",
-            f"fit {method.name}",
-            f"{of.images:,} pairs of embeddings" + ("" if cost.steps else ", a formula"),
-            cost.epochs,
-            cost.steps,
-            cost.items,
-            0,
-            cost.flops,
-            workers.number,
-            workers.number * workers.cpus,
-            settings,
-        )
+        what = f"{of.images:,} pairs of embeddings" + ("" if cost.steps else ", a formula")
+        trials = len(trials_of(method.fit.space, recipe.fits, recipe.fits.tune)) if recipe.fits.tune > 1 else 1
+        stages = [("fit", 1, "")]
+        if trials > 1:  # a trial costs as much as the fit with the given settings, more or less
+            stages = [("tune", trials, f"{trials} trials on "), *stages]
+        for name, times, prefix in stages:
+            yield Stage(
+                "maps",
+                f"{name} {method.name}",
+                prefix + what,
+                cost.epochs,
+                times * cost.steps,
+                times * cost.items,
+                0,
+                times * cost.flops,
+                workers.number,
+                workers.number * workers.cpus,
+                settings,
+            )
 
 
 def _weights(recipe: Recipe[Any], model: str, counts: Counts) -> int:
     """Bytes of the weights of a backbone with its classifier."""
-    how, like = _role(recipe, model)
+    how, like = _role(recipe, model, counts)
     classifier = (how.backbone.dim + (how.training.cosine_scale is None)) * _of(counts, like).classes
     below = network_cost(how.backbone, counts.channels, counts.image_size).parameters
     return (below + classifier) * _FLOAT_BYTES
 
 
 def _stored_embeddings(recipe: Recipe[Any], counts: Counts, models: Sequence[str]) -> Iterator[Stored]:
-    numbers = sum(_role(recipe, model)[0].backbone.dim for model in models)
+    numbers = sum(_role(recipe, model, counts)[0].backbone.dim for model in models)
     dtype = np.dtype(recipe.embed.dtype)
     for split, rows in counts.embedded.items():
         row_bytes = numbers * dtype.itemsize + counts.column_bytes
         yield Stored(f"embeddings/{split}.parquet, {rows:,} x {numbers} {dtype}", rows * row_bytes)
+    if further := _further_views(recipe, counts):
+        size = further * (numbers * dtype.itemsize + _ID_BYTES)
+        yield Stored(f"embeddings/train_views.parquet, {further:,} x {numbers} {dtype}", size)

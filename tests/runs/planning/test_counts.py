@@ -33,6 +33,18 @@ def test_data_that_are_there_are_counted() -> None:
     assert (counts.image_size, counts.channels) == (16, 3)
 
 
+@pytest.mark.parametrize(("kind", "classes"), [("open", (4, 5)), ("extended", (4, 10))])
+def test_what_is_held_out_for_validation_is_embedded_and_trains_nothing(kind: Any, classes: tuple[int, int]) -> None:
+    recipe = small_recipe(kind=kind)
+    held = replace(recipe, protocol=replace(recipe.protocol, validation=0.1))
+    counts = count_images(held)
+    assert (counts.old.classes, counts.new.classes) == classes
+    validation = len(open_source(held.source).items("validation"))
+    assert counts.validation == counts.embedded["validation"] == validation
+    learned = counts.new.images + (counts.old.images if kind == "open" else 0)
+    assert learned == 70 - validation
+
+
 def test_a_published_set_that_is_there_is_counted(tmp_path: Path) -> None:
     small_market(tmp_path)
     recipe = replace(load_recipe("market1501", tmp_path), protocol=Protocol("same"))
@@ -72,6 +84,20 @@ def test_without_data_the_published_sizes_are_taken(
     assert "/nowhere" in counts.origin
     assert (counts.old, counts.new) == (old, new)
     assert (counts.gallery, counts.queries, counts.image_size) == (gallery, queries, 224)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        # A tenth of 30,000 images, or of 200 classes, is held out for validation.
+        ("tiny_imagenet", ModelCounts(13_500, 100), ModelCounts(27_000, 200)),
+        ("tiny_imagenet_open", ModelCounts(8_100, 54), ModelCounts(18_900, 126)),
+    ],
+)
+def test_published_sizes_without_what_is_held_out(name: str, old: ModelCounts, new: ModelCounts) -> None:
+    counts = count_images(load_recipe(name, Path("/nowhere")))
+    assert (counts.old, counts.new, counts.train) == (old, new, 30_000)
+    assert counts.embedded == {"train": new.images, "gallery": 10_000, "validation": 3_000}
 
 
 @pytest.mark.parametrize(("asked", "queries"), [("all", 1_129), ("private", 750), ("public", 379)])

@@ -15,7 +15,10 @@ SETTINGS = FitSettings(
     heads=HeadTraining(epochs=2, classes=4, items=3), transforms=TransformTraining(epochs=3, batch=48, hidden=16)
 )
 # One of each network and kind of loss.
-TRAINED = ("rqt", "cl_m", "rm", "fct_side", "bict", "fastfill", "fastfill_disc_u", "residual_mlp_query")
+TRAINED = (
+    *("rqt", "cl_m", "rm", "fct_side", "bict", "fastfill", "fastfill_disc_u", "residual_mlp_query"),
+    *("drift_mlp", "orthogonal", "lambda_orthogonal"),
+)
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -35,6 +35,7 @@ COUNTS = Counts(
     train=1000,
     gallery=300,
     queries=50,
+    labels=10,
     old=ModelCounts(400, 4),
     new=ModelCounts(1000, 10),
     image_size=16,
@@ -98,16 +99,28 @@ def test_steps_images_and_hours_by_hand() -> None:
     # All fit into memory: each of two workers decodes each image once, by one CPU at 2 images/s.
     assert (old.decoded, new.decoded) == (800, 2000)
     assert new.decode_hours == pytest.approx(2000 / (2 * 2.0) / 3600)
-    assert (embed.images, embed.decoded, embed.gpus, embed.cpus) == (1350, 1350, 3, 6.0)
-    macs = convnet_macs(2, 12) + convnet_macs(4, 12) + 12 * 4  # the old classifier's verdict has 4 classes
-    assert embed.flops == 2 * macs * 1350
-    assert embed.gpu_hours == pytest.approx(2 * macs * 1350 / 0.5e6 / 3600)
+    # Each of 1000 train images is decoded once and embedded in 4 views.
+    assert (embed.images, embed.decoded, embed.gpus, embed.cpus) == (4350, 1350, 3, 6.0)
+    macs = convnet_macs(2, 12) + convnet_macs(4, 12)
+    verdicts = 2 * 12 * 4 * 1350  # the old classifier has 4 classes; further views need none
+    assert embed.flops == 2 * macs * 4350 + verdicts
+    assert embed.gpu_hours == pytest.approx(embed.flops / 0.5e6 / 3600)
     assert embed.hours == pytest.approx(max(embed.gpu_hours / 3, 1350 / (6 * 2.0) / 3600))
     # 4 classes x 4 items make a batch of 16.
     assert (rm.epochs, rm.steps, rm.images, rm.decoded) == (7, 1000 // 16 * 7, 1000 // 16 * 16 * 7, 0)
     assert found.hours == pytest.approx(sum(stage.hours for stage in found.stages))
     assert found.held_gpu_hours == pytest.approx(sum(s.hours * s.gpus for s in found.stages))
     assert found.models == {"old": convnet_macs(2, 12), "new": convnet_macs(4, 12)}
+
+
+def test_every_trial_of_settings_is_counted() -> None:
+    recipe = small_recipe(("rm", "least_squares_gallery"))
+    (fit,) = [stage for stage in plan(recipe).stages if stage.name == "fit rm"]
+    found = {each.name: each for each in plan(replace(recipe, fits=replace(recipe.fits, tune=5))).stages}
+    tune = found["tune rm"]
+    assert (tune.steps, tune.images, tune.flops) == (5 * fit.steps, 5 * fit.images, 5 * fit.flops)
+    assert found["fit rm"] == fit
+    assert "tune least_squares_gallery" not in found, "a formula without settings has no trials"
 
 
 def test_training_costs_three_times_a_forward_pass_but_for_the_gradient_of_images() -> None:
@@ -149,7 +162,10 @@ def test_a_backbone_training_does_what_was_planned(kind: str, monkeypatch: pytes
     steps = count_steps(torch.optim.SGD, monkeypatch)
     training = (recipe.old if role == "old" else recipe.new).training
     objective = of_kind.objective if of_kind else Classification
-    trained = train_backbone(source, rows, infos[role], training, make_objective=objective, old=old)
+    info = infos[role]
+    if of_kind:
+        info = replace(info, backbone=of_kind.backbone(info.backbone, counts.labels))
+    trained = train_backbone(source, rows, info, training, make_objective=objective, old=old)
     assert stage.steps == len(steps)
     assert stage.flops == trained.flops
 
@@ -181,7 +197,15 @@ def test_storage_is_that_of_a_real_file(tmp_path: Path, dtype: Literal["float32"
     numbers = {"id": np.arange(rows), "label": rng.integers(0, 1000, rows), "old_class": rng.integers(0, 1000, rows)}
     names = {"name": [f"val/n{rng.integers(10**8):08d}/{rng.integers(10**14):015d}" for _ in range(rows)]}
     write_parquet(tmp_path / "gallery.parquet", pa.table(numbers | vectors | verdicts | names))
+    views = {"id": np.arange(3000)} | {name: pa.array(column[:3000]) for name, column in vectors.items()}
+    write_parquet(tmp_path / "train_views.parquet", pa.table(views))
     stored = {s.name.split(",")[0]: s.size_bytes for s in plan(recipe, counts).storage}
+    assert stored["embeddings/train_views.parquet"] == pytest.approx(
+        (tmp_path / "train_views.parquet").stat().st_size, rel=0.05
+    )
+    one_view = plan(replace(recipe, embed=EmbedSettings(views=1)), counts)
+    assert not any("views" in stored.name for stored in one_view.storage)
+    assert [s.images for s in one_view.stages if s.name == "embed"] == [5000]
     assert stored["embeddings/gallery.parquet"] == pytest.approx(
         (tmp_path / "gallery.parquet").stat().st_size, rel=0.05
     )
@@ -227,3 +251,9 @@ def test_so_many_cpus_as_it_says_would_feed_a_gpu() -> None:
     assert found is not None
     assert "decoding slows down" not in planned(int(found[1]))
     assert "decoding slows down" in planned(int(found[1]) - 1)
+
+
+def test_a_backbone_of_another_size_is_planned_with_its_own() -> None:
+    """d-Simplex: as many dimensions as there are labels, less one."""
+    found, numbers = plan(small_recipe(("dsimplex",))), 2 * 12 + 2 * 9
+    assert any(f"x {numbers} " in stored.name for stored in found.storage)

@@ -1,0 +1,65 @@
+"""A trial of a method's settings: fit on the train split, replay on the validation part. Needs no Ray.
+
+The gallery and the queries are not read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ray_backfill.comparison.maps import FittedMaps
+from ray_backfill.comparison.validation import ORDER, replay_on_validation
+from ray_backfill.files import begin_stage, finish_stage, is_finished
+from ray_backfill.methods import Method, find_methods
+from ray_backfill.store import EmbeddingFolder, read_train
+from ray_backfill.training.fit import train_set
+from ray_backfill.training.settings import FitSettings
+
+# The parts of a folder that determine a score.
+_SCORED_ON = ("train", "classifier", "train_views", "validation")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial. data: a folder with a validation part. out: a stage that has begun, for the score.
+
+    metric, distance: those of the comparison.
+    """
+
+    method: str
+    settings: FitSettings
+    distance: str
+    data: Path
+    out: Path
+    metric: str
+    order_seed: int = 0
+
+    def recorded(self, folder: EmbeddingFolder, method: Method) -> dict[str, Any]:
+        """Everything that determines the score, for a manifest. folder: what ``data`` has."""
+        assert method.fit is not None
+        measured = {"metric": self.metric, "distance": self.distance, "order": ORDER, "seed": self.order_seed}
+        of_fit: Mapping[str, Any] = method.fit.recorded(self.settings, self.distance)
+        return {"data": folder.fingerprint(method.models, _SCORED_ON), "measured": measured, **of_fit}
+
+
+def run_trial(trial: Trial) -> None:
+    """Fit, replay and store the score: the area under the metric over a backfill; None if the training diverged."""
+    from ray_backfill.training.fit_into import fit_into  # loads torch
+
+    (method,) = find_methods((trial.method,))
+    assert method.fit is not None
+    split = read_train(trial.data, method.models)
+    assert split.validation is not None
+    data = train_set(split)
+    method.fit.check(data, trial.settings, 1)
+    with TemporaryDirectory() as scratch:
+        network, score = Path(scratch) / method.name, None
+        begin_stage(network, "map", {})
+        fit_into(network, method.title, method.fit, data, trial.settings, trial.distance)
+        if is_finished(network):
+            maps, measured = FittedMaps({method.name: network}), (trial.metric, trial.distance, trial.order_seed)
+            curves = replay_on_validation(split.validation, [method], maps, *measured, threads=1)
+            score = curves[method.name].auc(trial.metric)
+    finish_stage(trial.out, {"score": score})
