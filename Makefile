@@ -4,15 +4,16 @@
 # make bench   what the replay costs beside its limits: some ten minutes
 # make bench-serving   what two partitions and approximate indexes cost     make bench-throttle   latency against rate
 # make bench-scale   a million images streamed and killed, each stage's price, GLDv2's size: about 20 minutes
-# make reproduce DATA=PATH        docs/results/omniglot.md: every method, three seeds, all claims; under half an hour
+# make reproduce DATA=PATH        docs/results/omniglot.md: every method, three seeds, all claims
 # make reproduce-landmarks        docs/results/landmarks.md: the same on rendered landmarks, open class
+# make reproduce-photographs DATA=PATH        docs/results/tiny_imagenet.md: methods of two models on photographs, five seeds
 # EXTRA=gpu make setup            on a machine with a CUDA GPU
 PYTHON ?= python3
 EXTRA ?= $(if $(wildcard .venv/.ready-gpu),gpu,cpu)
 BIN := .venv/bin
 READY := .venv/.ready-$(EXTRA)
 
-.PHONY: setup demo test test-cluster test-jobs test-local test-fast lint types docs docs-serve wheel check bench bench-serving bench-throttle bench-scale reproduce reproduce-landmarks clean
+.PHONY: setup demo test test-cluster test-jobs test-local test-fast lint types docs docs-serve wheel check bench bench-serving bench-throttle bench-scale reproduce reproduce-landmarks reproduce-photographs clean
 
 setup: $(READY)
 
@@ -80,11 +81,18 @@ bench-scale: setup
 reproduce: setup
 	@test -n "$(DATA)" || { echo "error: say where the Omniglot files are: make reproduce DATA=PATH"; exit 2; }
 	$(BIN)/ray-backfill reproduce --recipe omniglot --data-root $(abspath $(DATA)) --subgroups omniglot_biased \
+	  --tune 8 --long-epochs 40 \
 	  --out runs/reproduce --page docs/results/omniglot.md --findings docs/results/omniglot-findings.md
 
 reproduce-landmarks: setup
-	$(BIN)/ray-backfill reproduce --recipe landmarks --no-ablation \
+	$(BIN)/ray-backfill reproduce --recipe landmarks --no-ablation --tune 8 \
 	  --out runs/reproduce-landmarks --page docs/results/landmarks.md --findings docs/results/landmarks-findings.md
+
+reproduce-photographs: setup
+	@test -n "$(DATA)" || { echo "error: say where tiny_imagenet.zip is: make reproduce-photographs DATA=PATH"; exit 2; }
+	$(BIN)/ray-backfill reproduce --recipe tiny_imagenet --data-root $(abspath $(DATA)) --seeds 0 1 2 3 4 \
+	  --methods two_models controls --no-ablation --tune 4 --out runs/reproduce-photographs \
+	  --page docs/results/tiny_imagenet.md --findings docs/results/tiny_imagenet-findings.md
 
 clean:
 	rm -rf .venv runs build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

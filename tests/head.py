@@ -44,7 +44,8 @@ def answers(port: int, timeout_s: float = 60.0) -> bool:
 @contextmanager
 def running_head(home: Path, **more: str) -> Iterator[Head]:
     """A head protected by a token, once its dashboard answers. more: of its environment."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | more
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") or k == "RAY_worker_niceness"}
+    environment = kept | more
     environment |= {"HOME": str(home), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_AUTH_MODE": "token"}
     subprocess.run([BIN / "ray", "get-auth-token", "--generate"], env=environment, capture_output=True, check=True)
     port, dashboard = free_port(), free_port()

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from subprocess import Popen
 
@@ -25,11 +25,26 @@ def watched() -> Iterator[None]:
     ended = threading.Event()
     watcher = threading.Thread(target=_watch, args=(ended,), daemon=True)
     watcher.start()
+    before, threading.excepthook = threading.excepthook, _without_rays_threads(threading.excepthook)
     try:
         yield
     finally:
+        threading.excepthook = before
         ended.set()  # before Ray is shut down
         watcher.join()
+
+
+def _without_rays_threads(hook: Callable[[threading.ExceptHookArgs], object]) -> Callable[..., object]:
+    """The hook for exceptions in threads, but silent about those that Ray starts in the driver.
+
+    If a server dies, they print tracebacks, on a busy machine before the watcher prints its line.
+    """
+
+    def hook_of_others(raised: threading.ExceptHookArgs) -> None:
+        if raised.thread is None or not raised.thread.name.startswith("ray_"):
+            hook(raised)
+
+    return hook_of_others
 
 
 def _watch(ended: threading.Event) -> None:

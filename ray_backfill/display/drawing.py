@@ -6,7 +6,7 @@ Figures are made without pyplot: no global state, no window. A notebook shows th
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -115,16 +115,19 @@ def dress(plot: Axes, title: str, unit: str) -> None:
 
 
 def draw_line(
-    plot: Axes, t: Floats, value: Floats, style: Style, band: tuple[Floats, Floats] | None = None, label: str = ""
-) -> None:
+    plot: Axes, t: Floats, value: Floats, style: Style, band: tuple[Floats, Floats] | None = None, label: str = "",
+    is_step: bool = False,
+) -> None:  # fmt: skip
     """Draw a line over progress, and a band from the low to the high values. All arrays: (T,) shares.
 
-    label: for a legend.
+    label: for a legend. is_step: values hold until the next one.
     """
     if band is not None:
         low, high = 100 * band[0], 100 * band[1]
-        plot.fill_between(100 * t, low, high, color=style.colour, alpha=0.11, linewidth=0, zorder=style.layer - 1)
-    plot_line(plot, 100 * t, 100 * value, style, label)
+        step: Literal["post"] | None = "post" if is_step else None
+        layer = style.layer - 1
+        plot.fill_between(100 * t, low, high, step=step, color=style.colour, alpha=0.11, linewidth=0, zorder=layer)
+    plot_line(plot, 100 * t, 100 * value, style, label, is_step)
 
 
 def plot_line(plot: Axes, x: Floats, y: Floats, style: Style, label: str = "", is_step: bool = False) -> Line2D:

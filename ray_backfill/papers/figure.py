@@ -23,13 +23,14 @@ from ray_backfill.report.wording import percent
 
 
 class SeedCurves(NamedTuple):
-    """One method in a panel: (T,) progress, (S, T) values as shares."""
+    """One method in a panel: (T,) progress, (S, T) values as shares. is_step: values hold until the next one."""
 
     title: str
     area: float
     t: Floats
     values_ST: Floats
     style: Style
+    is_step: bool
 
 
 def curves_figure(runs: Runs, methods: Sequence[str], order: str, metrics: Sequence[str]) -> Figure | None:
@@ -47,7 +48,7 @@ def curves_figure(runs: Runs, methods: Sequence[str], order: str, metrics: Seque
             mean_T = line.values_ST.mean(axis=0)
             spread_T = line.values_ST.std(axis=0, ddof=1) if len(line.values_ST) > 1 else None
             band = None if spread_T is None else (mean_T - spread_T, mean_T + spread_T)
-            draw_line(plot, line.t, mean_T, line.style, band)
+            draw_line(plot, line.t, mean_T, line.style, band, is_step=line.is_step)
         dress(plot, f"{metric} during the backfill, {order} order", f"{metric} (%)")
         entries = [(line.title, percent(line.area), line.style) for line in lines]
         legend(figure.add_subplot(grid[index, 1]), height, "AUC", entries, longest=LONG)
@@ -63,5 +64,6 @@ def _lines(runs: Runs, methods: Sequence[str], order: str, metric: str) -> list[
         case = Case(method, order)
         curves = runs.curves(case, metric)
         if curves is not None:
-            found.append(SeedCurves(runs.title(method), mean_of(runs.areas(case, metric)), *curves, styles[method]))
+            area, is_step = mean_of(runs.areas(case, metric)), method in REFERENCE_STYLES
+            found.append(SeedCurves(runs.title(method), area, *curves, styles[method], is_step))
     return sorted(found, key=lambda line: np.nan_to_num(line.area, nan=-np.inf), reverse=True)

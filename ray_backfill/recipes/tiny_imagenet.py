@@ -1,6 +1,7 @@
 """Photographs of 200 classes at 32 pixels, for CPUs: docs/results/tiny_imagenet.md.
 
-At 64 pixels, the size of the files, --images.image-size 64 takes four times as long.
+At 64 pixels, the size of the files, --images.image-size 64 takes four times as long. With --images.queries 0 all
+photographs of the gallery are queries, ten times as many.
 """
 
 from dataclasses import replace
@@ -24,7 +25,7 @@ def _open(data_root: Path | None, seed: int) -> Recipe[tiny_imagenet.Settings]:
 def _recipe(data_root: Path | None, protocol: Protocol, seed: int) -> Recipe[tiny_imagenet.Settings]:
     root = needs_root(data_root, "the folder with tiny_imagenet.zip")
     return Recipe(
-        images=tiny_imagenet.Settings(root=root, image_size=32),
+        images=tiny_imagenet.Settings(root=root, image_size=32, queries=5),
         protocol=protocol,
         old=_model(16, 2 * seed),
         new=_model(32, 2 * seed + 1),

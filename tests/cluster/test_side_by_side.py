@@ -1,13 +1,14 @@
 """Maps fitted side by side: the same as one by one, in one thread each; failures, deaths of processes, and resuming."""
 
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import ray
 import torch
@@ -23,7 +24,7 @@ from ray_backfill.comparison.trial import Trial, run_trial
 from ray_backfill.errors import InputError
 from ray_backfill.files import begin_stage, is_finished, read_json
 from ray_backfill.methods import find_methods
-from ray_backfill.store import EmbeddingFolder, read_folder
+from ray_backfill.store import EmbeddingFolder, read_folder, write_parquet
 from ray_backfill.training.fit_into import fit_into, one_thread
 from ray_backfill.training.tuning import trials_of, with_values
 from tests.cluster.test_train import FITS, _folder
@@ -158,7 +159,9 @@ def test_a_single_map_goes_to_a_gpu_or_a_cluster(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("ray_session")
 def test_trials_side_by_side_score_as_one_by_one(folder: EmbeddingFolder, tmp_path: Path) -> None:
-    shutil.copy(folder.gallery.path, folder.path / "validation.parquet")
+    items = pq.read_table(folder.gallery.path)
+    items = pa.concat_tables([items, items]).set_column(0, "id", pa.array(range(2 * len(items))))
+    write_parquet(folder.path / "validation.parquet", items)
     methods, fits, how = find_methods(("mcl", "ridge_query")), replace(FITS, tune=3), Evaluation(metrics=("mAP",))
     tuned = tune_stage(tmp_path / "tasks", read_folder(folder.path), methods, fits, how, Workers())
     assert [each.trials for each in tuned] == [3, 3]

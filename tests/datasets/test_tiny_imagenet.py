@@ -32,6 +32,18 @@ def test_labels_and_pixels(make: object, tmp_path: Path) -> None:
     np.testing.assert_allclose(pixels[:, 4, 4], [[200, 70, 9], [100, 30, 9]], atol=4)
 
 
+def test_some_photographs_of_each_class_can_be_queries(tmp_path: Path) -> None:
+    root = str(tiny_imagenet_zip(tmp_path))
+    whole, source = open_source(Settings(root, image_size=8)), open_source(Settings(root, image_size=8, queries=1))
+    assert source.splits == ("train", "gallery", "queries")
+    assert source.items("queries").labels_N.tolist() == source.items("gallery").labels_N.tolist() == [0, 1]
+    both = [*source.items("queries").ids_N, *source.items("gallery").ids_N]
+    assert sorted(both) == whole.items("gallery").ids_N.tolist()
+    for wrong in (2, -1):
+        with pytest.raises(InputError, match=r"--images\.queries must be at least 0 and less than 2"):
+            open_source(Settings(root, queries=wrong))
+
+
 def test_a_class_that_train_lacks_is_refused(tmp_path: Path) -> None:
     write_zip(tmp_path / "tiny_imagenet.zip", {f"{s}/0.jpg": encode_photo(9) for s in ("train/n01", "gallery/n02")})
     with pytest.raises(InputError, match="gallery has the class 'n02', which train lacks"):

@@ -77,7 +77,7 @@ def test_a_reproduction_from_images_to_the_page(tmp_path: Path, monkeypatch: pyt
         "## Comparison with the papers' tables",
         "## Merges",
         "## As published and tuned",
-        "for 2 epochs: what rho",
+        "for 2 epochs. In per cent",
         "## Costs",
         "The random order is the mean over 10 permutations.",
     ):

@@ -96,7 +96,7 @@ def test_everything(tmp_path: Path) -> None:
         assert line in text.splitlines()
     assert FINDINGS in text
     assert "Here: the best of 8 settings for each method" in text
-    assert "for 40 epochs (seed 0): what rho" in text
+    assert "for 40 epochs (seed 0)." in text
     assert "| better, above, below | interval above 0, and effect at least e | interval below e |" in text
     assert "2,000 draws over queries and seeds; 3 seeds say little" in text
     assert "The least effect e that counts is 0.5 points." in text
