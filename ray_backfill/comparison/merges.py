@@ -42,11 +42,12 @@ class MergeFits:
     label: IntArray | None = None
 
     def of(self, method: Method, maps: FittedMaps) -> dict[str, Merge]:
-        """Merge name -> merge, for the merges that apply to the method; references serve one system at a time.
+        """Merge name -> merge, for the merges that apply to the method; references serve one system at a time, and so
+        do policies with one system.
 
         If the items lack embeddings of one of the method's models, only merges that need no fit.
         """
-        if method.is_reference:
+        if method.is_reference or (method.backward and method.backward == method.forward):
             return {RAW.name: RAW}
         pair, names = None, self.names
         if self.items is not None:

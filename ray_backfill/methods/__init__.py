@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 # Families of methods, in the order in which pages show them.
 CONTROLS = "Controls"
-FAMILIES = ("References", "A new backbone", "Maps old to new", "Rank merge", "Adapters", CONTROLS)
+POLICIES = "Policies"
+FAMILIES = ("References", POLICIES, "A new backbone", "Maps old to new", "Rank merge", "Adapters", CONTROLS)
 
 
 @dataclass(frozen=True)

@@ -231,10 +231,10 @@ def _rank_all(prepared: Prepared, block: Block, shards: Shards, with_places: boo
     ]
     for index, of_shards in enumerate(zip(*shards.count(block, thresholds), strict=True)):
         pair, others, own = prepared.pairs[index], reduce(np.add, of_shards), thresholds[index]
-        if pair.merge.by_rank:
+        if pair.merge.by_rank and not pair.hides_backward:
             yield fused_rankings(others, block, own, slices_of[pair.rows], prepared.points, with_places)
         else:
-            yield counted_rankings(others, block, own, prepared.points, with_places)
+            yield counted_rankings(others, block, own, prepared.points, with_places, pair.hides_backward)
 
 
 def _rank_nearest(prepared: Prepared, block: Block, shards: Shards, with_places: bool) -> _Ranked:
@@ -245,8 +245,9 @@ def _rank_nearest(prepared: Prepared, block: Block, shards: Shards, with_places:
         for of_shards in zip(*shards.nearest(block, prepared.nearest), strict=True)
     ]
     for pair in prepared.pairs:
-        forward, backward = found[pair.forward_scan], found[pair.backward_scan]
-        of_query, keys = (np.concatenate(part) for part in zip(forward, backward, strict=True))
+        forward = found[pair.forward_scan]
+        both = [forward] if pair.hides_backward else [forward, found[pair.backward_scan]]
+        of_query, keys = (np.concatenate(part) for part in zip(*both, strict=True))
         is_forward = np.arange(len(keys)) < len(forward[1])
         if pair.merge.is_mapped:
             keys = merged_keys(keys, is_forward, pair.merge)

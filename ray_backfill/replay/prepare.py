@@ -77,6 +77,7 @@ class Pair:
     """A pair of systems, by their indices in ``Prepared.searched`` and in ``Prepared.scans``.
 
     orders: names. rows: of ``Prepared.slices_ON``, one for each order. merge: makes the distances comparable.
+    backward_scan: -1 if nothing serves items that are not backfilled.
     """
 
     backward: int
@@ -87,6 +88,11 @@ class Pair:
     rows: tuple[int, ...]
     switch: Switch
     merge: Merge
+
+    @property
+    def hides_backward(self) -> bool:
+        """Whether items that are not backfilled cannot be found."""
+        return self.switch == "only_backfilled"
 
 
 @dataclass(frozen=True)
@@ -181,7 +187,8 @@ def _share(
             check_order(permutation, n_gallery)
         of_orders = [_slice_of_item(permutation, points, each.switch) for permutation in each.orders.values()]
         rows = tuple(slices.place(row.tobytes(), row) for row in of_orders)
-        of_backward, of_forward = scans.place((backward, False), None), scans.place((forward, True), None)
+        of_forward = scans.place((forward, True), None)
+        of_backward = -1 if each.switch == "only_backfilled" else scans.place((backward, False), None)
         names = tuple(each.orders)
         pairs.append(Pair(backward, forward, of_backward, of_forward, names, rows, each.switch, each.merge))
     found = [_scan(pairs, index) for index in range(len(scans.values))]

@@ -40,8 +40,8 @@ def _from_labels(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
     for table in (gallery, queries):
         if table.label is None:
             raise InputError(
-                f"{table.path} has no column 'label'; add it, give the queries a column 'positives', or say by --truth "
-                "what else is right (new-top1 needs nothing)"
+                f"{table.path} has no column 'label'; add it, or give the queries a column 'positives', or say by "
+                "--truth what else is right (new-top1 needs nothing)"
             )
     return Truth(_of_labels(gallery, queries, folder.queries is None))
 
