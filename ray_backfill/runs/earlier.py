@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.comparison.traffic import mark_of_log
 from ray_backfill.errors import InputError
 from ray_backfill.files import first_difference, is_finished, look_at_stage, other_settings, read_json
 from ray_backfill.methods import Method, models_of
@@ -31,8 +32,10 @@ def settings_of(
     # Record the methods by name, because "all" has another meaning when methods are added.
     compared = asdict(evaluation) | {"methods": [method.name for method in methods]}
     mark = mark_of_truth(evaluation.truth)
-    truth = {"truth": mark} if mark else {}
-    return {**more, **truth, "data": folder.fingerprint(models, further=columns), "evaluation": compared}
+    marks = {"truth": mark} if mark else {}
+    if (log := mark_of_log(folder)) and "lazy" in evaluation.orders:
+        marks["log"] = log
+    return {**more, **marks, "data": folder.fingerprint(models, further=columns), "evaluation": compared}
 
 
 def joined(evaluation: Evaluation, out: Path) -> Evaluation:
