@@ -33,8 +33,8 @@ class Protocol:
     new_counts: tuple[int, ...] = ()
     """biased: classes of each subgroup that the new model learns, including the old model's; empty: all."""
     validation: float = 0.0
-    """Share of the train images held out for --tune, which no model and no map is trained on: whole classes under the
-    protocol open or if the gallery shows other classes, otherwise images of each class. At least 0, below 1."""
+    """Share of the train images held out for --tune, which no model and no map is trained on: images of each class, or
+    whole classes if the gallery shows none of the train images' classes. At least 0, below 1."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation < 1:
@@ -78,15 +78,14 @@ def split_classes(
 
 
 def validation_mask(labels_N: NDArray[np.int64], protocol: Protocol, whole_classes: bool = False) -> NDArray[np.bool_]:
-    """(N,) which items of the train images are the validation split: as new to both models as the gallery is.
+    """(N,) which items of the train images are the validation split: as new to the models as the gallery is.
 
-    Under the protocol open the gallery shows classes that a model has not seen, so whole classes are held out. Under
-    the others it shows further images of known classes: then some images of each class, but never its last one.
-    whole_classes: the gallery shows no class of the train images, so whole classes are held out under any protocol.
+    Some images of each class, but never its last one.
+    whole_classes: the gallery shows no class of the train images, so whole classes are held out instead.
     """
     rng = np.random.default_rng([protocol.seed, _VALIDATION_STREAM])
     classes, counts = np.unique(labels_N, return_counts=True)
-    if protocol.kind == "open" or whole_classes:
+    if whole_classes:
         return np.isin(labels_N, rng.permutation(classes)[: round(protocol.validation * len(classes))])
     held_N = np.zeros(len(labels_N), bool)
     for each in np.split(np.argsort(labels_N, kind="stable"), np.cumsum(counts)[:-1]):

@@ -145,7 +145,7 @@ def open_source(settings: Any) -> ImageSource:
         labels_N = whole.items("train").labels_N
         is_unseen = not np.isin(whole.items("gallery").labels_N, labels_N).any()
         held_N = validation_mask(labels_N, protocol, is_unseen)
-        facts = {"share": protocol.validation, "of": "unseen" if is_unseen else protocol.kind, "seed": protocol.seed}
+        facts = {"share": protocol.validation, "of": "classes" if is_unseen else "images", "seed": protocol.seed}
         return HeldOut(whole, held_N, facts) if held_N.any() else whole
     source: ImageSource = dataset_module(dataset_name(settings)).open_source(settings)
     return source

@@ -26,7 +26,7 @@ METHODS = ("rm_naive", "least_squares_gallery", "fastfill", "rm", "rho_alone")
 
 def tiny(name: str, data_root: Path | None, seed: int = 0) -> Recipe[Any]:
     recipe = load_recipe("landmarks", None, seed)
-    images = landmarks.Settings(seed=seed, image_size=16, landmarks=8, train_images=160, gallery_images=60, queries=16)
+    images = landmarks.Settings(seed=seed, image_size=16, landmarks=8, train_images=280, gallery_images=60, queries=16)
     heads = replace(recipe.fits.heads, epochs=1, classes=4, items=4)
     transforms = replace(recipe.fits.transforms, epochs=1, batch=32, hidden=8)
     return replace(

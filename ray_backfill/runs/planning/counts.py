@@ -103,12 +103,10 @@ _COLUMN_BYTES = 3 * 8 + 3 * 4
 
 def _as_published(recipe: Recipe[Any], size: Published, reason: str) -> Counts:
     protocol = recipe.protocol
-    held_classes = round(protocol.validation * size.classes) if protocol.kind == "open" else 0
-    validation = round(size.train * (held_classes / size.classes if held_classes else protocol.validation))
-    n_classes = size.classes - held_classes
+    validation = round(size.train * protocol.validation)
     old, new = (
-        ModelCounts(round((size.train - validation) * len(classes) / n_classes), len(classes))
-        for classes in _split(n_classes, protocol)
+        ModelCounts(round((size.train - validation) * len(classes) / size.classes), len(classes))
+        for classes in _split(size.classes, protocol)
     )
     return Counts(
         train=size.train,

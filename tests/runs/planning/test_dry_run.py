@@ -39,7 +39,7 @@ def test_a_dry_run_prints_the_plan_and_does_nothing(
     out = tmp_path / "run"
     result = run_here(name, *more, "--recipe", "landmarks", "--dry-run", "--out", str(out), *TINY)
     assert result.returncode == 0, result.stderr
-    assert "200 train (26 of them for validation), 60 gallery, 16 queries" in result.stdout
+    assert "200 train (21 of them for validation), 60 gallery, 16 queries" in result.stdout
     assert "counted in the data" in result.stdout
     for part in shown:
         assert part in result.stdout
