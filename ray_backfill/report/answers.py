@@ -18,6 +18,7 @@ from ray_backfill.report.wording import (
     amount,
     choice,
     interval,
+    is_retention,
     listed,
     percent,
     percent_sign,
@@ -80,7 +81,7 @@ def verdict(results: Results) -> str:
             f"{percent_sign(old.auc)}."
         )
     name = _name(results, best)
-    if results.is_retention:
+    if is_retention(results):
         return _retained(results, best, old)
     gain = f"{percent_sign(best.gain, 0)} of the upgrade\u2019s improvement while the backfill runs"
     limits = f" (95 % interval {interval(best.gain_low, best.gain_high, 0)})" if math.isfinite(best.gain_low) else ""
@@ -119,7 +120,7 @@ def runner_up(results: Results) -> str:
 
 def warnings(results: Results) -> tuple[str, ...]:
     """Sentences about the data that a reader must know before the results."""
-    found = [RETENTION_WARNING.format(retained(results))] if results.is_retention else []
+    found = [RETENTION_WARNING.format(retained(results))] if is_retention(results) else []
     if (scored := queries(results)) is not None and scored < FEW_QUERIES:
         what = "Only one query was" if scored == 1 else f"Only {scored} queries were"
         found.append(f"{what} scored: too few to tell methods apart. Use at least {FEW_QUERIES}, better hundreds.")

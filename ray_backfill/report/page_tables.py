@@ -12,6 +12,7 @@ from ray_backfill.report.wording import (
     NOTHING,
     amount,
     interval,
+    is_retention,
     metric_title,
     percent,
     percent_sign,
@@ -37,7 +38,7 @@ def numbers_table(results: Results, metric: str, rows: Sequence[Row], by_method:
     """A metric's results, one line per row. by_method: each method stands once, so orders do not form groups."""
     best, is_primary = results.best(metric), metric == results.primary
     heads = [Head("method", "name"), *(Head(name, "name") for name in variant_cells(results, rows[0]))]
-    gain, half = (() if results.is_retention else (name,) for name in ("gain", "half gain from"))
+    gain, half = (() if is_retention(results) else (name,) for name in ("gain", "half gain from"))
     heads += [Head(name) for name in ("AUC", "95 % interval", *gain, "start", "end", "largest fall")]
     heads += [Head(name) for name in ("as old from", *half, "as new from")]
     if is_primary:
@@ -144,13 +145,13 @@ def _numbers(results: Results, row: Row, is_primary: bool) -> list[Cell]:
     cells = [Cell(results.name(row)), *(Cell(text, css="name") for text in variant_cells(results, row).values())]
     cells.append(number(percent(row.auc), row.auc, "key"))
     cells.append(number(interval(row.auc_low, row.auc_high), row.auc_low, "range"))
-    if not results.is_retention:
+    if not is_retention(results):
         gain = number(percent_sign(row.gain, 0), row.gain, "gain")
         cells.append(gain._replace(width=0.0 if row.is_end else _bar(row)))
     values = (row.start, row.end, row.largest_fall)
     for value, mark, words in zip(values, marks, CONDITIONS, strict=True):
         cells.append(number(percent(value), value)._replace(mark=mark, mark_words=words))
-    half = () if results.is_retention else (row.half_gain_at,)
+    half = () if is_retention(results) else (row.half_gain_at,)
     for t in (row.passes_old_at, *half, row.passes_new_at):
         unknown = row.is_end or (t is row.half_gain_at and math.isnan(row.gain))
         cells.append(Cell(NOTHING, "") if unknown else number(_moment(t), t if math.isfinite(t) else 2.0))

@@ -116,11 +116,6 @@ class Results:
         return self.manifest.primary_metric
 
     @property
-    def is_retention(self) -> bool:
-        """Whether what the new model finds was taken as right, so that nothing is known of its quality."""
-        return bool(self.manifest.data.get("truth", {}).get("is_retention"))
-
-    @property
     def verdict(self) -> str:
         """One sentence: the method with the best AUC of the primary metric, and how good the backfill is with it."""
         from ray_backfill.report.answers import verdict

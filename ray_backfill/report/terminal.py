@@ -19,6 +19,7 @@ from ray_backfill.report.wording import (
     UNLEARNED_NOTE,
     choice,
     columns_in_words,
+    is_retention,
     left_out,
     metric_title,
     percent,
@@ -96,7 +97,7 @@ def _frame(results: Results, rows: Sequence[Row]) -> pd.DataFrame:
 def _cells(results: Results, row: Row, others: Mapping[tuple[str, Variant, str], Row]) -> dict[str, str]:
     cells = {"method": results.name(row)} | variant_cells(results, row)
     cells[f"AUC {results.primary}"] = percent(row.auc)
-    if not results.is_retention:
+    if not is_retention(results):
         cells["gain"] = percent_sign(row.gain)
     # The conditions compare with old and new, so a tick in these rows would be meaningless.
     starts, ends, steady = (" ", " ", " ") if row.is_end else map(tick, conditions(results, row))

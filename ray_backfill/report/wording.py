@@ -42,6 +42,11 @@ UNLEARNED_NOTE = (
 FEW = 6  # names that a sentence can list
 
 
+def is_retention(results: Results) -> bool:
+    """Whether what the new model finds was taken as right, so that nothing is known of its quality."""
+    return bool(results.manifest.data.get("truth", {}).get("is_retention"))
+
+
 def retained(results: Results) -> str:
     """What is retained, in words: "the new model's first result"."""
     k = results.manifest.data.get("truth", {}).get("k", 1)
@@ -50,18 +55,18 @@ def retained(results: Results) -> str:
 
 def metric_title(results: Results, metric: str) -> str:
     """A metric in titles, with what it means if the new model's own results were taken as right."""
-    return f"Retention of {retained(results)}, {metric}" if results.is_retention else metric
+    return f"Retention of {retained(results)}, {metric}" if is_retention(results) else metric
 
 
 def explained(results: Results) -> str:
     """What gain, or retention, means."""
-    return RETENTION_IN_WORDS if results.is_retention else GAIN_IN_WORDS
+    return RETENTION_IN_WORDS if is_retention(results) else GAIN_IN_WORDS
 
 
 def columns_in_words(results: Results) -> str:
     """What the columns of the overview mean."""
     gain, rest = COLUMNS_IN_WORDS.split(" M_0", 1)
-    return f"{RETENTION_IN_WORDS if results.is_retention else gain} M_0{rest}"
+    return f"{RETENTION_IN_WORDS if is_retention(results) else gain} M_0{rest}"
 
 
 def percent(share: float, digits: int = 1) -> str:

@@ -61,7 +61,7 @@ def test_without_a_log_it_says_what_is_missing(folder: Path) -> None:
     with pytest.raises(InputError, match=r"order 'lazy' needs log\.parquet in the folder"):
         resolve_orders(rb.read_folder(folder), ("lazy",), 0, "cosine", methods, how)
     write_log(folder, [1.0], dim=5)
-    with pytest.raises(InputError, match="5 dimensions in .* and 8 in"):
+    with pytest.raises(InputError, match=r"5 dimensions in .* and 8 in"):
         resolve_orders(rb.read_folder(folder), ("lazy",), 0, "cosine", methods, how)
     write_log(folder, [1.0, 2.0])
     order = resolve_orders(rb.read_folder(folder), ("lazy",), 0, "cosine", methods, how).of_gallery["lazy"]

@@ -24,8 +24,12 @@ N, Q, D = 300, 40, 12
 def folder(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     documents = [f"d{number}" for number in range(N)]
-    gallery = {"id": documents, "old": rng.normal(size=(N, 8)), "new": rng.normal(size=(N, D))}
-    queries = {"id": np.arange(1, Q + 1), "old": rng.normal(size=(Q, 8)), "new": rng.normal(size=(Q, D))}
+    gallery: dict[str, Any] = {"id": documents, "old": rng.normal(size=(N, 8)), "new": rng.normal(size=(N, D))}
+    queries: dict[str, Any] = {
+        "id": np.arange(1, Q + 1),
+        "old": rng.normal(size=(Q, 8)),
+        "new": rng.normal(size=(Q, D)),
+    }
     rb.write_folder(tmp_path / "data", gallery, queries)
     return tmp_path / "data"
 
