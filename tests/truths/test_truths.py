@@ -1,6 +1,7 @@
 """Ways to know right answers: equal to what a formula or another library says."""
 
 from pathlib import Path
+from typing import Any
 
 import ir_measures
 import numpy as np
