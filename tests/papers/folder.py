@@ -97,19 +97,23 @@ def write_seed(
     nothing = DifferenceRow("", "", "", "", "", "", "", NAN, NAN, NAN)
     write_table(folder / "differences.parquet", frame(DifferenceRow, [nothing]))
     if gaps is not None:
-        rows = [
-            SubgroupPoint(*case, metric, group, 9, t, v * times, NAN, NAN)
-            for case, values in gaps.items()
-            for t, v in zip(gap_moments, values, strict=True)
-            # Neither women's own values nor mAP must be read as the gap in top-1 accuracy.
-            for metric, group, times in (("mAP", GAP, 3), ("CMC@1", "women", 2), ("CMC@1", GAP, 1))
-        ]
-        write_table(folder / "subgroups.parquet", frame(SubgroupPoint, rows))
+        write_gaps(folder, gaps, gap_moments)
     traits = made_traits(*({case[part] for case in cases} for part in range(3)))
     (folder / "manifest.json").write_text(
         json.dumps(MANIFEST | {"traits": asdict(traits)} | manifest), encoding="utf-8"
     )
     return folder
+
+
+def write_gaps(folder: Path, gaps: Mapping[Case, tuple[float, ...]], moments: tuple[float, ...]) -> None:
+    rows = [
+        SubgroupPoint(*case, metric, group, 9, t, v * times, NAN, NAN)
+        for case, values in gaps.items()
+        for t, v in zip(moments, values, strict=True)
+        # Neither women's own values nor mAP must be read as the gap in top-1 accuracy.
+        for metric, group, times in (("mAP", GAP, 3), ("CMC@1", "women", 2), ("CMC@1", GAP, 1))
+    ]
+    write_table(folder / "subgroups.parquet", frame(SubgroupPoint, rows))
 
 
 def write_queries(folder: Path, cases: Mapping[Case, Made], above: tuple[float, ...]) -> None:

@@ -65,6 +65,16 @@ def sections(text: str) -> list[str]:
     return re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
 
 
+def test_references_are_drawn_as_steps(tmp_path: Path) -> None:
+    """Offline stays at the old service until everything is backfilled; a slope to the end would be an upgrade."""
+    figure = curves_figure(read_runs(page_of(tmp_path).runs), ("offline", "rm"), ORDER, ("mAP",))
+    assert figure is not None
+    panel, _ = figure.axes
+    drawn = {line.get_drawstyle(): line.get_ydata() for line in panel.get_lines()}
+    assert drawn.keys() == {"steps-post", "default"}
+    assert np.asarray(drawn["steps-post"])[0] == pytest.approx(31), "that of offline"
+
+
 def test_everything(tmp_path: Path) -> None:
     write_page(page_of(tmp_path), tmp_path / "docs" / "omniglot.md")
     text = (tmp_path / "docs" / "omniglot.md").read_text(encoding="utf-8")
