@@ -35,7 +35,7 @@ CLOCKED: tuple[tuple[str, Any, str], ...] = (
     ("draw and write", pipeline, "draw_gallery"),
     ("read", folder, "read_folder"),
     ("look for zero vectors", resolve, "check_vectors"),
-    ("ground truth", resolve, "ground_truth"),
+    ("ground truth", resolve, "find_truth"),
     ("orders", resolve, "resolve_orders"),
     ("fit maps", folder, "fit_maps"),
     ("fingerprint", EmbeddingFolder, "fingerprint"),

@@ -33,8 +33,12 @@ def simulate(
     points: int = 11,
     distance: str = "cosine",
     margin: float = 0.005,
+    truth: str | Sequence[str] = (),
+    filter: str = "",
+    slices: str | Sequence[str] = (),
     order_seed: int = 0,
     permutations: int = 1,
+    cutoffs: float | Sequence[float] = (),
     fits: "FitSettings | None" = None,
     device: str = "cpu",
     shards: int = 0,
@@ -42,20 +46,13 @@ def simulate(
 ) -> "Results":
     """Compare upgrade methods on a folder of embeddings, as ``ray-backfill simulate --data`` does.
 
+    The other arguments are the command's options of these names, see ``Evaluation``; ``methods()``, ``orders()`` and
+    ``merges()`` list the names. The old and the new model always take part.
+
     Args:
         data: Folder of embeddings (``write_folder``), or what ``read_folder`` returned for it.
-        out: Folder of the run: trained maps, tables and ``results/report.html``. The same call continues a run that was
-            stopped and reuses finished stages, also those of the command; further methods, orders and merges extend
-            its results. By default a temporary folder, deleted at the end.
-        methods: Upgrade methods (``methods()``), "recommended" or "all". The old and the new model always take part.
-        orders: Backfill orders (``orders()``).
-        merges: Ways to make the distances of the two systems comparable (``merges()``).
-        metrics: "mAP", "mAP@k", "CMC@k", "recall@k", "MRR", "MRR@k", "nDCG" or "nDCG@k"; the first leads the report.
-        points: Number of moments to report, t = 0 and t = 1 included. Falls are judged at 101 moments or more.
-        distance: "cosine", "l2" or "inner_product".
-        margin: Largest loss of quality that still counts as none, as a share: 0.005 is half a percentage point.
-        order_seed: Random seed for the random order.
-        permutations: Number of random permutations; curves of the random order are means over them.
+        out: Folder of the run; by default a temporary one, deleted at the end. The same call continues a run that was
+            stopped and reuses finished stages; further methods, orders and merges extend its results.
         fits: How maps between the models are trained; by default as on the command line.
         device: "cpu" or "cuda" for the replay, with the same results.
         shards: Gallery shards, each a Ray actor; 0 replays in this process unless the gallery is too large for it.
@@ -67,11 +64,15 @@ def simulate(
     Raises:
         InputError: Unknown names, settings or data that do not fit, ``out`` of another run, or a full disk.
     """
-    names = {"methods": methods, "orders": orders, "merges": merges, "metrics": metrics}
-    evaluation = {name: (given,) if isinstance(given, str) else tuple(given) for name, given in names.items()}
-    numbers = {"points": points, "distance": distance, "margin": margin}
-    random = {"order_seed": order_seed, "permutations": permutations}
-    return _simulate(data, out, evaluation | numbers | random, fits, {"device": device, "shards": shards}, overwrite)
+    how = _tuples(methods=methods, orders=orders, merges=merges, metrics=metrics, truth=truth, slices=slices)
+    how |= _tuples(cutoffs=cutoffs) | {"points": points, "distance": distance, "margin": margin, "filter": filter}
+    how |= {"order_seed": order_seed, "permutations": permutations}
+    return _simulate(data, out, how, fits, {"device": device, "shards": shards}, overwrite)
+
+
+def _tuples(**lists: Any) -> dict[str, Any]:
+    """Lists as tuples; a single value is a list of one."""
+    return {name: (given,) if isinstance(given, str | float | int) else tuple(given) for name, given in lists.items()}
 
 
 def _simulate(

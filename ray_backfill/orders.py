@@ -41,6 +41,7 @@ class GalleryColumns:
     - ``mapped_cosine``: cosine of each item's predicted new embedding and the closest class mean of new embeddings
     - ``mapped_confidence``: top probability of the new model's classifier on each item's predicted new embedding
     - ``popularity``: how often users looked for each item
+    - ``first_retrieved``: place in the order in which traffic retrieves items for the first time
     - ``order_score``: the user's own score, low first
     - any other (N,) numbers that an order asks for
     """
@@ -203,6 +204,14 @@ ORDERS = (
         is_oracle=True,
     ),
     Order("popularity", "popularity", "", high_first("popularity"), ("popularity",)),
+    Order(
+        "lazy", "lazy", "", low_first("first_retrieved"), ("first_retrieved",),
+        remedy="log.parquet in the folder: old embeddings of past queries (and a column 'weight')",
+        glossary={
+            "lazy": "An item is backfilled when a user first retrieves it: in the order in which the queries of a log, "
+            "drawn by their weights, find items in the old service.",
+        },
+    ),
     Order("given", "given", "", low_first("order_score"), ("order_score",)),
 )  # fmt: skip
 

@@ -189,6 +189,42 @@ def test_simulate_gives_the_tables_of_the_command_and_reuses_its_run(folder: Pat
     assert "simulate" in read_json(tmp_path / "job" / "results" / "manifest.json")["command"]
 
 
+def test_cutoffs_are_translated_and_what_they_show_is_counted(folder: Path, tmp_path: Path) -> None:
+    """Against plain numpy: all pairs of {old, old} before, of both systems at t = 0.5, of {new, new} at the end."""
+    options: dict[str, Any] = {"methods": "rm_naive", "merges": ["raw", "quantile", "rrf"], "points": 3}
+    results = rb.simulate(folder, out=tmp_path, cutoffs=0.5, **options)
+    table = pd.read_parquet(tmp_path / "results" / "cutoffs.parquet")
+    assert set(table["merge"]) == {"raw", "quantile"}
+    assert [each.words for each in results.manifest.left_out] == ["cut-offs by the rrf merge"]
+    data, done = rb.read_folder(folder), rb.make_order("random", rb.GalleryColumns(np.zeros((60, 1)), {}), 0)[:30]
+    assert data.queries is not None
+    right = np.asarray(data.queries.label)[:, None] == np.asarray(data.gallery.label)
+
+    def cosine(model: str) -> np.ndarray:
+        assert data.queries is not None
+        sides = (vectors.vectors[model].astype(np.float64) for vectors in (data.queries, data.gallery))
+        query, gallery = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in sides)
+        return query @ gallery.T
+
+    rows = table[(table.method == "rm_naive") & (table["merge"] == "quantile")].sort_values("t").to_dict("records")
+    is_done = np.isin(np.arange(60), done)
+    for row, is_new in zip(rows, (np.zeros(60, bool), is_done, np.ones(60, bool)), strict=True):
+        assert row["backward_cutoff"] == 0.5 != row["forward_cutoff"]
+        for suffix, limit in (("", row["forward_cutoff"]), ("_unchanged", 0.5)):
+            shown = np.where(is_new, cosine("new") >= limit, cosine("old") >= 0.5)
+            assert row[f"results{suffix}"] == pytest.approx(shown.sum(axis=1).mean())
+            assert row[f"precision{suffix}"] == pytest.approx((shown & right).sum() / shown.sum())
+            assert row[f"recall{suffix}"] == pytest.approx((shown & right).sum() / right.sum())
+        assert row["precision_before"] == rows[0]["precision"]
+    assert {row.cutoff for row in rb.read_results(tmp_path).cutoffs} == {0.5}
+    more = rb.simulate(folder, out=tmp_path, cutoffs=[0.7], **options)
+    assert {row.cutoff for row in more.cutoffs} == {0.5, 0.7}, "further cut-offs extend the results"
+    made = (tmp_path / "results" / "cutoffs.parquet").stat().st_mtime_ns
+    rb.simulate(folder, out=tmp_path, **options)
+    assert (tmp_path / "results" / "cutoffs.parquet").stat().st_mtime_ns == made
+    assert "What becomes of score cut-offs?" in (tmp_path / "results" / "report.html").read_text()
+
+
 def test_embeddings_may_lie_in_the_folder_of_the_run(tmp_path: Path) -> None:
     data = rb.write_folder(tmp_path / "embeddings", columns(30, 1))
     results = rb.simulate(data, out=tmp_path, methods="rm_naive", points=3)

@@ -19,6 +19,7 @@ GALLERY = GalleryColumns(
         "mapped_cosine": np.array([0.9, 0.2, 0.8, 0.4]),
         "mapped_confidence": np.array([0.5, 0.9, 0.1, 0.5]),
         "popularity": np.array([5, 0, 7, 5.0]),
+        "first_retrieved": np.array([2.0, 0, 3, 1]),
         "order_score": np.array([3.0, 1.0, 2.0, 0.0]),
     },
 )

@@ -13,6 +13,7 @@ import pytest
 
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.replayed import judge
+from ray_backfill.comparison.slices import Slice
 from ray_backfill.comparison.tabulate import tabulate
 from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.datasets import image_folder, open_source
@@ -23,7 +24,7 @@ from ray_backfill.protocols import Protocol, split_classes
 from ray_backfill.replay import Curve, replay
 from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
 from ray_backfill.systems import GroundTruth, RetrievalSystem, UpgradePair
-from ray_backfill.tables.results import GAP
+from ray_backfill.tables.slices import GAP
 from tests.datasets._pictures import noisy_jpeg, write_tree
 from tests.datasets._published_more import (
     INDEX,
@@ -201,7 +202,9 @@ def test_vggface2_gap_between_genders(tmp_path: Path, order: list[int], gap: lis
     )
     names = ("old", "new", "rm_naive")
     curves = {(name, "given", "raw"): judge([c], 1) for name, c in zip(names, (old, new, curve), strict=True)}
-    found = tabulate(find_methods(names), curves, Evaluation(metrics=("CMC@1",)), group).subgroups
+    found = tabulate(
+        find_methods(names), curves, Evaluation(metrics=("CMC@1",)), [Slice("group", ("0", "1"), group)]
+    ).subgroups
     assert found is not None
     own = found[found.method == "rm_naive"]
     assert own[own.group == "0"].value.tolist() == [1 - value for value in gap]

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from ray_backfill.report import print_table, read_results
 from ray_backfill.report.answers import answer
+from ray_backfill.report.wording import RETENTION_WARNING
 from tests.test_readme import README
 from tests.test_structure import ROOT
 
@@ -46,10 +47,29 @@ def test_the_gains_of_the_four_methods() -> None:
     pages = [
         (ROOT / "docs" / "results" / f"{name}.md").read_text(encoding="utf-8") for name in ("omniglot", "landmarks")
     ]
+    table = README[README.index("## Which method?") :]
     for method, title in ROWS.items():
-        line = next(line for line in README.splitlines() if line.startswith("| ") and f"`{method}`" in line)
+        line = next(line for line in table.splitlines() if line.startswith("| ") and f"`{method}`" in line)
         quoted = [int(cell) for cell in re.findall(r"(\d+) % \|", line)]
         rows = (
             re.search(rf"^\| {re.escape(title)} \| \S+ ± \S+ \| \S+ ± \S+ \| (\S+) ± ", page, re.M) for page in pages
         )
         assert quoted == [round(float(row[1])) for row in rows if row]
+
+
+def test_the_known_error_of_retention() -> None:
+    page = (ROOT / "docs" / "results" / "retention.md").read_text(encoding="utf-8")
+    table = page[: page.index("- **Retention")]
+    # Mean error in points, its sign, and tau, for each data set.
+    cells = re.findall(r"([\d.]+) \(([−+])[\d.]+\), ([\d.]+)", table)
+    errors = [float(error) for error, _, _ in cells]
+    assert len(errors) == 8 * 3
+    closest = [
+        float(error)
+        for error in re.findall(r"([\d.]+) \(", next(line for line in table.splitlines() if "recall@10" in line))
+    ]
+    assert f"{min(errors):.0f} to {max(errors):.0f} points away" in RETENTION_WARNING
+    assert f"{min(closest):.1f} to {max(closest):.1f} points on average" in page
+    assert sum(sign == "−" for _, sign, _ in cells) >= 22
+    taus = [float(tau) for _, _, tau in cells]
+    assert f"tau is between {min(taus):.1f} and {max(taus):.1f}" in page

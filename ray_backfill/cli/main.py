@@ -16,6 +16,7 @@ def _main(words: Sequence[str]) -> None:
     # Everything is imported in here, where ``run_job`` handles Ctrl-C.
     import difflib
     import importlib
+    import keyword
 
     from ray_backfill import __version__
     from ray_backfill.cli.pages import COMMANDS, overview, page
@@ -35,7 +36,8 @@ def _main(words: Sequence[str]) -> None:
     if group == "":
         print(page(command))
         return
-    module = importlib.import_module(f"ray_backfill.cli.commands.{command}")
+    name = f"{command}_" if keyword.iskeyword(command) else command
+    module = importlib.import_module(f"ray_backfill.cli.commands.{name}")
     if group is not None:
         from ray_backfill.cli.groups import group_help
 

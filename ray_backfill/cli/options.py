@@ -9,7 +9,7 @@ import tyro
 from ray_backfill.cluster.settings import EmbedActors, ReplayPlace, Workers
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.live.settings import LiveSettings
-from ray_backfill.methods import all_methods
+from ray_backfill.methods import POLICIES, all_methods
 from ray_backfill.recipes import Recipe
 from ray_backfill.runs.planning.settings import PlanningSettings
 from ray_backfill.runs.synthetic import SyntheticGallery
@@ -30,7 +30,7 @@ class RecipeJob(Generic[ImagesT]):
     """Random seed for the whole recipe."""
     out: Path
     """Folder of the run. The same command continues a run that was stopped, and reuses finished stages. With further
-    methods, orders or merges it extends the results."""
+    methods, orders, merges or cut-offs it extends the results."""
     overwrite: bool = False
     """Delete the stages in --out that were made with other settings or data, and make them again."""
     settings: Annotated[Recipe[ImagesT], tyro.conf.arg(name="")]
@@ -72,7 +72,8 @@ class DrillJob(RecipeJob[ImagesT]):
 
 def _training_free() -> tuple[str, ...]:
     """Methods that use only the old and the new model and train nothing; a formula may be fitted."""
-    return tuple(m.name for m in all_methods().values() if m.models == ("old", "new") and not m.is_trained)
+    plain = (m for m in all_methods().values() if m.models == ("old", "new") and m.family != POLICIES)
+    return tuple(method.name for method in plain if not method.is_trained)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ class ScaleJob:
     """Synthetic gallery, by default as large as Google Landmarks v2; see docs/results/scale.md for its defaults."""
     out: Path = Path("runs/full")
     """Folder of the run. The same command continues a run that was stopped, and reuses finished stages. With further
-    methods, orders or merges it extends the results."""
+    methods, orders, merges or cut-offs it extends the results."""
     overwrite: bool = False
     """Delete the stages in --out that were made with other settings or data, and make them again."""
     evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(
@@ -108,7 +109,7 @@ class FolderJob:
     """Folder with gallery.parquet and, optionally, queries.parquet and train.parquet."""
     out: Path
     """Folder of the run. The same command continues a run that was stopped, and reuses finished stages. With further
-    methods, orders or merges it extends the results."""
+    methods, orders, merges or cut-offs it extends the results."""
     overwrite: bool = False
     """Delete the stages in --out that were made with other settings or data, and make them again."""
     evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(default_factory=Evaluation.of_folder)
@@ -120,6 +121,9 @@ class FolderJob:
 class SimulateFolderJob(FolderJob):
     """A comparison on a folder of embeddings. Methods and merges that lack data are left out, with the reason."""
 
+    drop_broken: bool = False
+    """Leave rows out whose vector is missing, zero or not finite, instead of refusing the folder. OUT/cleaned then
+    holds a copy without them, and lists them."""
     place: Annotated[ReplayPlace, tyro.conf.arg(name="")] = field(default_factory=ReplayPlace)
 
 

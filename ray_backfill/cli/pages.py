@@ -6,6 +6,8 @@ from importlib.resources import files
 
 # Command -> description, in the order in which users need them.
 COMMANDS = {
+    "import": "Make a folder of embeddings from vectors in files, databases and vector stores.",
+    "doctor": "Examine a folder of embeddings: what it holds, what is wrong, what can run.",
     "simulate": "Compare upgrade methods: quality at every moment of the backfill, exactly.",
     "drill": "Backfill a gallery for real, under query traffic, and measure what users get.",
     "report": "Print the table of a finished run and write its report again.",
@@ -79,6 +81,12 @@ def _recipes() -> Iterable[str]:
     return recipe_names()
 
 
+def _sources() -> Iterable[str]:
+    from ray_backfill.sources import all_kinds
+
+    return (kind.example for kind in all_kinds())
+
+
 # Functions, so that plugins are imported only for pages that list them.
 _NAMES = {
     "methods": _methods,
@@ -87,4 +95,5 @@ _NAMES = {
     "merges": _merges,
     "metrics": _metrics,
     "recipes": _recipes,
+    "sources": _sources,
 }

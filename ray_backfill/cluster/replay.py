@@ -4,7 +4,8 @@ Each actor reads all queries and its own rows of the gallery from the folder, wh
 holds the counts of one block of queries at a time, a shard one tile of its rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,14 +15,15 @@ import numpy as np
 import ray
 
 from ray_backfill.cluster.session import session
-from ray_backfill.comparison.replay import Curves, ReplayPairs, Systems, distinct_systems, replay_methods
+from ray_backfill.comparison.replay import Curves, Serving, Systems, distinct_systems, replay_methods
 from ray_backfill.comparison.resolve import Comparison
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, Method, find_methods
 from ray_backfill.models.checkpoints import load_network
-from ray_backfill.replay import Curve
+from ray_backfill.replay import Curve, FirstItems
 from ray_backfill.replay.block import Block, Thresholds
 from ray_backfill.replay.engine import comparisons_bar, full_float32, measure_prepared
+from ray_backfill.replay.first import first_items, prepare_first
 from ray_backfill.replay.keys import KeyArray
 from ray_backfill.replay.prepare import Prepared, Served, prepare_replay
 from ray_backfill.replay.shard import Found, GalleryShard, make_forms
@@ -56,7 +58,11 @@ def replay_in_shards(comparison: Comparison, number: int, device: str = "cpu") -
     with session():
         check_shards(number, device)
         shards = _RemoteShards(comparison, number, device)
-        return replay_methods(comparison, shards.make_systems)
+        try:
+            shards.read()
+            return replay_methods(comparison, shards.make_systems)
+        finally:
+            shards.cancel()
 
 
 class _RemoteShards:
@@ -75,24 +81,40 @@ class _RemoteShards:
             )
             for first, last in pairwise(self.edges)
         ]  # fmt: skip
-        self._answers([actor.read.remote() for actor in self.actors])
         self.report: Any = None
 
-    def make_systems(self, methods: Sequence[Method]) -> tuple[Systems, Sequence[None], ReplayPairs]:
+    def read(self) -> None:
+        """Read the vectors in every shard."""
+        self._answers([actor.read.remote() for actor in self.actors])
+
+    def make_systems(self, methods: Sequence[Method]) -> Serving:
         """Make the systems of some methods in every shard; those that are returned have no vectors."""
         networks = {method.name: self.comparison.maps.folders.get(method.name) for method in methods}
         found = self._answers([actor.make_systems.remote(networks) for actor in self.actors])
-        return found[0], [None] * len(methods), self.replay
+        return Serving(found[0], [None] * len(methods), self.replay, self.find)
 
     def replay(self, served: Sequence[Served]) -> Sequence[Mapping[str, Curve]]:
         """Replay pairs of the systems that were made last."""
         how, truth = self.comparison.evaluation, self.comparison.truth
         prepared = prepare_replay(truth, served, how.moments, how.metrics)
+        with self._serving(prepared):
+            return measure_prepared(prepared, truth, self, _BLOCKS)
+
+    def find(self, served: Served, queries: IntArray) -> Mapping[str, FirstItems]:
+        """Find the first items of some queries of a pair of the systems that were made last."""
+        truth = self.comparison.truth
+        prepared = prepare_first(served, truth, queries, self.comparison.evaluation.moments)
+        with self._serving(prepared):
+            return first_items(prepared, truth, self, _BLOCKS)
+
+    @contextmanager
+    def _serving(self, prepared: Prepared) -> Iterator[None]:
+        """Tell the actors what is asked next, and show the progress of it."""
         sent = ray.put(prepared)
         self._answers([actor.serve.remote(sent) for actor in self.actors])
         with comparisons_bar(prepared, show=True) as report:
             self.report = lambda queries: report(queries * prepared.passes * self.edges[-1])
-            return measure_prepared(prepared, truth, self, _BLOCKS)
+            yield
 
     def positive_keys(self, block: Block) -> list[KeyArray]:
         return self._ask("positive_keys", block)
@@ -104,6 +126,7 @@ class _RemoteShards:
         return self._done(block, self._ask("nearest", block, k))
 
     def cancel(self) -> None:
+        """End the actors: left to the garbage collector, they hold CPUs that the next replay waits for."""
         for actor in self.actors:
             ray.kill(actor)
 

@@ -45,7 +45,8 @@ def validation_facts(comparison: Comparison) -> dict[str, Any]:
 
 
 def _fitted(comparison: Comparison) -> list[Method]:
-    return [method for method in comparison.methods if method.fit]
+    # A cascade's quality is bounded by how many items it recalls, whatever its map has learned.
+    return [method for method in comparison.methods if method.fit and not method.recalls]
 
 
 def _compared(method: Method, own: Curve, baseline: Curve, metric: str) -> CheckRow:

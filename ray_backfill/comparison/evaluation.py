@@ -1,20 +1,28 @@
 """The settings of a comparison."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
+from typing import Any
+
+import numpy as np
 
 from ray_backfill.distances import check_distance
 from ray_backfill.errors import InputError
-from ray_backfill.merges import check_merge
+from ray_backfill.merges import all_merges, check_merge
 from ray_backfill.methods import CONTROLS, Method, all_methods, find_methods
 from ray_backfill.metrics import parse_metric
 from ray_backfill.orders import find_order
+from ray_backfill.truths import parse_truth
 
 # Default of recipes: the references, methods without training, and the best-known methods of each family.
 METHODS = (
     *("old", "new", "offline", "rm_naive", "procrustes_query", "least_squares_gallery", "fct", "fastfill"),
     *("rqt", "cl_s", "mcl", "rm"),
 )
+
+# Distance -> least and largest cut-off. What float32 cannot hold is no distance.
+_LARGEST = float(np.finfo(np.float32).max)
+_CUTOFFS = {"cosine": (-1.0, 1.0), "l2": (0.0, _LARGEST), "inner_product": (-_LARGEST, _LARGEST)}
 
 # Falls, milestones and flips are judged at this many moments or more, whatever --points says.
 JUDGED = 101
@@ -40,15 +48,31 @@ class Evaluation:
     """Distance between embeddings: cosine, l2 or inner_product."""
     margin: float = 0.005
     """Largest loss of quality that still counts as none, as a share: 0.005 is half a percentage point."""
+    truth: tuple[str, ...] = ()
+    """What is a right answer: labels, positives, known-item COLUMN, qrels FILE, clicks SOURCE, or new-topK: what the
+    finished upgrade finds first. Default: the queries' positives, otherwise labels."""
+    filter: str = ""
+    """Column of queries and gallery, such as the tenant: a query finds only items with its own value. Default: none."""
+    slices: tuple[str, ...] = ()
+    """Columns of the queries by which to split them: text, true/false values or numbers. Default: group, if there is
+    one."""
     order_seed: int = 0
     """Random seed for the random order."""
     permutations: int = 1
     """Number of random permutations: curves of the random order are means over them. A claim about orders needs 10."""
 
+    cutoffs: tuple[float, ...] = ()
+    """Score cut-offs of a service that shows only results with at least this similarity (cosine, inner_product) or with
+    at most this distance (l2) in {old, old}: translated to the systems of each method by the merges."""
+
     @classmethod
     def of_folder(cls) -> "Evaluation":
         """The defaults for a folder of embeddings, which seldom has the old classifier's scores."""
         return cls(methods=("recommended",), orders=("random",))
+
+    def recorded(self) -> dict[str, Any]:
+        """The settings for a manifest. No cut-offs are not recorded: results of earlier versions had none."""
+        return {name: value for name, value in asdict(self).items() if name != "cutoffs" or value}
 
     @property
     def step(self) -> int:
@@ -85,6 +109,7 @@ class Evaluation:
         for order in self.orders:
             find_order(order)
         check_distance(self.distance)
+        parse_truth(self.truth)
         for merge in self.merges:
             check_merge(merge, self.distance)
         if not self.metrics or not self.orders or not self.merges:
@@ -97,3 +122,18 @@ class Evaluation:
             raise InputError(f"--points must be at least 2 and at most {1 << 16}, got {self.points}")
         if not 0 <= self.margin < 1:
             raise InputError(f"--margin must be at least 0 and below 1 (0.005 is half a point), got {self.margin}")
+        self._check_cutoffs()
+
+    def _check_cutoffs(self) -> None:
+        least, most = _CUTOFFS[self.distance]
+        what = "distances" if self.distance == "l2" else "similarities"
+        for cutoff in self.cutoffs:
+            if not least <= cutoff <= most:  # also refuses NaN
+                limits = f"from {least:g} on" if most > 2 else f"from {least:g} to {most:g}"
+                limits = "finite numbers" if least < -1 else limits
+                raise InputError(f"--cutoffs are {what} under the {self.distance} distance, {limits}; got {cutoff:g}")
+        if self.cutoffs and all(all_merges()[merge].why_no_cutoffs for merge in self.merges):
+            raise InputError(
+                f"--cutoffs cannot be translated by the {self.merges[0]} merge, which "
+                f"{all_merges()[self.merges[0]].why_no_cutoffs}; add raw, or quantile if there is a train.parquet"
+            )

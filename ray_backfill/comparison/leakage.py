@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ray_backfill.store import EmbeddingFolder, EmbeddingTable
+from ray_backfill.store import EmbeddingFolder, EmbeddingTable, hash_rows
 from ray_backfill.systems import GroundTruth, IntArray
 
 # Memory for the words of the rows that are processed at a time.
@@ -77,8 +77,8 @@ def _of_copies(count: int, total: int) -> str:
         return ""
     return (
         f"{_some(count, total, 'queries')} equal to a gallery item of another id, in every embedding. A query finds "
-        "its copy first in any system, so the figures are too high if these are the same images. Remove the copies "
-        "from the gallery, or give an image the same id in both files: it is then left out of its own results."
+        "its copy first in any system, so the figures are too high if these are the same items. Remove the copies "
+        "from the gallery, or give an item the same id in both files: it is then left out of its own results."
     )
 
 
@@ -120,18 +120,12 @@ def _with_copies(of_queries: NDArray[np.uint64], of_gallery: NDArray[np.uint64],
 
 
 def _hashes(table: EmbeddingTable, models: list[str]) -> NDArray[np.uint64]:
-    """(N,) a hash of each item's embeddings by these models: a sum of their float32 words with random weights.
-
-    Source: multilinear hashing, Carter and Wegman 1979. Two different rows have the same hash once in 2^33 times at
-    most, and once in 2^64 times if they differ in the last bit of any number.
-    """
+    """(N,) a hash of each item's embeddings by these models."""
     hashes_N = np.zeros(len(table), np.uint64)
     for number, model in enumerate(models):
         vectors = table.vectors[model]
-        weights = np.random.default_rng(number).integers(0, 1 << 64, vectors.shape[1], np.uint64)
         for rows in _pieces(*vectors.shape):
-            same_zeros = vectors[rows].astype(np.float32) + np.float32(0)  # -0.0 becomes 0.0
-            hashes_N[rows] += same_zeros.view(np.uint32).astype(np.uint64) @ weights
+            hashes_N[rows] += hash_rows(vectors[rows], number)
     return hashes_N
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.comparison.sample import sample
 from ray_backfill.merges import RAW, Merge, all_merges, fit_merge
-from ray_backfill.methods import Embeddings, Method
+from ray_backfill.methods import POLICIES, Embeddings, Method
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable
 from ray_backfill.systems import IntArray
 
@@ -42,11 +42,12 @@ class MergeFits:
     label: IntArray | None = None
 
     def of(self, method: Method, maps: FittedMaps) -> dict[str, Merge]:
-        """Merge name -> merge, for the merges that apply to the method; references serve one system at a time.
+        """Merge name -> merge, for the merges that apply to the method; references serve one system at a time, and so
+        do policies.
 
         If the items lack embeddings of one of the method's models, only merges that need no fit.
         """
-        if method.is_reference:
+        if method.is_reference or method.family == POLICIES:
             return {RAW.name: RAW}
         pair, names = None, self.names
         if self.items is not None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.comparison.mapped import class_means, mapped_confidence, mapped_cosine, mapped_gallery, new_classifier
 from ray_backfill.comparison.maps import FittedMaps
+from ray_backfill.comparison.traffic import first_retrieved
 from ray_backfill.distances import ProductForm
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, Method
@@ -149,6 +150,8 @@ def resolve_orders(
     found = tuple(find_order(name) for name in names)
     needed = dict.fromkeys(column for order in found for column in order.needs)
     there = {name: values for name in needed if (values := _column(folder, name)) is not None}
+    if "first_retrieved" in needed and (places := first_retrieved(folder, distance, seed)) is not None:
+        there["first_retrieved"] = places
     columns = GalleryColumns(folder.gallery.old, there)
     of_gallery = {order.name: make_order(order.name, columns, seed) for order in found if not order.of_method}
     orders = BackfillOrders(folder, found, seed, distance, tuple(methods), classification, columns, of_gallery)

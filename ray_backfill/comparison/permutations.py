@@ -7,6 +7,7 @@ queries are those of the mean curve.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from ray_backfill.orders import make_order
 from ray_backfill.replay import Curve
 from ray_backfill.systems import IntArray
 
+FoundT = TypeVar("FoundT")
 # Between the name of an order and the number of its permutation.
 _MARK = " permutation "
 
@@ -35,9 +37,9 @@ def further_permutations(orders: BackfillOrders, number: int) -> dict[str, IntAr
     }
 
 
-def by_order(curves: Mapping[str, Curve]) -> dict[str, list[Curve]]:
-    """Order -> its curve, or the curves of all its permutations."""
-    found: dict[str, list[Curve]] = {}
+def by_order(curves: Mapping[str, FoundT]) -> dict[str, list[FoundT]]:
+    """Order -> its curve (or what else each order has), or those of all its permutations."""
+    found: dict[str, list[FoundT]] = {}
     for name, curve in curves.items():
         found.setdefault(name.partition(_MARK)[0], []).append(curve)
     return found
@@ -55,4 +57,10 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
         metric: np.mean([curve.per_query[metric] for curve in curves], axis=0) for metric in curves[0].per_query
     }
     top1: NDArray[np.float64] = np.mean([curve.top1_correct for curve in curves], axis=0)
-    return replace(curves[0], per_query=per_query, top1_correct=top1)
+    embedded = [curve.embedded for curve in curves if curve.embedded is not None]
+    return replace(
+        curves[0],
+        per_query=per_query,
+        top1_correct=top1,
+        embedded=np.mean(embedded, axis=0) if embedded else None,
+    )

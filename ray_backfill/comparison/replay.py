@@ -5,16 +5,19 @@ system of a group is searched once for all its methods, orders and merges.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from ray_backfill.comparison.flips import FindFirst, find_flips
 from ray_backfill.comparison.permutations import by_order, further_permutations
 from ray_backfill.comparison.replayed import Replayed, judge
 from ray_backfill.comparison.resolve import Comparison, System
+from ray_backfill.merges import RAW
 from ray_backfill.methods import Method
 from ray_backfill.metrics import parse_metric
 from ray_backfill.progress import stage, step
-from ray_backfill.replay import Curve, Served, replay_pairs
-from ray_backfill.systems import RetrievalSystem, Switch, UpgradePair
+from ray_backfill.replay import Curve, FirstItems, Served, find_first, replay_pairs
+from ray_backfill.systems import IntArray, RetrievalSystem, Switch, UpgradePair
 
 # Key of a curve: (method, order, merge).
 Key = tuple[str, str, str]
@@ -57,42 +60,64 @@ def distinct_systems(methods: Sequence[Method], pairs: Sequence[UpgradePair]) ->
 ReplayPairs = Callable[[Sequence[Served]], Sequence[Mapping[str, Curve]]]
 
 
-def replay_methods(
-    comparison: Comparison,
-    serve: Callable[[Sequence[Method]], tuple[Systems, Sequence[UpgradePair | None], ReplayPairs]],
-) -> Curves:
+class Serving(NamedTuple):
+    """The systems of some methods. pairs: of each method, None if they are elsewhere. replay, find: search them."""
+
+    systems: Systems
+    pairs: Sequence[UpgradePair | None]
+    replay: ReplayPairs
+    find: FindFirst
+
+
+def replay_methods(comparison: Comparison, serve: Callable[[Sequence[Method]], Serving]) -> Curves:
     """The curve of each method, order and merge; of random orders, the mean over permutations.
 
     serve: makes the systems of some methods.
     """
     curves: dict[Key, Replayed] = {}
     further = further_permutations(comparison.orders, comparison.evaluation.permutations)
+    references = [method.name for method in comparison.methods if method.is_reference]
     with stage("replay", len(comparison.methods), "methods") as bar:
         for methods in _groups(comparison):
             with step(", ".join(method.title for method in methods)):
-                systems, pairs, replay = serve(methods)
+                serving = serve(methods)
+                systems = serving.systems
                 served, keys = [], []
                 for index, method in enumerate(methods):
-                    orders = comparison.orders_of(method, pairs[index])
+                    orders = comparison.orders_of(method, serving.pairs[index])
                     if not method.is_reference:  # to references all orders are the same
                         orders |= further
                     for name, merge in comparison.merges_of(method).items():
-                        served.append(Served(*systems.at[index], orders, systems.switches[index], merge))
+                        switch = systems.switches[index]
+                        served.append(Served(*systems.at[index], orders, switch, merge, method.recalls))
                         keys.append((method.name, name))
                 for together in _apart(served, comparison.evaluation.metrics):
-                    found = replay([served[i] for i in together])
+                    found = serving.replay([served[i] for i in together])
                     for i, of_orders in zip(together, found, strict=True):
                         for order, found_P in by_order(of_orders).items():
                             curves[keys[i][0], order, keys[i][1]] = judge(found_P, comparison.evaluation.step)
+                for pair, (of_method, of_merge) in zip(served, keys, strict=True):
+                    if of_merge == RAW.name and of_method not in references and not pair.recalls:
+                        curves |= _with_flips(of_method, pair, curves, serving.find)
             bar.advance(len(methods))
     return {key: curves[key] for key in _in_order(comparison, curves)}
+
+
+def _with_flips(method: str, served: Served, curves: Curves, find: FindFirst) -> dict[Key, Replayed]:
+    """The curves of a method without a merge, with what stands first where their first results change."""
+    # Of the permutations of a random order, only the first one has its name.
+    own = {order: curves[method, order, RAW.name] for order in served.orders if (method, order, RAW.name) in curves}
+    of_orders = {order: each.first_top1 for order, each in own.items()}
+    first = replace(served, orders={order: served.orders[order] for order in own})
+    found = find_flips(of_orders, next(iter(own.values())).curve.scored, first, find)
+    return {(method, order, RAW.name): replace(own[order], flips=flips) for order, flips in found.items()}
 
 
 def replay_here(comparison: Comparison, device: str = "cpu") -> Curves:
     """``replay_methods`` in this process. device: see ``replay``."""
     how = comparison.evaluation
 
-    def serve(methods: Sequence[Method]) -> tuple[Systems, Sequence[UpgradePair], ReplayPairs]:
+    def serve(methods: Sequence[Method]) -> Serving:
         pairs = [comparison.pair(method) for method in methods]
         found = distinct_systems(methods, pairs)
 
@@ -102,7 +127,13 @@ def replay_here(comparison: Comparison, device: str = "cpu") -> Curves:
                 device=device,
             )  # fmt: skip
 
-        return found, pairs, replay
+        def find(served: Served, queries: IntArray) -> Mapping[str, FirstItems]:
+            return find_first(
+                found.systems, served, comparison.truth, queries, how.moments, how.distance, progress=True,
+                device=device,
+            )  # fmt: skip
+
+        return Serving(found, pairs, replay, find)
 
     return replay_methods(comparison, serve)
 
@@ -128,12 +159,12 @@ def _groups(comparison: Comparison) -> Iterator[list[Method]]:
 
 
 def _apart(served: Sequence[Served], metrics: Sequence[str]) -> list[list[int]]:
-    """Groups of pairs to replay together: a fusion by rank needs whole rankings, which others may not need."""
-    if any(parse_metric(name).k is None for name in metrics):
-        return [list(range(len(served)))]
-    by_rank = [i for i, each in enumerate(served) if each.merge.by_rank]
-    others = [i for i, each in enumerate(served) if not each.merge.by_rank]
-    return [group for group in (others, by_rank) if group]
+    """Groups of pairs to replay together: what a fusion by rank or a cascade needs, others may not need."""
+    needs_all = any(parse_metric(name).k is None for name in metrics)
+    cascades = [i for i, each in enumerate(served) if each.recalls]
+    by_rank = [i for i, each in enumerate(served) if each.merge.by_rank and not needs_all]
+    others = [i for i in range(len(served)) if i not in cascades and i not in by_rank]
+    return [group for group in (others, by_rank, cascades) if group]
 
 
 def _in_order(comparison: Comparison, curves: Mapping[Key, Replayed]) -> list[Key]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill import statistics as stats
+from ray_backfill.comparison.flips import Flips
 from ray_backfill.comparison.permutations import mean_curve
 from ray_backfill.replay import Curve
 
@@ -32,7 +33,8 @@ class Replayed:
 
     curve: at the reported points. draws: metric -> (DRAWS, T) means of M_t at these. t: (J,) moments. values: metric ->
     (J,) M_t. falls: metric -> largest fall. top1_correct: (Q, J). permutation_aucs: metric -> (P,) AUC of each
-    permutation; {} if there is one.
+    permutation; {} if there is one. first_top1: (Q, J) whether the first result is right in the first permutation.
+    flips: its changes, with the first items; None for references and with a merge.
     """
 
     curve: Curve
@@ -42,6 +44,8 @@ class Replayed:
     falls: Mapping[str, FallFound]
     top1_correct: stats.RightQT
     permutation_aucs: Mapping[str, NDArray[np.float64]]
+    first_top1: NDArray[np.bool_]
+    flips: Flips | None = None
 
     def negative_flips_max(self, before_Q: stats.RightQT | None = None) -> float:
         """Return the largest share of queries with a right first result before and a wrong one at some moment.
@@ -73,4 +77,5 @@ def judge(curves: Sequence[Curve], step: int) -> Replayed:
         draws[metric] = means[:, ::step].copy()
     reported = [each.thinned(step) for each in curves] if len(curves) > 1 else []
     aucs = {metric: np.array([each.auc(metric) for each in reported]) for metric in curve.per_query if reported}
-    return Replayed(curve.thinned(step), draws, curve.t, values, falls, curve.top1_correct, aucs)
+    first_top1 = curves[0].top1_correct.astype(np.bool_, copy=False)
+    return Replayed(curve.thinned(step), draws, curve.t, values, falls, curve.top1_correct, aucs, first_top1)

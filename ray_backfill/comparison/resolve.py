@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.leakage import leakage_notes
@@ -12,7 +12,8 @@ from ray_backfill.comparison.left_out import few_items_note, find_left_out
 from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.comparison.merges import MergeFits, fitted_on_train_note, resolve_merges
 from ray_backfill.comparison.orders import BackfillOrders, embeddings_of, resolve_orders
-from ray_backfill.comparison.truth import check_vectors, ground_truth
+from ray_backfill.comparison.slices import Slice, resolve_slices
+from ray_backfill.comparison.truth import check_vectors, find_truth
 from ray_backfill.errors import InputError
 from ray_backfill.merges import Merge, all_merges
 from ray_backfill.methods import Embeddings, Method
@@ -35,7 +36,8 @@ class Comparison:
     """Everything that a replay, a drill or a report needs, validated.
 
     methods: methods that take part, old and new first. notes: sentences for the report about what is wrong with the
-    data. maps: fitted maps; empty before the fits.
+    data. slices: groups of queries. truth_facts: what ``--truth`` was, for the manifest. maps: fitted maps; empty
+    before the fits.
     """
 
     folder: EmbeddingFolder
@@ -46,6 +48,8 @@ class Comparison:
     merges: MergeFits
     left_out: tuple[LeftOut, ...] = ()
     notes: tuple[str, ...] = ()
+    slices: tuple[Slice, ...] = ()
+    truth_facts: Mapping[str, Any] = field(default_factory=dict)
     maps: FittedMaps = field(default_factory=FittedMaps)
 
     def fitted(self, folders: Mapping[str, Path]) -> "Comparison":
@@ -115,7 +119,8 @@ def resolve(
     evaluation.check()
     wanted = evaluation.find_methods()
     check_vectors(folder, evaluation.distance)
-    truth = ground_truth(folder, refuse_unknown_ids=not from_images)
+    found = find_truth(folder, evaluation.truth, evaluation.distance, not from_images, evaluation.filter)
+    truth = found.ground
     if from_images:
         check_distances_agree(wanted, evaluation.distance, fits)
     left_out = find_left_out(folder, wanted, evaluation.merges, fits, evaluation.distance, to_come or ())
@@ -127,7 +132,6 @@ def resolve(
     if not merges:
         raise InputError("none of the --merges can be fitted on this folder; add raw, or give it a train.parquet")
     distance, seed = evaluation.distance, evaluation.order_seed
-    is_fitted = any(method.fit for method in methods) or any(all_merges()[merge].needs_train for merge in merges)
     return Comparison(
         folder,
         evaluation,
@@ -136,11 +140,21 @@ def resolve(
         resolve_orders(folder, evaluation.orders, seed, distance, methods, fits.transforms.loss),
         resolve_merges(folder, merges, distance, seed),
         left_out,
-        (
-            *leakage_notes(folder, truth, is_fitted),
-            *few_items_note(folder, methods),
-            *fitted_on_train_note(folder, methods, merges),
-        ),
+        (*found.notes, *_notes(folder, truth, methods, merges)),
+        resolve_slices(folder, evaluation.slices, truth),
+        found.facts,
+    )
+
+
+def _notes(
+    folder: EmbeddingFolder, truth: GroundTruth, methods: Sequence[Method], merges: Sequence[str]
+) -> tuple[str, ...]:
+    """Sentences about what is wrong with the data, besides those about the right answers."""
+    is_fitted = any(method.fit for method in methods) or any(all_merges()[merge].needs_train for merge in merges)
+    return (
+        *leakage_notes(folder, truth, is_fitted),
+        *few_items_note(folder, methods),
+        *fitted_on_train_note(folder, methods, merges),
     )
 
 

@@ -21,14 +21,15 @@ def of_reference(name: str, order: str) -> Key:
 
 def summary_row(
     title: str, key: Key, metric: str, curves: Curves,
-    areas: Mapping[tuple[str, str, str, str], NDArray[np.float64]], margin: float,
+    areas: Mapping[tuple[str, str, str, str], NDArray[np.float64]], margin: float, has_gain: bool = True,
 ) -> SummaryRow:  # fmt: skip
-    """Summarise one curve. areas: (DRAWS,) areas by key and metric. margin: loss that counts as none."""
+    """Summarise one curve. areas: (DRAWS,) areas by key and metric. margin: loss that counts as none. has_gain: whether
+    the right answers can tell that the new model is better."""
     old_key, new_key = of_reference(OLD, key[1]), of_reference(NEW, key[1])
     found, old, new = curves[key], curves[old_key], curves[new_key]
     auc_low, auc_high = stats.interval(areas[*key, metric])
     olds, news = areas[*old_key, metric], areas[*new_key, metric]
-    is_upgrade = stats.is_upgrade(olds, news)
+    is_upgrade = has_gain and stats.is_upgrade(olds, news)
     draws = stats.gain_draws(areas[*key, metric], olds, news) if is_upgrade else np.array([NAN])
     gain_low, gain_high = stats.interval(draws)
     values, old_value, new_value = found.values[metric], old.values[metric][0], new.values[metric][-1]

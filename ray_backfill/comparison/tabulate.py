@@ -10,17 +10,18 @@ from numpy.typing import NDArray
 from ray_backfill import statistics as stats
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.replay import Curves, Key
+from ray_backfill.comparison.slice_tables import slice_tables
+from ray_backfill.comparison.slices import Slice
 from ray_backfill.comparison.summary import of_reference, summary_row
 from ray_backfill.merges import RAW
 from ray_backfill.methods import Method
 from ray_backfill.progress import stage
 from ray_backfill.replay import Curve
-from ray_backfill.systems import IntArray
 from ray_backfill.tables.queries import AUC, END, START, QueryValues
 from ray_backfill.tables.results import (
-    GAP,
     NEGATIVE_FLIPS,
     NEGATIVE_FLIPS_VS_OLD,
+    NEW_EMBEDDINGS,
     OLD,
     POSITIVE_FLIPS,
     POSITIVE_FLIPS_VS_OLD,
@@ -28,17 +29,17 @@ from ray_backfill.tables.results import (
     DifferenceRow,
     MomentPoint,
     PermutationRow,
-    SubgroupPoint,
     SummaryRow,
 )
 from ray_backfill.tables.schema import block, frame
+from ray_backfill.truths import parse_truth
 
 
 @dataclass(frozen=True)
 class Tables:
     """Tables, named as in ``tables.results``.
 
-    subgroups: None if queries have no group. permutations: None if no curve is a mean over several.
+    subgroups, slices: None if queries have no groups. permutations: None if no curve is a mean over several.
     """
 
     curves: pd.DataFrame
@@ -47,6 +48,7 @@ class Tables:
     moments: pd.DataFrame
     query_values: pd.DataFrame
     subgroups: pd.DataFrame | None
+    slices: pd.DataFrame | None
     permutations: pd.DataFrame | None
 
 
@@ -55,10 +57,8 @@ class Tables:
 Areas = Mapping[tuple[str, str, str, str], NDArray[np.float64]]
 
 
-def tabulate(
-    methods: Sequence[Method], curves: Curves, evaluation: Evaluation, group_of_query: NDArray[np.generic] | None = None
-) -> Tables:
-    """Make all tables. The methods must include old and new. group_of_query: (all queries,), if they have groups."""
+def tabulate(methods: Sequence[Method], curves: Curves, evaluation: Evaluation, slices: Sequence[Slice] = ()) -> Tables:
+    """Make all tables. The methods must include old and new. slices: groups of queries."""
     metrics = evaluation.metrics
     areas = {
         (*key, metric): stats.auc_draws(found.curve.t, found.draws[metric], found.curve.is_step)
@@ -66,13 +66,14 @@ def tabulate(
         for metric in metrics
     }
     by_name = {method.name: method for method in methods}
+    has_gain = not parse_truth(evaluation.truth)[0].is_retention
     with stage("intervals", len(curves), "curves") as shown:
         points: list[pd.DataFrame] = []
         for key in curves:
             points += _points(curves, key, metrics)
             shown.advance()
         summary = [
-            summary_row(by_name[key[0]].title, key, metric, curves, areas, evaluation.margin)
+            summary_row(by_name[key[0]].title, key, metric, curves, areas, evaluation.margin, has_gain)
             for key in curves
             for metric in metrics
         ]
@@ -82,7 +83,7 @@ def tabulate(
             frame(DifferenceRow, list(_differences(curves, metrics, areas, by_name))),
             _moments(curves, metrics),
             pd.concat(_query_values(curves, metrics[0], by_name), ignore_index=True),
-            None if group_of_query is None else _subgroups(curves, metrics, group_of_query),
+            *slice_tables(curves, metrics, slices, evaluation.margin),
             _permutations(curves),
         )
     stats.resamples.cache_clear()  # 2 bytes for each draw and query
@@ -90,7 +91,7 @@ def tabulate(
 
 
 def _points(curves: Curves, key: Key, metrics: Sequence[str]) -> Iterator[pd.DataFrame]:
-    """Points of the quality metrics, then of flips."""
+    """Points of the quality metrics, then of flips and of what a cascade embeds."""
     found = curves[key]
     curve, old = found.curve, curves[of_reference(OLD, key[1])].curve
     for metric in metrics:
@@ -98,6 +99,9 @@ def _points(curves: Curves, key: Key, metrics: Sequence[str]) -> Iterator[pd.Dat
     for metric, flipped_QT in _flips(curve, old).items():
         interval = stats.interval(stats.bootstrap_means(flipped_QT, curve.weights))
         yield block(CurvePoint, *key, metric, curve.t, stats.mean(flipped_QT, curve.weights), *interval)
+    if curve.embedded is not None:
+        interval = stats.interval(stats.bootstrap_means(curve.embedded, curve.weights))
+        yield block(CurvePoint, *key, NEW_EMBEDDINGS, curve.t, stats.mean(curve.embedded, curve.weights), *interval)
 
 
 def _flips(curve: Curve, old: Curve) -> dict[str, NDArray[np.float64]]:
@@ -160,20 +164,3 @@ def _differences(
                 low, high = stats.interval(areas[*own, metric] - areas[*other, metric])
                 difference = curves[own].curve.auc(metric) - curves[other].curve.auc(metric)
                 yield DifferenceRow(*own, *other, metric, difference, float(low), float(high))
-
-
-def _subgroups(curves: Curves, metrics: Sequence[str], group_of_query: NDArray[np.generic]) -> pd.DataFrame:
-    """Each curve for each group that has scored queries, and the gap between the best and the worst group."""
-    scored: IntArray = next(iter(curves.values())).curve.scored
-    blocks = []
-    for key, found in curves.items():
-        curve = found.curve
-        own = {str(g): curve.of_queries(group_of_query == g) for g in np.unique(group_of_query[scored])}
-        for metric in metrics:
-            for group, part in own.items():
-                points = (curve.t, part.values(metric), *part.interval(metric))
-                blocks.append(block(SubgroupPoint, *key, metric, group, len(part.scored), *points))
-            values = np.array([part.values(metric) for part in own.values()])
-            gap = values.max(axis=0) - values.min(axis=0)
-            blocks.append(block(SubgroupPoint, *key, metric, GAP, len(scored), curve.t, gap, np.nan, np.nan))
-    return pd.concat(blocks, ignore_index=True)

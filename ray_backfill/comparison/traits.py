@@ -33,5 +33,6 @@ def _of_method(method: Method) -> MethodTraits:
         needs_labels=method.fit is not None and method.fit.needs_labels,
         further_models=tuple(model for model in method.models if model not in ("old", "new")),
         stays=method.forward != "new" and not method.is_reference,
+        recalls=method.recalls,
         glossary=method.glossary,
     )

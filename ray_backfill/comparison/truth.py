@@ -1,16 +1,15 @@
 """The ground truth of a folder of embeddings, and the checks that a folder must pass."""
 
 from collections.abc import Sequence
-from typing import Any
+from hashlib import blake2b
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 
 from ray_backfill.comparison.leakage import own_items
 from ray_backfill.errors import InputError
-from ray_backfill.store import EmbeddingFolder, EmbeddingTable, kind_of
-from ray_backfill.systems import GroundTruth, IntArray
+from ray_backfill.store import EmbeddingFolder, kind_of, read_texts
+from ray_backfill.systems import Filter, GroundTruth
+from ray_backfill.truths import Truth, TruthRequest, parse_truth
 
 
 def check_vectors(folder: EmbeddingFolder, distance: str) -> None:
@@ -25,22 +24,55 @@ def check_vectors(folder: EmbeddingFolder, distance: str) -> None:
                 )
 
 
-def ground_truth(folder: EmbeddingFolder, refuse_unknown_ids: bool = True) -> GroundTruth:
-    """The positives of each query: given by the queries if they have any, otherwise by labels (and cameras if known).
-
-    Grades and weights are those of the queries' columns.
-
-    The label -1 means that the class is unknown: such items are positives of no query, not even of each other. A query
-    without positives (an unknown class, one that the gallery lacks, or an empty list) is skipped and counted. A query
-    that is a gallery item ignores that item.
-    refuse_unknown_ids: if False, positives that the gallery lacks (broken images) are ignored; a recipe's manifest
-    counts what was left out.
+def read_filter(folder: EmbeddingFolder, column: str) -> Filter:
+    """Which gallery items a query can find: those with its own value in this column.
 
     Raises:
-        InputError: There are neither labels nor positives, they have different types, an id is unknown, or no query has
-            a positive.
+        InputError: The gallery or the queries lack the column, or no query has the value of an item.
     """
-    truth = _truth(folder, refuse_unknown_ids).with_weights((folder.queries or folder.gallery).weight)
+    of_gallery = read_texts(folder.gallery.path, column)
+    of_queries = of_gallery if folder.queries is None else read_texts(folder.queries.path, column)
+    if of_gallery.dtype.kind != of_queries.dtype.kind:
+        raise InputError(
+            f"--filter {column}: the column holds {kind_of(of_gallery)} in the gallery but {kind_of(of_queries)} in "
+            "the queries; use one type"
+        )
+    values = np.unique(np.concatenate([of_gallery, of_queries]))
+    found = Filter(np.searchsorted(values, of_queries), np.searchsorted(values, of_gallery))
+    if not found.parts():
+        raise InputError(
+            f"--filter {column}: no query of {folder.path} has the value of a gallery item, so none can find anything"
+        )
+    return found
+
+
+def find_truth(
+    folder: EmbeddingFolder,
+    words: Sequence[str] = (),
+    distance: str = "cosine",
+    refuse_unknown_ids: bool = True,
+    filter_column: str = "",
+) -> Truth:
+    """The right answers of each query. Weights are those of the queries' column, if the truth has none of its own.
+
+    A query without right answers (an unknown class, one that the gallery lacks, or an empty list) is skipped and
+    counted. A query that is a gallery item ignores that item.
+    words: of ``--truth``; none: positives if the queries have any, otherwise labels (and cameras if known).
+    refuse_unknown_ids: if False, positives that the gallery lacks (broken images) are ignored; a recipe's manifest
+    counts what was left out. filter_column: of queries and gallery; a query finds only items with its own value.
+
+    Raises:
+        InputError: The truth cannot be made of this folder, or no query has a right answer.
+    """
+    kind, k, argument = parse_truth(words)
+    parts = read_filter(folder, filter_column) if filter_column else None
+    found = kind.make(folder, TruthRequest(k, argument, distance, refuse_unknown_ids, parts))
+    truth, notes = found.ground, found.notes
+    if parts is not None:
+        truth = truth.with_filter(parts)
+        notes = (*notes, *_filter_notes(found.ground, truth, filter_column))
+    if truth.weights is None:
+        truth = truth.with_weights((folder.queries or folder.gallery).weight)
     queries, items = own_items(folder)
     if len(queries):
         truth = truth.without(queries, items)
@@ -50,78 +82,31 @@ def ground_truth(folder: EmbeddingFolder, refuse_unknown_ids: bool = True) -> Gr
             f"no query of {folder.path} has a right answer in the gallery{other}: there is nothing to measure; compare "
             "the labels (or positives) of both files"
         )
-    return truth
+    facts = {"truth": {"name": " ".join(words), "is_retention": kind.is_retention} | dict(found.facts)} if words else {}
+    return Truth(truth, facts | ({"filter": filter_column} if filter_column else {}), notes)
 
 
-def _truth(folder: EmbeddingFolder, refuse_unknown_ids: bool) -> GroundTruth:
-    gallery, queries = folder.gallery, folder.queries or folder.gallery
-    if queries.positives is not None:
-        return _truth_from_ids(gallery, queries, folder.queries is None, refuse_unknown_ids)
-    if queries.grades is not None:
-        raise InputError(f"{queries.path} has a column 'grades' without a column 'positives'; add that, or rename it")
-    if (gallery.camera is None) != (queries.camera is None):
-        raise InputError(f"column 'camera' is in only one of {gallery.path} and {queries.path}; give both, or neither")
-    for table in (gallery, queries):
-        if table.label is None:
-            raise InputError(f"{table.path} has no column 'label'; add it, or give the queries a column 'positives'")
-    assert gallery.label is not None
-    assert queries.label is not None
-    if gallery.label.dtype.kind != queries.label.dtype.kind:
-        raise InputError(
-            f"labels are {kind_of(gallery.label)} in {gallery.path} but {kind_of(queries.label)} in {queries.path}; "
-            "use one type"
-        )
-    names = np.unique(np.concatenate([gallery.label, queries.label]))
-    gallery_N = query_Q = _numbers(gallery.label, names, len(names))
-    if folder.queries is not None:
-        query_Q = _numbers(queries.label, names, len(names) + len(gallery))
-    return GroundTruth.from_labels(
-        query_Q,
-        gallery_N,
-        exclude_self=folder.queries is None,
-        query_cameras=queries.camera,
-        gallery_cameras=gallery.camera,
+def mark_of_filter(folder: EmbeddingFolder, column: str) -> str:
+    """Changes with the values of this column; "" without one."""
+    if not column:
+        return ""
+    digest = blake2b(digest_size=12)
+    for table in (folder.gallery, folder.queries or folder.gallery):
+        digest.update(repr(read_texts(table.path, column).tolist()).encode())
+    return digest.hexdigest()
+
+
+def _filter_notes(every: GroundTruth, own: GroundTruth, column: str) -> tuple[str, ...]:
+    """A sentence about right answers that no filtered query can find."""
+    lost = len(every.positives) - len(own.positives)
+    if not lost:
+        return ()
+    return (
+        f"{lost:,} of {len(every.positives):,} right answers have another {column} than their query. No query can find "
+        "them, so they were left out.",
     )
 
 
-def _numbers(labels_N: NDArray[Any], names: NDArray[Any], first_free: int) -> IntArray:
-    """The number of each label among ``names``; each item with the label -1 gets its own number."""
-    nobody_N = labels_N == -1 if labels_N.dtype.kind == "i" else np.zeros(len(labels_N), bool)
-    own_N = first_free + np.arange(len(labels_N))
-    return np.where(nobody_N, own_N, np.searchsorted(names, labels_N)).astype(np.int64)
-
-
-def _truth_from_ids(
-    gallery: EmbeddingTable, queries: EmbeddingTable, exclude_self: bool, refuse_unknown: bool
-) -> GroundTruth:
-    index = pd.Index(gallery.id)
-
-    def positions(column: str, rows: Sequence[NDArray[Any]] | None) -> list[IntArray]:
-        found = []
-        for query, ids in enumerate(rows or [np.empty(0)] * len(queries)):
-            if len(ids) and ids.dtype.kind != gallery.id.dtype.kind:
-                raise InputError(
-                    f"{queries.path}, column {column!r} holds {kind_of(ids)}, but the ids of {gallery.path} are "
-                    f"{kind_of(gallery.id)}; use one type"
-                )
-            at = index.get_indexer(pd.Index(ids)) if len(ids) else np.empty(0, np.int64)
-            if refuse_unknown and (at < 0).any():
-                missing = ids[np.argmax(at < 0)]
-                raise InputError(f"{queries.path}, column {column!r}, row {query}: the gallery has no id {missing!s}")
-            found.append(at.astype(np.int64))
-        return found
-
-    positives, ignored = positions("positives", queries.positives), positions("ignored", queries.ignored)
-    grades = queries.grades
-    if grades is not None:
-        unequal = [len(own) != len(given) for own, given in zip(grades, positives, strict=True)]
-        if any(unequal):
-            raise InputError(
-                f"{queries.path}, column 'grades', row {unequal.index(True)}: as many numbers as the row has positives "
-                "are needed"
-            )
-        grades = [own[at >= 0] for own, at in zip(grades, positives, strict=True)]
-    positives, ignored = ([at[at >= 0] for at in rows] for rows in (positives, ignored))
-    if exclude_self:
-        ignored = [np.append(row, query) for query, row in enumerate(ignored)]
-    return GroundTruth.from_positives(positives, ignored, n_gallery=len(gallery), grades=grades)
+def ground_truth(folder: EmbeddingFolder, refuse_unknown_ids: bool = True) -> GroundTruth:
+    """The right answers that the folder itself holds; see ``find_truth``."""
+    return find_truth(folder, refuse_unknown_ids=refuse_unknown_ids).ground

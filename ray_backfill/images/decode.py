@@ -30,7 +30,7 @@ def decode(
         # Draft mode (JPEG only) decodes at 1/2, 1/4 or 1/8 of the size, but at least at 1.5 times the target size.
         file.draft("RGB" if channels == 3 else "L", (3 * size // 2, 3 * size // 2))
         file.load()
-        image = _plain(file, "RGB" if channels == 3 else "L")
+        image = plain_image(file, "RGB" if channels == 3 else "L")
         # Rotating after resizing is cheaper and gives the same result.
         image = image.resize((size, size), resample, reducing_gap=3.0)
         turn = _UPRIGHT.get(_orientation(file))
@@ -39,7 +39,7 @@ def decode(
     return np.asarray(image, np.uint8).reshape(size, size, channels)
 
 
-def _plain(image: Image.Image, mode: str) -> Image.Image:
+def plain_image(image: Image.Image, mode: str) -> Image.Image:
     """Convert to ``mode``; Pillow alone would turn transparent pixels black, and 16-bit grey above 255 white."""
     if image.mode.startswith("I"):
         image = Image.fromarray((np.clip(np.asarray(image, np.int64), 0, 0xFFFF) >> 8).astype(np.uint8))

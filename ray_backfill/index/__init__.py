@@ -4,13 +4,19 @@ A partition is immutable. An update returns a new one that shares memory with it
 search while one thread updates and then swaps its reference.
 """
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from ray_backfill.distances import check_distance
 from ray_backfill.errors import InputError
 from ray_backfill.index.exact import ExactPartition
 from ray_backfill.index.partition import Found, IndexSettings, Partition
 from ray_backfill.systems import FloatArray
 
-__all__ = ["Found", "IndexSettings", "Partition", "check_index", "make_partition"]
+if TYPE_CHECKING:
+    from ray_backfill.index.stored import StoredVectors
+
+__all__ = ["Found", "IndexSettings", "Partition", "check_index", "make_partition", "stored_vectors"]
 
 
 def check_index(settings: IndexSettings, dim: int, distance: str) -> None:
@@ -43,3 +49,10 @@ def make_partition(settings: IndexSettings, distance: str, dim: int, train: Floa
     from ray_backfill.index.faiss_index import make_faiss_partition
 
     return make_faiss_partition(settings, distance, dim, train)
+
+
+def stored_vectors(path: Path) -> "StoredVectors":
+    """Read the vectors of a faiss index file; see ``stored.read_stored_vectors``."""
+    from ray_backfill.index.stored import read_stored_vectors
+
+    return read_stored_vectors(path)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
 from ray_backfill.merges import Merge
-from ray_backfill.methods import Embeddings, Method, all_backbones
+from ray_backfill.methods import POLICIES, Embeddings, Method, all_backbones
 from ray_backfill.systems import FloatArray, UpgradePair
 
 Side = Literal["backward", "forward"]
@@ -38,6 +38,8 @@ def check_live(method: Method, merge: Merge) -> None:
     """Raises InputError if the method or the merge cannot serve a live drill."""
     if method.is_reference:
         raise InputError(f"live.method {method.name!r} backfills nothing; choose an upgrade method, such as rm")
+    if method.family == POLICIES:
+        raise InputError(f"live.method {method.name!r} is replayed only; choose an upgrade method, such as rm")
     if merge.by_rank:
         raise InputError(
             f"merge {merge.name!r} needs ranks over the whole gallery, which no shard has; choose another, such as raw"

@@ -47,6 +47,13 @@ class MergeKind:
         """Return whether the merge supports this distance."""
         return not self.distances or distance in self.distances
 
+    @property
+    def why_no_cutoffs(self) -> str:
+        """Why a score cut-off of one system has no counterpart in another one by this merge; "" if it has one."""
+        if self.is_by_rank:
+            return "compares ranks, which have no cut-off"
+        return "" if self.is_monotone else "has no cut-off: it changes each similarity by the neighbours of its vectors"
+
 
 def _csls(train: UpgradePair | None, label: IntArray | None, distance: str, seed: int) -> Merge:
     assert train is not None

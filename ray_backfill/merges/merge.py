@@ -82,5 +82,21 @@ class Merge:
         own, other = (self.forward, self.backward) if from_forward else (self.backward, self.forward)
         return other.first_not_before(distances, own(distances))
 
+    def carry_cutoffs(self, distances: NDArray[np.float32]) -> NDArray[np.float32]:
+        """For each backward distance, return the largest forward distance that does not rank after it.
+
+        Where the scores of both are equal, raw distances decide, as in the merged ranking. A distance that no float32
+        number of the forward system reaches becomes minus or plus the largest one.
+
+        Raises:
+            InputError: The merge compares ranks or scaled similarities, which have no cut-off.
+        """
+        if self.by_rank or self.references is not None:
+            raise InputError(f"the {self.name} merge has no cut-offs that could be carried; use another merge")
+        found, ties = self.across(distances, from_forward=False)
+        before = np.nextafter(found, np.float32(-np.inf))
+        farthest = np.finfo(np.float32).max
+        return np.clip(np.where(ties, found, before), -farthest, farthest)
+
 
 RAW = Merge("raw")

@@ -7,6 +7,7 @@ tuple of ``BackboneKind``: networks that are trained in addition to the old and 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 # Families of methods, in the order in which pages show them.
 CONTROLS = "Controls"
-FAMILIES = ("References", "A new backbone", "Maps old to new", "Rank merge", "Adapters", CONTROLS)
+POLICIES = "Policies"
+# The number of candidates in the names of cascades; any other is understood, too.
+RECALLS = 100
+FAMILIES = ("References", POLICIES, "A new backbone", "Maps old to new", "Rank merge", "Adapters", CONTROLS)
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class Method:
     backward, forward: the model x whose plain system {x, x} is this system of the pair; "" for any other system.
     aligned: the backward gallery approximates the forward one by a map.
     is_reference: serves one system at a time, so merges do not apply.
+    recalls: number K of candidates that the backward system recalls and the forward system re-ranks, until t = 1; 0 if
+        it is no cascade. Names that end in @100 stand for any other K, too.
     is_recommended: takes part by default if no methods are named.
     glossary: word -> meaning, for words that a page about this method should explain.
     """
@@ -62,6 +68,7 @@ class Method:
     aligned: bool = False
     is_reference: bool = False
     is_recommended: bool = False
+    recalls: int = 0
     glossary: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
@@ -119,10 +126,17 @@ def _rows(table: str) -> list[Any]:
 def find_methods(names: tuple[str, ...]) -> list[Method]:
     """The methods of these names. Raises InputError for an unknown name; the message lists the known ones."""
     known = all_methods()
-    for name in names:
-        if name not in known:
-            raise InputError(f"unknown method {name!r}; known: {', '.join(known)}")
-    return [known[name] for name in names]
+    return [known[name] if name in known else _of_any_recall(name, known) for name in names]
+
+
+def _of_any_recall(name: str, known: Mapping[str, Method]) -> Method:
+    """A cascade with its own number of candidates."""
+    base, _, number = name.partition("@")
+    cascade = known.get(f"{base}@{RECALLS}")
+    if cascade is None or not re.fullmatch("[1-9][0-9]{0,8}", number):
+        raise InputError(f"unknown method {name!r}; known: {', '.join(known)}")
+    title = cascade.title.replace(str(RECALLS), number)
+    return replace(cascade, name=name, title=title, recalls=int(number))
 
 
 def models_of(methods: Sequence[Method]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from ray_backfill.methods import Embeddings, Method
+from ray_backfill.methods import POLICIES, Embeddings, Method
 from ray_backfill.systems import RetrievalSystem, UpgradePair
 
 
@@ -27,6 +27,11 @@ def _new(e: Embeddings, network: Any) -> UpgradePair:
     return UpgradePair(system, system)
 
 
+def _instant(e: Embeddings, network: Any) -> UpgradePair:
+    system = new_system(e)
+    return UpgradePair(system, system, switch="only_backfilled")
+
+
 def _offline(e: Embeddings, network: Any) -> UpgradePair:
     return UpgradePair(old_system(e), new_system(e), switch="at_end")
 
@@ -47,6 +52,19 @@ METHODS = (
         glossary={
             "Offline": "The upgrade without an online backfill: the old model serves until every item is re-embedded, "
             "then the new one."
+        },
+    ),
+    Method(
+        "instant",
+        "instant",
+        "a new index is served from the start: only backfilled items can be found",
+        _instant,
+        family=POLICIES,
+        backward="new",
+        forward="new",
+        glossary={
+            "Instant": "The new model serves from the first day, over the items that are backfilled; all others cannot "
+            "be found until they are."
         },
     ),
 )

@@ -21,14 +21,14 @@ from ray_backfill.metrics.average_precision import AVERAGE_PRECISION, average_pr
 from ray_backfill.metrics.cmc import CMC, cmc
 from ray_backfill.metrics.kind import MetricKind as MetricKind
 from ray_backfill.metrics.ndcg import NDCG, ndcg
-from ray_backfill.metrics.rankings import Rankings, RightAnswers
+from ray_backfill.metrics.rankings import ABSENT, Rankings, RightAnswers
 from ray_backfill.metrics.recall import RECALL, recall
 from ray_backfill.metrics.reciprocal_rank import RECIPROCAL_RANK, reciprocal_rank
 
 # A metric's place is its number in ``_value``.
 KINDS = (AVERAGE_PRECISION, CMC, RECALL, RECIPROCAL_RANK, NDCG)
 _NUMBER = {kind.name: number for number, kind in enumerate(KINDS)}
-_WHOLE = np.iinfo(np.int64).max
+_WHOLE = ABSENT
 
 
 @kernel

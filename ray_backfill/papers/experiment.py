@@ -148,7 +148,7 @@ def _ablate(experiment: Experiment, context: Context) -> Path:
     ]
     folder = read_folder(data)
     settings = {"data": folder.fingerprint(), "cases": cases, "fits": asdict(recipe.fits)}
-    settings["evaluation"] = asdict(recipe.evaluation)
+    settings["evaluation"] = recipe.evaluation.recorded()
     if begin_stage(path.parent, "ablation", settings, context.overwrite):
         return path
     fits = [(name, _with_loss(recipe.fits, mining, tau)) for name, mining, tau in cases]

@@ -10,7 +10,7 @@ from ray_backfill.papers.names import REFERENCES
 from ray_backfill.papers.runs import Case, Floats, Runs
 from ray_backfill.papers.spread import mean_of
 from ray_backfill.report.results import Results, Variant
-from ray_backfill.tables.results import GAP
+from ray_backfill.tables.slices import GAP
 
 METRIC = "CMC@1"
 MOMENTS = (0.0, 0.25, 0.5, 1.0)

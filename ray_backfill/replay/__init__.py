@@ -2,7 +2,23 @@
 
 from ray_backfill.replay.curve import Curve
 from ray_backfill.replay.engine import check_device, replay, replay_pairs, usable_cpus
+from ray_backfill.replay.first import NOTHING, FirstItems, find_first
 from ray_backfill.replay.moment import replay_moment
-from ray_backfill.replay.prepare import Served
+from ray_backfill.replay.prepare import Served, slice_of_item
+from ray_backfill.replay.within import Within, count_within
 
-__all__ = ["Curve", "Served", "check_device", "replay", "replay_moment", "replay_pairs", "usable_cpus"]
+__all__ = [
+    "NOTHING",
+    "Curve",
+    "FirstItems",
+    "Served",
+    "Within",
+    "check_device",
+    "count_within",
+    "find_first",
+    "replay",
+    "replay_moment",
+    "replay_pairs",
+    "slice_of_item",
+    "usable_cpus",
+]

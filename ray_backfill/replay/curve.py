@@ -38,6 +38,8 @@ class Curve:
     """Whether it is constant until t = 1 and jumps there (offline backfilling), so that its area is that of a step."""
     weights: stats.Weights = None
     """(Q,) weight of each query in every mean, the largest is 1; None if they are equal."""
+    embedded: NDArray[np.float64] | None = None
+    """(Q, T) number of gallery items that the new model embeds for a query; None unless it is a cascade."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", stats.relative_weights(self.weights))
@@ -124,12 +126,19 @@ class Curve:
             scored=self.scored[kept],
             n_skipped=skipped,
             weights=None if self.weights is None else self.weights[kept],
+            embedded=None if self.embedded is None else self.embedded[kept],
         )
 
     def thinned(self, step: int) -> "Curve":
         """Return the curve at every ``step``-th point, the first one included."""
         per_query = {name: np.ascontiguousarray(values[:, ::step]) for name, values in self.per_query.items()}
-        return replace(self, t=self.t[::step], per_query=per_query, top1_correct=self.top1_correct[:, ::step].copy())
+        return replace(
+            self,
+            t=self.t[::step],
+            per_query=per_query,
+            top1_correct=self.top1_correct[:, ::step].copy(),
+            embedded=None if self.embedded is None else self.embedded[:, ::step].copy(),
+        )
 
     def negative_flips(self, before: "Curve | None" = None) -> NDArray[np.float64]:
         """Return the (T,) share of queries whose top-1 is correct before the backfill and wrong at t.

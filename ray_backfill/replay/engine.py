@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import reduce
+from functools import partial, reduce
 from importlib import import_module
 from itertools import pairwise
 from typing import overload
@@ -30,8 +30,10 @@ from ray_backfill.metrics import measure, metric_codes
 from ray_backfill.metrics.rankings import Rankings, RightAnswers
 from ray_backfill.progress import detail
 from ray_backfill.replay.block import Block, make_thresholds, merged_keys
+from ray_backfill.replay.cascade import embedded_of, recall
 from ray_backfill.replay.counted_ranks import counted_rankings
 from ray_backfill.replay.curve import Curve
+from ray_backfill.replay.filtered import Replay, replay_parts
 from ray_backfill.replay.fused import fused_rankings
 from ray_backfill.replay.nearest_ranks import nearest_rankings
 from ray_backfill.replay.prepare import (
@@ -44,7 +46,7 @@ from ray_backfill.replay.prepare import (
     prepare_replay,
     split_queries,
 )
-from ray_backfill.replay.shard import GalleryShard, LocalShards, Shards, make_forms
+from ray_backfill.replay.shard import Found, GalleryShard, LocalShards, Shards, make_forms
 from ray_backfill.statistics import Weights
 from ray_backfill.systems import GroundTruth, IntArray, RetrievalSystem, UpgradePair
 
@@ -144,6 +146,12 @@ def replay_pairs(
         _check_sizes(system, truth)
     if threads is not None and threads < 1:
         raise InputError(f"threads must be at least 1, got {threads}")
+    if truth.filter is not None:
+        replay_part: Replay = partial(
+            replay_pairs, points=points, metrics=metrics, distance=distance, progress=progress, threads=threads,
+            device=device,
+        )  # fmt: skip
+        return replay_parts(truth, truth.filter, systems, served, points, replay_part)
     prepared = prepare_replay(truth, served, points, metrics)
     check_device(device)
     torch_device = None if device == "cpu" else device
@@ -181,23 +189,35 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-# (O, scored queries, T, metrics) values and (O, scored queries, T) first results of one pair.
-_Measured = tuple[NDArray[np.float64], NDArray[np.bool_]]
+# Of one pair: (O, scored queries, T, metrics) values, (O, scored queries, T) first results, and, of a cascade, as many
+# numbers of candidates to embed.
+_Measured = tuple[NDArray[np.float64], NDArray[np.bool_], IntArray]
 
 
 def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, threads: int) -> list[dict[str, Curve]]:
-    """Compute the curves of each pair; each thread sends one block of queries at a time to the shards."""
+    """Compute the curves of each pair; each thread sends one block of queries at a time to the shards.
+
+    Either all pairs are cascades or none is.
+    """
     codes = metric_codes(prepared.metrics)
     shapes = [(len(pair.orders), len(prepared.scored), prepared.points) for pair in prepared.pairs]
-    measured = [(np.empty((*shape, len(prepared.metrics))), np.empty(shape, np.bool_)) for shape in shapes]
+    measured = [
+        (np.empty((*shape, len(codes.cuts))), np.empty(shape, np.bool_), np.zeros(shape, np.int64)) for shape in shapes
+    ]
     blocks = split_queries(prepared, truth, threads)
     rank = _rank_all if prepared.nearest is None else _rank_nearest
 
     def measure_block(rows: IntArray) -> None:
         queries = prepared.scored[rows]
         right = RightAnswers.of(truth, queries, with_grades=any(metric.uses_grades for metric in prepared.metrics))
-        of_pairs = rank(prepared, Block.of(truth, queries), shards, len(right.grades) > 0)
-        for of_orders, (values, top1) in zip(of_pairs, measured, strict=True):
+        block = Block.of(truth, queries)
+        of_pairs = rank(prepared, block, shards, len(right.grades) > 0)
+        if prepared.are_cascades:
+            recalled = recall(prepared, block, shards)
+            of_pairs = (each.rerank(old, prepared.points) for each, old in zip(recalled, of_pairs, strict=True))
+            for counts, (_, _, embedded) in zip(embedded_of(prepared, recalled), measured, strict=True):
+                embedded[:, rows] = counts
+        for of_orders, (values, top1, _) in zip(of_pairs, measured, strict=True):
             for o, rankings in enumerate(of_orders):
                 own_values, own_top1 = values[o, rows], top1[o, rows]
                 measure(rankings, right, codes, own_values, own_top1)
@@ -231,22 +251,20 @@ def _rank_all(prepared: Prepared, block: Block, shards: Shards, with_places: boo
     ]
     for index, of_shards in enumerate(zip(*shards.count(block, thresholds), strict=True)):
         pair, others, own = prepared.pairs[index], reduce(np.add, of_shards), thresholds[index]
-        if pair.merge.by_rank:
+        if pair.merge.by_rank and not pair.hides_backward:
             yield fused_rankings(others, block, own, slices_of[pair.rows], prepared.points, with_places)
         else:
-            yield counted_rankings(others, block, own, prepared.points, with_places)
+            yield counted_rankings(others, block, own, prepared.points, with_places, pair.hides_backward)
 
 
 def _rank_nearest(prepared: Prepared, block: Block, shards: Shards, with_places: bool) -> _Ranked:
     """The first ranks, from candidates."""
     assert prepared.nearest is not None
-    found = [
-        tuple(np.concatenate(part) for part in zip(*of_shards, strict=True))
-        for of_shards in zip(*shards.nearest(block, prepared.nearest), strict=True)
-    ]
+    found = candidates(shards, block, prepared.nearest)
     for pair in prepared.pairs:
-        forward, backward = found[pair.forward_scan], found[pair.backward_scan]
-        of_query, keys = (np.concatenate(part) for part in zip(forward, backward, strict=True))
+        forward = found[pair.forward_scan]
+        both = [forward] if pair.hides_backward else [forward, found[pair.backward_scan]]
+        of_query, keys = (np.concatenate(part) for part in zip(*both, strict=True))
         is_forward = np.arange(len(keys)) < len(forward[1])
         if pair.merge.is_mapped:
             keys = merged_keys(keys, is_forward, pair.merge)
@@ -256,9 +274,17 @@ def _rank_nearest(prepared: Prepared, block: Block, shards: Shards, with_places:
         )  # fmt: skip
 
 
+def candidates(shards: Shards, block: Block, k: int) -> list[Found]:
+    """Return for each scan all items of the gallery that can be among the first k at any point, possibly more."""
+    return [
+        (np.concatenate([rows for rows, _ in of_shards]), np.concatenate([keys for _, keys in of_shards]))
+        for of_shards in zip(*shards.nearest(block, k), strict=True)
+    ]
+
+
 def _curves(prepared: Prepared, pair: Pair, measured: _Measured, weights: Weights) -> dict[str, Curve]:
     """The curve of each order of a pair."""
-    values, top1 = measured
+    values, top1, embedded = measured
     t = np.linspace(0.0, 1.0, prepared.points)
     names = [metric.name for metric in prepared.metrics]
     return {
@@ -270,6 +296,7 @@ def _curves(prepared: Prepared, pair: Pair, measured: _Measured, weights: Weight
             prepared.n_skipped,
             is_step=pair.switch == "at_end",
             weights=weights,
+            embedded=embedded[o].astype(np.float64) if pair.recalls else None,
         )
         for o, order in enumerate(pair.orders)
     }

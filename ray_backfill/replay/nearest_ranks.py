@@ -21,11 +21,7 @@ def nearest_rankings(
 
     rows: the query of each candidate, in any order. k: at most what the candidates were found for.
     """
-    own, starts = np.empty(len(rows), np.int64), np.empty(len(block) + 1, np.int64)
-    places_of = np.empty(len(rows), np.int32)
-    _sort_candidates(
-        rows, keys, block.positives, block.positive_starts, block.ignored, block.ignored_starts, own, starts, places_of
-    )
+    own, starts, places_of = sort_candidates(rows, keys, block)
     widths = np.minimum(np.diff(block.positive_starts), k)
     width_starts = np.concatenate([[0], np.cumsum(widths)])
     for slices in slices_ON:
@@ -33,6 +29,20 @@ def nearest_rankings(
         places = np.zeros(len(before), np.int32) if with_places else NO_PLACES
         _rank(own, starts, places_of, keys, is_forward, slices, k, points, width_starts, before, places)
         yield Rankings(before, width_starts, places)
+
+
+def sort_candidates(rows: IntArray, keys: KeyArray, block: Block) -> tuple[IntArray, IntArray, NDArray[np.int32]]:
+    """Find the candidates of each query that are not ignored, the closest first.
+
+    Returns: CSR of indices of candidates; (b + 1,) their starts; aligned with the indices, which of the query's right
+    answers it is, or -1.
+    """
+    own, starts = np.empty(len(rows), np.int64), np.empty(len(block) + 1, np.int64)
+    places_of = np.empty(len(rows), np.int32)
+    _sort_candidates(
+        rows, keys, block.positives, block.positive_starts, block.ignored, block.ignored_starts, own, starts, places_of
+    )
+    return own[: starts[-1]], starts, places_of[: starts[-1]]
 
 
 @kernel

@@ -40,13 +40,20 @@ _ITEMS_PER_CANDIDATE = 2
 
 @dataclass(frozen=True)
 class Served:
-    """A pair of systems to replay, by their indices in a list of systems. orders: name -> (N,) permutation."""
+    """A pair of systems to replay, by their indices in a list of systems.
+
+    orders: name -> (N,) permutation. recalls: number of candidates of a cascade, whose switch is "at_end"; 0: none.
+    backfilled: name of the order -> (T - 1,) number of items that are backfilled at each point but the first; if it is
+    not given, equally many from point to point.
+    """
 
     backward: int
     forward: int
     orders: Mapping[str, IntArray]
     switch: Switch = "progressively"
     merge: Merge = RAW
+    recalls: int = 0
+    backfilled: Mapping[str, IntArray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,8 @@ class Pair:
     """A pair of systems, by their indices in ``Prepared.searched`` and in ``Prepared.scans``.
 
     orders: names. rows: of ``Prepared.slices_ON``, one for each order. merge: makes the distances comparable.
+    backward_scan: -1 if nothing serves items that are not backfilled. recalls: number of candidates of a cascade; 0:
+    none. backfill_rows: of a cascade, like ``rows``, but by when items are backfilled; its systems switch at the end.
     """
 
     backward: int
@@ -87,6 +96,13 @@ class Pair:
     rows: tuple[int, ...]
     switch: Switch
     merge: Merge
+    recalls: int
+    backfill_rows: tuple[int, ...]
+
+    @property
+    def hides_backward(self) -> bool:
+        """Whether items that are not backfilled cannot be found."""
+        return self.switch == "only_backfilled"
 
 
 @dataclass(frozen=True)
@@ -117,9 +133,15 @@ class Prepared:
         return {rows: self.slices_ON if rows == every else self.slices_ON[list(rows)] for rows in wanted}
 
     @property
+    def are_cascades(self) -> bool:
+        """Whether every pair is a cascade."""
+        return all(pair.recalls for pair in self.pairs)
+
+    @property
     def passes(self) -> int:
         """How many times the products of all queries and items are computed."""
-        return len(self.searched) if self.nearest is None else len(self.scans)
+        ranked = len(self.searched) if self.nearest is None else len(self.scans)
+        return ranked + (len(self.scans) if self.are_cascades else 0)
 
 
 @dataclass
@@ -141,6 +163,8 @@ def prepare_replay(truth: GroundTruth, served: Sequence[Served], points: int, me
     parsed = tuple(parse_metric(name) for name in ([metrics] if isinstance(metrics, str) else metrics))
     if not 2 <= points <= 1 << 16:
         raise InputError(f"points must be at least 2 and at most {1 << 16}, got {points}")
+    if len({bool(each.recalls) for each in served}) > 1:
+        raise InputError("cascades are replayed in a pass of their own; do not mix them with other pairs")
     if not all(each.orders for each in served):
         raise InputError("no order was given; give at least one, such as random")
     if not parsed:
@@ -179,11 +203,14 @@ def _share(
         )
         for permutation in each.orders.values():
             check_order(permutation, n_gallery)
-        of_orders = [_slice_of_item(permutation, points, each.switch) for permutation in each.orders.values()]
+        of_orders = [_slices(each, name, points, each.switch) for name in each.orders]
         rows = tuple(slices.place(row.tobytes(), row) for row in of_orders)
-        of_backward, of_forward = scans.place((backward, False), None), scans.place((forward, True), None)
-        names = tuple(each.orders)
-        pairs.append(Pair(backward, forward, of_backward, of_forward, names, rows, each.switch, each.merge))
+        of_backward = -1 if each.switch == "only_backfilled" else scans.place((backward, False), None)
+        of_forward = scans.place((forward, True), None)
+        backfilled = [_slices(each, name, points, "progressively") for name in each.orders]
+        backfill_rows = tuple(slices.place(row.tobytes(), row) for row in backfilled if each.recalls)
+        of_pair = (tuple(each.orders), rows, each.switch, each.merge, each.recalls, backfill_rows)
+        pairs.append(Pair(backward, forward, of_backward, of_forward, *of_pair))
     found = [_scan(pairs, index) for index in range(len(scans.values))]
     return tuple(pairs), tuple(searched.values), tuple(found), slices.values
 
@@ -285,6 +312,9 @@ def split_queries(prepared: Prepared, truth: GroundTruth, threads: int) -> list[
         bytes_Q = np.zeros(len(scored), np.int64)
         for scan in prepared.scans:
             bytes_Q += 8 * room(deepest, n_slices, len(scan.rows)) + 4 * len(scan.rows) * n_slices
+    if prepared.are_cascades:
+        deepest = max(pair.recalls for pair in prepared.pairs) + int(np.diff(truth.ignored_starts).max())
+        bytes_Q += 8 * sum(room(deepest, n_slices, len(scan.rows)) for scan in prepared.scans)
     # What each query takes of the largest block, by memory or by number, whichever is more.
     most = _BLOCK_QUERIES if prepared.nearest is None else _BLOCK_QUERIES_OF_CANDIDATES
     taken = np.cumsum(np.maximum(bytes_Q / _BLOCK_BYTES, 1 / most))
@@ -293,11 +323,27 @@ def split_queries(prepared: Prepared, truth: GroundTruth, threads: int) -> list[
     return np.split(by_positives, np.flatnonzero(np.diff(block_of_query)) + 1)
 
 
-def _slice_of_item(order: IntArray, points: int, switch: Switch) -> NDArray[np.uint16]:
-    n_gallery, n_slices = len(order), points - 1
+def backfilled_at(n_gallery: int, points: int) -> IntArray:
+    """(T - 1,) number of items that are backfilled at each point but the first, exactly."""
+    backfilled: IntArray = np.arange(1, points) * n_gallery // (points - 1)
+    return backfilled
+
+
+def slice_of_item(
+    order: IntArray, points: int, switch: Switch, backfilled: IntArray | None = None
+) -> NDArray[np.uint16]:
+    """Return the (N,) slice of each item: the forward system serves items of slice s at the points i > s.
+
+    backfilled: (T - 1,) see ``Served``.
+    """
+    n_gallery = len(order)
     if switch == "at_end":
-        return np.full(n_gallery, n_slices - 1, np.uint16)
-    backfilled = np.arange(1, points) * n_gallery // n_slices  # items backfilled at points 1 .. S, exactly
-    slice_of_item = np.empty(n_gallery, np.uint16)
-    slice_of_item[order] = np.searchsorted(backfilled, np.arange(n_gallery), side="right")
-    return slice_of_item
+        return np.full(n_gallery, points - 2, np.uint16)
+    slices = np.empty(n_gallery, np.uint16)
+    counts = backfilled_at(n_gallery, points) if backfilled is None else backfilled
+    slices[order] = np.searchsorted(counts, np.arange(n_gallery), side="right")
+    return slices
+
+
+def _slices(served: Served, name: str, points: int, switch: Switch) -> NDArray[np.uint16]:
+    return slice_of_item(served.orders[name], points, switch, served.backfilled.get(name))

@@ -102,7 +102,9 @@ class GalleryShard:
                 sides.append(Side(counted[system], use, rows))
             count = partial(others_before, thresholds=thresholds[index], points=self.points)
             forward, backward = sides
-            if pair.merge.by_rank:
+            if pair.hides_backward:
+                found.append(count(forward, None))
+            elif pair.merge.by_rank:
                 found.append(np.stack([count(forward, None), count(None, backward)]))
             else:
                 found.append(count(forward, backward))

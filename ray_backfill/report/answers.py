@@ -12,7 +12,20 @@ from ray_backfill.report.data_notes import data_notes
 from ray_backfill.report.results import Results, Row
 from ray_backfill.report.selection import best_per_method
 from ray_backfill.report.situation import FEW_QUERIES, Situation, find_situation, queries, reference, upgrade
-from ray_backfill.report.wording import FEW, amount, choice, interval, listed, percent, percent_sign, points
+from ray_backfill.report.slices import slice_sentences
+from ray_backfill.report.wording import (
+    FEW,
+    RETENTION_WARNING,
+    amount,
+    choice,
+    interval,
+    is_retention,
+    listed,
+    percent,
+    percent_sign,
+    points,
+    retained,
+)
 from ray_backfill.tables.results import NEGATIVE_FLIPS_VS_OLD, NEW, NO, OLD, UNDECIDED, YES, CostRow
 
 
@@ -69,12 +82,25 @@ def verdict(results: Results) -> str:
             f"{percent_sign(old.auc)}."
         )
     name = _name(results, best)
+    if is_retention(results):
+        return _retained(results, best, old)
     gain = f"{percent_sign(best.gain, 0)} of the upgrade\u2019s improvement while the backfill runs"
     limits = f" (95 % interval {interval(best.gain_low, best.gain_high, 0)})" if math.isfinite(best.gain_low) else ""
     return (
         f"{name[:1].upper()}{name[1:]} gives users {gain}{limits}: {metric} starts at {percent_sign(best.start)} (old "
         f"service: {percent_sign(old.auc)}) and ends at {percent_sign(best.end)} (new model alone: "
         f"{percent_sign(new.auc)})."
+    )
+
+
+def _retained(results: Results, best: Row, old: Row) -> str:
+    """The main sentence if what the new model finds was taken as right."""
+    name, metric = _name(results, best), results.primary
+    limits = f" (95 % interval {interval(best.auc_low, best.auc_high)})" if math.isfinite(best.auc_low) else ""
+    return (
+        f"Provisional: {name} keeps most of {retained(results)} while the backfill runs: {percent_sign(best.auc)} "
+        f"{metric} on average{limits}; it starts at {percent_sign(best.start)}, the old service has "
+        f"{percent_sign(old.auc)}. Whether the new model is better than the old one is not known."
     )
 
 
@@ -95,7 +121,7 @@ def runner_up(results: Results) -> str:
 
 def warnings(results: Results) -> tuple[str, ...]:
     """Sentences about the data that a reader must know before the results."""
-    found = []
+    found = [RETENTION_WARNING.format(retained(results))] if is_retention(results) else []
     if (scored := queries(results)) is not None and scored < FEW_QUERIES:
         what = "Only one query was" if scored == 1 else f"Only {scored} queries were"
         found.append(f"{what} scored: too few to tell methods apart. Use at least {FEW_QUERIES}, better hundreds.")
@@ -237,7 +263,7 @@ def _risk(results: Results, best: Row) -> tuple[str, ...]:
         step = upgrade(results, metric)
         if step is not None and step.high < 0:
             sentences.append(f"The new model is worse in {metric}: {_difference(step)}.")
-    return tuple(sentences)
+    return (*sentences, *slice_sentences(results, best))
 
 
 def _other_methods(results: Results, best: Row) -> list[str]:

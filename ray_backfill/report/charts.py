@@ -16,15 +16,16 @@ from ray_backfill.report.selection import (
     drawn_rows,
     own_methods,
 )
+from ray_backfill.report.slices import slice_rows
 from ray_backfill.report.wording import choice, percent
 from ray_backfill.tables.results import (
     FLIP_METRICS,
-    GAP,
     NEGATIVE_FLIPS,
     NEGATIVE_FLIPS_VS_OLD,
     POSITIVE_FLIPS,
     POSITIVE_FLIPS_VS_OLD,
 )
+from ray_backfill.tables.slices import GAP
 
 MAX_VARIANTS = 4  # more charts than this of one metric are more than a reader compares
 BOUND = f"{DAGGER} upper bound: uses the answer"
@@ -89,14 +90,20 @@ def subgroup_charts(results: Results) -> list[Chart]:
     lines = results.groups.get((best.method, best.variant, best.metric), {}) if best else {}
     if best is None or len(lines) < 2:
         return []
+    rows = slice_rows(results, best)
+    sizes = {row.group: row.queries for row in rows if row.slice == rows[0].slice}
+    largest = {*sorted(sizes, key=lambda group: -sizes[group])[:MAX_LINES], GAP}
     curves = []
     for index, (group, line) in enumerate(lines.items()):
         style = Style(INK, ":", "", 1.8, 1) if group == GAP else numbered_style(index, width=1.5)
+        is_shown = not sizes or group in largest
         title = "gap, best to worst" if group == GAP else group
         number = f"{percent(line.value[0])} → {percent(line.value[-1])}"
-        curves.append(Curve(group, title, number, style, 100 * line.t, 100 * line.value, _interval(line)))
+        curves.append(
+            Curve(group, title, number, style, 100 * line.t, 100 * line.value, _interval(line), False, is_shown)
+        )
     chart = Chart(
-        f"{best.title}: {best.metric} by subgroup of queries",
+        f"{best.title}: {best.metric} by {rows[0].slice if rows else 'subgroup of queries'}",
         f"{best.metric} (%)",
         "start → end",
         tuple(curves),

@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 INVENTED = (
-    "Invented data: these embeddings were drawn from a random model, no image was seen. The run shows scale and "
+    "Invented data: these embeddings were drawn from a random model, no real item was seen. The run shows scale and "
     "arithmetic, and says nothing about which method or model is better."
 )
 # An absolute path, in quotation marks (then spaces are part of it) or not; not the slash in "m/s" or in an address.

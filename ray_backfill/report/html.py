@@ -1,8 +1,9 @@
 """The report as one self-contained HTML file: text, charts as SVG, one small script, no request."""
 
 import math
+from typing import Any
 
-from ray_backfill.report import answers, charts, selection, wording
+from ray_backfill.report import answers, charts, cutoffs, selection, wording
 from ray_backfill.report.glossary import glossary
 from ray_backfill.report.grids import grids
 from ray_backfill.report.heading import (
@@ -13,6 +14,7 @@ from ray_backfill.report.heading import (
     without_folders,
 )
 from ray_backfill.report.page_tables import (
+    cascades_table,
     checks_table,
     costs_table,
     leads_table,
@@ -23,6 +25,8 @@ from ray_backfill.report.page_tables import (
 from ray_backfill.report.parts import PageTable, bind, data_facts, flatten, page_charts, page_environment
 from ray_backfill.report.results import Results
 from ray_backfill.report.selection import Compared
+from ray_backfill.report.shown import counted, shown_lines, shown_of
+from ray_backfill.report.slice_tables import slice_tables
 
 FEW_RIVALS = 10  # number of the closest other methods shown without unfolding
 # Field of ``Answers`` -> its question.
@@ -50,7 +54,7 @@ def render(results: Results) -> str:
         warnings=[bind(warning) for warning in warnings],
         verdict=bind(answers.verdict(results)),
         questions=_questions(results),
-        gain_in_words=wording.GAIN_IN_WORDS,
+        gain_in_words=wording.explained(results),
         oracle_note=wording.ORACLE_NOTE,
         has_bounds=any(r.is_bound for r in results.rows),
         has_intervals=charts.has_intervals(results),
@@ -61,6 +65,8 @@ def render(results: Results) -> str:
         curves=page_charts(charts.curve_charts(results), "curves"),
         orders=page_charts(charts.order_charts(results), "orders"),
         subgroups=page_charts(charts.subgroup_charts(results), "groups"),
+        slices=slice_tables(results),
+        **_queries(results),
         flips=page_charts(charts.flip_charts(results, results.best_variant), "flips"),
         numbers=[(metric, *_numbers(results, metric)) for metric in results.metrics],
         rivals=_rivals(results),
@@ -68,7 +74,9 @@ def render(results: Results) -> str:
         best_orders=orders_table(results),
         permutations=manifest.settings.get("evaluation", {}).get("permutations", 1),
         dashes=any(not math.isfinite(c.auc) for grid in tables for _, cells in grid.rows for c in cells),
+        cutoffs=_cutoffs(results),
         costs=costs_table(results),
+        cascades=cascades_table(results),
         tuned=tuned_table(results),
         checks=checks_table(results),
         unlearned_note=wording.UNLEARNED_NOTE if results.unlearned else "",
@@ -79,6 +87,34 @@ def render(results: Results) -> str:
         timings=[(stage, f"{seconds:.1f}") for stage, seconds in manifest.timings_s.items()],
         settings=[*flatten({**manifest.settings, **manifest.recipe}), *seed],
         versions=manifest.versions,
+    )
+
+
+def _queries(results: Results) -> dict[str, Any]:
+    """What happened to single queries."""
+    return {
+        "shown_queries": shown_lines(results),
+        "shown_of": shown_of(results),
+        "counted": counted(results),
+        "has_images": any(row.query_image or row.before_image or row.first_image for row in results.shown),
+    }
+
+
+def _cutoffs(results: Results) -> dict[str, Any] | None:
+    """What becomes of score cut-offs: a table, and a sentence for each line, first those of the best method."""
+    lines, best = cutoffs.cutoff_lines(results), results.best()
+    first = lines[0].row.method if lines and best is None else best.method if best else ""
+    told = [(line.row.method == first, bind(cutoffs.sentence(results, line))) for line in lines]
+    return (
+        {
+            "table": cutoffs.cutoffs_table(results, lines),
+            "title": cutoffs.title(results),
+            "first": [sentence for is_first, sentence in told if is_first],
+            "rest": [sentence for is_first, sentence in told if not is_first],
+            "notes": cutoffs.notes(lines),
+        }
+        if lines
+        else None
     )
 
 

@@ -5,10 +5,20 @@ from collections.abc import Sequence
 
 from ray_backfill.report.answers import conditions
 from ray_backfill.report.best_orders import best_orders
+from ray_backfill.report.cascades import embedded
 from ray_backfill.report.parts import Cell, Head, PageTable, TableRow
 from ray_backfill.report.results import Results, Row
 from ray_backfill.report.selection import Compared, shown_rows
-from ray_backfill.report.wording import NOTHING, amount, interval, percent, percent_sign, variant_cells
+from ray_backfill.report.wording import (
+    NOTHING,
+    amount,
+    interval,
+    is_retention,
+    metric_title,
+    percent,
+    percent_sign,
+    variant_cells,
+)
 from ray_backfill.tables.results import CostRow
 
 # Column of costs.parquet -> its heading.
@@ -29,8 +39,9 @@ def numbers_table(results: Results, metric: str, rows: Sequence[Row], by_method:
     """A metric's results, one line per row. by_method: each method stands once, so orders do not form groups."""
     best, is_primary = results.best(metric), metric == results.primary
     heads = [Head("method", "name"), *(Head(name, "name") for name in variant_cells(results, rows[0]))]
-    heads += [Head(name) for name in ("AUC", "95 % interval", "gain", "start", "end", "largest fall")]
-    heads += [Head(name) for name in ("as old from", "half gain from", "as new from")]
+    gain, half = (() if is_retention(results) else (name,) for name in ("gain", "half gain from"))
+    heads += [Head(name) for name in ("AUC", "95 % interval", *gain, "start", "end", "largest fall")]
+    heads += [Head(name) for name in ("as old from", *half, "as new from")]
     if is_primary:
         heads += [Head("flips vs old"), Head("flips vs own start")]
     lines = []
@@ -41,7 +52,7 @@ def numbers_table(results: Results, metric: str, rows: Sequence[Row], by_method:
             css.append("group")
         lines.append(TableRow(" ".join(css), _numbers(results, row, is_primary)))
         before = row
-    return PageTable(f"{metric}: results of each method", heads, lines, "sortable cards")
+    return PageTable(f"{metric_title(results, metric)}: results of each method", heads, lines, "sortable cards")
 
 
 def leads_table(results: Results, compared: Compared) -> PageTable:
@@ -86,6 +97,16 @@ def costs_table(results: Results) -> PageTable | None:
     heads += [Head("needs labels", "name"), Head("after the backfill", "name")]
     lines = [TableRow("", _cost(results, cost, known)) for cost in costs]
     return PageTable("What each method costs", heads, lines, "sortable costs")
+
+
+def cascades_table(results: Results) -> PageTable | None:
+    """What the new model embeds for a query of each cascade, a line per order; None without cascades."""
+    heads = [Head("method", "name"), Head("order", "name"), Head("at the start"), Head("half-way"), Head("on average")]
+    lines = []
+    for each in embedded(results):
+        counts = (number(f"{count:.1f}", count) for count in (each.start, each.half_way, each.average))
+        lines.append(TableRow("", [Cell(each.title), Cell(each.order, css="name"), *counts]))
+    return PageTable("Items that cascades embed for a query", heads, lines, "sortable") if lines else None
 
 
 def checks_table(results: Results) -> PageTable | None:
@@ -135,12 +156,14 @@ def _numbers(results: Results, row: Row, is_primary: bool) -> list[Cell]:
     cells = [Cell(results.name(row)), *(Cell(text, css="name") for text in variant_cells(results, row).values())]
     cells.append(number(percent(row.auc), row.auc, "key"))
     cells.append(number(interval(row.auc_low, row.auc_high), row.auc_low, "range"))
-    gain = number(percent_sign(row.gain, 0), row.gain, "gain")
-    cells.append(gain._replace(width=0.0 if row.is_end else _bar(row)))
+    if not is_retention(results):
+        gain = number(percent_sign(row.gain, 0), row.gain, "gain")
+        cells.append(gain._replace(width=0.0 if row.is_end else _bar(row)))
     values = (row.start, row.end, row.largest_fall)
     for value, mark, words in zip(values, marks, CONDITIONS, strict=True):
         cells.append(number(percent(value), value)._replace(mark=mark, mark_words=words))
-    for t in (row.passes_old_at, row.half_gain_at, row.passes_new_at):
+    half = () if is_retention(results) else (row.half_gain_at,)
+    for t in (row.passes_old_at, *half, row.passes_new_at):
         unknown = row.is_end or (t is row.half_gain_at and math.isnan(row.gain))
         cells.append(Cell(NOTHING, "") if unknown else number(_moment(t), t if math.isfinite(t) else 2.0))
     if is_primary:

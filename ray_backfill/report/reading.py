@@ -11,6 +11,8 @@ from ray_backfill.display import Difference
 from ray_backfill.errors import InputError
 from ray_backfill.report.results import Line, Pair, Results, Row, Trace, Variant
 from ray_backfill.tables.checks import CheckRow
+from ray_backfill.tables.cutoffs import CutoffRow
+from ray_backfill.tables.queries import ShownQuery
 from ray_backfill.tables.results import (
     FLIP_METRICS,
     OPTIONAL,
@@ -22,11 +24,14 @@ from ray_backfill.tables.results import (
     Traits,
 )
 from ray_backfill.tables.schema import read_manifest, read_table, rows_of
+from ray_backfill.tables.slices import SliceRow
 
 # Read by those who compare methods query by query, not by reports: ten times as large as all others.
-_BY_QUERY = ("queries", "query_values")
+_BY_QUERY = ("queries", "query_values", "flips")
 LineT = TypeVar("LineT", Line, Trace)
 AGAIN = "run simulate again"
+# Table -> what its older versions did not say.
+_OLDER = {"subgroups": {"slice": "group"}}
 
 
 def read_results(folder: str | Path) -> Results:
@@ -47,7 +52,7 @@ def read_results(folder: str | Path) -> Results:
     if not folder.is_dir():
         raise InputError(f"no results folder at {folder}: give the --out folder of a simulate run")
     found = {
-        name: read_table(folder / f"{name}.parquet", row_type, AGAIN)
+        name: read_table(folder / f"{name}.parquet", row_type, AGAIN, older=_OLDER.get(name))
         for name, row_type in TABLES.items()
         if name not in _BY_QUERY and (name not in OPTIONAL or (folder / f"{name}.parquet").exists())
     }
@@ -67,6 +72,9 @@ def results_of(tables: Mapping[str, pd.DataFrame], manifest: Manifest, path: Pat
         manifest,
         tuple(rows_of(CostRow, tables["costs"])) if "costs" in tables else (),
         tuple(rows_of(CheckRow, tables["checks"])) if "checks" in tables else (),
+        tuple(rows_of(SliceRow, tables["slices"])) if "slices" in tables else (),
+        tuple(rows_of(ShownQuery, tables["shown"])) if "shown" in tables else (),
+        tuple(rows_of(CutoffRow, tables["cutoffs"])) if "cutoffs" in tables else (),
     )
 
 
@@ -127,6 +135,8 @@ def _differences(rows: list[DifferenceRow]) -> dict[Pair, Difference]:
 
 
 def _groups(table: pd.DataFrame) -> dict[tuple[str, Variant, str], dict[str, Line]]:
+    """The curves of the groups of the first slice."""
+    table = table[table["slice"] == table["slice"].iloc[0]]
     found: dict[tuple[str, Variant, str], dict[str, Line]] = {}
     for group, part in table.groupby("group", sort=False):
         for key, line in _curves(part, Line).items():

@@ -7,17 +7,21 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from ray_backfill.display import Difference, Differences, html_table
 from ray_backfill.errors import InputError
+from ray_backfill.report.lines import Line as Line
+from ray_backfill.report.lines import Trace as Trace
+from ray_backfill.report.lines import Variant as Variant
 from ray_backfill.tables.checks import CheckRow
+from ray_backfill.tables.cutoffs import CutoffRow
+from ray_backfill.tables.queries import ShownQuery
 from ray_backfill.tables.results import FLIP_METRICS, NEW, OLD, CostRow, CurvePoint, Manifest, SummaryRow
 from ray_backfill.tables.schema import block, frame
+from ray_backfill.tables.slices import SliceRow
 
 if TYPE_CHECKING:
     from ray_backfill.display.drawing import Figure
@@ -25,13 +29,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DAGGER, DOUBLE_DAGGER = "\u2020", "\u2021"
 FigureName = Literal["curves", "gain", "orders", "flips", "subgroups"]
-
-
-class Variant(NamedTuple):
-    """A backfill order and a merge, which makes the distances of the two systems comparable."""
-
-    order: str
-    merge: str
 
 
 @dataclass(frozen=True)
@@ -66,22 +63,6 @@ class Row(SummaryRow):
         return self.starts_at_old, self.ends_at_new, self.never_falls
 
 
-class Line(NamedTuple):
-    """One curve: arrays of equal length, sorted by t; low and high are NaN where there is no interval."""
-
-    t: npt.NDArray[np.float64]
-    value: npt.NDArray[np.float64]
-    low: npt.NDArray[np.float64]
-    high: npt.NDArray[np.float64]
-
-
-class Trace(NamedTuple):
-    """One curve at all judged moments: arrays of equal length, sorted by t."""
-
-    t: npt.NDArray[np.float64]
-    value: npt.NDArray[np.float64]
-
-
 # Two (method, variant) pairs and a metric: the key of a difference.
 Pair = tuple[tuple[str, Variant], tuple[str, Variant], str]
 
@@ -94,11 +75,14 @@ class Results:
         rows: The lines of the summary.
         lines: (method, variant, metric) -> curve.
         differences: The two rows and a metric -> difference of their AUCs with its interval.
-        groups: (method, variant, metric) -> curve of each subgroup of queries and of the gap; {} without subgroups.
+        groups: (method, variant, metric) -> curve of each group of the first slice, and of the gap; {} without slices.
         moments: (method, variant, metric) -> curve at all moments at which it was judged, without intervals.
         manifest: Settings, versions, sizes, and what was left out and why.
         costs: The cost of each method; () if costs were not counted.
         checks: Each fitted method on the validation part, against rank merge without training; () if not checked.
+        slices: What each method does to each group of queries; () without slices.
+        shown: The queries that lose and gain most with the leading method; () if there are none.
+        cutoffs: What becomes of score cut-offs; () if none was given.
     """
 
     rows: tuple[Row, ...]
@@ -109,6 +93,9 @@ class Results:
     manifest: Manifest
     costs: tuple[CostRow, ...] = ()
     checks: tuple[CheckRow, ...] = ()
+    slices: tuple[SliceRow, ...] = ()
+    shown: tuple[ShownQuery, ...] = ()
+    cutoffs: tuple[CutoffRow, ...] = ()
 
     @property
     def primary(self) -> str:
@@ -161,9 +148,8 @@ class Results:
             raise InputError(f"unknown figure {kind!r}; known: {', '.join(figures.FIGURES)}")
         figure = figures.FIGURES[kind](self)
         if figure is None:
-            raise InputError(
-                f"these results have nothing for the figure {kind!r}: one order and merge, or no subgroups"
-            )
+            lacking = "one order and merge, or no subgroups"
+            raise InputError(f"these results have nothing for the figure {kind!r}: {lacking}")
         return figure
 
     def compare(
@@ -327,9 +313,10 @@ class Results:
         return self.differences.get(((row.method, row.variant), (other.method, variant), row.metric))
 
     def candidates(self, metric: str) -> list[Row]:
-        """The rows that could be deployed during a backfill, the highest AUC first."""
+        """The rows that could be deployed during a backfill, the highest AUC first; cascades embed for every query."""
+        excluded = self.unlearned | {name for name, of in self.manifest.traits.methods.items() if of.recalls}
         rows = [r for r in self.rows if r.metric == metric and not (r.is_end or r.is_bound or math.isnan(r.auc))]
-        return sorted((r for r in rows if r.method not in self.unlearned), key=lambda r: r.auc, reverse=True)
+        return sorted((r for r in rows if r.method not in excluded), key=lambda r: r.auc, reverse=True)
 
     def best(self, metric: str | None = None) -> Row | None:
         """The candidate with the highest AUC, by the primary metric unless another is given."""

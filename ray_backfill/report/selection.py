@@ -114,7 +114,10 @@ def only(results: Results, methods: Sequence[str]) -> Results:
         lines={key: line for key, line in results.lines.items() if key[0] in kept},
         moments={key: trace for key, trace in results.moments.items() if key[0] in kept},
         groups={key: lines for key, lines in results.groups.items() if key[0] in kept},
+        shown=tuple(row for row in results.shown if row.method in kept),
+        slices=tuple(row for row in results.slices if row.method in kept),
         costs=tuple(cost for cost in results.costs if cost.method in kept),
+        cutoffs=tuple(row for row in results.cutoffs if row.method in kept),
     )
 
 

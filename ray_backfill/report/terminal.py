@@ -9,17 +9,23 @@ from rich.table import Table
 from rich.text import Text
 
 from ray_backfill.report.answers import conditions, verdict, warnings
+from ray_backfill.report.cascades import cascades_in_words
+from ray_backfill.report.cutoffs import MORE, cutoff_lines, cutoffs_table, sentence
+from ray_backfill.report.cutoffs import notes as cutoff_notes
 from ray_backfill.report.layout import show
 from ray_backfill.report.results import Results, Row, Variant
 from ray_backfill.report.selection import shown_rows
+from ray_backfill.report.shown import told
 from ray_backfill.report.wording import (
-    COLUMNS_IN_WORDS,
     FEW,
     NOTHING,
     ORACLE_NOTE,
     UNLEARNED_NOTE,
     choice,
+    columns_in_words,
+    is_retention,
     left_out,
+    metric_title,
     percent,
     percent_sign,
     tick,
@@ -28,6 +34,7 @@ from ray_backfill.report.wording import (
 
 NAMES = ("method", "order", "merge")
 ELSEWHERE = "report.html or summary.parquet"
+CUTOFFS_ELSEWHERE = "report.html or cutoffs.parquet"
 
 
 def overview(results: Results) -> pd.DataFrame:
@@ -42,14 +49,16 @@ def draw_table(results: Results, console: Console | None = None) -> None:
     """Print the overview and the meaning of its columns."""
     rows = shown_rows(results, results.primary)
     notes = [Text(sentence, style="yellow") for sentence in warnings(results)] + [Text(verdict(results), style="bold")]
+    notes += [Text(sentence) for sentence in told(results)]
     total = len(results.table(results.primary))
     if len(rows) < total:
         notes.append(Text(f"Each method in its best {choice(results)}. All {total} rows: report.html, summary.parquet"))
-    notes.append(Text(COLUMNS_IN_WORDS, style="dim"))
+    notes.append(Text(columns_in_words(results), style="dim"))
     if any(row.is_bound for row in rows):
         notes.append(Text(ORACLE_NOTE, style="dim"))
     if any(row.method in results.unlearned for row in rows):
         notes.append(Text(UNLEARNED_NOTE, style="dim"))
+    notes += [Text(sentence) for sentence in cascades_in_words(results)]
     if reason := results.manifest.data.get("not_checked"):
         notes.append(Text(f"fitted methods were not checked: {reason}", style="dim"))
     for reason, methods in left_out(results).items():
@@ -60,13 +69,37 @@ def draw_table(results: Results, console: Console | None = None) -> None:
     table = _table(results, rows)
     kept = 1 + sum(str(column.header) in NAMES for column in table.columns)  # the first figure stays, too
     show(console, table, notes, kept, ELSEWHERE)
+    _draw_cutoffs(results, console)
+
+
+def _draw_cutoffs(results: Results, console: Console | None) -> None:
+    """What becomes of score cut-offs; nothing if none was given."""
+    lines, best = cutoff_lines(results), results.best()
+    made = cutoffs_table(results, lines)
+    if made is None:
+        return
+    table = Table(title=made.label, title_justify="left")
+    for head in made.heads[:-MORE]:
+        is_name = head.css == "name"
+        table.add_column(Text(head.label), justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
+    for row in made.rows:
+        table.add_row(*(Text(cell.text) for cell in row.cells[:-MORE]))
+    told = [Text(sentence(results, line)) for line in lines if best is not None and line.row.method == best.method]
+    names = sum(head.css == "name" for head in made.heads)
+    show(
+        console,
+        table,
+        [*told, *(Text(note, style="dim") for note in cutoff_notes(lines))],
+        names + 3,
+        CUTOFFS_ELSEWHERE,
+    )
 
 
 def table_title(results: Results) -> str:
     """What the overview shows; names an oracle order that stands in no column."""
     is_bound = len(results.variants) == 1 and any(row.is_bound for row in results.table(results.primary))
     bound = f", {results.order_name(results.orders[0])} order" if is_bound else ""
-    return f"{results.primary} while the gallery is backfilled{bound}, in per cent"
+    return f"{metric_title(results, results.primary)} while the gallery is backfilled{bound}, in per cent"
 
 
 def _table(results: Results, rows: Sequence[Row]) -> Table:
@@ -95,7 +128,8 @@ def _frame(results: Results, rows: Sequence[Row]) -> pd.DataFrame:
 def _cells(results: Results, row: Row, others: Mapping[tuple[str, Variant, str], Row]) -> dict[str, str]:
     cells = {"method": results.name(row)} | variant_cells(results, row)
     cells[f"AUC {results.primary}"] = percent(row.auc)
-    cells["gain"] = percent_sign(row.gain)
+    if not is_retention(results):
+        cells["gain"] = percent_sign(row.gain)
     # The conditions compare with old and new, so a tick in these rows would be meaningless.
     starts, ends, steady = (" ", " ", " ") if row.is_end else map(tick, conditions(results, row))
     cells["M_0"] = f"{percent(row.start)} {starts}"

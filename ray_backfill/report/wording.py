@@ -23,12 +23,51 @@ COLUMNS_IN_WORDS = (
     "of queries whose first result is right in the old service and wrong during the backfill."
 )
 
+# What stands in place of the gain if the new model's own results were taken as right.
+RETENTION_IN_WORDS = (
+    "AUC is the average over the whole backfill. What the new model finds was taken as right, so there is no gain: "
+    "old = what the old service finds of it, new = 100 %."
+)
+RETENTION_WARNING = (
+    "Provisional: what the finished upgrade finds was taken as right. The figures say how much of {} users get, and "
+    "nothing of whether the new model is better than the old one. On three data sets with right answers, such figures "
+    "were 4 to 31 points away from the true quality relative to the new model’s, nearly always below it; new-top1 by "
+    "recall@10 was closest (docs/results/retention.md)."
+)
+
 ORACLE_NOTE = f"{DAGGER} An upper bound: this order uses knowledge that exists only after the upgrade."
 UNLEARNED_NOTE = (
     f"{DOUBLE_DAGGER} Did not learn here: worse than rank merge without training (rm_naive) on validation items, which "
     "its fit did not see. It is never recommended."
 )
 FEW = 6  # names that a sentence can list
+
+
+def is_retention(results: Results) -> bool:
+    """Whether what the new model finds was taken as right, so that nothing is known of its quality."""
+    return bool(results.manifest.data.get("truth", {}).get("is_retention"))
+
+
+def retained(results: Results) -> str:
+    """What is retained, in words: "the new model's first result"."""
+    k = results.manifest.data.get("truth", {}).get("k", 1)
+    return "the new model\u2019s first result" if k == 1 else f"the new model\u2019s first {k} results"
+
+
+def metric_title(results: Results, metric: str) -> str:
+    """A metric in titles, with what it means if the new model's own results were taken as right."""
+    return f"Retention of {retained(results)}, {metric}" if is_retention(results) else metric
+
+
+def explained(results: Results) -> str:
+    """What gain, or retention, means."""
+    return RETENTION_IN_WORDS if is_retention(results) else GAIN_IN_WORDS
+
+
+def columns_in_words(results: Results) -> str:
+    """What the columns of the overview mean."""
+    gain, rest = COLUMNS_IN_WORDS.split(" M_0", 1)
+    return f"{RETENTION_IN_WORDS if is_retention(results) else gain} M_0{rest}"
 
 
 def percent(share: float, digits: int = 1) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.orders import why_not_of_images
 from ray_backfill.comparison.resolve import check_distances_agree
 from ray_backfill.datasets import open_source
@@ -19,6 +20,9 @@ from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import Recipe
 from ray_backfill.training.backbone_loop import images_per_worker, training_rows
 from ray_backfill.training.fit import TrainSet
+
+# Columns by which a recipe's queries can be split, as far as its data set has them.
+_SLICES = ("group", "label", "camera")
 
 
 def check_recipe(recipe: Recipe[Any], workers: int, models: Sequence[str] = ("old", "new")) -> None:
@@ -44,8 +48,9 @@ def check_recipe(recipe: Recipe[Any], workers: int, models: Sequence[str] = ("ol
 
 
 def check_choices(recipe: Recipe[Any]) -> None:
-    """Raises InputError for methods, orders and losses that do not fit together, regardless of the images."""
+    """Raises InputError for methods, orders, losses and columns that do not fit together, regardless of the images."""
     recipe.evaluation.check()
+    _check_columns(recipe.evaluation)
     methods = recipe.evaluation.find_methods()
     for name in recipe.evaluation.orders:
         if reason := why_not_of_images(find_order(name), methods):
@@ -54,6 +59,17 @@ def check_choices(recipe: Recipe[Any]) -> None:
     for method in methods:
         if method.fit and (problem := method.fit.classifier_problem(recipe.fits, recipe.new.training.classification)):
             raise InputError(problem)
+
+
+def _check_columns(evaluation: Evaluation) -> None:
+    """Raises InputError for columns that embedded images do not have."""
+    if evaluation.filter:
+        raise InputError("--filter needs a folder of embeddings (--data) with this column; a recipe's images lack it")
+    if unknown := [name for name in evaluation.slices if name not in _SLICES]:
+        raise InputError(
+            f"--slices: a recipe's queries have no column {unknown[0]!r}; choose from {', '.join(_SLICES)}, or "
+            "simulate a folder of embeddings (--data) that has it"
+        )
 
 
 def check_evaluation(recipe: Recipe[Any], workers: int) -> None:

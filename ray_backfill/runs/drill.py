@@ -120,6 +120,10 @@ def _check(evaluation: Evaluation, live: LiveSettings) -> tuple[Method, Evaluati
     A gallery is backfilled in one permutation only.
     """
     (method,) = find_methods((live.method,))
+    if evaluation.filter:
+        raise InputError("--filter is replayed only; leave it out of a live drill")
+    if evaluation.cutoffs:
+        raise InputError("a drill has no --cutoffs, because its answers are the first results; give them to simulate")
     evaluation = replace(
         evaluation, methods=(method.name,), orders=evaluation.orders[:1], merges=evaluation.merges[:1], permutations=1
     )
@@ -158,7 +162,7 @@ def _drill(
     wanted = {
         "format": FORMAT,
         "data": comparison.folder.fingerprint(method.models, further=comparison.orders.gallery.columns),
-        "evaluation": asdict(evaluation),
+        "evaluation": evaluation.recorded(),
         "fit": method.fit.recorded(fits, evaluation.distance) | tuned if method.fit else {},
         "live": asdict(live),
     }

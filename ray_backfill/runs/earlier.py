@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.comparison.slices import mark_of_slices
+from ray_backfill.comparison.traffic import mark_of_log
+from ray_backfill.comparison.truth import mark_of_filter
 from ray_backfill.errors import InputError
 from ray_backfill.files import first_difference, is_finished, look_at_stage, other_settings, read_json
 from ray_backfill.methods import Method, models_of
@@ -13,12 +16,13 @@ from ray_backfill.orders import find_order
 from ray_backfill.report import REPORT_FILES, write_report
 from ray_backfill.store import EmbeddingFolder
 from ray_backfill.tables.results import TABLES
+from ray_backfill.truths import mark_of_truth
 
 STAGE = "simulation"
 # The files that a run writes into its results folder.
 FILES = frozenset(("manifest.json", *REPORT_FILES, *(f"{name}.parquet" for name in TABLES)))
 # What a further run adds to finished results.
-_NAMES = ("methods", "orders", "merges")
+_NAMES = ("methods", "orders", "merges", "cutoffs")
 
 
 def settings_of(
@@ -28,12 +32,20 @@ def settings_of(
     models = [model for model in folder.models if model in models_of(methods)]
     columns = dict.fromkeys(column for name in evaluation.orders for column in find_order(name).needs)
     # Record the methods by name, because "all" has another meaning when methods are added.
-    compared = asdict(evaluation) | {"methods": [method.name for method in methods]}
-    return {**more, "data": folder.fingerprint(models, further=columns), "evaluation": compared}
+    compared = evaluation.recorded() | {"methods": [method.name for method in methods]}
+    mark = mark_of_truth(evaluation.truth)
+    marks = {"truth": mark} if mark else {}
+    if evaluation.filter:
+        marks["filter"] = mark_of_filter(folder, evaluation.filter)
+    if (log := mark_of_log(folder)) and "lazy" in evaluation.orders:
+        marks["log"] = log
+    if sliced := mark_of_slices(folder, evaluation.slices):
+        marks["slices"] = sliced
+    return {**more, **marks, "data": folder.fingerprint(models, further=columns), "evaluation": compared}
 
 
 def joined(evaluation: Evaluation, out: Path) -> Evaluation:
-    """The evaluation with the methods, orders and merges that ``out`` already has results of.
+    """The evaluation with the methods, orders, merges and cut-offs that ``out`` already has results of.
 
     It is unchanged if there are no results, or if those were computed with other settings.
     """
@@ -41,7 +53,7 @@ def joined(evaluation: Evaluation, out: Path) -> Evaluation:
     named = asdict(evaluation) | {"methods": [method.name for method in evaluation.find_methods()]}
     if not found or first_difference(_without_names(found), _without_names(named)):
         return evaluation
-    names: dict[str, Any] = {name: tuple(dict.fromkeys((*found[name], *named[name]))) for name in _NAMES}
+    names: dict[str, Any] = {name: tuple(dict.fromkeys((*found.get(name, ()), *named[name]))) for name in _NAMES}
     both = replace(evaluation, **names)
     try:
         both.check()
@@ -64,8 +76,8 @@ def check_can_be_extended(
         return
     manifest = read_json(out / "manifest.json")
     named = asdict(evaluation) | {"methods": [method.name for method in methods]}
-    recorded = named | _recorded(out).get("evaluation", {})
-    # What the same settings would give for the methods, orders and merges that are there.
+    recorded = named | {"cutoffs": ()} | _recorded(out).get("evaluation", {})
+    # What the same settings would give for the methods, orders, merges and cut-offs that are there.
     there: dict[str, Any] = {
         name: tuple(recorded[name] if set(recorded[name]) <= set(named[name]) else named[name]) for name in _NAMES
     }

@@ -58,7 +58,7 @@ def evaluate_folder(
         comparison = resolve(folder, evaluation, fits, from_images=recipe is not None)
     check_memory(evaluation, len(comparison.methods), comparison.truth.n_queries)
     with ExitStack() as ray:
-        replayed = _replayer(folder, context, ray)
+        replayed = _replayer(folder, evaluation, context, ray)
         started = time.perf_counter()
         first: Curves = {}
         to_train = _to_train(comparison, context.out)
@@ -102,9 +102,10 @@ def _with_earlier(
 
 
 def _say_what_is_kept(out: Path, evaluation: Evaluation, both: Evaluation) -> None:
-    """A line about methods, orders and merges that this run did not ask for."""
+    """A line about methods, orders, merges and cut-offs that this run did not ask for."""
     asked = {method.name for method in evaluation.find_methods()} | {*evaluation.orders, *evaluation.merges}
     kept = [name for name in (*both.methods, *both.orders, *both.merges) if name not in asked]
+    kept += [f"the cut-off {cutoff:g}" for cutoff in both.cutoffs if cutoff not in evaluation.cutoffs]
     if both is not evaluation and kept:
         say(f"{out} also has {', '.join(kept)}: kept")
 
@@ -183,10 +184,15 @@ def _fitted(
     return fit_stage(out / "maps", folder, methods, fits, evaluation.distance, workers, overwrite, own), tuned
 
 
-def _replayer(folder: EmbeddingFolder, context: Context, ray: ExitStack) -> Callable[[Comparison], Curves]:
+def _replayer(
+    folder: EmbeddingFolder, evaluation: Evaluation, context: Context, ray: ExitStack
+) -> Callable[[Comparison], Curves]:
     """The function that replays: in this process, or in shards, for which Ray is started (also used for training)."""
     place = context.place
-    shards = place.shards_for(sum(vectors.nbytes for vectors in folder.gallery.vectors.values()))
+    if evaluation.filter and place.shards:
+        raise InputError("--filter replays one part of the gallery at a time in this process; leave --shards out")
+    size = sum(vectors.nbytes for vectors in folder.gallery.vectors.values())
+    shards = 0 if evaluation.filter else place.shards_for(size)
     if not shards:
         check_device(place.device)
         return partial(replay_here, device=place.device)

@@ -10,7 +10,7 @@ from ray_backfill.runs.context import Context
 from ray_backfill.runs.synthetic import STAGE as SYNTHETIC
 
 _INVENTED = (
-    "The embeddings are invented: they were drawn from a model of distances, and no image was seen. The figures show "
+    "The embeddings are invented: they were drawn from a model of distances, no real item was seen. The figures show "
     "scale and arithmetic, not which method is better."
 )
 

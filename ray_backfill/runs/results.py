@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -14,9 +14,12 @@ import pandas as pd
 from ray_backfill import __version__
 from ray_backfill.comparison.checks import check_fits, checked_methods, validation_facts
 from ray_backfill.comparison.costs import cost_table
+from ray_backfill.comparison.cutoffs import cutoff_table, cutoffs_left_out, has_cutoffs
+from ray_backfill.comparison.flips import flip_table
 from ray_backfill.comparison.orders import store_sigma
 from ray_backfill.comparison.replay import Curves, replay_here
 from ray_backfill.comparison.resolve import Comparison
+from ray_backfill.comparison.shown import shown_queries
 from ray_backfill.comparison.tabulate import tabulate
 from ray_backfill.comparison.traits import traits_of
 from ray_backfill.files import begin_stage, finish_stage, note_facts, read_json, replaced_whole
@@ -28,13 +31,13 @@ from ray_backfill.runs.earlier import FILES, STAGE, check_can_be_extended, is_th
 from ray_backfill.runs.origin import origin_of
 from ray_backfill.statistics import relative_weights
 from ray_backfill.tables.checks import CheckRow
-from ray_backfill.tables.queries import ScoredQuery, SkippedQuery
+from ray_backfill.tables.queries import LOST, WON, ScoredQuery, ShownQuery, SkippedQuery
 from ray_backfill.tables.results import TABLES, Manifest, Tuned
 from ray_backfill.tables.schema import block, frame, write_table
 from ray_backfill.training.settings import FitSettings
 
 # Version of the results folder; increases when the shape of a table changes.
-FORMAT = 5
+FORMAT = 6
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,6 @@ def write_results(
         InputError: ``out`` belongs to another run.
     """
     folder, evaluation, methods = comparison.folder, comparison.evaluation, comparison.methods
-    of_query = (folder.queries or folder.gallery).group
     wanted = settings_of(folder, evaluation, methods, facts.settings)
     if is_there(out, wanted, _tables_of(comparison)):
         return out
@@ -124,17 +126,22 @@ def write_results(
         started = time.perf_counter()
         curves = replayed(comparison)
         begin_stage(new, STAGE, wanted)
-        tables = tabulate(methods, curves, evaluation, of_query)
+        tables = tabulate(methods, curves, evaluation, comparison.slices)
+        cutoffs = cutoff_table(comparison)
         with stage("write report"):
             dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
             frames = vars(tables) | {"costs": cost_table(methods, dims, comparison.maps, facts.backbones)}
             frames |= {"queries": scored_queries(comparison), "skipped_queries": skipped_queries(comparison)}
-            frames |= {"checks": _checks(comparison)}
+            frames |= {"checks": _checks(comparison), "flips": _flips(comparison, curves), "cutoffs": cutoffs}
+            manifest = _manifest(comparison, wanted["data"], facts, 0.0)
+            shown = _shown(comparison, curves, {n: table for n, table in frames.items() if table is not None}, manifest)
+            frames |= {"shown": frame(ShownQuery, shown) if shown else None}
             for name, table in frames.items():
                 if table is not None:
                     write_table(new / f"{name}.parquet", table)
             seconds = round(time.perf_counter() - started, 2)
-            note_facts(new, _manifest(comparison, wanted["data"], facts, seconds).facts())
+            timings = dict(manifest.timings_s) | {"replay": seconds}
+            note_facts(new, replace(manifest, timings_s=timings, first_results=first_results(curves, shown)).facts())
             write_report(new)
             finish_stage(new)
     return out
@@ -142,11 +149,13 @@ def write_results(
 
 def _tables_of(comparison: Comparison) -> list[str]:
     """The tables that results of this comparison consist of."""
-    of_query = (comparison.folder.queries or comparison.folder.gallery).group
     rarely = {
         "skipped_queries": len(comparison.truth.skipped) > 0,
-        "subgroups": of_query is not None,
+        "subgroups": len(comparison.slices) > 0,
+        "slices": len(comparison.slices) > 0,
         "checks": bool(checked_methods(comparison)),
+        "shown": False,  # there may be no such query
+        "cutoffs": has_cutoffs(comparison),
         "permutations": comparison.evaluation.permutations > 1
         and any(order.is_random for order in comparison.orders.orders)
         and not all(method.is_reference for method in comparison.methods),
@@ -158,6 +167,38 @@ def _checks(comparison: Comparison) -> pd.DataFrame | None:
     """What the guard found out about fitted methods; None if it has nothing to judge."""
     rows = check_fits(comparison)
     return frame(CheckRow, rows) if rows else None
+
+
+def _flips(comparison: Comparison, curves: Curves) -> pd.DataFrame:
+    """Which queries change their first result, and to which item."""
+    folder, any_curve = comparison.folder, next(iter(curves.values()))
+    flips = {key: found.flips for key, found in curves.items() if found.flips is not None}
+    query_ids = (folder.queries or folder.gallery).id[any_curve.curve.scored]
+    return flip_table(flips, any_curve.t, query_ids, folder.gallery.id)
+
+
+def _shown(
+    comparison: Comparison, curves: Curves, tables: Mapping[str, pd.DataFrame], manifest: Manifest
+) -> tuple[ShownQuery, ...]:
+    """The worst and best queries of the method that leads in the first order; () if only references took part."""
+    # The ranking of the methods needs no curves.
+    without = {name: tables[name].iloc[:0] for name in ("curves", "moments", "differences")}
+    few = {name: tables[name] for name in ("summary", "checks") if name in tables}
+    results, first = results_of(few | without, manifest), comparison.evaluation.orders[0]
+    rows = [row for row in results.candidates(results.primary) if row.merge == RAW.name and not row.is_reference]
+    leading = next((row for row in rows if row.order == first), next(iter(rows), None))
+    if leading is None:
+        return ()
+    return shown_queries(comparison.folder, curves, leading.method, leading.order, results.primary)
+
+
+def first_results(curves: Curves, shown: Sequence[ShownQuery]) -> dict[str, int]:
+    """How many queries lose and win their right first result on the way, in the curve that the shown queries are of."""
+    flips = curves[shown[0].method, shown[0].order, RAW.name].flips if shown else None
+    if flips is None:
+        return {}
+    lost, won = (len(np.unique(flips.query[flips.is_lost == is_lost])) for is_lost in (True, False))
+    return {LOST: lost, WON: won}
 
 
 def scored_queries(comparison: Comparison) -> pd.DataFrame:
@@ -175,7 +216,7 @@ def skipped_queries(comparison: Comparison) -> pd.DataFrame | None:
 
 
 def results_in_memory(comparison: Comparison, curves: Curves, facts: Facts) -> Results:
-    """The results that ``write_results`` would write, without subgroups and costs, as a report reads them."""
+    """The results that ``write_results`` would write, without slices and costs, as a report reads them."""
     tables = vars(tabulate(comparison.methods, curves, comparison.evaluation)) | {"checks": _checks(comparison)}
     manifest = _manifest(comparison, "", facts, replay_s=0.0)
     return results_of({name: table for name, table in tables.items() if table is not None}, manifest)
@@ -206,6 +247,7 @@ def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: 
         "queries": truth.n_queries,
         "queries_skipped": len(truth.skipped),
     }
+    right_answers = dict(comparison.truth_facts) | weighting(comparison)
     dims = {f"{model}_dim": folder.gallery.vectors[model].shape[1] for model in folder.models}
     return Manifest(
         command=facts.command,
@@ -221,9 +263,9 @@ def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: 
             (RAW.name, *comparison.merges.names),
             comparison.orders.gallery,
         ),
-        left_out=comparison.left_out,
+        left_out=(*comparison.left_out, *cutoffs_left_out(comparison)),
         tuned=facts.tuned,
         timings_s=facts.timings_s | {"replay": replay_s},
         backbones=facts.backbones,
-        data=sizes | weighting(comparison) | dims | validation_facts(comparison) | facts.origin,
+        data=sizes | right_answers | dims | validation_facts(comparison) | facts.origin,
     )

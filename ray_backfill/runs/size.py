@@ -10,6 +10,10 @@ from ray_backfill.statistics import DRAWS
 
 # Shares of flipped queries: against the method's own start and against the old service, negative and positive.
 _FLIPS = 4
+# What is kept of the queries whose first result changes, if each does so once.
+_FLIP_BYTES = 28
+# What is first for a query at a moment, while its changes are looked for.
+_FIRST_BYTES = 6
 # Above one of these a run says what it is going to need: memory, and multiply-adds of the bootstrap, which takes most
 # of the time if there are many points.
 _MUCH_BYTES, _MUCH_WORK = 2 << 30, 3e11
@@ -37,12 +41,14 @@ def check_memory(evaluation: Evaluation, methods: int, queries: int) -> None:
 def curve_bytes(evaluation: Evaluation, methods: int, queries: int) -> int:
     """Estimate of the memory for curves, their bootstrap draws and their tables."""
     metrics, points, moments = len(evaluation.metrics), evaluation.points, evaluation.moments
-    right = 8 if evaluation.permutations > 1 else 1  # whether the first result is right, or a share of permutations
-    values = queries * (8 * metrics * points + right * moments)
+    # Whether the first result is right; of several permutations, the share of them, and whether it is in the first.
+    right = 9 if evaluation.permutations > 1 else 1
+    values = queries * (8 * metrics * points + right * moments + _FLIP_BYTES)
     draws = 8 * DRAWS * metrics * points
     table_rows = 2 * 64 * ((metrics + _FLIPS) * points + metrics * moments)
     # While a method is replayed in all orders, and its draws at all moments are judged.
     of_one_method = evaluation.replayed_orders * queries * moments * (8 * metrics + 1) + 8 * DRAWS * moments
+    of_one_method += len(evaluation.orders) * queries * moments * _FIRST_BYTES
     return methods * len(evaluation.orders) * len(evaluation.merges) * (values + draws + table_rows) + of_one_method
 
 

@@ -39,20 +39,28 @@ from ray_backfill.store._classifier import read_classifier as read_classifier
 from ray_backfill.store._columns import MAPPED_BYTES as MAPPED_BYTES
 from ray_backfill.store._columns import (
     add_to_digest,
+    as_ids,
     as_numbers,
     is_vectors,
-    part_files,
     read_rows,
     some,
 )
+from ray_backfill.store._columns import in_words as in_words
 from ray_backfill.store._columns import kind_of as kind_of
+from ray_backfill.store._columns import part_files as part_files
 from ray_backfill.store._columns import room_for as room_for
 from ray_backfill.store._columns import vector_column as vector_column
 from ray_backfill.store._columns import vectors_of as vectors_of
 from ray_backfill.store._division import FEWEST as FEWEST
 from ray_backfill.store._division import held_out, take_views
 from ray_backfill.store._division import take as take
-from ray_backfill.store._known import COLUMNS, NUMBERS, OF_QUERIES, check_equal_columns, read_columns
+from ray_backfill.store._further import IMAGE as IMAGE
+from ray_backfill.store._further import TEXT as TEXT
+from ray_backfill.store._further import read_further as read_further
+from ray_backfill.store._further import read_picked as read_picked
+from ray_backfill.store._hashing import hash_rows as hash_rows
+from ray_backfill.store._known import COLUMNS as COLUMNS
+from ray_backfill.store._known import NUMBERS, OF_QUERIES, check_equal_columns, read_columns
 from ray_backfill.store._views import read_views
 from ray_backfill.store._writing import write_parquet as write_parquet
 from ray_backfill.systems import FloatArray
@@ -315,3 +323,23 @@ def read_numbers(path: Path, name: str) -> NDArray[np.float64] | None:
     if any(name not in open_checked(file).schema_arrow.names for file in files):
         return None
     return np.concatenate([as_numbers(read_checked(file, [name])[name], file, name) for file in files])
+
+
+def left_out_ids(path: Path) -> NDArray[Any]:
+    """The ids, as text, of rows that an import left out of this split; they are listed beside it."""
+    listed = path.with_name(f"{path.stem}_left_out.parquet")
+    return read_texts(listed, "id").astype(str) if listed.exists() else np.empty(0, str)
+
+
+def read_texts(path: Path, name: str) -> NDArray[Any]:
+    """Read a column of integers or text of a split, (N,).
+
+    Raises:
+        InputError: A file does not have it, or it holds other values, or misses some.
+    """
+    files = part_files(path)
+    for file in files:
+        there = open_checked(file).schema_arrow.names
+        if name not in there:
+            raise InputError(f"{file} has no column {name!r}; it has: {', '.join(there)}")
+    return np.concatenate([as_ids(read_checked(file, [name])[name], file, name) for file in files])

@@ -54,7 +54,7 @@ def _flattened(
     column: pa.ChunkedArray, file: Path, name: str, things: str, thing: str
 ) -> tuple[pa.ChunkedArray, NDArray[np.int64]]:
     """All values of a column of lists, and the row of each."""
-    if not _is_list(plain_type(column.type)):
+    if not is_list(plain_type(column.type)):
         raise InputError(f"{file}, column {name!r} must hold lists of {things}, not {in_words(column.type)}")
     column = plain(column)
     row_of = np.repeat(np.arange(len(column)), pc.fill_null(pc.list_value_length(column), 0).to_numpy())
@@ -130,7 +130,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 def in_words(kind: pa.DataType) -> str:
     """Return a type of a column in words, for a message."""
     kind = plain_type(kind)
-    if _is_list(kind):
+    if is_list(kind):
         return f"lists of {in_words(kind.value_type)}"
     is_of: dict[str, Callable[[pa.DataType], bool]] = {
         "true/false values": pa.types.is_boolean,
@@ -150,7 +150,7 @@ def kind_of(values: NDArray[Any]) -> str:
     return "text" if values.dtype.kind == "U" else "numbers"
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
@@ -203,7 +203,7 @@ def _batches(file: Path, parquet: pq.ParquetFile, group: int, names: Sequence[st
 
 def is_vectors(kind: pa.DataType) -> bool:
     kind = plain_type(kind)
-    return _is_list(kind) and pa.types.is_floating(kind.value_type)
+    return is_list(kind) and pa.types.is_floating(kind.value_type)
 
 
 def float_type(name: str, opened: Sequence[pq.ParquetFile], files: Sequence[Path]) -> type[np.floating]:

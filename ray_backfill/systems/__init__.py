@@ -15,11 +15,12 @@ from ray_backfill.systems.arrays import as_array as as_array
 from ray_backfill.systems.arrays import as_labels as as_labels
 from ray_backfill.systems.arrays import as_vectors as as_vectors
 from ray_backfill.systems.arrays import describe_array as describe_array
+from ray_backfill.systems.truth import Filter as Filter
 from ray_backfill.systems.truth import GroundTruth as GroundTruth
 
 # Rows that are checked at a time.
 _ROWS = 65_536
-Switch = Literal["progressively", "at_end"]
+Switch = Literal["progressively", "at_end", "only_backfilled"]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -77,7 +78,8 @@ class UpgradePair:
     """Serves the backfilled items."""
     switch: Switch = "progressively"
     """When the forward system takes over: "progressively", each item as soon as it is backfilled; "at_end", all items
-    together at t = 1 (offline backfilling)."""
+    together at t = 1 (offline backfilling); "only_backfilled", as progressively, but nothing serves the other items, so
+    that they cannot be found."""
 
     def __post_init__(self) -> None:
         for side in ("backward", "forward"):

@@ -12,6 +12,22 @@ from ray_backfill.systems.arrays import IntArray, as_array, as_labels, describe_
 Floats = NDArray[np.float64]
 
 
+@dataclass(frozen=True, eq=False)
+class Filter:
+    """A query finds only the gallery items of its own part, such as those of one tenant.
+
+    of_query: (Q,) and of_item: (N,) number of the part.
+    """
+
+    of_query: IntArray
+    of_item: IntArray
+
+    def parts(self) -> list[tuple[IntArray, IntArray]]:
+        """The queries and the gallery items of each part that has both, ascending."""
+        both = np.intersect1d(self.of_query, self.of_item).tolist()
+        return [(np.flatnonzero(self.of_query == part), np.flatnonzero(self.of_item == part)) for part in both]
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class GroundTruth:
     """The relevant gallery items (positives) of each query, and the items that are left out of its ranking (ignored).
@@ -35,6 +51,8 @@ class GroundTruth:
     weights: Floats | None = None
     """(Q,) weight of each query in every mean, interval and area, above 0; None if they are equal. ``with_weights``
     adds them."""
+    filter: Filter | None = None
+    """Which items a query can find; None for all. ``with_filter`` adds it."""
 
     def __post_init__(self) -> None:
         if self.grades is not None:
@@ -79,18 +97,51 @@ class GroundTruth:
         first = np.arange(self.n_queries + 1) * self.n_gallery
         parts = [(each % self.n_gallery, np.searchsorted(each, first)) for each in lists]
         grades = None if self.grades is None else self.grades[stays]
-        return GroundTruth(self.n_gallery, *parts[0], *parts[1], grades, self.weights)
+        return GroundTruth(self.n_gallery, *parts[0], *parts[1], grades, self.weights, self.filter)
 
     def only(self, stays_N: NDArray[np.bool_]) -> "GroundTruth":
         """Return the ground truth restricted to some gallery items; positions stay the same."""
 
-        def kept(items: IntArray, starts: IntArray) -> tuple[IntArray, IntArray]:
-            stays = stays_N[items]
-            return items[stays], np.concatenate([[0], np.cumsum(stays)])[starts]
+        return self._kept(stays_N[self.positives], stays_N[self.ignored], self.filter)
 
-        lists = (*kept(self.positives, self.positive_starts), *kept(self.ignored, self.ignored_starts))
-        grades = None if self.grades is None else self.grades[stays_N[self.positives]]
-        return GroundTruth(self.n_gallery, *lists, grades, self.weights)
+    def with_filter(self, found: Filter) -> "GroundTruth":
+        """Return the ground truth in which a query finds only items of its part; others are no right answers."""
+
+        def is_own(items: IntArray, starts: IntArray) -> NDArray[np.bool_]:
+            own: NDArray[np.bool_] = found.of_item[items] == np.repeat(found.of_query, np.diff(starts))
+            return own
+
+        own = (is_own(self.positives, self.positive_starts), is_own(self.ignored, self.ignored_starts))
+        return self._kept(*own, found)
+
+    def part(self, query_K: IntArray, item_M: IntArray) -> "GroundTruth":
+        """Return the ground truth of K queries over M gallery items, without a filter. Both ascending."""
+        place_N = np.full(self.n_gallery, -1)
+        place_N[item_M] = np.arange(len(item_M))
+        is_asked_Q = np.zeros(self.n_queries, np.bool_)
+        is_asked_Q[query_K] = True
+        stays = [
+            np.repeat(is_asked_Q, np.diff(starts)) & (place_N[items] >= 0)
+            for items, starts in ((self.positives, self.positive_starts), (self.ignored, self.ignored_starts))
+        ]
+        kept = self._kept(stays[0], stays[1], None)
+        rows = np.append(query_K, self.n_queries)
+        lists = (place_N[kept.positives], kept.positive_starts[rows], place_N[kept.ignored], kept.ignored_starts[rows])
+        weights = None if self.weights is None else self.weights[query_K]
+        return GroundTruth(len(item_M), *lists, kept.grades, weights)
+
+    def _kept(
+        self, positive_stays: NDArray[np.bool_], ignored_stays: NDArray[np.bool_], found: Filter | None
+    ) -> "GroundTruth":
+        """Without some entries of ``positives`` and ``ignored``."""
+
+        def starts_of(stays: NDArray[np.bool_], starts: IntArray) -> IntArray:
+            return np.concatenate([[0], np.cumsum(stays)])[starts]
+
+        positives = (self.positives[positive_stays], starts_of(positive_stays, self.positive_starts))
+        ignored = (self.ignored[ignored_stays], starts_of(ignored_stays, self.ignored_starts))
+        grades = None if self.grades is None else self.grades[positive_stays]
+        return GroundTruth(self.n_gallery, *positives, *ignored, grades, self.weights, found)
 
     def with_weights(self, weights: ArrayLike | None) -> "GroundTruth":
         """Return the ground truth with these weights of queries: (Q,) finite numbers above 0, or None for equal ones.

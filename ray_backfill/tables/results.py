@@ -5,18 +5,20 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from ray_backfill.tables.checks import CheckRow
-from ray_backfill.tables.queries import QueryValues, ScoredQuery, SkippedQuery
+from ray_backfill.tables.cutoffs import CutoffRow
+from ray_backfill.tables.queries import FlipRow, QueryValues, ScoredQuery, ShownQuery, SkippedQuery
+from ray_backfill.tables.slices import SliceRow, SubgroupPoint
 
 # The two services that every method is compared with; they are part of every comparison.
 OLD, NEW = "old", "new"
 # Verdicts on a condition.
 YES, NO, UNDECIDED = "yes", "no", "undecided"
-# In the column ``group``: best group minus worst group.
-GAP = "(gap)"
 
 NEGATIVE_FLIPS, NEGATIVE_FLIPS_VS_OLD = "negative_flips", "negative_flips_vs_old"
 POSITIVE_FLIPS, POSITIVE_FLIPS_VS_OLD = "positive_flips", "positive_flips_vs_old"
-# Values of the column ``metric`` that are not quality metrics -> title.
+# Of a cascade: gallery items that the new model has to embed for a query.
+NEW_EMBEDDINGS = "new_embeddings"
+# Values of the column ``metric`` that are shares of queries -> title.
 FLIP_METRICS = {
     NEGATIVE_FLIPS: "Negative flips against the method's own start",
     NEGATIVE_FLIPS_VS_OLD: "Negative flips against the old service",
@@ -35,13 +37,14 @@ class CurvePoint:
     metric: Annotated[
         str,
         f"a metric, or `{NEGATIVE_FLIPS}`, `{POSITIVE_FLIPS}` (against the method's own t = 0), "
-        f"`{NEGATIVE_FLIPS_VS_OLD}`, `{POSITIVE_FLIPS_VS_OLD}` (against {{old, old}})",
+        f"`{NEGATIVE_FLIPS_VS_OLD}`, `{POSITIVE_FLIPS_VS_OLD}` (against {{old, old}}); of a cascade also "
+        f"`{NEW_EMBEDDINGS}`, the number of gallery items that the new model has to embed for a query",
     ]
     t: Annotated[float, "share of the gallery that is backfilled, 0 to 1"]
     value: Annotated[
         float,
-        "value of the metric at progress t (M_t) in [0, 1], or a share of queries; weighted, like all means and "
-        "intervals, if the queries have a column `weight`",
+        "value of the metric at progress t (M_t) in [0, 1], a share of queries, or a number; weighted, like all means "
+        "and intervals, if the queries have a column `weight`",
     ]
     low: Annotated[float, "95 % percentile bootstrap interval over queries (1,000 draws, seed 0)"]
     high: float
@@ -130,22 +133,6 @@ class DifferenceRow:
 
 
 @dataclass(frozen=True)
-class SubgroupPoint:
-    """A point of a curve over the queries of one group."""
-
-    method: Annotated[str, "as in `curves.parquet`"]
-    order: str
-    merge: str
-    metric: str
-    group: Annotated[str, f"value of the queries' column `group`; `{GAP}` is best minus worst group"]
-    queries: Annotated[int, "number of queries in the group"]
-    t: Annotated[float, "as in `curves.parquet`; a gap has no interval"]
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class CostRow:
     """The cost of a method, counted while it processes a query and an item."""
 
@@ -201,31 +188,36 @@ TABLES: Mapping[str, type] = {
     "summary": SummaryRow,
     "differences": DifferenceRow,
     "subgroups": SubgroupPoint,
+    "slices": SliceRow,
     "costs": CostRow,
     "moments": MomentPoint,
     "permutations": PermutationRow,
     "queries": ScoredQuery,
     "query_values": QueryValues,
+    "flips": FlipRow,
+    "shown": ShownQuery,
     "skipped_queries": SkippedQuery,
     "checks": CheckRow,
+    "cutoffs": CutoffRow,
 }
 
 # Tables that a run writes only if it has something to put into them.
-OPTIONAL = ("subgroups", "costs", "permutations", "skipped_queries", "checks")
+OPTIONAL = ("subgroups", "slices", "costs", "permutations", "shown", "skipped_queries", "checks", "cutoffs")
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A method, a merge, or the fitted merges of a method that a run left out, with the reason."""
+    """A method, a merge, the fitted merges of a method, or the cut-offs of a merge that a run left out: the reason."""
 
-    kind: Literal["method", "merge", "fitted merges"]
+    kind: Literal["method", "merge", "fitted merges", "cut-offs", "cut-offs of"]
     name: str
     reason: str
 
     @property
     def words(self) -> str:
-        """Name in reports: "rm", "csls merge", "bct with fitted merges"."""
-        return {"method": "{}", "merge": "{} merge", "fitted merges": "{} with fitted merges"}[self.kind].format(
+        """Name in reports: "rm", "csls merge", "bct with fitted merges", "cut-offs by the rrf merge"."""
+        forms = {"method": "{}", "merge": "{} merge", "fitted merges": "{} with fitted merges"}
+        return (forms | {"cut-offs": "cut-offs by the {} merge", "cut-offs of": "cut-offs of {}"})[self.kind].format(
             self.name
         )
 
@@ -246,6 +238,8 @@ class MethodTraits:
     """Models that it needs besides old and new."""
     stays: bool = False
     """Its maps are still applied after the backfill; otherwise only the new model is."""
+    recalls: int = 0
+    """Number of candidates of a cascade, which the new model embeds for every query; 0 if it is none."""
     glossary: Mapping[str, str] = field(default_factory=dict)
     """Term -> meaning."""
 
@@ -328,6 +322,8 @@ class Manifest:
     """Fingerprint, sizes and notes."""
     backbones: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Model -> facts about it."""
+    first_results: Mapping[str, int] = field(default_factory=dict)
+    """With the method and order of shown.parquet: how many queries lose and win their right first result on the way."""
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Manifest":

@@ -61,7 +61,9 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
     write_whole(path, lambda temporary: write_checked(arrow, temporary))
 
 
-def read_table(path: Path, row_type: type, again: str, may_be_empty: bool = False) -> pd.DataFrame:
+def read_table(
+    path: Path, row_type: type, again: str, may_be_empty: bool = False, older: Mapping[str, str] | None = None
+) -> pd.DataFrame:
     """Read a Parquet file and return the columns of ``row_type``, in order.
 
     Args:
@@ -69,6 +71,7 @@ def read_table(path: Path, row_type: type, again: str, may_be_empty: bool = Fals
         row_type: Schema of the table.
         again: Remedy for error messages, such as "run simulate again".
         may_be_empty: Accept a table without rows.
+        older: Columns that tables of older versions lack -> the value that they stand for.
 
     Raises:
         InputError: The file is missing or not Parquet, lacks a column, or has no rows.
@@ -79,6 +82,7 @@ def read_table(path: Path, row_type: type, again: str, may_be_empty: bool = Fals
         found = pd.read_parquet(path, page_checksum_verification=True)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise InputError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}): {again}") from error
+    found = found.assign(**{name: value for name, value in (older or {}).items() if name not in found.columns})
     missing = [name for name in columns(row_type) if name not in found.columns]
     if missing:
         raise InputError(f"{path} lacks the column {', '.join(missing)}: {again} with this version")

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import keyword
 import os
 import re
 import subprocess
@@ -43,11 +44,15 @@ LINES = [
     ("fit", ["--data", "my_embeddings"]),
     ("fit", []),
     ("reproduce", ["--recipe", "landmarks"]),
+    ("import", ["--out", "my_embeddings"]),
 ]
+# A command with a positional argument, whose text stands on its first page.
+POSITIONAL = ("doctor", ["my_embeddings"])
 
 
 def reader(command: str) -> Any:
-    return importlib.import_module(f"ray_backfill.cli.commands.{command}").read
+    module = f"{command}_" if keyword.iskeyword(command) else command
+    return importlib.import_module(f"ray_backfill.cli.commands.{module}").read
 
 
 @cache
@@ -71,7 +76,7 @@ def texts_of(kind: type) -> dict[str, str]:
 
 def options_of(job: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """(option, text) of every field that is not a group itself."""
-    flat = {"settings", "fits", "evaluation", "place", "experiment"}
+    flat = {"settings", "fits", "evaluation", "place", "experiment", "columns"}
     for each in fields(job):
         value = getattr(job, each.name)
         name = f"{prefix}{each.name}"
@@ -112,7 +117,7 @@ def test_first_pages_are_short_and_name_options_and_groups_that_there_are(comman
     assert [line for line in lines if line.startswith(("  ray-backfill", "    ray-backfill"))], (
         "an example on its own line"
     )
-    shown = "".join(full_help(name, tuple(arguments)) for name, arguments in LINES if name == command)
+    shown = "".join(full_help(name, tuple(arguments)) for name, arguments in [*LINES, POSITIONAL] if name == command)
     for option in re.findall(r"(?<![\w-])--[a-z][\w-]*(?:\.[\w-]+)*", text):
         assert option in ("--help", *shown.replace(",", " ").split()), option
     if "--help GROUP" in text:

@@ -1,6 +1,8 @@
 """The replay over Ray actors gives what one process gives."""
 
+import gc
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
+import ray
 import torch
 
 from ray_backfill.cluster.replay import replay_in_shards
@@ -66,6 +69,28 @@ def test_any_number_of_shards_gives_the_curves_of_one_process(
         for metric in metrics:
             np.testing.assert_array_equal(three[key].curve.per_query[metric], curve.curve.per_query[metric])
             np.testing.assert_array_equal(three[key].values[metric], curve.values[metric])
+        if curve.flips is None:
+            assert three[key].flips is None
+            continue
+        for name, values in vars(curve.flips).items():
+            np.testing.assert_array_equal(getattr(three[key].flips, name), values)
+    assert sum(len(curve.flips.query) for curve in one.values() if curve.flips) > 10
+
+
+def test_shards_leave_no_actor_behind(ray_session: None, tmp_path: Path) -> None:
+    comparison = comparison_of(tmp_path / "data", Evaluation(("offline",), ("random",)))
+    broken = replace(comparison.folder, gallery=replace(comparison.folder.gallery, path=tmp_path / "elsewhere"))
+    gc.disable()  # which would end the actors at some time
+    try:
+        replay_in_shards(comparison, 2)
+        with pytest.raises(InputError, match="elsewhere is missing"):
+            replay_in_shards(replace(comparison, folder=broken), 2)
+        deadline = time.monotonic() + 20
+        while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+            assert time.monotonic() < deadline, "a shard still holds its CPU"
+            time.sleep(0.1)
+    finally:
+        gc.enable()
 
 
 def test_more_shards_than_cpus_are_refused(ray_session: None, tmp_path: Path) -> None:

@@ -97,8 +97,8 @@ def test_copies_with_other_ids_stay_and_are_counted(tmp_path: Path) -> None:
     assert not len(found.truth.ignored)
     assert found.notes == (
         "1 of 13 queries is equal to a gallery item of another id, in every embedding. A query finds its copy first in "
-        "any system, so the figures are too high if these are the same images. Remove the copies from the gallery, or "
-        "give an image the same id in both files: it is then left out of its own results.",
+        "any system, so the figures are too high if these are the same items. Remove the copies from the gallery, or "
+        "give an item the same id in both files: it is then left out of its own results.",
     )
     # The same old vector is no copy if the new one differs.
     queries["new"] = queries["new"] + np.float16(1)

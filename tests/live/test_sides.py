@@ -7,13 +7,13 @@ import torch
 from ray_backfill.errors import InputError
 from ray_backfill.live.sides import Sides, check_live, new_models, old_models
 from ray_backfill.merges import RAW, Merge, fit_merge
-from ray_backfill.methods import Embeddings, Method, all_methods
+from ray_backfill.methods import POLICIES, Embeddings, Method, all_methods
 from ray_backfill.training.fit import TrainSet
 from ray_backfill.training.settings import FitSettings, HeadTraining, TransformTraining
 
 DIMS = {"old": 4, "new": 6}
 RNG = np.random.default_rng(0)
-LIVE = [method for method in all_methods().values() if not method.is_reference]
+LIVE = [method for method in all_methods().values() if not method.is_reference and method.family != POLICIES]
 
 
 def vectors(method: Method, n: int, seed: int) -> dict[str, np.ndarray]:

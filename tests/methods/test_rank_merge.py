@@ -103,7 +103,7 @@ def test_unknown_distances_and_methods_list_the_known_ones() -> None:
         LossSettings(distance="inner_product")
     with pytest.raises(InputError, match=r"--heads\.loss\.tau must be greater than 0, got 0"):
         LossSettings(tau=0)
-    with pytest.raises(InputError, match=r"unknown method 'bct2'; known: old, new, offline, procrustes"):
+    with pytest.raises(InputError, match=r"unknown method 'bct2'; known: old, new, offline, instant, procrustes"):
         find_methods(("bct2",))
 
 

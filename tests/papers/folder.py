@@ -13,14 +13,13 @@ import pandas as pd
 from ray_backfill.papers.runs import Case, Runs, SeedRun, read_runs
 from ray_backfill.tables.queries import AUC, END, QueryValues, ScoredQuery
 from ray_backfill.tables.results import (
-    GAP,
     CurvePoint,
     DifferenceRow,
     MomentPoint,
-    SubgroupPoint,
     SummaryRow,
 )
 from ray_backfill.tables.schema import block, frame, write_table
+from ray_backfill.tables.slices import GAP, SubgroupPoint
 from tests.report.folder import made_traits
 from tests.summary import summary_row
 
@@ -107,7 +106,7 @@ def write_seed(
 
 def write_gaps(folder: Path, gaps: Mapping[Case, tuple[float, ...]], moments: tuple[float, ...]) -> None:
     rows = [
-        SubgroupPoint(*case, metric, group, 9, t, v * times, NAN, NAN)
+        SubgroupPoint(*case, metric, "group", group, 9, t, v * times, NAN, NAN)
         for case, values in gaps.items()
         for t, v in zip(moments, values, strict=True)
         # Neither women's own values nor mAP must be read as the gap in top-1 accuracy.

@@ -34,6 +34,7 @@ def test_all_permutations_of_a_method_are_in_memory_at_once() -> None:
     together = permutations * (one.per_query["mAP"].nbytes + one.top1_correct.nbytes)
     found = judge([one] * permutations, 1)
     kept = one.per_query["mAP"].nbytes + found.draws["mAP"].nbytes + 2 * found.top1_correct.nbytes
+    kept += found.first_top1.nbytes
     evaluation = replace(EVALUATION, points=points, metrics=("mAP",), permutations=permutations)
     estimate = curve_bytes(evaluation, 1, queries)
     assert found.top1_correct.nbytes == 8 * one.top1_correct.nbytes

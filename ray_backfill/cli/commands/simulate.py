@@ -30,10 +30,13 @@ def run(arguments: Sequence[str]) -> None:
     from ray_backfill.report import print_first_table, print_table
 
     if isinstance(job, SimulateFolderJob):
+        from ray_backfill.runs.cleaning import cleaned
         from ray_backfill.runs.folder import evaluate_folder
 
         data = given_folder(job.data)
         with running(job) as context:
+            if job.drop_broken:
+                data = cleaned(data, context.out / "cleaned", context.overwrite)
             results = evaluate_folder(data, job.evaluation, job.fits, context, show_first=print_first_table)
     elif isinstance(job, ScaleJob):
         from ray_backfill.runs.pipeline import evaluate_synthetic

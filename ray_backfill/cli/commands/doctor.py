@@ -1,0 +1,43 @@
+"""``ray-backfill doctor``: examine a folder of embeddings before a run."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from ray_backfill.cli.parse import read_options
+from ray_backfill.cli.shell import shown
+
+
+@dataclass(frozen=True)
+class DoctorJob:
+    """An examination of a folder of embeddings."""
+
+    data: Annotated[Path, tyro.conf.Positional]
+    """Folder with gallery.parquet and, optionally, queries.parquet, train.parquet and validation.parquet."""
+    json: bool = False
+    """Print JSON instead of tables."""
+
+
+def read(arguments: Sequence[str]) -> DoctorJob:
+    """The folder."""
+    return read_options(DoctorJob, arguments)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Print what the folder holds and what is wrong. Exit code 1 if something is."""
+    job = read(arguments)
+    from ray_backfill.doctor import diagnose
+    from ray_backfill.doctor.printing import print_diagnosis
+
+    diagnosis = diagnose(job.data.absolute())
+    if job.json:
+        print(json.dumps(diagnosis.as_json(), indent=2))
+    else:
+        print_diagnosis(diagnosis, str(shown(job.data.absolute())))
+    if not diagnosis.is_sound:
+        sys.exit(1)

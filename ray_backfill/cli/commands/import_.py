@@ -1,0 +1,64 @@
+"""``ray-backfill import``: make a folder of embeddings from vectors in other stores."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from ray_backfill.cli.parse import read_options
+from ray_backfill.cli.shell import checked_out, command_line, shown
+from ray_backfill.errors import InputError
+from ray_backfill.runs.importing import ColumnNames
+
+SPLITS = ("gallery", "queries", "train", "validation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportJob:
+    """An import of one or more splits, whose sources use the same names of columns."""
+
+    out: Path
+    """Folder of embeddings to make, or to add a split to. The same command continues an import that was stopped."""
+    gallery: tuple[str, ...] = ()
+    """Source of the gallery, or two sources that are joined by id: the old vectors, then the new ones."""
+    queries: tuple[str, ...] = ()
+    """Source or sources of the queries."""
+    train: tuple[str, ...] = ()
+    """Source or sources of items to fit maps on."""
+    validation: tuple[str, ...] = ()
+    """Source or sources of validation items."""
+    columns: Annotated[ColumnNames, tyro.conf.arg(name="")] = field(default_factory=ColumnNames)
+    drop_broken: bool = False
+    """Leave rows out that have no id, a repeated id, or a vector that is missing, zero or not finite, and list them,
+    instead of refusing them."""
+    overwrite: bool = False
+    """Replace splits in --out that were imported from other sources or with other columns."""
+
+
+def read(arguments: Sequence[str]) -> ImportJob:
+    """The sources and the names of their columns."""
+    return read_options(ImportJob, arguments)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Import each split that is given, and print what came of it."""
+    job = read(arguments)
+    given = {split: getattr(job, split) for split in SPLITS if getattr(job, split)}
+    if not given:
+        raise InputError("nothing to import: give --gallery, --queries, --train or --validation")
+    from ray_backfill.claim import claimed
+    from ray_backfill.cli.stopping import interruptible
+    from ray_backfill.runs.importing import import_split, imported
+
+    out = checked_out(job.out)
+    with interruptible(), claimed(out, "--out", command_line()):
+        for split, texts in given.items():
+            path = out / f"{split}.parquet"
+            import_split(path, texts, job.columns, job.drop_broken, job.overwrite)
+            facts = imported(path)
+            left_out = "".join(f"; left out: {count:,} ({why})" for why, count in facts["left_out"].items())
+            print(f"{shown(path)}: {facts['rows']:,} rows{left_out}")
+            if facts["left_out"]:
+                print(f"{shown(path.with_name(f'{split}_left_out.parquet'))} lists them")

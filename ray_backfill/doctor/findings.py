@@ -1,0 +1,127 @@
+"""What is wrong with a folder of embeddings, from the scans of its splits."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.doctor.mixed import find_mixed
+from ray_backfill.doctor.scan import SplitScan, VectorColumn
+from ray_backfill.store.loose import FINE, PROBLEMS, ZERO
+
+# error: a run refuses the folder. warning: a run works, and its figures may mislead.
+Level = Literal["error", "warning", "note"]
+MODELS = ("old", "new")
+# Share of equal vectors from which they are told.
+_EQUAL_SHARE = 0.001
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a user should know. what: a sentence without its full stop. remedy: what to do; "" if nothing."""
+
+    level: Level
+    where: str
+    what: str
+    remedy: str = ""
+
+
+def find(scans: Mapping[str, SplitScan]) -> list[Finding]:
+    """All findings, errors first. scans: split -> its scan; the gallery is there."""
+    found = [each for name, scan in scans.items() for each in _of_split(name, scan)]
+    found += _of_widths(scans)
+    found += _of_labels(scans)
+    rank = {"error": 0, "warning": 1, "note": 2}
+    return sorted(found, key=lambda each: rank[each.level])
+
+
+def _of_split(name: str, scan: SplitScan) -> Iterator[Finding]:
+    for column, why in scan.unreadable.items():
+        yield Finding("error", f"{name}.{column}", why, "mend or drop the column")
+    if scan.ids is None and "id" not in scan.unreadable:
+        yield Finding(
+            "error", name, "there is no column 'id'", "add one; ray-backfill import --id names another column"
+        )
+    elif scan.ids is not None:
+        repeated = len(scan.ids) - len(np.unique(scan.ids))
+        if repeated:
+            yield Finding(
+                "error", f"{name}.id", f"{repeated:,} ids come again", "--drop-broken keeps the first of each"
+            )
+    for model in MODELS:
+        if model not in scan.vectors:
+            level: Level = "warning" if model == "new" and name == "gallery" else "error"
+            yield Finding(
+                level, name, f"there are no embeddings in a column {model!r}", "embed the items, or import them"
+            )
+    for model, vectors in scan.vectors.items():
+        yield from _of_vectors(f"{name}.{model}", vectors)
+
+
+def _of_vectors(where: str, column: VectorColumn) -> Iterator[Finding]:
+    for problem, words in PROBLEMS.items():
+        rows = np.flatnonzero(column.problems == problem)
+        if len(rows):
+            level: Level = "warning" if problem == ZERO else "error"
+            more = "; cosine distance refuses them" if problem == ZERO else ""
+            yield Finding(
+                level, where, f"{len(rows):,} rows have {words}, the first is row {rows[0]:,}{more}",
+                "--drop-broken leaves them out",
+            )  # fmt: skip
+    hashes = column.hashes[column.problems == FINE]
+    if not len(hashes):
+        return
+    equal = len(hashes) - len(np.unique(hashes))
+    if equal > _EQUAL_SHARE * len(hashes):
+        yield Finding(
+            "warning", where, f"{equal:,} of {len(hashes):,} vectors equal an earlier one",
+            "look for items that are stored twice, or for a failed embedding of many items",
+        )  # fmt: skip
+    mixed = find_mixed(column)
+    if mixed:
+        yield Finding(
+            "warning", where, f"there may be several models in this column: {mixed.where}",
+            "embed all items by one model; distances between models mean nothing",
+        )  # fmt: skip
+
+
+def _of_widths(scans: Mapping[str, SplitScan]) -> Iterator[Finding]:
+    for model in MODELS:
+        dims = {name: scan.vectors[model].dim for name, scan in scans.items() if model in scan.vectors}
+        if len(set(dims.values())) > 1:
+            said = ", ".join(f"{dim:,} in {name}" for name, dim in dims.items())
+            yield Finding("error", model, f"dimensions differ: {said}", "use embeddings of one model")
+
+
+def _of_labels(scans: Mapping[str, SplitScan]) -> Iterator[Finding]:
+    gallery, queries = scans["gallery"], scans.get("queries", scans["gallery"])
+    if "positives" in queries.others:
+        return
+    labels = [scan.others.get("label") for scan in (gallery, queries)]
+    if labels[0] is None or labels[1] is None:
+        yield Finding(
+            "warning", "label", "there are no right answers: neither labels in gallery and queries nor positives",
+            "run with --truth new-top1, known-item, qrels or clicks, or add labels",
+        )  # fmt: skip
+        return
+    if labels[0].dtype.kind != labels[1].dtype.kind:
+        yield Finding("error", "label", "labels are numbers in one split and text in the other", "use one type")
+        return
+    known = labels[1][~unknown(labels[1])]
+    without = int((~np.isin(known, labels[0])).sum()) + int(unknown(labels[1]).sum())
+    if "queries" not in scans:
+        sizes = np.unique(known, return_counts=True)[1]
+        without = int(unknown(labels[1]).sum() + (sizes == 1).sum())
+    if without:
+        level: Level = "error" if without == len(labels[1]) else "note"
+        yield Finding(
+            level, "label", f"{without:,} of {len(labels[1]):,} queries have no right answer in the gallery",
+            "compare the labels of both files" if level == "error" else "they are skipped and listed",
+        )  # fmt: skip
+
+
+def unknown(labels: NDArray[Any]) -> NDArray[np.bool_]:
+    """(N,) whether a label is -1, which means unknown."""
+    return labels == -1 if labels.dtype.kind == "i" else np.zeros(len(labels), bool)

@@ -1,0 +1,59 @@
+"""A diagnosis in the terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ray_backfill.doctor import Diagnosis
+
+_MARKS = {"error": "✗", "warning": "!", "note": "–"}
+
+
+def print_diagnosis(diagnosis: Diagnosis, folder: str, console: Console | None = None) -> None:
+    """Print two tables and a sentence on what can be evaluated."""
+    console = console or Console(highlight=False)
+    console.print(_contents(diagnosis))
+    if diagnosis.findings:
+        console.print(_findings(diagnosis))
+    else:
+        console.print("Nothing is wrong.")
+    if diagnosis.methods:
+        console.print(f"{len(diagnosis.methods)} methods can run: {', '.join(diagnosis.methods)}.")
+        reasons: dict[str, list[str]] = {}
+        for name, reason in diagnosis.left_out.items():
+            reasons.setdefault(reason, []).append(name)
+        for reason, names in reasons.items():
+            console.print(f"Not {', '.join(names)}: {reason}.")
+        console.print(f"Next: ray-backfill simulate --data {folder}")
+
+
+def _contents(diagnosis: Diagnosis) -> Table:
+    table = Table("split", "rows", "column", "dim.", "type", "length (min, median, max)", "broken")
+    for name, facts in diagnosis.facts.items():
+        models = [model for model, value in facts.items() if isinstance(value, Mapping) and "dimensions" in value]
+        for number, model in enumerate(models or [""]):
+            first = (name, f"{facts['rows']:,}") if number == 0 else ("", "")
+            table.add_row(*first, model, *(_vector_cells(facts[model]) if model else ["–"] * 4))
+        labels = facts.get("labels")
+        if labels:
+            table.add_row("", "", "label", *_label_cells(labels))
+    return table
+
+
+def _vector_cells(facts: Mapping[str, Any]) -> Sequence[str]:
+    norms = ", ".join(f"{norm:.3g}" for norm in facts["norm"]) or "–"
+    return str(facts["dimensions"]), facts["type"], norms, f"{facts['broken']:,}"
+
+
+def _label_cells(facts: Mapping[str, Any]) -> Sequence[str]:
+    sizes = ", ".join(f"{size:,}" for size in facts["items_of_a_class"])
+    return "", f"{facts['classes']:,} classes", f"of {sizes or '–'} items", f"{facts['unknown']:,} unknown"
+
+
+def _findings(diagnosis: Diagnosis) -> Table:
+    table = Table("", "where", "finding", "what to do")
+    for each in diagnosis.findings:
+        table.add_row(_MARKS[each.level], each.where, each.what, each.remedy)
+    return table

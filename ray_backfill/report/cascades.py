@@ -1,0 +1,43 @@
+"""What the new model embeds for the queries of a cascade: its price, which other methods do not pay."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ray_backfill.report.results import Results
+from ray_backfill.tables.results import NEW_EMBEDDINGS
+
+
+class Embedded(NamedTuple):
+    """Gallery items that the new model embeds for a query: at t = 0, at t = 0.5, and on average over the backfill."""
+
+    title: str
+    order: str
+    start: float
+    half_way: float
+    average: float
+
+
+def embedded(results: Results) -> list[Embedded]:
+    """One entry for each cascade and order; [] without cascades."""
+    found = []
+    for row in (row for row in results.rows if row.metric == results.primary):
+        line = results.line(row, NEW_EMBEDDINGS)
+        if line is not None:
+            half_way, average = np.interp(0.5, line.t, line.value), np.trapezoid(line.value, line.t)
+            found.append(Embedded(row.title, row.order, float(line.value[0]), float(half_way), float(average)))
+    return found
+
+
+def cascades_in_words(results: Results) -> list[str]:
+    """A sentence for each cascade, for the terminal."""
+    found = embedded(results)
+    sentences = []
+    for title in dict.fromkeys(each.title for each in found):
+        own = [each for each in found if each.title == title]
+        averages = ", ".join(f"{each.average:.0f} ({each.order})" for each in own)
+        sentences.append(
+            f"{title}: the new model embeds {own[0].start:.0f} items for every query at the start; on average over the "
+            f"backfill {averages}"
+        )
+    return sentences

@@ -1,0 +1,45 @@
+"""Makes a copy of a folder of embeddings without the rows that no run can use, if it has any."""
+
+import shutil
+from pathlib import Path
+
+from ray_backfill.doctor.scan import SplitScan, scan_split
+from ray_backfill.progress import say
+from ray_backfill.runs.importing import ColumnNames, import_split, imported
+from ray_backfill.store.loose import FINE
+from ray_backfill.tables.parquet import open_checked
+
+_SPLITS = ("gallery", "queries", "train", "validation")
+# Files that say nothing of single rows. Views of train items do, so they are not taken.
+_OTHERS = ("classifier.parquet", "log.parquet")
+
+
+def cleaned(data: Path, out: Path, overwrite: bool) -> Path:
+    """The folder itself, or ``out``: a copy without rows whose old or new vector is missing, zero or not finite.
+
+    Such rows are listed in ``out``, in ``<split>_left_out.parquet``. Cost: a pass over the vectors, and a copy of all
+    splits if any row is broken.
+
+    Raises:
+        InputError: A file cannot be read, ``out`` holds a copy of other data, or nothing is left of a split.
+    """
+    splits = [name for name in _SPLITS if (data / f"{name}.parquet").exists()]
+    if not any(_is_broken(scan_split(data / f"{name}.parquet")) for name in splits):
+        return data
+    out.mkdir(parents=True, exist_ok=True)
+    for split in splits:
+        source = data / f"{split}.parquet"
+        file = next(iter(sorted(source.glob("*.parquet"))), source) if source.is_dir() else source
+        columns = tuple(name for name in open_checked(file).schema_arrow.names if name not in ("id", "old", "new"))
+        path = import_split(out / source.name, [str(source)], ColumnNames(keep=columns), True, overwrite)
+        if left_out := imported(path)["left_out"]:
+            rows = sum(left_out.values())
+            say(f"{source.name}: {rows:,} rows left out; {out / f'{split}_left_out.parquet'} lists them")
+    for name in _OTHERS:
+        if (data / name).exists():
+            shutil.copy2(data / name, out / name)
+    return out
+
+
+def _is_broken(scan: SplitScan) -> bool:
+    return any((column.problems != FINE).any() for column in scan.vectors.values())

@@ -1,0 +1,75 @@
+"""Right answers from files: judgements in TREC's format, and clicks."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ray_backfill.errors import InputError
+from ray_backfill.sources import open_source
+from ray_backfill.store import EmbeddingFolder
+from ray_backfill.truths.kind import Truth, TruthKind, TruthRequest, from_pairs
+
+_QRELS = ["query", "iteration", "item", "grade"]
+
+
+def _qrels(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
+    """Judgements: query, iteration, item and grade in each line. A grade above 0 is a right answer."""
+    path = Path(request.argument)
+    try:
+        lines = pd.read_csv(path, sep=r"\s+", header=None, names=_QRELS, dtype=str, comment=None, quoting=3)
+        grades = pd.to_numeric(lines["grade"]).to_numpy(np.float64)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path} cannot be read as judgements in TREC's format (query, iteration, item, grade): {error}"
+        ) from error
+    if np.isnan(grades).any():
+        raise InputError(f"{path}: line {int(np.isnan(grades).argmax()) + 1} does not have four words")
+    right = grades > 0
+    ground, notes = from_pairs(
+        folder, str(path), lines["query"].to_numpy()[right], lines["item"].to_numpy()[right], grades[right]
+    )
+    facts = {"path": str(path), "judgements": len(lines), "right_answers": int(right.sum())}
+    return Truth(ground, facts, notes)
+
+
+def _clicks(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
+    """Clicks: a table with the columns query, item and, if there are several, clicks.
+
+    An item's clicks are its grade, and all clicks of a query are its weight: what is asked often counts more.
+    """
+    source = open_source(request.argument)
+    source.need(("query", "item"))
+    names = [name for name in ("query", "item", "clicks") if name in source.columns]
+    frames = [batch.to_pandas() for batch in source.read(names, 0)]
+    if not frames:
+        raise InputError(f"{source.name} has no rows")
+    lines = pd.concat(frames)
+    counts = lines.get("clicks", pd.Series(1.0, index=lines.index))
+    if not pd.api.types.is_numeric_dtype(counts) or not (np.isfinite(counts) & (counts > 0)).all():
+        raise InputError(f"{source.name}, column 'clicks' must hold finite numbers above 0")
+    pairs = lines.assign(clicks=counts).groupby(["query", "item"], as_index=False)["clicks"].sum()
+    clicks = pairs["clicks"].to_numpy(np.float64)
+    ground, notes = from_pairs(folder, source.name, pairs["query"].to_numpy(), pairs["item"].to_numpy(), clicks)
+    table = folder.queries or folder.gallery
+    of_query = pairs.groupby(pairs["query"].astype(str))["clicks"].sum()
+    # A query without clicks has no right answer, so its weight counts nowhere.
+    weights = of_query.reindex(table.id.astype(str)).fillna(1.0).to_numpy()
+    return Truth(ground.with_weights(weights), {"path": source.name, "clicks": float(clicks.sum())}, notes)
+
+
+def _mark_of_file(argument: str) -> str:
+    path = Path(argument)
+    return f"{path.stat().st_size} {path.stat().st_mtime_ns}" if path.exists() else ""
+
+
+TRUTHS = (
+    TruthKind("qrels", "FILE", "Judgements in TREC's format, with grades.", _qrels, mark=_mark_of_file),
+    TruthKind(
+        "clicks",
+        "SOURCE",
+        "A table with the columns query, item and clicks; frequent queries weigh more.",
+        _clicks,
+        mark=lambda argument: open_source(argument).fingerprint,
+    ),
+)

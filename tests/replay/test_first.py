@@ -1,0 +1,76 @@
+"""The first items of single queries: against a loop over queries and moments in whole numbers, with many ties."""
+
+import numpy as np
+import pytest
+
+from ray_backfill.replay import NOTHING, FirstItems, Served, find_first, replay
+from ray_backfill.systems import GroundTruth, RetrievalSystem, Switch, UpgradePair
+from tests.replay.cases import random_pair, random_truth
+
+POINTS = 12
+
+
+def by_definition(
+    pair: UpgradePair, truth: GroundTruth, order: np.ndarray, queries: np.ndarray, distance: str
+) -> FirstItems:
+    """One query and moment at a time; distances are whole numbers, so that nothing is rounded."""
+    n = pair.n_gallery
+    item = np.full((len(queries), POINTS), NOTHING, np.uint32)
+    is_forward, is_right = np.zeros((2, len(queries), POINTS), np.bool_)
+    for row, q in enumerate(queries):
+        both = {}
+        for name, system in (("backward", pair.backward), ("forward", pair.forward)):
+            query, gallery = system.query[q].astype(int), system.gallery.astype(int)
+            both[name] = ((query - gallery) ** 2).sum(axis=1) if distance == "l2" else -(gallery @ query)
+        for i in range(POINTS):
+            there = n * (i == POINTS - 1) if pair.switch == "at_end" else i * n // (POINTS - 1)
+            done = set(order[:there].tolist())
+            ranked = []
+            for j in range(n):
+                if j in truth.ignored_of(q) or (pair.switch == "only_backfilled" and j not in done):
+                    continue
+                ranked.append((both["forward" if j in done else "backward"][j], j, j in done))
+            if ranked:
+                _, item[row, i], is_forward[row, i] = min(ranked)
+                is_right[row, i] = item[row, i] in truth.positives_of(q)
+    return FirstItems(item, is_forward, is_right)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("distance", ["l2", "inner_product"])
+@pytest.mark.parametrize("switch", ["progressively", "at_end", "only_backfilled"])
+def test_first_items_with_ties(seed: int, distance: str, switch: Switch) -> None:
+    rng = np.random.default_rng(seed)
+    pair = random_pair(rng, 15, 40, tied=True)
+    # As many dimensions on both sides, so that items of the two systems tie, too.
+    backward = RetrievalSystem(*(rng.integers(1, 3, (n, 4)).astype(np.float32) for n in (15, 40)))
+    pair = UpgradePair(backward, pair.forward, switch)
+    truth = random_truth(rng, 15, 40)
+    orders = {name: rng.permutation(40) for name in "ab"}
+    queries = rng.permutation(np.setdiff1d(np.arange(15), truth.skipped))[:9]
+    served = Served(0, 1, orders, switch)
+    found = find_first([pair.backward, pair.forward], served, truth, queries, POINTS, distance)
+    curves = replay(pair, truth, orders, POINTS, ("mAP", "CMC@1"), distance)
+    for name, order in orders.items():
+        expected = by_definition(pair, truth, order, queries, distance)
+        np.testing.assert_array_equal(found[name].item, expected.item)
+        np.testing.assert_array_equal(found[name].is_forward, expected.is_forward)
+        np.testing.assert_array_equal(found[name].is_right, expected.is_right)
+        curve = curves[name]
+        np.testing.assert_array_equal(
+            found[name].is_right, curve.top1_correct[np.searchsorted(curve.scored, queries)]
+        )  # fmt: skip
+    if switch == "only_backfilled":
+        assert (found["a"].item[:, 0] == NOTHING).all()
+
+
+def test_a_query_that_ignores_nearly_everything() -> None:
+    """The candidates for the first place are as many as the ignored items."""
+    rng = np.random.default_rng(0)
+    pair = random_pair(rng, 2, 60, tied=True)
+    truth = GroundTruth.from_positives([[7], [3, 9]], [np.delete(np.arange(60), [7, 50]), []], n_gallery=60)
+    order = rng.permutation(60)
+    systems, served = [pair.backward, pair.forward], Served(0, 1, {"": order})
+    found = find_first(systems, served, truth, np.arange(2), POINTS, "l2")[""]
+    assert set(found.item[0]) <= {7, 50}
+    np.testing.assert_array_equal(found.item, by_definition(pair, truth, order, np.arange(2), "l2").item)

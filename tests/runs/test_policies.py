@@ -1,0 +1,95 @@
+"""Cascades and filters in a whole run, from a folder to the page."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import ray_backfill as rb
+from ray_backfill.errors import InputError
+from ray_backfill.tables.results import NEW_EMBEDDINGS
+
+N, Q = 240, 30
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(6, 8))
+
+    def columns(rows: int) -> dict[str, Any]:
+        label = np.arange(rows) % 6
+        noise = rng.normal(size=(rows, 8))
+        tenant = np.where(rng.random(rows) < 0.6, "blue", "green")
+        both = {"old": (centres[label] + 2 * noise)[:, :5], "new": centres[label] + noise}
+        return {"label": label, "tenant": tenant, "popularity": rng.random(rows)} | both
+
+    train = columns(60)
+    del train["tenant"]
+    return rb.write_folder(tmp_path / "data", columns(N), columns(Q), train)
+
+
+def test_a_cascade_of_everything_serves_the_new_ranking_from_the_start(folder: Path, tmp_path: Path) -> None:
+    methods = [f"cascade@{N}", "cascade@7", "cascade_map@7", "rm_naive"]
+    found = rb.simulate(
+        folder, out=tmp_path / "run", methods=methods, orders=["random", "popularity"], merges=["raw", "rrf"]
+    )
+    rows = [row for row in found.rows if row.metric == "mAP"]
+    (new,) = (row for row in rows if row.method == "new" and row.order == "random")
+    (all_recalled,) = (row for row in rows if row.method == f"cascade@{N}" and row.order == "random")
+    assert all_recalled.start == pytest.approx(new.end, abs=1e-12)
+    assert {row.merge for row in rows if row.method.startswith("cascade")} == {"raw"}
+    assert found.best() is not None
+    assert found.best().method == "rm_naive", "cascades are not recommended"  # type: ignore[union-attr]
+    curves = pd.read_parquet(tmp_path / "run" / "results" / "curves.parquet")
+    counts = curves[(curves.metric == NEW_EMBEDDINGS) & (curves.method == "cascade@7") & (curves.order == "random")]
+    assert counts.value.iloc[0] == 7
+    assert counts.value.iloc[-1] == 0
+    assert (np.diff(counts.value) <= 0).all()
+    page = (tmp_path / "run" / "results" / "report.html").read_text()
+    assert "What cascades embed" in page
+    assert "cascade of 7, least squares recalls" in page
+    again = rb.read_results(tmp_path / "run")
+    assert "cascade@7" in again.methods
+
+
+@pytest.mark.parametrize("name", ["cascade@0", "cascade@", "cascade", "rm_naive@5", "cascade@1x"])
+def test_only_a_cascade_takes_a_number(folder: Path, name: str) -> None:
+    with pytest.raises(InputError, match=f"unknown method '{name}'"):
+        rb.simulate(folder, methods=[name])
+
+
+def test_a_filter_is_a_run_over_each_part(folder: Path, tmp_path: Path) -> None:
+    whole = rb.simulate(folder, out=tmp_path / "run", methods="rm_naive", filter="tenant")
+    assert "right answers have another tenant" in " ".join(whole.manifest.data["notes"])
+    ends = []
+    gallery, queries = (pd.read_parquet(folder / f"{name}.parquet") for name in ("gallery", "queries"))
+    for tenant in ("blue", "green"):
+        own = [table[table.tenant == tenant].reset_index(drop=True) for table in (gallery, queries)]
+        data = rb.write_folder(tmp_path / tenant, own[0], own[1])
+        summary = rb.simulate(data, methods="rm_naive").summary
+        row = summary[(summary.method == "rm_naive") & (summary.metric == "mAP")].iloc[0]
+        ends.append((len(own[1]), row["start"], row["end"]))
+    row = whole.summary[(whole.summary.method == "rm_naive") & (whole.summary.metric == "mAP")].iloc[0]
+    for place, end in ((1, "start"), (2, "end")):
+        assert row[end] == pytest.approx(sum(each[0] * each[place] for each in ends) / Q)
+    with pytest.raises(InputError, match="filter"):
+        rb.simulate(folder, out=tmp_path / "run", methods="rm_naive")
+
+
+@pytest.mark.parametrize(("changed", "message"), [("shop", "no column 'shop'"), ("new", "integers or text")])
+def test_a_bad_filter_is_told(folder: Path, changed: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        rb.simulate(folder, methods="rm_naive", filter=changed)
+
+
+def test_a_filter_keeps_what_the_new_model_finds_in_its_part(folder: Path) -> None:
+    found = rb.simulate(folder, methods="rm_naive", filter="tenant", truth="new-top3", metrics=["recall@3", "mAP"])
+    assert {row.metric: row.end for row in found.rows if row.method == "new"} == {"recall@3": 1, "mAP": 1}
+
+
+def test_shards_do_not_filter(folder: Path) -> None:
+    with pytest.raises(InputError, match="leave --shards out"):
+        rb.simulate(folder, methods="rm_naive", filter="tenant", shards=1)
