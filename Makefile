@@ -29,14 +29,16 @@ $(READY): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/ray-backfill simulate --out runs/demo
 
-# In three parts, which CI runs side by side: tests of clusters mostly wait.
+# In three parts, which CI runs side by side: tests of clusters mostly wait. No signal ends a wait inside Ray's C++ code,
+# so a test of a cluster that takes too long ends its part, with the stack of every thread.
+WAITING := --timeout 600 --timeout-method thread
 test: test-cluster test-jobs test-local
 
 test-cluster: setup
-	$(BIN)/python -m pytest -m cluster tests/cluster
+	$(BIN)/python -m pytest -m cluster $(WAITING) tests/cluster
 
 test-jobs: setup
-	$(BIN)/python -m pytest -m cluster --ignore tests/cluster
+	$(BIN)/python -m pytest -m cluster $(WAITING) --ignore tests/cluster
 
 test-local: setup
 	$(BIN)/python -m pytest -m "not cluster"

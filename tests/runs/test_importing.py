@@ -168,7 +168,7 @@ def test_float16_stays_float16(tmp_path: Path) -> None:
         (["a.parquet"], ColumnNames(new="v2"), "has no column 'v2'"),
         (["a.parquet"], ColumnNames(label="category"), "has no column 'category'"),
         (["a.parquet"], ColumnNames(keep=("title",)), "has no column 'title'"),
-        (["a.parquet"], ColumnNames(old="id"), "holds int64, not vectors"),
+        (["a.parquet"], ColumnNames(old="id"), "holds integers, not vectors"),
         (["nothing.parquet"], PLAIN, "does not exist"),
         (["elsewhere"], PLAIN, "is no source of vectors that is known here"),
         (["a.parquet", "texts.parquet"], ColumnNames(new="old"), "use one type"),
