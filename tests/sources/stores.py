@@ -166,7 +166,8 @@ def in_postgres(of: Items, address: str) -> Stored:
     with psycopg.connect(address) as connection:
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
         connection.execute(
-            "CREATE TABLE items (id bigint PRIMARY KEY, v1 vector(16), v2 real[], label text, added date DEFAULT now())"
+            f"CREATE TABLE items (id bigint PRIMARY KEY, v1 vector({of.old.shape[1]}), v2 real[], label text, "
+            "added date DEFAULT now())"
         )
         with connection.cursor().copy("COPY items (id, v1, v2, label) FROM STDIN") as copy:
             for i, o, n, c in zip(of.id.tolist(), of.old.tolist(), of.new.tolist(), of.label.tolist(), strict=True):
