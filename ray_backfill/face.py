@@ -5,6 +5,7 @@ What they need (torch, Ray) is imported when they are called: looking at a signa
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from numbers import Real
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,7 @@ def simulate(
 
 def _tuples(**lists: Any) -> dict[str, Any]:
     """Lists as tuples; a single value is a list of one."""
-    return {name: (given,) if isinstance(given, str | float | int) else tuple(given) for name, given in lists.items()}
+    return {name: (given,) if isinstance(given, str | Real) else tuple(given) for name, given in lists.items()}
 
 
 def _simulate(

@@ -94,7 +94,9 @@ def _of_learned(seen: dict[str, int], name: str, total: int) -> str:
 
 
 def _some(count: int, total: int, what: str) -> str:
-    """The subject and the verb of a sentence: "All 12 queries are", "1 of 12 queries is"."""
+    """The subject and the verb of a sentence: "All 12 queries are", "1 of 12 queries is", "The only query is"."""
+    if total == 1:
+        return f"The only {what.replace('queries', 'query').removesuffix('s')} is"
     return (
         f"All {total:,} {what} are"
         if count == total

@@ -139,10 +139,11 @@ def resolve_orders(
     distance: str,
     methods: Sequence[Method],
     classification: ClassificationSettings,
+    filter_column: str = "",
 ) -> BackfillOrders:
     """Make the orders of the gallery, and check that those of methods can be made.
 
-    classification: the new model's loss.
+    classification: the new model's loss. filter_column: of the gallery; a query finds only items with its own value.
 
     Raises:
         InputError: An order is unknown or lacks a column, or no method provides what it needs.
@@ -150,8 +151,9 @@ def resolve_orders(
     found = tuple(find_order(name) for name in names)
     needed = dict.fromkeys(column for order in found for column in order.needs)
     there = {name: values for name in needed if (values := _column(folder, name)) is not None}
-    if "first_retrieved" in needed and (places := first_retrieved(folder, distance, seed)) is not None:
-        there["first_retrieved"] = places
+    if "first_retrieved" in needed:
+        places = first_retrieved(folder, distance, seed, filter_column)
+        there |= {} if places is None else {"first_retrieved": places}
     columns = GalleryColumns(folder.gallery.old, there)
     of_gallery = {order.name: make_order(order.name, columns, seed) for order in found if not order.of_method}
     orders = BackfillOrders(folder, found, seed, distance, tuple(methods), classification, columns, of_gallery)

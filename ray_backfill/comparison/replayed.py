@@ -14,6 +14,7 @@ from ray_backfill import statistics as stats
 from ray_backfill.comparison.flips import Flips
 from ray_backfill.comparison.permutations import mean_curve
 from ray_backfill.replay import Curve
+from ray_backfill.tables.results import NEW_EMBEDDINGS
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,10 @@ class Replayed:
     """One method in one order and merge; of a random order, the mean over its permutations.
 
     curve: at the reported points. draws: metric -> (DRAWS, T) means of M_t at these. t: (J,) moments. values: metric ->
-    (J,) M_t. falls: metric -> largest fall. top1_correct: (Q, J). permutation_aucs: metric -> (P,) AUC of each
-    permutation; {} if there is one. first_top1: (Q, J) whether the first result is right in the first permutation.
-    flips: its changes, with the first items; None for references and with a merge.
+    (J,) M_t, and of a cascade ``NEW_EMBEDDINGS``. falls: metric -> largest fall. top1_correct: (Q, J).
+    permutation_aucs: metric -> (P,) AUC of each permutation; {} if there is one. first_top1: (Q, J) whether the first
+    result is right in the first permutation. flips: its changes, with the first items; None for references and with a
+    merge.
     """
 
     curve: Curve
@@ -75,6 +77,8 @@ def judge(curves: Sequence[Curve], step: int) -> Replayed:
         limits = stats.fall_limits(means, values[metric])
         falls[metric] = FallFound(fall.size, *limits, float(curve.t[fall.peak]), float(curve.t[fall.trough]))
         draws[metric] = means[:, ::step].copy()
+    if curve.embedded is not None:
+        values[NEW_EMBEDDINGS] = stats.mean(curve.embedded, curve.weights)
     reported = [each.thinned(step) for each in curves] if len(curves) > 1 else []
     aucs = {metric: np.array([each.auc(metric) for each in reported]) for metric in curve.per_query if reported}
     first_top1 = curves[0].top1_correct.astype(np.bool_, copy=False)

@@ -137,7 +137,7 @@ def resolve(
         evaluation,
         methods,
         truth,
-        resolve_orders(folder, evaluation.orders, seed, distance, methods, fits.transforms.loss),
+        resolve_orders(folder, evaluation.orders, seed, distance, methods, fits.transforms.loss, evaluation.filter),
         resolve_merges(folder, merges, distance, seed),
         left_out,
         (*found.notes, *_notes(folder, truth, methods, merges)),

@@ -18,6 +18,7 @@ from ray_backfill.images.thumbnails import read_inside, thumbnail
 from ray_backfill.merges import RAW
 from ray_backfill.replay import NOTHING
 from ray_backfill.store import IMAGE, TEXT, EmbeddingFolder, EmbeddingTable, read_picked
+from ray_backfill.store.copies import copied_from
 from ray_backfill.systems import IntArray
 from ray_backfill.tables.queries import BACKWARD, BEST, FORWARD, LOST, WON, WORST, ShownQuery
 from ray_backfill.tables.results import OLD
@@ -58,10 +59,11 @@ def shown_queries(
     decisive = [_decisive(flips, q, kind) for kind, q in picked]
     queries, gallery = folder.queries or folder.gallery, folder.gallery
     scored = found.curve.scored
-    names = _shown(folder.path, queries, scored[np.array([q for _, q in picked], np.int64)])
+    root, _ = copied_from(folder.path)
+    names = _shown(root, queries, scored[np.array([q for _, q in picked], np.int64)])
     known = [k for k in decisive if k is not None]
     items = np.unique(np.concatenate([flips.before[known], flips.after[known]]).astype(np.int64))
-    shown_items = _shown(folder.path, gallery, items[items != NOTHING])
+    shown_items = _shown(root, gallery, items[items != NOTHING])
     was_right, is_right = old.first_top1[:, 0], found.first_top1[:, 0]
     return tuple(
         ShownQuery(
@@ -76,7 +78,7 @@ def shown_queries(
             float(auc[q]),
             "" if was_right[q] == is_right[q] else LOST if was_right[q] else WON,
             int((flips.query == q).sum()),
-            "" if k is None else (LOST if kind == WORST else WON),
+            "" if k is None else (LOST if flips.is_lost[k] else WON),
             float("nan") if k is None else float(found.t[flips.moment[k]]),
             *_told(shown_items, flips.before, flips.before_forward, k),
             *_told(shown_items, flips.after, flips.after_forward, k),
@@ -86,8 +88,11 @@ def shown_queries(
 
 
 def _decisive(flips: Flips, query: int, kind: str) -> int | None:
-    """The last loss of a worst query, or the last win of a best one."""
-    own = np.flatnonzero((flips.query == query) & (flips.is_lost == (kind == WORST)))
+    """The last loss of a worst query, or the last win of a best one; without one, the last change."""
+    own = np.flatnonzero(flips.query == query)
+    wanted = own[flips.is_lost[own] == (kind == WORST)]
+    if len(wanted):
+        return int(wanted[-1])
     return int(own[-1]) if len(own) else None
 
 

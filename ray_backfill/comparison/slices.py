@@ -6,11 +6,11 @@ Shapes: Q all queries.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from ray_backfill.errors import InputError
 from ray_backfill.store import EmbeddingFolder, in_words, read_further
@@ -68,36 +68,55 @@ def _slice(name: str, column: pa.ChunkedArray, scored: IntArray) -> Slice:
         raise InputError(
             f"--slices: column {name!r} must hold text, numbers or true/false values, not {in_words(kind)}"
         )
-    distinct = sorted(pc.unique(column.drop_null()).to_pylist())
-    if is_number and name != GROUP and len(distinct) > MOST_NUMBERS:
-        return _quarters(name, column.cast(pa.float64()).to_numpy(), scored)
-    names = {value: _named(value) for value in distinct} | ({None: MISSING} if column.null_count else {})
     # By way of the values, which stay in their order: 2 before 10.
-    groups = tuple(dict.fromkeys(names.values()))
-    place = {value: groups.index(label) for value, label in names.items()}
+    distinct = sorted(pc.unique(column.drop_null()).to_pylist())
+    place = {value: number for number, value in enumerate(distinct)} | {None: -1}
     of_query = np.array([place[value] for value in column.to_pylist()], np.int64)
-    return _largest(Slice(name, groups, of_query), scored)
+    if is_number and name != GROUP and len(distinct) > MOST_NUMBERS:
+        return _quarters(name, distinct, of_query, scored)
+    groups = _named(distinct)
+    if column.null_count:
+        of_query[of_query < 0] = len(groups)
+        groups.append(MISSING)
+    return _largest(Slice(name, tuple(groups), of_query), scored)
 
 
-def _named(value: object) -> str:
+def _named(distinct: Sequence[Any]) -> list[str]:
+    """A name for each value: whole numbers in full, others with as few digits, from six on, as keep them apart."""
+    for digits in range(6, 18):
+        names = [_name(value, digits) for value in distinct]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _name(value: object, digits: int) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, float) else str(value) or EMPTY
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else f"{value:.{digits}g}"
+    return f'"{value}"' if value in (OTHER, MISSING, EMPTY) else str(value) or EMPTY
 
 
-def _quarters(name: str, values: NDArray[np.float64], scored: IntArray) -> Slice:
-    """Four groups with about as many scored queries each; fewer if many values are equal."""
-    known = ~np.isnan(values)
-    own = values[scored][known[scored]]
+def _quarters(name: str, distinct: Sequence[Any], place: IntArray, scored: IntArray) -> Slice:
+    """Four groups with about as many scored queries each; fewer if many values are equal.
+
+    place: (Q,) index of each query's value among the sorted ``distinct``; -1 for none.
+    """
+    known = place >= 0
+    own = place[scored][known[scored]]
     if not len(own):
-        return Slice(name, (MISSING,), np.zeros(len(values), np.int64))
-    quarter = np.searchsorted(np.quantile(own, [0.25, 0.5, 0.75], method="inverted_cdf"), values, side="left")
-    groups, of_query = list[str](), np.full(len(values), -1)
-    for number in range(4):
-        inside = known & (quarter == number)
-        if inside.any():
-            of_query[inside] = len(groups)
-            groups.append(f"{values[inside].min():g} to {values[inside].max():g} (quarter {number + 1} of 4)")
+        return Slice(name, (MISSING,), np.zeros(len(place), np.int64))
+    quarter = np.searchsorted(np.quantile(own, [0.25, 0.5, 0.75], method="inverted_cdf"), place, side="left")
+    there = [number for number in range(4) if (known & (quarter == number)).any()]
+    ends = {n: (place[known & (quarter == n)].min(), place[known & (quarter == n)].max()) for n in there}
+    some = sorted({int(end) for pair in ends.values() for end in pair})
+    label = dict(zip(some, _named([distinct[end] for end in some]), strict=True))
+    groups, of_query = list[str](), np.full(len(place), -1)
+    for number in there:
+        first, last = ends[number]
+        of_query[known & (quarter == number)] = len(groups)
+        groups.append(f"{label[int(first)]} to {label[int(last)]} (quarter {number + 1} of 4)")
     if not known.all():
         of_query[~known] = len(groups)
         groups.append(MISSING)

@@ -81,7 +81,7 @@ def tabulate(methods: Sequence[Method], curves: Curves, evaluation: Evaluation, 
             pd.concat(points, ignore_index=True),
             frame(SummaryRow, summary),
             frame(DifferenceRow, list(_differences(curves, metrics, areas, by_name))),
-            _moments(curves, metrics),
+            _moments(curves),
             pd.concat(_query_values(curves, metrics[0], by_name), ignore_index=True),
             *slice_tables(curves, metrics, slices, evaluation.margin),
             _permutations(curves),
@@ -115,9 +115,9 @@ def _flips(curve: Curve, old: Curve) -> dict[str, NDArray[np.float64]]:
     }
 
 
-def _moments(curves: Curves, metrics: Sequence[str]) -> pd.DataFrame:
-    rows = [(key, metric, found) for key, found in curves.items() for metric in metrics]
-    blocks = [block(MomentPoint, *key, metric, found.t, found.values[metric]) for key, metric, found in rows]
+def _moments(curves: Curves) -> pd.DataFrame:
+    rows = [(key, found.t, metric, values) for key, found in curves.items() for metric, values in found.values.items()]
+    blocks = [block(MomentPoint, *key, metric, t, values) for key, t, metric, values in rows]
     return pd.concat(blocks, ignore_index=True)
 
 

@@ -3,13 +3,17 @@
 Shapes: L queries of the log, N gallery items.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_backfill.comparison.truth import read_filter
 from ray_backfill.errors import InputError
 from ray_backfill.index import IndexSettings, make_partition
 from ray_backfill.progress import step
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable, read_table
+from ray_backfill.systems import FloatArray, IntArray
 
 # Results of a query that a user sees.
 SEEN = 10
@@ -19,17 +23,19 @@ _QUERIES = 512
 LOG = "log.parquet"
 
 
-def first_retrieved(folder: EmbeddingFolder, distance: str, seed: int) -> NDArray[np.float64] | None:
+def first_retrieved(
+    folder: EmbeddingFolder, distance: str, seed: int, filter_column: str = ""
+) -> NDArray[np.float64] | None:
     """(N,) place of each item in the order in which traffic retrieves items for the first time.
 
     Traffic: queries of ``log.parquet`` (``old`` embeddings, and ``weight`` if some are asked more often), drawn with
     replacement; each sees the first 10 results of the old service. Items that nobody sees come last, in random order.
-    None: there is no log.
+    None: there is no log. filter_column: of log and gallery; a query finds only items with its own value.
 
     Cost: a search of the old gallery.
 
     Raises:
-        InputError: The log cannot be read, or its embeddings are of another model.
+        InputError: The log cannot be read or lacks the filter column, or its embeddings are of another model.
     """
     if not (folder.path / LOG).exists():
         return None
@@ -44,8 +50,8 @@ def first_retrieved(folder: EmbeddingFolder, distance: str, seed: int) -> NDArra
     asked = rng.choice(len(log), _DRAWS * len(log), p=shares / shares.sum())
     _, first = np.unique(asked, return_index=True)
     sequence = asked[np.sort(first)]  # only the first time that a query is asked can retrieve anything new
-    seen = _results(folder, log, distance)[sequence].reshape(-1)
-    items, first = np.unique(seen, return_index=True)
+    seen = _results(folder.gallery.old, log.old, distance, _parts(folder, log, filter_column))[sequence].reshape(-1)
+    items, first = np.unique(seen[seen >= 0], return_index=True)
     place = len(seen) + rng.permutation(len(folder.gallery)).astype(np.float64)
     place[items] = first
     return place
@@ -57,15 +63,25 @@ def mark_of_log(folder: EmbeddingFolder) -> str:
     return f"{path.stat().st_size} {path.stat().st_mtime_ns}" if path.is_file() else ""
 
 
-def _results(folder: EmbeddingFolder, log: EmbeddingTable, distance: str) -> NDArray[np.int64]:
-    """(L, SEEN) first results of the old service."""
-    gallery = folder.gallery.old
-    partition = make_partition(IndexSettings(), distance, gallery.shape[1], None)
-    partition = partition.with_rows(gallery, np.arange(len(gallery)))
-    seen = np.empty((len(log), min(SEEN, len(gallery))), np.int64)
-    with step("find what traffic retrieves", len(log), "queries") as bar:
-        for first in range(0, len(log), _QUERIES):
-            some = slice(first, first + _QUERIES)
-            seen[some] = partition.search(log.old[some], seen.shape[1]).position
-            bar.advance(len(seen[some]))
+def _parts(folder: EmbeddingFolder, log: EmbeddingTable, column: str) -> list[tuple[IntArray, IntArray]]:
+    """Queries of the log, and the items that they can find."""
+    if column:
+        return read_filter(folder.gallery.path, log.path, column).parts()
+    return [(np.arange(len(log)), np.arange(len(folder.gallery)))]
+
+
+def _results(
+    gallery: FloatArray, queries: FloatArray, distance: str, parts: Sequence[tuple[IntArray, IntArray]]
+) -> IntArray:
+    """(L, SEEN) first results of the old service; -1 where a query can find fewer items."""
+    seen = np.full((len(queries), SEEN), -1)
+    with step("find what traffic retrieves", len(queries), "queries") as bar:
+        for asked, items in parts:
+            partition = make_partition(IndexSettings(), distance, gallery.shape[1], None)
+            partition = partition.with_rows(gallery[items], np.arange(len(items)))
+            k = min(SEEN, len(items))
+            for first in range(0, len(asked), _QUERIES):
+                some = asked[first : first + _QUERIES]
+                seen[some, :k] = items[partition.search(queries[some], k).position]
+                bar.advance(len(some))
     return seen

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 
@@ -24,24 +25,24 @@ def check_vectors(folder: EmbeddingFolder, distance: str) -> None:
                 )
 
 
-def read_filter(folder: EmbeddingFolder, column: str) -> Filter:
+def read_filter(gallery: Path, queries: Path, column: str) -> Filter:
     """Which gallery items a query can find: those with its own value in this column.
 
     Raises:
         InputError: The gallery or the queries lack the column, or no query has the value of an item.
     """
-    of_gallery = read_texts(folder.gallery.path, column)
-    of_queries = of_gallery if folder.queries is None else read_texts(folder.queries.path, column)
+    of_gallery = read_texts(gallery, column)
+    of_queries = of_gallery if queries == gallery else read_texts(queries, column)
     if of_gallery.dtype.kind != of_queries.dtype.kind:
         raise InputError(
-            f"--filter {column}: the column holds {kind_of(of_gallery)} in the gallery but {kind_of(of_queries)} in "
-            "the queries; use one type"
+            f"--filter {column}: the column holds {kind_of(of_gallery)} in {gallery} but {kind_of(of_queries)} in "
+            f"{queries}; use one type"
         )
     values = np.unique(np.concatenate([of_gallery, of_queries]))
     found = Filter(np.searchsorted(values, of_queries), np.searchsorted(values, of_gallery))
     if not found.parts():
         raise InputError(
-            f"--filter {column}: no query of {folder.path} has the value of a gallery item, so none can find anything"
+            f"--filter {column}: no query of {queries} has the value of a gallery item, so none can find anything"
         )
     return found
 
@@ -65,7 +66,11 @@ def find_truth(
         InputError: The truth cannot be made of this folder, or no query has a right answer.
     """
     kind, k, argument = parse_truth(words)
-    parts = read_filter(folder, filter_column) if filter_column else None
+    parts = (
+        read_filter(folder.gallery.path, (folder.queries or folder.gallery).path, filter_column)
+        if filter_column
+        else None
+    )
     found = kind.make(folder, TruthRequest(k, argument, distance, refuse_unknown_ids, parts))
     truth, notes = found.ground, found.notes
     if parts is not None:

@@ -13,6 +13,7 @@ from ray_backfill.report.results import Results, Row
 from ray_backfill.report.selection import best_per_method
 from ray_backfill.report.situation import FEW_QUERIES, Situation, find_situation, queries, reference, upgrade
 from ray_backfill.report.slices import slice_sentences
+from ray_backfill.report.verdict import closest, verdict, with_limits
 from ray_backfill.report.wording import (
     FEW,
     RETENTION_WARNING,
@@ -26,7 +27,7 @@ from ray_backfill.report.wording import (
     points,
     retained,
 )
-from ray_backfill.tables.results import NEGATIVE_FLIPS_VS_OLD, NEW, NO, OLD, UNDECIDED, YES, CostRow
+from ray_backfill.tables.results import NEGATIVE_FLIPS_VS_OLD, NEW, NO, UNDECIDED, YES, CostRow
 
 
 @dataclass(frozen=True)
@@ -43,64 +44,12 @@ def answer(results: Results) -> Answers:
     """Answer the four questions."""
     best = results.best()
     if find_situation(results) is not Situation.UPGRADE or best is None:
-        return Answers(tuple(s for s in (verdict(results), _closest(results)) if s), (), (), ())
+        return Answers(tuple(s for s in (verdict(results), closest(results)) if s), (), (), ())
     return Answers(
         tuple(s for s in (verdict(results), runner_up(results), *_other_methods(results, best)) if s),
         _when(results, best),
         _cost(results, best),
         (*_risk(results, best), safety(results)),
-    )
-
-
-def verdict(results: Results) -> str:
-    """The main sentence: which method serves best during the backfill, or why none is recommended."""
-    situation, metric, best = find_situation(results), results.primary, results.best()
-    old, new, step = reference(results, OLD), reference(results, NEW), upgrade(results)
-    if situation is Situation.TOO_FEW_QUERIES:
-        return "These results have no intervals, so nothing is recommended: compare on at least 30 queries."
-    if situation is Situation.NO_METHOD:
-        return "Only old and new were compared, so nothing is recommended."
-    if situation is Situation.UNLEARNED:
-        return "No method learned anything here, so nothing is recommended."
-    if situation is Situation.ONLY_BOUNDS:
-        return "Only oracle orders were compared, which cannot be deployed, so nothing is recommended."
-    assert old is not None
-    assert new is not None
-    assert step is not None
-    both = f"{percent_sign(new.auc)} {metric} against {percent_sign(old.auc)}, a difference of {_difference(step)}"
-    if situation is Situation.WORSE:
-        return f"Do not upgrade: the new model is worse than the old one, with {both}."
-    if situation is Situation.EQUAL:
-        return (
-            f"Do not upgrade on this evidence: these queries do not tell the new model from the old one, with {both}."
-        )
-    assert best is not None
-    if situation is Situation.NOT_MIXED:
-        return (
-            f"Switch over only when the backfill is finished: no method serves better than the old service while it "
-            f"runs. The best, {_name(results, best)}, has {percent_sign(best.auc)} {metric} on average against "
-            f"{percent_sign(old.auc)}."
-        )
-    name = _name(results, best)
-    if is_retention(results):
-        return _retained(results, best, old)
-    gain = f"{percent_sign(best.gain, 0)} of the upgrade\u2019s improvement while the backfill runs"
-    limits = f" (95 % interval {interval(best.gain_low, best.gain_high, 0)})" if math.isfinite(best.gain_low) else ""
-    return (
-        f"{name[:1].upper()}{name[1:]} gives users {gain}{limits}: {metric} starts at {percent_sign(best.start)} (old "
-        f"service: {percent_sign(old.auc)}) and ends at {percent_sign(best.end)} (new model alone: "
-        f"{percent_sign(new.auc)})."
-    )
-
-
-def _retained(results: Results, best: Row, old: Row) -> str:
-    """The main sentence if what the new model finds was taken as right."""
-    name, metric = _name(results, best), results.primary
-    limits = f" (95 % interval {interval(best.auc_low, best.auc_high)})" if math.isfinite(best.auc_low) else ""
-    return (
-        f"Provisional: {name} keeps most of {retained(results)} while the backfill runs: {percent_sign(best.auc)} "
-        f"{metric} on average{limits}; it starts at {percent_sign(best.start)}, the old service has "
-        f"{percent_sign(old.auc)}. Whether the new model is better than the old one is not known."
     )
 
 
@@ -257,12 +206,12 @@ def _risk(results: Results, best: Row) -> tuple[str, ...]:
     for row in in_all_metrics(results, best):
         if row.starts_at_old == NO:
             drop = Difference(row.start_vs_old, row.start_vs_old_low, row.start_vs_old_high)
-            sentences.append(f"{row.metric} drops on the day of the switch: {_difference(drop)}.")
+            sentences.append(f"{row.metric} drops on the day of the switch: {with_limits(drop)}.")
         sentences.append(f"{row.metric} {fall_in_words(row)}.")
     for metric in results.metrics[1:]:
         step = upgrade(results, metric)
         if step is not None and step.high < 0:
-            sentences.append(f"The new model is worse in {metric}: {_difference(step)}.")
+            sentences.append(f"The new model is worse in {metric}: {with_limits(step)}.")
     return (*sentences, *slice_sentences(results, best))
 
 
@@ -287,30 +236,11 @@ def _stretch(start: float, end: float) -> str:
     return f"Between {percent(start, 0)} and {percent_sign(end, 0)} of the backfill"
 
 
-def _closest(results: Results) -> str:
-    """If nothing is gained on average, the method that costs users least."""
-    best = next((row for row in results.candidates(results.primary) if not row.is_reference), None)
-    if best is None or find_situation(results) is not Situation.WORSE:
-        return ""
-    return (
-        f"If the upgrade is needed for another reason, {_name(results, best)} loses least: {percent_sign(best.auc)} "
-        f"{best.metric} on average."
-    )
-
-
-def _name(results: Results, row: Row) -> str:
-    return row.title + (f" ({results.label(row.variant)})" if results.group(row) else "")
-
-
 def _few(titles: list[str]) -> str:
     """Titles in a row; semicolons where a title has a comma."""
     shown = titles if len(titles) <= FEW + 1 else titles[:FEW]
     comma = "; " if any("," in title for title in shown) else ", "
     return comma.join(shown) + (f" and {len(titles) - FEW} more" if len(shown) < len(titles) else "")
-
-
-def _difference(found: Difference) -> str:
-    return f"{points(found.value)} (95 % interval {interval(found.low, found.high)})"
 
 
 def _from(t: float) -> str:

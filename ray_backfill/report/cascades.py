@@ -22,7 +22,8 @@ def embedded(results: Results) -> list[Embedded]:
     """One entry for each cascade and order; [] without cascades."""
     found = []
     for row in (row for row in results.rows if row.metric == results.primary):
-        line = results.line(row, NEW_EMBEDDINGS)
+        # At all moments: an order can reach the candidates before the first reported point.
+        line = results.moments.get((row.method, row.variant, NEW_EMBEDDINGS))
         if line is not None:
             half_way, average = np.interp(0.5, line.t, line.value), np.trapezoid(line.value, line.t)
             found.append(Embedded(row.title, row.order, float(line.value[0]), float(half_way), float(average)))
@@ -35,9 +36,10 @@ def cascades_in_words(results: Results) -> list[str]:
     sentences = []
     for title in dict.fromkeys(each.title for each in found):
         own = [each for each in found if each.title == title]
-        averages = ", ".join(f"{each.average:.0f} ({each.order})" for each in own)
+        averages = ", ".join(f"{each.average:.1f} ({each.order})" for each in own)
+        items = "item" if own[0].start == 1 else "items"
         sentences.append(
-            f"{title}: the new model embeds {own[0].start:.0f} items for every query at the start; on average over the "
-            f"backfill {averages}"
+            f"{title}: the new model embeds {own[0].start:.0f} {items} for every query at the start; on average over "
+            f"the backfill {averages}."
         )
     return sentences

@@ -27,6 +27,7 @@ from ray_backfill.report.results import Results
 from ray_backfill.report.selection import Compared
 from ray_backfill.report.shown import counted, shown_lines, shown_of
 from ray_backfill.report.slice_tables import slice_tables
+from ray_backfill.report.verdict import verdict
 
 FEW_RIVALS = 10  # number of the closest other methods shown without unfolding
 # Field of ``Answers`` -> its question.
@@ -52,7 +53,7 @@ def render(results: Results) -> str:
         date=date_of(manifest.created),
         invented=bind(invented),
         warnings=[bind(warning) for warning in warnings],
-        verdict=bind(answers.verdict(results)),
+        verdict=bind(verdict(results)),
         questions=_questions(results),
         gain_in_words=wording.explained(results),
         oracle_note=wording.ORACLE_NOTE,
@@ -79,8 +80,7 @@ def render(results: Results) -> str:
         cascades=cascades_table(results),
         tuned=tuned_table(results),
         checks=checks_table(results),
-        unlearned_note=wording.UNLEARNED_NOTE if results.unlearned else "",
-        left_out=[(", ".join(names), without_folders(why)) for why, names in wording.left_out(results).items()],
+        **_left_out(results),
         glossary=glossary(results),
         command=without_folders(manifest.command),
         data=data_facts(manifest.data),
@@ -88,6 +88,18 @@ def render(results: Results) -> str:
         settings=[*flatten({**manifest.settings, **manifest.recipe}), *seed],
         versions=manifest.versions,
     )
+
+
+def _left_out(results: Results) -> dict[str, Any]:
+    """Rows that are never bold, methods that did not learn, and methods that were not compared."""
+    bounds = any(row.is_bound for row in results.rows)
+    kinds = (("oracle orders", bounds), ("cascades", results.recalling), ("methods marked \u2021", results.unlearned))
+    names = [name for name, there in kinds if there]
+    return {
+        "never_bold": f" (without {wording.listed(names, 'and')})" if names else "",
+        "unlearned_note": wording.UNLEARNED_NOTE if results.unlearned else "",
+        "left_out": [(", ".join(names), without_folders(why)) for why, names in wording.left_out(results).items()],
+    }
 
 
 def _queries(results: Results) -> dict[str, Any]:
@@ -125,7 +137,7 @@ def _questions(results: Results) -> list[tuple[str, list[str]]]:
     """
     found, best = vars(answers.answer(results)), results.best()
     is_recommended = bool(found["when"])
-    told = {name: [s for s in found[name] if s != answers.verdict(results)] for name in QUESTIONS}
+    told = {name: [s for s in found[name] if s != verdict(results)] for name in QUESTIONS}
     if is_recommended and best is not None:
         told["which"].insert(0, f"Best: {best.title}, AUC {wording.percent_sign(best.auc)}.")
     return [

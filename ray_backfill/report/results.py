@@ -105,7 +105,7 @@ class Results:
     @property
     def verdict(self) -> str:
         """One sentence: the method with the best AUC of the primary metric, and how good the backfill is with it."""
-        from ray_backfill.report.answers import verdict
+        from ray_backfill.report.verdict import verdict
 
         return verdict(self)
 
@@ -314,9 +314,19 @@ class Results:
 
     def candidates(self, metric: str) -> list[Row]:
         """The rows that could be deployed during a backfill, the highest AUC first; cascades embed for every query."""
-        excluded = self.unlearned | {name for name, of in self.manifest.traits.methods.items() if of.recalls}
+        excluded = self.unlearned | self.recalling
         rows = [r for r in self.rows if r.metric == metric and not (r.is_end or r.is_bound or math.isnan(r.auc))]
         return sorted((r for r in rows if r.method not in excluded), key=lambda r: r.auc, reverse=True)
+
+    @property
+    def recalling(self) -> frozenset[str]:
+        """The methods that embed items for every query: cascades."""
+        return frozenset(name for name, of in self.manifest.traits.methods.items() if of.recalls)
+
+    def best_cascade(self) -> Row | None:
+        """The cascade with the highest AUC by the primary metric, in an order that can be had; None without one."""
+        rows = [r for r in self.rows if r.metric == self.primary and r.method in self.recalling - self.unlearned]
+        return max((r for r in rows if not (r.is_bound or math.isnan(r.auc))), key=lambda r: r.auc, default=None)
 
     def best(self, metric: str | None = None) -> Row | None:
         """The candidate with the highest AUC, by the primary metric unless another is given."""

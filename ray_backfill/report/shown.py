@@ -50,14 +50,14 @@ def shown_of(results: Results) -> str:
 
 
 def counted(results: Results) -> str:
-    """How many queries lose and win their first result on the way; "" if it is not known."""
+    """How many queries lose and win their first result after the switch; "" if it is not known."""
     counts = results.manifest.first_results
     if not results.shown or LOST not in counts or WON not in counts:
         return ""
     lost = f"{counts[LOST]:,} {'query loses' if counts[LOST] == 1 else 'queries lose'}"
     of = shown_of(results)
     won = f"{counts[WON]:,} {'wins' if counts[WON] == 1 else 'win'} one"
-    return f"{of[:1].upper()}{of[1:]}: {lost} a right first result at some moment of the backfill, {won}."
+    return f"{of[:1].upper()}{of[1:]}: after the day of the switch, {lost} a right first result, {won}."
 
 
 def told(results: Results) -> tuple[str, ...]:

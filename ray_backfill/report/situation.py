@@ -18,6 +18,7 @@ class Situation(Enum):
     EQUAL = "the new model cannot be told apart from the old one"
     NO_METHOD = "only old and new were compared"
     UNLEARNED = "all methods were fitted and did not learn here"
+    ONLY_CASCADES = "only cascades were compared"
     ONLY_BOUNDS = "only oracle orders were compared"
     NOT_MIXED = "no method serves better than the old service while the backfill runs"
     UPGRADE = "some method serves better than the old service while the backfill runs"
@@ -37,6 +38,8 @@ def find_situation(results: Results) -> Situation:
         own = [row for row in results.rows if not row.is_end]
         if own and all(row.method in results.unlearned for row in own):
             return Situation.UNLEARNED
+        if results.best_cascade() is not None:
+            return Situation.ONLY_CASCADES
         return Situation.ONLY_BOUNDS if any(row.is_bound for row in own) else Situation.NO_METHOD
     if old is not None and best.auc <= old.auc:
         return Situation.NOT_MIXED

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ray_backfill.report.answers import conditions, verdict, warnings
+from ray_backfill.report.answers import conditions, warnings
 from ray_backfill.report.cascades import cascades_in_words
 from ray_backfill.report.cutoffs import MORE, cutoff_lines, cutoffs_table, sentence
 from ray_backfill.report.cutoffs import notes as cutoff_notes
@@ -16,6 +16,7 @@ from ray_backfill.report.layout import show
 from ray_backfill.report.results import Results, Row, Variant
 from ray_backfill.report.selection import shown_rows
 from ray_backfill.report.shown import told
+from ray_backfill.report.verdict import verdict
 from ray_backfill.report.wording import (
     FEW,
     NOTHING,

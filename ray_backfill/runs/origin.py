@@ -8,6 +8,7 @@ from ray_backfill.comparison.resolve import Comparison
 from ray_backfill.files import read_json
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.synthetic import STAGE as SYNTHETIC
+from ray_backfill.store.copies import copied_from
 
 _INVENTED = (
     "The embeddings are invented: they were drawn from a model of distances, no real item was seen. The figures show "
@@ -23,14 +24,19 @@ def origin_of(comparison: Comparison, context: Context, recipe: Mapping[str, Any
     - notes: sentences for the reader of a report
     - broken_images, path
     """
-    path = comparison.folder.path
+    path, left_out = copied_from(comparison.folder.path)
     stage = read_json(path / "manifest.json") if (path / "manifest.json").exists() else {}
+    dropped = [
+        f"{counts.rows:,} of {counts.of:,} rows of {name} were left out: their vectors are missing, zero or not "
+        "finite. Right answers among them count for no query."
+        for name, counts in left_out.items()
+    ]
     is_synthetic = stage.get("stage") == SYNTHETIC
     facts = {
         "name": _name(path, stage, recipe),
         "recipe": context.recipe,
         "is_synthetic": is_synthetic,
-        "notes": [*((_INVENTED,) if is_synthetic else ()), *comparison.notes],
+        "notes": [*((_INVENTED,) if is_synthetic else ()), *dropped, *comparison.notes],
         "broken_images": stage.get("broken_images", 0),
         "path": str(path),
     }

@@ -56,8 +56,7 @@ class FlipRow:
     kind: Annotated[str, f"`{LOST}`: the first result was right and is wrong now; `{WON}`: the reverse"]
     first: Annotated[
         str,
-        f"id of the gallery item that is first now: if the query is `{LOST}`, it pushed the right answer out; "
-        "empty if nothing can be found",
+        "id of the gallery item that is first now, in the place of the one before; empty if nothing can be found",
     ]
     first_system: Annotated[
         str, f"`{BACKWARD}` if it is not backfilled yet, `{FORWARD}` if it is; empty if nothing can be found"

@@ -165,7 +165,7 @@ class MomentPoint:
     merge: str
     metric: str
     t: float
-    value: Annotated[float, "M_t, without an interval"]
+    value: Annotated[float, f"M_t, without an interval; of a cascade also `{NEW_EMBEDDINGS}`"]
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,10 @@ def _clicks(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
     frames = [batch.to_pandas() for batch in source.read(names, 0)]
     if not frames:
         raise InputError(f"{source.name} has no rows")
-    lines = pd.concat(frames)
+    lines = pd.concat(frames, ignore_index=True)
+    for name in ("query", "item"):
+        if pd.api.types.is_float_dtype(lines[name]) and (lines[name] % 1 == 0).all():
+            lines[name] = lines[name].astype(np.int64)
     counts = lines.get("clicks", pd.Series(1.0, index=lines.index))
     if not pd.api.types.is_numeric_dtype(counts) or not (np.isfinite(counts) & (counts > 0)).all():
         raise InputError(f"{source.name}, column 'clicks' must hold finite numbers above 0")

@@ -57,6 +57,28 @@ def test_few_numbers_are_names_in_their_order_and_many_are_cut_at_quartiles(fold
     assert members(second)["(none)"] == [3]
 
 
+def test_numbers_keep_the_digits_that_tell_them_apart(folder: Path) -> None:
+    days = pa.array([20240101.0, 20240102.0, None] * 4)
+    shares = [0.1234567, 0.1234568, 0.5] * 4
+    users = pa.array([2**60 + i for i in range(12)], pa.uint64())
+    first, second, third = slices_of(folder, "day", "share", "user", day=days, share=shares, user=users)
+    assert first.groups == ("20240101", "20240102", "(none)")
+    assert second.groups == ("0.1234567", "0.1234568", "0.5")
+    assert third.groups[0] == f"{2**60} to {2**60 + 2} (quarter 1 of 4)"
+    assert [len(rows) for rows in members(third).values()] == [3, 3, 3, 3]
+
+
+def test_a_value_that_is_called_like_a_group_of_ours_is_quoted(folder: Path) -> None:
+    names = ["(none)", None, "(other)", ""] * 3
+    (found,) = slices_of(folder, "lang", lang=pa.array(names))
+    assert members(found) == {
+        "(empty)": [3, 7, 11],
+        '"(none)"': [0, 4, 8],
+        '"(other)"': [2, 6, 10],
+        "(none)": [1, 5, 9],
+    }
+
+
 def test_the_twenty_largest_values_have_groups_and_the_rest_is_one(folder: Path) -> None:
     names = [f"n{i:02d}" for i in range(30)]
     rows = names + [name for name in names if int(name[1:]) % 3]  # of 30 names, 20 come twice

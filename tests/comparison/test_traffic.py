@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import ray_backfill as rb
@@ -54,6 +55,28 @@ def test_what_nobody_finds_comes_last_and_at_random(folder: Path) -> None:
     for order in orders:
         assert set(order[: len(seen)]) == seen
     assert orders[0][len(seen) :] != orders[1][len(seen) :]
+
+
+def test_under_a_filter_traffic_finds_only_its_own_part(folder: Path) -> None:
+    write_log(folder, [1.0] * 12)
+    for name, rows in (("gallery", N), ("log", 12)):
+        file = folder / f"{name}.parquet"
+        table = pq.read_table(file)
+        # Part 2 has three items only.
+        parts = np.where(np.arange(rows) < 3, 2, np.arange(rows) % 2) if name == "gallery" else np.arange(rows) % 3
+        pq.write_table(table.append_column("tenant", pa.array(parts)), file)
+    place = first_retrieved(rb.read_folder(folder), "cosine", 0, "tenant")
+    assert place is not None
+    old = rb.read_folder(folder).gallery.old.astype(np.float64)
+    old /= np.linalg.norm(old, axis=1, keepdims=True)
+    queries, tenants = write_log(folder, [1.0] * 12), np.where(np.arange(N) < 3, 2, np.arange(N) % 2)
+    seen = set()
+    for row, query in enumerate(queries):
+        own = np.flatnonzero(tenants == row % 3)
+        seen |= set(own[np.argsort(-(old[own] @ query), kind="stable")[:SEEN]].tolist())
+    assert set(np.argsort(place)[: len(seen)].tolist()) == seen
+    with pytest.raises(InputError, match=r"log.parquet has no column 'tenant'"):
+        first_retrieved(rb.read_folder(folder), "cosine", 0, "tenant")
 
 
 def test_without_a_log_it_says_what_is_missing(folder: Path) -> None:

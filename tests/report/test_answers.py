@@ -1,5 +1,6 @@
 """Verdicts and answers against hand-made cases."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 import pytest
 
 from ray_backfill.display import Difference
-from ray_backfill.report.answers import answer, conditions, fall_in_words, runner_up, safety, verdict, warnings
+from ray_backfill.report.answers import answer, conditions, fall_in_words, runner_up, safety, warnings
 from ray_backfill.report.crossings import crossings
+from ray_backfill.report.html import render
 from ray_backfill.report.reading import read_results
 from ray_backfill.report.results import Results, Row
 from ray_backfill.report.situation import Situation, find_situation
+from ray_backfill.report.verdict import verdict
 from ray_backfill.tables.results import NO, UNDECIDED, YES
 from tests.report.folder import METHODS, many_methods, write_costs, write_results
 
@@ -59,6 +62,39 @@ def test_verdict_when_nothing_beats_the_old_service(tmp_path: Path) -> None:
     assert answer(results).when == ()
 
 
+def with_cascade(folder: Path, name: str, *others: str, **changed: tuple[Any, ...]) -> Results:
+    """The hand-made results of some methods, one of which embeds 20 items for every query."""
+    results_of(folder, *others, **changed)
+    file = folder / "manifest.json"
+    facts = json.loads(file.read_text(encoding="utf-8"))
+    facts["traits"]["methods"][name]["recalls"] = 20
+    file.write_text(json.dumps(facts), encoding="utf-8")
+    return read_results(folder)
+
+
+def test_cascades_are_not_recommended_but_told_of(tmp_path: Path) -> None:
+    bad = ("bad", (0.1, 0.2, 0.5), 0.25, 0.27, -0.25, YES, 0.0, NO, YES, 0.1)
+    two = {"bad": bad, "c": flat("cascade of 20", 0.45)}
+    found = with_cascade(tmp_path / "both", "c", "old", "new", **two)
+    assert verdict(found) == (
+        "Switch over only when the backfill is finished: no method but cascades serves better than the old service "
+        "while it runs. The best, bad, has 25.0 % mAP on average against 30.0 %. Cascades embed items for every query. "
+        "The best cascade, cascade of 20, has 45.0 % mAP on average; the old service has 30.0 %."
+    )
+    alone = with_cascade(tmp_path / "alone", "c", "old", "new", c=two["c"])
+    assert find_situation(alone) is Situation.ONLY_CASCADES
+    assert verdict(alone) == (
+        "Only cascades were compared, which embed items for every query. The best cascade, cascade of 20, has 45.0 % "
+        "mAP on average; the old service has 30.0 %."
+    )
+    weak = with_cascade(tmp_path / "weak", "c", "old", "new", bad=bad, c=flat("cascade of 20", 0.29))
+    assert "cascade" not in verdict(weak)
+    harmful = with_cascade(tmp_path / "harmful", "c", "old", "rm_naive", new=flat("new", 0.2), c=two["c"])
+    assert "switch before the end and embed no items for a query, RM naive loses least" in answer(harmful).which[1]
+    assert "Bold: the highest AUC (without cascades)." in render(found)
+    assert "Bold: the highest AUC. " in render(results_of(tmp_path / "none"))
+
+
 def test_a_harmful_upgrade_is_not_recommended(tmp_path: Path) -> None:
     results = results_of(tmp_path, "old", "rm_naive", new=flat("new", 0.2))
     assert verdict(results) == (
@@ -66,7 +102,10 @@ def test_a_harmful_upgrade_is_not_recommended(tmp_path: Path) -> None:
         "−10.0 points (95 % interval −12.0 to −8.0)."
     )
     which, *others = vars(answer(results)).values()
-    assert which[1] == ("If the upgrade is needed for another reason, RM naive loses least: 34.0 % mAP on average.")
+    assert which[1] == (
+        "If the upgrade is needed for another reason: of the methods that switch before the end, RM naive loses least, "
+        "with 34.0 % mAP on average."
+    )
     assert others == [(), (), ()]
 
 

@@ -8,9 +8,10 @@ from rich.console import Console
 
 from ray_backfill.errors import InputError
 from ray_backfill.report import html, parts, print_table, read_results
-from ray_backfill.report.answers import answer, runner_up, safety, verdict, warnings
+from ray_backfill.report.answers import answer, runner_up, safety, warnings
 from ray_backfill.report.results import DOUBLE_DAGGER, Results
 from ray_backfill.report.situation import Situation, find_situation
+from ray_backfill.report.verdict import verdict
 from ray_backfill.report.wording import UNLEARNED_NOTE
 from ray_backfill.tables.checks import CheckRow
 from ray_backfill.tables.results import NO, YES

@@ -47,7 +47,7 @@ def test_the_page_tells_what_was_first_before_and_after(tmp_path: Path) -> None:
     assert "q&lt;b&gt;1" in page
     assert "img-src data:;" in page
     assert (
-        "Full RM, score order: 12 queries lose a right first result at some moment of the backfill, 31 win one." in page
+        "Full RM, score order: after the day of the switch, 12 queries lose a right first result, 31 win one." in page
     )
 
 
@@ -56,7 +56,7 @@ def test_the_terminal_names_the_worst_queries(tmp_path: Path) -> None:
     out = io.StringIO()
     draw_table(read_results(folder_of(tmp_path, WORST, other, BEST)), Console(file=out, width=200))
     said = " ".join(out.getvalue().split())
-    assert "12 queries lose a right first result at some moment of the backfill, 31 win one." in said
+    assert "12 queries lose a right first result, 31 win one." in said
     assert "Queries that lose most: q<b>1 (100.0 \u2192 30.0 on average), q [2Jxxx" in said
     assert "\x1b[2J" not in out.getvalue()
 

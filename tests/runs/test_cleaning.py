@@ -7,6 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 import ray_backfill as rb
 from ray_backfill.cli.main import main
@@ -68,6 +69,45 @@ def test_the_command_goes_on_without_them(
     assert found.manifest.data["gallery_items"] == N - 2
     # Query 1 asked for a broken item alone.
     assert found.manifest.data["queries_skipped"] == 1
+
+
+def test_results_say_what_was_left_out_and_where_the_data_lie(data: Path, tmp_path: Path) -> None:
+    copy = cleaned(data, tmp_path / "cleaned", overwrite=False)
+    found = rb.simulate(copy, methods="rm_naive")
+    assert found.manifest.data["name"] == "data"
+    assert found.manifest.data["path"] == str(data)
+    left_out = [note for note in found.manifest.data["notes"] if "were left out" in note]
+    assert [note.split(" were left out")[0] for note in left_out] == [
+        "2 of 60 rows of gallery.parquet", "1 of 10 rows of queries.parquet"
+    ]  # fmt: skip
+
+
+def test_the_copy_follows_the_folder(data: Path, tmp_path: Path) -> None:
+    write(data / "train.parquet", [f"t{n}" for n in range(N)], {5: np.nan}, 2)
+    (data / "log.parquet").write_bytes(b"anything")
+    copy = cleaned(data, tmp_path / "cleaned", overwrite=False)
+    assert {path.name for path in copy.iterdir()} == {
+        "gallery.parquet", "gallery_left_out.parquet", "queries.parquet", "queries_left_out.parquet", "train.parquet",
+        "train_left_out.parquet", "log.parquet", "manifest.json",
+    }  # fmt: skip
+    for name in ("train.parquet", "log.parquet"):
+        (data / name).unlink()
+    cleaned(data, tmp_path / "cleaned", overwrite=False)
+    assert not [path.name for path in copy.iterdir() if path.name.startswith(("train", "log"))]
+
+
+def test_images_are_found_beside_the_original(data: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8), "red").save(data / "red.png")
+    table = pq.read_table(data / "gallery.parquet").append_column("image", pa.array(["red.png"] * N))
+    pq.write_table(table, data / "gallery.parquet")
+    found = rb.simulate(cleaned(data, tmp_path / "cleaned", overwrite=False), methods="rm_naive")
+    assert any(row.first_image.startswith("data:image/jpeg") for row in found.shown)
+
+
+def test_another_model_is_not_cleaned(data: Path, tmp_path: Path) -> None:
+    write(data / "queries.parquet", ["q0"], {}, 1, positives=[["i4"]])
+    write(data / "gallery.parquet", [f"i{n}" for n in range(N)], {}, 0, bct=[None, *[[1.0, 2.0]] * (N - 1)])
+    assert cleaned(data, tmp_path / "cleaned", overwrite=False) == data
 
 
 def test_a_sound_folder_is_not_copied(data: Path, tmp_path: Path) -> None:

@@ -71,8 +71,10 @@ def test_judgements_give_what_ir_measures_gives(folder: Path, tmp_path: Path) ->
 
 
 def test_clicks_are_grades_and_traffic_is_weight(folder: Path, tmp_path: Path) -> None:
-    clicks = {"query": [1, 1, 2, 1], "item": ["d3", "d4", "d5", "d3"], "clicks": [2, 1, 7, 3]}
+    clicks: dict[str, list[Any]] = {"query": [1, 1, 2, 1], "item": ["d3", "d4", "d5", "d3"], "clicks": [2, 1, 7, 3]}
     for name, write in (("c.csv", pa.csv.write_csv), ("c.parquet", pq.write_table)):
+        if name == "c.parquet":
+            clicks["query"] = [float(query) for query in clicks["query"]]  # what pandas makes of gaps
         write(pa.table(clicks), tmp_path / name)
         truth = find_truth(rb.read_folder(folder), ("clicks", str(tmp_path / name))).ground
         assert truth.positives_of(0).tolist() == [3, 4]

@@ -1,0 +1,107 @@
+"""The main sentence of a report: which method to take, or why none is recommended. Computes nothing."""
+
+import math
+
+from ray_backfill.display import Difference
+from ray_backfill.report.results import Results, Row
+from ray_backfill.report.situation import Situation, find_situation, reference, upgrade
+from ray_backfill.report.wording import interval, is_retention, percent_sign, points, retained
+from ray_backfill.tables.results import NEW, OLD
+
+
+def verdict(results: Results) -> str:
+    """The main sentence: which method serves best during the backfill, or why none is recommended."""
+    situation, metric, best = find_situation(results), results.primary, results.best()
+    old, new, step = reference(results, OLD), reference(results, NEW), upgrade(results)
+    if situation is Situation.TOO_FEW_QUERIES:
+        return "These results have no intervals, so nothing is recommended: compare on at least 30 queries."
+    if situation is Situation.NO_METHOD:
+        return "Only old and new were compared, so nothing is recommended."
+    if situation is Situation.UNLEARNED:
+        return "No method learned anything here, so nothing is recommended."
+    if situation is Situation.ONLY_BOUNDS:
+        return "Only oracle orders were compared, which cannot be deployed, so nothing is recommended."
+    assert old is not None
+    assert new is not None
+    assert step is not None
+    both = f"{percent_sign(new.auc)} {metric} against {percent_sign(old.auc)}, a difference of {with_limits(step)}"
+    if situation is Situation.WORSE:
+        return f"Do not upgrade: the new model is worse than the old one, with {both}."
+    if situation is Situation.EQUAL:
+        return (
+            f"Do not upgrade on this evidence: these queries do not tell the new model from the old one, with {both}."
+        )
+    if situation is Situation.ONLY_CASCADES:
+        return f"Only cascades were compared, which embed items for every query. {_of_cascade(results, old)}"
+    assert best is not None
+    if situation is Situation.NOT_MIXED:
+        return _not_mixed(results, best, old)
+    name = _name(results, best)
+    if is_retention(results):
+        return _retained(results, best, old)
+    gain = f"{percent_sign(best.gain, 0)} of the upgrade\u2019s improvement while the backfill runs"
+    limits = f" (95 % interval {interval(best.gain_low, best.gain_high, 0)})" if math.isfinite(best.gain_low) else ""
+    return (
+        f"{_upper(name)} gives users {gain}{limits}: {metric} starts at {percent_sign(best.start)} (old "
+        f"service: {percent_sign(old.auc)}) and ends at {percent_sign(best.end)} (new model alone: "
+        f"{percent_sign(new.auc)})."
+    )
+
+
+def _not_mixed(results: Results, best: Row, old: Row) -> str:
+    """The main sentence if the old service is better than every method that could be recommended."""
+    cascade = results.best_cascade()
+    is_beaten = cascade is not None and cascade.auc > old.auc
+    sentence = (
+        f"Switch over only when the backfill is finished: no method{' but cascades' * is_beaten} serves better than "
+        f"the old service while it runs. The best, {_name(results, best)}, has {percent_sign(best.auc)} "
+        f"{results.primary} on average against {percent_sign(old.auc)}."
+    )
+    return f"{sentence} Cascades embed items for every query. {_of_cascade(results, old)}" if is_beaten else sentence
+
+
+def _of_cascade(results: Results, old: Row) -> str:
+    cascade = results.best_cascade()
+    assert cascade is not None
+    return (
+        f"The best cascade, {_name(results, cascade)}, has {percent_sign(cascade.auc)} {results.primary} on average; "
+        f"the old service has {percent_sign(old.auc)}."
+    )
+
+
+def _retained(results: Results, best: Row, old: Row) -> str:
+    """The main sentence if what the new model finds was taken as right."""
+    name, metric = _name(results, best), results.primary
+    limits = f" (95 % interval {interval(best.auc_low, best.auc_high)})" if math.isfinite(best.auc_low) else ""
+    which = "that embed no items for a query" if results.recalling else "compared"
+    return (
+        f"Provisional: of the methods {which}, {name} keeps the largest share of {retained(results)} while the "
+        f"backfill runs: {percent_sign(best.auc)} {metric} on average{limits}; it starts at "
+        f"{percent_sign(best.start)}, the old service has {percent_sign(old.auc)}. Whether the new model is better "
+        "than the old one is not known."
+    )
+
+
+def closest(results: Results) -> str:
+    """If nothing is gained on average, the method that costs users least."""
+    best = next((row for row in results.candidates(results.primary) if not row.is_reference), None)
+    if best is None or find_situation(results) is not Situation.WORSE:
+        return ""
+    which = " and embed no items for a query" if results.recalling else ""
+    return (
+        f"If the upgrade is needed for another reason: of the methods that switch before the end{which}, "
+        f"{_name(results, best)} loses least, with {percent_sign(best.auc)} {best.metric} on average."
+    )
+
+
+def with_limits(found: Difference) -> str:
+    """A difference in points with its 95 % interval."""
+    return f"{points(found.value)} (95 % interval {interval(found.low, found.high)})"
+
+
+def _name(results: Results, row: Row) -> str:
+    return row.title + (f" ({results.label(row.variant)})" if results.group(row) else "")
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
