@@ -101,8 +101,8 @@ def _beside(folder: Path) -> tuple[Path, Path]:
 
 
 def remove_halves(folder: Path) -> None:
-    """Delete the temporary files that killed processes left in the part folders of ``folder``."""
-    for half in folder.glob("*/.*.tmp"):
+    """Delete the temporary files that killed processes left in ``folder`` and its part folders."""
+    for half in (*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")):
         half.unlink()
 
 

@@ -112,7 +112,7 @@ def test_arrays_become_a_folder_of_the_data_contract(tmp_path: Path) -> None:
         ({"old": [["a"]] * 6}, "gallery: column 'old' cannot be written: could not convert string"),
         ({"positives": [1] * 6}, "gallery: column 'positives' must have a list of gallery ids for each query"),
         ({"old": np.full((6, 2), np.nan)}, r"data/gallery.parquet, column 'old': NaN or infinite values in row 0"),
-        ({"id": [1, 1, 2, 3, 4, 5]}, r"data/gallery.parquet, column 'id': duplicate ids 1; ids must be unique"),
+        ({"id": [1, 1, 2, 3, 4, 5]}, r"data/gallery.parquet, column 'id': duplicate ids 1; drop them"),
         (
             {"label": [0.5] * 6},
             "data/gallery.parquet, column 'label' must hold integers or text, not fractions",

@@ -137,7 +137,7 @@ NAN_ROW = np.array([[1, 2], [3, np.nan], [4, 5], [np.inf, 1]], np.float32)
     ("changes", "message"),
     [
         ({"old": None}, r"g\.parquet has no column 'old'; it has: id, new, label"),
-        ({"id": [1, 2, 2, 1]}, r"column 'id': duplicate ids 1, 2; ids must be unique"),
+        ({"id": [1, 2, 2, 1]}, r"column 'id': duplicate ids 1, 2; drop them"),
         ({"id": pa.array([1, None, 2, 3])}, r"column 'id': missing value in row 1; fill or drop"),
         ({"id": [0.5, 1.5, 2.5, 3.5]}, r"column 'id' must hold integers or text, not fractions; convert it"),
         ({"new": vector_column(NAN_ROW)}, r"column 'new': NaN or infinite values in row 1, 3"),

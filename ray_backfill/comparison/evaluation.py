@@ -109,7 +109,7 @@ class Evaluation:
         for order in self.orders:
             find_order(order)
         check_distance(self.distance)
-        parse_truth(self.truth)
+        self._check_truth()
         for merge in self.merges:
             check_merge(merge, self.distance)
         if not self.metrics or not self.orders or not self.merges:
@@ -123,6 +123,15 @@ class Evaluation:
         if not 0 <= self.margin < 1:
             raise InputError(f"--margin must be at least 0 and below 1 (0.005 is half a point), got {self.margin}")
         self._check_cutoffs()
+
+    def _check_truth(self) -> None:
+        kind, k, _ = parse_truth(self.truth)
+        for name, of in ((metric, parse_metric(metric)) for metric in self.metrics):
+            if kind.is_retention and of.kind == "recall" and (of.k or k) < k:
+                raise InputError(
+                    f"{name} cannot reach 100 % with {k:,} right answers for each query (--truth {self.truth[0]}); use "
+                    f"recall@{k} or a smaller number in --truth"
+                )
 
     def _check_cutoffs(self) -> None:
         least, most = _CUTOFFS[self.distance]

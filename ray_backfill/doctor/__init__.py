@@ -7,17 +7,18 @@ from typing import Any
 import numpy as np
 
 from ray_backfill.comparison.left_out import find_left_out
-from ray_backfill.doctor.findings import MODELS, Finding, find, unknown
+from ray_backfill.comparison.truth import find_truth
+from ray_backfill.doctor.findings import MODELS, Finding, find, has_truth, unknown
 from ray_backfill.doctor.scan import SplitScan, VectorColumn, scan_split
 from ray_backfill.errors import InputError
 from ray_backfill.methods import CONTROLS, all_methods
-from ray_backfill.store import read_folder
+from ray_backfill.store import EmbeddingFolder, read_folder
 from ray_backfill.store.loose import FINE
 from ray_backfill.training.settings import FitSettings
 
 __all__ = ["Diagnosis", "Finding", "diagnose"]
 
-_SPLITS = ("gallery", "queries", "train", "validation")
+_SPLITS = ("gallery", "queries", "train", "validation", "log")
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,14 @@ class Diagnosis:
     """What ``diagnose`` found.
 
     facts: split -> what it holds, plain numbers and texts. findings: errors first. methods: names of methods that can
-    run. left_out: method -> why it cannot.
+    run. left_out: method -> why it cannot. has_truth: whether there are labels or positives.
     """
 
     facts: dict[str, dict[str, Any]]
     findings: list[Finding]
     methods: list[str]
     left_out: dict[str, str]
+    has_truth: bool
 
     @property
     def is_sound(self) -> bool:
@@ -57,15 +59,20 @@ def diagnose(path: Path) -> Diagnosis:
     methods: list[str] = []
     left_out: dict[str, str] = {}
     if not any(each.level == "error" for each in findings) and set(MODELS) <= set(scans["gallery"].vectors):
-        methods, left_out = _possible(path)
+        try:
+            folder = read_folder(path, tuple({model for m in all_methods().values() for model in m.models}))
+            if has_truth(scans):
+                find_truth(folder)
+            methods, left_out = _possible(folder)
+        except InputError as problem:  # what only a run looks at
+            findings.insert(0, Finding("error", path.name, str(problem)))
     facts = {name: _facts(scan) for name, scan in scans.items()}
-    return Diagnosis(facts, findings, methods, left_out)
+    return Diagnosis(facts, findings, methods, left_out, has_truth(scans))
 
 
-def _possible(path: Path) -> tuple[list[str], dict[str, str]]:
+def _possible(folder: EmbeddingFolder) -> tuple[list[str], dict[str, str]]:
     """Methods that the folder allows, and why not the others."""
     names = [m.name for m in all_methods().values() if m.family != CONTROLS]
-    folder = read_folder(path, tuple({model for m in all_methods().values() for model in m.models}))
     gone = find_left_out(folder, [all_methods()[name] for name in names], (), FitSettings(), "cosine")
     reasons = {each.name: each.reason for each in gone if each.kind == "method"}
     return [name for name in names if name not in reasons], reasons

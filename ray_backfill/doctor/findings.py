@@ -39,7 +39,7 @@ def find(scans: Mapping[str, SplitScan]) -> list[Finding]:
 
 def _of_split(name: str, scan: SplitScan) -> Iterator[Finding]:
     for column, why in scan.unreadable.items():
-        yield Finding("error", f"{name}.{column}", why, "mend or drop the column")
+        yield Finding("error", f"{name}.{column}", why, "fix or drop the column")
     if scan.ids is None and "id" not in scan.unreadable:
         yield Finding(
             "error", name, "there is no column 'id'", "add one; ray-backfill import --id names another column"
@@ -47,10 +47,8 @@ def _of_split(name: str, scan: SplitScan) -> Iterator[Finding]:
     elif scan.ids is not None:
         repeated = len(scan.ids) - len(np.unique(scan.ids))
         if repeated:
-            yield Finding(
-                "error", f"{name}.id", f"{repeated:,} ids come again", "--drop-broken keeps the first of each"
-            )
-    for model in MODELS:
+            yield Finding("error", f"{name}.id", f"{repeated:,} duplicate ids", "--drop-broken keeps the first of each")
+    for model in MODELS if name != "log" else MODELS[:1]:
         if model not in scan.vectors:
             level: Level = "warning" if model == "new" and name == "gallery" else "error"
             yield Finding(
@@ -95,14 +93,22 @@ def _of_widths(scans: Mapping[str, SplitScan]) -> Iterator[Finding]:
             yield Finding("error", model, f"dimensions differ: {said}", "use embeddings of one model")
 
 
+def has_truth(scans: Mapping[str, SplitScan]) -> bool:
+    """Whether there are positives, or labels of both gallery and queries."""
+    gallery, queries = scans["gallery"], scans.get("queries", scans["gallery"])
+    return "positives" in queries.others or ("label" in gallery.others and "label" in queries.others)
+
+
 def _of_labels(scans: Mapping[str, SplitScan]) -> Iterator[Finding]:
     gallery, queries = scans["gallery"], scans.get("queries", scans["gallery"])
     if "positives" in queries.others:
         return
+    if "label" in gallery.unreadable or "label" in queries.unreadable:
+        return
     labels = [scan.others.get("label") for scan in (gallery, queries)]
     if labels[0] is None or labels[1] is None:
         yield Finding(
-            "warning", "label", "there are no right answers: neither labels in gallery and queries nor positives",
+            "note", "label", "there are no right answers: neither labels in gallery and queries nor positives",
             "run with --truth new-top1, known-item, qrels or clicks, or add labels",
         )  # fmt: skip
         return

@@ -26,7 +26,9 @@ def print_diagnosis(diagnosis: Diagnosis, folder: str, console: Console | None =
             reasons.setdefault(reason, []).append(name)
         for reason, names in reasons.items():
             console.print(f"Not {', '.join(names)}: {reason}.")
-        console.print(f"Next: ray-backfill simulate --data {folder}")
+        # Without right answers, what the new model finds can stand in for them.
+        truth = "" if diagnosis.has_truth else " --truth new-top1 --metrics recall@10"
+        console.print(f"Next: ray-backfill simulate --data {folder}{truth}")
 
 
 def _contents(diagnosis: Diagnosis) -> Table:

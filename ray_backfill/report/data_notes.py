@@ -19,5 +19,6 @@ def data_notes(data: Mapping[str, Any]) -> tuple[str, ...]:
             f"Images that could not be read, left out: {broken:,}; broken.parquet beside the embeddings lists them."
         )
     if column := data.get("queries_weighted_by"):
-        found.append(f"Every mean over queries is weighted by column {column}.")
+        by = "each query's clicks" if column == "clicks" else f"column {column}"
+        found.append(f"Every mean over queries is weighted by {by}.")
     return (*found, *data.get("notes", ()))

@@ -23,7 +23,7 @@ DATA_WORDS = {
     "gallery_items": "gallery items",
     "queries": "queries",
     "queries_skipped": "queries skipped (no right answer)",
-    "queries_weighted_by": "queries weighted by column",
+    "queries_weighted_by": "queries weighted by",
     "old_dim": "dimensions of the old embedding",
     "new_dim": "dimensions of the new embedding",
     "validation_items": "validation items",

@@ -22,6 +22,8 @@ def verdict(results: Results) -> str:
     if situation is Situation.ONLY_BOUNDS:
         return "Only oracle orders were compared, which cannot be deployed, so nothing is recommended."
     assert old is not None
+    if is_retention(results):
+        return _of_retention(results, situation, old)
     assert new is not None
     assert step is not None
     both = f"{percent_sign(new.auc)} {metric} against {percent_sign(old.auc)}, a difference of {with_limits(step)}"
@@ -37,8 +39,6 @@ def verdict(results: Results) -> str:
     if situation is Situation.NOT_MIXED:
         return _not_mixed(results, best, old)
     name = _name(results, best)
-    if is_retention(results):
-        return _retained(results, best, old)
     gain = f"{percent_sign(best.gain, 0)} of the upgrade\u2019s improvement while the backfill runs"
     limits = f" (95 % interval {interval(best.gain_low, best.gain_high, 0)})" if math.isfinite(best.gain_low) else ""
     return (
@@ -69,17 +69,30 @@ def _of_cascade(results: Results, old: Row) -> str:
     )
 
 
-def _retained(results: Results, best: Row, old: Row) -> str:
-    """The main sentence if what the new model finds was taken as right."""
-    name, metric = _name(results, best), results.primary
-    limits = f" (95 % interval {interval(best.auc_low, best.auc_high)})" if math.isfinite(best.auc_low) else ""
-    which = "that embed no items for a query" if results.recalling else "compared"
-    return (
-        f"Provisional: of the methods {which}, {name} keeps the largest share of {retained(results)} while the "
-        f"backfill runs: {percent_sign(best.auc)} {metric} on average{limits}; it starts at "
-        f"{percent_sign(best.start)}, the old service has {percent_sign(old.auc)}. Whether the new model is better "
-        "than the old one is not known."
-    )
+def _of_retention(results: Results, situation: Situation, old: Row) -> str:
+    """The main sentence if what the new model finds was taken as right: never that one model is better."""
+    what, metric, best = retained(results), results.primary, results.best()
+    of_old = f"{percent_sign(old.auc)} {metric}"
+    if situation in (Situation.EQUAL, Situation.WORSE):
+        said = f"the old service finds {what} as well as the new model, as far as these queries tell: {of_old}."
+    elif situation is Situation.ONLY_CASCADES:
+        said = f"only cascades were compared, which embed items for every query. {_of_cascade(results, old)}"
+    else:
+        assert best is not None
+        limits = f" (95 % interval {interval(best.auc_low, best.auc_high)})" if math.isfinite(best.auc_low) else ""
+        which = "that embed no items for a query" if results.recalling else "compared"
+        most = f"{_name(results, best)} keeps the largest share of {what} while the backfill runs"
+        said = (
+            f"of the methods {which}, {most}: {percent_sign(best.auc)} {metric} on average{limits}; it starts at "
+            f"{percent_sign(best.start)}, the old service has {percent_sign(old.auc)}."
+        )
+        if situation is Situation.NOT_MIXED:
+            said = (
+                f"no method {'that embeds no items for a query ' * bool(results.recalling)}keeps more of {what} than "
+                f"the old service, {of_old}, while the backfill runs. The best, {_name(results, best)}, keeps "
+                f"{percent_sign(best.auc)} on average{limits}."
+            )
+    return f"Provisional: {said} Whether the new model is better than the old one is not known."
 
 
 def closest(results: Results) -> str:

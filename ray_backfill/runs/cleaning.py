@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
+
 from ray_backfill.doctor.scan import SplitScan, scan_split
 from ray_backfill.progress import say
 from ray_backfill.runs.importing import ColumnNames, import_split, imported
@@ -16,7 +18,9 @@ _OTHERS = ("classifier.parquet", "log.parquet")
 
 
 def cleaned(data: Path, out: Path, overwrite: bool) -> Path:
-    """The folder itself, or ``out``: a copy without rows whose old or new vector is missing, zero or not finite.
+    """The folder itself, or ``out``: a copy without rows that have no id or a repeated one, or no usable vector.
+
+    A vector is unusable if it is missing, zero or not finite; only those of old and new are looked at.
 
     Such rows are listed in ``out``, in ``<split>_left_out.parquet``, and counted in its manifest. Cost: a pass over the
     vectors, and a copy of all splits if any row is broken.
@@ -56,4 +60,6 @@ def _remove_others(out: Path, names: set[str]) -> None:
 
 
 def _is_broken(scan: SplitScan) -> bool:
+    if scan.ids is None or len(np.unique(scan.ids)) < len(scan.ids):
+        return True
     return any((scan.vectors[name].problems != FINE).any() for name in ("old", "new") if name in scan.vectors)

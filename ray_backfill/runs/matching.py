@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from ray_backfill.errors import InputError
 from ray_backfill.progress import track
 from ray_backfill.sources import BATCH_ROWS, Source
+from ray_backfill.store import in_words
 
-ONLY_HERE, REPEATED, NO_ID = "only in {}", "its id comes again", "no id"
+ONLY_HERE, REPEATED, NO_ID = "only in {}", "duplicate id", "no id"
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ def match(sources: Sequence[Source], id_column: str, drop_broken: bool) -> Match
         return Matched(stays, None, tuple(left_out))
     if found[0].type != found[1].type:
         raise InputError(
-            f"the ids of {sources[0].name} are {found[0].type} and those of {sources[1].name} {found[1].type}; use one "
-            "type"
+            f"the ids of {sources[0].name} are {in_words(found[0].type)} and those of {sources[1].name} "
+            f"{in_words(found[1].type)}; use one type"
         )
     there = pc.index_in(found[0], value_set=found[1]).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     left_out += [
@@ -79,9 +80,12 @@ def plain_ids(pieces: Sequence[pa.Array], source: Source, column: str) -> pa.Arr
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     if not is_text and not pa.types.is_integer(kind):
-        raise InputError(f"{source.name}, column {column!r} must hold integers or text as ids, not {kind}")
+        raise InputError(f"{source.name}, column {column!r} must hold integers or text as ids, not {in_words(kind)}")
     wanted = pa.large_string() if is_text else pa.int64()
-    chunks = [piece.cast(wanted) for piece in pieces]
+    try:
+        chunks = [piece.cast(wanted) for piece in pieces]
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{source.name}, column {column!r} holds ids of 2^63 or more; store them as text") from error
     return pa.chunked_array(chunks, wanted).combine_chunks()
 
 
@@ -102,7 +106,7 @@ def _check(source: Source, ids: pa.Array, column: str, drop_broken: bool) -> Non
     wrong = np.flatnonzero(~_first_of_each(ids))
     if len(wrong):
         row = int(wrong[0])
-        what = f"row {row} has no id" if not ids[row].is_valid else f"row {row}: id {ids[row]} comes again"
+        what = f"row {row} has no id" if not ids[row].is_valid else f"row {row}: duplicate id {ids[row]}"
         raise InputError(
             f"{source.name}, column {column!r}: {what} ({len(wrong):,} such rows); give --drop-broken to leave them out"
         )

@@ -27,8 +27,8 @@ def origin_of(comparison: Comparison, context: Context, recipe: Mapping[str, Any
     path, left_out = copied_from(comparison.folder.path)
     stage = read_json(path / "manifest.json") if (path / "manifest.json").exists() else {}
     dropped = [
-        f"{counts.rows:,} of {counts.of:,} rows of {name} were left out: their vectors are missing, zero or not "
-        "finite. Right answers among them count for no query."
+        f"{counts.rows:,} of {counts.of:,} rows of {name} were left out, because of their vectors or ids. "
+        "Right answers among them count for no query."
         for name, counts in left_out.items()
     ]
     is_synthetic = stage.get("stage") == SYNTHETIC

@@ -225,7 +225,9 @@ def results_in_memory(comparison: Comparison, curves: Curves, facts: Facts) -> R
 def weighting(comparison: Comparison) -> dict[str, Any]:
     """The fact that queries have unequal weights, for manifests."""
     weights = comparison.truth.weights
-    return {} if weights is None or relative_weights(weights) is None else {"queries_weighted_by": "weight"}
+    if weights is None or relative_weights(weights) is None:
+        return {}
+    return {"queries_weighted_by": comparison.truth_facts.get("truth", {}).get("weighted_by", "weight")}
 
 
 def versions() -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import pyarrow as pa
@@ -76,7 +77,9 @@ def _columns_of(path: Path, notes: list[str]) -> dict[str, _Column]:
             with np.load(path, allow_pickle=False) as arrays:
                 return {name: _of_array(arrays[name], f"{path}, array {name!r}") for name in arrays.files}
         return {"array": _of_array(np.load(path, mmap_mode="r", allow_pickle=False), str(path))}
-    except (ValueError, OSError, EOFError) as error:
+    except InputError:
+        raise
+    except (ValueError, OSError, EOFError, BadZipFile) as error:
         raise InputError(f"{path} cannot be read as numbers or text: {error}; write it with numpy.save") from error
 
 

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from ray_backfill.errors import InputError
-from ray_backfill.sources.source import BATCH_ROWS, Source, SourceKind, missing_extra
+from ray_backfill.sources.source import BATCH_ROWS, Source, SourceKind, missing_client
 
 
 def _open(text: str) -> Source:
     try:
         import lance
     except ImportError as error:
-        raise missing_extra("a Lance dataset", "lance", error) from error
+        raise missing_client("a Lance dataset", "pylance", error) from error
     try:
         dataset = lance.dataset(text)
     except (ValueError, OSError) as error:

@@ -1,12 +1,13 @@
 """Collections of Milvus: ``milvus:http://host:19530#collection``, or ``milvus:file.db#collection`` (Milvus Lite)."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from ray_backfill.errors import InputError
-from ray_backfill.sources.source import BATCH_ROWS, Source, SourceKind, missing_extra, skipping
+from ray_backfill.sources.source import BATCH_ROWS, Source, SourceKind, missing_client, skipping
 
 _PREFIX = "milvus:"
 _PAGE = 1024
@@ -65,7 +66,9 @@ def _client(address: str, text: str) -> Any:
     try:
         from pymilvus import MilvusClient
     except ImportError as error:
-        raise missing_extra("a Milvus collection", "milvus", error) from error
+        raise missing_client("a Milvus collection", "pymilvus milvus-lite", error) from error
+    if "://" not in address and not Path(address).exists():  # the client would create it
+        raise InputError(f"{address} does not exist")
     try:
         return MilvusClient(uri=address)
     except Exception as error:

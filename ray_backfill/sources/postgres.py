@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ray_backfill.errors import InputError
-from ray_backfill.sources.source import BATCH_ROWS, Source, SourceKind, missing_extra
+from ray_backfill.sources.source import BATCH_ROWS, Source, SourceKind, missing_client
 
 _PREFIXES = ("postgresql://", "postgres://")
 _LISTS = pa.list_(pa.float32())
@@ -90,7 +90,7 @@ def _connected(address: str, text: str) -> Iterator[Any]:
         from psycopg.adapt import Loader
         from psycopg.pq import Format
     except ImportError as error:
-        raise missing_extra("a PostgreSQL table", "postgres", error) from error
+        raise missing_client("a PostgreSQL table", "'psycopg[binary]'", error) from error
 
     class VectorLoader(Loader):  # type: ignore[misc, unused-ignore]
         """pgvector's binary form: two numbers of 16 bits, the first of which is the dimension, and float32 values."""

@@ -4,12 +4,13 @@ Columns: ``id``, each named vector (``vector`` if it has no name), and the field
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from ray_backfill.errors import InputError
-from ray_backfill.sources.source import BATCH_ROWS, Source, SourceKind, missing_extra, skipping
+from ray_backfill.sources.source import BATCH_ROWS, Source, SourceKind, missing_client, skipping
 
 _PREFIX = "qdrant:"
 _UNNAMED = "vector"
@@ -88,7 +89,9 @@ def _client(address: str, text: str) -> Any:
     try:
         from qdrant_client import QdrantClient
     except ImportError as error:
-        raise missing_extra("a Qdrant collection", "qdrant", error) from error
+        raise missing_client("a Qdrant collection", "qdrant-client", error) from error
+    if "://" not in address and not Path(address).exists():  # the client would create it
+        raise InputError(f"{address} does not exist")
     try:
         return QdrantClient(url=address) if "://" in address else QdrantClient(path=address)
     except Exception as error:

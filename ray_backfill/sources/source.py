@@ -59,6 +59,6 @@ def skipping(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Record
         rows = 0
 
 
-def missing_extra(what: str, extra: str, error: ImportError) -> InputError:
-    """The error for an optional client that is not installed."""
-    return InputError(f"{what} needs the Python package {error.name}: pip install 'ray_backfill[{extra}]'")
+def missing_client(what: str, packages: str, error: ImportError) -> InputError:
+    """The error for an optional client that is not installed. packages: as pip calls them."""
+    return InputError(f"{what} needs the Python package {error.name}: pip install {packages}")

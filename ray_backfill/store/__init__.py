@@ -296,7 +296,8 @@ def read_table(
     }
     ids, counts = np.unique(columns["id"], return_counts=True)
     if (counts > 1).any():
-        raise InputError(f"{path}, column 'id': duplicate ids {some(ids[counts > 1])}; ids must be unique")
+        twice = some(ids[counts > 1])
+        raise InputError(f"{path}, column 'id': duplicate ids {twice}; drop them (simulate --drop-broken does)")
     schemas = [open_checked(file).schema_arrow for file in files]
     # A column with a model's name that does not hold vectors is the user's own.
     names = [

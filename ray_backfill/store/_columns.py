@@ -330,7 +330,10 @@ def as_vectors(array: pa.Array, file: Path, name: str, first_row: int, dtype: ty
         vectors: NDArray[Any] = values.to_numpy(zero_copy_only=False).astype(dtype, copy=False).reshape(len(array), -1)
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(bad):
-        raise InputError(f"{file}, column {name!r}: NaN or infinite values in row {some(first_row + bad)}; drop them")
+        raise InputError(
+            f"{file}, column {name!r}: NaN or infinite values in row {some(first_row + bad)}; drop them (simulate "
+            "--drop-broken leaves such rows out)"
+        )
     return vectors
 
 

@@ -49,7 +49,8 @@ def reading(path: Path) -> Iterator[None]:
 
 def _remedy(path: Path) -> str:
     """What to do about a damaged file: stages of runs can be computed again."""
-    stage = next((folder for folder in path.parents[:2] if (folder / "manifest.json").is_file()), None)
+    names = ("manifest.json", "_manifest.json")
+    stage = next((folder for folder in path.parents[:2] if any((folder / name).is_file() for name in names)), None)
     if stage is None:
         return "restore the file, or write it again"
     return f"restore the file, or delete {stage} and run the command that wrote it again"

@@ -1,6 +1,7 @@
 """Right answers from files: judgements in TREC's format, and clicks."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,21 +17,39 @@ _QRELS = ["query", "iteration", "item", "grade"]
 def _qrels(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
     """Judgements: query, iteration, item and grade in each line. A grade above 0 is a right answer."""
     path = Path(request.argument)
-    try:
-        lines = pd.read_csv(path, sep=r"\s+", header=None, names=_QRELS, dtype=str, comment=None, quoting=3)
-        grades = pd.to_numeric(lines["grade"]).to_numpy(np.float64)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path} cannot be read as judgements in TREC's format (query, iteration, item, grade): {error}"
-        ) from error
-    if np.isnan(grades).any():
-        raise InputError(f"{path}: line {int(np.isnan(grades).argmax()) + 1} does not have four words")
+    lines = _read_qrels(path)
+    grades = pd.to_numeric(lines["grade"], errors="coerce").to_numpy(np.float64)
+    if not np.isfinite(grades).all():
+        wrong = int((~np.isfinite(grades)).argmax())
+        found = lines["grade"].iloc[wrong]
+        raise InputError(f"{path}, line {lines.index[wrong] + 1}: the grade must be a finite number, not {found!r}")
+    if not (grades > 0).any():
+        raise InputError(f"{path} has no grade above 0, so nothing is a right answer")
     right = grades > 0
     ground, notes = from_pairs(
         folder, str(path), lines["query"].to_numpy()[right], lines["item"].to_numpy()[right], grades[right]
     )
     facts = {"path": str(path), "judgements": len(lines), "right_answers": int(right.sum())}
     return Truth(ground, facts, notes)
+
+
+def _read_qrels(path: Path) -> pd.DataFrame:
+    """The lines with their four words as text. The index counts lines of the file, blank ones included, from 0."""
+    why = ""
+    try:
+        # An id may be "null" or "NA".
+        plain: Any = {"header": None, "dtype": str, "quoting": 3, "keep_default_na": False}
+        lines = pd.read_csv(path, sep=r"\s+", skip_blank_lines=False, **plain).fillna("")
+        lines = lines[(lines != "").any(axis=1)]
+    except pd.errors.EmptyDataError as error:
+        raise InputError(f"{path} is empty") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        lines, why = pd.DataFrame(), f": {' '.join(str(error).split())}"
+    if lines.shape[1] != len(_QRELS) or (lines == "").to_numpy().any():
+        raise InputError(f"{path} must have four words in each line (query, iteration, item, grade){why}")
+    return lines.set_axis(_QRELS, axis=1)
 
 
 def _clicks(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
@@ -58,7 +77,11 @@ def _clicks(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
     of_query = pairs.groupby(pairs["query"].astype(str))["clicks"].sum()
     # A query without clicks has no right answer, so its weight counts nowhere.
     weights = of_query.reindex(table.id.astype(str)).fillna(1.0).to_numpy()
-    return Truth(ground.with_weights(weights), {"path": source.name, "clicks": float(clicks.sum())}, notes)
+    return Truth(
+        ground.with_weights(weights),
+        {"path": source.name, "clicks": float(clicks.sum()), "weighted_by": "clicks"},
+        notes,
+    )
 
 
 def _mark_of_file(argument: str) -> str:

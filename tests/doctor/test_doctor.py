@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import ray_backfill as rb
@@ -107,9 +109,6 @@ def test_a_file_in_the_order_of_its_classes_is_not_taken_for_two_models(
 
 
 def test_what_the_reader_refuses_is_an_error(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     data = folder(tmp_path / "data")
     lists: list[list[float] | None] = [[1.0, 2.0]] * 10
     lists[3], lists[4], lists[5] = None, [1.0], [float("nan"), 1.0]
@@ -118,11 +117,43 @@ def test_what_the_reader_refuses_is_an_error(tmp_path: Path) -> None:
     found = [(each.level, each.where, each.what) for each in diagnose(data).findings]
     text = str(found)
     for words in ("no vector, the first is row 3", "another number of dimensions, the first is row 4",
-                  "NaN or infinite values, the first is row 5", "1 ids come again", "finite numbers above 0",
+                  "NaN or infinite values, the first is row 5", "1 duplicate ids", "finite numbers above 0",
                   "dimensions differ: 16 in gallery, 2 in queries"):  # fmt: skip
         assert words in text
     with pytest.raises(InputError):
         rb.read_folder(data)
+
+
+def test_what_only_a_run_looks_at_is_an_error_too(tmp_path: Path) -> None:
+    def unknown_positives(gallery: Columns, queries: Columns) -> None:
+        queries["positives"] = [[0]] * 199 + [[999_999]]
+
+    found = diagnose(folder(tmp_path / "positives", unknown_positives))
+    assert not found.is_sound
+    assert "the gallery has no id 999999" in found.findings[0].what
+    data = folder(tmp_path / "integers")
+    table = pq.read_table(data / "queries.parquet")
+    whole = pa.array(np.ones((200, 16), np.int8).tolist())
+    pq.write_table(table.set_column(table.schema.get_field_index("old"), "old", whole), data / "queries.parquet")
+    found = diagnose(data)
+    assert found.findings[0].level == "error"
+    assert "old" in found.findings[0].what
+
+
+def test_the_log_is_examined_as_well(tmp_path: Path) -> None:
+    data = folder(tmp_path / "data")
+    pq.write_table(pa.table({"id": [1, 2], "old": [[1.0] * 16, [float("nan")] * 16]}), data / "log.parquet")
+    assert [(each.where, each.level) for each in diagnose(data).findings] == [("log.old", "error")]
+
+
+def test_without_labels_the_next_step_is_one_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = folder(tmp_path / "data", lambda gallery, queries: gallery.pop("label"))
+    assert diagnose(data).is_sound
+    monkeypatch.setattr("sys.argv", ["ray-backfill", "doctor", str(data)])
+    main()
+    assert "--truth new-top1 --metrics recall@10" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_command_prints_json_and_says_by_its_code_whether_all_is_well(

@@ -95,6 +95,38 @@ def test_cascades_are_not_recommended_but_told_of(tmp_path: Path) -> None:
     assert "Bold: the highest AUC. " in render(results_of(tmp_path / "none"))
 
 
+def retention_of(folder: Path, *names: str, **changed: tuple[Any, ...]) -> Results:
+    """The hand-made results, as if what the new model finds were right."""
+    results_of(folder, *names, **changed)
+    file = folder / "manifest.json"
+    facts = json.loads(file.read_text(encoding="utf-8"))
+    facts["data"]["truth"] = {"name": "new-top1", "is_retention": True, "k": 1}
+    file.write_text(json.dumps(facts), encoding="utf-8")
+    return read_results(folder)
+
+
+def test_retention_never_says_which_model_is_better(tmp_path: Path) -> None:
+    unknown = " Whether the new model is better than the old one is not known."
+    alike = verdict(retention_of(tmp_path / "alike", "old", "rm_naive", new=flat("new", 0.30001)))
+    assert alike == (
+        "Provisional: the old service finds the new model’s first result as well as the new model, as far as these "
+        "queries tell: 30.0 % mAP." + unknown
+    )
+    bad = ("bad", (0.1, 0.2, 0.5), 0.25, 0.27, -0.25, YES, 0.0, NO, YES, 0.1)
+    assert verdict(retention_of(tmp_path / "bad", "old", "new", bad=bad)).startswith(
+        "Provisional: no method keeps more of the new model’s first result than the old service, 30.0 % mAP, while the "
+        "backfill runs. The best, bad, keeps 25.0 % on average"
+    )
+    assert verdict(retention_of(tmp_path / "good")).startswith(
+        "Provisional: of the methods compared, full RM keeps the largest share of the new model’s first result while "
+        "the backfill runs: "
+    )
+    for name in ("alike", "bad", "good"):
+        said = verdict(read_results(tmp_path / name))
+        assert said.endswith(unknown)
+        assert "pgrade" not in said
+
+
 def test_a_harmful_upgrade_is_not_recommended(tmp_path: Path) -> None:
     results = results_of(tmp_path, "old", "rm_naive", new=flat("new", 0.2))
     assert verdict(results) == (

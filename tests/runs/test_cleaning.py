@@ -1,6 +1,7 @@
 """--drop-broken: a run goes on without the rows that it would otherwise refuse, and lists them."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from ray_backfill.store import read_folder, vector_column
 N = 60
 
 
-def write(path: Path, ids: list[str], broken: dict[int, float], seed: int, **more: object) -> dict[str, np.ndarray]:
+def write(path: Path, ids: list[Any], broken: dict[int, float], seed: int, **more: object) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     vectors = {name: rng.normal(size=(len(ids), 4)).astype(np.float32) for name in ("old", "new")}
     for row, value in broken.items():
@@ -102,6 +103,17 @@ def test_images_are_found_beside_the_original(data: Path, tmp_path: Path) -> Non
     pq.write_table(table, data / "gallery.parquet")
     found = rb.simulate(cleaned(data, tmp_path / "cleaned", overwrite=False), methods="rm_naive")
     assert any(row.first_image.startswith("data:image/jpeg") for row in found.shown)
+
+
+def test_missing_and_duplicate_ids_are_left_out_too(data: Path, tmp_path: Path) -> None:
+    write(data / "queries.parquet", ["q0"], {}, 1, positives=[["i4"]])
+    ids: list[Any] = [f"i{n}" for n in range(N)]
+    ids[7], ids[8] = "i4", None
+    write(data / "gallery.parquet", ids, {}, 0)
+    copy = cleaned(data, tmp_path / "cleaned", overwrite=False)
+    listed = pd.read_parquet(copy / "gallery_left_out.parquet").reason.tolist()
+    assert listed == ["duplicate id", "no id"]
+    assert len(read_folder(copy).gallery) == N - 2
 
 
 def test_another_model_is_not_cleaned(data: Path, tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from ray_backfill import files
 from ray_backfill.errors import InputError
-from ray_backfill.runs import importing
+from ray_backfill.runs import import_rows, importing
 from ray_backfill.runs.importing import ColumnNames, import_split, imported
 from ray_backfill.store import read_table, vector_column
 
@@ -51,7 +52,7 @@ def test_rows_in_the_same_order_need_no_spool(tmp_path: Path, monkeypatch: pytes
     ids = [f"item {i}" for i in range(20_000)]
     write(tmp_path / "a.parquet", ids, 0)
     new = write(tmp_path / "b.parquet", ids, 1)
-    monkeypatch.setattr(importing, "_Spool", None)
+    monkeypatch.setattr(import_rows, "_Spool", None)
     path = import_split(tmp_path / "gallery.parquet", [f"{tmp_path}/a.parquet", f"{tmp_path}/b.parquet"],
                         ColumnNames(new="old"), False, False)  # fmt: skip
     read = read_table(path)
@@ -86,19 +87,60 @@ def test_broken_rows_can_be_left_out(tmp_path: Path) -> None:
     assert read_table(path).id.tolist() == [i for i in range(18) if i not in BROKEN.values()]
     listed = pq.read_table(tmp_path / "gallery_left_out.parquet").to_pydict()
     found = dict(zip(listed["reason"], listed["id"], strict=True))
-    assert found == {"no id": "", "its id comes again": "4"} | {f"old: {why}": str(row) for why, row in BROKEN.items()}
+    assert found == {"no id": "", "duplicate id": "4"} | {f"old: {why}": str(row) for why, row in BROKEN.items()}
 
 
 def hashes(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.parquet"))}
 
 
+def broken_in_both_parts(vectors: np.ndarray) -> pa.Array:
+    """No vector in row 3, a zero one in row 4, and NaN in the last row."""
+    vectors[4], vectors[-1, 0] = 0, np.nan
+    lists = vector_column(vectors)
+    missing = np.arange(len(vectors)) == 3
+    return pa.FixedSizeListArray.from_arrays(lists.flatten(), 4, mask=pa.array(missing))
+
+
+def test_rows_without_any_vector_before_the_first_one(tmp_path: Path) -> None:
+    ids = list(range(importing.PART_ROWS + 3))
+    lists = pa.array([None] * importing.PART_ROWS + [[1.0, 2.0]] * 3, pa.list_(pa.float32()))
+    pq.write_table(pa.table({"id": ids, "old": lists}), tmp_path / "a.parquet")
+    path = import_split(tmp_path / "gallery.parquet", [f"{tmp_path}/a.parquet"], PLAIN, True, False)
+    assert pd.read_parquet(path).id.tolist() == ids[-3:]
+    assert imported(path)["rows"] == 3
+    assert imported(path)["left_out"] == {"old: no vector": importing.PART_ROWS}
+    nothing = pa.table({"id": ids, "old": pa.array(["no numbers"] * len(ids))})
+    pq.write_table(nothing, tmp_path / "b.parquet")
+    with pytest.raises(InputError, match=r"nothing is left of other.parquet: every row is broken"):
+        import_split(tmp_path / "other.parquet", [f"{tmp_path}/b.parquet"], PLAIN, True, False)
+    assert not (tmp_path / ".other.parquet.unfinished").exists()
+
+
+def test_reasons_are_those_of_the_row_in_any_order(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1, 2, 3], "old": [[1.0, 2.0]] * 3}), tmp_path / "a.parquet")
+    new = {"id": [3, 2, 1], "new": [[1.0, 2.0], [1.0, float("nan")], [1.0]]}
+    pq.write_table(pa.table(new), tmp_path / "b.parquet")
+    sources = [f"{tmp_path}/a.parquet", f"{tmp_path}/b.parquet"]
+    with pytest.raises(InputError, match=r"b.parquet, column 'new': another number of dimensions in the row of id 1;"):
+        import_split(tmp_path / "gallery.parquet", sources, PLAIN, False, False)
+    path = import_split(tmp_path / "gallery.parquet", sources, PLAIN, True, False)
+    assert imported(path)["left_out"] == {"new: another number of dimensions": 1, "new: NaN or infinite values": 1}
+
+
+def test_an_imported_split_is_a_folder_that_others_read(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", [1, 2, 3])
+    path = import_split(tmp_path / "gallery.parquet", [f"{tmp_path}/a.parquet"], PLAIN, False, False)
+    assert pd.read_parquet(path).id.tolist() == [1, 2, 3]
+
+
 def test_an_import_that_was_stopped_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = list(range(3 * importing.PART_ROWS // 2))
     for name, order in (("a", ids), ("b", ids[::-1])):
-        write(tmp_path / f"{name}.parquet", order, len(name))
+        write(tmp_path / f"{name}.parquet", order, len(name), old=broken_in_both_parts)
     sources, names = [f"{tmp_path}/a.parquet", f"{tmp_path}/b.parquet"], ColumnNames(new="old")
-    whole = hashes(import_split(tmp_path / "whole.parquet", sources, names, False, False))
+    undisturbed = import_split(tmp_path / "whole.parquet", sources, names, True, False)
+    whole = hashes(undisturbed)
 
     parts: list[str] = []
 
@@ -111,18 +153,28 @@ def test_an_import_that_was_stopped_is_continued(tmp_path: Path, monkeypatch: py
     with monkeypatch.context() as patched:
         patched.setattr(importing, "write_whole", killed)
         with pytest.raises(KeyboardInterrupt):
-            import_split(tmp_path / "gallery.parquet", sources, names, False, False)
+            import_split(tmp_path / "gallery.parquet", sources, names, True, False)
     assert not (tmp_path / "gallery.parquet").exists()
+    (tmp_path / ".gallery.parquet.unfinished" / ".part-00001.parquet.0.tmp").write_bytes(b"what a kill leaves")
 
     def counted(path: Path, write: object) -> None:
         parts.append(path.name)
         files.write_whole(path, write)  # type: ignore[arg-type]
 
     monkeypatch.setattr(importing, "write_whole", counted)
-    path = import_split(tmp_path / "gallery.parquet", sources, names, False, False)
+    path = import_split(tmp_path / "gallery.parquet", sources, names, True, False)
     assert parts == ["part-00000.parquet", "part-00001.parquet"]  # the first one only once
     assert hashes(path) == whole
+    assert sorted(file.name for file in path.iterdir()) == ["_manifest.json", *whole]
+    left_out = [pq.read_table(tmp_path / f"{name}_left_out.parquet").to_pylist() for name in ("whole", "gallery")]
+    assert left_out[0] == left_out[1]
+    assert {row["reason"] for row in left_out[0]} == {
+        "old: no vector",
+        "old: a zero vector",
+        "old: NaN or infinite values",
+    }
     facts = imported(path)
+    assert facts["left_out"] == imported(undisturbed)["left_out"]
     sums = {name: hashlib.sha256((path / name).read_bytes()).hexdigest() for name in facts["parts"]}
     assert {name: part["sha256"] for name, part in facts["parts"].items()} == sums
 
@@ -137,6 +189,9 @@ def test_a_finished_import_is_kept_and_another_one_refused(tmp_path: Path) -> No
     assert (path / "part-00000.parquet").stat().st_mtime_ns == made
     with pytest.raises(InputError, match=r"belongs to a run with other settings .* give --overwrite"):
         import_split(path, [f"{tmp_path}/b.parquet"], PLAIN, False, False)
+    write(tmp_path / "a.parquet", [1, 2, 3, 4])
+    with pytest.raises(InputError, match=r"a.parquet changed after the import; give --overwrite"):
+        import_split(path, [f"{tmp_path}/a.parquet"], PLAIN, False, False)
     import_split(path, [f"{tmp_path}/b.parquet"], PLAIN, False, True)
     assert imported(path)["rows"] == 2
     own = tmp_path / "out" / "queries.parquet"
