@@ -52,6 +52,8 @@ def write(path: Path, texts: list[str], **models: Model) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or not (Path(sys.argv[1]) / "cran.all.1400.xml").is_file():
+        sys.exit("error: name the folder with cran.all.1400.xml, cran.qry.xml and cranqrel.trec.txt")
     source, out = Path(sys.argv[1]), Path("runs/text")
     out.mkdir(parents=True, exist_ok=True)
     abstracts = read_texts(source / "cran.all.1400.xml", "doc", "text")

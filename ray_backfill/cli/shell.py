@@ -53,7 +53,8 @@ def refuse_relative(option: str, path: Path) -> None:
 
 def command_line() -> str:
     """The command as typed, for the manifest, without the folder of the installed script."""
-    return " ".join(["python", *sys.argv] if sys.argv[0].endswith(".py") else ["ray-backfill", *sys.argv[1:]])
+    is_script = sys.argv[0].endswith(".py") and not sys.argv[0].endswith("__main__.py")  # python -m ray_backfill
+    return " ".join(["python", *sys.argv] if is_script else ["ray-backfill", *sys.argv[1:]])
 
 
 def shown(path: Path) -> Path:

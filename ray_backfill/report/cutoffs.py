@@ -87,9 +87,10 @@ def sentence(results: Results, line: CutoffLine) -> str:
     what = f"{given} becomes {forward} for backfilled items ({_UNITS[_distance(results)][1]} of {model})"
     if math.isfinite(at.backward_cutoff) and not line.row.is_reference:
         what += f" and {'stays ' * (backward == given)}{backward} for the others"
-    return (
-        f"{name}, {line.merge} merge: {what}; {before}; unchanged it would be {percent_sign(at.precision_unchanged)}."
-    )
+    # Precision alone would praise a cut-off that hides nearly everything.
+    counts = f"{at.results_unchanged:.3g} results per query instead of {at.results:.3g}"
+    unchanged = f"unchanged it would be {percent_sign(at.precision_unchanged)}, with {counts}"
+    return f"{name}, {line.merge} merge: {what}; {before}; {unchanged}."
 
 
 def cutoffs_table(results: Results, lines: Sequence[CutoffLine]) -> PageTable | None:

@@ -3,7 +3,9 @@
 One module for each kind of store, found by name; ``KINDS`` of a module are the kinds that it reads.
 """
 
+import re
 import sys
+from pathlib import Path
 
 from ray_backfill.errors import InputError
 from ray_backfill.plugins import load_plugin, plugin_names, rows_from_outside
@@ -25,8 +27,12 @@ def open_source(text: str) -> Source:
     Raises:
         InputError: No kind of source is written like this, or it cannot be opened.
     """
+    if not text:
+        raise InputError("the name of a source of vectors is empty")
     for kind in all_kinds():
         if kind.recognises(text):
             return kind.open(text)
+    if re.fullmatch(r"[\w./~-]+", text) and not Path(text).exists():
+        raise InputError(f"{text} does not exist")
     known = "; ".join(f"{kind.name}: {kind.example}" for kind in all_kinds())
     raise InputError(f"{text!r} is no source of vectors that is known here. {known}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.fs
 import pyarrow.ipc
@@ -126,7 +127,25 @@ def _open_text(delimiter: str, system: pa.fs.FileSystem, files: Files) -> _Table
                     yield batch.slice(first, BATCH_ROWS)
 
     schema = opened(files[0]).schema
+    for number in _with_leading_zeros(opened(files[0], column_types=_as_text(schema)), schema):
+        schema = schema.set(number, schema.field(number).with_type(pa.string()))
     return _Table(schema, None, lambda names, skip: skipping(batches(names), skip))
+
+
+def _as_text(schema: pa.Schema) -> dict[str, pa.DataType]:
+    return {field.name: pa.string() for field in schema if pa.types.is_integer(field.type)}
+
+
+def _with_leading_zeros(reader: Any, schema: pa.Schema) -> list[int]:
+    """Columns of integers with a value such as 007 in the first block: an id, which would lose its zeros.
+
+    reader: of the same file, with these columns as text.
+    """
+    batch = next(iter(reader), None)
+    if batch is None:
+        return []
+    zeros = {name: pc.any(pc.match_substring_regex(batch.column(name), "^0[0-9]")).as_py() for name in _as_text(schema)}
+    return [schema.get_field_index(name) for name, found in zeros.items() if found]
 
 
 _OPEN: dict[str, Callable[[pa.fs.FileSystem, Files], _Table]] = {
@@ -181,7 +200,9 @@ def _problems(text: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{text} cannot be read: {' '.join(str(error).split())}") from error
+        said = " ".join(str(error).split())
+        remedy = "; a column of text must have text in its first rows, too" if "conversion error" in said else ""
+        raise InputError(f"{text} cannot be read: {said}{remedy}") from error
 
 
 def _is_table(text: str) -> bool:

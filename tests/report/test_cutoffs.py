@@ -54,7 +54,8 @@ def test_each_method_has_the_sentence_that_users_want(tmp_path: Path) -> None:
     results = results_with(tmp_path)
     assert told(results, "rm_naive") == (
         "RM naive, quantile merge: 0.85 becomes 0.7123 for backfilled items (cosine similarity of the new model) and "
-        "stays 0.85 for the others; precision 93.0 % before, 94.0 % at t = 0.5; unchanged it would be 61.0 %."
+        "stays 0.85 for the others; precision 93.0 % before, 94.0 % at t = 0.5; unchanged it would be 61.0 %, "
+        "with 20 results per query instead of 13.2."
     )
     assert "becomes 0.71 for backfilled items (cosine similarity of the new model) and 0.8 for" in told(results, "rm")
     assert told(results, "bct") == (
@@ -62,7 +63,8 @@ def test_each_method_has_the_sentence_that_users_want(tmp_path: Path) -> None:
     )
     assert told(results, "offline") == (
         "Offline, quantile merge: 0.85 becomes 0.7123 for backfilled items (cosine similarity of the new model); "
-        "precision 93.0 % before, 95.0 % at the end; unchanged it would be 40.0 %."
+        "precision 93.0 % before, 95.0 % at the end; unchanged it would be 40.0 %, with 20 results per query "
+        "instead of 13.2."
     )
     assert [line.row.method for line in cutoff_lines(results)].count("old") == 0
 

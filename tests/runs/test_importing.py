@@ -225,7 +225,7 @@ def test_float16_stays_float16(tmp_path: Path) -> None:
         (["a.parquet"], ColumnNames(keep=("title",)), "has no column 'title'"),
         (["a.parquet"], ColumnNames(old="id"), "holds integers, not vectors"),
         (["nothing.parquet"], PLAIN, "does not exist"),
-        (["elsewhere"], PLAIN, "is no source of vectors that is known here"),
+        (["elsewhere"], PLAIN, "elsewhere does not exist"),
         (["a.parquet", "texts.parquet"], ColumnNames(new="old"), "use one type"),
         (["a.parquet", "others.parquet"], ColumnNames(new="old"), "no id of .* is in"),
         (["none.parquet"], PLAIN, "has no rows"),
@@ -258,3 +258,26 @@ def test_texts_are_taken_and_other_columns_on_request(tmp_path: Path) -> None:
         )
         (part,) = path.glob("*.parquet")
         assert set(pq.read_schema(part).names) == {"id", "old"} | wanted
+
+
+def test_ids_of_a_csv_keep_their_leading_zeros(tmp_path: Path) -> None:
+    lines = [f'{n:03d},{n % 4},"[1.0, {n}]"' for n in range(12)]
+    (tmp_path / "a.csv").write_text("\n".join(["id,label,old", *lines]))
+    path = import_split(tmp_path / "gallery.parquet", [f"{tmp_path}/a.csv"], PLAIN, False, False)
+    table = pd.read_parquet(path)
+    assert table.id.tolist() == [f"{n:03d}" for n in range(12)]
+    assert table.label.tolist() == [n % 4 for n in range(12)]
+
+
+def test_missing_sources_are_named(tmp_path: Path) -> None:
+    for text, message in (
+        ("nowhere", "nowhere does not exist"),
+        ("", "is empty"),
+        ("a b:c", "is no source of vectors"),
+    ):
+        with pytest.raises(InputError, match=message):
+            import_split(tmp_path / "gallery.parquet", [text], PLAIN, False, False)
+    for text in (f"qdrant:{tmp_path}/none#items", f"milvus:{tmp_path}/none.db#items"):
+        with pytest.raises(InputError, match="does not exist"):
+            import_split(tmp_path / "gallery.parquet", [text], PLAIN, False, False)
+    assert not list(tmp_path.iterdir())
