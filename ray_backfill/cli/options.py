@@ -122,8 +122,8 @@ class SimulateFolderJob(FolderJob):
     """A comparison on a folder of embeddings. Methods and merges that lack data are left out, with the reason."""
 
     drop_broken: bool = False
-    """Leave rows out whose vector is missing, zero or not finite, instead of refusing the folder. OUT/cleaned then
-    holds a copy without them, and lists them."""
+    """Leave rows out that have no id or a duplicate one, or a vector that is missing, zero or not finite, instead of
+    refusing the folder. OUT/cleaned then holds a copy without them, and lists them."""
     place: Annotated[ReplayPlace, tyro.conf.arg(name="")] = field(default_factory=ReplayPlace)
 
 
