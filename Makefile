@@ -93,7 +93,7 @@ reproduce-landmarks: setup
 reproduce-photographs: setup
 	@test -n "$(DATA)" || { echo "error: say where tiny_imagenet.zip is: make reproduce-photographs DATA=PATH"; exit 2; }
 	$(BIN)/ray-backfill reproduce --recipe tiny_imagenet --data-root $(abspath $(DATA)) --seeds 0 1 2 3 4 \
-	  --methods two_models controls --no-ablation --tune 4 --out runs/reproduce-photographs \
+	  --methods two_models controls --no-ablation --no-published --tune 4 --out runs/reproduce-photographs \
 	  --page docs/results/tiny_imagenet.md --findings docs/results/tiny_imagenet-findings.md
 
 clean:

@@ -45,7 +45,8 @@ def test_the_sentences_on_the_demo() -> None:
 
 def test_the_gains_of_the_four_methods() -> None:
     pages = [
-        (ROOT / "docs" / "results" / f"{name}.md").read_text(encoding="utf-8") for name in ("omniglot", "landmarks")
+        (ROOT / "docs" / "results" / f"{name}.md").read_text(encoding="utf-8")
+        for name in ("omniglot", "landmarks", "tiny_imagenet")
     ]
     table = README[README.index("## Which method?") :]
     for method, title in ROWS.items():
