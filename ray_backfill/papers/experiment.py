@@ -77,7 +77,7 @@ def reproduce(experiment: Experiment, context: Context, page: Path, findings: Pa
     minutes = _minutes([*runs, *published, *long, *groups])
     write_page(
         PageInput(
-            title=f"{experiment.recipe.replace('_', ' ').capitalize()}: every method",
+            title=f"{experiment.recipe.replace('_', ' ').capitalize()}: {_compared(experiment)}",
             protocol=describe_recipe(experiment.recipe),
             runs=runs,
             # The path of the images on this machine is of no use to readers.
@@ -206,6 +206,12 @@ def _sigma_against_loss(experiment: Experiment, context: Context) -> tuple[float
         known_N = np.isfinite(losses_N)  # items of classes that the new model's classifier knows
         taus.append(float(kendalltau(sigma_N[known_N], losses_N[known_N]).statistic))
     return tuple(taus)
+
+
+def _compared(experiment: Experiment) -> str:
+    if "all" in experiment.methods:
+        return "every method"
+    return "methods of two models" if "two_models" in experiment.methods else "some methods"
 
 
 def _minutes(runs: Sequence[SeedRun]) -> float:
