@@ -10,14 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import psutil
 import ray
 
 from ray_backfill.cluster.settings import local_cpus
-from ray_backfill.cluster.watchdog import watched
+from ray_backfill.cluster.watchdog import kill, watched
 from ray_backfill.errors import InputError, Stopped
 from ray_backfill.progress import detail, step
 
 _OBJECT_STORE_BYTES = 500 << 20
+_STARTS = 3
 
 # Ray Data logs an alarming line whenever it starts actors (ray-project/ray#53727), which only this level suppresses.
 # Python errors are not affected.
@@ -74,16 +76,37 @@ def _start() -> bool:
         return False
     for name, value in _LOCAL_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    ray.init(
-        address="local",  # even if a head node is running on this machine
-        num_cpus=local_cpus(),
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-    )
+    _start_local()
     _protect_token()
     return True
+
+
+def _start_local() -> None:
+    """Start a local Ray. It gives itself 30 seconds, which a busy machine can exceed, so it has several tries.
+
+    Raises:
+        InputError: It did not start in any of them.
+    """
+    before = {child.pid for child in psutil.Process().children()}
+    for _ in range(_STARTS):
+        try:
+            ray.init(
+                address="local",  # even if a head node is running on this machine
+                num_cpus=local_cpus(),
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+            )
+            return
+        except Exception as error:  # of no type of its own
+            if "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+            kill([child.pid for child in psutil.Process().children() if child.pid not in before])
+    raise InputError(
+        f"Ray did not start in {_STARTS} tries: this machine is too busy; run the same command again later"
+    )
 
 
 @contextmanager

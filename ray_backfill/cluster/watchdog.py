@@ -54,12 +54,12 @@ def _watch(ended: threading.Event) -> None:
         if dead and not ended.is_set():
             start = "\n\x1b[?25h" if sys.stderr.isatty() else ""  # a live display hides the cursor
             print(start + _line(*dead[0], node.get_logs_dir_path()), file=sys.stderr, flush=True)
-            _kill([process.pid for _, process in node.live_processes()])
+            kill([process.pid for _, process in node.live_processes()])
             # An exception would not reach a main thread that waits for Ray.
             os._exit(1)
 
 
-def _kill(processes: list[int]) -> None:
+def kill(processes: list[int]) -> None:
     """Kill these processes and all that they have started, which would wait for the dead server."""
     for number in processes:
         with suppress(psutil.NoSuchProcess):

@@ -1,0 +1,54 @@
+"""A local Ray that is slow to start is started again."""
+
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from ray_backfill.cluster import session
+from ray_backfill.errors import InputError
+
+SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup"
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[psutil.Popen]:
+    """Starts of a Ray that leaves a process behind and does not come up; as many as ``failing`` says."""
+    made: list[psutil.Popen] = []
+
+    def init(**options: Any) -> None:
+        assert not any(process.is_running() and process.status() != "zombie" for process in made), "one is left over"
+        made.append(psutil.Popen(["sleep", "60"]))
+        raise Exception(SLOW)
+
+    monkeypatch.setattr(ray, "init", init)
+    return made
+
+
+def test_it_is_tried_again_and_nothing_is_left_of_what_failed(starts: list[psutil.Popen]) -> None:
+    with pytest.raises(InputError, match="Ray did not start in 3 tries: this machine is too busy"):
+        session._start_local()
+    assert len(starts) == 3
+    assert all(process.wait(5) for process in starts)
+
+
+def test_the_second_try_may_succeed(starts: list[psutil.Popen], monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = ray.init
+
+    def second(**options: Any) -> None:
+        if not starts:
+            failing(**options)
+
+    monkeypatch.setattr(ray, "init", second)
+    session._start_local()
+    assert len(starts) == 1
+
+
+def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**options: Any) -> None:
+        raise ValueError("something else")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ValueError, match="something else"):
+        session._start_local()
