@@ -103,10 +103,10 @@ def _start_local() -> None:
             if "timed out during startup" not in str(error):
                 raise
             ray.shutdown()
-            kill([child.pid for child in psutil.Process().children() if child.pid not in before])
-    raise InputError(
-        f"Ray did not start in {_STARTS} tries: this machine is too busy; run the same command again later"
-    )
+            left = [child for child in psutil.Process().children() if child.pid not in before]
+            kill([child.pid for child in left])
+            psutil.wait_procs(left, timeout=5)
+    raise InputError(f"Ray did not start in {_STARTS} tries: this machine is too busy; run the same command again")
 
 
 @contextmanager
