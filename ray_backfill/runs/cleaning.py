@@ -8,7 +8,7 @@ import numpy as np
 from ray_backfill.doctor.scan import SplitScan, scan_split
 from ray_backfill.progress import say
 from ray_backfill.runs.importing import ColumnNames, import_split, imported
-from ray_backfill.store.copies import LeftOut, write_copied_from
+from ray_backfill.store.copies import DroppedRows, write_copied_from
 from ray_backfill.store.loose import FINE
 from ray_backfill.tables.parquet import open_checked
 
@@ -33,7 +33,7 @@ def cleaned(data: Path, out: Path, overwrite: bool) -> Path:
         return data
     out.mkdir(parents=True, exist_ok=True)
     _remove_others(out, {f"{name}.parquet" for name in splits} | {name for name in _OTHERS if (data / name).exists()})
-    counts: dict[str, LeftOut] = {}
+    counts: dict[str, DroppedRows] = {}
     for split in splits:
         source = data / f"{split}.parquet"
         file = next(iter(sorted(source.glob("*.parquet"))), source) if source.is_dir() else source
@@ -41,7 +41,7 @@ def cleaned(data: Path, out: Path, overwrite: bool) -> Path:
         path = import_split(out / source.name, [str(source)], ColumnNames(keep=columns), True, overwrite)
         made = imported(path)
         if rows := sum(made["left_out"].values()):
-            counts[source.name] = LeftOut(rows, rows + made["rows"])
+            counts[source.name] = DroppedRows(rows, rows + made["rows"])
             number = "1 row" if rows == 1 else f"{rows:,} rows"
             say(f"{source.name}: {number} left out; {out / f'{split}_left_out.parquet'} lists them")
     for name in _OTHERS:

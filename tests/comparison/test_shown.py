@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.comparison.shown import clean
+from ray_backfill.comparison.flips import Flips
+from ray_backfill.comparison.shown import _decisive, clean
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import evaluate_folder
 from ray_backfill.store import read_picked, vector_column, write_parquet
@@ -74,15 +75,22 @@ def test_the_worst_and_best_queries_are_shown_with_their_items(folder: Path, tmp
             assert row.query_text == f"q{int(row.query) - 1000} second line"
             assert 300 < len(row.query_image) < 2000
             found = (row.change, row.first, row.first_system, row.before, row.before_system)
-            if not decisive:
+            if not changes:
                 assert found == ("",) * 5
                 continue
-            flip = decisive[-1]
+            flip = (decisive or changes)[-1]
             assert found == (flip.kind, flip.first, flip.first_system, flip.before, flip.before_system)
             assert row.t == flip.t
             assert row.first_text == f"<script>alert({row.first})</script>"
             assert bool(row.first_image) == (int(row.first) % 3 == 0)
     assert (shown.change != "").sum() > 10
+
+
+def test_without_a_change_of_its_kind_the_last_one_is_told() -> None:
+    nothing, is_lost = np.zeros(3, np.uint32), np.array([True, True, False])
+    flips = Flips(np.array([4, 4, 5]), np.array([1, 2, 3]), is_lost, nothing, nothing, ~is_lost, is_lost)
+    assert [_decisive(flips, query, kind) for query, kind in ((4, "worst"), (4, "best"), (5, "worst"))] == [1, 1, 2]
+    assert _decisive(flips, 6, "best") is None
 
 
 def test_hostile_texts_are_escaped_in_the_page_and_images_are_embedded(folder: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import ray_backfill as rb
 from ray_backfill.errors import InputError
+from ray_backfill.report.cascades import embedded
 from ray_backfill.tables.results import NEW_EMBEDDINGS
 
 N, Q = 240, 30
@@ -48,6 +49,14 @@ def test_a_cascade_of_everything_serves_the_new_ranking_from_the_start(folder: P
     assert counts.value.iloc[0] == 7
     assert counts.value.iloc[-1] == 0
     assert (np.diff(counts.value) <= 0).all()
+    # An order can reach the candidates between two reported points: the average is that of all judged moments.
+    moments = pd.read_parquet(tmp_path / "run" / "results" / "moments.parquet")
+    judged = moments[(moments.metric == NEW_EMBEDDINGS) & (moments.method == "cascade@7") & (moments.order == "random")]
+    assert len(judged) >= 101
+    row = next(row for row in rows if row.method == "cascade@7" and row.order == "random")
+    told = next(each for each in embedded(found) if (each.title, each.order) == (row.title, "random"))
+    assert told.average == pytest.approx(np.trapezoid(judged.value, judged.t), abs=1e-12)
+    assert told.average != pytest.approx(np.trapezoid(counts.value, counts.t), abs=1e-9)
     page = (tmp_path / "run" / "results" / "report.html").read_text()
     assert "What cascades embed" in page
     assert "cascade of 7, least squares recalls" in page

@@ -15,6 +15,7 @@ import ray_backfill as rb
 from ray_backfill.comparison.truth import find_truth
 from ray_backfill.errors import InputError
 from ray_backfill.replay import replay
+from ray_backfill.report.data_notes import data_notes
 from ray_backfill.systems import RetrievalSystem, UpgradePair
 from ray_backfill.truths import parse_truth
 
@@ -83,6 +84,8 @@ def test_clicks_are_grades_and_traffic_is_weight(folder: Path, tmp_path: Path) -
         assert truth.weights is not None
         assert truth.weights[:2].tolist() == [6, 7]
         assert len(truth.skipped) == Q - 2
+    found = rb.simulate(folder, methods="rm_naive", truth=["clicks", str(tmp_path / "c.csv")], points=2)
+    assert "Every mean over queries is weighted by each query's clicks." in data_notes(found.manifest.data)
 
 
 def test_items_with_the_same_value_belong_together(tmp_path: Path) -> None:
