@@ -64,7 +64,7 @@ def test_the_known_error_of_retention() -> None:
     # Mean error in points, its sign, and tau, for each data set.
     cells = re.findall(r"([\d.]+) \(([−+])[\d.]+\), ([\d.]+)", table)
     errors = [float(error) for error, _, _ in cells]
-    assert len(errors) == 8 * 3
+    assert len(errors) == 8 * 4
     closest = [
         float(error)
         for error in re.findall(r"([\d.]+) \(", next(line for line in table.splitlines() if "recall@10" in line))
