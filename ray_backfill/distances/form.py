@@ -106,6 +106,24 @@ class ProductForm:
         """Return the form of the gallery items first .. last - 1, without a copy."""
         return replace(self, gallery=self.gallery[first:last], length_N=self.length_N[first:last])
 
+    def of_items(self, items: IntArray) -> "ProductForm":
+        """Return the form of some gallery items, as a copy."""
+        return replace(self, gallery=self.gallery[items], length_N=self.length_N[items])
+
+    def approximate(self, queries: IntArray) -> NDArray[np.float32]:
+        """Return the (b, N) float32 distances by products, for estimates that need no exact ones. Cost: 2 b N D."""
+        out = np.empty((len(queries), len(self.gallery)), np.float32)
+        left = self.left(queries)
+        for first in range(0, out.shape[1], ROWS):
+            last = min(first + ROWS, out.shape[1])
+            np.matmul(left, self.tile(first, last).T, out=out[:, first:last])
+        if self.distance == "cosine":
+            return np.maximum(out + 1, 0, out=out)
+        length = self.length_Q[queries].astype(np.float32)[:, None]
+        if self.distance == "inner_product":
+            return np.multiply(out, length / np.float32(self.scale), out=out)
+        return np.sqrt(np.maximum(out / np.float32(self.scale) ** 2 + length**2, 0), out=out)
+
     @property
     def columns(self) -> int:
         """Number of columns of ``left`` and ``tile``, D."""

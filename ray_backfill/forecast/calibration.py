@@ -1,0 +1,61 @@
+"""Whether the model of other items predicts how many of them are closer: on the items that were sampled at random.
+
+Of each chosen query, the items closer than its sampled right answers are counted among the randomly sampled items and
+compared with their expected number.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import gammaln
+
+Floats = NDArray[np.float64]
+_LEAST_VARIANCE, _MOST_VARIANCE = 0.01, 5.0
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """Closer items among those sampled at random, at each sampled right answer of all chosen queries.
+
+    observed, expected: (A,). influence: (A,) how much an error of the count changes average precision.
+    """
+
+    observed: Floats
+    expected: Floats
+    influence: Floats
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """ratio: observed over expected number of closer items, fitted. variance: of the ratio between queries."""
+
+    ratio: float
+    variance: float
+
+
+def check(observed: Floats, expected: Floats, share: float, answers: int) -> Checked:
+    """One query. observed, expected: (n,) at its sampled answers, ascending by distance. share: of all items that were
+    sampled. answers: number of its right answers.
+    """
+    number = len(observed)
+    of_all = expected / share
+    preceding = np.arange(number) * max(answers - 1, 0) / max(number - 1, 1) if number > 1 else np.array([answers / 2])
+    return Checked(observed, expected + 1e-6, (1 + preceding) * of_all / (1 + preceding + of_all) ** 2 / number)
+
+
+def calibrate(checked: list[Checked]) -> Calibration:
+    """Fit a negative binomial distribution of the counts by maximum likelihood, weighted by influence."""
+    observed, expected, weight = (
+        np.concatenate([getattr(each, name) for each in checked]) for name in ("observed", "expected", "influence")
+    )
+    weight = weight / max(weight.sum(), 1e-12)
+
+    def loss(parameters: Floats) -> float:
+        mean, shape = np.exp(parameters[0]) * expected, np.exp(-parameters[1])
+        chance = gammaln(observed + shape) - gammaln(shape) + shape * np.log(shape / (shape + mean))
+        return -float(weight @ (chance + observed * np.log(mean / (shape + mean))))
+
+    ratio, variance = np.exp(minimize(loss, [0.0, -1.0], method="Nelder-Mead").x)
+    return Calibration(float(ratio), float(np.clip(variance, _LEAST_VARIANCE, _MOST_VARIANCE)))

@@ -1,0 +1,126 @@
+"""From the chosen queries to the mean over all queries, with an interval.
+
+The metric of a chosen query is an estimate, too: from its sampled right answers, and from expected numbers of closer
+items. Three errors are added: that of choosing queries, that of sampling right answers, and that of the model of other
+items, whose counts are taken to be wrong by ``MODEL_ERROR``, as a standard deviation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import t as student
+
+Floats = NDArray[np.float64]
+# Relative error of the expected number of closer items. docs/results/forecast.md: what was measured.
+MODEL_ERROR = 0.1
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An estimated mean over all queries, and the variances of its errors. groups: independent groups of queries."""
+
+    value: float
+    of_queries: float
+    of_answers: float
+    of_model: float
+    groups: int
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the 95 % interval."""
+        quantile = student.ppf((1 + LEVEL) / 2, max(self.groups - 2, 1))
+        return float(quantile * np.sqrt(self.of_queries + self.of_answers + self.of_model))
+
+    @property
+    def low(self) -> float:
+        """Lower limit."""
+        return self.value - self.half_width
+
+    @property
+    def high(self) -> float:
+        """Upper limit."""
+        return self.value + self.half_width
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """Sampled right answers of a query: (n, T) what each contributes beyond its expectation, times ``answers``.
+
+    answers: number of right answers from which they are drawn. largest: what the metric's sum is divided by.
+    """
+
+    contribution: Floats
+    answers: int
+    largest: float
+
+    def variance(self, weights: Floats) -> float:
+        """Variance of the query's weighted metric by which answers were sampled."""
+        number = len(self.contribution)
+        if number < 2 or number >= self.answers:
+            return 0.0
+        of_one = (self.contribution @ weights).var(ddof=1) * (self.answers / self.largest) ** 2
+        return float((1 - number / self.answers) * of_one / number)
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """A forecast curve: a metric of each chosen query at each moment.
+
+    start: (Q,) the metric of all scored queries at t = 0, exact. chosen: (m,) indices into these. group: (m,).
+    n_groups: of all queries. value: (m, T). shift: (m, T) how much it changes if counts are ``MODEL_ERROR`` higher.
+    sampled: of each chosen query.
+    """
+
+    start: Floats
+    chosen: NDArray[np.int64]
+    group: NDArray[np.int64]
+    n_groups: int
+    value: Floats
+    shift: Floats
+    sampled: Sequence[Answers]
+
+    def mean(self, weights: Floats) -> Estimate:
+        """The mean over all queries of the metric's sum over T moments, with these (T,) weights.
+
+        A regression on the metric at t = 0, which is known of all queries, removes what the choice of queries explains.
+        """
+        y, x = self.value @ weights, self.start
+        own = x[self.chosen]
+        spread = own - own.mean()
+        slope = float(spread @ y / (spread @ spread)) if spread @ spread > 0 else 0.0
+        leverage = 1 / len(y) + (spread**2 / (spread @ spread) if spread @ spread > 0 else 0.0)
+        left = (y - y.mean() - slope * spread) / (1 - np.minimum(leverage, 0.9))
+        _, of = np.unique(self.group, return_inverse=True)
+        groups = int(of.max()) + 1
+        totals = np.bincount(of, left)
+        share = groups / self.n_groups
+        of_queries = float(totals @ totals) / len(y) ** 2 * groups / max(groups - 1, 1) * (1 - share)
+        deviations = np.bincount(of, np.sqrt([each.variance(weights) for each in self.sampled]))
+        of_answers = share * float(deviations @ deviations) / len(y) ** 2
+        value = float(y.mean() + slope * (x.mean() - own.mean()))
+        return Estimate(value, of_queries, of_answers, float((self.shift @ weights).mean()) ** 2, groups)
+
+    def minus(self, other: "Units") -> "Units":
+        """The difference of two curves of the same sample, whose errors are shared."""
+        sampled = [
+            replace(a, contribution=a.contribution - b.contribution)
+            for a, b in zip(self.sampled, other.sampled, strict=True)
+        ]
+        return replace(
+            self, start=self.start - other.start, value=self.value - other.value, shift=self.shift - other.shift,
+            sampled=sampled,
+        )  # fmt: skip
+
+
+def area_weights(t: Floats) -> Floats:
+    """(T,) weights of the trapezoid rule."""
+    step = np.diff(t)
+    return np.asarray(np.concatenate([step, [0]]) / 2 + np.concatenate([[0], step]) / 2)
+
+
+def moment_weights(points: int, index: int) -> Floats:
+    """(T,) weights that pick one moment."""
+    return np.asarray(np.eye(points)[index])

@@ -1,0 +1,143 @@
+"""Which items to embed by the new model for a forecast.
+
+Three kinds of items share the budget: a uniform sample of the gallery (the pilot), from which the models of distances
+are fitted; some right answers of queries that are chosen at random; and the items whose stand-ins are closest to these
+queries, because what is embedded need not be estimated. Queries with the same right answers are chosen together: they
+share the cost. A larger sample with the same seed contains a smaller one, except for close items.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.errors import InputError
+from ray_backfill.systems import GroundTruth, IntArray
+
+PILOT, ANSWER, CLOSE = 0, 1, 2
+REASONS = ("pilot", "right answer", "close")
+# Shares of the budget.
+_PILOT_SHARE, _ANSWER_SHARE = 0.3, 0.5
+# Right answers of a query that are embedded, at least: fewer say too little about the others.
+PER_QUERY = 5
+# Streams of random numbers.
+_PILOT_STREAM, _GROUP_STREAM, _ANSWER_STREAM = range(3)
+
+# (chosen queries, items that are already sampled) -> gallery positions by how close they are to these queries.
+FindClose = Callable[[IntArray, NDArray[np.bool_]], IntArray]
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Items that are embedded for a forecast.
+
+    position: (n,) gallery positions. reason: (n,) index into REASONS. probability: (n,) probability of being sampled.
+    queries: (m,) the chosen queries, ascending. group: (m,) number of each one's group; queries of a group have the
+    same right answers. n_groups: number of groups of all queries. seed: of the drawing.
+    """
+
+    position: IntArray
+    reason: NDArray[np.int8]
+    probability: NDArray[np.float64]
+    queries: IntArray
+    group: IntArray
+    n_groups: int
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    @property
+    def at_random(self) -> IntArray:
+        """Positions of the items that were drawn at random, not because they are close."""
+        return self.position[self.reason != CLOSE]
+
+
+def groups_of(truth: GroundTruth) -> list[IntArray]:
+    """Queries with right answers, in groups that have the same ones."""
+    found: dict[bytes, list[int]] = {}
+    for query in range(truth.n_queries):
+        answers = truth.positives_of(query)
+        if len(answers):
+            found.setdefault(answers.tobytes(), []).append(query)
+    return [np.array(queries) for queries in found.values()]
+
+
+def draw_sample(truth: GroundTruth, budget: int, find_close: FindClose, seed: int = 0) -> Sample:
+    """Draw at most ``budget`` items.
+
+    Raises:
+        InputError: The budget is too small for any query, or larger than the gallery.
+    Cost: O(N + positives), and ``find_close``.
+    """
+    size = truth.n_gallery
+    if budget > size:
+        raise InputError(f"the gallery has {size:,} items; a budget of {budget:,} is more than all of them")
+    pilot = _pilot_of(size, int(_PILOT_SHARE * budget), seed)
+    groups = groups_of(truth)
+    order = np.random.default_rng([seed, _GROUP_STREAM]).permutation(len(groups))
+    taken_N = np.zeros(size, np.bool_)
+    taken_N[pilot] = True
+    answers, per_query, n_chosen = _draw_answers(truth, groups, order, taken_N, int(_ANSWER_SHARE * budget), seed)
+    if not n_chosen:
+        few = f"a budget of {budget:,} items does not pay for {PER_QUERY} right answers of one query"
+        raise InputError(f"{few}; use at least {2 * PER_QUERY}, better 2 % of the gallery")
+    taken_N[answers] = True
+    queries = np.concatenate([groups[g] for g in order[:n_chosen]])
+    number = np.concatenate([np.full(len(groups[g]), i) for i, g in enumerate(order[:n_chosen])])
+    rest = budget - int(taken_N.sum())
+    close = find_close(np.sort(queries), taken_N)[:rest]
+    positions = np.concatenate([pilot, answers, close])
+    reason = np.repeat(np.array([PILOT, ANSWER, CLOSE], np.int8), [len(pilot), len(answers), len(close)])
+    chance = _probabilities(truth, groups, len(pilot) / size, per_query, n_chosen / len(groups))
+    by_query = np.argsort(queries, kind="stable")
+    probability = np.where(reason == CLOSE, 1.0, chance[positions])
+    return Sample(positions, reason, probability, queries[by_query], number[by_query], len(groups), seed)
+
+
+def _pilot_of(size: int, number: int, seed: int) -> IntArray:
+    return np.random.default_rng([seed, _PILOT_STREAM]).permutation(size)[:number].astype(np.int64)
+
+
+def _draw_answers(
+    truth: GroundTruth, groups: list[IntArray], order: IntArray, taken_N: NDArray[np.bool_], budget: int, seed: int
+) -> tuple[IntArray, int, int]:
+    """Right answers that are not in the pilot, how many each group has, and the number of groups that have them.
+
+    If there is budget for every group, each gets more answers.
+    """
+    shuffled = {
+        g: np.random.default_rng([seed, _ANSWER_STREAM, g]).permutation(truth.positives_of(int(groups[g][0])))
+        for g in order.tolist()
+    }
+    most = max((len(answers) for answers in shuffled.values()), default=0)
+    taken_N, first, number, per_query, spent = taken_N.copy(), 0, 0, PER_QUERY, 0
+    found: list[IntArray] = []
+    while first < most:
+        for place, g in enumerate(order.tolist()):
+            fresh = shuffled[g][first:per_query]
+            fresh = fresh[~taken_N[fresh]]
+            if spent + len(fresh) > budget:
+                return _joined(found), max(PER_QUERY, first), number
+            taken_N[fresh] = True
+            spent += len(fresh)
+            found.append(fresh)
+            number = max(number, place + 1)
+        first, per_query = per_query, per_query + 1
+    return _joined(found), most, number
+
+
+def _joined(parts: list[IntArray]) -> IntArray:
+    return np.concatenate([*parts, np.empty(0, np.int64)])
+
+
+def _probabilities(
+    truth: GroundTruth, groups: list[IntArray], of_pilot: float, per_query: int, of_group: float
+) -> NDArray[np.float64]:
+    """(N,) probability that an item is drawn, for the pilot or as a right answer of a chosen group."""
+    missed_N = np.full(truth.n_gallery, 1 - of_pilot)
+    for group in groups:
+        answers = truth.positives_of(int(group[0]))
+        missed_N[answers] *= 1 - of_group * min(1.0, per_query / len(answers))
+    return 1 - missed_N

@@ -1,0 +1,88 @@
+"""The forecast beside the exact replay."""
+
+import numpy as np
+import pytest
+
+from ray_backfill.forecast import forecast_pair
+from ray_backfill.forecast.engine import Forecast, moments_of
+from ray_backfill.forecast.estimate import area_weights, moment_weights
+from ray_backfill.forecast.stand_in import fit_stand_in
+from ray_backfill.systems import RetrievalSystem, UpgradePair
+from tests.forecast.galleries import METRICS, POINTS, Gallery, gallery, known_of
+
+T = np.linspace(0, 1, POINTS)
+
+
+def forecast(of: Gallery, budget: int, seed: int = 0, hide: bool = False) -> Forecast:
+    sample = of.sample(budget, seed)
+    new = of.new.gallery.copy()
+    if hide:
+        hidden = np.setdiff1d(np.arange(len(new)), sample.position)
+        new[hidden] = np.nan
+    pilot = sample.position[sample.reason == 0]
+    both = (np.concatenate([system[pilot], query]) for system, query in (
+        (of.old.gallery, of.old.query), (new, of.new.query),
+    ))  # fmt: skip
+    stand_ins = fit_stand_in(*both, "cosine")(of.old.gallery)
+    pair = UpgradePair(of.old, RetrievalSystem(of.new.query, stand_ins))
+    starts = {metric: values[:, 0] for metric, values in of.exact().per_query.items()}
+    known = known_of(sample)
+    return forecast_pair(
+        pair, of.old, new[sample.position], known, of.truth, {"random": of.order}, starts, POINTS, "cosine"
+    )
+
+
+def test_nothing_hidden_is_read() -> None:
+    of = gallery()
+    open_, blind = forecast(of, 400), forecast(of, 400, hide=True)
+    for metric in METRICS:
+        assert np.array_equal(open_.units["random"][metric].value, blind.units["random"][metric].value)
+
+
+def test_a_complete_sample_gives_the_exact_curve() -> None:
+    of = gallery()
+    found = forecast(of, len(of.order))
+    exact = of.exact()
+    for metric in METRICS:
+        units = found.units["random"][metric]
+        assert units.value == pytest.approx(exact.per_query[metric], abs=1e-9)
+        estimate = units.mean(area_weights(T))
+        assert estimate.value == pytest.approx(exact.auc(metric), abs=1e-9)
+        assert estimate.half_width == pytest.approx(0, abs=1e-6)
+
+
+def test_the_start_is_exact() -> None:
+    of = gallery()
+    for metric, values in of.exact().per_query.items():
+        estimate = forecast(of, 400).units["random"][metric].mean(moment_weights(POINTS, 0))
+        assert estimate.value == pytest.approx(values[:, 0].mean(), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_intervals_cover() -> None:
+    """30 samples: fewer than 24 within the 95 % limits would have a chance of one in a million."""
+    of = gallery()
+    exact = of.exact()
+    found = [forecast(of, 400, seed).units["random"] for seed in range(30)]
+    for metric in METRICS:
+        for weights in (moment_weights(POINTS, 2), moment_weights(POINTS, 4), area_weights(T)):
+            true = float(exact.values(metric) @ weights)
+            inside = [
+                abs(units[metric].mean(weights).value - true) <= units[metric].mean(weights).half_width
+                for units in found
+            ]
+            assert sum(inside) >= 24, (metric, weights, sum(inside))
+
+
+def test_a_difference_is_narrower_than_its_parts() -> None:
+    of = gallery()
+    units = forecast(of, 400).units["random"]["mAP"]
+    same = units.minus(units).mean(area_weights(T))
+    assert same.value == 0
+    assert same.half_width == 0
+
+
+def test_moments_are_those_of_the_replay() -> None:
+    order = np.array([2, 0, 1, 3, 4, 5, 6])
+    # At t = 0.25 one item of seven is backfilled (floor of 1.75), at 0.5 three, at 0.75 five.
+    assert moments_of(order, 5).tolist() == [2, 2, 1, 3, 3, 4, 4]

@@ -1,0 +1,72 @@
+"""The sample: within its budget, nested, with the probabilities that it states."""
+
+import numpy as np
+import pytest
+
+from ray_backfill.errors import InputError
+from ray_backfill.forecast.sample import ANSWER, CLOSE, PER_QUERY, PILOT, draw_sample, groups_of
+from ray_backfill.systems import GroundTruth, IntArray
+from tests.forecast.galleries import gallery
+
+LABELS = np.repeat(np.arange(50), 40)
+TRUTH = GroundTruth.from_labels(np.arange(60) % 50, LABELS)
+
+
+def nothing_close(queries: IntArray, taken_N: np.ndarray) -> IntArray:
+    return np.flatnonzero(~taken_N)
+
+
+def test_budget_is_spent_on_distinct_items() -> None:
+    sample = gallery().sample(400)
+    assert len(sample) == len(np.unique(sample.position)) == 400
+    counts = np.bincount(sample.reason, minlength=3)
+    assert counts[PILOT] == 120
+    assert 200 - PER_QUERY <= counts[ANSWER] <= 200
+    assert (sample.probability[sample.reason == CLOSE] == 1).all()
+
+
+def test_each_chosen_query_has_its_right_answers() -> None:
+    sample = gallery().sample(400)
+    truth = gallery().truth
+    for query in sample.queries.tolist():
+        answers = truth.positives_of(query)
+        assert np.isin(answers, sample.at_random).sum() >= min(PER_QUERY, len(answers))
+
+
+def test_queries_with_the_same_right_answers_are_chosen_together() -> None:
+    groups = groups_of(TRUTH)
+    assert sorted(len(group) for group in groups) == [1] * 40 + [2] * 10
+    sample = draw_sample(TRUTH, 300, nothing_close, 3)
+    assert sample.n_groups == 50
+    chosen = set(sample.queries.tolist())
+    for group in groups:
+        assert len(chosen & set(group.tolist())) in (0, len(group))
+
+
+def test_a_larger_sample_contains_the_random_part_of_a_smaller_one() -> None:
+    small, large = (draw_sample(TRUTH, budget, nothing_close, 5) for budget in (200, 900))
+    assert set(small.at_random.tolist()) <= set(large.at_random.tolist())
+    assert set(small.queries.tolist()) <= set(large.queries.tolist())
+
+
+def test_stated_probabilities_hold_on_average() -> None:
+    drawn = np.zeros(len(LABELS))
+    stated = np.zeros(len(LABELS))
+    for seed in range(400):
+        sample = draw_sample(TRUTH, 300, nothing_close, seed)
+        random = sample.reason != CLOSE
+        drawn[sample.position[random]] += 1
+        stated[sample.position[random]] += 1 / sample.probability[random]
+    # Horvitz and Thompson: 1 / probability adds up to the number of items.
+    assert stated.sum() / 400 == pytest.approx(len(LABELS), rel=0.02)
+
+
+def test_whole_gallery() -> None:
+    sample = draw_sample(TRUTH, len(LABELS), nothing_close)
+    assert len(sample) == len(LABELS)
+
+
+@pytest.mark.parametrize(("budget", "words"), [(4, "does not pay"), (2001, "more than all")])
+def test_impossible_budgets(budget: int, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        draw_sample(TRUTH, budget, nothing_close)
