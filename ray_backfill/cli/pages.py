@@ -8,6 +8,8 @@ from importlib.resources import files
 COMMANDS = {
     "import": "Make a folder of embeddings from vectors in files, databases and vector stores.",
     "doctor": "Examine a folder of embeddings: what it holds, what is wrong, what can run.",
+    "sample": "Choose the gallery items to embed for a forecast.",
+    "forecast": "Forecast the backfill from the new embeddings of a sample.",
     "simulate": "Compare upgrade methods: quality at every moment of the backfill, exactly.",
     "drill": "Backfill a gallery for real, under query traffic, and measure what users get.",
     "report": "Print the table of a finished run and write its report again.",

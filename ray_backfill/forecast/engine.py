@@ -58,7 +58,7 @@ def forecast_pair(
     units = {
         order: {
             name: Units(
-                starts[name][scored], place, known.group, known.n_groups, value[:, o, :, r], shift[:, o, :, r],
+                starts[name][scored][:, None], place, known.group, known.n_groups, value[:, o, :, r], shift[:, o, :, r],
                 [
                     Answers(each.own[o, :, :, r], query.drawn.pool, float(each.largest[r]))
                     for each, query in zip(found, counted, strict=True)

@@ -20,19 +20,32 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimated mean over all queries, and the variances of its errors. groups: independent groups of queries."""
+    """An estimated mean over all queries, and the variances of its errors.
+
+    freedom: degrees of freedom. groups: number of chosen groups of queries.
+    """
 
     value: float
     of_queries: float
     of_answers: float
     of_model: float
+    freedom: int
     groups: int
+
+    @property
+    def variance(self) -> float:
+        """The variance of all errors together."""
+        return self.of_queries + self.of_answers + self.of_model
+
+    @property
+    def quantile(self) -> float:
+        """Standard deviations in half of the 95 % interval."""
+        return float(student.ppf((1 + LEVEL) / 2, max(self.freedom, 1)))
 
     @property
     def half_width(self) -> float:
         """Half the width of the 95 % interval."""
-        quantile = student.ppf((1 + LEVEL) / 2, max(self.groups - 2, 1))
-        return float(quantile * np.sqrt(self.of_queries + self.of_answers + self.of_model))
+        return float(self.quantile * np.sqrt(self.variance))
 
     @property
     def low(self) -> float:
@@ -69,8 +82,8 @@ class Answers:
 class Units:
     """A forecast curve: a metric of each chosen query at each moment.
 
-    start: (Q,) the metric of all scored queries at t = 0, exact. chosen: (m,) indices into these. group: (m,).
-    n_groups: of all queries. value: (m, T). shift: (m, T) how much it changes if counts are ``MODEL_ERROR`` higher.
+    start: (Q, c) what is known of all scored queries: the metric at t = 0. chosen: (m,) indices into these. group:
+    (m,). n_groups: of all queries. value: (m, T). shift: (m, T) how much it changes if counts are ``MODEL_ERROR`` higher.
     sampled: of each chosen query.
     """
 
@@ -87,12 +100,12 @@ class Units:
 
         A regression on the metric at t = 0, which is known of all queries, removes what the choice of queries explains.
         """
-        y, x = self.value @ weights, self.start
-        own = x[self.chosen]
-        spread = own - own.mean()
-        slope = float(spread @ y / (spread @ spread)) if spread @ spread > 0 else 0.0
-        leverage = 1 / len(y) + (spread**2 / (spread @ spread) if spread @ spread > 0 else 0.0)
-        left = (y - y.mean() - slope * spread) / (1 - np.minimum(leverage, 0.9))
+        y, own = self.value @ weights, self.start[self.chosen]
+        spread = own - own.mean(axis=0)
+        inverse = np.linalg.pinv(spread.T @ spread)
+        slope = inverse @ spread.T @ y
+        leverage = 1 / len(y) + np.einsum("ic,cd,id->i", spread, inverse, spread)
+        left = (y - y.mean() - spread @ slope) / (1 - np.minimum(leverage, 0.9))
         _, of = np.unique(self.group, return_inverse=True)
         groups = int(of.max()) + 1
         totals = np.bincount(of, left)
@@ -100,18 +113,25 @@ class Units:
         of_queries = float(totals @ totals) / len(y) ** 2 * groups / max(groups - 1, 1) * (1 - share)
         deviations = np.bincount(of, np.sqrt([each.variance(weights) for each in self.sampled]))
         of_answers = share * float(deviations @ deviations) / len(y) ** 2
-        value = float(y.mean() + slope * (x.mean() - own.mean()))
-        return Estimate(value, of_queries, of_answers, float((self.shift @ weights).mean()) ** 2, groups)
+        value = float(y.mean() + (self.start.mean(axis=0) - own.mean(axis=0)) @ slope)
+        of_model = float((self.shift @ weights).mean()) ** 2
+        return Estimate(value, of_queries, of_answers, of_model, groups - 1 - self.start.shape[1], groups)
 
-    def minus(self, other: "Units") -> "Units":
-        """The difference of two curves of the same sample, whose errors are shared."""
+    def plus(self, other: "Units", factor: float = 1.0) -> "Units":
+        """The sum of a curve and a multiple of another one of the same sample, whose errors are shared."""
         sampled = [
-            replace(a, contribution=a.contribution - b.contribution)
+            replace(a, contribution=a.contribution + factor * b.contribution)
             for a, b in zip(self.sampled, other.sampled, strict=True)
         ]
+        start = self.start if np.array_equal(self.start, other.start) else np.hstack([self.start, other.start])
+        value, shift = self.value + factor * other.value, self.shift + factor * other.shift
+        return replace(self, start=start, value=value, shift=shift, sampled=sampled)
+
+    def weighted(self, weights: Floats) -> "Units":
+        """A curve of one moment: the sum of this one with (T,) weights."""
+        sampled = [replace(each, contribution=each.contribution @ weights[:, None]) for each in self.sampled]
         return replace(
-            self, start=self.start - other.start, value=self.value - other.value, shift=self.shift - other.shift,
-            sampled=sampled,
+            self, value=self.value @ weights[:, None], shift=self.shift @ weights[:, None], sampled=sampled
         )  # fmt: skip
 
 

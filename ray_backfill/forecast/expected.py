@@ -16,7 +16,7 @@ from ray_backfill.kernels import Array, kernel
 
 Floats = NDArray[np.float64]
 # Support points of the gamma distribution.
-_POINTS = 12
+_POINTS = 16
 # Poisson means from which on the normal approximation is used.
 _MANY = 60.0
 

@@ -64,8 +64,12 @@ def groups_of(truth: GroundTruth) -> list[IntArray]:
     return [np.array(queries) for queries in found.values()]
 
 
-def draw_sample(truth: GroundTruth, budget: int, find_close: FindClose, seed: int = 0) -> Sample:
+def draw_sample(
+    truth: GroundTruth, budget: int, find_close: FindClose, seed: int = 0, kept: IntArray | None = None
+) -> Sample:
     """Draw at most ``budget`` items.
+
+    kept: items of an earlier, smaller sample with the same seed. They stay in the sample.
 
     Raises:
         InputError: The budget is too small for any query, or larger than the gallery.
@@ -86,8 +90,10 @@ def draw_sample(truth: GroundTruth, budget: int, find_close: FindClose, seed: in
     taken_N[answers] = True
     queries = np.concatenate([groups[g] for g in order[:n_chosen]])
     number = np.concatenate([np.full(len(groups[g]), i) for i, g in enumerate(order[:n_chosen])])
-    rest = budget - int(taken_N.sum())
-    close = find_close(np.sort(queries), taken_N)[:rest]
+    close = np.empty(0, np.int64) if kept is None else kept[~taken_N[kept]]
+    taken_N[close] = True
+    rest = max(0, budget - int(taken_N.sum()))
+    close = np.concatenate([close, find_close(np.sort(queries), taken_N)[:rest]])
     positions = np.concatenate([pilot, answers, close])
     reason = np.repeat(np.array([PILOT, ANSWER, CLOSE], np.int8), [len(pilot), len(answers), len(close)])
     chance = _probabilities(truth, groups, len(pilot) / size, per_query, n_chosen / len(groups))

@@ -1,0 +1,171 @@
+"""Whether the intervals of forecasts hold what they state, over many independent samples.
+
+    python -m benchmarks.forecast FOLDER [--share 0.02] [--samples 100] [--methods NAME ...] [--queries N]
+
+FOLDER: embeddings by both models, so that the truth is known. The maps are fitted once; every sample is drawn, and
+every forecast made, as the commands ``sample`` and ``forecast`` do. Prints for each method, order, metric and figure:
+the bias and the root mean square error over the samples, the mean half-width of the 95 % interval, and the share of
+intervals that hold the exact value, all in points. Last, for the area under mAP in random order, the error of the naive
+way, an exact replay of a uniform sample of as many items, and how often the ranking of methods is wrong although the
+interval of their difference excludes 0.
+"""
+
+import argparse
+import time
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.comparison.replay import replay_here
+from ray_backfill.comparison.resolve import Comparison, resolve
+from ray_backfill.distances import ProductForm
+from ray_backfill.forecast import Known, Units, draw_sample
+from ray_backfill.forecast import summary as numbers
+from ray_backfill.forecast.close import closest_stand_ins
+from ray_backfill.forecast.estimate import moment_weights
+from ray_backfill.forecast.stand_in import fit_stand_in
+from ray_backfill.forecast.summary import Limits
+from ray_backfill.replay import Curve, replay
+from ray_backfill.runs.context import Context
+from ray_backfill.runs.folder import fit_maps
+from ray_backfill.runs.forecasting import KnownItems, forecast_method, with_stand_ins
+from ray_backfill.runs.sampling import SampleSettings, StoredSample, free_pairs, random_part
+from ray_backfill.store import EmbeddingFolder, read_folder, take
+from ray_backfill.systems import GroundTruth, RetrievalSystem
+from ray_backfill.tables.results import NEW
+from ray_backfill.training.settings import FitSettings
+
+POINTS = 5
+T = np.linspace(0, 1, POINTS)
+MOMENTS = {"M_0.25": 1, "M_0.5": 2, "M_1": 4}
+Key = tuple[str, str]
+Found = dict[tuple[str, str, str, str], Limits]
+
+
+def exact_figures(curves: dict[Key, Curve], metrics: list[str]) -> dict[tuple[str, str, str, str], float]:
+    """(method, order, metric, figure) -> value of the exact replay."""
+    found: dict[tuple[str, str, str, str], float] = {}
+    end, old = (curves[name, "random"] for name in (NEW, "old"))
+    for (method, order), curve in curves.items():
+        for metric in metrics:
+            values = curve.values(metric)
+            first, last = float(old.values(metric)[0]), float(end.values(metric)[-1])
+            figures = {name: float(values[t]) for name, t in MOMENTS.items()}
+            figures |= {"AUC": curve.auc(metric), "gain": (curve.auc(metric) - first) / (last - first)}
+            found |= {(method, order, metric, name): value for name, value in figures.items()}
+    return found
+
+
+def one_sample(
+    comparison: Comparison, whole: EmbeddingFolder, budget: int, seed: int
+) -> tuple[Found, dict[Key, Units]]:
+    """The figures of one forecast, and the curves of mAP."""
+    how = comparison.evaluation
+    assert whole.queries is not None
+    stand_ins = fit_stand_in(*free_pairs(whole), how.distance)(whole.gallery.old)
+    form = ProductForm.of(RetrievalSystem(whole.queries.new, stand_ins), how.distance)
+    sample = draw_sample(comparison.truth, budget, closest_stand_ins(form, comparison.truth), seed)
+    known = KnownItems(sample.position, whole.gallery.new[sample.position], random_part(sample))
+    stored = StoredSample(sample, SampleSettings(seed), np.ones(len(sample), np.int64))
+    blind = replace(comparison, folder=with_stand_ins(whole, stored, known, how.distance))
+    items = Known(sample.position, known.at_random, sample.queries, sample.group, sample.n_groups)
+    units = {m: forecast_method(blind, m, items, known).units for m in comparison.methods if m.name != "old"}
+    (new,) = next(by for m, by in units.items() if m.name == NEW).values()
+    found: Found = {}
+    for method, of_order in units.items():
+        for order, by_metric in of_order.items() if method.name != NEW else ():
+            for metric, each in by_metric.items():
+                for name, t in MOMENTS.items():
+                    found[method.name, order, metric, name] = numbers.limits(each.mean(moment_weights(POINTS, t)))
+                found[method.name, order, metric, "AUC"] = numbers.limits(numbers.area(each, T))
+                found[method.name, order, metric, "gain"] = numbers.gain(each, new[metric], T)
+    return found, {
+        (m.name, order): by[how.metrics[0]] for m, of in units.items() if m.name != NEW for order, by in of.items()
+    }
+
+
+def naive_error(comparison: Comparison, curves: dict[Key, Curve], budget: int, samples: int) -> float:
+    """Root mean square error of the area under the first metric, by replays of small galleries; mean over methods."""
+    metric, errors = comparison.evaluation.metrics[0], []
+    truth, size = comparison.truth, comparison.truth.n_gallery
+    pairs = {m.name: comparison.pair(m) for m in comparison.methods if not m.is_reference}
+    row_of = np.repeat(np.arange(truth.n_queries), np.diff(truth.positive_starts))
+    for seed in range(samples):
+        kept = np.sort(np.random.default_rng([99, seed]).permutation(size)[:budget])
+        lists = [truth.positives[row_of == q] for q in range(truth.n_queries)]
+        small = GroundTruth.from_positives(
+            [np.flatnonzero(np.isin(kept, answers)) for answers in lists], n_gallery=budget
+        )
+        order = np.random.default_rng(seed).permutation(budget)
+        for name, pair in pairs.items():
+            found = replay(pair.of_items(kept), small, order, points=POINTS, metrics=(metric,))
+            errors.append(found.auc(metric) - curves[name, "random"].auc(metric))
+    return float(np.sqrt(np.mean(np.square(errors))))
+
+
+def table(found: list[Found], true: dict[tuple[str, str, str, str], float]) -> pd.DataFrame:
+    lines = []
+    for key in found[0]:
+        values = [each[key] for each in found if np.isfinite(each[key].value)]
+        error = np.array([each.value for each in values]) - true[key]
+        half = np.array([each.high - each.value for each in values])
+        lines.append(
+            dict(zip(("method", "order", "metric", "figure"), key, strict=True))
+            | {"exact": 100 * true[key], "bias": 100 * error.mean(), "RMSE": 100 * np.sqrt((error**2).mean())}
+            | {"half-width": 100 * half.mean(), "covered %": 100 * np.mean(abs(error) <= half), "samples": len(values)}
+        )
+    return pd.DataFrame(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--share", type=float, default=0.02)
+    parser.add_argument("--samples", type=int, default=100)
+    parser.add_argument("--queries", type=int, default=0)
+    parser.add_argument("--methods", nargs="+", default=["rm_naive", "least_squares_gallery", "rm"])
+    parser.add_argument("--orders", nargs="+", default=["random", "classifier_score"])
+    parser.add_argument("--metrics", nargs="+", default=["mAP", "mAP@100"])
+    parser.add_argument("--maps", type=Path, default=Path("runs/forecast-benchmark"))
+    given = parser.parse_args()
+    whole = read_folder(given.folder)
+    if given.queries:
+        assert whole.queries is not None
+        rows = np.sort(np.random.default_rng(0).permutation(len(whole.queries))[: given.queries])
+        whole = replace(whole, queries=take(whole.queries, rows))
+    names, orders, metrics = tuple(given.methods), tuple(given.orders), tuple(given.metrics)
+    evaluation = Evaluation(methods=names, orders=orders, metrics=metrics, points=POINTS)
+    comparison = resolve(whole, evaluation, FitSettings())
+    comparison, _ = fit_maps(comparison, comparison.methods, FitSettings(), Context(given.maps))
+    curves = {(m, order): each.curve for (m, order, _), each in replay_here(comparison).items()}
+    true = exact_figures(curves, list(metrics))
+    budget = int(given.share * len(whole.gallery))
+    found, wrong, apart, started = [], 0, 0, time.perf_counter()
+    for seed in range(given.samples):
+        figures, units = one_sample(comparison, whole, budget, seed)
+        found.append(figures)
+        for one, other in combinations(units, 2):
+            if one[1] == other[1]:
+                each = numbers.area(units[one].plus(units[other], -1.0), T)
+                if each.low > 0 or each.high < 0:
+                    apart += 1
+                    wrong += (each.value > 0) != (curves[one].auc(metrics[0]) > curves[other].auc(metrics[0]))
+        if seed % 10 == 9:
+            print(f"{seed + 1} samples, {(time.perf_counter() - started) / (seed + 1):.1f} s each", flush=True)
+    shown = table(found, true)
+    print(f"\n{given.folder}: {len(whole.gallery):,} items, {budget:,} sampled, {comparison.truth.n_queries:,} queries")
+    print(shown.round(2).to_string(index=False))
+    naive = naive_error(comparison, curves, budget, 5)
+    ours = shown[(shown.figure == "AUC") & (shown.order == "random") & (shown.metric == metrics[0])].RMSE
+    ratio = naive / np.sqrt((ours**2).mean()) * 100
+    print(f"\nnaive: RMSE of the AUC {100 * naive:.2f} points, {ratio:.1f} times the forecast's")
+    print(f"differences that exclude 0: {apart}, with the wrong sign: {wrong}")
+    shown.to_pickle(given.maps / f"{given.folder.parent.name}-{given.folder.name}-{given.share}.pkl")
+
+
+if __name__ == "__main__":
+    main()

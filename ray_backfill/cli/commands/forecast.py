@@ -1,0 +1,49 @@
+"""``ray-backfill forecast``: the curves of upgrade methods from the new embeddings of a sample."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray_backfill.cli.options import FolderJob
+from ray_backfill.cli.parse import check_names, read_folder_options
+from ray_backfill.cli.shell import given_folder, shown
+from ray_backfill.runs.sampling import NAME
+
+# The default of --metrics in other commands has CMC@1, which cannot be forecast.
+_METRICS = ("mAP", "mAP@100")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastJob(FolderJob):
+    """A forecast from a sample of new embeddings."""
+
+    new: Path | None = None
+    """Parquet file or folder with the columns id and new: the new embeddings of the sample. Default: the gallery's own,
+    of which only those of the sample are used."""
+    sample: Path | None = None
+    """File that ray-backfill sample wrote (default: sample.parquet in the folder of embeddings)."""
+
+
+def read(arguments: Sequence[str]) -> Any:
+    """The options; a folder may come first, without --data."""
+    named = ["--data", *arguments] if arguments and not arguments[0].startswith("-") else list(arguments)
+    if not any(argument.split("=")[0] == "--metrics" for argument in named):
+        named += ["--metrics", *_METRICS]
+    return read_folder_options(ForecastJob, named)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Forecast, and print the table and the path of the report."""
+    job = read(arguments)
+    check_names(job)
+    from ray_backfill.cli.context import running
+    from ray_backfill.report.forecast import print_forecast, write_forecast_report
+    from ray_backfill.runs.forecasting import forecast_folder
+
+    data = given_folder(job.data)
+    with running(job) as context:
+        results = forecast_folder(data, job.sample or data / NAME, job.new, job.evaluation, job.fits, context)
+        write_forecast_report(results)
+    print_forecast(results)
+    print(f"\nreport: {shown(results / 'report.html')}")

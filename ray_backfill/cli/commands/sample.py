@@ -1,0 +1,51 @@
+"""``ray-backfill sample``: choose the gallery items to embed for a forecast."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from ray_backfill.cli.parse import read_options
+from ray_backfill.cli.shell import checked_out, shown
+from ray_backfill.errors import InputError
+from ray_backfill.runs.sampling import NAME, SampleSettings
+
+
+@dataclass(frozen=True)
+class SampleJob:
+    """A choice of gallery items that the new model should embed."""
+
+    data: Annotated[Path, tyro.conf.Positional]
+    """Folder with gallery.parquet (old embeddings) and queries.parquet (embeddings by both models)."""
+    budget: int = 0
+    """Number of items to choose. 1 to 2 % of a large gallery are a good start."""
+    add: int = 0
+    """Extend the sample by this many items; what it has stays in it."""
+    out: Path | None = None
+    """File to write (default: sample.parquet in the folder of embeddings)."""
+    settings: Annotated[SampleSettings, tyro.conf.arg(name="")] = field(default_factory=SampleSettings)
+
+
+def read(arguments: Sequence[str]) -> SampleJob:
+    """The folder and the budget."""
+    return read_options(SampleJob, arguments)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Write the list of items, and print what to do with it."""
+    job = read(arguments)
+    if (job.budget > 0) == (job.add > 0):
+        raise InputError("give --budget N for a first sample, or --add N to extend one")
+    from ray_backfill.cli.stopping import interruptible
+    from ray_backfill.runs.sampling import counts_in_words, take_sample
+
+    data = job.data.absolute()
+    out = checked_out(job.out or data / NAME)
+    with interruptible():
+        stored = take_sample(data, out, job.budget, job.settings, job.add)
+    print(f"{shown(out)}: {counts_in_words(stored)}")
+    rounds = f" of round {stored.round_n.max()}" if job.add else ""
+    print(f"Embed these items{rounds} by the new model, write id and new to a Parquet file, then run:")
+    print(f"  ray-backfill forecast {shown(data)} --new FILE")

@@ -1,0 +1,93 @@
+"""What a forecast says in numbers: areas, gains, ends, falls, differences, and how much to embed for a narrower one."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.forecast.estimate import Estimate, Units, area_weights, moment_weights
+from ray_backfill.statistics import largest_fall
+
+Floats = NDArray[np.float64]
+# Multiples of the sample that are tried.
+_MULTIPLES = np.geomspace(1, 1000, 1000)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """A value with its 95 % limits."""
+
+    value: float
+    low: float
+    high: float
+
+
+UNKNOWN = Limits(float("nan"), float("nan"), float("nan"))
+
+
+def limits(estimate: Estimate) -> Limits:
+    """The value and the limits of an estimate."""
+    return Limits(estimate.value, estimate.low, estimate.high)
+
+
+def curve(units: Units) -> list[Limits]:
+    """The estimate at each moment."""
+    points = units.value.shape[1]
+    return [limits(units.mean(moment_weights(points, t))) for t in range(points)]
+
+
+def area(units: Units, t: Floats) -> Estimate:
+    """The area under the curve."""
+    return units.mean(area_weights(t))
+
+
+def gain(units: Units, new: Units, t: Floats) -> Limits:
+    """The share of the upgrade's improvement that users get; unknown unless new is significantly better than old.
+
+    new: of {new, new}, of which the last moment counts; it starts at {old, old}. The interval is that of a ratio of two
+    estimates (Fieller, 1954).
+    """
+    one, last = np.ones(1), moment_weights(len(t), len(t) - 1)
+    old = float(new.start.mean())
+    area_, end = units.weighted(area_weights(t)), new.weighted(last)
+    both = [each.mean(one) for each in (area_.plus(end, 0.0), end.plus(area_, 0.0), area_.plus(end, -1.0))]
+    of_area, of_end, apart = both
+    above, whole, quantile = of_area.value - old, of_end.value - old, of_area.quantile
+    shared = (of_area.variance + of_end.variance - apart.variance) / 2
+    a = whole**2 - quantile**2 * of_end.variance
+    if whole <= 0 or a <= 0:
+        return UNKNOWN
+    b, c = above * whole - quantile**2 * shared, above**2 - quantile**2 * of_area.variance
+    root = float(np.sqrt(max(b * b - a * c, 0.0)))
+    return Limits(above / whole, (b - root) / a, (b + root) / a)
+
+
+def end_difference(units: Units, new: Units) -> Limits:
+    """M_1 minus that of {new, new}."""
+    points = units.value.shape[1]
+    return limits(units.plus(new, -1.0).mean(moment_weights(points, points - 1)))
+
+
+def fall(units: Units, t: Floats) -> tuple[Limits, float, float]:
+    """The largest drop of the estimated curve, and the moments before and after it."""
+    found = largest_fall(np.array([each.value for each in curve(units)]))
+    weights = moment_weights(len(t), found.peak) - moment_weights(len(t), found.trough)
+    return limits(units.mean(weights)), float(t[found.peak]), float(t[found.trough])
+
+
+def items_to_halve(estimate: Estimate, groups_in_all: int, sampled: int, gallery: int) -> float:
+    """Number of further items that would halve the interval; NaN if the model's error alone is larger.
+
+    More items pay for more queries. When all queries are chosen, they pay for more right answers of each.
+    """
+    share = estimate.groups / groups_in_all
+    total = estimate.of_queries + estimate.of_answers + estimate.of_model
+    groups = np.minimum(estimate.groups * _MULTIPLES, groups_in_all)
+    of_one = estimate.of_queries * estimate.groups / (1 - share) if share < 1 else 0.0
+    of_queries = of_one / groups * (1 - groups / groups_in_all)
+    of_answers = estimate.of_answers * np.minimum(1, groups_in_all / (estimate.groups * _MULTIPLES))
+    enough = of_queries + of_answers + estimate.of_model <= total / 4
+    if not total or not enough.any():
+        return float("nan")
+    more = (_MULTIPLES[int(enough.argmax())] - 1) * sampled
+    return float(min(np.ceil(more), gallery - sampled))

@@ -1,0 +1,26 @@
+"""A forecast for readers: the table of the terminal, the figure, the page. Recomputes nothing.
+
+print_forecast(Path("runs/mine/forecast"))
+"""
+
+from pathlib import Path
+
+from ray_backfill.report.forecast.reading import read_forecast
+
+
+def write_forecast_report(folder: Path) -> None:
+    """Write ``curves.png`` and ``report.html`` from the tables of a forecast. Raises InputError if one is missing."""
+    from ray_backfill.display.drawing import to_png
+    from ray_backfill.report.figures import panels_figure
+    from ray_backfill.report.forecast.page import charts_of, render
+    from ray_backfill.report.parts import write_pages
+
+    found = read_forecast(folder)
+    write_pages(folder, to_png(panels_figure(charts_of(found))), render(found))
+
+
+def print_forecast(folder: Path) -> None:
+    """Print one row per method and order, and what decides the width of the intervals."""
+    from ray_backfill.report.forecast.terminal import draw_forecast
+
+    draw_forecast(read_forecast(folder))

@@ -1,0 +1,101 @@
+"""The forecast as charts and as a page."""
+
+import numpy as np
+
+from ray_backfill.display.charts import Chart, Curve, Interval, range_of
+from ray_backfill.display.drawing import REFERENCE_STYLES, numbered_style
+from ray_backfill.report.forecast import words
+from ray_backfill.report.forecast.reading import ReadForecast
+from ray_backfill.report.parts import PageTable, bind, flatten, page_charts, page_environment, text_table
+from ray_backfill.report.wording import percent
+from ray_backfill.tables.results import NEW, OLD
+
+
+def charts_of(found: ReadForecast) -> list[Chart]:
+    """A chart for each metric and order."""
+    return [_chart(found, metric, order) for metric in found.metrics for order in found.orders]
+
+
+def _chart(found: ReadForecast, metric: str, order: str) -> Chart:
+    methods = list(dict.fromkeys(row.method for row in found.rows))
+    curves = [_flat(found, metric, name) for name in (NEW, OLD)]
+    for row in found.of(metric, order):
+        points = [p for p in found.points if (p.method, p.order, p.metric) == (row.method, order, metric)]
+        t, value, low, high = (
+            100 * np.array([getattr(point, name) for point in points]) for name in ("t", "value", "low", "high")
+        )
+        style = numbered_style(methods.index(row.method))
+        number = f"{percent(row.auc)} ± {percent(row.auc_high - row.auc)}"
+        curves.append(Curve(row.method, row.title, number, style, t, value, Interval(t, low, high)))
+    several = f", {order} order" if len(found.orders) > 1 else ""
+    choices = [each for each, all_ in ((metric, found.metrics), (order, found.orders)) if len(all_) > 1]
+    return Chart(
+        f"Forecast of {metric} during the backfill{several}", f"{metric} (%)", "AUC", tuple(curves), tuple(choices),
+        y_range=range_of(curves),
+    )  # fmt: skip
+
+
+def _flat(found: ReadForecast, metric: str, name: str) -> Curve:
+    new, old = found.manifest["new"][metric][0], found.manifest["old"][metric]
+    title, value = ("new model alone", new) if name == NEW else ("old service", old)
+    ends = np.array([0.0, 100.0])
+    return Curve(name, title, percent(value), REFERENCE_STYLES[name], ends, np.full(2, 100 * value))
+
+
+def render(found: ReadForecast) -> str:
+    """The HTML page."""
+    facts = found.manifest
+    first = found.metrics[0]
+    answers = [
+        (f"In the order {order}: " if len(found.orders) > 1 else "") + found.significant(first, order)
+        for order in found.orders
+    ]
+    return page_environment().get_template("forecast/forecast.html.jinja").render(
+        heading=bind(words.heading(found)),
+        warnings=[bind(sentence) for sentence in words.warnings(found)],
+        answers=[bind(sentence) for sentence in answers],
+        ends=[bind(words.ends(found, metric)) for metric in found.metrics],
+        curves=page_charts(charts_of(found), "curves"),
+        columns=bind(words.COLUMNS),
+        numbers=[(metric, _numbers(found, metric)) for metric in found.metrics],
+        widths=[bind(f"{metric}: {words.width(found.of(metric, found.orders[0]))}") for metric in found.metrics],
+        differences=_differences(found),
+        calibration=_calibration(found),
+        left_out=list(facts.get("left_out", {}).items()),
+        notes=[bind(note) for note in facts.get("notes", [])],
+        command=facts["command"],
+        settings=[*flatten(facts["evaluation"])],
+    )  # fmt: skip
+
+
+def _numbers(found: ReadForecast, metric: str) -> PageTable:
+    rows = [words.cells(row) for order in found.orders for row in found.of(metric, order)]
+    return text_table(f"forecast of {metric}", words.NAMES, rows)
+
+
+def _differences(found: ReadForecast) -> PageTable:
+    titles = {row.method: row.title for row in found.rows}
+    rows = [
+        [
+            titles[d.method],
+            titles[d.other_method],
+            d.order,
+            d.metric,
+            percent(d.difference),
+            f"{percent(d.low)} to {percent(d.high)}",
+        ]
+        for d in found.differences
+    ]
+    return text_table("differences of methods", ("method", "other", "order", "metric", "points", "95 % interval"), rows)
+
+
+def _calibration(found: ReadForecast) -> PageTable:
+    rows = [
+        [
+            row.method, f"{row.expected_from:g} to {row.expected_to:g}", f"{row.answers:,}", f"{row.expected:.2f}",
+            f"{row.observed:.2f}",
+        ]
+        for row in found.calibration
+    ]  # fmt: skip
+    names = ("method", "expected", "right answers", "mean expected", "mean observed")
+    return text_table("calibration of the model of other items", names, rows)

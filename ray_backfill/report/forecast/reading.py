@@ -1,0 +1,71 @@
+"""Reads the tables of a forecast."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ray_backfill.tables.forecast import CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
+from ray_backfill.tables.schema import read_manifest, read_table, rows_of
+
+RowT = TypeVar("RowT")
+_AGAIN = "run forecast again"
+
+
+@dataclass(frozen=True)
+class ReadForecast:
+    """The tables of a forecast. manifest: facts. rows: sorted by AUC within a metric and order."""
+
+    manifest: Mapping[str, Any]
+    points: Sequence[ForecastPoint]
+    rows: Sequence[ForecastRow]
+    differences: Sequence[ForecastDifference]
+    calibration: Sequence[CalibrationRow]
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics, the primary one first."""
+        return list(self.manifest["evaluation"]["metrics"])
+
+    @property
+    def orders(self) -> list[str]:
+        """The orders."""
+        return list(dict.fromkeys(row.order for row in self.rows))
+
+    def of(self, metric: str, order: str) -> list[ForecastRow]:
+        """The rows of a metric in an order, the highest AUC first."""
+        found = [row for row in self.rows if (row.metric, row.order) == (metric, order)]
+        return sorted(found, key=lambda row: -row.auc)
+
+    def significant(self, metric: str, order: str) -> str:
+        """A sentence: how many methods are certainly worse than the best, and which are not."""
+        best, *rest = self.of(metric, order)
+        apart = {
+            other
+            for each in self.differences
+            if (each.metric, each.order) == (metric, order) and best.method in (each.method, each.other_method)
+            for other in {each.method, each.other_method} - {best.method}
+            if each.low > 0 or each.high < 0
+        }
+        close = [row.title for row in rest if row.method not in apart]
+        if not rest:
+            return ""
+        if not close:
+            return f"{best.title} has the highest AUC; no other interval of a difference includes 0."
+        return f"{best.title} has the highest AUC. This sample cannot tell it from: {', '.join(close)}."
+
+
+def read_forecast(folder: Path) -> ReadForecast:
+    """Read a folder that ``forecast`` wrote. Raises InputError if a file is missing or broken."""
+    manifest = read_manifest(folder / "manifest.json", ("evaluation", "items", "known", "old", "new"), _AGAIN)
+
+    def rows(name: str, kind: type[RowT]) -> list[RowT]:
+        return rows_of(kind, read_table(folder / f"{name}.parquet", kind, _AGAIN, may_be_empty=True))
+
+    return ReadForecast(
+        manifest,
+        rows("curves", ForecastPoint),
+        rows("summary", ForecastRow),
+        rows("differences", ForecastDifference),
+        rows("calibration", CalibrationRow),
+    )

@@ -1,0 +1,30 @@
+"""The forecast as a table for the terminal."""
+
+from rich.table import Table
+from rich.text import Text
+
+from ray_backfill.report.forecast import words
+from ray_backfill.report.forecast.reading import ReadForecast
+from ray_backfill.report.layout import show
+
+
+def draw_forecast(found: ReadForecast) -> None:
+    """Print the table of the primary metric, and notes."""
+    metric = found.metrics[0]
+    table = Table(title=f"{words.heading(found)}; {metric} in per cent", title_justify="left")
+    for index, name in enumerate(words.NAMES):
+        table.add_column(Text(name), justify="left" if index < 2 else "right", no_wrap=index >= 2, overflow="fold")
+    for order in found.orders:
+        rows = found.of(metric, order)
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in words.cells(row)), end_section=row is rows[-1])
+    notes = [Text(sentence, style="yellow") for sentence in words.warnings(found)]
+    for order in found.orders:
+        if sentence := found.significant(metric, order):
+            several = f"In the order {order}: " if len(found.orders) > 1 else ""
+            notes.append(Text(several + sentence, style="bold"))
+    notes += [Text(words.ends(found, metric)), Text(words.width(found.of(metric, found.orders[0])))]
+    left_out = found.manifest.get("left_out", {})
+    notes += [Text(f"Left out: {', '.join(left_out)} (report.html says why).")] if left_out else []
+    notes.append(Text(words.COLUMNS, style="dim"))
+    show(None, table, notes, 2, "report.html or summary.parquet")

@@ -1,0 +1,187 @@
+"""Chooses the gallery items that the new model should embed for a forecast, and lists them in a file."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ray_backfill.comparison.truth import find_truth
+from ray_backfill.distances import ProductForm
+from ray_backfill.errors import InputError
+from ray_backfill.forecast import REASONS, Sample, draw_sample
+from ray_backfill.forecast.close import closest_stand_ins
+from ray_backfill.forecast.sample import CLOSE
+from ray_backfill.forecast.stand_in import fit_stand_in
+from ray_backfill.progress import step
+from ray_backfill.store import EmbeddingFolder, read_folder, write_parquet
+from ray_backfill.systems import FloatArray, GroundTruth, IntArray, RetrievalSystem
+from ray_backfill.tables.forecast import SampledItem
+from ray_backfill.tables.parquet import open_checked, read_checked
+from ray_backfill.tables.schema import arrow_table
+
+NAME = "sample.parquet"
+# Key in the metadata of the file.
+_FACTS = b"ray_backfill.sample"
+
+
+@dataclass(frozen=True)
+class SampleSettings:
+    """What determines a sample besides the data. See ``Evaluation`` for truth and distance."""
+
+    seed: int = 0
+    truth: tuple[str, ...] = ()
+    distance: str = "cosine"
+
+
+@dataclass(frozen=True, eq=False)
+class StoredSample:
+    """A sample with the settings of which it was made. round_n: (n,) round of each item, from 1 on."""
+
+    sample: Sample
+    settings: SampleSettings
+    round_n: IntArray
+
+
+def read_before_backfill(data: Path) -> EmbeddingFolder:
+    """A folder whose gallery may lack new embeddings. Raises InputError if it has no queries of its own."""
+    folder = read_folder(data, gallery_needs=("old",))
+    if folder.queries is None:
+        raise InputError(
+            f"{data} has no queries.parquet: a forecast needs queries whose embeddings by both models are known; "
+            "embed some queries by the new model"
+        )
+    return folder
+
+
+def truth_of(folder: EmbeddingFolder, words: Sequence[str], distance: str) -> GroundTruth:
+    """The right answers. Raises InputError for weighted queries, and for a truth that needs all new embeddings."""
+    if words and words[0].startswith("new-top"):
+        raise InputError(
+            f"--truth {words[0]} needs the new embedding of every gallery item; a forecast has few of them"
+        )
+    truth = find_truth(folder, words, distance).ground
+    if truth.weights is not None:
+        raise InputError("queries with weights cannot be forecast; leave the column weight out of queries.parquet")
+    return truth
+
+
+def free_pairs(folder: EmbeddingFolder) -> tuple[FloatArray, FloatArray]:
+    """Old and new embeddings of the same items that need no budget: queries, and the train split."""
+    tables = [table for table in (folder.queries, folder.train) if table is not None]
+    old, new = (np.concatenate([table.vectors[model] for table in tables]) for model in ("old", "new"))
+    return old, new
+
+
+def take_sample(data: Path, out: Path, budget: int, settings: SampleSettings, add: int = 0) -> StoredSample:
+    """Choose the items and write them to ``out``.
+
+    budget: number of items. add: instead, extend the sample in ``out`` by this many; its settings stay.
+
+    Raises:
+        InputError: The folder lacks something, the budget does not fit, or ``out`` already holds a sample.
+    """
+    folder = read_before_backfill(data)
+    earlier = read_sample(out, folder) if add else None
+    if earlier is not None:
+        settings, budget = earlier.settings, len(earlier.sample) + add
+    elif out.exists():
+        raise InputError(f"{out} is there already; extend it with --add, or write elsewhere with --out")
+    truth = truth_of(folder, settings.truth, settings.distance)
+    assert folder.queries is not None
+    with step("find close items"):
+        stand_ins = fit_stand_in(*free_pairs(folder), settings.distance)(folder.gallery.old)
+        form = ProductForm.of(RetrievalSystem(folder.queries.new, stand_ins), settings.distance)
+        kept = None if earlier is None else earlier.sample.position
+        sample = draw_sample(truth, budget, closest_stand_ins(form, truth), settings.seed, kept)
+    stored = StoredSample(sample, settings, _rounds(sample, earlier))
+    _write(out, folder, stored)
+    return stored
+
+
+def _rounds(sample: Sample, earlier: StoredSample | None) -> IntArray:
+    if earlier is None:
+        return np.ones(len(sample), np.int64)
+    of = np.zeros(int(max(sample.position.max(), earlier.sample.position.max())) + 1, np.int64)
+    of[earlier.sample.position] = earlier.round_n
+    found = of[sample.position]
+    return np.where(found == 0, earlier.round_n.max() + 1, found)
+
+
+def _write(out: Path, folder: EmbeddingFolder, stored: StoredSample) -> None:
+    sample, settings = stored.sample, stored.settings
+    rows = [
+        SampledItem(str(item), REASONS[reason], float(chance), int(number))
+        for item, reason, chance, number in zip(
+            folder.gallery.id[sample.position], sample.reason, sample.probability, stored.round_n, strict=True
+        )
+    ]
+    table = arrow_table(SampledItem, rows).set_column(0, "id", pa.array(folder.gallery.id[sample.position]))
+    facts = {
+        "queries": sample.queries.tolist(),
+        "group": sample.group.tolist(),
+        "groups": sample.n_groups,
+        "seed": settings.seed,
+        "truth": list(settings.truth),
+        "distance": settings.distance,
+        "data": _mark(folder),
+    }
+    write_parquet(out, table.replace_schema_metadata({_FACTS: json.dumps(facts).encode()}))
+
+
+def read_sample(path: Path, folder: EmbeddingFolder) -> StoredSample:
+    """Read a sample of this folder.
+
+    Raises:
+        InputError: There is none, or it belongs to other data.
+    """
+    if not path.exists():
+        raise InputError(f"{path} is missing; run: ray-backfill sample {folder.path} --budget {_advised(folder)}")
+    metadata = open_checked(path).schema_arrow.metadata or {}
+    if _FACTS not in metadata:
+        raise InputError(f"{path} was not written by ray-backfill sample")
+    facts: dict[str, Any] = json.loads(metadata[_FACTS])
+    if facts["data"] != _mark(folder):
+        raise InputError(f"{path} belongs to other old embeddings or queries than those in {folder.path}; sample again")
+    table = read_checked(path, ["id", "reason", "probability", "round"])
+    position = positions_of(folder.gallery.id, np.asarray(table["id"].to_pylist()))
+    reason = np.array([REASONS.index(name) for name in table["reason"].to_pylist()], np.int8)
+    probability, of_round = (table[name].to_numpy() for name in ("probability", "round"))
+    queries, group = (np.array(facts[name], np.int64) for name in ("queries", "group"))
+    sample = Sample(position, reason, probability, queries, group, facts["groups"], facts["seed"])
+    settings = SampleSettings(facts["seed"], tuple(facts["truth"]), facts["distance"])
+    return StoredSample(replace(sample), settings, of_round)
+
+
+def positions_of(ids: Any, wanted: Any) -> IntArray:
+    """(n,) positions of some ids in (N,) ids, -1 for those that are not there."""
+    order = np.argsort(ids, kind="stable")
+    place = np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)
+    found = order[place]
+    return np.where(ids[found] == wanted, found, -1)
+
+
+def counts_in_words(stored: StoredSample) -> str:
+    """How many items of which kind, and for how many queries."""
+    sample = stored.sample
+    counts = np.bincount(sample.reason, minlength=len(REASONS)).tolist()
+    kinds = ", ".join(
+        f"{count:,} {name}" for count, name in zip(counts, ("pilot", "right answers", "close"), strict=True)
+    )
+    return f"{len(sample):,} items ({kinds}) for {len(sample.queries):,} queries"
+
+
+def random_part(sample: Sample) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """(n,) whether an item was drawn at random."""
+    return np.asarray(sample.reason != CLOSE)
+
+
+def _advised(folder: EmbeddingFolder) -> int:
+    return max(100, len(folder.gallery) // 50)
+
+
+def _mark(folder: EmbeddingFolder) -> str:
+    return folder.fingerprint(("old",), ("gallery", "queries"))
