@@ -53,9 +53,10 @@ def calibrate(checked: list[Checked]) -> Calibration:
     weight = weight / max(weight.sum(), 1e-12)
 
     def loss(parameters: Floats) -> float:
-        mean, shape = np.exp(parameters[0]) * expected, np.exp(-parameters[1])
+        ratio, shape = np.exp(np.clip(parameters[0], -5, 5)), np.exp(-np.clip(parameters[1], -7, 3))
+        mean = ratio * expected
         chance = gammaln(observed + shape) - gammaln(shape) + shape * np.log(shape / (shape + mean))
         return -float(weight @ (chance + observed * np.log(mean / (shape + mean))))
 
-    ratio, variance = np.exp(minimize(loss, [0.0, -1.0], method="Nelder-Mead").x)
+    ratio, variance = np.exp(np.clip(minimize(loss, [0.0, -1.0], method="Nelder-Mead").x, -5, 5))
     return Calibration(float(ratio), float(np.clip(variance, _LEAST_VARIANCE, _MOST_VARIANCE)))

@@ -10,7 +10,7 @@ from ray_backfill.forecast.answers import RightAnswers, logarithms
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 # Unsampled right answers for which distances are drawn, at most; they stand for all.
-_MOST = 60
+_MOST = 40
 # Draws for each.
 _DRAWS = 2
 

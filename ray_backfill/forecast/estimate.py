@@ -83,7 +83,7 @@ class Units:
     """A forecast curve: a metric of each chosen query at each moment.
 
     start: (Q, c) what is known of all scored queries: the metric at t = 0. chosen: (m,) indices into these. group:
-    (m,). n_groups: of all queries. value: (m, T). shift: (m, T) how much it changes if counts are ``MODEL_ERROR`` higher.
+    (m,). n_groups: of all queries. value: (m, T). shift: (m, T) change if counts are ``MODEL_ERROR`` higher.
     sampled: of each chosen query.
     """
 
@@ -133,6 +133,13 @@ class Units:
         return replace(
             self, value=self.value @ weights[:, None], shift=self.shift @ weights[:, None], sampled=sampled
         )  # fmt: skip
+
+
+def exact_units(value: Floats) -> Units:
+    """A curve that is known exactly. value: (Q, T) of all scored queries."""
+    everyone = np.arange(len(value))
+    nothing = [Answers(np.zeros((0, value.shape[1])), 0, 1.0)] * len(value)
+    return Units(value[:, :1], everyone, everyone, len(value), value, np.zeros(value.shape), nothing)
 
 
 def area_weights(t: Floats) -> Floats:

@@ -15,10 +15,10 @@ from scipy.stats import gamma
 from ray_backfill.kernels import Array, kernel
 
 Floats = NDArray[np.float64]
-# Support points of the gamma distribution.
-_POINTS = 16
-# Poisson means from which on the normal approximation is used.
-_MANY = 60.0
+# Largest variance -> support points of the gamma distribution that are enough for it.
+_POINTS = {1e-4: 1, 0.05: 3, 0.3: 8, math.inf: 16}
+# Poisson means from which on approximations are used.
+_MANY = 25.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +44,12 @@ class Entries:
 
 def mean_factors(variance: float) -> Floats:
     """Means of equally likely parts of the gamma distribution with mean 1 and this variance."""
-    if variance < 1e-4:
+    points = next(number for largest, number in _POINTS.items() if variance <= largest)
+    if points == 1:
         return np.ones(1)
     shape = 1 / variance
-    edges = gamma.ppf(np.arange(1, _POINTS) / _POINTS, shape, scale=variance)
-    return np.asarray(np.diff(np.concatenate([[0], gamma.cdf(edges, shape + 1, scale=variance), [1]])) * _POINTS)
+    edges = gamma.ppf(np.arange(1, points) / points, shape, scale=variance)
+    return np.asarray(np.diff(np.concatenate([[0], gamma.cdf(edges, shape + 1, scale=variance), [1]])) * points)
 
 
 def expect(
@@ -99,8 +100,12 @@ def _expect(
 def _value(kind: int, cut: int, first: float, mean: float) -> float:
     """Expected value of a right answer at rank ``first`` plus a Poisson count."""
     if mean > _MANY:
-        spread = math.sqrt(mean)
-        reached = 0.5 * math.erfc(-(cut + 0.5 - first - mean) / (spread * math.sqrt(2.0)))
+        room = math.floor(cut - first) + 1.0
+        if room <= 0:
+            return 0.0
+        # P(count < room), by Wilson and Hilferty (1931).
+        spread = 1.0 / (9.0 * room)
+        reached = 0.5 * math.erfc(-(1.0 - spread - (mean / room) ** (1.0 / 3.0)) / math.sqrt(2.0 * spread))
         rank = first + mean
         return reached * (_at(kind, rank) * (1.0 + mean / (rank * rank)) if kind == 0 else _at(kind, rank))
     total, chance = 0.0, math.exp(-mean)

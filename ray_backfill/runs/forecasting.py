@@ -17,6 +17,8 @@ from ray_backfill.errors import InputError
 from ray_backfill.files import replaced_whole, write_json
 from ray_backfill.forecast import Forecast, Known, Units, forecast_pair, why_not_forecast
 from ray_backfill.forecast import summary as numbers
+from ray_backfill.forecast.calibration import Calibration
+from ray_backfill.forecast.estimate import exact_units
 from ray_backfill.forecast.stand_in import fit_stand_in
 from ray_backfill.methods import Embeddings, Method
 from ray_backfill.orders import find_order
@@ -83,7 +85,10 @@ def forecast_folder(
         evaluation = replace(evaluation, truth=stored.settings.truth, distance=stored.settings.distance)
         known = find_known(folder, stored, new)
     comparison = resolve(with_stand_ins(folder, stored, known, evaluation.distance), evaluation, fits)
-    comparison, _ = fit_maps(comparison, comparison.methods, fits, context)
+    # Maps that are fitted on the pilot change with every sample; those of a train split are shared with other commands.
+    of_pilot = replace(context, out=context.out / "pilot", overwrite=True)
+    place = of_pilot if folder.train is None else context
+    comparison, _ = fit_maps(comparison, comparison.methods, fits, place)
     tables = forecast_tables(comparison, stored, known)
     out = context.out / "forecast"
     with replaced_whole(out, (*(f"{name}.parquet" for name in TABLES), "manifest.json", "curves.png")) as half:
@@ -203,10 +208,12 @@ def _end(units: Units, t: NDArray[np.float64]) -> list[float]:
 def forecast_method(
     comparison: Comparison, method: Method, items: Known, known: KnownItems, bar: Stage | None = None
 ) -> Forecast:
-    """The forecast of a method. {new, new} is served from the start."""
+    """The forecast of a method; if every item is known, its exact curves. Of {new, new}, only the end has a meaning."""
     folder, how = comparison.folder, comparison.evaluation
-    pair = comparison.pair(method)
     given = embeddings_of(folder)
+    if len(known.position) == len(folder.gallery):
+        return _exact(comparison, method, known)
+    pair = comparison.pair(method)
     of_known = Embeddings(given.query, {"old": folder.gallery.old[known.position], "new": known.new})
     after = method.pair(of_known, comparison.maps.of(method)).forward.gallery
     old = RetrievalSystem(given.query["old"], folder.gallery.old)
@@ -223,6 +230,27 @@ def forecast_method(
     return forecast_pair(
         pair, old, after, items, comparison.truth, orders, starts, how.points, how.distance, bar
     )  # fmt: skip
+
+
+def _exact(comparison: Comparison, method: Method, known: KnownItems) -> Forecast:
+    """The exact curves of a method, as a forecast without any error."""
+    how, old = comparison.evaluation, comparison.folder.gallery.old
+    new = np.empty((len(old), known.new.shape[1]), known.new.dtype)
+    new[known.position] = known.new
+    query = embeddings_of(comparison.folder).query
+    pair = method.pair(Embeddings(query, {"old": old, "new": new}), comparison.maps.of(method))
+    if method.name == NEW:
+        pair = UpgradePair(RetrievalSystem(query["old"], old), pair.forward)
+    orders = {"": np.arange(len(old))} if method.name == NEW else comparison.orders_of(method, pair)
+    curves = replay(pair, comparison.truth, orders, how.points, how.metrics, how.distance)
+    return Forecast(
+        {
+            order: {metric: exact_units(values) for metric, values in curve.per_query.items()}
+            for order, curve in curves.items()
+        },
+        Calibration(1.0, 0.0),
+        [],
+    )
 
 
 def _row(
@@ -256,7 +284,8 @@ def _differences(
 
 def _calibration(method: Method, found: Forecast) -> list[CalibrationRow]:
     observed, expected = (
-        np.concatenate([getattr(each, name) for each in found.checked]) for name in ("observed", "expected")
+        np.concatenate([np.empty(0), *(getattr(each, name) for each in found.checked)])
+        for name in ("observed", "expected")
     )
     rows = []
     for low, high in pairwise(_RANGES):

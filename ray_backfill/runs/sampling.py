@@ -30,11 +30,15 @@ _FACTS = b"ray_backfill.sample"
 
 @dataclass(frozen=True)
 class SampleSettings:
-    """What determines a sample besides the data. See ``Evaluation`` for truth and distance."""
+    """What determines a sample besides the data."""
 
     seed: int = 0
+    """Random seed for the sample."""
     truth: tuple[str, ...] = ()
+    """What is a right answer: labels, positives, known-item COLUMN, qrels FILE. Default: the queries' positives,
+    otherwise labels."""
     distance: str = "cosine"
+    """Distance between embeddings: cosine or l2."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,9 +45,10 @@ LINES = [
     ("fit", []),
     ("reproduce", ["--recipe", "landmarks"]),
     ("import", ["--out", "my_embeddings"]),
+    ("forecast", ["my_embeddings"]),
 ]
-# A command with a positional argument, whose text stands on its first page.
-POSITIONAL = ("doctor", ["my_embeddings"])
+# Commands with a positional argument, whose text stands on their first pages.
+POSITIONAL = (("doctor", ["my_embeddings"]), ("sample", ["my_embeddings"]))
 
 
 def reader(command: str) -> Any:
@@ -117,7 +118,7 @@ def test_first_pages_are_short_and_name_options_and_groups_that_there_are(comman
     assert [line for line in lines if line.startswith(("  ray-backfill", "    ray-backfill"))], (
         "an example on its own line"
     )
-    shown = "".join(full_help(name, tuple(arguments)) for name, arguments in [*LINES, POSITIONAL] if name == command)
+    shown = "".join(full_help(name, tuple(arguments)) for name, arguments in [*LINES, *POSITIONAL] if name == command)
     for option in re.findall(r"(?<![\w-])--[a-z][\w-]*(?:\.[\w-]+)*", text):
         assert option in ("--help", *shown.replace(",", " ").split()), option
     if "--help GROUP" in text:

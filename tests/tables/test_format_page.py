@@ -2,7 +2,7 @@
 
 import pytest
 
-from ray_backfill.tables import drill, results
+from ray_backfill.tables import drill, forecast, results
 from ray_backfill.tables.journal import describe_entries
 from ray_backfill.tables.schema import describe
 from tests.test_structure import ROOT
@@ -10,6 +10,11 @@ from tests.test_structure import ROOT
 RESULTS, DRILL = (ROOT / "docs" / "results-format.md").read_text(encoding="utf-8").split("## `RUN/live`")
 TABLES = [(RESULTS, f"`RUN/results/{name}.parquet`", row) for name, row in results.TABLES.items()]
 TABLES += [(DRILL, f"\n`{name}.parquet`: ", row) for name, row in drill.TABLES.items()]
+FORECAST = (("sample", forecast.SampledItem), *forecast.TABLES.items())
+TABLES += [
+    (RESULTS, f"`RUN/forecast/{name}.parquet`" if name != "sample" else "`DIR/sample.parquet`", row)
+    for name, row in FORECAST
+]
 
 
 @pytest.mark.parametrize(("page", "heading", "row_type"), TABLES, ids=[row.__name__ for _, _, row in TABLES])
