@@ -36,7 +36,8 @@ def curves_figure(results: Results) -> Figure:
 def panels_figure(shown: Sequence[Chart]) -> Figure:
     """Charts below each other, each with its own legend. If there are many methods, only the best are drawn."""
     height = panel_height(max(len(chart.shown) + len(chart.notes) for chart in shown))
-    longest = _longest([curve.title for chart in shown for curve in chart.shown])
+    # A number with its interval takes the room of some characters of the name.
+    longest = _longest([curve.title + curve.number[_NUMBER:] for chart in shown for curve in chart.shown])
     figure = blank_figure(height * len(shown))
     grid = figure.add_gridspec(len(shown), 2, width_ratios=(2.55 if longest == SHORT else 1.9, 1))
     for index, chart in enumerate(shown):
@@ -110,6 +111,9 @@ FIGURES: Mapping[str, Callable[[Results], Figure | None]] = {
     "flips": flips_figure,
     "subgroups": lambda results: _alone(charts.subgroup_charts(results)),
 }
+
+
+_NUMBER = 7  # characters of a number that have a place of their own beside any name
 
 
 def _longest(names: Sequence[str]) -> int:

@@ -185,7 +185,7 @@ def forecast_tables(comparison: Comparison, stored: StoredSample, known: KnownIt
             "evaluation": asdict(how), "items": sizes[1], "known": sizes[0], "queries": comparison.truth.n_queries,
             "chosen": len(sample.queries), "old": old, "new": {name: _end(units, t) for name, units in new.items()},
             "left_out": {each.name: each.reason for each in comparison.left_out}
-            | {method.name: "it has no forecast" for method in comparison.methods if method not in methods},
+            | {m.name: "it has no forecast" for m in comparison.methods if m not in methods and not m.is_reference},
             "notes": list(comparison.notes),
         },
     )  # fmt: skip

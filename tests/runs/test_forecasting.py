@@ -150,7 +150,7 @@ def test_new_embeddings_outside_of_the_sample_are_not_read(folder: Path, tmp_pat
             write_parquet(tmp_path / "full" / "gallery.parquet", table.set_column(at, "new", vector_column(new)))
         run("forecast", tmp_path / "full", "--methods", *METHODS, "--points", 5, "--out", tmp_path / f"run{change}")
         found.append(pd.read_parquet(tmp_path / f"run{change}" / "forecast" / "summary.parquet"))
-    pd.testing.assert_frame_equal(*found, check_exact=True)
+    pd.testing.assert_frame_equal(found[0], found[1], check_exact=True)
 
 
 @pytest.mark.parametrize(

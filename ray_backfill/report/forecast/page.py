@@ -90,12 +90,12 @@ def _differences(found: ReadForecast) -> PageTable:
 
 
 def _calibration(found: ReadForecast) -> PageTable:
-    rows = [
-        [
-            row.method, f"{row.expected_from:g} to {row.expected_to:g}", f"{row.answers:,}", f"{row.expected:.2f}",
-            f"{row.observed:.2f}",
-        ]
-        for row in found.calibration
-    ]  # fmt: skip
-    names = ("method", "expected", "right answers", "mean expected", "mean observed")
-    return text_table("calibration of the model of other items", names, rows)
+    """One line for each range; methods whose backfilled items are served alike share their lines."""
+    methods: dict[tuple[str, ...], list[str]] = {}
+    for row in found.calibration:
+        ends = f"{row.expected_from:g} to {row.expected_to:g}".replace(" to inf", " or more")
+        line = (ends, f"{row.answers:,}", f"{row.expected:.2f}", f"{row.observed:.2f}")
+        methods.setdefault(line, []).append(row.method)
+    rows = [[", ".join(names), *line] for line, names in methods.items()]
+    heads = ("methods", "expected", "right answers", "mean expected", "mean observed")
+    return text_table("calibration of the model of other items", heads, rows)

@@ -38,7 +38,7 @@ class ReadForecast:
         return sorted(found, key=lambda row: -row.auc)
 
     def significant(self, metric: str, order: str) -> str:
-        """A sentence: how many methods are certainly worse than the best, and which are not."""
+        """A sentence: whether the lead of the best method is significant, and over which it is not."""
         best, *rest = self.of(metric, order)
         apart = {
             other
@@ -51,8 +51,8 @@ class ReadForecast:
         if not rest:
             return ""
         if not close:
-            return f"{best.title} has the highest AUC; no other interval of a difference includes 0."
-        return f"{best.title} has the highest AUC. This sample cannot tell it from: {', '.join(close)}."
+            return f"{best.title} has the highest AUC. Its lead over every other method is significant."
+        return f"{best.title} has the highest AUC. Its lead is not significant over: {', '.join(close)}."
 
 
 def read_forecast(folder: Path) -> ReadForecast:
