@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.replay import replay_here
@@ -32,7 +33,7 @@ from ray_backfill.forecast.summary import Limits
 from ray_backfill.replay import Curve, replay
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import fit_maps
-from ray_backfill.runs.forecasting import KnownItems, forecast_method, with_stand_ins
+from ray_backfill.runs.forecasting import KnownItems, exact_starts, forecast_method, with_stand_ins
 from ray_backfill.runs.sampling import SampleSettings, StoredSample, free_pairs, random_part
 from ray_backfill.store import EmbeddingFolder, read_folder, take
 from ray_backfill.systems import GroundTruth, RetrievalSystem
@@ -43,6 +44,7 @@ POINTS = 5
 T = np.linspace(0, 1, POINTS)
 MOMENTS = {"M_0.25": 1, "M_0.5": 2, "M_1": 4}
 Key = tuple[str, str]
+Starts = dict[str, dict[str, NDArray[np.float64]]]
 Found = dict[tuple[str, str, str, str], Limits]
 
 
@@ -73,7 +75,9 @@ def one_sample(
     stored = StoredSample(sample, SampleSettings(seed), np.ones(len(sample), np.int64))
     blind = replace(comparison, folder=with_stand_ins(whole, stored, known, how.distance))
     items = Known(sample.position, known.at_random, sample.queries, sample.group, sample.n_groups)
-    units = {m: forecast_method(blind, m, items, known).units for m in comparison.methods if m.name != "old"}
+    units = {
+        m: forecast_method(blind, m, items, known, starts[m.name]).units for m in comparison.methods if m.name != "old"
+    }
     (new,) = next(by for m, by in units.items() if m.name == NEW).values()
     found: Found = {}
     for method, of_order in units.items():
@@ -144,9 +148,10 @@ def main() -> None:
     curves = {(m, order): each.curve for (m, order, _), each in replay_here(comparison).items()}
     true = exact_figures(curves, list(metrics))
     budget = int(given.share * len(whole.gallery))
+    starts = exact_starts(comparison, [m for m in comparison.methods if m.name != "old"])
     found, wrong, apart, started = [], 0, 0, time.perf_counter()
     for seed in range(given.samples):
-        figures, units = one_sample(comparison, whole, budget, seed)
+        figures, units = one_sample(comparison, whole, starts, budget, seed)
         found.append(figures)
         for one, other in combinations(units, 2):
             if one[1] == other[1]:

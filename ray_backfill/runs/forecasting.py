@@ -1,6 +1,6 @@
 """Forecasts: from a sample's new embeddings to tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -38,7 +38,7 @@ from ray_backfill.store import EmbeddingFolder, read_table
 from ray_backfill.store import take as take_rows
 from ray_backfill.systems import FloatArray, IntArray, RetrievalSystem, UpgradePair
 from ray_backfill.tables.forecast import TABLES, CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
-from ray_backfill.tables.results import NEW
+from ray_backfill.tables.results import NEW, OLD
 from ray_backfill.tables.schema import frame, write_table
 from ray_backfill.training.settings import FitSettings
 
@@ -164,8 +164,10 @@ def forecast_tables(comparison: Comparison, stored: StoredSample, known: KnownIt
     items = Known(known.position, known.at_random, sample.queries, sample.group, sample.n_groups)
     methods = [method for method in comparison.methods if can_be_forecast(method)]
     t = np.linspace(0, 1, how.points)
+    with step("measure the start"):
+        starts = exact_starts(comparison, methods)
     with stage("forecast", len(methods) * len(sample.queries), "queries") as bar:
-        found = {method: forecast_method(comparison, method, items, known, bar) for method in methods}
+        found = {m: forecast_method(comparison, m, items, known, starts[m.name], bar) for m in methods}
     (new,) = found[_named(methods, NEW)].units.values()
     old = {metric: float(units.start.mean()) for metric, units in new.items()}
     rest = [method for method in methods if method.name != NEW]
@@ -205,10 +207,36 @@ def _end(units: Units, t: NDArray[np.float64]) -> list[float]:
     return [last.value, last.low, last.high]
 
 
+def exact_starts(comparison: Comparison, methods: Sequence[Method]) -> dict[str, dict[str, NDArray[np.float64]]]:
+    """Method -> metric -> (Q,) values at t = 0, which need no new embedding of the gallery; NaN without right answers.
+
+    Cost: one pass over the gallery for each distinct backward system.
+    """
+    how, query = comparison.evaluation, embeddings_of(comparison.folder).query
+    old = RetrievalSystem(query["old"], comparison.folder.gallery.old)
+    found: dict[str, dict[str, NDArray[np.float64]]] = {}
+    for method in methods:
+        same = OLD if method.backward in (OLD, NEW) else method.name
+        if same not in found:
+            backward = old if same == OLD else comparison.pair(method).backward
+            start = replay(
+                UpgradePair(backward, backward), comparison.truth, np.arange(len(old.gallery)), 2, how.metrics, how.distance
+            )  # fmt: skip
+            found[same] = {metric: np.full(comparison.truth.n_queries, np.nan) for metric in how.metrics}
+            for metric, values in start.per_query.items():
+                found[same][metric][start.scored] = values[:, 0]
+        found[method.name] = found[same]
+    return found
+
+
 def forecast_method(
-    comparison: Comparison, method: Method, items: Known, known: KnownItems, bar: Stage | None = None
-) -> Forecast:
-    """The forecast of a method; if every item is known, its exact curves. Of {new, new}, only the end has a meaning."""
+    comparison: Comparison, method: Method, items: Known, known: KnownItems, starts: Mapping[str, NDArray[np.float64]],
+    bar: Stage | None = None,
+) -> Forecast:  # fmt: skip
+    """The forecast of a method; if every item is known, its exact curves. Of {new, new}, only the end has a meaning.
+
+    starts: of the method, see ``exact_starts``.
+    """
     folder, how = comparison.folder, comparison.evaluation
     given = embeddings_of(folder)
     if len(known.position) == len(folder.gallery):
@@ -219,14 +247,7 @@ def forecast_method(
     old = RetrievalSystem(given.query["old"], folder.gallery.old)
     if method.name == NEW:
         pair = UpgradePair(old, pair.forward)
-    still = UpgradePair(pair.backward, pair.backward)
-    anything = np.arange(len(folder.gallery))
-    start = replay(still, comparison.truth, anything, points=2, metrics=how.metrics, distance=how.distance)
-    starts = {}
-    for metric, values in start.per_query.items():
-        starts[metric] = np.full(comparison.truth.n_queries, np.nan)
-        starts[metric][start.scored] = values[:, 0]
-    orders = {"": anything} if method.name == NEW else comparison.orders_of(method, pair)
+    orders = {"": np.arange(len(folder.gallery))} if method.name == NEW else comparison.orders_of(method, pair)
     return forecast_pair(
         pair, old, after, items, comparison.truth, orders, starts, how.points, how.distance, bar
     )  # fmt: skip
