@@ -63,7 +63,7 @@ def exact_figures(curves: dict[Key, Curve], metrics: list[str]) -> dict[tuple[st
 
 
 def one_sample(
-    comparison: Comparison, whole: EmbeddingFolder, budget: int, seed: int
+    comparison: Comparison, whole: EmbeddingFolder, starts: Starts, budget: int, seed: int
 ) -> tuple[Found, dict[Key, Units]]:
     """The figures of one forecast, and the curves of mAP."""
     how = comparison.evaluation

@@ -219,9 +219,8 @@ def exact_starts(comparison: Comparison, methods: Sequence[Method]) -> dict[str,
         same = OLD if method.backward in (OLD, NEW) else method.name
         if same not in found:
             backward = old if same == OLD else comparison.pair(method).backward
-            start = replay(
-                UpgradePair(backward, backward), comparison.truth, np.arange(len(old.gallery)), 2, how.metrics, how.distance
-            )  # fmt: skip
+            still, anything = UpgradePair(backward, backward), np.arange(len(old.gallery))
+            start = replay(still, comparison.truth, anything, 2, how.metrics, how.distance)
             found[same] = {metric: np.full(comparison.truth.n_queries, np.nan) for metric in how.metrics}
             for metric, values in start.per_query.items():
                 found[same][metric][start.scored] = values[:, 0]
