@@ -150,3 +150,25 @@ def test_distances_that_overflow_are_refused(distance: str, size: float) -> None
     system = RetrievalSystem(np.full((1, 2), size, np.float32), np.full((1, 2), -size, np.float32))
     with pytest.raises(InputError, match="scale the embeddings down"):
         ProductForm.of(system, distance)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_approximate_distances_are_close_to_the_exact_ones(distance: str, dtype: type) -> None:
+    rng = np.random.default_rng(3)
+    query, gallery = ((7 * rng.standard_normal((n, 24))).astype(dtype) for n in (9, 300))
+    form = ProductForm.of(RetrievalSystem(query, gallery), distance)
+    exact = exact_distances(query, gallery, distance)
+    assert form.approximate(np.arange(9)) == pytest.approx(exact, rel=1e-4, abs=1e-4)
+    some = np.array([5, 2, 299])
+    assert form.of_items(some).approximate(np.array([4])) == pytest.approx(exact[4:5, some], rel=1e-4, abs=1e-4)
+
+
+def test_approximate_distances_of_very_long_vectors() -> None:
+    rng = np.random.default_rng(4)
+    query, gallery = (
+        rng.standard_normal((3, 8)).astype(np.float32),
+        1e30 * rng.standard_normal((20, 8)).astype(np.float32),
+    )
+    form = ProductForm.of(RetrievalSystem(query, gallery), "cosine")
+    assert form.approximate(np.arange(3)) == pytest.approx(exact_distances(query, gallery, "cosine"), abs=1e-5)

@@ -113,10 +113,17 @@ class ProductForm:
     def approximate(self, queries: IntArray) -> NDArray[np.float32]:
         """Return the (b, N) float32 distances by products, for estimates that need no exact ones. Cost: 2 b N D."""
         out = np.empty((len(queries), len(self.gallery)), np.float32)
-        left = self.left(queries)
+        left, dims = self.left(queries), self.gallery.shape[1]
         for first in range(0, out.shape[1], ROWS):
             last = min(first + ROWS, out.shape[1])
-            np.matmul(left, self.tile(first, last).T, out=out[:, first:last])
+            part = out[:, first:last]
+            if self.uses_factors:  # no copy of stored vectors
+                factor, offset = self.factors(first, last)
+                np.matmul(left[:, :dims], as_float32(self.gallery[first:last]).T, out=part)
+                part *= factor
+                part += offset
+            else:
+                np.matmul(left, self.tile(first, last).T, out=part)
         if self.distance == "cosine":
             return np.maximum(out + 1, 0, out=out)
         length = self.length_Q[queries].astype(np.float32)[:, None]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ray_backfill.distances import ProductForm
 from ray_backfill.forecast.answers import RightAnswers, fit_answers, logarithms
 from ray_backfill.forecast.calibration import Checked, check
-from ray_backfill.forecast.counts import Counts, QueryDistances, count
+from ray_backfill.forecast.counts import Counts, QueryDistances, count, counts_error
 from ray_backfill.forecast.draws import Drawn, draw_entries
 from ray_backfill.forecast.expected import Entries, expect
 from ray_backfill.forecast.metrics import SumMetric
@@ -166,22 +166,22 @@ class ChosenQueries:
         return np.concatenate([self.truth.positives_of(query), self.truth.ignored_of(query)])
 
     def measure(
-        self, counted: Sequence[Counted], metrics: Mapping[str, SumMetric], factors: Floats, scale: float = 1.0
+        self, counted: Sequence[Counted], metrics: Mapping[str, SumMetric], factors: Floats, are_higher: bool = False
     ) -> list[Measured]:
-        """Expected metrics of all chosen queries. scale: factor on the expected counts."""
+        """Expected metrics of all chosen queries. are_higher: with expected counts that are higher by their error."""
         kinds, cuts = (np.array([getattr(each, name) for each in metrics.values()]) for name in ("kind", "cut"))
 
         def one(each: Counted) -> Measured:
             gains = np.stack([metric.gains(self.truth, each.query) for metric in metrics.values()])
             largest = np.array([m.largest(gains[r]) for r, m in enumerate(metrics.values())])
-            drawn = each.drawn
+            drawn, expected = each.drawn, each.counts.expected
+            if are_higher:
+                expected = expected + counts_error(expected)
             share = drawn.share * gains[:, drawn.answer] / largest[:, None]
             entries = Entries(
                 each.after, each.before, each.moments, drawn.rank_share, share, drawn.answer, drawn.sampled, drawn.sign
             )
-            value, own = expect(
-                entries, each.counts.known, scale * each.counts.expected, kinds, cuts, factors, len(drawn.random)
-            )
+            value, own = expect(entries, each.counts.known, expected, kinds, cuts, factors, len(drawn.random))
             return Measured(value, own * gains[:, drawn.random].T[:, None], largest)
 
         with ThreadPoolExecutor() as pool:

@@ -59,6 +59,15 @@ def count(query: QueryDistances, model: OtherItems, moment_ON: NDArray[np.int16]
     return Counts(at, closer[:, :-1, :points], expected)
 
 
+def counts_error(expected: NDArray[np.float64]) -> NDArray[np.float64]:
+    """By how much an expected number of closer items may be wrong, as a standard deviation.
+
+    Small numbers are less certain: a few close items that nothing predicts decide them. docs/results/forecast.md: what
+    intervals with this error cover.
+    """
+    return np.asarray(0.05 * expected + 0.3 * np.sqrt(expected))
+
+
 @kernel
 def _count(
     cells: Array, before: Array, moment: Array, at: Array, known: Array, after: Array, closer: Array, hidden: Array

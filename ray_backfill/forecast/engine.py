@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ray_backfill.distances import ProductForm
 from ray_backfill.forecast.calibration import Calibration, Checked, calibrate
 from ray_backfill.forecast.chosen import ChosenQueries, Forms, Known
-from ray_backfill.forecast.estimate import MODEL_ERROR, Answers, Units
+from ray_backfill.forecast.estimate import Answers, Units
 from ray_backfill.forecast.expected import mean_factors
 from ray_backfill.forecast.metrics import SumMetric
 from ray_backfill.progress import Stage
@@ -28,14 +28,14 @@ class Forecast:
 def forecast_pair(
     pair: UpgradePair, old: RetrievalSystem, known_forward: FloatArray, known: Known, truth: GroundTruth,
     orders: Mapping[str, IntArray], starts: Mapping[str, NDArray[np.float64]], points: int, distance: str,
-    bar: Stage | None = None,
+    system: str, bar: Stage | None = None,
 ) -> Forecast:  # fmt: skip
     """Forecast the curves of a method.
 
     pair: its systems; the forward gallery holds stand-ins for all items. old: {old, old}. known_forward: (n, d) true
     rows of the forward gallery for the known items. orders: name -> (N,) order. starts: metric -> (Q,) its exact values
     at t = 0; of queries without right answers they do not count. points: number of moments, evenly spaced. distance:
-    cosine or l2.
+    cosine or l2. system: a name of the forward system; methods that share it share the errors of its counts.
     Cost: 3 products of m queries with the gallery, and O(m N) for each order.
     """
     forms = Forms(*(ProductForm.of(system, distance) for system in (
@@ -52,13 +52,14 @@ def forecast_pair(
     factors = mean_factors(calibration.variance)
     found = chosen.measure(counted, metrics, factors)
     value = np.stack([each.value for each in found])
-    shift = np.stack([each.value for each in chosen.measure(counted, metrics, factors, 1 + MODEL_ERROR)]) - value
+    shift = np.stack([each.value for each in chosen.measure(counted, metrics, factors, are_higher=True)]) - value
     scored = np.flatnonzero(np.diff(truth.positive_starts) > 0)
     place = np.searchsorted(scored, known.queries)
     units = {
         order: {
             name: Units(
-                starts[name][scored][:, None], place, known.group, known.n_groups, value[:, o, :, r], shift[:, o, :, r],
+                starts[name][scored][:, None], place, known.group, known.n_groups, value[:, o, :, r],
+                {system: shift[:, o, :, r]},
                 [
                     Answers(each.own[o, :, :, r], query.drawn.pool, float(each.largest[r]))
                     for each, query in zip(found, counted, strict=True)

@@ -2,10 +2,10 @@
 
 The metric of a chosen query is an estimate, too: from its sampled right answers, and from expected numbers of closer
 items. Three errors are added: that of choosing queries, that of sampling right answers, and that of the model of other
-items, whose counts are taken to be wrong by ``MODEL_ERROR``, as a standard deviation.
+items, whose counts are taken to be wrong by ``counts_error``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from scipy.stats import t as student
 
 Floats = NDArray[np.float64]
-# Relative error of the expected number of closer items. docs/results/forecast.md: what was measured.
-MODEL_ERROR = 0.1
 LEVEL = 0.95
 
 
@@ -83,8 +81,8 @@ class Units:
     """A forecast curve: a metric of each chosen query at each moment.
 
     start: (Q, c) what is known of all scored queries: the metric at t = 0. chosen: (m,) indices into these. group:
-    (m,). n_groups: of all queries. value: (m, T). shift: (m, T) change if counts are ``MODEL_ERROR`` higher.
-    sampled: of each chosen query.
+    (m,). n_groups: of all queries. value: (m, T). shift: system that serves backfilled items -> (m, T) change if the
+    counts of items in it are wrong by ``counts_error``. sampled: of each chosen query.
     """
 
     start: Floats
@@ -92,7 +90,7 @@ class Units:
     group: NDArray[np.int64]
     n_groups: int
     value: Floats
-    shift: Floats
+    shift: Mapping[str, Floats]
     sampled: Sequence[Answers]
 
     def mean(self, weights: Floats) -> Estimate:
@@ -114,7 +112,8 @@ class Units:
         deviations = np.bincount(of, np.sqrt([each.variance(weights) for each in self.sampled]))
         of_answers = share * float(deviations @ deviations) / len(y) ** 2
         value = float(y.mean() + (self.start.mean(axis=0) - own.mean(axis=0)) @ slope)
-        of_model = float((self.shift @ weights).mean()) ** 2
+        # Counts of two systems are wrong independently of each other.
+        of_model = sum(float((shift @ weights).mean()) ** 2 for shift in self.shift.values())
         return Estimate(value, of_queries, of_answers, of_model, groups - 1 - self.start.shape[1], groups)
 
     def plus(self, other: "Units", factor: float = 1.0) -> "Units":
@@ -124,22 +123,25 @@ class Units:
             for a, b in zip(self.sampled, other.sampled, strict=True)
         ]
         start = self.start if np.array_equal(self.start, other.start) else np.hstack([self.start, other.start])
-        value, shift = self.value + factor * other.value, self.shift + factor * other.shift
+        value, nothing = self.value + factor * other.value, np.zeros(self.value.shape)
+        shift = {
+            system: self.shift.get(system, nothing) + factor * other.shift.get(system, nothing)
+            for system in {**self.shift, **other.shift}
+        }
         return replace(self, start=start, value=value, shift=shift, sampled=sampled)
 
     def weighted(self, weights: Floats) -> "Units":
         """A curve of one moment: the sum of this one with (T,) weights."""
         sampled = [replace(each, contribution=each.contribution @ weights[:, None]) for each in self.sampled]
-        return replace(
-            self, value=self.value @ weights[:, None], shift=self.shift @ weights[:, None], sampled=sampled
-        )  # fmt: skip
+        shift = {system: each @ weights[:, None] for system, each in self.shift.items()}
+        return replace(self, value=self.value @ weights[:, None], shift=shift, sampled=sampled)
 
 
 def exact_units(value: Floats) -> Units:
     """A curve that is known exactly. value: (Q, T) of all scored queries."""
     everyone = np.arange(len(value))
     nothing = [Answers(np.zeros((0, value.shape[1])), 0, 1.0)] * len(value)
-    return Units(value[:, :1], everyone, everyone, len(value), value, np.zeros(value.shape), nothing)
+    return Units(value[:, :1], everyone, everyone, len(value), value, {}, nothing)
 
 
 def area_weights(t: Floats) -> Floats:

@@ -248,7 +248,8 @@ def forecast_method(
         pair = UpgradePair(old, pair.forward)
     orders = {"": np.arange(len(folder.gallery))} if method.name == NEW else comparison.orders_of(method, pair)
     return forecast_pair(
-        pair, old, after, items, comparison.truth, orders, starts, how.points, how.distance, bar
+        pair, old, after, items, comparison.truth, orders, starts, how.points, how.distance,
+        method.forward or method.name, bar,
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ def forecast(of: Gallery, budget: int, seed: int = 0, hide: bool = False) -> For
     starts = {metric: values[:, 0] for metric, values in of.exact().per_query.items()}
     known = known_of(sample)
     return forecast_pair(
-        pair, of.old, new[sample.position], known, of.truth, {"random": of.order}, starts, POINTS, "cosine"
+        pair, of.old, new[sample.position], known, of.truth, {"random": of.order}, starts, POINTS, "cosine", "new"
     )
 
 
