@@ -156,8 +156,8 @@ def test_distances_that_overflow_are_refused(distance: str, size: float) -> None
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_approximate_distances_are_close_to_the_exact_ones(distance: str, dtype: type) -> None:
     rng = np.random.default_rng(3)
-    query = (7 * rng.standard_normal((9, 24))).astype(dtype)
-    gallery = (7 * rng.standard_normal((300, 24))).astype(dtype)
+    query: np.ndarray = (7 * rng.standard_normal((9, 24))).astype(dtype)
+    gallery: np.ndarray = (7 * rng.standard_normal((300, 24))).astype(dtype)
     form = ProductForm.of(RetrievalSystem(query, gallery), distance)
     exact = exact_distances(query, gallery, distance)
     assert form.approximate(np.arange(9)) == pytest.approx(exact, rel=1e-4, abs=1e-4)
