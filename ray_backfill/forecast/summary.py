@@ -31,9 +31,9 @@ def limits(estimate: Estimate) -> Limits:
 
 
 def curve(units: Units) -> list[Limits]:
-    """The estimate at each moment."""
-    points = units.value.shape[1]
-    return [limits(units.mean(moment_weights(points, t))) for t in range(points)]
+    """The estimate at each moment; at t = 0 the exact value."""
+    points, start = units.value.shape[1], float(units.start[:, 0].mean())
+    return [Limits(start, start, start), *(limits(units.mean(moment_weights(points, t))) for t in range(1, points))]
 
 
 def area(units: Units, t: Floats) -> Estimate:
