@@ -128,6 +128,7 @@ def find_known(folder: EmbeddingFolder, stored: StoredSample, new: Path | None) 
             raise InputError(f"{folder.path} has no new embeddings; give them with --new FILE (Parquet: id, new)")
         return KnownItems(sample.position, folder.gallery.new[sample.position], random_part(sample))
     table = read_table(new, ("new",), ("new",))
+    _check_new(new, table.new, folder, stored.settings.distance)
     position = positions_of(folder.gallery.id, table.id)
     if (position < 0).any():
         raise InputError(
@@ -142,6 +143,20 @@ def find_known(folder: EmbeddingFolder, stored: StoredSample, new: Path | None) 
     random = np.zeros(len(folder.gallery), np.bool_)
     random[sample.at_random] = True
     return KnownItems(position, table.new, random[position])
+
+
+def _check_new(path: Path, new: FloatArray, folder: EmbeddingFolder, distance: str) -> None:
+    """Raises InputError for vectors of another length than the queries', and for zero vectors under cosine."""
+    assert folder.queries is not None
+    of_queries = folder.queries.new.shape[1]
+    if new.shape[1] != of_queries:
+        have = f"{path} has vectors of {new.shape[1]} dimensions"
+        raise InputError(f"{have}, the queries' new embeddings have {of_queries}; use one model")
+    zero = np.flatnonzero(~new.any(axis=1))
+    if distance == "cosine" and len(zero):
+        raise InputError(
+            f"{path}, column 'new': zero vector in row {zero[0]}, which has no cosine distance; embed it again"
+        )
 
 
 def with_stand_ins(folder: EmbeddingFolder, stored: StoredSample, known: KnownItems, distance: str) -> EmbeddingFolder:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +157,7 @@ def read_sample(path: Path, folder: EmbeddingFolder) -> StoredSample:
     queries, group = (np.array(facts[name], np.int64) for name in ("queries", "group"))
     sample = Sample(position, reason, probability, queries, group, facts["groups"], facts["seed"])
     settings = SampleSettings(facts["seed"], tuple(facts["truth"]), facts["distance"])
-    return StoredSample(replace(sample), settings, of_round)
+    return StoredSample(sample, settings, of_round)
 
 
 def positions_of(ids: Any, wanted: Any) -> IntArray:

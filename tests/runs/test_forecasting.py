@@ -183,7 +183,13 @@ def test_what_cannot_be_done(
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [("missing", "lacks 1 of the 300 items"), ("unknown", "ids that the gallery lacks"), ("other", "belongs to other")],
+    [
+        ("missing", "lacks 1 of the 300 items"),
+        ("unknown", "ids that the gallery lacks"),
+        ("other", "belongs to other"),
+        ("short", "has vectors of 10 dimensions"),
+        ("zero", "zero vector in row 3"),
+    ],
 )
 def test_embeddings_that_do_not_fit(
     folder: Path, tmp_path: Path, change: str, message: str, capsys: pytest.CaptureFixture[str]
@@ -196,6 +202,13 @@ def test_embeddings_that_do_not_fit(
     if change == "unknown":
         ids = ["nobody", *table["id"].to_pylist()[1:]]
         write_parquet(tmp_path / "new.parquet", table.set_column(0, "id", pa.array(ids)))
+    if change in ("short", "zero"):
+        new = np.stack(table["new"].to_pylist()).astype(np.float32)
+        new[3] = 0
+        write_parquet(
+            tmp_path / "new.parquet",
+            table.set_column(1, "new", vector_column(new[:, :10] if change == "short" else new)),
+        )
     if change == "other":
         gallery_ = pq.read_table(folder / "gallery.parquet")
         write_parquet(folder / "gallery.parquet", gallery_.slice(1))

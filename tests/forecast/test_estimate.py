@@ -1,0 +1,71 @@
+"""The interval of an estimate, part by part, beside formulas by hand."""
+
+import numpy as np
+import pytest
+
+from ray_backfill.forecast.estimate import Answers, Units, area_weights, moment_weights
+from ray_backfill.forecast.summary import gain, items_to_halve
+
+ONE = np.ones(1)
+NOTHING = Answers(np.zeros((0, 1)), 0, 1.0)
+
+
+def units(value: np.ndarray, shift: dict[str, float], queries: int = 40, sampled: Answers = NOTHING) -> Units:
+    """Queries 0, 1, ... of ``queries`` are chosen; each is its own group, and all start at 0."""
+    m = len(value)
+    shifts = {name: np.full((m, 1), size) for name, size in shift.items()}
+    return Units(np.zeros((queries, 1)), np.arange(m), np.arange(m), queries, value[:, None], shifts, [sampled] * m)
+
+
+VALUE = np.random.default_rng(0).random(10)
+
+
+def test_variance_of_choosing_queries() -> None:
+    found = units(VALUE, {}).mean(ONE)
+    # Simple random sampling without replacement; residuals are divided by 1 - 1/10, their leverage.
+    assert found.of_queries == pytest.approx(VALUE.var(ddof=1) / 0.9**2 / 10 * (1 - 10 / 40))
+    assert found.value == pytest.approx(VALUE.mean())
+
+
+def test_all_queries_leave_no_error_of_choosing() -> None:
+    assert units(VALUE, {}, queries=10).mean(ONE).of_queries == 0
+
+
+def test_variance_of_choosing_answers() -> None:
+    contribution = np.array([[0.2], [0.4], [0.9]])
+    found = units(VALUE, {}, queries=10, sampled=Answers(contribution, 12, 12.0)).mean(ONE)
+    assert found.of_answers == pytest.approx((1 - 3 / 12) * contribution.var(ddof=1) / 3 / 10)
+
+
+def test_errors_of_one_system_cancel_and_those_of_two_add() -> None:
+    one, same, other = units(VALUE, {"new": 0.03}), units(VALUE, {"new": 0.02}), units(VALUE, {"rm": 0.02})
+    assert one.mean(ONE).of_model == pytest.approx(0.03**2)
+    assert one.plus(same, -1.0).mean(ONE).of_model == pytest.approx(0.01**2)
+    assert one.plus(other, -1.0).mean(ONE).of_model == pytest.approx(0.03**2 + 0.02**2)
+    assert one.mean(ONE).half_width > units(VALUE, {}).mean(ONE).half_width
+
+
+def test_weights_of_areas_and_moments() -> None:
+    t, values = np.array([0.0, 0.5, 1.0]), np.array([1.0, 3.0, 4.0])
+    assert values @ area_weights(t) == pytest.approx(np.trapezoid(values, t))
+    assert values @ moment_weights(3, 1) == 3
+
+
+def test_gain_without_an_error_and_without_an_upgrade() -> None:
+    t, everyone = np.array([0.0, 1.0]), np.arange(10)
+    start = np.zeros((10, 1))
+
+    def exact(end: float) -> Units:
+        value = np.stack([np.zeros(10), np.full(10, end)], axis=1)
+        return Units(start, everyone, everyone, 10, value, {}, [Answers(np.zeros((0, 2)), 0, 1.0)] * 10)
+
+    found = gain(exact(0.4), exact(0.5), t)
+    assert (found.value, found.low, found.high) == pytest.approx((0.4, 0.4, 0.4))
+    assert np.isnan(gain(exact(0.4), exact(-0.1), t).value)
+
+
+def test_items_that_halve_an_interval() -> None:
+    # Only choosing queries errs, 10 of very many groups: four times the sample.
+    found = units(VALUE, {}, queries=1_000_000).mean(ONE)
+    assert items_to_halve(found, 1_000_000, 100, 10**9) == pytest.approx(300, abs=5)
+    assert np.isnan(items_to_halve(units(VALUE, {"new": 5.0}).mean(ONE), 40, 100, 10**9))
