@@ -12,19 +12,20 @@ interval of their difference excludes 0.
 
 import argparse
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.comparison.forecast import Starts, exact_starts, forecast_method, gallery_here
 from ray_backfill.comparison.replay import replay_here
 from ray_backfill.comparison.resolve import Comparison, resolve
 from ray_backfill.distances import ProductForm
-from ray_backfill.forecast import Known, Units, draw_sample
+from ray_backfill.forecast import Units, draw_sample
 from ray_backfill.forecast import summary as numbers
 from ray_backfill.forecast.close import closest_stand_ins
 from ray_backfill.forecast.estimate import moment_weights
@@ -33,8 +34,8 @@ from ray_backfill.forecast.summary import Limits
 from ray_backfill.replay import Curve, replay
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import fit_maps
-from ray_backfill.runs.forecasting import KnownItems, exact_starts, forecast_method, with_stand_ins
-from ray_backfill.runs.sampling import SampleSettings, StoredSample, free_pairs, random_part
+from ray_backfill.runs.known_items import known_items, with_stand_ins
+from ray_backfill.runs.sampling import free_pairs
 from ray_backfill.store import EmbeddingFolder, read_folder, take
 from ray_backfill.systems import GroundTruth, RetrievalSystem
 from ray_backfill.tables.results import NEW
@@ -44,7 +45,6 @@ POINTS = 5
 T = np.linspace(0, 1, POINTS)
 MOMENTS = {"M_0.25": 1, "M_0.5": 2, "M_1": 4}
 Key = tuple[str, str]
-Starts = dict[str, dict[str, NDArray[np.float64]]]
 Found = dict[tuple[str, str, str, str], Limits]
 
 
@@ -63,7 +63,7 @@ def exact_figures(curves: dict[Key, Curve], metrics: list[str]) -> dict[tuple[st
 
 
 def one_sample(
-    comparison: Comparison, whole: EmbeddingFolder, starts: Starts, budget: int, seed: int
+    comparison: Comparison, whole: EmbeddingFolder, starts: Mapping[str, Starts], budget: int, seed: int
 ) -> tuple[Found, dict[Key, Units]]:
     """The figures of one forecast, and the curves of mAP."""
     how = comparison.evaluation
@@ -71,13 +71,13 @@ def one_sample(
     stand_ins = fit_stand_in(*free_pairs(whole), how.distance)(whole.gallery.old)
     form = ProductForm.of(RetrievalSystem(whole.queries.new, stand_ins), how.distance)
     sample = draw_sample(comparison.truth, budget, closest_stand_ins(form, comparison.truth), seed)
-    known = KnownItems(sample.position, whole.gallery.new[sample.position], random_part(sample))
-    stored = StoredSample(sample, SampleSettings(seed), np.ones(len(sample), np.int64))
-    blind = replace(comparison, folder=with_stand_ins(whole, stored, known, how.distance))
-    items = Known(sample.position, known.at_random, sample.queries, sample.group, sample.n_groups)
+    items = known_items(whole, sample, sample.position, whole.gallery.new[sample.position], how.distance)
+    blind = replace(comparison, folder=with_stand_ins(whole, items))
+    gallery = gallery_here(blind)
     units = {
-        m: forecast_method(blind, m, items, known, starts[m.name]).units for m in comparison.methods if m.name != "old"
-    }
+        m: forecast_method(blind, m, items, gallery, starts[m.name]).units
+        for m in comparison.methods if m.name != "old"
+    }  # fmt: skip
     (new,) = next(by for m, by in units.items() if m.name == NEW).values()
     found: Found = {}
     for method, of_order in units.items():

@@ -18,6 +18,7 @@ from ray_backfill.cluster.session import session
 from ray_backfill.comparison.replay import Curves, Serving, Systems, distinct_systems, replay_methods
 from ray_backfill.comparison.resolve import Comparison
 from ray_backfill.errors import InputError
+from ray_backfill.forecast.stand_in import StandInMap
 from ray_backfill.methods import Embeddings, Method, find_methods
 from ray_backfill.models.checkpoints import load_network
 from ray_backfill.replay import Curve, FirstItems
@@ -57,7 +58,7 @@ def replay_in_shards(comparison: Comparison, number: int, device: str = "cpu") -
     """
     with session():
         check_shards(number, device)
-        shards = _RemoteShards(comparison, number, device)
+        shards = RemoteShards(comparison, number, device)
         try:
             shards.read()
             return replay_methods(comparison, shards.make_systems)
@@ -65,19 +66,26 @@ def replay_in_shards(comparison: Comparison, number: int, device: str = "cpu") -
             shards.cancel()
 
 
-class _RemoteShards:
-    """``replay.shard.Shards`` in actors. Copies what it receives, because Ray's object store is read-only."""
+class RemoteShards:
+    """``replay.shard.Shards`` in actors. Copies what it receives, because Ray's object store is read-only.
 
-    def __init__(self, comparison: Comparison, number: int, device: str) -> None:
+    actor: a ``ShardActor``. stand_in: predicts the gallery's new embeddings, which the folder does not have.
+    """
+
+    def __init__(
+        self, comparison: Comparison, number: int, device: str, actor: type["ShardActor"] | None = None,
+        stand_in: StandInMap | None = None,
+    ) -> None:  # fmt: skip
         self.comparison, folder, evaluation = comparison, comparison.folder, comparison.evaluation
         n_gallery = len(folder.gallery)
         self.edges = np.linspace(0, n_gallery, min(number, n_gallery) + 1).astype(int).tolist()
         queries = folder.queries or folder.gallery
-        make = ray.remote(num_cpus=1, num_gpus=0 if device == "cpu" else 1)(_ShardActor)
+        make = ray.remote(num_cpus=1, num_gpus=0 if device == "cpu" else 1)(actor or ShardActor)
+        models = folder.models if stand_in is None else ("old",)
         self.actors = [
             make.remote(
-                (queries.path, 0, len(queries), folder.models), (folder.gallery.path, first, last, folder.models),
-                evaluation.distance, device,
+                (queries.path, 0, len(queries), folder.models), (folder.gallery.path, first, last, models),
+                evaluation.distance, device, stand_in,
             )
             for first, last in pairwise(self.edges)
         ]  # fmt: skip
@@ -85,12 +93,12 @@ class _RemoteShards:
 
     def read(self) -> None:
         """Read the vectors in every shard."""
-        self._answers([actor.read.remote() for actor in self.actors])
+        self.answers([actor.read.remote() for actor in self.actors])
 
     def make_systems(self, methods: Sequence[Method]) -> Serving:
         """Make the systems of some methods in every shard; those that are returned have no vectors."""
         networks = {method.name: self.comparison.maps.folders.get(method.name) for method in methods}
-        found = self._answers([actor.make_systems.remote(networks) for actor in self.actors])
+        found = self.answers([actor.make_systems.remote(networks) for actor in self.actors])
         return Serving(found[0], [None] * len(methods), self.replay, self.find)
 
     def replay(self, served: Sequence[Served]) -> Sequence[Mapping[str, Curve]]:
@@ -111,7 +119,7 @@ class _RemoteShards:
     def _serving(self, prepared: Prepared) -> Iterator[None]:
         """Tell the actors what is asked next, and show the progress of it."""
         sent = ray.put(prepared)
-        self._answers([actor.serve.remote(sent) for actor in self.actors])
+        self.answers([actor.serve.remote(sent) for actor in self.actors])
         with comparisons_bar(prepared, show=True) as report:
             self.report = lambda queries: report(queries * prepared.passes * self.edges[-1])
             yield
@@ -132,9 +140,10 @@ class _RemoteShards:
 
     def _ask(self, question: _Question, *arguments: Any) -> list[Any]:
         sent = ray.put(arguments)  # once for all shards
-        return [_writable(answer) for answer in self._answers([a.answer.remote(question, sent) for a in self.actors])]
+        return [writable(answer) for answer in self.answers([a.answer.remote(question, sent) for a in self.actors])]
 
-    def _answers(self, calls: list[Any]) -> list[Any]:
+    def answers(self, calls: list[Any]) -> list[Any]:
+        """What all actors answer. Raises InputError if a shard died."""
         try:
             return ray.get(calls)
         except ray.exceptions.RayTaskError as error:
@@ -151,11 +160,13 @@ class _RemoteShards:
         return answers
 
 
-class _ShardActor:
+class ShardActor:
     """One shard of the gallery, for all groups of methods one after the other."""
 
-    def __init__(self, queries: _Rows, gallery: _Rows, distance: str, device: str) -> None:
-        self.first, self.distance = gallery[1], distance
+    def __init__(
+        self, queries: _Rows, gallery: _Rows, distance: str, device: str, stand_in: StandInMap | None = None
+    ) -> None:  # fmt: skip
+        self.first, self.distance, self.stand_in = gallery[1], distance, stand_in
         self.torch_device = None if device == "cpu" else device
         self.files = queries, gallery
         self.embeddings: Embeddings | None = None
@@ -164,7 +175,10 @@ class _ShardActor:
 
     def read(self) -> None:
         """Read all queries and the shard's rows of the gallery."""
-        self.embeddings = Embeddings(*(read_vectors(*file) for file in self.files))
+        query, gallery = (read_vectors(*file) for file in self.files)
+        if self.stand_in is not None:
+            gallery |= {"new": self.stand_in(gallery["old"])}
+        self.embeddings = Embeddings(query, gallery)
 
     def make_systems(self, networks: Mapping[str, Path | None]) -> Systems:
         """Make the systems of these methods. networks: method -> folder of its network."""
@@ -180,23 +194,23 @@ class _ShardActor:
         self.shard = GalleryShard(
             make_forms(self.systems, prepared, self.distance),
             self.first,
-            _writable(prepared),
+            writable(prepared),
             torch_device=self.torch_device,
         )
 
     def answer(self, question: _Question, arguments: tuple[Any, ...]) -> Any:
         with full_float32(self.torch_device):
-            return getattr(self.shard, question)(*_writable(arguments))
+            return getattr(self.shard, question)(*writable(arguments))
 
 
-def _writable(value: Any) -> Any:
+def writable(value: Any) -> Any:
     """Plain data with copied arrays, because compiled loops are specialised for writable arrays."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, tuple):
-        return tuple(_writable(part) for part in value)
+        return tuple(writable(part) for part in value)
     if isinstance(value, list):
-        return [_writable(part) for part in value]
+        return [writable(part) for part in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return type(value)(**{field.name: _writable(getattr(value, field.name)) for field in fields(value)})
+        return type(value)(**{field.name: writable(getattr(value, field.name)) for field in fields(value)})
     return value

@@ -15,18 +15,22 @@ Shapes: Q queries, m chosen queries, N gallery items, n sampled items, T moments
 query (its right answers or draws for them), C cells of predicted distance.
 """
 
-from ray_backfill.forecast.chosen import Known
 from ray_backfill.forecast.engine import Forecast, forecast_pair
 from ray_backfill.forecast.estimate import Estimate, Units
 from ray_backfill.forecast.metrics import why_not_forecast
+from ray_backfill.forecast.models import Known, KnownForms
 from ray_backfill.forecast.sample import REASONS, Sample, draw_sample
+from ray_backfill.forecast.slices import Forms, Slices
 
 __all__ = [
     "REASONS",
     "Estimate",
     "Forecast",
+    "Forms",
     "Known",
+    "KnownForms",
     "Sample",
+    "Slices",
     "Units",
     "draw_sample",
     "forecast_pair",

@@ -1,19 +1,27 @@
 """The forecast of one method's curves."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
-from ray_backfill.distances import ProductForm
-from ray_backfill.forecast.calibration import Calibration, Checked, calibrate
-from ray_backfill.forecast.chosen import ChosenQueries, Forms, Known
+from ray_backfill.forecast.calibration import Calibration, Checked
+from ray_backfill.forecast.chosen import ChosenQueries
 from ray_backfill.forecast.estimate import Answers, Units
-from ray_backfill.forecast.expected import mean_factors
 from ray_backfill.forecast.metrics import SumMetric
+from ray_backfill.forecast.models import Known, KnownForms, fit_models
+from ray_backfill.forecast.slices import Forms, LocalSlices, Plan, Slices
 from ray_backfill.progress import Stage
-from ray_backfill.systems import FloatArray, GroundTruth, IntArray, RetrievalSystem, UpgradePair
+from ray_backfill.replay.engine import usable_cpus
+from ray_backfill.systems import GroundTruth, IntArray, Switch
+
+Floats = NDArray[np.float64]
+# Structural error of systems with heads of their own, relative to that of plain ones: heads map stand-ins less well
+# than real embeddings. docs/results/forecast.md: what intervals with it cover.
+_OWN_HEADS = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,50 +34,45 @@ class Forecast:
 
 
 def forecast_pair(
-    pair: UpgradePair, old: RetrievalSystem, known_forward: FloatArray, known: Known, truth: GroundTruth,
-    orders: Mapping[str, IntArray], starts: Mapping[str, NDArray[np.float64]], points: int, distance: str,
-    system: str, bar: Stage | None = None,
+    gallery: Forms | Slices, known: Known, forms: KnownForms, truth: GroundTruth, orders: Mapping[str, IntArray],
+    switch: Switch, starts: Mapping[str, Floats], points: int,
+    system: str, is_plain: bool, bar: Stage | None = None,
 ) -> Forecast:  # fmt: skip
     """Forecast the curves of a method.
 
-    pair: its systems; the forward gallery holds stand-ins for all items. old: {old, old}. known_forward: (n, d) true
-    rows of the forward gallery for the known items. orders: name -> (N,) order. starts: metric -> (Q,) its exact values
-    at t = 0; of queries without right answers they do not count. points: number of moments, evenly spaced. distance:
-    cosine or l2. system: a name of the forward system; methods that share it share the errors of its counts.
-    Cost: 3 products of m queries with the gallery, and O(m N) for each order.
+    gallery: distances to all items, or slices that have them. forms: to the known items. orders: name -> (N,) order.
+    switch: see ``UpgradePair``. starts: metric -> (Q,) its exact values at t = 0; of queries without right answers they
+    do not count. points: number of moments, evenly spaced. system: a name of the forward system; methods that share it
+    share the structural error of its counts. is_plain: whether it is a plain {new, new}.
+    Cost: 3 products of m queries with the gallery, 2 if the backward system is the old one, and O(m N) for each order.
     """
-    forms = Forms(*(ProductForm.of(system, distance) for system in (
-        pair.forward, old, pair.backward, RetrievalSystem(pair.forward.query, known_forward)
-    )))  # fmt: skip
-    chosen = ChosenQueries(forms, known, truth)
-    moment_ON = np.stack([moments_of(order, points) for order in orders.values()])
-    if pair.switch == "at_end":
-        moment_ON[:] = points - 1
-    counted = chosen.count(chosen.fit_others(), chosen.fit_answers(), moment_ON, points, bar)
-    checked = [each.checked for each in counted]
-    calibration = calibrate(checked)
-    metrics = {name: SumMetric.of(name) for name in starts}
-    factors = mean_factors(calibration.variance)
-    found = chosen.measure(counted, metrics, factors)
-    value = np.stack([each.value for each in found])
-    shift = np.stack([each.value for each in chosen.measure(counted, metrics, factors, are_higher=True)]) - value
+    threads = usable_cpus()
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:
+        slices = LocalSlices(gallery, pool, threads) if isinstance(gallery, Forms) else gallery
+        models = fit_models(known, forms, truth)
+        moment_ON = np.stack([moments_of(order, points) for order in orders.values()])
+        if switch == "at_end":
+            moment_ON[:] = points - 1
+        slices.begin(Plan(moment_ON, points, np.sort(known.position), models.others.cells))
+        metrics = {name: SumMetric.of(name) for name in starts}
+        measured = ChosenQueries(known, forms, truth, models, moment_ON, metrics).measure(slices, pool, bar)
+    structure = 1.0 if is_plain else _OWN_HEADS
     scored = np.flatnonzero(np.diff(truth.positive_starts) > 0)
     place = np.searchsorted(scored, known.queries)
+    value = np.stack([each.found.value for each in measured])
+    changes = np.stack([each.found.changes for each in measured])
     units = {
         order: {
             name: Units(
                 starts[name][scored][:, None], place, known.group, known.n_groups, value[:, o, :, r],
-                {system: shift[:, o, :, r]},
-                [
-                    Answers(each.own[o, :, :, r], query.drawn.pool, float(each.largest[r]))
-                    for each, query in zip(found, counted, strict=True)
-                ],
+                changes[:, 1:, o, :, r], {system: structure * changes[:, 0, o, :, r]},
+                [Answers(each.found.own[o, :, :, r], each.pool) for each in measured],
             )
             for r, name in enumerate(metrics)
         }
         for o, order in enumerate(orders)
     }  # fmt: skip
-    return Forecast(units, calibration, checked)
+    return Forecast(units, models.calibration, models.checked)
 
 
 def moments_of(order: IntArray, points: int) -> NDArray[np.int16]:

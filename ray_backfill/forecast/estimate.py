@@ -2,7 +2,7 @@
 
 The metric of a chosen query is an estimate, too: from its sampled right answers, and from expected numbers of closer
 items. Three errors are added: that of choosing queries, that of sampling right answers, and that of the model of other
-items, whose counts are taken to be wrong by ``counts_error``.
+items: that of its sample, by the jackknife, and a structural one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
+
+from ray_backfill.forecast.others import PARTS
 
 Floats = NDArray[np.float64]
 LEVEL = 0.95
@@ -58,21 +60,19 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Sampled right answers of a query: (n, T) what each contributes beyond its expectation, times ``answers``.
-
-    answers: number of right answers from which they are drawn. largest: what the metric's sum is divided by.
+    """Sampled right answers of a query. contribution: (n, T) by how much each one raises the metric, beyond what was
+    expected of it. answers: number of right answers from which they are drawn.
     """
 
     contribution: Floats
     answers: int
-    largest: float
 
     def variance(self, weights: Floats) -> float:
         """Variance of the query's weighted metric by which answers were sampled."""
         number = len(self.contribution)
         if number < 2 or number >= self.answers:
             return 0.0
-        of_one = (self.contribution @ weights).var(ddof=1) * (self.answers / self.largest) ** 2
+        of_one = (self.contribution @ weights).var(ddof=1) * self.answers**2
         return float((1 - number / self.answers) * of_one / number)
 
 
@@ -81,8 +81,9 @@ class Units:
     """A forecast curve: a metric of each chosen query at each moment.
 
     start: (Q, c) what is known of all scored queries: the metric at t = 0. chosen: (m,) indices into these. group:
-    (m,). n_groups: of all queries. value: (m, T). shift: system that serves backfilled items -> (m, T) change if the
-    counts of items in it are wrong by ``counts_error``. sampled: of each chosen query.
+    (m,). n_groups: of all queries. value: (m, T). without: (m, PARTS, T) change if a part of the items is left out on
+    which the model of other items is fitted. shift: system that serves backfilled items -> (m, T) change by the
+    structural error of its counts. sampled: of each chosen query.
     """
 
     start: Floats
@@ -90,6 +91,7 @@ class Units:
     group: NDArray[np.int64]
     n_groups: int
     value: Floats
+    without: Floats
     shift: Mapping[str, Floats]
     sampled: Sequence[Answers]
 
@@ -112,8 +114,9 @@ class Units:
         deviations = np.bincount(of, np.sqrt([each.variance(weights) for each in self.sampled]))
         of_answers = share * float(deviations @ deviations) / len(y) ** 2
         value = float(y.mean() + (self.start.mean(axis=0) - own.mean(axis=0)) @ slope)
-        # Counts of two systems are wrong independently of each other.
-        of_model = sum(float((shift @ weights).mean()) ** 2 for shift in self.shift.values())
+        of_model = jackknife((self.without @ weights).mean(axis=0))
+        # Structural errors of two systems are independent of each other; the jackknife leaves out the same items.
+        of_model += sum(float((shift @ weights).mean()) ** 2 for shift in self.shift.values())
         return Estimate(value, of_queries, of_answers, of_model, groups - 1 - self.start.shape[1], groups)
 
     def plus(self, other: "Units", factor: float = 1.0) -> "Units":
@@ -128,20 +131,29 @@ class Units:
             system: self.shift.get(system, nothing) + factor * other.shift.get(system, nothing)
             for system in {**self.shift, **other.shift}
         }
-        return replace(self, start=start, value=value, shift=shift, sampled=sampled)
+        without = self.without + factor * other.without
+        return replace(self, start=start, value=value, without=without, shift=shift, sampled=sampled)
 
     def weighted(self, weights: Floats) -> "Units":
         """A curve of one moment: the sum of this one with (T,) weights."""
         sampled = [replace(each, contribution=each.contribution @ weights[:, None]) for each in self.sampled]
         shift = {system: each @ weights[:, None] for system, each in self.shift.items()}
-        return replace(self, value=self.value @ weights[:, None], shift=shift, sampled=sampled)
+        value, without = (each @ weights[:, None] for each in (self.value, self.without))
+        return replace(self, value=value, without=without, shift=shift, sampled=sampled)
+
+
+def jackknife(changes: Floats) -> float:
+    """Variance of an estimate that changes by these numbers if one of the parts of its data is left out."""
+    parts = len(changes)
+    return float((parts - 1) / parts * (changes @ changes))
 
 
 def exact_units(value: Floats) -> Units:
     """A curve that is known exactly. value: (Q, T) of all scored queries."""
     everyone = np.arange(len(value))
-    nothing = [Answers(np.zeros((0, value.shape[1])), 0, 1.0)] * len(value)
-    return Units(value[:, :1], everyone, everyone, len(value), value, {}, nothing)
+    nothing = [Answers(np.zeros((0, value.shape[1])), 0)] * len(value)
+    without = np.zeros((len(value), PARTS, value.shape[1]))
+    return Units(value[:, :1], everyone, everyone, len(value), value, without, {}, nothing)
 
 
 def area_weights(t: Floats) -> Floats:

@@ -1,8 +1,7 @@
 """Expected values of metrics, if the number of closer items has a known part and a random one.
 
-The random part is Poisson around a mean that varies between queries by a gamma distribution of mean 1: counts of
-similar items come in clusters. A metric is an average of values at single counts, never the value at the average count:
-1 / rank is convex.
+The random part is negative binomial: counts of similar items come in clumps. A metric is an average of values at single
+counts, never the value at the average count: 1 / rank is convex.
 """
 
 import math
@@ -10,15 +9,18 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import gamma
+from scipy.special import ndtri
 
+from ray_backfill.forecast.counts import Counts
 from ray_backfill.kernels import Array, kernel
 
 Floats = NDArray[np.float64]
-# Largest variance -> support points of the gamma distribution that are enough for it.
-_POINTS = {1e-4: 1, 0.05: 3, 0.3: 8, math.inf: 16}
-# Poisson means from which on approximations are used.
-_MANY = 25.0
+# Standard deviation of the rank, relative to it, below which a Taylor series of second order is enough.
+_NARROW = 0.1
+# Above this mean, and below this variance of the ratio to it, a count without a cut is as good as a gamma variable.
+_MANY, _MOST_VARIANCE = 40.0, 0.33
+# Quantiles of the normal distribution in the middle of equally likely parts.
+_QUANTILES = ndtri((np.arange(32) + 0.5) / 32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,55 +29,63 @@ class Entries:
 
     after, before: (K,) distances after and before the backfill, as indices into the thresholds of the counts.
     moment: (O, K) when they are backfilled. rank_share: how many answers an entry stands for where it precedes others.
-    share: (R, K) how much it counts in each metric. answer: entries of one answer do not precede each other. sampled:
-    index of the sampled answer, to whose contribution the entry belongs, or -1. sign: +1 or the share of a draw that
-    is subtracted.
+    gain: (R, K) what it counts in each metric, once. share: (R, K) the same for all answers that it stands for.
+    answer: entries of one answer do not precede each other. sampled: index of the sampled answer, to whose contribution
+    the entry belongs, or -1. sign: +1 or the share of a draw that is subtracted.
     """
 
     after: NDArray[np.int64]
     before: NDArray[np.int64]
     moment: NDArray[np.int64]
     rank_share: Floats
+    gain: Floats
     share: Floats
     answer: NDArray[np.int64]
     sampled: NDArray[np.int64]
     sign: Floats
 
 
-def mean_factors(variance: float) -> Floats:
-    """Means of equally likely parts of the gamma distribution with mean 1 and this variance."""
-    points = next(number for largest, number in _POINTS.items() if variance <= largest)
-    if points == 1:
-        return np.ones(1)
-    shape = 1 / variance
-    edges = gamma.ppf(np.arange(1, points) / points, shape, scale=variance)
-    return np.asarray(np.diff(np.concatenate([[0], gamma.cdf(edges, shape + 1, scale=variance), [1]])) * points)
+@dataclass(frozen=True, eq=False)
+class Expectation:
+    """Expected metrics of a query. value: (O, T, R).
+
+    own: (O, n, T, R) by how much each of n sampled answers raises it: what it contributes, and what others contribute
+    because it precedes them, beyond the same of the draws for it.
+    changes: (1 + PARTS, O, T, R) by how much it changes with ``Counts.changes``.
+    """
+
+    value: Floats
+    own: Floats
+    changes: Floats
 
 
 def expect(
-    entries: Entries, known: NDArray[np.int64], expected: Floats, kinds: NDArray[np.int64], cuts: NDArray[np.int64],
-    factors: Floats, n_sampled: int,
-) -> tuple[Floats, Floats]:  # fmt: skip
-    """The (O, T, R) expected sums over right answers, and what each sampled answer contributes, (O, n, T, R).
+    entries: Entries, counts: Counts, kinds: NDArray[np.int64], cuts: NDArray[np.int64], variance: float, n_sampled: int
+) -> Expectation:  # fmt: skip
+    """The expected sums over right answers. variance: of counts relative to their means, see ``Calibration``.
 
-    known, expected: (O, M, T) closer items. Cost: O T K (K + R counts).
+    Cost: O T K (K + R counts).
     """
-    orders, _, points = known.shape
-    sums = np.zeros((orders, points, len(kinds)))
+    orders, _, points = counts.known.shape
+    value = np.zeros((orders, points, len(kinds)))
     own = np.zeros((orders, n_sampled, points, len(kinds)))
+    changes = np.zeros((orders, len(counts.changes), points, len(kinds)))
     for o in range(orders):
         _expect(
-            entries.after, entries.before, entries.moment[o], entries.rank_share, entries.share, entries.answer,
-            entries.sampled, entries.sign, known[o], expected[o], kinds, cuts, factors, sums[o], own[o],
+            entries.after, entries.before, entries.moment[o], entries.rank_share, entries.gain, entries.share,
+            entries.answer, entries.sampled, entries.sign, counts.known[o], counts.expected[o], counts.changes[:, o],
+            kinds, cuts, variance, value[o], own[o], changes[o],
         )  # fmt: skip
-    return sums, own
+    return Expectation(value, own, changes.swapaxes(0, 1))
 
 
 @kernel
 def _expect(
-    after: Array, before: Array, moment: Array, rank_share: Array, share: Array, answer: Array, sampled: Array,
-    sign: Array, known: Array, expected: Array, kinds: Array, cuts: Array, factors: Array, sums: Array, own: Array,
+    after: Array, before: Array, moment: Array, rank_share: Array, gain: Array, share: Array, answer: Array,
+    sampled: Array, sign: Array, known: Array, expected: Array, changes: Array, kinds: Array, cuts: Array,
+    variance: float, sums: Array, own: Array, changed: Array,
 ) -> None:  # fmt: skip
+    behind = np.zeros((len(after), len(kinds)))  # change of an entry's contribution if one more answer precedes it
     for t in range(len(sums)):
         place = np.where(moment <= t, after, before)
         for k in range(len(after)):
@@ -83,37 +93,57 @@ def _expect(
             for other in range(len(after)):
                 if answer[other] != answer[k] and place[other] < place[k]:
                     preceding += rank_share[other]
-            first = 1.0 + preceding + known[place[k], t]
+            closer, mean = known[place[k], t], expected[place[k], t]
             for r in range(len(kinds)):
-                value = 0.0
-                for factor in factors:
-                    value += _value(kinds[r], cuts[r], first, expected[place[k], t] * factor)
-                value /= len(factors)
-                if kinds[r] == 0:
-                    value *= 1.0 + preceding
+                value = _of_entry(kinds[r], cuts[r], preceding, closer, mean, variance)
                 sums[t, r] += share[r, k] * value
+                one_more = _of_entry(kinds[r], cuts[r], preceding + 1.0, closer, mean, variance)
+                behind[k, r] = share[r, k] * (one_more - value)
                 if sampled[k] >= 0:
-                    own[sampled[k], t, r] += sign[k] * value
+                    own[sampled[k], t, r] += sign[k] * gain[r, k] * value
+                if mean > 0:
+                    step = 0.1 * mean
+                    higher = _of_entry(kinds[r], cuts[r], preceding, closer, mean + step, variance)
+                    slope = share[r, k] * (higher - value) / step
+                    for j in range(len(changes)):
+                        changed[j, t, r] += slope * changes[j, place[k], t]
+        for k in range(len(after)):
+            if sampled[k] >= 0:
+                for other in range(len(after)):
+                    if answer[other] != answer[k] and place[other] > place[k]:
+                        for r in range(len(kinds)):
+                            own[sampled[k], t, r] += sign[k] * behind[other, r]
 
 
 @kernel
-def _value(kind: int, cut: int, first: float, mean: float) -> float:
-    """Expected value of a right answer at rank ``first`` plus a Poisson count."""
-    if mean > _MANY:
-        room = math.floor(cut - first) + 1.0
-        if room <= 0:
-            return 0.0
-        # P(count < room), by Wilson and Hilferty (1931).
-        spread = 1.0 / (9.0 * room)
-        reached = 0.5 * math.erfc(-(1.0 - spread - (mean / room) ** (1.0 / 3.0)) / math.sqrt(2.0 * spread))
-        rank = first + mean
-        return reached * (_at(kind, rank) * (1.0 + mean / (rank * rank)) if kind == 0 else _at(kind, rank))
-    total, chance = 0.0, math.exp(-mean)
-    for more in range(int(mean + 8.0 * math.sqrt(mean) + 12.0)):
+def _of_entry(kind: int, cut: int, preceding: float, closer: float, mean: float, variance: float) -> float:
+    """Expected contribution of a right answer: ``preceding`` other ones and ``closer`` known items precede it."""
+    value = _value(kind, cut, 1.0 + preceding + closer, mean, variance)
+    return value * (1.0 + preceding) if kind == 0 else value
+
+
+@kernel
+def _value(kind: int, cut: int, first: float, mean: float, variance: float) -> float:
+    """Expected value of a right answer at rank ``first`` plus a negative binomial count."""
+    if mean == 0.0:
+        return _at(kind, first) if first <= cut else 0.0
+    clumping = max(variance * mean, 1e-6)
+    rank, deviation = first + mean, math.sqrt(mean * (1.0 + clumping))
+    if rank + 8.0 * deviation <= cut and deviation < _NARROW * rank:
+        return _at(kind, rank) * (1.0 + (deviation / rank) ** 2) if kind == 0 else _at(kind, rank)
+    total = 0.0
+    if mean > _MANY and variance < _MOST_VARIANCE and rank + 8.0 * deviation <= cut:
+        # Wilson and Hilferty (1931): the cube root of a gamma variable is about normal.
+        spread = deviation / mean / 3.0
+        for quantile in _QUANTILES:
+            total += _at(kind, first + mean * (1.0 - spread * spread + spread * quantile) ** 3)
+        return total / len(_QUANTILES)
+    chance = math.exp(-mean * math.log1p(clumping) / clumping)
+    for more in range(int(mean + 8.0 * deviation + 12.0 * (1.0 + clumping))):
         if first + more > cut:
             break
         total += chance * _at(kind, first + more)
-        chance *= mean / (more + 1)
+        chance *= (mean + more * clumping) / ((more + 1) * (1.0 + clumping))
     return total
 
 

@@ -1,8 +1,9 @@
 """Distances of items that are no right answers, predicted from those of their stand-ins.
 
 A regression on the stand-in's distance, the old distance and their product predicts the distance; what remains is the
-empirical distribution of the residuals at similar predictions. The items of all queries that were drawn at random make
-the pairs from which it is fitted; items that were taken because they are close would bias it.
+empirical distribution of the residuals at similar predictions. Pairs of a query and an item that was drawn at random
+are what it is fitted on; items that were taken because they are close would bias it. How far the distribution may be
+off is estimated by the jackknife: items are divided into ``PARTS``, and each part is left out in turn.
 """
 
 from dataclasses import dataclass
@@ -14,75 +15,115 @@ from ray_backfill.kernels import Array, kernel
 
 # Cells of predicted distance, of equal width.
 CELLS = 256
+# Parts of the items for the jackknife.
+PARTS = 8
 # Least number of pairs from which residuals are taken; cells with fewer share those of their neighbours.
 _FEWEST = 150
+# Points at which the distribution of residuals is kept; between them it is linear.
+_GRID = 2048
 
+Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
-class OtherItems:
-    """The fitted model. coefficients: (4,) of constant, stand-in's distance, old distance, product.
-
-    low, width: predictions are in cell (prediction - low) / width. bin_C: (CELLS,) bin of residuals of each cell.
-    residuals: of all bins, ascending within each. starts: of the bins.
+class Cells:
+    """How items are divided by their predicted distances. coefficients: (4,) of constant, stand-in's distance, old
+    distance, product. low, width: predictions are in cell (prediction - low) / width.
     """
 
     coefficients: Floats32
     low: float
     width: float
-    bin_C: NDArray[np.int64]
-    residuals: Floats32
-    starts: NDArray[np.int64]
 
-    def cumulative(self, thresholds: Floats32) -> NDArray[np.float64]:
-        """(CELLS, M) probability that an item of a cell is closer than each threshold. Cost: CELLS M log(pairs)."""
-        out = np.empty((CELLS, len(thresholds)))
-        _cumulative(self.low, self.width, self.bin_C, self.residuals, self.starts, thresholds, out)
+    def predict(self, stand_in: Floats32, old: Floats32) -> Floats:
+        """Predicted distances; shapes as given."""
+        a, b, c, d = self.coefficients.astype(np.float64)
+        return np.asarray(a + b * stand_in + c * old + d * stand_in * old)
+
+    def of(self, predicted: Floats) -> NDArray[np.int64]:
+        """The cell of each prediction."""
+        return np.clip(((predicted - self.low) / self.width).astype(np.int64), 0, CELLS - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class OtherItems:
+    """The fitted model. bin_C: (CELLS,) bin of residuals of each cell. below: (PARTS, bins, _GRID + 1) weight of a
+    part's residuals below each point of a grid, which starts at ``first`` and has steps of ``step``.
+    """
+
+    cells: Cells
+    bin_C: NDArray[np.int64]
+    below: Floats
+    first: float
+    step: float
+
+    def cumulative(self, thresholds: Floats32) -> Floats:
+        """(1 + PARTS, CELLS, M) probability that an item of a cell is closer than a threshold, and without each part.
+
+        Cost: PARTS CELLS M.
+        """
+        out = np.empty((1 + PARTS, CELLS, len(thresholds)))
+        cells = self.cells
+        _cumulative(cells.low, cells.width, self.bin_C, self.below, self.first, self.step, thresholds, out)
         return out
 
 
 @kernel
-def _cumulative(low: float, width: float, bins: Array, residuals: Array, starts: Array, at: Array, out: Array) -> None:
-    for c in range(len(bins)):
-        own = residuals[starts[bins[c]] : starts[bins[c] + 1]]
-        centre = low + (c + 0.5) * width
-        for j in range(len(at)):
-            out[c, j] = np.searchsorted(own, at[j] - centre) / len(own)
-
-
-@kernel
-def find_cells(
-    stand_in: Array, old: Array, coefficients: Array, low: float, width: float, cells: Array
+def _cumulative(
+    low: float, width: float, bins: Array, below: Array, first: float, step: float, at: Array, out: Array
 ) -> None:  # fmt: skip
-    """Write the cell of each item of one query. stand_in, old: (N,) distances. cells: (N,) int16."""
-    a, b, c, d = coefficients
-    last = CELLS - 1
-    for i in range(len(cells)):
-        predicted = a + b * stand_in[i] + c * old[i] + d * stand_in[i] * old[i]
-        cells[i] = min(max(int((predicted - low) / width), 0), last)
+    grid = below.shape[2] - 1
+    for c in range(len(bins)):
+        whole = below[:, bins[c], grid].sum()
+        for j in range(len(at)):
+            place = (at[j] - (low + (c + 0.5) * width) - first) / step
+            place = min(max(place, 0.0), grid - 1e-9)
+            point = int(place)
+            rest = place - point
+            total = 0.0
+            for part in range(len(below)):
+                here = below[part, bins[c], point] * (1 - rest) + below[part, bins[c], point + 1] * rest
+                out[1 + part, c, j] = here
+                total += here
+            out[0, c, j] = total / whole
+            for part in range(len(below)):
+                others = whole - below[part, bins[c], grid]
+                out[1 + part, c, j] = (total - out[1 + part, c, j]) / others if others > 0 else out[0, c, j]
 
 
-def fit_others(stand_in: Floats32, old: Floats32, true: Floats32) -> OtherItems:
+def fit_others(
+    stand_in: Floats32, old: Floats32, true: Floats32, weight: Floats, part: NDArray[np.int64]
+) -> OtherItems:  # fmt: skip
     """Fit the model on pairs of a query and an item that is not its right answer.
 
-    stand_in, old, true: (pairs,) distances of the item's stand-in, in the old model, and by its new embedding.
+    stand_in, old, true: (pairs,) distances of the item's stand-in, in the old model, and by its new embedding. weight:
+    (pairs,) for how many items each one stands. part: (pairs,) of the item, for the jackknife.
     """
+    cells = _fit_cells(stand_in, old, true, weight)
+    predicted = cells.predict(stand_in, old)
+    cell = cells.of(predicted)
+    bin_C = _bins(np.bincount(cell, minlength=CELLS))
+    residual = true - predicted
+    first, last = float(residual.min()) - 1e-6, float(residual.max()) + 1e-6
+    step = (last - first) / _GRID
+    bins = int(bin_C.max()) + 1
+    # A residual is below the point that follows it.
+    place = (part * bins + bin_C[cell]) * (_GRID + 1) + ((residual - first) / step).astype(np.int64) + 1
+    mass = np.bincount(place, weight, PARTS * bins * (_GRID + 1)).reshape(PARTS, bins, _GRID + 1)
+    return OtherItems(cells, bin_C, np.cumsum(mass, axis=2), first, step)
+
+
+def _fit_cells(stand_in: Floats32, old: Floats32, true: Floats32, weight: Floats) -> Cells:
     # Close pairs decide which right answers are overtaken.
-    weight = np.exp(-np.clip((stand_in - stand_in.mean()) / (stand_in.std() + 1e-12), -5, 1)).astype(np.float64)
+    weight = weight * np.exp(-np.clip((stand_in - stand_in.mean()) / (stand_in.std() + 1e-12), -5, 1))
     x = np.stack([np.ones_like(stand_in), stand_in, old, stand_in * old], axis=1).astype(np.float64)
     moments = (x * weight[:, None]).T @ x
     moments[np.diag_indices(4)] += 1e-9 * np.trace(moments)
     coefficients = np.linalg.solve(moments, (x * weight[:, None]).T @ true).astype(np.float32)
-    predicted = (x @ coefficients).astype(np.float32)
+    predicted = Cells(coefficients, 0.0, 1.0).predict(stand_in, old)
     low, high = float(predicted.min()) - 1e-4, float(predicted.max()) + 1e-4
-    width = (high - low) / CELLS
-    cells = np.clip(((predicted - low) / width).astype(np.int64), 0, CELLS - 1)
-    bin_C = _bins(np.bincount(cells, minlength=CELLS))
-    of_pair, residuals = bin_C[cells], true - predicted
-    sorted_ = np.lexsort((residuals, of_pair))
-    starts = np.concatenate([[0], np.cumsum(np.bincount(of_pair))])
-    return OtherItems(coefficients, low, width, bin_C, residuals[sorted_].astype(np.float32), starts)
+    return Cells(coefficients, low, (high - low) / CELLS)
 
 
 def _bins(pairs_C: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -18,9 +18,9 @@ from ray_backfill.systems import GroundTruth, IntArray
 PILOT, ANSWER, CLOSE = 0, 1, 2
 REASONS = ("pilot", "right answer", "close")
 # Shares of the budget.
-_PILOT_SHARE, _ANSWER_SHARE = 0.3, 0.5
+_PILOT_SHARE, _ANSWER_SHARE = 0.2, 0.6
 # Right answers of a query that are embedded, at least: fewer say too little about the others.
-PER_QUERY = 5
+PER_QUERY = 3
 # Streams of random numbers.
 _PILOT_STREAM, _GROUP_STREAM, _ANSWER_STREAM = range(3)
 
@@ -52,6 +52,11 @@ class Sample:
     def at_random(self) -> IntArray:
         """Positions of the items that were drawn at random, not because they are close."""
         return self.position[self.reason != CLOSE]
+
+    @property
+    def weight(self) -> NDArray[np.float64]:
+        """(n,) for how many items of the gallery each one stands; 0: it was not drawn at random."""
+        return np.where(self.reason == CLOSE, 0.0, 1 / self.probability)
 
 
 def groups_of(truth: GroundTruth) -> list[IntArray]:
@@ -108,8 +113,8 @@ def _pilot_of(size: int, number: int, seed: int) -> IntArray:
 
 def _draw_answers(
     truth: GroundTruth, groups: list[IntArray], order: IntArray, taken_N: NDArray[np.bool_], budget: int, seed: int
-) -> tuple[IntArray, int, int]:
-    """Right answers that are not in the pilot, how many each group has, and the number of groups that have them.
+) -> tuple[IntArray, float, int]:
+    """Right answers that are not in the pilot, how many a group has on average, and the number of groups with them.
 
     If there is budget for every group, each gets more answers.
     """
@@ -125,7 +130,7 @@ def _draw_answers(
             fresh = shuffled[g][first:per_query]
             fresh = fresh[~taken_N[fresh]]
             if spent + len(fresh) > budget:
-                return _joined(found), max(PER_QUERY, first), number
+                return _joined(found), first + place / len(groups) if first else PER_QUERY, number
             taken_N[fresh] = True
             spent += len(fresh)
             found.append(fresh)
@@ -139,7 +144,7 @@ def _joined(parts: list[IntArray]) -> IntArray:
 
 
 def _probabilities(
-    truth: GroundTruth, groups: list[IntArray], of_pilot: float, per_query: int, of_group: float
+    truth: GroundTruth, groups: list[IntArray], of_pilot: float, per_query: float, of_group: float
 ) -> NDArray[np.float64]:
     """(N,) probability that an item is drawn, for the pilot or as a right answer of a chosen group."""
     missed_N = np.full(truth.n_gallery, 1 - of_pilot)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_backfill.store import room_for
 from ray_backfill.systems import FloatArray
 
 # Ridge penalty, relative to the mean variance of a dimension.
@@ -22,7 +23,7 @@ class StandInMap:
 
     def __call__(self, old: FloatArray) -> NDArray[np.float32]:
         """(N, d_old) -> (N, d_new) float32. Cost: 2 N d_old d_new."""
-        out = np.empty((len(old), self.weights.shape[1]), np.float32)
+        out = room_for(len(old), self.weights.shape[1], np.float32)
         for first in range(0, len(old), _ROWS):
             rows = old[first : first + _ROWS].astype(np.float32)
             mapped = (_unit(rows) if self.length else rows) @ self.weights[:-1] + self.weights[-1]

@@ -14,7 +14,6 @@ from ray_backfill.distances import ProductForm
 from ray_backfill.errors import InputError
 from ray_backfill.forecast import REASONS, Sample, draw_sample
 from ray_backfill.forecast.close import closest_stand_ins
-from ray_backfill.forecast.sample import CLOSE
 from ray_backfill.forecast.stand_in import fit_stand_in
 from ray_backfill.progress import step
 from ray_backfill.store import EmbeddingFolder, read_folder, write_parquet
@@ -176,11 +175,6 @@ def counts_in_words(stored: StoredSample) -> str:
         f"{count:,} {name}" for count, name in zip(counts, ("pilot", "right answers", "close"), strict=True)
     )
     return f"{len(sample):,} items ({kinds}) for {len(sample.queries):,} queries"
-
-
-def random_part(sample: Sample) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """(n,) whether an item was drawn at random."""
-    return np.asarray(sample.reason != CLOSE)
 
 
 def _advised(folder: EmbeddingFolder) -> int:

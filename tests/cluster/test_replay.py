@@ -108,7 +108,7 @@ def test_what_goes_wrong_in_a_shard_is_one_line(ray_session: None, tmp_path: Pat
         replay_in_shards(replace(comparison, folder=moved), 2)
     # A process that ends stands for the kernel ending it for want of memory.
     with (
-        patch("ray_backfill.cluster.replay._ShardActor.make_systems", lambda self, networks: os._exit(1)),
+        patch("ray_backfill.cluster.replay.ShardActor.make_systems", lambda self, networks: os._exit(1)),
         pytest.raises(InputError, match=r"a gallery shard died, .* more --shards$"),
     ):
         replay_in_shards(comparison, 2)

@@ -3,18 +3,27 @@
 import numpy as np
 import pytest
 
-from ray_backfill.forecast.estimate import Answers, Units, area_weights, moment_weights
+from ray_backfill.forecast.estimate import Answers, Units, area_weights, jackknife, moment_weights
+from ray_backfill.forecast.others import PARTS
 from ray_backfill.forecast.summary import gain, items_to_halve
 
 ONE = np.ones(1)
-NOTHING = Answers(np.zeros((0, 1)), 0, 1.0)
+NOTHING = Answers(np.zeros((0, 1)), 0)
 
 
-def units(value: np.ndarray, shift: dict[str, float], queries: int = 40, sampled: Answers = NOTHING) -> Units:
-    """Queries 0, 1, ... of ``queries`` are chosen; each is its own group, and all start at 0."""
+def units(
+    value: np.ndarray, shift: dict[str, float], queries: int = 40, sampled: Answers = NOTHING, part: float = 0.0
+) -> Units:
+    """Queries 0, 1, ... of ``queries`` are chosen; each is its own group, and all start at 0.
+
+    part: change if the first part of the items is left out.
+    """
     m = len(value)
     shifts = {name: np.full((m, 1), size) for name, size in shift.items()}
-    return Units(np.zeros((queries, 1)), np.arange(m), np.arange(m), queries, value[:, None], shifts, [sampled] * m)
+    without = np.zeros((m, PARTS, 1))
+    without[:, 0] = part
+    start, chosen = np.zeros((queries, 1)), np.arange(m)
+    return Units(start, chosen, chosen, queries, value[:, None], without, shifts, [sampled] * m)
 
 
 VALUE = np.random.default_rng(0).random(10)
@@ -33,8 +42,8 @@ def test_all_queries_leave_no_error_of_choosing() -> None:
 
 def test_variance_of_choosing_answers() -> None:
     contribution = np.array([[0.2], [0.4], [0.9]])
-    found = units(VALUE, {}, queries=10, sampled=Answers(contribution, 12, 12.0)).mean(ONE)
-    assert found.of_answers == pytest.approx((1 - 3 / 12) * contribution.var(ddof=1) / 3 / 10)
+    found = units(VALUE, {}, queries=10, sampled=Answers(contribution, 12)).mean(ONE)
+    assert found.of_answers == pytest.approx((1 - 3 / 12) * contribution.var(ddof=1) / 3 / 10 * 12**2)
 
 
 def test_errors_of_one_system_cancel_and_those_of_two_add() -> None:
@@ -43,6 +52,17 @@ def test_errors_of_one_system_cancel_and_those_of_two_add() -> None:
     assert one.plus(same, -1.0).mean(ONE).of_model == pytest.approx(0.01**2)
     assert one.plus(other, -1.0).mean(ONE).of_model == pytest.approx(0.03**2 + 0.02**2)
     assert one.mean(ONE).half_width > units(VALUE, {}).mean(ONE).half_width
+
+
+def test_the_jackknife() -> None:
+    rng = np.random.default_rng(1)
+    parts = rng.standard_normal((PARTS, 50))
+    without = np.array([np.delete(parts, i, axis=0).mean() - parts.mean() for i in range(PARTS)])
+    # Of a mean over equal parts, it is the variance of the mean of their means.
+    assert jackknife(without) == pytest.approx(parts.mean(axis=1).var(ddof=1) / PARTS)
+    one, other = units(VALUE, {}, part=0.03), units(VALUE, {}, part=0.01)
+    assert one.mean(ONE).of_model == pytest.approx((PARTS - 1) / PARTS * 0.03**2)
+    assert one.plus(other, -1.0).mean(ONE).of_model == pytest.approx((PARTS - 1) / PARTS * 0.02**2)
 
 
 def test_weights_of_areas_and_moments() -> None:
@@ -57,7 +77,9 @@ def test_gain_without_an_error_and_without_an_upgrade() -> None:
 
     def exact(end: float) -> Units:
         value = np.stack([np.zeros(10), np.full(10, end)], axis=1)
-        return Units(start, everyone, everyone, 10, value, {}, [Answers(np.zeros((0, 2)), 0, 1.0)] * 10)
+        return Units(
+            start, everyone, everyone, 10, value, np.zeros((10, PARTS, 2)), {}, [Answers(np.zeros((0, 2)), 0)] * 10
+        )
 
     found = gain(exact(0.4), exact(0.5), t)
     assert (found.value, found.low, found.high) == pytest.approx((0.4, 0.4, 0.4))

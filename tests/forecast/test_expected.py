@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import nbinom, poisson
 
-from ray_backfill.forecast.expected import Entries, expect, mean_factors
+from ray_backfill.forecast.counts import Counts
+from ray_backfill.forecast.expected import Entries, Expectation, expect
 
 KINDS = np.array([0, 0, 1, 2])
 CUTS = np.array([1 << 40, 20, 20, 20])
@@ -16,13 +17,20 @@ def discounts(rank: np.ndarray) -> np.ndarray:
     return np.stack([1 / rank, kept / rank, kept.astype(float), kept / np.log2(1 + rank)])
 
 
-def one_answer(known: int, mean: float, factors: np.ndarray) -> np.ndarray:
+def found(entries: Entries, known: list[int], mean: list[float], variance: float, changes: float = 0.0) -> Expectation:
+    """known, mean: of each threshold."""
+    expected = np.array(mean)[None, :, None]
+    counts = Counts(np.arange(len(mean), dtype=np.float32), np.array(known)[None, :, None], expected,
+                    np.full((1, 1, len(mean), 1), changes))  # fmt: skip
+    return expect(entries, counts, KINDS, CUTS, variance, 1)
+
+
+def one_answer(known: int, mean: float, variance: float) -> np.ndarray:
     """One right answer with this many known closer items, and a random number more."""
-    one = np.ones(1)
-    entries = Entries(NONE, NONE, NONE[None], one, np.ones((4, 1)), NONE, NONE, one)
-    value, own = expect(entries, np.array([[[known]]]), np.array([[[mean]]]), KINDS, CUTS, factors, 1)
-    assert np.allclose(own[0, 0, 0], value[0, 0])
-    return value[0, 0]
+    one, ones = np.ones(1), np.ones((4, 1))
+    of = found(Entries(NONE, NONE, NONE[None], one, ones, ones, NONE, NONE, one), [known], [mean], variance)
+    assert np.allclose(of.own[0, 0, 0], of.value[0, 0])
+    return of.value[0, 0]
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.3, 4.0, 19.0, 30.0, 55.0, 300.0])
@@ -30,15 +38,31 @@ def one_answer(known: int, mean: float, factors: np.ndarray) -> np.ndarray:
 def test_poisson(known: int, mean: float) -> None:
     more = np.arange(2000)
     true = discounts(1.0 + known + more) @ poisson.pmf(more, mean) if mean else discounts(np.array([1.0 + known]))[:, 0]
-    assert one_answer(known, mean, np.ones(1)) == pytest.approx(true, abs=0.002)
+    assert one_answer(known, mean, 0.0) == pytest.approx(true, abs=2e-4, rel=2e-3)
 
 
 @pytest.mark.parametrize("variance", [0.03, 0.1, 0.5, 2.0])
-@pytest.mark.parametrize("mean", [0.5, 5.0, 30.0])
-def test_varying_mean(mean: float, variance: float) -> None:
-    factors = mean_factors(variance)
-    assert factors.mean() == pytest.approx(1)
-    more = np.arange(5000)
+@pytest.mark.parametrize("mean", [0.5, 5.0, 30.0, 400.0])
+def test_negative_binomial(mean: float, variance: float) -> None:
+    more = np.arange(20_000)
     shape = 1 / variance
     true = discounts(1.0 + more) @ nbinom.pmf(more, shape, shape / (shape + mean))
-    assert one_answer(0, mean, factors) == pytest.approx(true, abs=0.015)
+    assert one_answer(0, mean, variance) == pytest.approx(true, abs=2e-4, rel=5e-3)
+
+
+def test_an_answer_raises_the_metric_by_itself_and_by_preceding_another() -> None:
+    places, first = np.array([0, 1]), np.array([0, -1])
+    ones, both = np.ones(2), np.ones((4, 2))
+    entries = Entries(places, places, np.zeros((1, 2), np.int64), ones, both, both, places, first, ones)
+    own = found(entries, [2, 4], [0.0, 0.0], 0.0).own[0, 0, 0]
+    # It is third; the other one is sixth with it, and fifth without it. Precision of a third answer there is 3 / 7.
+    assert own[0] == pytest.approx(1 / 3 + (3 / 7 - 2 / 6))
+    assert own[2] == pytest.approx(1)
+
+
+def test_a_change_of_counts() -> None:
+    one, ones = np.ones(1), np.ones((4, 1))
+    entries = Entries(NONE, NONE, NONE[None], one, ones, ones, NONE, NONE, one)
+    change = found(entries, [0], [10.0], 0.0, 0.1).changes[0, 0, 0]
+    # The slope is that of a step of a tenth.
+    assert change == pytest.approx(0.1 * (one_answer(0, 11.0, 0.0) - one_answer(0, 10.0, 0.0)), rel=1e-6)

@@ -20,8 +20,8 @@ def test_budget_is_spent_on_distinct_items() -> None:
     sample = gallery().sample(400)
     assert len(sample) == len(np.unique(sample.position)) == 400
     counts = np.bincount(sample.reason, minlength=3)
-    assert counts[PILOT] == 120
-    assert 200 - PER_QUERY <= counts[ANSWER] <= 200
+    assert counts[PILOT] == 80
+    assert 240 - PER_QUERY <= counts[ANSWER] <= 240
     assert (sample.probability[sample.reason == CLOSE] == 1).all()
 
 
@@ -49,11 +49,12 @@ def test_a_larger_sample_contains_the_random_part_of_a_smaller_one() -> None:
     assert set(small.queries.tolist()) <= set(large.queries.tolist())
 
 
-def test_stated_probabilities_hold_on_average() -> None:
+@pytest.mark.parametrize("budget", [120, 300, 600])
+def test_stated_probabilities_hold_on_average(budget: int) -> None:
     drawn = np.zeros(len(LABELS))
     stated = np.zeros(len(LABELS))
     for seed in range(400):
-        sample = draw_sample(TRUTH, 300, nothing_close, seed)
+        sample = draw_sample(TRUTH, budget, nothing_close, seed)
         random = sample.reason != CLOSE
         drawn[sample.position[random]] += 1
         stated[sample.position[random]] += 1 / sample.probability[random]

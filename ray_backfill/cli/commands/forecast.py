@@ -1,13 +1,16 @@
 """``ray-backfill forecast``: the curves of upgrade methods from the new embeddings of a sample."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from ray_backfill.cli.options import FolderJob
 from ray_backfill.cli.parse import check_names, read_folder_options
 from ray_backfill.cli.shell import given_folder, shown
+from ray_backfill.cluster.settings import ReplayPlace
 from ray_backfill.runs.sampling import NAME
 
 # The default of --metrics in other commands has CMC@1, which cannot be forecast.
@@ -23,6 +26,7 @@ class ForecastJob(FolderJob):
     of which only those of the sample are used."""
     sample: Path | None = None
     """File that ray-backfill sample wrote (default: sample.parquet in the folder of embeddings)."""
+    place: Annotated[ReplayPlace, tyro.conf.arg(name="")] = field(default_factory=ReplayPlace)
 
 
 def read(arguments: Sequence[str]) -> Any:

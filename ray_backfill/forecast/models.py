@@ -1,0 +1,114 @@
+"""Fits the models of distances from the known items: of other items, of right answers, and how counts vary."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.distances import ProductForm
+from ray_backfill.forecast.answers import RightAnswers, fit_answers, logarithms
+from ray_backfill.forecast.calibration import Calibration, Checked, calibrate, check
+from ray_backfill.forecast.others import CELLS, PARTS, OtherItems, fit_others
+from ray_backfill.systems import GroundTruth, IntArray
+
+Floats = NDArray[np.float64]
+Floats32 = NDArray[np.float32]
+# Pairs of a query and an item from which the model of other items is fitted.
+_PAIRS = 4_000_000
+_SEED = 7
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Items whose new embeddings are known, and the chosen queries.
+
+    position: (n,) gallery positions. weight: (n,) for how many items of the gallery each one stands, 1 / probability;
+    0: it was not drawn at random. pilot: (n,) whether it was drawn uniformly, from the whole gallery. queries, group,
+    n_groups: as in ``Sample``.
+    """
+
+    position: IntArray
+    weight: Floats
+    pilot: NDArray[np.bool_]
+    queries: IntArray
+    group: IntArray
+    n_groups: int
+
+    @property
+    def at_random(self) -> NDArray[np.bool_]:
+        """(n,) whether an item was drawn at random."""
+        return self.weight > 0
+
+
+@dataclass(frozen=True, eq=False)
+class KnownForms:
+    """Distances to the known items. stand_in: to their stand-ins, by the forward system. old: by the old model.
+    after: by the forward system.
+    """
+
+    stand_in: ProductForm
+    old: ProductForm
+    after: ProductForm
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """What is fitted on the known items. checked: of each chosen query."""
+
+    others: OtherItems
+    answers: RightAnswers
+    calibration: Calibration
+    checked: list[Checked]
+
+
+def fit_models(known: Known, forms: KnownForms, truth: GroundTruth) -> Models:
+    """Fit all models of a method. Cost: O(n) for each of the queries."""
+    rows_N = np.full(truth.n_gallery, -1)
+    rows_N[known.position] = np.arange(len(known.position))
+    part = _parts(known, truth, rows_N)
+    others = _fit_others(known, forms, truth, part)
+    pairs, checked = [], []
+    for query in known.queries.tolist():
+        one = np.array([query])
+        stand_in, old, after = (form.approximate(one)[0] for form in (forms.stand_in, forms.old, forms.after))
+        rows = rows_N[truth.positives_of(query)]
+        rows = rows[rows >= 0]
+        rows = rows[known.at_random[rows]]
+        pairs.append((logarithms(stand_in[rows]), logarithms(after[rows])))
+        there = known.at_random & ~np.isin(known.position, left_out_of(truth, query))
+        at, answers = np.sort(after[rows]), len(truth.positives_of(query))
+        cell = others.cells.of(others.cells.predict(stand_in[there], old[there]))
+        expected = np.bincount(cell, minlength=CELLS) @ others.cumulative(at)[0]
+        observed = np.searchsorted(np.sort(after[there]), at).astype(np.float64)
+        checked.append(check(observed, expected, float(there.sum()) / truth.n_gallery, answers))
+    return Models(others, fit_answers(pairs), calibrate(checked), checked)
+
+
+def left_out_of(truth: GroundTruth, query: int) -> IntArray:
+    """Positions of a query's right answers and ignored items, ascending."""
+    return np.sort(np.concatenate([truth.positives_of(query), truth.ignored_of(query)]))
+
+
+def _fit_others(known: Known, forms: KnownForms, truth: GroundTruth, part_n: IntArray) -> OtherItems:
+    """Fit the model of other items on the randomly sampled items and some of all queries."""
+    rows = np.flatnonzero(known.at_random)
+    items, part = known.position[rows], part_n[rows]
+    scored = np.flatnonzero(np.diff(truth.positive_starts) > 0)
+    number = max(1, min(len(scored), _PAIRS // len(items)))
+    queries = np.sort(np.random.default_rng(_SEED).choice(scored, number, replace=False))
+    is_other = ~np.stack([np.isin(items, left_out_of(truth, query)) for query in queries.tolist()])
+    stand_in, old, true = (
+        form.of_items(rows).approximate(queries)[is_other] for form in (forms.stand_in, forms.old, forms.after)
+    )
+    pair_weight = np.broadcast_to(known.weight[rows], is_other.shape)[is_other]
+    pair_part = np.broadcast_to(part, is_other.shape)[is_other]
+    return fit_others(stand_in, old, true, pair_weight, pair_part)
+
+
+def _parts(known: Known, truth: GroundTruth, rows_N: IntArray) -> IntArray:
+    """(n,) part of each known item for the jackknife; right answers of a chosen query are in the same part."""
+    part = np.random.default_rng(_SEED).permutation(len(known.position)) % PARTS
+    for query, group in zip(known.queries.tolist(), known.group.tolist(), strict=True):
+        rows = rows_N[truth.positives_of(query)]
+        part[rows[rows >= 0]] = group % PARTS
+    return part

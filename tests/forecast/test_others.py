@@ -1,0 +1,24 @@
+"""The model of other items, beside counting by brute force."""
+
+import numpy as np
+import pytest
+
+from ray_backfill.forecast.others import CELLS, PARTS, fit_others
+
+
+def test_probabilities_and_what_changes_without_a_part() -> None:
+    rng = np.random.default_rng(0)
+    n = 40_000
+    stand_in = rng.random(n).astype(np.float32)
+    old = (stand_in + 0.1 * rng.standard_normal(n)).astype(np.float32)
+    true = (stand_in + 0.05 * rng.standard_normal(n)).astype(np.float32)
+    weight, part = rng.choice([1.0, 5.0], n), rng.integers(0, PARTS, n)
+    model = fit_others(stand_in, old, true, weight, part)
+    at = np.array([0.2, 0.5, 0.8], np.float32)
+    found = model.cumulative(at)
+    assert found.shape == (1 + PARTS, CELLS, 3)
+    cell = model.cells.of(model.cells.predict(stand_in, old))
+    for kept, of_part in [(np.ones(n, bool), found[0]), (part != 3, found[1 + 3])]:
+        expected = np.bincount(cell[kept], weight[kept], CELLS) @ of_part
+        observed = [weight[kept & (true < threshold)].sum() for threshold in at]
+        assert expected == pytest.approx(observed, rel=0.01)
