@@ -15,7 +15,7 @@ from ray_backfill.forecast.metrics import SumMetric
 from ray_backfill.forecast.models import Known, KnownForms, fit_models
 from ray_backfill.forecast.slices import Forms, LocalSlices, Plan, Slices
 from ray_backfill.progress import Stage
-from ray_backfill.replay.engine import usable_cpus
+from ray_backfill.replay import usable_cpus
 from ray_backfill.systems import GroundTruth, IntArray, Switch
 
 Floats = NDArray[np.float64]
