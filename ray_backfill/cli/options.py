@@ -47,6 +47,16 @@ class RecipeJob(Generic[ImagesT]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EmbedJob(RecipeJob[ImagesT]):
+    """An embedding of the images of a recipe."""
+
+    gallery: Literal["both", "old"] = "both"
+    """Models that embed the gallery: both, or old alone, for a forecast; the latter goes to OUT/before."""
+    only: Path | None = None
+    """File that ray-backfill sample wrote: embed only its gallery items, into OUT/sampled."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainJob(RecipeJob[ImagesT]):
     """Training of one backbone of a recipe."""
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ray_backfill.cluster.backbones import backbone_identity
+from ray_backfill.cluster.embed_parts import BROKEN, Part, collect_broken, split_parts, split_rows
 from ray_backfill.cluster.session import placed, session
 from ray_backfill.cluster.settings import EmbedActors, EmbedSettings
 from ray_backfill.datasets import open_source
@@ -32,41 +33,17 @@ from ray_backfill.models.backbones import pixels_to_float
 from ray_backfill.models.checkpoints import load_backbone
 from ray_backfill.progress import stage
 from ray_backfill.store import vector_column, write_parquet
-from ray_backfill.tables.parquet import open_checked
 from ray_backfill.training.augment import own_view
-from ray_backfill.training.backbone_loop import training_rows
 from ray_backfill.training.feeding import Work, feeding, total
 from ray_backfill.training.settings import BackboneTraining
 
-_BROKEN = b"broken_images"  # metadata of a part: JSON list of [id, reason]
 _Outputs = dict[str, NDArray[Any]]  # of a batch or a part: column -> (B,) or (B, d)
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Rows start .. stop - 1 of a split (see ``split_rows``), stored in one file, and one for each further view."""
-
-    split: str
-    number: int
-    start: int
-    stop: int
-    views: int = 1
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    def paths(self, folder: Path) -> list[Path]:
-        """The file of the images themselves, then those of further views. By name they are sorted view after view."""
-        part, views = f"part-{self.number:06d}.parquet", folder / f"{self.split}_views.parquet"
-        return [
-            folder / f"{self.split}.parquet" / part,
-            *(views / f"view-{i:03d}-{part}" for i in range(1, self.views)),
-        ]
-
-
-@dataclass(frozen=True)
 class _Job:
-    """Input of every actor: paths and settings, no weights. gallery_models: models that embed the gallery.
+    """Input of every actor: paths and settings, no weights. gallery_models: models that embed the gallery. only: ids of
+    the gallery items to embed, instead of all splits.
 
     training: of the new model; its augmentation and its seed make the views.
     """
@@ -78,6 +55,7 @@ class _Job:
     train_classes: list[int]
     training: BackboneTraining
     settings: EmbedSettings
+    only: tuple[int, ...]
     threads: int
     on_gpu: bool
 
@@ -92,29 +70,30 @@ def embed_stage(
     actors: EmbedActors,
     gallery_models: Sequence[str] | None = None,
     overwrite: bool = False,
+    only: Sequence[int] = (),
 ) -> Path:
     """Embed all splits of a data set with all models into a folder of the data contract (see ``store``).
 
     The old classifier adds its top probability (``old_score``), entropy in nats (``old_entropy``), lead of the first
     class over the second (``old_margin``) and label of the first class (``old_class``). The new classifier is stored as
     ``classifier.parquet`` (label, weight, bias). Broken images are left out and listed in ``broken.parquet``. Further
-    views of the train images (``settings.views`` in all) are in ``train_views.parquet``: random changes of the images,
-    the same ones for all models.
+    views of the train images (``settings.views`` in all), random but equal for all models: ``train_views.parquet``.
 
     folder: on storage that all nodes share. data: the ``Settings`` of a source. models: name -> folder of a trained
     backbone, including "old" and "new"; each becomes a column of vectors. train_classes: only images of these classes
     (those of the new model) become the train split. training: of the new model; its augmentation and seed make views.
     gallery_models: models that embed the gallery, including "old"; default: all. overwrite: replace other embeddings.
+    only: ids of the gallery items to embed, instead of all splits.
 
     Raises:
         InputError: The folder belongs to other settings or weights, the cluster is too small, or none of some sampled
             images of a split can be read.
     """
     source = open_source(data)
-    wanted = _wanted(source, train_classes, models, training, settings, gallery_models)
+    wanted = _wanted(source, train_classes, models, training, settings, gallery_models, only)
     if _holds_more(folder, wanted) or begin_stage(folder, "embeddings", wanted, overwrite):
         return folder
-    parts = list(_parts(source, train_classes, settings))
+    parts = list(split_parts(source, train_classes, settings, only))
     missing = [part for part in parts if not all(path.exists() for path in part.paths(folder))]
     images = sum(len(part) for part in parts)
     facts: dict[str, Any] = {}
@@ -124,10 +103,9 @@ def embed_stage(
         of_job = data, paths, tuple(gallery_models or paths), str(folder), train_classes, training, settings
         with session():
             number, on_gpu = placed(actors.number, actors.cpus, "--actors", spare_cpus=1)
-            job = _Job(*of_job, max(1, int(actors.cpus)), on_gpu)
+            job = _Job(*of_job, tuple(only), max(1, int(actors.cpus)), on_gpu)
             facts = _embed_all(missing, images, job, min(number, len(missing)), actors.cpus)
-    broken = _collect_broken(folder, parts)
-    write_parquet(folder / "broken.parquet", broken)
+    write_parquet(folder / "broken.parquet", broken := collect_broken(folder, parts))
     write_parquet(folder / "classifier.parquet", _classifier(models["new"]))
     remove_halves(folder)
     finish_stage(folder, {"images": images - len(broken), "broken_images": len(broken)} | facts)
@@ -141,6 +119,7 @@ def _wanted(
     training: BackboneTraining,
     settings: EmbedSettings,
     gallery_models: Sequence[str] | None,
+    only: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Everything that determines the content of the folder."""
     wanted: dict[str, Any] = {
@@ -149,6 +128,8 @@ def _wanted(
         "models": {name: backbone_identity(path) for name, path in models.items()},
         "embed": settings.identity(),
     }
+    if only:
+        wanted["only"] = list(only)
     if settings.views > 1:
         wanted["views"] = {"augmentation": asdict(training.augmentation), "seed": training.seed}
     return wanted if gallery_models is None else wanted | {"gallery_models": list(gallery_models)}
@@ -179,7 +160,7 @@ def _holds_more(folder: Path, wanted: Mapping[str, Any]) -> bool:
     return json.loads(json.dumps(dict(wanted))) == found | {"models": there}
 
 
-def _embed_all(missing: list[_Part], images: int, job: _Job, actors: int, cpus: float) -> dict[str, Any]:
+def _embed_all(missing: list[Part], images: int, job: _Job, actors: int, cpus: float) -> dict[str, Any]:
     """Embed the missing parts; returns the rate and its bottleneck. images: number of images in all parts."""
     done = sum(len(part) for part in missing)
     works: list[Work] = []
@@ -199,7 +180,7 @@ def _embed_all(missing: list[_Part], images: int, job: _Job, actors: int, cpus: 
     }
 
 
-def _run(parts: list[_Part], job: _Job, actors: int, cpus: float) -> Iterator[Work]:
+def _run(parts: list[Part], job: _Job, actors: int, cpus: float) -> Iterator[Work]:
     """Embed the parts; yields the work of each finished part. Raises the InputError of an actor."""
     ray.data.DataContext.get_current().enable_progress_bars = False
     finished = ray.data.from_items([asdict(part) for part in parts], override_num_blocks=len(parts)).map(
@@ -227,11 +208,11 @@ class _Embedder:
 
     def __call__(self, part: dict[str, Any]) -> dict[str, Any]:
         try:
-            return asdict(self._make(_Part(**part))) | {"problem": ""}
+            return asdict(self._make(Part(**part))) | {"problem": ""}
         except InputError as error:  # Ray Data would wrap it in a long traceback and lose its type
             return asdict(Work()) | {"problem": str(error)}
 
-    def _make(self, part: _Part) -> Work:
+    def _make(self, part: Part) -> Work:
         """Embed a part and write it; returns the work done."""
         decoding, started, started_cpu = DecodeTimes(), time.perf_counter(), time.process_time()
         tables = self._embed(part, decoding)
@@ -247,11 +228,12 @@ class _Embedder:
             **asdict(decoding),
         )
 
-    def _embed(self, part: _Part, decoding: DecodeTimes) -> list[pa.Table]:
+    def _embed(self, part: Part, decoding: DecodeTimes) -> list[pa.Table]:
         """The tables of a part's files."""
         split, size = part.split, self._job.settings.batch
         items = self._source.items(split)
-        rows = split_rows(self._source, split, self._job.train_classes)[part.start : part.stop]
+        of_split = split_rows(self._source, split, self._job.train_classes, self._job.only)
+        rows = of_split[part.start : part.stop]
         batches = [rows[i : i + size] for i in range(0, len(rows), size)]
         kept_rows, outputs, broken = [], [], []
         of_views: list[list[_Outputs]] = [[] for _ in range(1, part.views)]
@@ -278,7 +260,7 @@ class _Embedder:
             columns["positives"] = items.positives_N.take(pa.array(rows))
         if (names := self._source.names(split, rows)) is not None:
             columns["name"] = pa.array(names, pa.string())
-        table = pa.table(columns).replace_schema_metadata({_BROKEN: json.dumps(broken)})
+        table = pa.table(columns).replace_schema_metadata({BROKEN: json.dumps(broken)})
         return [table, *(pa.table(ids | self._columns(of_view)) for of_view in of_views)]
 
     def _columns(self, outputs: Sequence[_Outputs]) -> dict[str, pa.Array]:
@@ -318,31 +300,3 @@ def _verdicts(logits_BC: Tensor, classes_C: Tensor) -> dict[str, Tensor]:
         "old_margin": top_B2.values[:, 0] - top_B2.values[:, 1],
         "old_class": classes_C[top_B2.indices[:, 0]],
     }
-
-
-def split_rows(source: ImageSource, split: str, train_classes: list[int]) -> NDArray[np.int64]:
-    """The rows of a split that are embedded: for the train split those of ``train_classes``, otherwise all."""
-    items = source.items(split)
-    return training_rows(items.labels_N, train_classes) if split == "train" else np.arange(len(items))
-
-
-def _parts(source: ImageSource, train_classes: list[int], settings: EmbedSettings) -> Iterator[_Part]:
-    size = settings.part_rows
-    for split in source.splits:
-        n_rows = len(split_rows(source, split, train_classes))
-        views = settings.views if split == "train" else 1
-        for number, start in enumerate(range(0, n_rows, size)):
-            yield _Part(split, number, start, min(start + size, n_rows), views)
-
-
-def _collect_broken(folder: Path, parts: list[_Part]) -> pa.Table:
-    """All broken images as a table (split, id, reason); checks that every row of every part is accounted for."""
-    found: list[dict[str, Any]] = []
-    for part in parts:
-        metadata = [open_checked(path).metadata for path in part.paths(folder)]
-        broken = json.loads(metadata[0].metadata[_BROKEN])
-        for path, of_file in zip(part.paths(folder), metadata, strict=True):
-            if of_file.num_rows + len(broken) != len(part):
-                raise RuntimeError(f"{path} has lost rows: {of_file.num_rows} + {len(broken)} broken")
-        found += [{"split": part.split, "id": image_id, "reason": reason} for image_id, reason in broken]
-    return pa.Table.from_pylist(found, pa.schema({"split": pa.string(), "id": pa.int64(), "reason": pa.string()}))

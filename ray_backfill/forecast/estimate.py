@@ -22,13 +22,15 @@ LEVEL = 0.95
 class Estimate:
     """An estimated mean over all queries, and the variances of its errors.
 
-    freedom: degrees of freedom. groups: number of chosen groups of queries.
+    structural: the part of of_model that a larger sample leaves. freedom: degrees of freedom. groups: number of chosen
+    groups of queries.
     """
 
     value: float
     of_queries: float
     of_answers: float
     of_model: float
+    structural: float
     freedom: int
     groups: int
 
@@ -114,10 +116,11 @@ class Units:
         deviations = np.bincount(of, np.sqrt([each.variance(weights) for each in self.sampled]))
         of_answers = share * float(deviations @ deviations) / len(y) ** 2
         value = float(y.mean() + (self.start.mean(axis=0) - own.mean(axis=0)) @ slope)
-        of_model = jackknife((self.without @ weights).mean(axis=0))
         # Structural errors of two systems are independent of each other; the jackknife leaves out the same items.
-        of_model += sum(float((shift @ weights).mean()) ** 2 for shift in self.shift.values())
-        return Estimate(value, of_queries, of_answers, of_model, groups - 1 - self.start.shape[1], groups)
+        structural = sum(float((shift @ weights).mean()) ** 2 for shift in self.shift.values())
+        of_model = jackknife((self.without @ weights).mean(axis=0)) + structural
+        freedom = groups - 1 - self.start.shape[1]
+        return Estimate(value, of_queries, of_answers, of_model, structural, freedom, groups)
 
     def plus(self, other: "Units", factor: float = 1.0) -> "Units":
         """The sum of a curve and a multiple of another one of the same sample, whose errors are shared."""

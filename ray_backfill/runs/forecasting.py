@@ -1,6 +1,6 @@
 """Forecasts: from a sample's new embeddings to a folder of tables."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +28,12 @@ FORMAT = 1
 
 
 def forecast_folder(
-    data: Path, sample: Path, new: Path | None, evaluation: Evaluation, fits: FitSettings, context: Context
+    data: Path, sample: Path, new: Sequence[str], evaluation: Evaluation, fits: FitSettings, context: Context
 ) -> Path:
     """Forecast the curves of methods into ``out/forecast``; returns that folder.
 
-    sample: the list that ``sample`` wrote. new: Parquet file or folder with id and new, by default the gallery's own
-    new embeddings, of which only those of the sample are read.
+    sample: the list that ``sample`` wrote. new: sources of vectors with id and new (see ``sources``), by default the
+    gallery's own new embeddings, of which only those of the sample are read.
 
     Raises:
         InputError: A file is missing or does not fit, or something that was asked for cannot be forecast.

@@ -15,6 +15,7 @@ from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import Recipe
 from ray_backfill.runs.checks import check_recipe
 from ray_backfill.runs.context import Context
+from ray_backfill.tables.parquet import read_checked
 
 
 def train_recipe_backbone(recipe: Recipe[Any], role: str, context: Context) -> Path:
@@ -58,6 +59,36 @@ def embed_recipe(recipe: Recipe[Any], context: Context) -> Path:
             overwrite=context.overwrite,
         ),
     )  # fmt: skip
+
+
+def embed_before_backfill(recipe: Recipe[Any], context: Context) -> Path:
+    """Embed all splits into ``out/before``, the gallery by the old backbone alone: what a forecast starts from."""
+    return _embed(recipe, context, context.out / "before", gallery_models=("old",))
+
+
+def embed_sample(recipe: Recipe[Any], context: Context, sample: Path) -> list[Path]:
+    """Embed the gallery items of a sample into ``out/sampled/round-<n>``, one folder for each round of the sample.
+
+    sample: the list that ``sample`` wrote. Rounds that are embedded stay as they are.
+    """
+    table = read_checked(sample, ["id", "round"])
+    ids, rounds = table["id"].to_pylist(), table["round"].to_pylist()
+    if not all(isinstance(each, int) for each in ids):
+        raise InputError(f"{sample} lists no images of a recipe: their ids are integers")
+    folders = []
+    for number in sorted(set(rounds)):
+        only = sorted(each for each, of in zip(ids, rounds, strict=True) if of == number)
+        folder = context.out / "sampled" / f"round-{number}"
+        folders.append(_embed(recipe, context, folder, only=only))
+    return folders
+
+
+def _embed(recipe: Recipe[Any], context: Context, folder: Path, **options: Any) -> Path:
+    """Embed with the old and the new backbone; trains them if they are missing. options: of ``embed_stage``."""
+    models = {role: train_recipe_backbone(recipe, role, context) for role in ("old", "new")}
+    _, new_classes = recipe_classes(recipe)
+    given = recipe.source, models, new_classes, recipe.new.training, recipe.embed, context.actors
+    return timed(folder, lambda: embed_stage(folder, *given, overwrite=context.overwrite, **options))
 
 
 def recipe_classes(recipe: Recipe[Any]) -> tuple[list[int], list[int]]:

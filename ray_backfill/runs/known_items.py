@@ -1,7 +1,7 @@
 """The gallery items whose new embeddings a forecast has."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -10,51 +10,67 @@ from ray_backfill.errors import InputError
 from ray_backfill.forecast import Known, Sample
 from ray_backfill.forecast.sample import PILOT
 from ray_backfill.forecast.stand_in import fit_stand_in
+from ray_backfill.runs.matching import plain_ids
 from ray_backfill.runs.sampling import StoredSample, free_pairs, positions_of
-from ray_backfill.store import EmbeddingFolder, read_table
+from ray_backfill.sources import Source, open_source
+from ray_backfill.store import EmbeddingFolder
 from ray_backfill.store import take as take_rows
+from ray_backfill.store.loose import FINE, PROBLEMS, ZERO, read_vectors_loosely
 from ray_backfill.systems import FloatArray, IntArray
 
 
-def find_known(folder: EmbeddingFolder, stored: StoredSample, new: Path | None) -> KnownItems:
-    """The new embeddings of the sample, and what else ``new`` holds.
+def find_known(folder: EmbeddingFolder, stored: StoredSample, new: Sequence[str]) -> KnownItems:
+    """The new embeddings of the sample, and what else the sources ``new`` hold. Without sources: the gallery's own.
 
     Raises:
-        InputError: An item of the sample has no new embedding.
+        InputError: An item of the sample has no new embedding, or a vector cannot be used.
     """
     sample, distance = stored.sample, stored.settings.distance
-    if new is None:
+    if not new:
         if "new" not in folder.gallery.vectors:
-            raise InputError(f"{folder.path} has no new embeddings; give them with --new FILE (Parquet: id, new)")
+            raise InputError(f"{folder.path} has no new embeddings; give them with --new SOURCE (id and new)")
         return known_items(folder, sample, sample.position, folder.gallery.new[sample.position], distance)
-    table = read_table(new, ("new",), ("new",))
-    _check_new(new, table.new, folder, distance)
-    position = positions_of(folder.gallery.id, table.id)
-    if (position < 0).any():
-        raise InputError(
-            f"{new} has {int((position < 0).sum()):,} ids that the gallery lacks, such as {table.id[position < 0][0]}"
-        )
+    found = [_read_new(open_source(text), folder, distance) for text in new]
+    position = np.concatenate([each for each, _ in found])
+    vectors = np.concatenate([each for _, each in found])
+    own, counts = np.unique(position, return_counts=True)
+    if (counts > 1).any():
+        raise InputError(f"--new has the id {folder.gallery.id[own[counts > 1][0]]} more than once; drop one of them")
     missing = np.setdiff1d(sample.position, position)
     if len(missing):
         raise InputError(
-            f"{new} lacks {len(missing):,} of the {len(sample):,} items of the sample, such as "
+            f"--new lacks {len(missing):,} of the {len(sample):,} items of the sample, such as "
             f"{folder.gallery.id[missing[0]]}; embed them, too"
         )
-    return known_items(folder, sample, position, table.new, distance)
+    return known_items(folder, sample, position, vectors, distance)
 
 
-def _check_new(path: Path, new: FloatArray, folder: EmbeddingFolder, distance: str) -> None:
-    """Raises InputError for vectors of another length than the queries', and for zero vectors under cosine."""
+def _read_new(source: Source, folder: EmbeddingFolder, distance: str) -> tuple[IntArray, FloatArray]:
+    """Positions in the gallery, and new embeddings."""
+    source.need(("id", "new"))
     assert folder.queries is not None
-    of_queries = folder.queries.new.shape[1]
-    if new.shape[1] != of_queries:
-        have = f"{path} has vectors of {new.shape[1]} dimensions"
-        raise InputError(f"{have}, the queries' new embeddings have {of_queries}; use one model")
-    zero = np.flatnonzero(~new.any(axis=1))
-    if distance == "cosine" and len(zero):
-        raise InputError(
-            f"{path}, column 'new': zero vector in row {zero[0]}, which has no cosine distance; embed it again"
-        )
+    ids, vectors, problems, dims = [], [], [], folder.queries.new.shape[1]
+    for batch in source.read(("id", "new"), 0):
+        read = read_vectors_loosely(batch.column("new"))
+        if read[0].shape[1] not in (0, dims):
+            have = f"{source.name} has vectors of {read[0].shape[1]} dimensions"
+            raise InputError(f"{have}, the queries' new embeddings have {dims}; use one model")
+        ids.append(batch.column("id"))
+        vectors.append(read[0])
+        problems.append(read[1])
+    if not ids:
+        raise InputError(f"{source.name} has no rows")
+    wrong = np.concatenate(problems)
+    bad = np.flatnonzero((wrong != FINE) & ((wrong != ZERO) | (distance == "cosine")))
+    if len(bad):
+        raise InputError(f"{source.name}, column 'new', row {bad[0]}: {PROBLEMS[int(wrong[bad[0]])]}; embed it again")
+    own = np.asarray(plain_ids(ids, source, "id").to_pylist())
+    position = positions_of(folder.gallery.id, own)
+    if (position < 0).any():
+        lacking = own[position < 0]
+        raise InputError(f"{source.name} has {len(lacking):,} ids that the gallery lacks, such as {lacking[0]}")
+    new: FloatArray = np.concatenate(vectors)
+    return position, new
 
 
 def known_items(

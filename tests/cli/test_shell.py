@@ -45,6 +45,8 @@ def error_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         (("reproduce", "--recipe", "landmarks", "--subgroups", "nope", "--out", "TMP/out"), "unknown recipe 'nope'"),
         (("reproduce", "--recipe", "landmarks", "--methods", "nope", "--out", "TMP/out"), "unknown method 'nope'"),
         (("reproduce", "--recipe", "omniglot", "--out", "TMP/out"), "this recipe needs --data-root"),
+        (("embed", "--only", "TMP/sample.parquet", "--out", "TMP/out"), "is missing; run: ray-backfill sample DIR"),
+        (("embed", "--only", "TMP/s", "--gallery", "old"), "by the new model; leave --gallery out"),
     ],
 )
 def test_bad_places_and_settings(

@@ -14,7 +14,8 @@ import torch
 
 from ray_backfill.cli.shell import run_job
 from ray_backfill.cluster import embed
-from ray_backfill.cluster.embed import embed_stage, split_rows
+from ray_backfill.cluster.embed import embed_stage
+from ray_backfill.cluster.embed_parts import Part, split_parts, split_rows
 from ray_backfill.cluster.settings import EmbedActors, EmbedSettings
 from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.datasets import Divided, image_folder, landmarks, manifest, open_source
@@ -153,7 +154,7 @@ def test_one_view_is_the_store_of_before(tmp_path: Path) -> None:
     for views in (1, 2):
         out, settings = tmp_path / f"e{views}", replace(IN_PARTS, views=views)
         actor = embed._Embedder(job_alone(out, tmp_path, settings))
-        for part in embed._parts(open_source(MANY), [0, 2], settings):
+        for part in split_parts(open_source(MANY), [0, 2], settings):
             actor._make(part)
         files[views] = {str(path.relative_to(out)): path.read_bytes() for path in out.glob("*/*")}
     torch.set_num_threads(threads)
@@ -210,9 +211,9 @@ def test_cameras_positives_and_names_arrive(tmp_path: Path) -> None:
         models = {"old": str(old), "new": str(new)}
         out = tmp_path / f"e-{source.fingerprint()['dataset']}"
         actor = embed._Embedder(
-            embed._Job(images, models, ("old", "new"), str(out), classes, TRAINING, settings, 1, False)
+            embed._Job(images, models, ("old", "new"), str(out), classes, TRAINING, settings, (), 1, False)
         )
-        for part in embed._parts(source, classes, settings):
+        for part in split_parts(source, classes, settings):
             actor(asdict(part))
         folder = read_folder(out)
         assert folder.queries is not None
@@ -242,11 +243,11 @@ IN_PARTS = EmbedSettings(part_rows=40, batch=4, views=2)
 def job_alone(folder: Path, backbones: Path, settings: EmbedSettings = IN_PARTS) -> embed._Job:
     """What an actor gets that embeds ``MANY``."""
     models = {name: str(backbones / name) for name in ("old", "new")}
-    return embed._Job(MANY, models, ("old", "new"), str(folder), [0, 2], TRAINING, settings, 1, on_gpu=False)
+    return embed._Job(MANY, models, ("old", "new"), str(folder), [0, 2], TRAINING, settings, (), 1, on_gpu=False)
 
 
-def parts_of_many() -> list[embed._Part]:
-    return list(embed._parts(open_source(MANY), [0, 2], IN_PARTS))
+def parts_of_many() -> list[Part]:
+    return list(split_parts(open_source(MANY), [0, 2], IN_PARTS))
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -280,10 +281,26 @@ def test_a_run_killed_at_a_random_moment_is_continued_to_the_same_bytes(tmp_path
     assert len(list(killed.glob("*/*"))) == files, "and nothing else is left"
 
 
+@pytest.mark.usefixtures("ray_session")
+def test_only_listed_gallery_items_are_embedded(tmp_path: Path) -> None:
+    models = {name: backbone(tmp_path / name, i, 6 + 2 * i) for i, name in enumerate(("old", "new"))}
+    given = MANY, models, [0, 2], TRAINING, replace(IN_PARTS, views=1), EmbedActors(number=1)
+    whole = read_table(embed_stage(tmp_path / "whole", *given) / "gallery.parquet")
+    only = sorted(int(each) for each in whole.id[[3, 77, 78, 400]])
+    folder = embed_stage(tmp_path / "some", *given, only=only)
+    some = read_table(folder / "gallery.parquet")
+    assert some.id.tolist() == only
+    rows = [whole.id.tolist().index(each) for each in only]
+    assert np.allclose(some.new, whole.new[rows], atol=1e-5)
+    assert not (folder / "queries.parquet").exists()
+    with pytest.raises(InputError, match="overwrite"):
+        embed_stage(tmp_path / "some", *given, only=only[:2])
+
+
 def test_half_precision_halves_the_store_and_keeps_three_digits(tmp_path: Path) -> None:
     for i, name in enumerate(("old", "new")):
         backbone(tmp_path / name, i, 6 + 2 * i)
-    part, tables = embed._Part("gallery", 0, 0, 20), {}
+    part, tables = Part("gallery", 0, 0, 20), {}
     threads = torch.get_num_threads()
     for dtype in ("float32", "float16"):
         job = job_alone(tmp_path / dtype, tmp_path, replace(SETTINGS, dtype=dtype))

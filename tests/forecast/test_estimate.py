@@ -90,4 +90,8 @@ def test_items_that_halve_an_interval() -> None:
     # Only choosing queries errs, 10 of very many groups: four times the sample.
     found = units(VALUE, {}, queries=1_000_000).mean(ONE)
     assert items_to_halve(found, 1_000_000, 100, 10**9) == pytest.approx(300, abs=5)
+    # All queries are chosen; only the model errs, by the sample on which it is fitted.
+    found = units(VALUE, {}, queries=10, part=0.1).mean(ONE)
+    assert items_to_halve(found, 10, 100, 10**9) == pytest.approx(300, abs=5)
+    # A structural error stays.
     assert np.isnan(items_to_halve(units(VALUE, {"new": 5.0}).mean(ONE), 40, 100, 10**9))

@@ -190,7 +190,7 @@ def test_what_cannot_be_done(
         ("unknown", "ids that the gallery lacks"),
         ("other", "belongs to other"),
         ("short", "has vectors of 10 dimensions"),
-        ("zero", "zero vector in row 3"),
+        ("zero", "row 3: a zero vector"),
     ],
 )
 def test_embeddings_that_do_not_fit(

@@ -1,30 +1,42 @@
-"""``ray-backfill embed``: embed all images of a recipe with its backbones."""
+"""``ray-backfill embed``: embed the images of a recipe with its backbones."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from ray_backfill.cli.options import RecipeJob
+from ray_backfill.cli.options import EmbedJob
 from ray_backfill.cli.parse import check_names, read_recipe_options
 from ray_backfill.cli.shell import shown
+from ray_backfill.errors import InputError
 
 
 def read(arguments: Sequence[str]) -> Any:
     """The options of a recipe."""
-    return read_recipe_options(RecipeJob, arguments)
+    return read_recipe_options(EmbedJob, arguments)
 
 
 def run(arguments: Sequence[str]) -> None:
     """Train the backbones if they are missing, embed, and print the path of the embeddings."""
     job = read(arguments)
     check_names(job)
+    if job.only and job.gallery == "old":
+        raise InputError("--only embeds gallery items by the new model; leave --gallery out")
+    if job.only and not job.only.exists():
+        raise InputError(f"{job.only} is missing; run: ray-backfill sample DIR --budget N")
     from ray_backfill.cli.context import prepared, running
     from ray_backfill.files import read_json
-    from ray_backfill.runs.images import embed_recipe
+    from ray_backfill.runs.images import embed_before_backfill, embed_recipe, embed_sample
 
     settings = prepared(job, last_stage="embeddings").settings
     with running(job) as context:
-        folder = embed_recipe(settings, context)
-    facts = read_json(folder / "manifest.json")
-    print(f"embeddings: {shown(folder)}, {facts['images']:,} images")
-    if facts["broken_images"]:
-        print(f"{facts['broken_images']:,} broken images were left out; see {shown(folder / 'broken.parquet')}")
+        if job.only:
+            folders = embed_sample(settings, context, job.only)
+        else:
+            folders = [(embed_recipe if job.gallery == "both" else embed_before_backfill)(settings, context)]
+    for folder in folders:
+        facts = read_json(folder / "manifest.json")
+        print(f"embeddings: {shown(folder)}, {facts['images']:,} images")
+        if facts["broken_images"]:
+            print(f"{facts['broken_images']:,} broken images were left out; see {shown(folder / 'broken.parquet')}")
+    if job.only:
+        files = " ".join(str(shown(folder / "gallery.parquet")) for folder in folders)
+        print(f"Then run:\n  ray-backfill forecast {shown(job.only.absolute().parent)} --new {files}")

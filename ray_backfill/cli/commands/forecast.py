@@ -21,9 +21,9 @@ _METRICS = ("mAP", "mAP@100")
 class ForecastJob(FolderJob):
     """A forecast from a sample of new embeddings."""
 
-    new: Path | None = None
-    """Parquet file or folder with the columns id and new: the new embeddings of the sample. Default: the gallery's own,
-    of which only those of the sample are used."""
+    new: tuple[str, ...] = ()
+    """The new embeddings of the sample: Parquet files, or any other sources that import reads, with the columns id and
+    new. Default: the gallery's own, of which only those of the sample are used."""
     sample: Path | None = None
     """File that ray-backfill sample wrote (default: sample.parquet in the folder of embeddings)."""
     place: Annotated[ReplayPlace, tyro.conf.arg(name="")] = field(default_factory=ReplayPlace)
