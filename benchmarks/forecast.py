@@ -1,18 +1,20 @@
 """Whether the intervals of forecasts hold what they state, over many independent samples.
 
-    python -m benchmarks.forecast FOLDER [--share 0.02] [--samples 100] [--methods NAME ...] [--queries N]
+    python -m benchmarks.forecast FOLDER [--share 0.02] [--samples 100] [--methods NAME ...] [--queries N] [--halve N]
 
-FOLDER: embeddings by both models, so that the truth is known. The maps are fitted once; every sample is drawn, and
-every forecast made, as the commands ``sample`` and ``forecast`` do. Prints for each method, order, metric and figure:
-the bias and the root mean square error over the samples, the mean half-width of the 95 % interval, and the share of
-intervals that hold the exact value, all in points. Last, for the area under mAP in random order, the error of the naive
-way, an exact replay of a uniform sample of as many items, and how often the ranking of methods is wrong although the
-interval of their difference excludes 0.
+FOLDER: embeddings by both models, so that the truth is known. --queries: use N of its queries; where the gallery items
+are the queries, N of these, which leave the gallery. The maps are fitted once; every sample is drawn, and every
+forecast made, as the commands ``sample`` and ``forecast`` do. Prints for each method, order, metric and figure: the
+bias and the root mean square error over the samples, the mean half-width of the 95 % interval, and the share of
+intervals that hold the exact value, all in points. Then, for the area under the first metric: in random order, the
+error of the naive way, an exact replay of a uniform sample of as many items; how often the ranking of methods is wrong
+although the interval of their difference excludes 0; and for the first N samples (--halve) how much narrower intervals
+become by as many further items as ``forecast`` says would halve them.
 """
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -31,6 +33,7 @@ from ray_backfill.forecast.close import closest_stand_ins
 from ray_backfill.forecast.estimate import moment_weights
 from ray_backfill.forecast.stand_in import fit_stand_in
 from ray_backfill.forecast.summary import Limits
+from ray_backfill.methods import Method
 from ray_backfill.replay import Curve, replay
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import fit_maps
@@ -62,10 +65,20 @@ def exact_figures(curves: dict[Key, Curve], metrics: list[str]) -> dict[tuple[st
     return found
 
 
-def one_sample(
+def some_queries(whole: EmbeddingFolder, number: int) -> EmbeddingFolder:
+    """Keep this number of queries, chosen at random; where gallery items are the queries, they leave the gallery."""
+    table = whole.gallery if whole.queries is None else whole.queries
+    mixed = np.random.default_rng(0).permutation(len(table))
+    queries = take(table, np.sort(mixed[:number]))
+    return replace(
+        whole, queries=queries, gallery=whole.gallery if whole.queries else take(table, np.sort(mixed[number:]))
+    )
+
+
+def forecast_all(
     comparison: Comparison, whole: EmbeddingFolder, starts: Mapping[str, Starts], budget: int, seed: int
-) -> tuple[Found, dict[Key, Units]]:
-    """The figures of one forecast, and the curves of mAP."""
+) -> dict[Method, Mapping[str, Mapping[str, Units]]]:
+    """Draw a sample and forecast: method -> order -> metric -> curve."""
     how = comparison.evaluation
     assert whole.queries is not None
     stand_ins = fit_stand_in(*free_pairs(whole), how.distance)(whole.gallery.old)
@@ -74,10 +87,14 @@ def one_sample(
     items = known_items(whole, sample, sample.position, whole.gallery.new[sample.position], how.distance)
     blind = replace(comparison, folder=with_stand_ins(whole, items))
     gallery = gallery_here(blind)
-    units = {
+    return {
         m: forecast_method(blind, m, items, gallery, starts[m.name]).units
         for m in comparison.methods if m.name != "old"
     }  # fmt: skip
+
+
+def figures_of(units: dict[Method, Mapping[str, Mapping[str, Units]]], first: str) -> tuple[Found, dict[Key, Units]]:
+    """The figures of one forecast, and the curves of the first metric."""
     (new,) = next(by for m, by in units.items() if m.name == NEW).values()
     found: Found = {}
     for method, of_order in units.items():
@@ -87,9 +104,7 @@ def one_sample(
                     found[method.name, order, metric, name] = numbers.limits(each.mean(moment_weights(POINTS, t)))
                 found[method.name, order, metric, "AUC"] = numbers.limits(numbers.area(each, T))
                 found[method.name, order, metric, "gain"] = numbers.gain(each, new[metric], T)
-    return found, {
-        (m.name, order): by[how.metrics[0]] for m, of in units.items() if m.name != NEW for order, by in of.items()
-    }
+    return found, {(m.name, order): by[first] for m, of in units.items() if m.name != NEW for order, by in of.items()}
 
 
 def naive_error(comparison: Comparison, curves: dict[Key, Curve], budget: int, samples: int) -> float:
@@ -109,6 +124,21 @@ def naive_error(comparison: Comparison, curves: dict[Key, Curve], budget: int, s
             found = replay(pair.of_items(kept), small, order, points=POINTS, metrics=(metric,))
             errors.append(found.auc(metric) - curves[name, "random"].auc(metric))
     return float(np.sqrt(np.mean(np.square(errors))))
+
+
+def halved(
+    forecast_with: Callable[[int, int], dict[Key, Units]], budget: int, n_gallery: int, samples: int
+) -> pd.DataFrame:
+    """Draw as many further items as would halve the interval of an area, and compare its width with the one before."""
+    lines = []
+    for seed in range(samples):
+        for key, units in forecast_with(budget, seed).items():
+            before = numbers.area(units, T)
+            more = numbers.items_to_halve(before, units.n_groups, budget, n_gallery)
+            if np.isfinite(more) and budget + more < n_gallery:
+                after = numbers.area(forecast_with(budget + int(more), seed)[key], T)
+                lines.append((*key, more, after.half_width / before.half_width))
+    return pd.DataFrame(lines, columns=["method", "order", "further items", "width after / before"])
 
 
 def table(found: list[Found], true: dict[tuple[str, str, str, str], float]) -> pd.DataFrame:
@@ -131,6 +161,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.02)
     parser.add_argument("--samples", type=int, default=100)
     parser.add_argument("--queries", type=int, default=0)
+    parser.add_argument("--halve", type=int, default=0)
     parser.add_argument("--methods", nargs="+", default=["rm_naive", "least_squares_gallery", "rm"])
     parser.add_argument("--orders", nargs="+", default=["random", "classifier_score"])
     parser.add_argument("--metrics", nargs="+", default=["mAP", "mAP@100"])
@@ -138,9 +169,7 @@ def main() -> None:
     given = parser.parse_args()
     whole = read_folder(given.folder)
     if given.queries:
-        assert whole.queries is not None
-        rows = np.sort(np.random.default_rng(0).permutation(len(whole.queries))[: given.queries])
-        whole = replace(whole, queries=take(whole.queries, rows))
+        whole = some_queries(whole, given.queries)
     names, orders, metrics = tuple(given.methods), tuple(given.orders), tuple(given.metrics)
     evaluation = Evaluation(methods=names, orders=orders, metrics=metrics, points=POINTS)
     comparison = resolve(whole, evaluation, FitSettings())
@@ -151,7 +180,7 @@ def main() -> None:
     starts = exact_starts(comparison, [m for m in comparison.methods if m.name != "old"])
     found, wrong, apart, started = [], 0, 0, time.perf_counter()
     for seed in range(given.samples):
-        figures, units = one_sample(comparison, whole, starts, budget, seed)
+        figures, units = figures_of(forecast_all(comparison, whole, starts, budget, seed), metrics[0])
         found.append(figures)
         for one, other in combinations(units, 2):
             if one[1] == other[1]:
@@ -169,6 +198,12 @@ def main() -> None:
     ratio = naive / np.sqrt((ours**2).mean()) * 100
     print(f"\nnaive: RMSE of the AUC {100 * naive:.2f} points, {ratio:.1f} times the forecast's")
     print(f"differences that exclude 0: {apart}, with the wrong sign: {wrong}")
+    if given.halve:
+
+        def forecast_with(size: int, seed: int) -> dict[Key, Units]:
+            return figures_of(forecast_all(comparison, whole, starts, size, seed), metrics[0])[1]
+
+        print(halved(forecast_with, budget, len(whole.gallery), given.halve).round(2).to_string(index=False))
     shown.to_pickle(given.maps / f"{given.folder.parent.name}-{given.folder.name}-{given.share}.pkl")
 
 
