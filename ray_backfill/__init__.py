@@ -16,6 +16,7 @@ __all__ = [
     "Curve",
     "Differences",
     "EmbeddingFolder",
+    "ForecastResults",
     "GalleryColumns",
     "GroundTruth",
     "InputError",
@@ -27,6 +28,7 @@ __all__ = [
     "ScoreMap",
     "UpgradePair",
     "fit_merge",
+    "forecast",
     "make_order",
     "merges",
     "methods",
@@ -35,6 +37,7 @@ __all__ = [
     "read_results",
     "replay",
     "replay_moment",
+    "sample",
     "simulate",
     "write_folder",
 ]
@@ -45,6 +48,7 @@ _MODULE_OF = {
     "Curve": "ray_backfill.replay",
     "Differences": "ray_backfill.display",
     "EmbeddingFolder": "ray_backfill.store",
+    "ForecastResults": "ray_backfill.report.forecast",
     "GalleryColumns": "ray_backfill.orders",
     "GroundTruth": "ray_backfill.systems",
     "InputError": "ray_backfill.errors",
@@ -56,6 +60,7 @@ _MODULE_OF = {
     "ScoreMap": "ray_backfill.merges",
     "UpgradePair": "ray_backfill.systems",
     "fit_merge": "ray_backfill.merges",
+    "forecast": "ray_backfill.face",
     "make_order": "ray_backfill.orders",
     "merges": "ray_backfill.face",
     "methods": "ray_backfill.face",
@@ -64,6 +69,7 @@ _MODULE_OF = {
     "read_results": "ray_backfill.report",
     "replay": "ray_backfill.replay",
     "replay_moment": "ray_backfill.replay",
+    "sample": "ray_backfill.face",
     "simulate": "ray_backfill.face",
     "write_folder": "ray_backfill.store.folders",
 }
@@ -71,11 +77,12 @@ _MODULE_OF = {
 if TYPE_CHECKING:  # for type checkers, editors and the API pages, which do not run __getattr__
     from ray_backfill.display import Differences
     from ray_backfill.errors import InputError
-    from ray_backfill.face import merges, methods, orders, simulate
+    from ray_backfill.face import forecast, merges, methods, orders, sample, simulate
     from ray_backfill.merges import RAW, Merge, MergeKind, ScoreMap, fit_merge
     from ray_backfill.orders import GalleryColumns, Order, make_order
     from ray_backfill.replay import Curve, replay, replay_moment
     from ray_backfill.report import Results, read_results
+    from ray_backfill.report.forecast import ForecastResults
     from ray_backfill.store import EmbeddingFolder, read_folder
     from ray_backfill.store.folders import write_folder
     from ray_backfill.systems import GroundTruth, RetrievalSystem, UpgradePair
@@ -93,7 +100,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps ``ray_backfill.replay``, ``methods``, ``orders`` and ``merges`` the public functions.
+    """Keeps ``ray_backfill.replay``, ``forecast``, ``methods``, ``orders`` and ``merges`` the public functions.
 
     Python binds a subpackage to its name in the package when it is first imported, over a function of that name.
     """

@@ -1,10 +1,10 @@
-"""The functions of the Python face that are not defined in a room of their own: ``simulate``, and tables of names.
+"""The functions of the Python face that are not defined in a room of their own: commands, and tables of names.
 
 What they need (torch, Ray) is imported when they are called: looking at a signature should cost nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from numbers import Real
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ray_backfill.methods import Method
     from ray_backfill.orders import Order
     from ray_backfill.report import Results
+    from ray_backfill.report.forecast import ForecastResults
+    from ray_backfill.runs.context import Context
     from ray_backfill.store import EmbeddingFolder
     from ray_backfill.training.settings import FitSettings
 
@@ -85,26 +87,119 @@ def _simulate(
     overwrite: bool,
 ) -> "Results":
     """``simulate`` with the arguments of ``Evaluation`` and ``ReplayPlace``."""
-    from ray_backfill.cluster.settings import ReplayPlace
     from ray_backfill.comparison.evaluation import Evaluation
     from ray_backfill.report import read_results
-    from ray_backfill.runs.context import Context
     from ray_backfill.runs.folder import evaluate_folder
-    from ray_backfill.store import EmbeddingFolder
     from ray_backfill.training.settings import FitSettings
+
+    folder = _folder_of(data)
+    with _running(out, f"rb.simulate({str(folder)!r}, ...)", place, overwrite) as context:
+        return read_results(evaluate_folder(folder, Evaluation(**evaluation), fits or FitSettings(), context))
+
+
+def sample(
+    data: "str | Path | EmbeddingFolder",
+    budget: int = 0,
+    *,
+    add: int = 0,
+    out: str | Path | None = None,
+    truth: str | Sequence[str] = (),
+    distance: str = "cosine",
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Choose the gallery items to embed for a forecast, as ``ray-backfill sample`` does.
+
+    Args:
+        data: Folder with the gallery's old embeddings and the queries' embeddings by both models.
+        budget: Number of items to choose. 1 to 2 % of a large gallery are a good start.
+        add: Instead, extend the sample by this many items; what it has stays in it.
+        out: File to write; by default sample.parquet in the folder.
+        truth: What is a right answer, as for ``simulate``.
+        distance: "cosine" or "l2".
+        seed: Random seed of the sample.
+
+    Returns:
+        One row for each item: ``id``, ``reason``, ``probability``, ``round``; the written file has the same.
+
+    Raises:
+        InputError: The folder lacks something, the budget does not fit, or ``out`` already holds a sample.
+    """
+    from ray_backfill.runs.sampling import NAME, SampleSettings, take_sample
+
+    folder = _folder_of(data)
+    if (budget > 0) == (add > 0):
+        raise InputError("give a budget for a first sample, or add=N to extend one")
+    to = Path(out or folder / NAME).absolute()
+    take_sample(folder, to, budget, SampleSettings(seed, **_tuples(truth=truth), distance=distance), add)
+    return pd.read_parquet(to)
+
+
+def forecast(
+    data: "str | Path | EmbeddingFolder",
+    new: str | Path | Sequence[str | Path] = (),
+    *,
+    sample: str | Path | None = None,
+    out: str | Path | None = None,
+    methods: str | Sequence[str] = "recommended",
+    orders: str | Sequence[str] = "random",
+    metrics: str | Sequence[str] = ("mAP", "mAP@100"),
+    points: int = 11,
+    order_seed: int = 0,
+    fits: "FitSettings | None" = None,
+    shards: int = 0,
+    overwrite: bool = False,
+) -> "ForecastResults":
+    """Forecast the curves from the new embeddings of a sample, as ``ray-backfill forecast`` does.
+
+    Args:
+        data: Folder with the gallery's old embeddings and the queries' embeddings by both models.
+        new: Files or other sources with ``id`` and ``new`` of the sampled items, such as what
+            ``np.savez("new.npz", id=..., new=...)`` writes; by default the gallery's own new embeddings.
+        sample: File that ``sample`` wrote; by default sample.parquet in the folder.
+        out: Folder of the run; by default a temporary one, deleted at the end.
+        methods, orders, metrics, points, order_seed, fits, shards, overwrite: As for ``simulate``.
+
+    Returns:
+        Curves, summary and differences with 95 % intervals.
+
+    Raises:
+        InputError: A file is missing or does not fit, or something that was asked for cannot be forecast.
+    """
+    from ray_backfill.comparison.evaluation import Evaluation
+    from ray_backfill.report.forecast import read_forecast
+    from ray_backfill.runs.forecasting import forecast_folder
+    from ray_backfill.runs.sampling import NAME
+    from ray_backfill.training.settings import FitSettings
+
+    folder = _folder_of(data)
+    how = Evaluation(**_tuples(methods=methods, orders=orders, metrics=metrics), points=points, order_seed=order_seed)
+    sources = [str(new)] if isinstance(new, str | Path) else [str(each) for each in new]
+    with _running(out, f"rb.forecast({str(folder)!r}, ...)", {"shards": shards}, overwrite) as context:
+        given = Path(sample or folder / NAME)
+        return read_forecast(forecast_folder(folder, given, sources, how, fits or FitSettings(), context))
+
+
+def _folder_of(data: "str | Path | EmbeddingFolder") -> Path:
+    from ray_backfill.store import EmbeddingFolder
 
     if not isinstance(data, str | Path | EmbeddingFolder):
         raise InputError(
             f"data must be a folder of embeddings, not {type(data).__name__}; rb.write_folder(path, gallery) writes one"
         )
-    folder = Path(data.path if isinstance(data, EmbeddingFolder) else data).absolute()
+    return Path(data.path if isinstance(data, EmbeddingFolder) else data).absolute()
+
+
+@contextmanager
+def _running(out: str | Path | None, command: str, place: Mapping[str, Any], overwrite: bool) -> "Iterator[Context]":
+    """Claim the folder of the run; an InputError inside of another one is raised itself."""
+    from ray_backfill.cluster.settings import ReplayPlace
+    from ray_backfill.runs.context import Context
+
     with ExitStack() as stack:
         to = Path(stack.enter_context(TemporaryDirectory()) if out is None else out).absolute()
-        command = f"rb.simulate({str(folder)!r}, ...)"
         stack.enter_context(claimed(to, "out", command))
-        context = Context(to, place=ReplayPlace(**place), command=command, overwrite=overwrite)
         try:
-            return read_results(evaluate_folder(folder, Evaluation(**evaluation), fits or FitSettings(), context))
+            yield Context(to, place=ReplayPlace(**place), command=command, overwrite=overwrite)
         except Exception as error:
             found = input_error_in(error)  # of an actor or a worker
             if found is None:

@@ -62,10 +62,10 @@ def test_importing_loads_nothing() -> None:
 
 def test_subpackages_do_not_hide_the_functions_of_their_names() -> None:
     code = """
-import ray_backfill.methods, ray_backfill.orders, ray_backfill.merges, ray_backfill.replay
+import ray_backfill.methods, ray_backfill.orders, ray_backfill.merges, ray_backfill.replay, ray_backfill.forecast
 import ray_backfill as rb
-print([type(each).__name__ for each in (rb.methods, rb.orders, rb.merges, rb.replay)])"""
-    assert python(code) == str(["function"] * 4)
+print([type(each).__name__ for each in (rb.methods, rb.orders, rb.merges, rb.replay, rb.forecast)])"""
+    assert python(code) == str(["function"] * 5)
 
 
 def test_tables_of_names_and_results_are_read_without_what_trains_and_draws() -> None:
@@ -187,6 +187,34 @@ def test_simulate_gives_the_tables_of_the_command_and_reuses_its_run(folder: Pat
     assert again.methods == results.methods == ("old", "new", *FORMULAS)
     assert rb.read_results(str(tmp_path / "job")).verdict == rb.read_results(tmp_path / "job" / "results").verdict
     assert "simulate" in read_json(tmp_path / "job" / "results" / "manifest.json")["command"]
+
+
+@pytest.mark.slow
+def test_sample_and_forecast_give_the_tables_of_the_commands(tmp_path: Path) -> None:
+    gallery = columns(400, 1)
+    new = gallery.pop("new")
+    data = rb.write_folder(tmp_path / "data", gallery, columns(40, 2), columns(40, 3))
+    chosen = rb.sample(data, 100, seed=3)
+    assert len(chosen) == 100
+    np.savez(tmp_path / "new.npz", id=chosen.id.to_numpy(), new=new[chosen.id])
+    command = [sys.executable, "-m", "ray_backfill"]
+    for words in (
+        ["sample", str(data), "--budget", "100", "--seed", "3", "--out", str(tmp_path / "sample.parquet")],
+        ["forecast", str(data), "--new", str(tmp_path / "new.npz"), "--methods", *FORMULAS, "--points", "3",
+         "--out", str(tmp_path / "job")],
+    ):  # fmt: skip
+        said = subprocess.run([*command, *words], capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert said.returncode == 0, said.stderr
+    pd.testing.assert_frame_equal(chosen, pd.read_parquet(tmp_path / "sample.parquet"))
+    found = rb.forecast(data, tmp_path / "new.npz", methods=FORMULAS, points=3)
+    pd.testing.assert_frame_equal(found.summary, pd.read_parquet(tmp_path / "job" / "forecast" / "summary.parquet"))
+    pd.testing.assert_frame_equal(found.frame, pd.read_parquet(tmp_path / "job" / "forecast" / "curves.parquet"))
+    assert "RM naive" in found._repr_html_()
+    assert len(rb.sample(data, add=20)) == 120
+    with pytest.raises(rb.InputError, match="add=N"):
+        rb.sample(data)
+    with pytest.raises(rb.InputError, match="has no column 'new'"):
+        rb.simulate(data, methods="rm_naive")
 
 
 def test_cutoffs_are_translated_and_what_they_show_is_counted(folder: Path, tmp_path: Path) -> None:

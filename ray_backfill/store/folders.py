@@ -1,6 +1,6 @@
 """Writes folders of the data contract from arrays."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +18,8 @@ Columns = Mapping[str, ArrayLike | Iterable[Any]] | pd.DataFrame
 # Columns of lists that are no vectors -> what the lists hold.
 _LISTS = {"positives": "gallery ids", "ignored": "gallery ids", "grades": "numbers"}
 
+_BOTH = ("old", "new")
+
 
 def write_folder(
     path: str | Path, gallery: Columns, queries: Columns | None = None, train: Columns | None = None
@@ -27,29 +29,31 @@ def write_folder(
     Args:
         path: The folder to write. Files of an earlier call are replaced.
         gallery: Columns by name, as a mapping or a pandas frame; N values each. ``old`` and ``new``: (N, d) embeddings
-            of the two models, whose d may differ. Optional: ``id`` (unique integers or strings; by default 0 to N - 1),
-            ``label``, ``camera``, numbers for backfill orders (``old_score``, ``popularity``, ``order_score``, ...) and
-            embeddings of further models. Further columns of numbers or strings are kept.
+            of the two models, whose d may differ; for ``forecast``, ``new`` may be missing. Optional: ``id`` (unique
+            integers or strings; by default 0 to N - 1), ``label``, ``camera``, numbers for backfill orders
+            (``old_score``, ``popularity``, ``order_score``, ...) and embeddings of further models. Others are kept.
         queries: The same for queries, which may also have a ``group`` (curves for each), a ``weight`` (in every mean),
             and ``positives`` and ``ignored`` (lists of gallery ids) instead of labels, with ``grades`` (a list of
             numbers for each list of positives). By default the gallery queries itself.
         train: The same for the items on which maps between the models are fitted; by default none.
 
     Returns:
-        The folder.
+        The folder. Nothing is written unless everything can be read back; ``gallery.parquet`` appears last.
 
     Raises:
         InputError: A column is missing, has a wrong shape or length, or holds values that the data contract refuses,
             such as NaN or duplicate ids; or the folder holds a split that this call would leave beside the new ones.
-
-    Nothing is written unless everything can be read back; ``gallery.parquet``, which makes it a folder of embeddings,
-    appears last.
     """
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; give a folder")
     given = {"train": train, "queries": queries, "gallery": gallery}
-    tables = {name: _table(name, columns) for name, columns in given.items() if columns is not None}
+    # Before the backfill, a gallery has no new embeddings yet. One that queries itself could not be forecast.
+    needed = ("old",) if queries is not None and "new" not in gallery else _BOTH
+    tables = {
+        name: _table(name, columns, needed if name == "gallery" else _BOTH)
+        for name, columns in given.items() if columns is not None
+    }  # fmt: skip
     left = [name for name in SPLITS if name not in tables and (path / f"{name}.parquet").exists()]
     if left:
         raise InputError(
@@ -60,7 +64,7 @@ def write_folder(
         for name, table in tables.items():
             write_parquet(Path(temporary) / f"{name}.parquet", table)
         try:
-            read_folder(temporary)
+            read_folder(temporary, gallery_needs=needed)
         except InputError as error:
             raise InputError(str(error).replace(temporary, str(path))) from error
         path.mkdir(exist_ok=True)
@@ -69,14 +73,14 @@ def write_folder(
     return path
 
 
-def _table(split: str, columns: Columns) -> pa.Table:
-    """The columns of a split in the types of the data contract."""
+def _table(split: str, columns: Columns, models: Sequence[str]) -> pa.Table:
+    """The columns of a split in the types of the data contract. models: columns that must be there."""
     if not isinstance(columns, Mapping | pd.DataFrame):
         raise InputError(
             f"{split} must be columns by name, such as a dict with 'old' and 'new', not {type(columns).__name__}"
         )
     given = {str(name): values for name, values in columns.items()}
-    missing = [name for name in ("old", "new") if name not in given]
+    missing = [name for name in models if name not in given]
     if missing:
         raise InputError(f"{split}: no column {missing[0]!r}; it has: {', '.join(given)}")
     arrays = {name: _column(split, name, values) for name, values in given.items()}

@@ -5,7 +5,9 @@ print_forecast(Path("runs/mine/forecast"))
 
 from pathlib import Path
 
-from ray_backfill.report.forecast.reading import read_forecast
+from ray_backfill.report.forecast.reading import ForecastResults, read_forecast
+
+__all__ = ["ForecastResults", "print_forecast", "read_forecast", "write_forecast_report"]
 
 
 def write_forecast_report(folder: Path) -> None:
@@ -21,6 +23,4 @@ def write_forecast_report(folder: Path) -> None:
 
 def print_forecast(folder: Path) -> None:
     """Print one row per method and order, and what decides the width of the intervals."""
-    from ray_backfill.report.forecast.terminal import draw_forecast
-
-    draw_forecast(read_forecast(folder))
+    read_forecast(folder).show()

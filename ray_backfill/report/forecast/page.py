@@ -5,18 +5,18 @@ import numpy as np
 from ray_backfill.display.charts import Chart, Curve, Interval, range_of
 from ray_backfill.display.drawing import REFERENCE_STYLES, numbered_style
 from ray_backfill.report.forecast import words
-from ray_backfill.report.forecast.reading import ReadForecast
+from ray_backfill.report.forecast.reading import ForecastResults
 from ray_backfill.report.parts import PageTable, bind, flatten, page_charts, page_environment, text_table
 from ray_backfill.report.wording import percent
 from ray_backfill.tables.results import NEW, OLD
 
 
-def charts_of(found: ReadForecast) -> list[Chart]:
+def charts_of(found: ForecastResults) -> list[Chart]:
     """A chart for each metric and order."""
     return [_chart(found, metric, order) for metric in found.metrics for order in found.orders]
 
 
-def _chart(found: ReadForecast, metric: str, order: str) -> Chart:
+def _chart(found: ForecastResults, metric: str, order: str) -> Chart:
     methods = list(dict.fromkeys(row.method for row in found.rows))
     curves = [_flat(found, metric, name) for name in (NEW, OLD)]
     for row in found.of(metric, order):
@@ -35,14 +35,14 @@ def _chart(found: ReadForecast, metric: str, order: str) -> Chart:
     )  # fmt: skip
 
 
-def _flat(found: ReadForecast, metric: str, name: str) -> Curve:
+def _flat(found: ForecastResults, metric: str, name: str) -> Curve:
     new, old = found.manifest["new"][metric][0], found.manifest["old"][metric]
     title, value = ("new model alone", new) if name == NEW else ("old service", old)
     ends = np.array([0.0, 100.0])
     return Curve(name, title, percent(value), REFERENCE_STYLES[name], ends, np.full(2, 100 * value))
 
 
-def render(found: ReadForecast) -> str:
+def render(found: ForecastResults) -> str:
     """The HTML page."""
     facts = found.manifest
     first = found.metrics[0]
@@ -68,12 +68,12 @@ def render(found: ReadForecast) -> str:
     )  # fmt: skip
 
 
-def _numbers(found: ReadForecast, metric: str) -> PageTable:
+def _numbers(found: ForecastResults, metric: str) -> PageTable:
     rows = [words.cells(row) for order in found.orders for row in found.of(metric, order)]
     return text_table(f"forecast of {metric}", words.NAMES, rows)
 
 
-def _differences(found: ReadForecast) -> PageTable:
+def _differences(found: ForecastResults) -> PageTable:
     titles = {row.method: row.title for row in found.rows}
     rows = [
         [
@@ -89,7 +89,7 @@ def _differences(found: ReadForecast) -> PageTable:
     return text_table("differences of methods", ("method", "other", "order", "metric", "points", "95 % interval"), rows)
 
 
-def _calibration(found: ReadForecast) -> PageTable:
+def _calibration(found: ForecastResults) -> PageTable:
     """One line for each range; methods whose backfilled items are served alike share their lines."""
     methods: dict[tuple[str, ...], list[str]] = {}
     for row in found.calibration:

@@ -3,24 +3,66 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import pandas as pd
+
+from ray_backfill.display.tables import html_table
 from ray_backfill.tables.forecast import CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
-from ray_backfill.tables.schema import read_manifest, read_table, rows_of
+from ray_backfill.tables.schema import frame, read_manifest, read_table, rows_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RowT = TypeVar("RowT")
 _AGAIN = "run forecast again"
 
 
 @dataclass(frozen=True)
-class ReadForecast:
-    """The tables of a forecast. manifest: facts. rows: sorted by AUC within a metric and order."""
+class ForecastResults:
+    """What ``forecast`` returns; shows itself as a table in a notebook.
+
+    Attributes:
+        manifest: Settings, sizes, and what was left out and why.
+        points: The curves.
+        rows: The lines of the summary.
+        differences: Differences of AUCs with their paired intervals.
+        calibration: How well the model of unsampled items predicts the sample.
+    """
 
     manifest: Mapping[str, Any]
     points: Sequence[ForecastPoint]
     rows: Sequence[ForecastRow]
     differences: Sequence[ForecastDifference]
     calibration: Sequence[CalibrationRow]
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """One row for each method, order and metric: AUC, gain, start, end and more with their limits, as shares."""
+        return frame(ForecastRow, self.rows)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The curves as a tidy table: method, order, metric, t, value, low, high; shares."""
+        return frame(ForecastPoint, self.points)
+
+    def show(self) -> None:
+        """Print the table that the command prints: one row for each method and order, and what limits the forecast."""
+        from ray_backfill.report.forecast.terminal import draw_forecast
+
+        draw_forecast(self)
+
+    def plot(self) -> "Figure":
+        """Draw the curves with their 95 % intervals. Needs matplotlib."""
+        from ray_backfill.report.figures import panels_figure
+        from ray_backfill.report.forecast.page import charts_of
+
+        return panels_figure(charts_of(self))
+
+    def _repr_html_(self) -> str:
+        from ray_backfill.report.forecast.terminal import overview, title
+
+        return html_table(title(self), overview(self), [])
 
     @property
     def metrics(self) -> list[str]:
@@ -55,14 +97,14 @@ class ReadForecast:
         return f"{best.title} has the highest AUC. Its lead is not significant over: {', '.join(close)}."
 
 
-def read_forecast(folder: Path) -> ReadForecast:
+def read_forecast(folder: Path) -> ForecastResults:
     """Read a folder that ``forecast`` wrote. Raises InputError if a file is missing or broken."""
     manifest = read_manifest(folder / "manifest.json", ("evaluation", "items", "known", "old", "new"), _AGAIN)
 
     def rows(name: str, kind: type[RowT]) -> list[RowT]:
         return rows_of(kind, read_table(folder / f"{name}.parquet", kind, _AGAIN, may_be_empty=True))
 
-    return ReadForecast(
+    return ForecastResults(
         manifest,
         rows("curves", ForecastPoint),
         rows("summary", ForecastRow),

@@ -1,17 +1,29 @@
 """The forecast as a table for the terminal."""
 
+import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
 from ray_backfill.report.forecast import words
-from ray_backfill.report.forecast.reading import ReadForecast
+from ray_backfill.report.forecast.reading import ForecastResults
 from ray_backfill.report.layout import show
 
 
-def draw_forecast(found: ReadForecast) -> None:
+def title(found: ForecastResults) -> str:
+    """The title of the table."""
+    return f"{words.heading(found)}; {found.metrics[0]} in per cent"
+
+
+def overview(found: ForecastResults) -> pd.DataFrame:
+    """One row for each method and order, in the primary metric and in per cent, as text."""
+    rows = [words.cells(row) for order in found.orders for row in found.of(found.metrics[0], order)]
+    return pd.DataFrame(rows, columns=list(words.NAMES))
+
+
+def draw_forecast(found: ForecastResults) -> None:
     """Print the table of the primary metric, and notes."""
     metric = found.metrics[0]
-    table = Table(title=f"{words.heading(found)}; {metric} in per cent", title_justify="left")
+    table = Table(title=title(found), title_justify="left")
     for index, name in enumerate(words.NAMES):
         table.add_column(Text(name), justify="left" if index < 2 else "right", no_wrap=index >= 2, overflow="fold")
     for order in found.orders:

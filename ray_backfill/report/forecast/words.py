@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from ray_backfill.report.forecast.reading import ReadForecast
+from ray_backfill.report.forecast.reading import ForecastResults
 from ray_backfill.report.wording import NOTHING, percent, percent_sign
 from ray_backfill.tables.forecast import ForecastRow
 
@@ -32,7 +32,7 @@ def _with(value: float, high: float, sign: bool = False) -> str:
     return f"{shown(value)} ± {percent(high - value)}" if math.isfinite(value) else NOTHING
 
 
-def heading(found: ReadForecast) -> str:
+def heading(found: ForecastResults) -> str:
     """What the forecast was made of."""
     facts = found.manifest
     share = facts["known"] / facts["items"]
@@ -42,7 +42,7 @@ def heading(found: ReadForecast) -> str:
     )
 
 
-def ends(found: ReadForecast, metric: str) -> str:
+def ends(found: ForecastResults, metric: str) -> str:
     """The old service and the new model in this metric."""
     value, low, high = found.manifest["new"][metric]
     old = found.manifest["old"][metric]
@@ -68,7 +68,7 @@ def width(rows: Sequence[ForecastRow]) -> str:
     )
 
 
-def warnings(found: ReadForecast) -> list[str]:
+def warnings(found: ForecastResults) -> list[str]:
     """What makes the forecast doubtful."""
     sentences = []
     for method, ratio in dict.fromkeys((row.method, row.ratio) for row in found.calibration):
