@@ -76,19 +76,20 @@ def fall(units: Units, t: Floats) -> tuple[Limits, float, float]:
 
 
 def items_to_halve(estimate: Estimate, groups_in_all: int, sampled: int, gallery: int) -> float:
-    """Number of further items that would halve the interval; NaN if the structural error alone is larger.
+    """Number of further items that would halve the interval; NaN if half of the gallery is not enough.
 
     More items pay for more queries. When all queries are chosen, they pay for more right answers of each. The model of
-    other items is fitted on more of them.
+    other items is fitted on more of them, and needed for fewer.
     """
     share = estimate.groups / groups_in_all
     groups = np.minimum(estimate.groups * _MULTIPLES, groups_in_all)
     of_one = estimate.of_queries * estimate.groups / (1 - share) if share < 1 else 0.0
     of_queries = of_one / groups * (1 - groups / groups_in_all)
     of_answers = estimate.of_answers * np.minimum(1, groups_in_all / (estimate.groups * _MULTIPLES))
-    of_model = estimate.structural + (estimate.of_model - estimate.structural) / _MULTIPLES
+    left = np.clip((gallery - sampled * _MULTIPLES) / max(gallery - sampled, 1), 0.0, 1.0)
+    of_model = left**2 * (estimate.structural + (estimate.of_model - estimate.structural) / _MULTIPLES)
     enough = of_queries + of_answers + of_model <= estimate.variance / 4
-    if not estimate.variance or not enough.any():
+    more = np.ceil((_MULTIPLES[int(enough.argmax())] - 1) * sampled)
+    if not estimate.variance or not enough.any() or sampled + more > gallery / 2:
         return float("nan")
-    more = (_MULTIPLES[int(enough.argmax())] - 1) * sampled
-    return float(min(np.ceil(more), gallery - sampled))
+    return float(more)

@@ -74,7 +74,10 @@ class ForecastRow:
     ]
     of_answers: float
     of_model: float
-    to_halve: Annotated[float, "number of further items that would halve the interval of `auc`; NaN if none would"]
+    to_halve: Annotated[
+        float,
+        "number of further items that would halve the interval of `auc`; NaN if half of the gallery is not enough",
+    ]
 
 
 @dataclass(frozen=True)

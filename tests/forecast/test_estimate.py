@@ -93,5 +93,8 @@ def test_items_that_halve_an_interval() -> None:
     # All queries are chosen; only the model errs, by the sample on which it is fitted.
     found = units(VALUE, {}, queries=10, part=0.1).mean(ONE)
     assert items_to_halve(found, 10, 100, 10**9) == pytest.approx(300, abs=5)
+    # In a gallery of 1,000, 733 of 900 items remain unknown after 167 more: (733 / 900)^2 / 2.67 = 1 / 4.
+    assert items_to_halve(found, 10, 100, 1000) == pytest.approx(167, abs=2)
+    assert np.isnan(items_to_halve(found, 10, 150, 400)), "more than half of the gallery"
     # A structural error stays.
     assert np.isnan(items_to_halve(units(VALUE, {"new": 5.0}).mean(ONE), 40, 100, 10**9))

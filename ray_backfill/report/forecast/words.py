@@ -11,7 +11,7 @@ COLUMNS = (
     "± half of the 95 % interval. AUC: the average over the backfill. gain: the part of the upgrade's improvement that "
     "users get during the backfill; 100 % would be the new model at once. M_0, M_1: start, which is exact, and end. "
     "falls: the largest drop to a later moment. to halve: further items that would halve the interval of the AUC; – if "
-    "no larger sample would, because the structural error of the model is too large."
+    "half of the gallery is not enough."
 )
 NAMES = ("method", "order", "AUC", "gain", "M_0", "M_1", "falls", "to halve")
 # Calibration outside of these limits is reported.
