@@ -138,7 +138,8 @@ def halved(
             if np.isfinite(more) and budget + more < n_gallery:
                 after = numbers.area(forecast_with(budget + int(more), seed)[key], T)
                 lines.append((*key, more, after.half_width / before.half_width))
-    return pd.DataFrame(lines, columns=["method", "order", "further items", "width after / before"])
+    found = pd.DataFrame(lines, columns=["method", "order", "further items", "after / before"])
+    return found.groupby(["method", "order"], sort=False).agg(["mean", "min", "max", "count"])
 
 
 def table(found: list[Found], true: dict[tuple[str, str, str, str], float]) -> pd.DataFrame:
@@ -203,7 +204,7 @@ def main() -> None:
         def forecast_with(size: int, seed: int) -> dict[Key, Units]:
             return figures_of(forecast_all(comparison, whole, starts, size, seed), metrics[0])[1]
 
-        print(halved(forecast_with, budget, len(whole.gallery), given.halve).round(2).to_string(index=False))
+        print(halved(forecast_with, budget, len(whole.gallery), given.halve).round(2).to_string())
     shown.to_pickle(given.maps / f"{given.folder.parent.name}-{given.folder.name}-{given.share}.pkl")
 
 
