@@ -92,6 +92,7 @@ def test_from_a_folder_to_a_page(folder: Path, tmp_path: Path, capsys: pytest.Ca
     assert "Procrustes, query" in shown
     page = (results / "report.html").read_text(encoding="utf-8")
     assert "Forecast of an online backfill" in page
+    assert "few misses are sampled" in page, "recall@100 is above 0.9"
     assert (results / "curves.png").stat().st_size > 10_000
     found = read_forecast(results)
     assert {row.method for row in found.rows} == set(METHODS)
