@@ -107,7 +107,7 @@ class ChosenQueries:
         entries = Entries(
             np.searchsorted(at, drawn.after), np.searchsorted(at, query.own_before),
             self.moment_ON[:, query.answers[drawn.answer]].astype(np.int64),
-            drawn.rank_share, gain, drawn.share * gain, drawn.answer, drawn.sampled, drawn.sign,
+            drawn.rank_share, drawn.ahead, drawn.share, gain, drawn.answer, drawn.sampled, drawn.sign,
         )  # fmt: skip
         kinds, cuts = (np.array([getattr(each, name) for each in self.metrics.values()]) for name in ("kind", "cut"))
         return Measured(

@@ -19,15 +19,17 @@ _DRAWS = 2
 class Drawn:
     """K entries. after: (K,) distances after the backfill. answer: (K,) index of the right answer.
 
-    rank_share: (K,) for how many answers an entry stands where it precedes others. share: (K,) how many times it counts
-    in a metric: a sampled answer stands for others, and what is drawn for it is subtracted, so that the models' errors
-    cancel on average. sampled: (K,) index among the randomly sampled answers, or -1; sign: (K,) of its contribution.
-    pool: number of answers from which these were sampled. random: (n,) indices of the randomly sampled answers.
+    rank_share: (K,) for how many answers an entry stands where it precedes others. ahead: (K,) number of answers that
+    precede it beside those of other entries: half of the others that it stands for. share: (K,) how many times it
+    counts in a metric: a sampled answer stands for others, and what is drawn for it is subtracted, so that the models'
+    errors cancel on average. sampled: (K,) index among the randomly sampled answers, or -1; sign: (K,) of its
+    contribution. pool: number of answers from which these were sampled. random: (n,) their indices.
     """
 
     after: NDArray[np.float32]
     answer: Ints
     rank_share: Floats
+    ahead: Floats
     share: Floats
     sampled: Ints
     sign: Floats
@@ -50,22 +52,23 @@ def draw_entries(
     index = np.full(len(true), -1)
     index[random] = np.arange(number)
     stands_for = 1 + len(hidden) / number if number > 1 else 1.0
-    parts = [(true[known], known, 1.0, np.where(index[known] >= 0, stands_for, 1.0), index[known], 1.0)]
+    parts = [(true[known], known, 1.0, 0.0, np.where(index[known] >= 0, stands_for, 1.0), index[known], 1.0)]
     excess = model.excess(near[random], logarithms(true[random]))
     some = hidden if len(hidden) <= _MOST else np.sort(rng.choice(hidden, _MOST, replace=False))
     for _ in range(_DRAWS if len(some) else 0):
         each = len(hidden) / len(some) / _DRAWS
         nobody = np.full(len(some), -1)
-        parts.append((model.draw(near[some], excess, rng), some, each, np.full(len(some), each), nobody, 0.0))
+        ahead = (len(hidden) / len(some) - 1) / 2
+        parts.append((model.draw(near[some], excess, rng), some, each, ahead, np.full(len(some), each), nobody, 0.0))
         if number > 1:
             again = model.draw_without_itself(near[random], excess, rng)
             less = np.full(number, -len(hidden) / number / _DRAWS)
-            parts.append((again, random, 0.0, less, index[random], -1 / _DRAWS))
+            parts.append((again, random, 0.0, 0.0, less, index[random], -1 / _DRAWS))
     return _joined(parts, number + len(hidden), random)
 
 
-def _joined(parts: list[tuple[Floats, Ints, float, Floats, Ints, float]], pool: int, random: Ints) -> Drawn:
+def _joined(parts: list[tuple[Floats, Ints, float, float, Floats, Ints, float]], pool: int, random: Ints) -> Drawn:
     sizes = [len(part[0]) for part in parts]
-    after, answer, share, sampled = (np.concatenate([part[i] for part in parts]) for i in (0, 1, 3, 4))
-    rank_share, sign = (np.repeat([part[i] for part in parts], sizes).astype(np.float64) for i in (2, 5))
-    return Drawn(after.astype(np.float32), answer, rank_share, share, sampled, sign, pool, random)
+    after, answer, share, sampled = (np.concatenate([part[i] for part in parts]) for i in (0, 1, 4, 5))
+    rank_share, ahead, sign = (np.repeat([part[i] for part in parts], sizes).astype(np.float64) for i in (2, 3, 6))
+    return Drawn(after.astype(np.float32), answer, rank_share, ahead, share, sampled, sign, pool, random)

@@ -28,8 +28,8 @@ class Entries:
     """What stands for the right answers of a query: the sampled ones, and draws for the others.
 
     after, before: (K,) distances after and before the backfill, as indices into the thresholds of the counts.
-    moment: (O, K) when they are backfilled. rank_share: how many answers an entry stands for where it precedes others.
-    gain: (R, K) what it counts in each metric, once. share: (R, K) the same for all answers that it stands for.
+    moment: (O, K) when they are backfilled. rank_share, ahead, stands_for: see ``Drawn``; the last one is its share.
+    gain: (R, K) what it counts in each metric, once.
     answer: entries of one answer do not precede each other. sampled: index of the sampled answer, to whose contribution
     the entry belongs, or -1. sign: +1 or the share of a draw that is subtracted.
     """
@@ -38,8 +38,9 @@ class Entries:
     before: NDArray[np.int64]
     moment: NDArray[np.int64]
     rank_share: Floats
+    ahead: Floats
+    stands_for: Floats
     gain: Floats
-    share: Floats
     answer: NDArray[np.int64]
     sampled: NDArray[np.int64]
     sign: Floats
@@ -72,39 +73,43 @@ def expect(
     changes = np.zeros((orders, len(counts.changes), points, len(kinds)))
     for o in range(orders):
         _expect(
-            entries.after, entries.before, entries.moment[o], entries.rank_share, entries.gain, entries.share,
-            entries.answer, entries.sampled, entries.sign, counts.known[o], counts.expected[o], counts.changes[:, o],
-            kinds, cuts, variance, value[o], own[o], changes[o],
+            entries.after, entries.before, entries.moment[o], entries.rank_share, entries.ahead, entries.stands_for,
+            entries.gain, entries.answer, entries.sampled, entries.sign, counts.known[o], counts.expected[o],
+            counts.changes[:, o], kinds, cuts, variance, value[o], own[o], changes[o],
         )  # fmt: skip
     return Expectation(value, own, changes.swapaxes(0, 1))
 
 
 @kernel
 def _expect(
-    after: Array, before: Array, moment: Array, rank_share: Array, gain: Array, share: Array, answer: Array,
-    sampled: Array, sign: Array, known: Array, expected: Array, changes: Array, kinds: Array, cuts: Array,
-    variance: float, sums: Array, own: Array, changed: Array,
+    after: Array, before: Array, moment: Array, rank_share: Array, ahead: Array, stands_for: Array, gain: Array,
+    answer: Array, sampled: Array, sign: Array, known: Array, expected: Array, changes: Array, kinds: Array,
+    cuts: Array, variance: float, sums: Array, own: Array, changed: Array,
 ) -> None:  # fmt: skip
     behind = np.zeros((len(after), len(kinds)))  # change of an entry's contribution if one more answer precedes it
     for t in range(len(sums)):
         place = np.where(moment <= t, after, before)
         for k in range(len(after)):
-            preceding = 0.0
+            preceding = ahead[k]
             for other in range(len(after)):
                 if answer[other] != answer[k] and place[other] < place[k]:
                     preceding += rank_share[other]
             closer, mean = known[place[k], t], expected[place[k], t]
             for r in range(len(kinds)):
+                share = stands_for[k] * gain[r, k]
                 value = _of_entry(kinds[r], cuts[r], preceding, closer, mean, variance)
-                sums[t, r] += share[r, k] * value
-                one_more = _of_entry(kinds[r], cuts[r], preceding + 1.0, closer, mean, variance)
-                behind[k, r] = share[r, k] * (one_more - value)
+                sums[t, r] += share * value
+                # At the cut, all answers that an entry stands for would leave at once. One more pushes out one of them.
+                at_cut = 1.0 + preceding + closer + mean + abs(stands_for[k]) > cuts[r]
+                more = max(1.0, abs(stands_for[k])) if at_cut else 1.0
+                later = _of_entry(kinds[r], cuts[r], preceding + more, closer, mean, variance)
+                behind[k, r] = share * (later - value) / more
                 if sampled[k] >= 0:
                     own[sampled[k], t, r] += sign[k] * gain[r, k] * value
                 if mean > 0:
                     step = 0.1 * mean
                     higher = _of_entry(kinds[r], cuts[r], preceding, closer, mean + step, variance)
-                    slope = share[r, k] * (higher - value) / step
+                    slope = share * (higher - value) / step
                     for j in range(len(changes)):
                         changed[j, t, r] += slope * changes[j, place[k], t]
         for k in range(len(after)):
