@@ -51,9 +51,10 @@ def _of_split(name: str, scan: SplitScan) -> Iterator[Finding]:
     for model in MODELS if name != "log" else MODELS[:1]:
         if model not in scan.vectors:
             level: Level = "warning" if model == "new" and name == "gallery" else "error"
-            yield Finding(
-                level, name, f"there are no embeddings in a column {model!r}", "embed the items, or import them"
-            )
+            remedy = "embed the items, or import them"
+            if level == "warning":
+                remedy += "; before that, ray-backfill sample and forecast need few of them"
+            yield Finding(level, name, f"there are no embeddings in a column {model!r}", remedy)
     for model, vectors in scan.vectors.items():
         yield from _of_vectors(f"{name}.{model}", vectors)
 

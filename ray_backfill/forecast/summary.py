@@ -30,10 +30,15 @@ def limits(estimate: Estimate) -> Limits:
     return Limits(estimate.value, estimate.low, estimate.high)
 
 
+def bounded(estimate: Estimate) -> Limits:
+    """The value and the limits of a metric, which is in [0, 1]."""
+    return Limits(*(min(max(each, 0.0), 1.0) for each in (estimate.value, estimate.low, estimate.high)))
+
+
 def curve(units: Units) -> list[Limits]:
     """The estimate at each moment; at t = 0 the exact value."""
     points, start = units.value.shape[1], float(units.start[:, 0].mean())
-    return [Limits(start, start, start), *(limits(units.mean(moment_weights(points, t))) for t in range(1, points))]
+    return [Limits(start, start, start), *(bounded(units.mean(moment_weights(points, t))) for t in range(1, points))]
 
 
 def area(units: Units, t: Floats) -> Estimate:

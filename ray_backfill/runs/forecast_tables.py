@@ -71,15 +71,16 @@ def _row(
     gallery: int,
 ) -> ForecastRow:  # fmt: skip
     area = numbers.area(units, t)
-    last, gained = numbers.curve(units)[-1], numbers.gain(units, new, t)
+    last, shown, gained = numbers.curve(units)[-1], numbers.bounded(area), numbers.gain(units, new, t)
     behind, (fall, start, end) = numbers.end_difference(units, new), numbers.fall(units, t)
     variance = area.of_queries + area.of_answers + area.of_model
     parts = (area.of_queries, area.of_answers, area.of_model)
     of_queries, of_answers, of_model = (part / variance if variance else float("nan") for part in parts)
     return ForecastRow(
         method.name, order, method.title, metric, numbers.curve(units)[0].value, last.value, last.low, last.high,
-        area.value, area.low, area.high, gained.value, gained.low, gained.high, behind.value, behind.low, behind.high,
-        fall.value, fall.low, fall.high, start, end, of_queries, of_answers, of_model,
+        shown.value, shown.low, shown.high, gained.value, gained.low, gained.high,
+        behind.value, behind.low, behind.high, fall.value, fall.low, fall.high, start, end,
+        of_queries, of_answers, of_model,
         numbers.items_to_halve(area, units.n_groups, known, gallery),
     )  # fmt: skip
 

@@ -86,7 +86,7 @@ def forecast_methods(comparison: Comparison, items: KnownItems, gallery: Gallery
     methods = [method for method in comparison.methods if can_be_forecast(method)]
     with step("measure the start"):
         starts = gallery.starts(methods)
-    with stage("forecast", len(methods) * len(items.known.queries), "queries") as bar:
+    with stage("forecast", len(methods) * len(items.known.queries), "query curves") as bar:
         return {m: forecast_method(comparison, m, items, gallery, starts[m.name], bar) for m in methods}
 
 

@@ -9,7 +9,7 @@ from ray_backfill.cluster.backbones import BackboneJob, train_backbone_stage
 from ray_backfill.cluster.embed import embed_stage
 from ray_backfill.datasets import open_source
 from ray_backfill.errors import InputError
-from ray_backfill.files import is_finished, note_facts, read_json
+from ray_backfill.files import OtherSettingsError, is_finished, note_facts, read_json
 from ray_backfill.methods import all_backbones, models_of
 from ray_backfill.protocols import split_classes
 from ray_backfill.recipes import Recipe
@@ -78,8 +78,11 @@ def embed_sample(recipe: Recipe[Any], context: Context, sample: Path) -> list[Pa
     folders = []
     for number in sorted(set(rounds)):
         only = sorted(each for each, of in zip(ids, rounds, strict=True) if of == number)
-        folder = context.out / "sampled" / f"round-{number}"
-        folders.append(_embed(recipe, context, folder, only=only))
+        try:
+            folders.append(_embed(recipe, context, context.out / "sampled" / f"round-{number}", only=only))
+        except OtherSettingsError as error:  # other backbones would not fit the old embeddings
+            why = str(error).partition(";")[0]
+            raise InputError(f"{why}; repeat the options with which the old embeddings were made") from error
     return folders
 
 

@@ -40,7 +40,7 @@ def find_known(folder: EmbeddingFolder, stored: StoredSample, new: Sequence[str]
     if len(missing):
         raise InputError(
             f"--new lacks {len(missing):,} of the {len(sample):,} items of the sample, such as "
-            f"{folder.gallery.id[missing[0]]}; embed them, too"
+            f"{folder.gallery.id[missing[0]]}; embed them, too, or give the files of earlier rounds beside it"
         )
     return known_items(folder, sample, position, vectors, distance)
 

@@ -99,7 +99,7 @@ class ForecastDifference:
 class CalibrationRow:
     """Whether the model of other items predicts how many are closer; one row for each method and range."""
 
-    method: str
+    method: Annotated[str, "name of the method, as on the command line"]
     expected_from: Annotated[float, "range of the expected number of closer items among those sampled at random"]
     expected_to: float
     answers: Annotated[int, "number of sampled right answers in the range"]

@@ -25,6 +25,7 @@ def run(arguments: Sequence[str]) -> None:
     from ray_backfill.cli.context import prepared, running
     from ray_backfill.files import read_json
     from ray_backfill.runs.images import embed_before_backfill, embed_recipe, embed_sample
+    from ray_backfill.runs.sampling import NAME
 
     settings = prepared(job, last_stage="embeddings").settings
     with running(job) as context:
@@ -39,4 +40,8 @@ def run(arguments: Sequence[str]) -> None:
             print(f"{facts['broken_images']:,} broken images were left out; see {shown(folder / 'broken.parquet')}")
     if job.only:
         files = " ".join(str(shown(folder / "gallery.parquet")) for folder in folders)
-        print(f"Then run:\n  ray-backfill forecast {shown(job.only.absolute().parent)} --new {files}")
+        data, out = shown(job.only.absolute().parent), shown(job.out.absolute() / "forecast")
+        elsewhere = "" if job.only.name == NAME else f" --sample {shown(job.only)}"
+        print(f"Then run:\n  ray-backfill forecast {data} --new {files}{elsewhere} --out {out}")
+    elif job.gallery == "old":
+        print(f"Then run:\n  ray-backfill sample {shown(folders[0])} --budget N")

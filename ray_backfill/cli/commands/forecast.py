@@ -1,7 +1,7 @@
 """``ray-backfill forecast``: the curves of upgrade methods from the new embeddings of a sample."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ from ray_backfill.cli.options import FolderJob
 from ray_backfill.cli.parse import check_names, read_folder_options
 from ray_backfill.cli.shell import given_folder, shown
 from ray_backfill.cluster.settings import ReplayPlace
+from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.runs.sampling import NAME
 
 # The default of --metrics in other commands has CMC@1, which cannot be forecast.
@@ -26,14 +27,15 @@ class ForecastJob(FolderJob):
     new. Default: the gallery's own, of which only those of the sample are used."""
     sample: Path | None = None
     """File that ray-backfill sample wrote (default: sample.parquet in the folder of embeddings)."""
+    evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(
+        default_factory=lambda: replace(Evaluation.of_folder(), metrics=_METRICS)
+    )
     place: Annotated[ReplayPlace, tyro.conf.arg(name="")] = field(default_factory=ReplayPlace)
 
 
 def read(arguments: Sequence[str]) -> Any:
     """The options; a folder may come first, without --data."""
     named = ["--data", *arguments] if arguments and not arguments[0].startswith("-") else list(arguments)
-    if not any(argument.split("=")[0] == "--metrics" for argument in named):
-        named += ["--metrics", *_METRICS]
     return read_folder_options(ForecastJob, named)
 
 

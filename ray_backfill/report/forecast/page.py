@@ -25,7 +25,7 @@ def _chart(found: ForecastResults, metric: str, order: str) -> Chart:
             100 * np.array([getattr(point, name) for point in points]) for name in ("t", "value", "low", "high")
         )
         style = numbered_style(methods.index(row.method))
-        number = f"{percent(row.auc)} ± {percent(row.auc_high - row.auc)}"
+        number = f"{percent(row.auc)} ± {percent(max(row.auc_high - row.auc, row.auc - row.auc_low))}"
         curves.append(Curve(row.method, row.title, number, style, t, value, Interval(t, low, high)))
     several = f", {order} order" if len(found.orders) > 1 else ""
     choices = [each for each, all_ in ((metric, found.metrics), (order, found.orders)) if len(all_) > 1]
@@ -45,16 +45,11 @@ def _flat(found: ForecastResults, metric: str, name: str) -> Curve:
 def render(found: ForecastResults) -> str:
     """The HTML page."""
     facts = found.manifest
-    first = found.metrics[0]
-    answers = [
-        (f"In the order {order}: " if len(found.orders) > 1 else "") + found.significant(first, order)
-        for order in found.orders
-    ]
     return page_environment().get_template("forecast/forecast.html.jinja").render(
         heading=bind(words.heading(found)),
         warnings=[bind(sentence) for sentence in words.warnings(found)],
-        answers=[bind(sentence) for sentence in answers],
-        ends=[bind(words.ends(found, metric)) for metric in found.metrics],
+        answers=[bind(sentence) for sentence in words.told(found)],
+        ends=[bind(words.ends(found, metric)) for metric in found.metrics[1:]],
         curves=page_charts(charts_of(found), "curves"),
         columns=bind(words.COLUMNS),
         numbers=[(metric, _numbers(found, metric)) for metric in found.metrics],
@@ -77,25 +72,23 @@ def _differences(found: ForecastResults) -> PageTable:
     titles = {row.method: row.title for row in found.rows}
     rows = [
         [
-            titles[d.method],
-            titles[d.other_method],
-            d.order,
-            d.metric,
-            percent(d.difference),
-            f"{percent(d.low)} to {percent(d.high)}",
+            titles[d.method], titles[d.other_method], d.order, d.metric, percent(d.difference),
+            f"{percent(d.low)} to {percent(d.high)}", "yes" if d.low > 0 or d.high < 0 else "no",
         ]
-        for d in found.differences
-    ]
-    return text_table("differences of methods", ("method", "other", "order", "metric", "points", "95 % interval"), rows)
+        for metric in found.metrics for order in found.orders for d in found.pairs(metric, order)
+    ]  # fmt: skip
+    heads = ("method", "other", "order", "metric", "points", "95 % interval", "significant")
+    return text_table("differences of methods", heads, rows)
 
 
 def _calibration(found: ForecastResults) -> PageTable:
     """One line for each range; methods whose backfilled items are served alike share their lines."""
+    titles = {row.method: row.title for row in found.rows}
     methods: dict[tuple[str, ...], list[str]] = {}
     for row in found.calibration:
         ends = f"{row.expected_from:g} to {row.expected_to:g}".replace(" to inf", " or more")
         line = (ends, f"{row.answers:,}", f"{row.expected:.2f}", f"{row.observed:.2f}")
-        methods.setdefault(line, []).append(row.method)
+        methods.setdefault(line, []).append(titles[row.method])
     rows = [[", ".join(names), *line] for line, names in methods.items()]
     heads = ("methods", "expected", "right answers", "mean expected", "mean observed")
     return text_table("calibration of the model of other items", heads, rows)

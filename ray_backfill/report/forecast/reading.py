@@ -1,7 +1,7 @@
 """Reads the tables of a forecast."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +18,7 @@ RowT = TypeVar("RowT")
 _AGAIN = "run forecast again"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ForecastResults:
     """What ``forecast`` returns; shows itself as a table in a notebook.
 
@@ -61,8 +61,14 @@ class ForecastResults:
 
     def _repr_html_(self) -> str:
         from ray_backfill.report.forecast.terminal import overview, title
+        from ray_backfill.report.forecast.words import told, warnings
 
-        return html_table(title(self), overview(self), [])
+        return html_table(title(self), overview(self), [*warnings(self), *told(self)])
+
+    def __repr__(self) -> str:
+        from ray_backfill.report.forecast.words import heading
+
+        return f"{heading(self)}; {len({row.method for row in self.rows})} methods; .show(), .plot(), .summary, .frame"
 
     @property
     def metrics(self) -> list[str]:
@@ -79,22 +85,29 @@ class ForecastResults:
         found = [row for row in self.rows if (row.metric, row.order) == (metric, order)]
         return sorted(found, key=lambda row: -row.auc)
 
-    def significant(self, metric: str, order: str) -> str:
-        """A sentence: whether the lead of the best method is significant, and over which it is not."""
+    def lead(self, metric: str, order: str) -> str:
+        """A sentence: the method with the highest AUC, and over which its lead is not significant."""
         best, *rest = self.of(metric, order)
-        apart = {
-            other
-            for each in self.differences
-            if (each.metric, each.order) == (metric, order) and best.method in (each.method, each.other_method)
-            for other in {each.method, each.other_method} - {best.method}
-            if each.low > 0 or each.high < 0
-        }
+        first = f"{best.title} has the highest AUC of {metric}."
+        apart = {pair.other_method for pair in self.pairs(metric, order) if pair.method == best.method and pair.low > 0}
         close = [row.title for row in rest if row.method not in apart]
         if not rest:
-            return ""
+            return first
         if not close:
-            return f"{best.title} has the highest AUC. Its lead over every other method is significant."
-        return f"{best.title} has the highest AUC. Its lead is not significant over: {', '.join(close)}."
+            return f"{first} Its lead over every other method is significant."
+        return f"{first} Its lead is not significant over: {', '.join(close)}."
+
+    def pairs(self, metric: str, order: str) -> list[ForecastDifference]:
+        """The differences of all pairs of methods in a metric and an order, the better method of each pair first."""
+        rank = {row.method: place for place, row in enumerate(self.of(metric, order))}
+        found = [
+            each if rank[each.method] < rank[each.other_method] else replace(
+                each, method=each.other_method, other_method=each.method, difference=-each.difference,
+                low=-each.high, high=-each.low,
+            )
+            for each in self.differences if (each.metric, each.order) == (metric, order)
+        ]  # fmt: skip
+        return sorted(found, key=lambda each: (rank[each.method], rank[each.other_method]))
 
 
 def read_forecast(folder: Path) -> ForecastResults:

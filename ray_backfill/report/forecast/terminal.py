@@ -31,11 +31,10 @@ def draw_forecast(found: ForecastResults) -> None:
         for row in rows:
             table.add_row(*(Text(cell) for cell in words.cells(row)), end_section=row is rows[-1])
     notes = [Text(sentence, style="yellow") for sentence in words.warnings(found)]
-    for order in found.orders:
-        if sentence := found.significant(metric, order):
-            several = f"In the order {order}: " if len(found.orders) > 1 else ""
-            notes.append(Text(several + sentence, style="bold"))
-    notes += [Text(words.ends(found, metric)), Text(words.width(found.of(metric, found.orders[0])))]
+    notes += [Text(sentence, style="bold") for sentence in words.told(found)]
+    notes.append(Text(words.width(found.of(metric, found.orders[0]))))
+    others = found.metrics[1:]
+    notes += [Text(f"Other metrics, in report.html: {', '.join(others)}.")] if others else []
     left_out = found.manifest.get("left_out", {})
     notes += [Text(f"Left out: {', '.join(left_out)} (report.html says why).")] if left_out else []
     notes.append(Text(words.COLUMNS, style="dim"))

@@ -9,13 +9,15 @@ from ray_backfill.tables.forecast import ForecastRow
 
 COLUMNS = (
     "± half of the 95 % interval. AUC: the average over the backfill. gain: the part of the upgrade's improvement that "
-    "users get during the backfill; 100 % would be the new model at once. M_0, M_1: start, which is exact, and end. "
-    "falls: the largest drop to a later moment. to halve: further items that would halve the interval of the AUC; – if "
-    "half of the gallery is not enough."
+    "users get during the backfill; 100 % would be the new model at once; – if new is not significantly better than "
+    "old. M_0, M_1: start, which is exact, and end. falls: the largest drop of the estimated curve to a later moment. "
+    "to halve: further items that would halve the interval of the AUC; – if half of the gallery is not enough."
 )
 NAMES = ("method", "order", "AUC", "gain", "M_0", "M_1", "falls", "to halve")
 # Calibration outside of these limits is reported.
 _FAR = (0.8, 1.25)
+# With as many chosen queries or fewer, intervals may be too narrow.
+FEW_QUERIES = 50
 # Above this recall, intervals of 95 % held 86 to 94 % (docs/results/forecast.md).
 _HIGH_RECALL = 0.9
 
@@ -23,33 +25,53 @@ _HIGH_RECALL = 0.9
 def cells(row: ForecastRow) -> list[str]:
     """The texts of a row, in the order of ``NAMES``."""
     return [
-        row.title, row.order, _with(row.auc, row.auc_high), _with(row.gain, row.gain_high, sign=True),
-        percent(row.start), _with(row.end, row.end_high), _with(row.largest_fall, row.largest_fall_high),
+        row.title, row.order, _with(row, "auc"), _with(row, "gain", sign=True), percent(row.start), _with(row, "end"),
+        _with(row, "largest_fall") if row.largest_fall else "0",
         f"{row.to_halve:,.0f}" if math.isfinite(row.to_halve) else NOTHING,
     ]  # fmt: skip
 
 
-def _with(value: float, high: float, sign: bool = False) -> str:
+def _with(row: ForecastRow, name: str, sign: bool = False) -> str:
+    """A figure of a row with half of its interval; the wider half, where it ends at 0 or 1."""
+    value, low, high = (getattr(row, each) for each in (name, f"{name}_low", f"{name}_high"))
     shown = percent_sign if sign else percent
-    return f"{shown(value)} ± {percent(high - value)}" if math.isfinite(value) else NOTHING
+    return f"{shown(value)} ± {percent(max(high - value, value - low))}" if math.isfinite(value) else NOTHING
 
 
 def heading(found: ForecastResults) -> str:
     """What the forecast was made of."""
     facts = found.manifest
-    share = facts["known"] / facts["items"]
+    known, items, queries = facts["known"], facts["items"], facts["queries"]
+    judged = f"{facts['chosen']:,} of {queries:,}" if known < items else f"{queries:,}"
     return (
-        f"Forecast from {facts['known']:,} of {facts['items']:,} new embeddings ({percent(share)} %), judged by "
-        f"{facts['chosen']:,} of {facts['queries']:,} queries"
+        f"Forecast from {known:,} of {items:,} new embeddings ({percent(known / items)} %), judged by {judged} queries"
     )
+
+
+def told(found: ForecastResults) -> list[str]:
+    """What the forecast says in the primary metric: the best method of each order, and whether to upgrade at all."""
+    metric = found.metrics[0]
+    several = len(found.orders) > 1
+    leads = [(f"In the order {order}, " if several else "") + found.lead(metric, order) for order in found.orders]
+    return [each[:1].upper() + each[1:] for each in leads] + [f"{ends(found, metric)}{_upgrade(found, metric)}"]
 
 
 def ends(found: ForecastResults, metric: str) -> str:
     """The old service and the new model in this metric."""
     value, low, high = found.manifest["new"][metric]
     old = found.manifest["old"][metric]
-    new = f"{percent(value)} % (from {percent(low)} to {percent(high)})"
-    return f"{metric}: the old service has {percent(old)} %, the new model alone {new}."
+    limits = f" (from {percent(low)} to {percent(high)})" if high > low else ""
+    return f"{metric}: the old service has {percent(old)} %, the new model alone {percent(value)} %{limits}."
+
+
+def _upgrade(found: ForecastResults, metric: str) -> str:
+    """Whether the new model is better; "" if it is."""
+    old, (_, low, high) = found.manifest["old"][metric], found.manifest["new"][metric]
+    if high < old:
+        return " The new model is worse than the old one: do not upgrade on this evidence."
+    if low <= old:
+        return " The forecast does not tell the new model from the old one: do not upgrade on this evidence."
+    return ""
 
 
 def width(rows: Sequence[ForecastRow]) -> str:
@@ -64,7 +86,7 @@ def width(rows: Sequence[ForecastRow]) -> str:
     if not all(math.isfinite(share) for _, share in parts):
         return "Everything is known: the curves are exact."
     return (
-        "The variance of the AUC comes from "
+        "On average over the methods, the variance of the AUC comes from "
         + ", ".join(f"{name} ({percent(share, 0)} %)" for name, share in parts)
         + "."
     )
@@ -84,9 +106,24 @@ def warnings(found: ForecastResults) -> list[str]:
         f"{metric} is above {percent(_HIGH_RECALL, 0)} %: few misses are sampled, and its intervals are too narrow."
         for metric in high
     ]
-    if found.manifest["chosen"] < 50:
+    sentences += _below(found)
+    if found.manifest["chosen"] <= FEW_QUERIES and found.manifest["known"] < found.manifest["items"]:
         sentences.append(
             f"Only {found.manifest['chosen']} queries were chosen: intervals are wide, and may be too narrow. "
             "Extend the sample: ray-backfill sample --add."
         )
     return sentences
+
+
+def _below(found: ForecastResults) -> list[str]:
+    """Methods that start below the old service, or end below the new model alone, in the primary metric."""
+    metric, margin = found.metrics[0], found.manifest["evaluation"]["margin"]
+    old = found.manifest["old"][metric]
+    rows = {row.method: row for row in found.of(metric, found.orders[0])}.values()
+    starts = [f"{row.title} ({percent(row.start)} %)" for row in rows if row.start < old - margin]
+    ends_ = [
+        f"{row.title} (by {percent(-row.end_vs_new)} ± {percent(row.end_vs_new_high - row.end_vs_new)} points)"
+        for row in rows if row.end_vs_new_high < -margin
+    ]  # fmt: skip
+    sentences = [f"Start below the old service ({percent(old)} %): {', '.join(starts)}."] if starts else []
+    return sentences + ([f"End below the new model alone: {', '.join(ends_)}."] if ends_ else [])
