@@ -25,11 +25,14 @@ Starts = Mapping[str, NDArray[np.float64]]
 
 @dataclass(frozen=True, eq=False)
 class KnownItems:
-    """Gallery items whose new embeddings are given: (n, d) ``new``. stand_in: predicts those of the others."""
+    """Gallery items whose new embeddings are given: (n, d) ``new``. stand_in: predicts those of the others. sampled:
+    number of items of the sample.
+    """
 
     known: Known
     new: FloatArray
     stand_in: StandInMap
+    sampled: int
 
 
 class Gallery(NamedTuple):

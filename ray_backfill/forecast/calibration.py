@@ -13,6 +13,8 @@ from scipy.special import gammaln
 
 Floats = NDArray[np.float64]
 _LEAST_VARIANCE, _MOST_VARIANCE = 0.01, 5.0
+# Ratios of observed to expected numbers that may be chance. What is beyond counts as an error of the model.
+LEAST_RATIO, MOST_RATIO = 0.8, 1.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +35,11 @@ class Calibration:
 
     ratio: float
     variance: float
+
+    @property
+    def beyond(self) -> float:
+        """By what share of the expected numbers the ratio is outside of what may be chance."""
+        return max(0.0, self.ratio / MOST_RATIO - 1, 1 - self.ratio / LEAST_RATIO)
 
 
 def check(observed: Floats, expected: Floats, share: float, answers: int) -> Checked:

@@ -87,7 +87,8 @@ class ChosenQueries:
     ) -> _Query:  # fmt: skip
         """rows: (P,) of the right answers among the known items, -1 for others. stand_in, before: (P,) distances."""
         true = np.where(rows >= 0, after[rows], np.nan).astype(np.float64)
-        at_random = (rows >= 0) & self.known.at_random[rows]
+        at_random = rows >= 0
+        at_random[at_random] = self.known.standing(rows[at_random])
         rng = np.random.default_rng([_SEED, query])
         drawn = draw_entries(self.models.answers, stand_in.astype(np.float64), true, at_random, rng)
         return _Query(query, answers, drawn, before[drawn.answer], after)
@@ -100,7 +101,9 @@ class ChosenQueries:
         moments = self.moment_ON[:, self.known.position[is_other]].astype(np.int64)
         at = query.thresholds
         own = places[:, : len(at) + 1]
-        counts = count(own, cells, moments, query.after[is_other], self.models.others, at)
+        counts = count(
+            own, cells, moments, query.after[is_other], self.models.others, at, self.models.calibration.beyond
+        )
         gains = [(metric, metric.gains(self.truth, query.number)) for metric in self.metrics.values()]
         drawn = query.drawn
         gain = np.stack([each / metric.largest(each) for metric, each in gains])[:, drawn.answer]

@@ -96,11 +96,12 @@ def count_tile(
 
 def count(
     places: Ints, cells: Ints, known_moments: Ints, after: Floats32, others: OtherItems,
-    thresholds: Floats32,
+    thresholds: Floats32, beyond: float = 0.0,
 ) -> Counts:  # fmt: skip
     """The counts of one query from its histograms, as in ``Histograms``.
 
-    known_moments: (O, k) when other known items are backfilled. after: (k,) their distances then.
+    known_moments: (O, k) when other known items are backfilled. after: (k,) their distances then. beyond: see
+    ``Calibration``.
     """
     orders, number, points = len(places), len(thresholds), places.shape[2] - 1
     closer = np.zeros((orders, number, points), np.int64)
@@ -110,16 +111,17 @@ def count(
     likely = others.cumulative(thresholds)  # (1 + PARTS, CELLS, M)
     by_threshold = likely.swapaxes(1, 2) @ hidden.swapaxes(0, 1).reshape(len(hidden[0]), -1)  # (1 + PARTS, M, O T)
     expected = by_threshold.reshape(*by_threshold.shape[:2], orders, points).swapaxes(1, 2)
-    changes = np.concatenate([structural_error(expected[:1]), expected[1:] - expected[0]])
+    changes = np.concatenate([structural_error(expected[:1], beyond), expected[1:] - expected[0]])
     return Counts(thresholds, closer, expected[0], changes)
 
 
-def structural_error(expected: Floats) -> Floats:
+def structural_error(expected: Floats, beyond: float = 0.0) -> Floats:
     """By how much expected numbers of closer items may be wrong besides the sample's error, as a standard deviation.
 
-    The model has the same residuals for all queries. docs/results/forecast.md: what intervals with this error cover.
+    The model has the same residuals for all queries. beyond: share by which it disagrees with the sample, see
+    ``Calibration``. docs/results/forecast.md: what intervals with this error cover.
     """
-    return np.asarray(0.03 * expected + 0.15 * np.sqrt(expected))
+    return np.asarray((0.03 + beyond) * expected + 0.15 * np.sqrt(expected))
 
 
 @kernel

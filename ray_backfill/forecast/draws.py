@@ -10,7 +10,7 @@ from ray_backfill.forecast.answers import RightAnswers, logarithms
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 # Unsampled right answers for which distances are drawn, at most; they stand for all.
-_MOST = 40
+_MOST = 80
 # Draws for each.
 _DRAWS = 2
 
@@ -51,7 +51,7 @@ def draw_entries(
     number, near = len(random), logarithms(stand_in)
     index = np.full(len(true), -1)
     index[random] = np.arange(number)
-    stands_for = 1 + len(hidden) / number if number > 1 else 1.0
+    stands_for = 1 + len(hidden) / number if number else 1.0
     parts = [(true[known], known, 1.0, 0.0, np.where(index[known] >= 0, stands_for, 1.0), index[known], 1.0)]
     excess = model.excess(near[random], logarithms(true[random]))
     some = hidden if len(hidden) <= _MOST else np.sort(rng.choice(hidden, _MOST, replace=False))
@@ -60,7 +60,7 @@ def draw_entries(
         nobody = np.full(len(some), -1)
         ahead = (len(hidden) / len(some) - 1) / 2
         parts.append((model.draw(near[some], excess, rng), some, each, ahead, np.full(len(some), each), nobody, 0.0))
-        if number > 1:
+        if number:
             again = model.draw_without_itself(near[random], excess, rng)
             less = np.full(number, -len(hidden) / number / _DRAWS)
             parts.append((again, random, 0.0, 0.0, less, index[random], -1 / _DRAWS))

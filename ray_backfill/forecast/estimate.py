@@ -31,7 +31,7 @@ class Estimate:
     of_answers: float
     of_model: float
     structural: float
-    freedom: int
+    freedom: float
     groups: int
 
     @property
@@ -42,7 +42,7 @@ class Estimate:
     @property
     def quantile(self) -> float:
         """Standard deviations in half of the 95 % interval."""
-        return float(student.ppf((1 + LEVEL) / 2, max(self.freedom, 1)))
+        return float(student.ppf((1 + LEVEL) / 2, self.freedom))
 
     @property
     def half_width(self) -> float:
@@ -69,13 +69,16 @@ class Answers:
     contribution: Floats
     answers: int
 
-    def variance(self, weights: Floats) -> float:
-        """Variance of the query's weighted metric by which answers were sampled."""
-        number = len(self.contribution)
-        if number < 2 or number >= self.answers:
-            return 0.0
-        of_one = (self.contribution @ weights).var(ddof=1) * self.answers**2
-        return float((1 - number / self.answers) * of_one / number)
+    @property
+    def are_all(self) -> bool:
+        """Whether there is nothing to draw from."""
+        return not len(self.contribution) or len(self.contribution) >= self.answers
+
+    def spread(self, weights: Floats) -> float:
+        """Variance of the query's weighted metric if one answer stood for all; NaN if it is unknown from one."""
+        if len(self.contribution) < 2:
+            return float("nan")
+        return float((self.contribution @ weights).var(ddof=1)) * self.answers**2
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,14 +116,29 @@ class Units:
         totals = np.bincount(of, left)
         share = groups / self.n_groups
         of_queries = float(totals @ totals) / len(y) ** 2 * groups / max(groups - 1, 1) * (1 - share)
-        deviations = np.bincount(of, np.sqrt([each.variance(weights) for each in self.sampled]))
+        deviations = np.bincount(of, np.sqrt(self._of_answers(weights)))
         of_answers = share * float(deviations @ deviations) / len(y) ** 2
         value = float(y.mean() + (self.start.mean(axis=0) - own.mean(axis=0)) @ slope)
         # Structural errors of two systems are independent of each other; the jackknife leaves out the same items.
         structural = sum(float((shift @ weights).mean()) ** 2 for shift in self.shift.values())
         of_model = jackknife((self.without @ weights).mean(axis=0)) + structural
-        freedom = groups - 1 - self.start.shape[1]
+        of_sample = of_model - structural
+        parts = ((of_queries + of_answers, groups - 1 - self.start.shape[1]), (of_sample, PARTS - 1))
+        freedom = satterthwaite(of_queries + of_answers + of_model, parts)
         return Estimate(value, of_queries, of_answers, of_model, structural, freedom, groups)
+
+    def _of_answers(self, weights: Floats) -> Floats:
+        """(m,) variance of each query's weighted metric by which answers were sampled.
+
+        A query of which one answer was sampled has the mean spread of the others.
+        """
+        found, spreads = np.zeros(len(self.sampled)), np.array([each.spread(weights) for each in self.sampled])
+        usual = float(np.nanmean(spreads)) if np.isfinite(spreads).any() else 0.0
+        for i, each in enumerate(self.sampled):
+            if not each.are_all:
+                spread = spreads[i] if np.isfinite(spreads[i]) else usual
+                found[i] = (1 - len(each.contribution) / each.answers) * spread / len(each.contribution)
+        return found
 
     def plus(self, other: "Units", factor: float = 1.0) -> "Units":
         """The sum of a curve and a multiple of another one of the same sample, whose errors are shared."""
@@ -143,6 +161,15 @@ class Units:
         shift = {system: each @ weights[:, None] for system, each in self.shift.items()}
         value, without = (each @ weights[:, None] for each in (self.value, self.without))
         return replace(self, value=value, without=without, shift=shift, sampled=sampled)
+
+
+def satterthwaite(total: float, parts: Sequence[tuple[float, int]]) -> float:
+    """Degrees of freedom of a variance that is the sum of estimated parts and known ones (Satterthwaite, 1946).
+
+    parts: (variance, degrees of freedom) of those that are estimated.
+    """
+    spread = sum(variance**2 / max(freedom, 1) for variance, freedom in parts)
+    return total**2 / spread if spread else float("inf")
 
 
 def jackknife(changes: Floats) -> float:

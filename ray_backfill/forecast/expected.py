@@ -81,6 +81,12 @@ def expect(
 
 
 @kernel
+def _is_before(place: Array, answer: Array, one: int, other: int) -> bool:
+    """Whether one entry precedes another; answers at equal distances are ranked by position, as by a replay."""
+    return bool(place[one] < place[other] or (place[one] == place[other] and answer[one] < answer[other]))
+
+
+@kernel
 def _expect(
     after: Array, before: Array, moment: Array, rank_share: Array, ahead: Array, stands_for: Array, gain: Array,
     answer: Array, sampled: Array, sign: Array, known: Array, expected: Array, changes: Array, kinds: Array,
@@ -92,7 +98,7 @@ def _expect(
         for k in range(len(after)):
             preceding = ahead[k]
             for other in range(len(after)):
-                if answer[other] != answer[k] and place[other] < place[k]:
+                if answer[other] != answer[k] and _is_before(place, answer, other, k):
                     preceding += rank_share[other]
             closer, mean = known[place[k], t], expected[place[k], t]
             for r in range(len(kinds)):
@@ -115,7 +121,7 @@ def _expect(
         for k in range(len(after)):
             if sampled[k] >= 0:
                 for other in range(len(after)):
-                    if answer[other] != answer[k] and place[other] > place[k]:
+                    if answer[other] != answer[k] and _is_before(place, answer, k, other):
                         for r in range(len(kinds)):
                             own[sampled[k], t, r] += sign[k] * behind[other, r]
 

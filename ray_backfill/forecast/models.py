@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.distances import ProductForm
+from ray_backfill.errors import InputError
 from ray_backfill.forecast.answers import RightAnswers, fit_answers, logarithms
 from ray_backfill.forecast.calibration import Calibration, Checked, calibrate, check
 from ray_backfill.forecast.others import CELLS, PARTS, OtherItems, fit_others
@@ -24,7 +25,8 @@ class Known:
 
     position: (n,) gallery positions. weight: (n,) for how many items of the gallery each one stands, 1 / probability;
     0: it was not drawn at random. pilot: (n,) whether it was drawn uniformly, from the whole gallery. queries, group,
-    n_groups: as in ``Sample``.
+    n_groups: as in ``Sample``. done: (n,) whether the backfill has done it, in an order that is no random choice: such
+    items do not stand for those that are still to be done.
     """
 
     position: IntArray
@@ -33,11 +35,20 @@ class Known:
     queries: IntArray
     group: IntArray
     n_groups: int
+    done: NDArray[np.bool_]
 
     @property
     def at_random(self) -> NDArray[np.bool_]:
-        """(n,) whether an item was drawn at random."""
-        return self.weight > 0
+        """(n,) whether an item was drawn at random from those that are still to be done."""
+        return (self.weight > 0) & ~self.done
+
+    def standing(self, rows: IntArray) -> NDArray[np.bool_]:
+        """(k,) which of some right answers of a query stand for its others. rows: (k,) of the known items.
+
+        Those that the backfill has done stand for others only where nothing else does.
+        """
+        found = self.at_random[rows]
+        return found if found.any() else self.weight[rows] > 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +84,7 @@ def fit_models(known: Known, forms: KnownForms, truth: GroundTruth) -> Models:
         stand_in, old, after = (form.approximate(one)[0] for form in (forms.stand_in, forms.old, forms.after))
         rows = rows_N[truth.positives_of(query)]
         rows = rows[rows >= 0]
-        rows = rows[known.at_random[rows]]
+        rows = rows[known.standing(rows)]
         pairs.append((logarithms(stand_in[rows]), logarithms(after[rows])))
         there = known.at_random & ~np.isin(known.position, left_out_of(truth, query))
         at, answers = np.sort(after[rows]), len(truth.positives_of(query))
@@ -97,6 +108,8 @@ def _fit_others(known: Known, forms: KnownForms, truth: GroundTruth, part_n: Int
     number = max(1, min(len(scored), _PAIRS // len(items)))
     queries = np.sort(np.random.default_rng(_SEED).choice(scored, number, replace=False))
     is_other = ~np.stack([np.isin(items, left_out_of(truth, query)) for query in queries.tolist()])
+    if not is_other.any():
+        raise InputError("every sampled item is a right answer of every query: there is nothing to forecast")
     stand_in, old, true = (
         form.of_items(rows).approximate(queries)[is_other] for form in (forms.stand_in, forms.old, forms.after)
     )

@@ -21,6 +21,8 @@ REASONS = ("pilot", "right answer", "close")
 _PILOT_SHARE, _ANSWER_SHARE = 0.2, 0.6
 # Right answers of a query that are embedded, at least: fewer say too little about the others.
 PER_QUERY = 3
+# Groups of queries that are chosen, at least: with fewer, the error of choosing them cannot be estimated.
+_FEWEST_GROUPS = 10
 # Streams of random numbers.
 _PILOT_STREAM, _GROUP_STREAM, _ANSWER_STREAM = range(3)
 
@@ -89,9 +91,10 @@ def draw_sample(
     taken_N = np.zeros(size, np.bool_)
     taken_N[pilot] = True
     answers, per_query, n_chosen = _draw_answers(truth, groups, order, taken_N, int(_ANSWER_SHARE * budget), seed)
-    if not n_chosen:
-        few = f"a budget of {budget:,} items does not pay for {PER_QUERY} right answers of one query"
-        raise InputError(f"{few}; use at least {2 * PER_QUERY}, better 2 % of the gallery")
+    if n_chosen < min(_FEWEST_GROUPS, len(groups)):
+        few = f"a budget of {budget:,} items pays for {n_chosen:,} of {len(groups):,} queries with answers of their own"
+        least = max(budget + 1, round(_FEWEST_GROUPS * PER_QUERY / _ANSWER_SHARE))
+        raise InputError(f"{few}; use at least {least:,}, better 2 % of the gallery")
     taken_N[answers] = True
     queries = np.concatenate([groups[g] for g in order[:n_chosen]])
     number = np.concatenate([np.full(len(groups[g]), i) for i, g in enumerate(order[:n_chosen])])

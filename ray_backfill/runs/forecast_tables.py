@@ -45,14 +45,15 @@ def forecast_tables(comparison: Comparison, items: KnownItems, found: Mapping[Me
         for method, order, metric, units in rows
         for at, each in zip(t, numbers.curve(units), strict=True)
     ]
-    sizes = (len(known.position), len(comparison.folder.gallery))
+    sizes = (items.sampled, len(comparison.folder.gallery))
     summary = [_row(m, order, metric, units, new[metric], t, *sizes) for m, order, metric, units in rows]
     return Tables(
         frame(ForecastPoint, curves), frame(ForecastRow, summary),
         frame(ForecastDifference, _differences(rows, t)),
         frame(CalibrationRow, [row for method in rest for row in _calibration(method, found[method])]),
         {
-            "evaluation": asdict(how), "items": sizes[1], "known": sizes[0], "queries": comparison.truth.n_queries,
+            "evaluation": asdict(how), "items": sizes[1], "known": len(known.position),
+            "queries": comparison.truth.n_queries,
             "chosen": len(known.queries), "old": old, "new": {name: _end(units, t) for name, units in new.items()},
             "left_out": {each.name: each.reason for each in comparison.left_out}
             | {m.name: "it has no forecast" for m in comparison.methods if m not in found and not m.is_reference},
@@ -67,13 +68,13 @@ def _end(units: Units, t: NDArray[np.float64]) -> list[float]:
 
 
 def _row(
-    method: Method, order: str, metric: str, units: Units, new: Units, t: NDArray[np.float64], known: int,
+    method: Method, order: str, metric: str, units: Units, new: Units, t: NDArray[np.float64], sampled: int,
     gallery: int,
 ) -> ForecastRow:  # fmt: skip
     area = numbers.area(units, t)
     last, shown, gained = numbers.curve(units)[-1], numbers.bounded(area), numbers.gain(units, new, t)
     behind, (fall, start, end) = numbers.end_difference(units, new), numbers.fall(units, t)
-    variance = area.of_queries + area.of_answers + area.of_model
+    variance = area.variance
     parts = (area.of_queries, area.of_answers, area.of_model)
     of_queries, of_answers, of_model = (part / variance if variance else float("nan") for part in parts)
     return ForecastRow(
@@ -81,7 +82,7 @@ def _row(
         shown.value, shown.low, shown.high, gained.value, gained.low, gained.high,
         behind.value, behind.low, behind.high, fall.value, fall.low, fall.high, start, end,
         of_queries, of_answers, of_model,
-        numbers.items_to_halve(area, units.n_groups, known, gallery),
+        numbers.items_to_halve(area, units.n_groups, sampled, gallery),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from ray_backfill.progress import stage, step
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import fit_maps
 from ray_backfill.runs.forecast_tables import forecast_tables
-from ray_backfill.runs.known_items import find_known, with_stand_ins
+from ray_backfill.runs.known_items import find_known, with_pilot, with_stand_ins
 from ray_backfill.runs.sampling import read_before_backfill, read_sample
 from ray_backfill.tables.forecast import TABLES
 from ray_backfill.tables.schema import write_table
@@ -47,11 +47,12 @@ def forecast_folder(
         stored = read_sample(sample, folder)
         evaluation = replace(evaluation, truth=stored.settings.truth, distance=stored.settings.distance)
         items = find_known(folder, stored, new)
+    of_fits = context
+    if folder.train is None:  # maps that are fitted on the pilot change with every sample
+        of_fits = replace(context, out=context.out / "pilot", overwrite=True)
+        folder = with_pilot(folder, items, of_fits.out)
     comparison = resolve(with_stand_ins(folder, items), evaluation, fits)
-    # Maps that are fitted on the pilot change with every sample; those of a train split are shared with other commands.
-    of_pilot = replace(context, out=context.out / "pilot", overwrite=True)
-    place = of_pilot if folder.train is None else context
-    comparison, _ = fit_maps(comparison, comparison.methods, fits, place)
+    comparison, _ = fit_maps(comparison, comparison.methods, fits, of_fits)
     with _gallery_of(comparison, items, context) as gallery:
         found = forecast_methods(comparison, items, gallery)
     tables = forecast_tables(comparison, items, found)

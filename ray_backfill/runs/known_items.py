@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from ray_backfill.comparison.forecast import KnownItems
 from ray_backfill.errors import InputError
@@ -13,10 +15,12 @@ from ray_backfill.forecast.stand_in import fit_stand_in
 from ray_backfill.runs.matching import plain_ids
 from ray_backfill.runs.sampling import StoredSample, free_pairs, positions_of
 from ray_backfill.sources import Source, open_source
-from ray_backfill.store import EmbeddingFolder
+from ray_backfill.store import EmbeddingFolder, read_train, vector_column, write_parquet
 from ray_backfill.store import take as take_rows
 from ray_backfill.store.loose import FINE, PROBLEMS, ZERO, read_vectors_loosely
 from ray_backfill.systems import FloatArray, IntArray
+
+_NOTHING = np.empty(0, np.int64)
 
 
 def find_known(folder: EmbeddingFolder, stored: StoredSample, new: Sequence[str]) -> KnownItems:
@@ -30,19 +34,37 @@ def find_known(folder: EmbeddingFolder, stored: StoredSample, new: Sequence[str]
         if "new" not in folder.gallery.vectors:
             raise InputError(f"{folder.path} has no new embeddings; give them with --new SOURCE (id and new)")
         return known_items(folder, sample, sample.position, folder.gallery.new[sample.position], distance)
-    found = [_read_new(open_source(text), folder, distance) for text in new]
-    position = np.concatenate([each for each, _ in found])
-    vectors = np.concatenate([each for _, each in found])
-    own, counts = np.unique(position, return_counts=True)
-    if (counts > 1).any():
-        raise InputError(f"--new has the id {folder.gallery.id[own[counts > 1][0]]} more than once; drop one of them")
-    missing = np.setdiff1d(sample.position, position)
+    found = [(source.name, *_read_new(source, folder, distance)) for source in map(open_source, new)]
+    own, places = np.unique(np.concatenate([position for _, position, _ in found]), return_index=True)
+    vectors = np.concatenate([each for *_, each in found])[places]
+    for name, position, given in found:
+        if not np.array_equal(vectors[np.searchsorted(own, position)], given):
+            raise InputError(f"{name} repeats an id of --new with another vector; drop one of them")
+    missing = np.setdiff1d(sample.position, own)
     if len(missing):
         raise InputError(
             f"--new lacks {len(missing):,} of the {len(sample):,} items of the sample, such as "
             f"{folder.gallery.id[missing[0]]}; embed them, too, or give the files of earlier rounds beside it"
         )
-    return known_items(folder, sample, position, vectors, distance)
+    done = _NOTHING if len(own) == len(folder.gallery) else _backfilled(found, sample)
+    return known_items(folder, sample, own, vectors, distance, done)
+
+
+def _backfilled(found: Sequence[tuple[str, IntArray, FloatArray]], sample: Sample) -> IntArray:
+    """Positions of what the backfill has done so far: of sources with items that no sample listed.
+
+    Sampled items among them cannot stand for items that are still to be done: an order is no random choice.
+    """
+    more = [(name, position) for name, position, _ in found if not np.isin(position, sample.position).all()]
+    if not more:
+        return _NOTHING
+    of_sample = [position for _, position, _ in found if np.isin(position, sample.position).all()]
+    if len(np.setdiff1d(sample.position, np.concatenate([_NOTHING, *of_sample]))):
+        raise InputError(
+            f"{more[0][0]} has items that no sample lists, beside items of the sample; give the sample as a file of its"
+            " own, and all that the backfill has done so far as another one"
+        )
+    return np.unique(np.concatenate([position for _, position in more]))
 
 
 def _read_new(source: Source, folder: EmbeddingFolder, distance: str) -> tuple[IntArray, FloatArray]:
@@ -74,28 +96,42 @@ def _read_new(source: Source, folder: EmbeddingFolder, distance: str) -> tuple[I
 
 
 def known_items(
-    folder: EmbeddingFolder, sample: Sample, position: IntArray, new: FloatArray, distance: str
+    folder: EmbeddingFolder, sample: Sample, position: IntArray, new: FloatArray, distance: str,
+    done: IntArray = _NOTHING,
 ) -> KnownItems:  # fmt: skip
-    """Items of a sample and others, which no sample listed. position: (n,). new: (n, d) their new embeddings.
+    """Items of a sample and others, which no sample listed. position: (n,). new: (n, d) their new embeddings. done:
+    what the backfill has done so far; such items stand for no others.
 
     Stand-ins for other items are fitted on the pilot, the queries and the train split.
     """
-    weight_N, pilot_N = np.zeros(len(folder.gallery)), np.zeros(len(folder.gallery), np.bool_)
+    weight_N = np.zeros(len(folder.gallery))
+    pilot_N, done_N = (np.zeros(len(folder.gallery), np.bool_) for _ in range(2))
     weight_N[sample.position] = sample.weight
     pilot_N[sample.position[sample.reason == PILOT]] = True
-    known = Known(position, weight_N[position], pilot_N[position], sample.queries, sample.group, sample.n_groups)
+    done_N[done] = True
+    known = Known(
+        position, weight_N[position], pilot_N[position], sample.queries, sample.group, sample.n_groups, done_N[position]
+    )
     old, free = free_pairs(folder)
     of_pilot = folder.gallery.old[position[known.pilot]]
     both = (np.concatenate([of_pilot, old]), np.concatenate([new[known.pilot], free]))
-    return KnownItems(known, new, fit_stand_in(*both, distance))
+    return KnownItems(known, new, fit_stand_in(*both, distance), len(sample))
 
 
 def with_stand_ins(folder: EmbeddingFolder, items: KnownItems) -> EmbeddingFolder:
-    """The folder with stand-ins as new embeddings, and the pilot as train split if it has none."""
+    """The folder with stand-ins as new embeddings."""
     vectors = {"old": folder.gallery.old, "new": items.stand_in(folder.gallery.old)}
-    train = folder.train
-    if train is None:
-        pilot = items.known.position[items.known.pilot]
-        rows = take_rows(folder.gallery, pilot)
-        train = replace(rows, vectors={"old": folder.gallery.old[pilot], "new": items.new[items.known.pilot]})
-    return replace(folder, gallery=replace(folder.gallery, vectors=vectors), train=train)
+    return replace(folder, gallery=replace(folder.gallery, vectors=vectors))
+
+
+def with_pilot(folder: EmbeddingFolder, items: KnownItems, place: Path) -> EmbeddingFolder:
+    """The folder with the pilot as its train split, which is written to ``place``, where fits read it again."""
+    pilot = items.known.position[items.known.pilot]
+    rows = take_rows(folder.gallery, pilot)
+    columns = {"id": pa.array(rows.id), "old": vector_column(folder.gallery.old[pilot])}
+    columns["new"] = vector_column(items.new[items.known.pilot])
+    if rows.label is not None:
+        columns["label"] = pa.array(rows.label)
+    write_parquet(place / "train.parquet", pa.table(columns))
+    split = read_train(place)
+    return replace(folder, path=place, train=split.train, validation=split.validation)

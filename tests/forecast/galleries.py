@@ -61,4 +61,5 @@ def gallery(items: int = 4000, queries: int = 120, classes: int = 400, seed: int
 
 
 def known_of(sample: Sample) -> Known:
-    return Known(sample.position, sample.weight, sample.reason == 0, sample.queries, sample.group, sample.n_groups)
+    of_queries = sample.queries, sample.group, sample.n_groups
+    return Known(sample.position, sample.weight, sample.reason == 0, *of_queries, np.zeros(len(sample), np.bool_))

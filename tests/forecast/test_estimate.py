@@ -1,5 +1,7 @@
 """The interval of an estimate, part by part, beside formulas by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,22 @@ def test_variance_of_choosing_answers() -> None:
     contribution = np.array([[0.2], [0.4], [0.9]])
     found = units(VALUE, {}, queries=10, sampled=Answers(contribution, 12)).mean(ONE)
     assert found.of_answers == pytest.approx((1 - 3 / 12) * contribution.var(ddof=1) / 3 / 10 * 12**2)
+
+
+def test_a_query_with_one_sampled_answer_has_the_spread_of_the_others() -> None:
+    contribution = np.array([[0.2], [0.4], [0.9]])
+    three, one = Answers(contribution, 12), Answers(contribution[:1], 6)
+    given = replace(units(VALUE[:2], {}, queries=2), sampled=[three, one])
+    spread = contribution.var(ddof=1) * 12**2
+    expected = (1 - 3 / 12) * spread / 3 + (1 - 1 / 6) * spread
+    assert given.mean(ONE).of_answers == pytest.approx(expected / 2**2)
+
+
+def test_degrees_of_freedom() -> None:
+    # Choosing 10 queries leaves 10 - 1 - 1; the jackknife's 7 count where it is what errs.
+    assert units(VALUE, {}).mean(ONE).freedom == pytest.approx(8)
+    assert units(VALUE, {}, queries=10, part=0.1).mean(ONE).freedom == pytest.approx(PARTS - 1)
+    assert units(VALUE, {"new": 0.1}, queries=10).mean(ONE).quantile == pytest.approx(1.96, abs=1e-3)
 
 
 def test_errors_of_one_system_cancel_and_those_of_two_add() -> None:

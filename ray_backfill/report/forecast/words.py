@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from ray_backfill.forecast.calibration import LEAST_RATIO, MOST_RATIO
 from ray_backfill.report.forecast.reading import ForecastResults
 from ray_backfill.report.wording import NOTHING, percent, percent_sign
 from ray_backfill.tables.forecast import ForecastRow
@@ -14,8 +15,6 @@ COLUMNS = (
     "to halve: further items that would halve the interval of the AUC; – if half of the gallery is not enough."
 )
 NAMES = ("method", "order", "AUC", "gain", "M_0", "M_1", "falls", "to halve")
-# Calibration outside of these limits is reported.
-_FAR = (0.8, 1.25)
 # With as many chosen queries or fewer, intervals may be too narrow.
 FEW_QUERIES = 50
 # Above this recall, intervals of 95 % held 86 to 94 % (docs/results/forecast.md).
@@ -96,10 +95,10 @@ def warnings(found: ForecastResults) -> list[str]:
     """What makes the forecast doubtful."""
     sentences = []
     for method, ratio in dict.fromkeys((row.method, row.ratio) for row in found.calibration):
-        if not _FAR[0] <= ratio <= _FAR[1]:
+        if not LEAST_RATIO <= ratio <= MOST_RATIO:
             sentences.append(
                 f"{method}: among the items sampled at random, {ratio:.2f} times as many are closer than right answers "
-                "as expected. Its intervals may be too narrow; a larger sample helps."
+                "as expected. Its intervals are wider for that."
             )
     high = dict.fromkeys(row.metric for row in found.rows if row.metric.startswith("recall") and row.end > _HIGH_RECALL)
     sentences += [
