@@ -147,11 +147,12 @@ def table(found: list[Found], true: dict[tuple[str, str, str, str], float]) -> p
     for key in found[0]:
         values = [each[key] for each in found if np.isfinite(each[key].value)]
         error = np.array([each.value for each in values]) - true[key]
-        half = np.array([each.high - each.value for each in values])
+        half = np.array([(each.high - each.low) / 2 for each in values])
+        held = np.mean([each.low <= true[key] <= each.high for each in values])
         lines.append(
             dict(zip(("method", "order", "metric", "figure"), key, strict=True))
             | {"exact": 100 * true[key], "bias": 100 * error.mean(), "RMSE": 100 * np.sqrt((error**2).mean())}
-            | {"half-width": 100 * half.mean(), "covered %": 100 * np.mean(abs(error) <= half), "samples": len(values)}
+            | {"half-width": 100 * half.mean(), "covered %": 100 * held, "samples": len(values)}
         )
     return pd.DataFrame(lines)
 

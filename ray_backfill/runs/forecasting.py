@@ -19,12 +19,13 @@ from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import fit_maps
 from ray_backfill.runs.forecast_tables import forecast_tables
 from ray_backfill.runs.known_items import find_known, with_pilot, with_stand_ins
-from ray_backfill.runs.sampling import read_before_backfill, read_sample
+from ray_backfill.runs.sampling import SampleSettings, read_before_backfill, read_sample
 from ray_backfill.tables.forecast import TABLES
 from ray_backfill.tables.schema import write_table
 from ray_backfill.training.settings import FitSettings
 
 FORMAT = 1
+_MOST_POINTS = 1001
 
 
 def forecast_folder(
@@ -42,21 +43,25 @@ def forecast_folder(
     check_can_be_forecast(evaluation)
     if context.place.device != "cpu":
         raise InputError("a forecast runs on CPUs; leave --device out")
+    out = context.out / "forecast"
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; choose another --out")
     with step("read embeddings"):
         folder = read_before_backfill(data)
         stored = read_sample(sample, folder)
-        evaluation = replace(evaluation, truth=stored.settings.truth, distance=stored.settings.distance)
+        evaluation = _of_sample(evaluation, stored.settings)
         items = find_known(folder, stored, new)
     of_fits = context
     if folder.train is None:  # maps that are fitted on the pilot change with every sample
         of_fits = replace(context, out=context.out / "pilot", overwrite=True)
         folder = with_pilot(folder, items, of_fits.out)
     comparison = resolve(with_stand_ins(folder, items), evaluation, fits)
+    stored.check_answers(comparison.truth)
+    _check_methods(comparison)
     comparison, _ = fit_maps(comparison, comparison.methods, fits, of_fits)
     with _gallery_of(comparison, items, context) as gallery:
         found = forecast_methods(comparison, items, gallery)
     tables = forecast_tables(comparison, items, found)
-    out = context.out / "forecast"
     with replaced_whole(out, (*(f"{name}.parquet" for name in TABLES), "manifest.json", "curves.png")) as half:
         for name in TABLES:
             write_table(half / f"{name}.parquet", getattr(tables, name))
@@ -79,7 +84,29 @@ def check_can_be_forecast(evaluation: Evaluation) -> None:
         raise InputError("inner products cannot be forecast; use --distance cosine or l2")
     for option in ("filter", "slices", "cutoffs"):
         if getattr(evaluation, option):
-            raise InputError(f"--{option} has no forecast; leave it out")
+            raise InputError(f"--{option} cannot be forecast; leave it out")
+    if evaluation.permutations > 1:
+        raise InputError("a forecast has one permutation; leave --permutations out")
+    if evaluation.points > _MOST_POINTS:
+        raise InputError(f"--points {evaluation.points} is too many for a forecast; give at most {_MOST_POINTS:,}")
+
+
+def _of_sample(evaluation: Evaluation, settings: SampleSettings) -> Evaluation:
+    """The evaluation with the truth and the distance of the sample. Raises InputError if others were asked for."""
+    usual = Evaluation.of_folder()
+    for name in ("truth", "distance"):
+        given, drawn = getattr(evaluation, name), getattr(settings, name)
+        if given not in (getattr(usual, name), drawn):
+            words = " ".join(drawn) if isinstance(drawn, tuple) else drawn
+            raise InputError(f"the sample was drawn with --{name} {words}; leave --{name} out, or draw another sample")
+    return replace(evaluation, truth=settings.truth, distance=settings.distance)
+
+
+def _check_methods(comparison: Comparison) -> None:
+    """Raises InputError if none of the methods can be forecast."""
+    if not any(can_be_forecast(method) and not method.is_reference for method in comparison.methods):
+        why = "; ".join(f"{each.name}: {each.reason}" for each in comparison.left_out) or "old and new are references"
+        raise InputError(f"none of the methods can be forecast ({why}); choose others with --methods")
 
 
 def forecast_methods(comparison: Comparison, items: KnownItems, gallery: Gallery) -> dict[Method, Forecast]:

@@ -1,8 +1,9 @@
 """Chooses the gallery items that the new model should embed for a forecast, and lists them in a file."""
 
+import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,19 @@ class SampleSettings:
 
 @dataclass(frozen=True, eq=False)
 class StoredSample:
-    """A sample with the settings of which it was made. round_n: (n,) round of each item, from 1 on."""
+    """A sample with the settings of which it was made. round_n: (n,) round of each item, from 1 on. answers: hash of
+    the right answers.
+    """
 
     sample: Sample
     settings: SampleSettings
     round_n: IntArray
+    answers: str
+
+    def check_answers(self, truth: GroundTruth) -> None:
+        """Raises InputError if other answers were right when the sample was drawn."""
+        if self.answers != _hash(truth):
+            raise InputError("the right answers have changed since the sample was drawn; sample again")
 
 
 def read_before_backfill(data: Path) -> EmbeddingFolder:
@@ -88,21 +97,45 @@ def take_sample(data: Path, out: Path, budget: int, settings: SampleSettings, ad
         InputError: The folder lacks something, the budget does not fit, or ``out`` already holds a sample.
     """
     folder = read_before_backfill(data)
+    settings = _checked(settings)
     earlier = read_sample(out, folder) if add else None
     if earlier is not None:
+        if settings not in (SampleSettings(), earlier.settings):
+            raise InputError(f"{out} was drawn with other settings ({earlier.settings}); leave them out with --add")
         settings, budget = earlier.settings, len(earlier.sample) + add
     elif out.exists():
         raise InputError(f"{out} is there already; extend it with --add, or write elsewhere with --out")
     truth = truth_of(folder, settings.truth, settings.distance)
+    if earlier is not None:
+        earlier.check_answers(truth)
     assert folder.queries is not None
     with step("find close items"):
         stand_ins = fit_stand_in(*free_pairs(folder), settings.distance)(folder.gallery.old)
         form = ProductForm.of(RetrievalSystem(folder.queries.new, stand_ins), settings.distance)
         kept = None if earlier is None else earlier.sample.position
         sample = draw_sample(truth, budget, closest_stand_ins(form, truth), settings.seed, kept)
-    stored = StoredSample(sample, settings, _rounds(sample, earlier))
+    stored = StoredSample(sample, settings, _rounds(sample, earlier), _hash(truth))
     _write(out, folder, stored)
     return stored
+
+
+def _checked(settings: SampleSettings) -> SampleSettings:
+    """The settings with absolute paths. Raises InputError for those that no forecast has."""
+    if settings.distance == "inner_product":
+        raise InputError("inner products cannot be forecast; use --distance cosine or l2")
+    if settings.seed < 0:
+        raise InputError(f"--seed must not be negative, got {settings.seed}")
+    kind, *files = settings.truth or ("",)
+    return (
+        replace(settings, truth=(kind, *(str(Path(file).absolute()) for file in files)))
+        if kind == "qrels"
+        else settings
+    )
+
+
+def _hash(truth: GroundTruth) -> str:
+    arrays = (truth.positive_starts, truth.positives)
+    return hashlib.sha256(b"".join(np.ascontiguousarray(each).tobytes() for each in arrays)).hexdigest()
 
 
 def _rounds(sample: Sample, earlier: StoredSample | None) -> IntArray:
@@ -131,6 +164,7 @@ def _write(out: Path, folder: EmbeddingFolder, stored: StoredSample) -> None:
         "truth": list(settings.truth),
         "distance": settings.distance,
         "data": _mark(folder),
+        "answers": stored.answers,
     }
     write_parquet(out, table.replace_schema_metadata({_FACTS: json.dumps(facts).encode()}))
 
@@ -156,7 +190,7 @@ def read_sample(path: Path, folder: EmbeddingFolder) -> StoredSample:
     queries, group = (np.array(facts[name], np.int64) for name in ("queries", "group"))
     sample = Sample(position, reason, probability, queries, group, facts["groups"], facts["seed"])
     settings = SampleSettings(facts["seed"], tuple(facts["truth"]), facts["distance"])
-    return StoredSample(sample, settings, of_round)
+    return StoredSample(sample, settings, of_round, facts["answers"])
 
 
 def positions_of(ids: Any, wanted: Any) -> IntArray:

@@ -10,8 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from ray_backfill.cli.main import main
+from ray_backfill.errors import InputError
 from ray_backfill.report.forecast.reading import read_forecast
+from ray_backfill.runs.sampling import read_before_backfill, read_sample
 from ray_backfill.store import vector_column, write_parquet
+from ray_backfill.systems import GroundTruth
 from tests.forecast.galleries import gallery
 
 METHODS = ("rm_naive", "procrustes_query")
@@ -168,7 +171,11 @@ def test_new_embeddings_outside_of_the_sample_are_not_read(folder: Path, tmp_pat
         (["forecast", "{data}", "--metrics", "mAP@10"], "too few right answers"),
         (["forecast", "{data}", "--merges", "logistic"], "merges cannot be forecast"),
         (["forecast", "{data}", "--distance", "inner_product"], "inner products cannot be forecast"),
-        (["forecast", "{data}", "--filter", "tenant"], "--filter has no forecast"),
+        (["forecast", "{data}", "--filter", "tenant"], "--filter cannot be forecast"),
+        (["forecast", "{data}", "--permutations", "3"], "leave --permutations out"),
+        (["sample", "{data}", "--budget", "100", "--distance", "inner_product"], "inner products cannot be forecast"),
+        (["sample", "{data}", "--budget", "100", "--seed", "-1"], "--seed must not be negative"),
+        (["sample", "{data}", "--budget", "20"], "use at least 50"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done(
@@ -228,3 +235,58 @@ def test_an_existing_sample_is_not_replaced(folder: Path, capsys: pytest.Capture
         run("sample", folder, "--budget", 200)
     assert "extend it with --add" in capsys.readouterr().err
     assert (folder / "sample.parquet").read_bytes() == before
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_heads_are_fitted_on_the_pilot(folder: Path, tmp_path: Path) -> None:
+    run("sample", folder, "--budget", 300)
+    embed(folder, tmp_path / "new.parquet")
+    run("forecast", folder, "--new", tmp_path / "new.parquet", "--methods", "fct", "--transforms.epochs", 2,
+        "--points", 3, "--out", tmp_path / "run")  # fmt: skip
+    assert {row.method for row in read_forecast(tmp_path / "run" / "forecast").rows} == {"fct"}
+    assert pq.read_metadata(tmp_path / "run" / "pilot" / "train.parquet").num_rows == 60
+
+
+def test_what_the_backfill_has_done_is_a_source_of_its_own(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("sample", folder, "--budget", 300)
+    embed(folder, tmp_path / "new.parquet")
+    embed(folder, tmp_path / "all.parquet", everything=True)
+    done = pq.read_table(tmp_path / "all.parquet").slice(0, 1400)
+    write_parquet(tmp_path / "done.parquet", done)
+    few = read_forecast(forecast(folder, tmp_path / "new.parquet", tmp_path / "few"))
+    run("forecast", folder, "--new", tmp_path / "new.parquet", tmp_path / "done.parquet", "--methods", *METHODS,
+        "--points", 5, "--metrics", "mAP", "--out", tmp_path / "more")  # fmt: skip
+    more = read_forecast(tmp_path / "more" / "forecast")
+    assert more.manifest["known"] > 1400
+    for row, wider in zip(more.of("mAP", "random"), few.of("mAP", "random"), strict=True):
+        assert row.auc_high - row.auc_low < wider.auc_high - wider.auc_low
+    sampled = pq.read_table(tmp_path / "new.parquet")
+    listed = pa.compute.is_in(done["id"], sampled["id"].combine_chunks())
+    both = pa.concat_tables([sampled, done.filter(pa.compute.invert(listed))])
+    write_parquet(tmp_path / "both.parquet", both)
+    with pytest.raises(SystemExit):
+        forecast(folder, tmp_path / "both.parquet", tmp_path / "both")
+    assert "give the sample as a file of its own" in capsys.readouterr().err
+
+
+def test_a_forecast_is_of_the_truth_of_its_sample(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("sample", folder, "--budget", 300)
+    embed(folder, tmp_path / "new.parquet")
+    for words, message in (
+        (["--distance", "l2"], "drawn with --distance cosine"),
+        (["--methods", "old"], "none of the methods can be forecast"),
+    ):
+        with pytest.raises(SystemExit):
+            run("forecast", folder, "--new", tmp_path / "new.parquet", *words, "--out", tmp_path / "run")
+        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("sample", folder, "--add", 20, "--seed", 7)
+    assert "drawn with other settings" in capsys.readouterr().err
+    stored = read_sample(folder / "sample.parquet", read_before_backfill(folder))
+    of = gallery(items=1500, queries=80, classes=150)
+    with pytest.raises(InputError, match="the right answers have changed"):
+        stored.check_answers(GroundTruth.from_positives([of.truth.positives_of(0)], n_gallery=1500))
