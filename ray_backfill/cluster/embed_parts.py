@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_backfill.cluster.settings import EmbedSettings
+from ray_backfill.errors import InputError
 from ray_backfill.images import ImageSource
 from ray_backfill.tables.parquet import open_checked
 from ray_backfill.training.backbone_loop import training_rows
@@ -45,10 +46,15 @@ def split_rows(
 ) -> NDArray[np.int64]:  # fmt: skip
     """The rows of a split that are embedded: for the train split those of ``train_classes``, otherwise all.
 
-    only: ids of the gallery items to embed, instead of all splits.
+    only: ids of the gallery items to embed, instead of all splits. Raises InputError if there is none of some id.
     """
     items = source.items(split)
     if only:
+        lacking = np.setdiff1d(only, items.ids_N)
+        if len(lacking):
+            raise InputError(
+                f"the {split} lacks {len(lacking):,} listed ids, such as {lacking[0]}; use the same images"
+            )
         return np.flatnonzero(np.isin(items.ids_N, only))
     return training_rows(items.labels_N, train_classes) if split == "train" else np.arange(len(items))
 

@@ -39,6 +39,10 @@ class Estimate:
         """The variance of all errors together."""
         return self.of_queries + self.of_answers + self.of_model
 
+    def half_width_at(self, level: float) -> float:
+        """Half the width of the interval of this level."""
+        return float(student.ppf((1 + level) / 2, self.freedom) * np.sqrt(self.variance))
+
     @property
     def quantile(self) -> float:
         """Standard deviations in half of the 95 % interval."""
@@ -47,7 +51,7 @@ class Estimate:
     @property
     def half_width(self) -> float:
         """Half the width of the 95 % interval."""
-        return float(self.quantile * np.sqrt(self.variance))
+        return self.half_width_at(LEVEL)
 
     @property
     def low(self) -> float:

@@ -1,14 +1,16 @@
 """What a forecast says in numbers: areas, gains, ends, falls, differences, and how much to embed for a narrower one."""
 
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.forecast.estimate import Estimate, Units, area_weights, moment_weights
-from ray_backfill.statistics import largest_fall
+from ray_backfill.forecast.estimate import LEVEL, Estimate, Units, area_weights, moment_weights
 
 Floats = NDArray[np.float64]
+# Moments between which the largest drop is sought.
+_MOMENTS = 11
 # Multiples of the sample that are tried.
 _MULTIPLES = np.geomspace(1, 1000, 1000)
 
@@ -74,10 +76,20 @@ def end_difference(units: Units, new: Units) -> Limits:
 
 
 def fall(units: Units, t: Floats) -> tuple[Limits, float, float]:
-    """The largest drop of the estimated curve, and the moments before and after it."""
-    found = largest_fall(np.array([each.value for each in curve(units)]))
-    weights = moment_weights(len(t), found.peak) - moment_weights(len(t), found.trough)
-    return limits(units.mean(weights)), float(t[found.peak]), float(t[found.trough])
+    """The largest drop of the estimated curve, and the moments before and after it.
+
+    The limits are simultaneous (Bonferroni): they hold for the largest of the drops between ``_MOMENTS`` moments.
+    """
+    moments = np.unique(np.linspace(0, len(t) - 1, min(len(t), _MOMENTS)).round().astype(int)).tolist()
+    level = 1 - (1 - LEVEL) / (len(moments) - 1)
+    best, low, high = (0.0, 0, 0), 0.0, 0.0
+    for start, end in combinations(moments, 2):
+        drop = units.mean(moment_weights(len(t), start) - moment_weights(len(t), end))
+        half = drop.half_width_at(level)
+        best = max(best, (drop.value, start, end))
+        low, high = max(low, drop.value - half), max(high, drop.value + half)
+    value, start, end = best
+    return Limits(value, low, high), float(t[start]), float(t[end])
 
 
 def items_to_halve(estimate: Estimate, groups_in_all: int, sampled: int, gallery: int) -> float:

@@ -60,8 +60,8 @@ class ForecastRow:
     end_vs_new_high: float
     largest_fall: Annotated[
         float,
-        "largest drop of the estimated curve from an earlier to a later reported moment, and the 95 % interval of the "
-        "drop between these two moments",
+        "largest drop of the estimated curve from an earlier to a later reported moment, and simultaneous 95 % limits "
+        "of the largest drop between 11 moments",
     ]
     largest_fall_low: float
     largest_fall_high: float

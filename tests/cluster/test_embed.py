@@ -295,6 +295,8 @@ def test_only_listed_gallery_items_are_embedded(tmp_path: Path) -> None:
     assert not (folder / "queries.parquet").exists()
     with pytest.raises(InputError, match="overwrite"):
         embed_stage(tmp_path / "some", *given, only=only[:2])
+    with pytest.raises(InputError, match="lacks 1 listed ids, such as 999999"):
+        embed_stage(tmp_path / "other", *given, only=[*only, 999_999])
 
 
 def test_half_precision_halves_the_store_and_keeps_three_digits(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from ray_backfill.forecast.estimate import Answers, Units, area_weights, jackknife, moment_weights
 from ray_backfill.forecast.others import PARTS
-from ray_backfill.forecast.summary import gain, items_to_halve
+from ray_backfill.forecast.summary import fall, gain, items_to_halve
 
 ONE = np.ones(1)
 NOTHING = Answers(np.zeros((0, 1)), 0)
@@ -116,3 +117,19 @@ def test_items_that_halve_an_interval() -> None:
     assert np.isnan(items_to_halve(found, 10, 150, 400)), "more than half of the gallery"
     # A structural error stays.
     assert np.isnan(items_to_halve(units(VALUE, {"new": 5.0}).mean(ONE), 40, 100, 10**9))
+
+
+def test_the_largest_fall_has_simultaneous_limits() -> None:
+    # Three moments; the second one is lower than the first by 0.2 on average, and all queries are chosen.
+    value = np.stack([np.full(10, 0.5), np.full(10, 0.3), np.full(10, 0.6)], axis=1)
+    shift = {"new": np.tile([0.0, 0.05, 0.1], (10, 1))}
+    everyone = np.arange(10)
+    nothing = [Answers(np.zeros((0, 3)), 0)] * 10
+    curves = Units(value[:, :1], everyone, everyone, 10, value, np.zeros((10, PARTS, 3)), shift, nothing)
+    found, start, end = fall(curves, np.array([0.0, 0.5, 1.0]))
+    assert (start, end) == (0.0, 0.5)
+    assert found.value == pytest.approx(0.2)
+    half = norm.ppf(1 - 0.05 / 2 / 2) * 0.05  # two pairs more than one: half of the level each
+    assert (found.low, found.high) == pytest.approx((0.2 - half, 0.2 + half))
+    rising = replace(curves, value=value[:, ::-1] * 0 + np.array([0.1, 0.2, 0.9]))
+    assert fall(rising, np.array([0.0, 0.5, 1.0]))[0].low == 0

@@ -77,7 +77,7 @@ def _differences(found: ForecastResults) -> PageTable:
         ]
         for metric in found.metrics for order in found.orders for d in found.pairs(metric, order)
     ]  # fmt: skip
-    heads = ("method", "other", "order", "metric", "points", "95 % interval", "significant")
+    heads = ("method", "other", "order", "metric", "points", "95 % interval", "excludes 0")
     return text_table("differences of methods", heads, rows)
 
 

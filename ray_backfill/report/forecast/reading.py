@@ -86,7 +86,7 @@ class ForecastResults:
         return sorted(found, key=lambda row: -row.auc)
 
     def lead(self, metric: str, order: str) -> str:
-        """A sentence: the method with the highest AUC, and over which its lead is not significant."""
+        """A sentence: the method with the highest AUC, and over which its lead may be chance."""
         best, *rest = self.of(metric, order)
         first = f"{best.title} has the highest AUC of {metric}."
         apart = {pair.other_method for pair in self.pairs(metric, order) if pair.method == best.method and pair.low > 0}
@@ -94,8 +94,8 @@ class ForecastResults:
         if not rest:
             return first
         if not close:
-            return f"{first} Its lead over every other method is significant."
-        return f"{first} Its lead is not significant over: {', '.join(close)}."
+            return f"{first} The interval of its lead over every other method excludes 0."
+        return f"{first} The interval of its lead includes 0 for: {', '.join(close)}."
 
     def pairs(self, metric: str, order: str) -> list[ForecastDifference]:
         """The differences of all pairs of methods in a metric and an order, the better method of each pair first."""

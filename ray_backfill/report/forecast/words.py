@@ -11,7 +11,7 @@ from ray_backfill.tables.forecast import ForecastRow
 COLUMNS = (
     "± half of the 95 % interval. AUC: the average over the backfill. gain: the part of the upgrade's improvement that "
     "users get during the backfill; 100 % would be the new model at once; – if new is not significantly better than "
-    "old. M_0, M_1: start, which is exact, and end. falls: the largest drop of the estimated curve to a later moment. "
+    "old. M_0, M_1: start, which is exact, and end. falls: limits of the largest drop to a later moment. "
     "to halve: further items that would halve the interval of the AUC; – if half of the gallery is not enough."
 )
 NAMES = ("method", "order", "AUC", "gain", "M_0", "M_1", "falls", "to halve")
@@ -25,7 +25,7 @@ def cells(row: ForecastRow) -> list[str]:
     """The texts of a row, in the order of ``NAMES``."""
     return [
         row.title, row.order, _with(row, "auc"), _with(row, "gain", sign=True), percent(row.start), _with(row, "end"),
-        _with(row, "largest_fall") if row.largest_fall else "0",
+        _fall(row),
         f"{row.to_halve:,.0f}" if math.isfinite(row.to_halve) else NOTHING,
     ]  # fmt: skip
 
@@ -35,6 +35,13 @@ def _with(row: ForecastRow, name: str, sign: bool = False) -> str:
     value, low, high = (getattr(row, each) for each in (name, f"{name}_low", f"{name}_high"))
     shown = percent_sign if sign else percent
     return f"{shown(value)} ± {percent(max(high - value, value - low))}" if math.isfinite(value) else NOTHING
+
+
+def _fall(row: ForecastRow) -> str:
+    low, high = percent(row.largest_fall_low), percent(row.largest_fall_high)
+    if low == high:
+        return low
+    return f"{low} to {high}" if row.largest_fall_low else f"at most {high}"
 
 
 def heading(found: ForecastResults) -> str:
