@@ -11,25 +11,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-# Distances below this count as this: their logarithms would outweigh all others.
+# Distances below this share of a unit count as this: their logarithms would outweigh all others.
 _LEAST = 1e-3
 _ROUNDS = 40
 
 
-def logarithms(distances: NDArray[np.floating]) -> Floats:
-    """Logarithms of distances, bounded below."""
-    return np.asarray(np.log(np.maximum(distances.astype(np.float64), _LEAST)))
+def logarithms(distances: NDArray[np.floating], unit: float = 1.0) -> Floats:
+    """Logarithms of distances, bounded below. unit: a usual distance."""
+    return np.asarray(np.log(np.maximum(distances.astype(np.float64), _LEAST * unit)))
 
 
 @dataclass(frozen=True, eq=False)
 class RightAnswers:
-    """The fitted model. common, rest: variances of u and e. residuals: what e is drawn from."""
+    """The fitted model. common, rest: variances of u and e. residuals: what e is drawn from. unit: a usual distance."""
 
     constant: float
     slope: float
     common: float
     rest: float
     residuals: Floats
+    unit: float = 1.0
 
     def draw(self, stand_in: Floats, known: Floats, rng: np.random.Generator) -> Floats:
         """Draw the distances of right answers of a query.
@@ -59,7 +60,7 @@ class RightAnswers:
         return np.asarray(np.exp(self.constant + self.slope * stand_in + u + rest))
 
 
-def fit_answers(pairs: Sequence[tuple[Floats, Floats]]) -> RightAnswers:
+def fit_answers(pairs: Sequence[tuple[Floats, Floats]], unit: float = 1.0) -> RightAnswers:
     """Fit the model. pairs: of each chosen query the logarithms of its sampled answers' distances: stand-in, true."""
     number = np.array([len(x) for x, _ in pairs])
     of = np.repeat(np.arange(len(pairs)), number)
@@ -77,4 +78,4 @@ def fit_answers(pairs: Sequence[tuple[Floats, Floats]]) -> RightAnswers:
         rest = float((left @ left + (number * variance).sum()) / len(y)) + 1e-12
     spread = float(left.std())
     residuals = left * (np.sqrt(rest) / spread) if spread else left
-    return RightAnswers(float(constant), float(slope), common, rest, np.sort(residuals))
+    return RightAnswers(float(constant), float(slope), common, rest, np.sort(residuals), unit)

@@ -48,12 +48,12 @@ def draw_entries(
     is_known = ~np.isnan(true)
     known, hidden = np.flatnonzero(is_known), np.flatnonzero(~is_known)
     random = np.flatnonzero(is_known & at_random)
-    number, near = len(random), logarithms(stand_in)
+    number, near = len(random), logarithms(stand_in, model.unit)
     index = np.full(len(true), -1)
     index[random] = np.arange(number)
     stands_for = 1 + len(hidden) / number if number else 1.0
     parts = [(true[known], known, 1.0, 0.0, np.where(index[known] >= 0, stands_for, 1.0), index[known], 1.0)]
-    excess = model.excess(near[random], logarithms(true[random]))
+    excess = model.excess(near[random], logarithms(true[random], model.unit))
     some = hidden if len(hidden) <= _MOST else np.sort(rng.choice(hidden, _MOST, replace=False))
     for _ in range(_DRAWS if len(some) else 0):
         each = len(hidden) / len(some) / _DRAWS

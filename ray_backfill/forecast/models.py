@@ -61,6 +61,11 @@ class KnownForms:
     old: ProductForm
     after: ProductForm
 
+    @property
+    def unit(self) -> float:
+        """A usual distance: 1 under cosine, otherwise of the size of the longest vector."""
+        return 1 / self.after.scale
+
 
 @dataclass(frozen=True, eq=False)
 class Models:
@@ -85,14 +90,14 @@ def fit_models(known: Known, forms: KnownForms, truth: GroundTruth) -> Models:
         rows = rows_N[truth.positives_of(query)]
         rows = rows[rows >= 0]
         rows = rows[known.standing(rows)]
-        pairs.append((logarithms(stand_in[rows]), logarithms(after[rows])))
+        pairs.append((logarithms(stand_in[rows], forms.unit), logarithms(after[rows], forms.unit)))
         there = known.at_random & ~np.isin(known.position, left_out_of(truth, query))
         at, answers = np.sort(after[rows]), len(truth.positives_of(query))
         cell = others.cells.of(others.cells.predict(stand_in[there], old[there]))
         expected = np.bincount(cell, minlength=CELLS) @ others.cumulative(at)[0]
         observed = np.searchsorted(np.sort(after[there]), at).astype(np.float64)
         checked.append(check(observed, expected, float(there.sum()) / truth.n_gallery, answers))
-    return Models(others, fit_answers(pairs), calibrate(checked), checked)
+    return Models(others, fit_answers(pairs, forms.unit), calibrate(checked), checked)
 
 
 def left_out_of(truth: GroundTruth, query: int) -> IntArray:
@@ -115,7 +120,7 @@ def _fit_others(known: Known, forms: KnownForms, truth: GroundTruth, part_n: Int
     )
     pair_weight = np.broadcast_to(known.weight[rows], is_other.shape)[is_other]
     pair_part = np.broadcast_to(part, is_other.shape)[is_other]
-    return fit_others(stand_in, old, true, pair_weight, pair_part)
+    return fit_others(stand_in, old, true, pair_weight, pair_part, forms.unit)
 
 
 def _parts(known: Known, truth: GroundTruth, rows_N: IntArray) -> IntArray:

@@ -93,19 +93,19 @@ def _cumulative(
 
 
 def fit_others(
-    stand_in: Floats32, old: Floats32, true: Floats32, weight: Floats, part: NDArray[np.int64]
+    stand_in: Floats32, old: Floats32, true: Floats32, weight: Floats, part: NDArray[np.int64], unit: float = 1.0
 ) -> OtherItems:  # fmt: skip
     """Fit the model on pairs of a query and an item that is not its right answer.
 
     stand_in, old, true: (pairs,) distances of the item's stand-in, in the old model, and by its new embedding. weight:
-    (pairs,) for how many items each one stands. part: (pairs,) of the item, for the jackknife.
+    (pairs,) for how many items each one stands. part: (pairs,) of the item, for the jackknife. unit: a usual distance.
     """
-    cells = _fit_cells(stand_in, old, true, weight)
+    cells = _fit_cells(stand_in, old, true, weight, unit)
     predicted = cells.predict(stand_in, old)
     cell = cells.of(predicted)
     bin_C = _bins(np.bincount(cell, minlength=CELLS))
     residual = true - predicted
-    first, last = float(residual.min()) - 1e-6, float(residual.max()) + 1e-6
+    first, last = float(residual.min()) - 1e-6 * unit, float(residual.max()) + 1e-6 * unit
     step = (last - first) / _GRID
     bins = int(bin_C.max()) + 1
     # A residual is below the point that follows it.
@@ -114,15 +114,16 @@ def fit_others(
     return OtherItems(cells, bin_C, np.cumsum(mass, axis=2), first, step)
 
 
-def _fit_cells(stand_in: Floats32, old: Floats32, true: Floats32, weight: Floats) -> Cells:
+def _fit_cells(stand_in: Floats32, old: Floats32, true: Floats32, weight: Floats, unit: float) -> Cells:
     # Close pairs decide which right answers are overtaken.
     weight = weight * np.exp(-np.clip((stand_in - stand_in.mean()) / (stand_in.std() + 1e-12), -5, 1))
-    x = np.stack([np.ones_like(stand_in), stand_in, old, stand_in * old], axis=1).astype(np.float64)
+    units = np.array([1, unit, unit, unit * unit])
+    x = np.stack([np.ones_like(stand_in), stand_in, old, stand_in * old], axis=1).astype(np.float64) / units
     moments = (x * weight[:, None]).T @ x
     moments[np.diag_indices(4)] += 1e-9 * np.trace(moments)
-    coefficients = np.linalg.solve(moments, (x * weight[:, None]).T @ true).astype(np.float32)
+    coefficients = (np.linalg.solve(moments, (x * weight[:, None]).T @ true) / units).astype(np.float32)
     predicted = Cells(coefficients, 0.0, 1.0).predict(stand_in, old)
-    low, high = float(predicted.min()) - 1e-4, float(predicted.max()) + 1e-4
+    low, high = float(predicted.min()) - 1e-4 * unit, float(predicted.max()) + 1e-4 * unit
     return Cells(coefficients, low, (high - low) / CELLS)
 
 

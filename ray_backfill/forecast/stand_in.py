@@ -39,12 +39,15 @@ def fit_stand_in(old: FloatArray, new: FloatArray, distance: str) -> StandInMap:
     x: NDArray[np.floating] = old.astype(np.float64)
     y: NDArray[np.floating] = new.astype(np.float64)
     length = float(np.linalg.norm(y, axis=1).mean()) if distance == "cosine" else 0.0
-    if length:
-        x, y = _unit(x), _unit(y)
+    # The penalty is for vectors of length 1.
+    unit = 1.0 if length else float(np.sqrt((x * x).sum(axis=1).mean())) or 1.0
+    x, y = (_unit(x), _unit(y)) if length else (x / unit, y)
     x = np.hstack([x, np.ones((len(x), 1))])
     moments = x.T @ x
     moments[np.diag_indices(len(moments))] += _PENALTY * np.trace(moments) / len(moments)
-    return StandInMap(np.linalg.solve(moments, x.T @ y).astype(np.float32), length)
+    weights = np.linalg.solve(moments, x.T @ y)
+    weights[:-1] /= unit
+    return StandInMap(weights.astype(np.float32), length)
 
 
 def _unit(rows: NDArray[np.floating]) -> NDArray[np.floating]:

@@ -1,5 +1,7 @@
 """The forecast beside the exact replay."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ from tests.forecast.galleries import METRICS, POINTS, Gallery, gallery, known_of
 T = np.linspace(0, 1, POINTS)
 
 
-def forecast(of: Gallery, budget: int, seed: int = 0, hide: bool = False) -> Forecast:
+def forecast(of: Gallery, budget: int, seed: int = 0, hide: bool = False, distance: str = "cosine") -> Forecast:
     sample = of.sample(budget, seed)
     new = of.new.gallery.copy()
     if hide:
@@ -25,13 +27,13 @@ def forecast(of: Gallery, budget: int, seed: int = 0, hide: bool = False) -> For
     pilot = sample.position[sample.reason == 0]
     old_rows = np.concatenate([of.old.gallery[pilot], of.old.query])
     new_rows = np.concatenate([new[pilot], of.new.query])
-    stand_ins = fit_stand_in(old_rows, new_rows, "cosine")(of.old.gallery)
+    stand_ins = fit_stand_in(old_rows, new_rows, distance)(of.old.gallery)
     starts = {metric: values[:, 0] for metric, values in of.exact().per_query.items()}
     known, query = known_of(sample), of.new.query
     systems = (RetrievalSystem(query, stand_ins), of.old, of.old)
-    whole = Forms(*(ProductForm.of(system, "cosine") for system in systems))
+    whole = Forms(*(ProductForm.of(system, distance) for system in systems))
     stand_in, old = (form.of_items(sample.position) for form in (whole.stand_in, whole.old))
-    forms = KnownForms(stand_in, old, ProductForm.of(RetrievalSystem(query, new[sample.position]), "cosine"))
+    forms = KnownForms(stand_in, old, ProductForm.of(RetrievalSystem(query, new[sample.position]), distance))
     return forecast_pair(
         whole, known, forms, of.truth, {"random": of.order}, "progressively", starts, POINTS, "new", True
     )
@@ -54,6 +56,20 @@ def test_a_complete_sample_gives_the_exact_curve() -> None:
         estimate = units.mean(area_weights(T))
         assert estimate.value == pytest.approx(exact.auc(metric), abs=1e-9)
         assert estimate.half_width == pytest.approx(0, abs=1e-6)
+
+
+def test_lengths_of_vectors_have_no_unit() -> None:
+    of = gallery()
+    found = []
+    for factor in (1, 1000):
+        old, new = (
+            RetrievalSystem(each.query * np.float32(factor), each.gallery * np.float32(factor))
+            for each in (of.old, of.new)
+        )
+        scaled = replace(of, old=old, new=new)
+        found.append(forecast(scaled, 400, distance="l2").units["random"]["mAP"].mean(area_weights(T)))
+    assert found[1].value == pytest.approx(found[0].value, abs=1e-3)
+    assert found[1].half_width == pytest.approx(found[0].half_width, rel=0.02)
 
 
 def test_the_start_is_exact() -> None:
