@@ -51,11 +51,6 @@ class Sample:
         return len(self.position)
 
     @property
-    def at_random(self) -> IntArray:
-        """Positions of the items that were drawn at random, not because they are close."""
-        return self.position[self.reason != CLOSE]
-
-    @property
     def weight(self) -> NDArray[np.float64]:
         """(n,) for how many items of the gallery each one stands; 0: it was not drawn at random."""
         return np.where(self.reason == CLOSE, 0.0, 1 / self.probability)

@@ -72,13 +72,14 @@ def _row(
     gallery: int,
 ) -> ForecastRow:  # fmt: skip
     area = numbers.area(units, t)
-    last, shown, gained = numbers.curve(units)[-1], numbers.bounded(area), numbers.gain(units, new, t)
+    first, *_, last = numbers.curve(units)
+    shown, gained = numbers.bounded(area), numbers.gain(units, new, t)
     behind, (fall, start, end) = numbers.end_difference(units, new), numbers.fall(units, t)
     variance = area.variance
     parts = (area.of_queries, area.of_answers, area.of_model)
     of_queries, of_answers, of_model = (part / variance if variance else float("nan") for part in parts)
     return ForecastRow(
-        method.name, order, method.title, metric, numbers.curve(units)[0].value, last.value, last.low, last.high,
+        method.name, order, method.title, metric, first.value, last.value, last.low, last.high,
         shown.value, shown.low, shown.high, gained.value, gained.low, gained.high,
         behind.value, behind.low, behind.high, fall.value, fall.low, fall.high, start, end,
         of_queries, of_answers, of_model,

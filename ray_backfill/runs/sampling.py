@@ -179,7 +179,7 @@ def read_sample(path: Path, folder: EmbeddingFolder) -> StoredSample:
         raise InputError(f"{path} is missing; run: ray-backfill sample {folder.path} --budget {_advised(folder)}")
     metadata = open_checked(path).schema_arrow.metadata or {}
     if _FACTS not in metadata:
-        raise InputError(f"{path} was not written by ray-backfill sample")
+        raise InputError(f"{path} was not written by ray-backfill sample; draw a sample with it")
     facts: dict[str, Any] = json.loads(metadata[_FACTS])
     if facts["data"] != _mark(folder):
         raise InputError(f"{path} belongs to other old embeddings or queries than those in {folder.path}; sample again")

@@ -30,7 +30,7 @@ def test_each_chosen_query_has_its_right_answers() -> None:
     truth = gallery().truth
     for query in sample.queries.tolist():
         answers = truth.positives_of(query)
-        assert np.isin(answers, sample.at_random).sum() >= min(PER_QUERY, len(answers))
+        assert np.isin(answers, sample.position[sample.weight > 0]).sum() >= min(PER_QUERY, len(answers))
 
 
 def test_queries_with_the_same_right_answers_are_chosen_together() -> None:
@@ -45,7 +45,8 @@ def test_queries_with_the_same_right_answers_are_chosen_together() -> None:
 
 def test_a_larger_sample_contains_the_random_part_of_a_smaller_one() -> None:
     small, large = (draw_sample(TRUTH, budget, nothing_close, 5) for budget in (200, 900))
-    assert set(small.at_random.tolist()) <= set(large.at_random.tolist())
+    drawn, more = (each.position[each.weight > 0].tolist() for each in (small, large))
+    assert set(drawn) <= set(more)
     assert set(small.queries.tolist()) <= set(large.queries.tolist())
 
 
