@@ -7,6 +7,7 @@ items: that of its sample, by the jackknife, and a structural one.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,17 +74,6 @@ class Answers:
     contribution: Floats
     answers: int
 
-    @property
-    def are_all(self) -> bool:
-        """Whether there is nothing to draw from."""
-        return not len(self.contribution) or len(self.contribution) >= self.answers
-
-    def spread(self, weights: Floats) -> float:
-        """Variance of the query's weighted metric if one answer stood for all; NaN if it is unknown from one."""
-        if len(self.contribution) < 2:
-            return float("nan")
-        return float((self.contribution @ weights).var(ddof=1)) * self.answers**2
-
 
 @dataclass(frozen=True, eq=False)
 class Units:
@@ -136,13 +126,27 @@ class Units:
 
         A query of which one answer was sampled has the mean spread of the others.
         """
-        found, spreads = np.zeros(len(self.sampled)), np.array([each.spread(weights) for each in self.sampled])
-        usual = float(np.nanmean(spreads)) if np.isfinite(spreads).any() else 0.0
-        for i, each in enumerate(self.sampled):
-            if not each.are_all:
-                spread = spreads[i] if np.isfinite(spreads[i]) else usual
-                found[i] = (1 - len(each.contribution) / each.answers) * spread / len(each.contribution)
-        return found
+        number, answers, of, contribution = self._stacked
+        of_one = contribution @ weights
+        off = of_one - (np.bincount(of, of_one, len(number)) / np.maximum(number, 1))[of]
+        spread = np.bincount(of, off**2, len(number)) / np.maximum(number - 1, 1) * answers**2
+        is_known = number > 1
+        spread[~is_known] = spread[is_known].mean() if is_known.any() else 0.0
+        return np.asarray(
+            np.where(number > 0, (1 - number / np.maximum(answers, 1)) * spread / np.maximum(number, 1), 0)
+        )
+
+    @cached_property
+    def _stacked(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], Floats]:
+        """(m,) numbers of sampled answers, (m,) of answers, and of all sampled ones the query and the contribution."""
+        number = np.array([len(each.contribution) for each in self.sampled])
+        answers = np.array([each.answers for each in self.sampled])
+        return (
+            number,
+            answers,
+            np.repeat(np.arange(len(number)), number),
+            np.concatenate([e.contribution for e in self.sampled]),
+        )
 
     def plus(self, other: "Units", factor: float = 1.0) -> "Units":
         """The sum of a curve and a multiple of another one of the same sample, whose errors are shared."""
