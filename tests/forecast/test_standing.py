@@ -1,0 +1,40 @@
+"""What sampled items stand for, and what a disagreement with the sample costs."""
+
+import numpy as np
+import pytest
+
+from ray_backfill.forecast.answers import RightAnswers
+from ray_backfill.forecast.calibration import Calibration
+from ray_backfill.forecast.counts import structural_error
+from ray_backfill.forecast.draws import draw_entries
+from ray_backfill.forecast.models import Known
+
+
+def test_what_the_backfill_has_done_stands_for_others_only_where_nothing_else_does() -> None:
+    nobody = np.empty(0, np.int64)
+    weight, done = np.array([4.0, 4.0, 0.0, 4.0]), np.array([True, False, False, True])
+    known = Known(np.arange(4), weight, weight > 0, nobody, nobody, 0, done)
+    assert known.at_random.tolist() == [False, True, False, False]
+    assert known.standing(np.array([0, 1, 2])).tolist() == [False, True, False]
+    assert known.standing(np.array([0, 2, 3])).tolist() == [True, False, True]
+
+
+def test_a_disagreement_with_the_sample_widens_the_structural_error() -> None:
+    assert Calibration(1.2, 0.1).beyond == 0
+    assert Calibration(2.5, 0.1).beyond == pytest.approx(1.0)
+    assert Calibration(0.4, 0.1).beyond == pytest.approx(0.5)
+    assert structural_error(np.array([100.0])) == pytest.approx(4.5)
+    assert structural_error(np.array([100.0]), 0.5) == pytest.approx(54.5)
+
+
+@pytest.mark.parametrize("answers", [30, 410])
+def test_entries_stand_for_all_answers(answers: int) -> None:
+    true = np.full(answers, np.nan)
+    true[:10] = 0.5
+    model = RightAnswers(0.0, 1.0, 0.01, 0.01, np.zeros(1))
+    drawn = draw_entries(model, np.full(answers, 0.5), true, true > 0, np.random.default_rng(0))
+    assert drawn.rank_share.sum() == pytest.approx(answers)
+    assert drawn.share.sum() == pytest.approx(answers)
+    # Of 400 hidden answers, 80 are drawn; each stands for 5, and half of the other four precede it.
+    assert drawn.ahead[drawn.sampled < 0] == pytest.approx((max(1, (answers - 10) / 80) - 1) / 2)
+    assert not drawn.ahead[drawn.sampled >= 0].any()
