@@ -157,7 +157,14 @@ def forecast(
             ``np.savez("new.npz", id=..., new=...)`` writes; by default the gallery's own new embeddings.
         sample: File that ``sample`` wrote; by default sample.parquet in the folder.
         out: Folder of the run; by default a temporary one, deleted at the end.
-        methods, orders, metrics, points, order_seed, fits, shards, overwrite: As for ``simulate``.
+        methods: As for ``simulate``, like everything below.
+        orders: As there.
+        metrics: As there.
+        points: As there.
+        order_seed: As there.
+        fits: As there.
+        shards: As there.
+        overwrite: As there.
 
     Returns:
         Curves, summary and differences with 95 % intervals.

@@ -18,8 +18,10 @@ from ray_backfill.systems import GroundTruth, IntArray
 
 Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]
-# Queries that are counted together.
-_BLOCK = 16
+# Queries that are counted together, at most: vectors stored as float16 are converted once for all of them.
+_BLOCK = 128
+# Orders x moments x queries that are counted together, which limits the memory for histograms.
+_MOMENTS = 20_000
 _SEED = 7
 
 
@@ -51,13 +53,14 @@ class _Query:
 
 @dataclass(frozen=True, eq=False)
 class ChosenQueries:
-    """The chosen queries of one method. moment_ON: when items are backfilled, see ``Plan``."""
+    """The chosen queries of one method. moment_ON, points: when items are backfilled, see ``Plan``."""
 
     known: Known
     forms: KnownForms
     truth: GroundTruth
     models: Models
     moment_ON: NDArray[np.int16]
+    points: int
     metrics: Mapping[str, SumMetric]
 
     def measure(self, slices: Slices, pool: Executor, bar: Stage | None) -> list[Measured]:
@@ -65,8 +68,9 @@ class ChosenQueries:
         found: list[Measured] = []
         rows_N = np.full(self.truth.n_gallery, -1)
         rows_N[self.known.position] = np.arange(len(self.known.position))
-        for first in range(0, len(self.known.queries), _BLOCK):
-            queries = self.known.queries[first : first + _BLOCK]
+        size = min(_BLOCK, max(16, _MOMENTS // (len(self.moment_ON) * self.points)))
+        for first in range(0, len(self.known.queries), size):
+            queries = self.known.queries[first : first + size]
             answers = [self.truth.positives_of(query) for query in queries.tolist()]
             near, after = slices.distances(queries, answers), self.forms.after.approximate(queries)
             block = [

@@ -55,7 +55,7 @@ def forecast_pair(
             moment_ON[:] = points - 1
         slices.begin(Plan(moment_ON, points, np.sort(known.position), models.others.cells))
         metrics = {name: SumMetric.of(name) for name in starts}
-        measured = ChosenQueries(known, forms, truth, models, moment_ON, metrics).measure(slices, pool, bar)
+        measured = ChosenQueries(known, forms, truth, models, moment_ON, points, metrics).measure(slices, pool, bar)
     structure = 1.0 if is_plain else _OWN_HEADS
     scored = np.flatnonzero(np.diff(truth.positive_starts) > 0)
     place = np.searchsorted(scored, known.queries)

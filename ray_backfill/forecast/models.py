@@ -1,5 +1,6 @@
 """Fits the models of distances from the known items: of other items, of right answers, and how counts vary."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,8 @@ Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]
 # Pairs of a query and an item from which the model of other items is fitted.
 _PAIRS = 4_000_000
+# Queries whose distances to the known items are computed at a time.
+_BLOCK = 16
 _SEED = 7
 
 
@@ -84,9 +87,7 @@ def fit_models(known: Known, forms: KnownForms, truth: GroundTruth) -> Models:
     part = _parts(known, truth, rows_N)
     others = _fit_others(known, forms, truth, part)
     pairs, checked = [], []
-    for query in known.queries.tolist():
-        one = np.array([query])
-        stand_in, old, after = (form.approximate(one)[0] for form in (forms.stand_in, forms.old, forms.after))
+    for query, stand_in, old, after in _distances(known.queries, forms):
         rows = rows_N[truth.positives_of(query)]
         rows = rows[rows >= 0]
         rows = rows[known.standing(rows)]
@@ -98,6 +99,14 @@ def fit_models(known: Known, forms: KnownForms, truth: GroundTruth) -> Models:
         observed = np.searchsorted(np.sort(after[there]), at).astype(np.float64)
         checked.append(check(observed, expected, float(there.sum()) / truth.n_gallery, answers))
     return Models(others, fit_answers(pairs, forms.unit), calibrate(checked), checked)
+
+
+def _distances(queries: IntArray, forms: KnownForms) -> Iterator[tuple[int, Floats32, Floats32, Floats32]]:
+    """Each query with its distances to the known items: to their stand-ins, by the old model, and by the new one."""
+    for first in range(0, len(queries), _BLOCK):
+        block = queries[first : first + _BLOCK]
+        found = (form.approximate(block) for form in (forms.stand_in, forms.old, forms.after))
+        yield from zip(block.tolist(), *found, strict=True)
 
 
 def left_out_of(truth: GroundTruth, query: int) -> IntArray:

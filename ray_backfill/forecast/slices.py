@@ -19,7 +19,7 @@ from ray_backfill.systems import IntArray, RetrievalSystem
 
 Floats32 = NDArray[np.float32]
 # Items whose distances to a block of queries are computed at a time: they should stay in the cache until counted.
-_TILE = 4096
+_TILE = 1024
 
 
 @dataclass(frozen=True, eq=False)
