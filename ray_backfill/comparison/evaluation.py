@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -66,7 +66,7 @@ class Evaluation:
     at most this distance (l2) in {old, old}: translated to the systems of each method by the merges."""
 
     @classmethod
-    def of_folder(cls) -> "Evaluation":
+    def of_folder(cls) -> Self:
         """The defaults for a folder of embeddings, which seldom has the old classifier's scores."""
         return cls(methods=("recommended",), orders=("random",))
 

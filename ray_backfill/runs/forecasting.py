@@ -19,7 +19,7 @@ from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import fit_maps
 from ray_backfill.runs.forecast_tables import forecast_tables
 from ray_backfill.runs.known_items import find_known, with_pilot, with_stand_ins
-from ray_backfill.runs.sampling import SampleSettings, read_before_backfill, read_sample
+from ray_backfill.runs.sampling import read_before_backfill, read_sample
 from ray_backfill.tables.forecast import TABLES
 from ray_backfill.tables.schema import write_table
 from ray_backfill.training.settings import FitSettings
@@ -34,22 +34,21 @@ def forecast_folder(
     """Forecast the curves of methods into ``out/forecast``; returns that folder.
 
     sample: the list that ``sample`` wrote. new: sources of vectors with id and new (see ``sources``), by default the
-    gallery's own new embeddings, of which only those of the sample are read.
+    gallery's own new embeddings, of which only those of the sample are read. evaluation: its truth and its distance are
+    replaced by those of the sample.
 
     Raises:
         InputError: A file is missing or does not fit, or something that was asked for cannot be forecast.
     """
     evaluation.check()
-    check_can_be_forecast(evaluation)
-    if context.place.device != "cpu":
-        raise InputError("a forecast runs on CPUs; leave --device out")
+    _check_evaluation(evaluation)
     out = context.out / "forecast"
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; choose another --out")
     with step("read embeddings"):
         folder = read_before_backfill(data)
         stored = read_sample(sample, folder)
-        evaluation = _of_sample(evaluation, stored.settings)
+        evaluation = replace(evaluation, truth=stored.settings.truth, distance=stored.settings.distance)
         items = find_known(folder, stored, new)
     of_fits = context
     if folder.train is None:  # maps that are fitted on the pilot change with every sample
@@ -70,36 +69,16 @@ def forecast_folder(
     return out
 
 
-def check_can_be_forecast(evaluation: Evaluation) -> None:
-    """Raises InputError for a metric, an order, a merge or an option that no forecast has."""
+def _check_evaluation(evaluation: Evaluation) -> None:
+    """Raises InputError for a metric, an order or a number of points that no forecast has."""
     for metric in evaluation.metrics:
         if why := why_not_forecast(metric):
             raise InputError(f"{metric} cannot be forecast: {why}; use mAP, mAP@100 or recall@100")
     for name in evaluation.orders:
         if find_order(name).is_oracle:
             raise InputError(f"the order {name} uses what is known only after the upgrade; it cannot be forecast")
-    if evaluation.merges != ("raw",):
-        raise InputError("merges cannot be forecast; leave --merges out")
-    if evaluation.distance == "inner_product":
-        raise InputError("inner products cannot be forecast; use --distance cosine or l2")
-    for option in ("filter", "slices", "cutoffs"):
-        if getattr(evaluation, option):
-            raise InputError(f"--{option} cannot be forecast; leave it out")
-    if evaluation.permutations > 1:
-        raise InputError("a forecast has one permutation; leave --permutations out")
     if evaluation.points > _MOST_POINTS:
         raise InputError(f"--points {evaluation.points} is too many for a forecast; give at most {_MOST_POINTS:,}")
-
-
-def _of_sample(evaluation: Evaluation, settings: SampleSettings) -> Evaluation:
-    """The evaluation with the truth and the distance of the sample. Raises InputError if others were asked for."""
-    usual = Evaluation.of_folder()
-    for name in ("truth", "distance"):
-        given, drawn = getattr(evaluation, name), getattr(settings, name)
-        if given not in (getattr(usual, name), drawn):
-            words = " ".join(drawn) if isinstance(drawn, tuple) else drawn
-            raise InputError(f"the sample was drawn with --{name} {words}; leave --{name} out, or draw another sample")
-    return replace(evaluation, truth=settings.truth, distance=settings.distance)
 
 
 def _check_methods(comparison: Comparison) -> None:
@@ -114,7 +93,7 @@ def forecast_methods(comparison: Comparison, items: KnownItems, gallery: Gallery
     methods = [method for method in comparison.methods if can_be_forecast(method)]
     with step("measure the start"):
         starts = gallery.starts(methods)
-    with stage("forecast", len(methods) * len(items.known.queries), "query curves") as bar:
+    with stage("forecast", len(methods) * len(items.known.queries), "method-query pairs") as bar:
         return {m: forecast_method(comparison, m, items, gallery, starts[m.name], bar) for m in methods}
 
 

@@ -12,6 +12,7 @@ from ray_backfill.errors import InputError
 from ray_backfill.forecast import Known, Sample
 from ray_backfill.forecast.sample import PILOT
 from ray_backfill.forecast.stand_in import fit_stand_in
+from ray_backfill.progress import say
 from ray_backfill.runs.matching import plain_ids
 from ray_backfill.runs.sampling import StoredSample, free_pairs, positions_of
 from ray_backfill.sources import Source, open_source
@@ -21,13 +22,17 @@ from ray_backfill.store.loose import FINE, PROBLEMS, ZERO, read_vectors_loosely
 from ray_backfill.systems import FloatArray, IntArray
 
 _NOTHING = np.empty(0, np.int64)
+# Share of a sample that may lack a new embedding, such as unreadable images. If more does, a file was forgotten.
+_MISSING = 0.01
 
 
 def find_known(folder: EmbeddingFolder, stored: StoredSample, new: Sequence[str]) -> KnownItems:
     """The new embeddings of the sample, and what else the sources ``new`` hold. Without sources: the gallery's own.
 
+    Up to 1 % of the sample may lack a new embedding; such items count as not sampled, which is said.
+
     Raises:
-        InputError: An item of the sample has no new embedding, or a vector cannot be used.
+        InputError: More items of the sample have no new embedding, or a vector cannot be used.
     """
     sample, distance = stored.sample, stored.settings.distance
     if not new:
@@ -42,24 +47,26 @@ def find_known(folder: EmbeddingFolder, stored: StoredSample, new: Sequence[str]
             raise InputError(f"{name} repeats an id of --new with another vector; drop one of them")
     missing = np.setdiff1d(sample.position, own)
     if len(missing):
-        raise InputError(
-            f"--new lacks {len(missing):,} of the {len(sample):,} items of the sample, such as "
-            f"{folder.gallery.id[missing[0]]}; embed them, too, or give the files of earlier rounds beside it"
-        )
-    done = _NOTHING if len(own) == len(folder.gallery) else _backfilled(found, sample)
+        lacks = f"--new lacks {len(missing):,} of the {len(sample):,} items of the sample, such as "
+        lacks += str(folder.gallery.id[missing[0]])
+        if len(missing) > _MISSING * len(sample):
+            raise InputError(f"{lacks}; embed them, too, or give the files of earlier rounds beside it")
+        say(f"{lacks}; they count as not sampled")
+    done = _NOTHING if len(own) == len(folder.gallery) else _backfilled(found, np.intersect1d(sample.position, own))
     return known_items(folder, sample, own, vectors, distance, done)
 
 
-def _backfilled(found: Sequence[tuple[str, IntArray, FloatArray]], sample: Sample) -> IntArray:
-    """Positions of what the backfill has done so far: of sources with items that no sample listed.
+def _backfilled(found: Sequence[tuple[str, IntArray, FloatArray]], sampled: IntArray) -> IntArray:
+    """Positions of what the backfill has done so far: of sources with items that no sample listed. sampled: positions
+    of those items of the sample that are in any source.
 
     Sampled items among them cannot stand for items that are still to be done: an order is no random choice.
     """
-    more = [(name, position) for name, position, _ in found if not np.isin(position, sample.position).all()]
+    more = [(name, position) for name, position, _ in found if not np.isin(position, sampled).all()]
     if not more:
         return _NOTHING
-    of_sample = [position for _, position, _ in found if np.isin(position, sample.position).all()]
-    if len(np.setdiff1d(sample.position, np.concatenate([_NOTHING, *of_sample]))):
+    of_sample = [position for _, position, _ in found if np.isin(position, sampled).all()]
+    if len(np.setdiff1d(sampled, np.concatenate([_NOTHING, *of_sample]))):
         raise InputError(
             f"{more[0][0]} has items that no sample lists, beside items of the sample; give the sample as a file of its"
             " own, and all that the backfill has done so far as another one"

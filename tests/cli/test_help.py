@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -78,12 +78,13 @@ def texts_of(kind: type) -> dict[str, str]:
 def options_of(job: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """(option, text) of every field that is not a group itself."""
     flat = {"settings", "fits", "evaluation", "place", "experiment", "columns"}
+    types = get_type_hints(type(job), include_extras=True)
     for each in fields(job):
         value = getattr(job, each.name)
         name = f"{prefix}{each.name}"
         if is_dataclass(value):
             yield from options_of(value, prefix if each.name in flat else f"{name}.")
-        else:
+        elif not hasattr(types[each.name], "__metadata__"):  # suppressed
             yield name, texts_of(type(job))[each.name]  # type: ignore[arg-type]
 
 

@@ -169,10 +169,8 @@ def test_new_embeddings_outside_of_the_sample_are_not_read(folder: Path, tmp_pat
         (["forecast", "{data}"], "sample.parquet is missing"),
         (["forecast", "{data}", "--metrics", "CMC@1"], "CMC@1 cannot be forecast"),
         (["forecast", "{data}", "--metrics", "mAP@10"], "too few right answers"),
-        (["forecast", "{data}", "--merges", "logistic"], "merges cannot be forecast"),
-        (["forecast", "{data}", "--distance", "inner_product"], "inner products cannot be forecast"),
-        (["forecast", "{data}", "--filter", "tenant"], "--filter cannot be forecast"),
-        (["forecast", "{data}", "--permutations", "3"], "leave --permutations out"),
+        *[(["forecast", "{data}", f"--{name}", "1"], f"unrecognized options: --{name}")
+          for name in ("merges", "distance", "truth", "filter", "slices", "permutations", "cutoffs", "device")],
         (["sample", "{data}", "--budget", "100", "--distance", "inner_product"], "inner products cannot be forecast"),
         (["sample", "{data}", "--budget", "100", "--seed", "-1"], "--seed must not be negative"),
         (["sample", "{data}", "--budget", "20"], "use at least 50"),
@@ -194,7 +192,7 @@ def test_what_cannot_be_done(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("missing", "lacks 1 of the 300 items"),
+        ("missing", "lacks 4 of the 300 items"),
         ("unknown", "ids that the gallery lacks"),
         ("other", "belongs to other"),
         ("short", "has vectors of 10 dimensions"),
@@ -208,7 +206,7 @@ def test_embeddings_that_do_not_fit(
     embed(folder, tmp_path / "new.parquet")
     table = pq.read_table(tmp_path / "new.parquet")
     if change == "missing":
-        write_parquet(tmp_path / "new.parquet", table.slice(1))
+        write_parquet(tmp_path / "new.parquet", table.slice(4))
     if change == "unknown":
         ids = ["nobody", *table["id"].to_pylist()[1:]]
         write_parquet(tmp_path / "new.parquet", table.set_column(0, "id", pa.array(ids)))
@@ -226,6 +224,26 @@ def test_embeddings_that_do_not_fit(
         forecast(folder, tmp_path / "new.parquet", tmp_path / "run")
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_few_items_may_lack_a_new_embedding(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("sample", folder, "--budget", 300)
+    embed(folder, tmp_path / "new.parquet")
+    whole = read_forecast(forecast(folder, tmp_path / "new.parquet", tmp_path / "whole"))
+    # All sampled right answers of one query, which then has nothing that its others resemble.
+    listed = pd.read_parquet(folder / "sample.parquet")
+    of_query = pd.read_parquet(folder / "gallery.parquet", columns=["id", "label"]).merge(listed[["id", "reason"]])
+    sizes = of_query[(of_query.label >= 0) & (of_query.reason == "right answer")].groupby("label").id.apply(list)
+    lost = next(ids for ids in sizes if len(ids) == 3)
+    table = pq.read_table(tmp_path / "new.parquet")
+    kept = pa.compute.invert(pa.compute.is_in(table["id"], pa.array(lost)))
+    write_parquet(tmp_path / "most.parquet", table.filter(kept))
+    capsys.readouterr()
+    most = read_forecast(forecast(folder, tmp_path / "most.parquet", tmp_path / "most"))
+    assert "lacks 3 of the 300 items of the sample" in capsys.readouterr().err
+    assert most.manifest["known"] == 297
+    for row, other in zip(most.of("mAP", "random"), whole.of("mAP", "random"), strict=True):
+        assert other.auc_low < row.auc < other.auc_high
 
 
 def test_an_existing_sample_is_not_replaced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,13 +294,9 @@ def test_a_forecast_is_of_the_truth_of_its_sample(
 ) -> None:
     run("sample", folder, "--budget", 300)
     embed(folder, tmp_path / "new.parquet")
-    for words, message in (
-        (["--distance", "l2"], "drawn with --distance cosine"),
-        (["--methods", "old"], "none of the methods can be forecast"),
-    ):
-        with pytest.raises(SystemExit):
-            run("forecast", folder, "--new", tmp_path / "new.parquet", *words, "--out", tmp_path / "run")
-        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("forecast", folder, "--new", tmp_path / "new.parquet", "--methods", "old", "--out", tmp_path / "run")
+    assert "none of the methods can be forecast" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run("sample", folder, "--add", 20, "--seed", 7)
     assert "drawn with other settings" in capsys.readouterr().err
@@ -290,3 +304,8 @@ def test_a_forecast_is_of_the_truth_of_its_sample(
     of = gallery(items=1500, queries=80, classes=150)
     with pytest.raises(InputError, match="the right answers have changed"):
         stored.check_answers(GroundTruth.from_positives([of.truth.positives_of(0)], n_gallery=1500))
+    run("sample", folder, "--budget", 1500, "--distance", "l2", "--out", tmp_path / "l2.parquet")
+    embed(folder, tmp_path / "all.parquet", everything=True)
+    run("forecast", folder, "--new", tmp_path / "all.parquet", "--sample", tmp_path / "l2.parquet", "--methods",
+        "rm_naive", "--out", tmp_path / "l2")  # fmt: skip
+    assert read_forecast(tmp_path / "l2" / "forecast").manifest["evaluation"]["distance"] == "l2"

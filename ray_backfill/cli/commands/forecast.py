@@ -1,11 +1,12 @@
 """``ray-backfill forecast``: the curves of upgrade methods from the new embeddings of a sample."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from tyro.conf import Suppress
 
 from ray_backfill.cli.options import FolderJob
 from ray_backfill.cli.parse import check_names, read_folder_options
@@ -14,8 +15,28 @@ from ray_backfill.cluster.settings import ReplayPlace
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.runs.sampling import NAME
 
-# The default of --metrics in other commands has CMC@1, which cannot be forecast.
-_METRICS = ("mAP", "mAP@100")
+
+@dataclass(frozen=True)
+class ForecastEvaluation(Evaluation):
+    """Without the options that a forecast takes from its sample, and those that it does not have."""
+
+    metrics: tuple[str, ...] = ("mAP", "mAP@100")  # CMC@1 cannot be forecast
+    """Metrics of retrieval: mAP, nDCG, mAP@k, nDCG@k, recall@k for any k from 100 on. The first one leads the
+    report."""
+    merges: Suppress[tuple[str, ...]] = ("raw",)
+    distance: Suppress[str] = "cosine"
+    truth: Suppress[tuple[str, ...]] = ()
+    filter: Suppress[str] = ""
+    slices: Suppress[tuple[str, ...]] = ()
+    permutations: Suppress[int] = 1
+    cutoffs: Suppress[tuple[float, ...]] = ()
+
+
+@dataclass(frozen=True)
+class ForecastPlace(ReplayPlace):
+    """Without GPUs."""
+
+    device: Suppress[str] = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +48,10 @@ class ForecastJob(FolderJob):
     new. Default: the gallery's own, of which only those of the sample are used."""
     sample: Path | None = None
     """File that ray-backfill sample wrote (default: sample.parquet in the folder of embeddings)."""
-    evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(
-        default_factory=lambda: replace(Evaluation.of_folder(), metrics=_METRICS)
+    evaluation: Annotated[ForecastEvaluation, tyro.conf.arg(name="")] = field(
+        default_factory=ForecastEvaluation.of_folder
     )
-    place: Annotated[ReplayPlace, tyro.conf.arg(name="")] = field(default_factory=ReplayPlace)
+    place: Annotated[ForecastPlace, tyro.conf.arg(name="")] = field(default_factory=ForecastPlace)
 
 
 def read(arguments: Sequence[str]) -> Any:
