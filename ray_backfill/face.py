@@ -156,15 +156,15 @@ def forecast(
         new: Files or other sources with ``id`` and ``new`` of the sampled items, such as what
             ``np.savez("new.npz", id=..., new=...)`` writes; by default the gallery's own new embeddings.
         sample: File that ``sample`` wrote; by default sample.parquet in the folder.
-        out: Folder of the run; by default a temporary one, deleted at the end.
-        methods: As for ``simulate``, like everything below.
-        orders: As there.
-        metrics: As there.
-        points: As there.
-        order_seed: As there.
-        fits: As there.
-        shards: As there.
-        overwrite: As there.
+        out: Folder of the run, whose earlier forecast is replaced; by default a temporary one, deleted at the end.
+        methods: Upgrade methods, by name or group (see ``rb.methods``).
+        orders: Orders of the backfill.
+        metrics: mAP, nDCG, mAP@k, nDCG@k or recall@k for k from 100 on; the first one leads the report.
+        points: Number of moments of the backfill to report, at most 1,001.
+        order_seed: Random seed for the random order.
+        fits: How maps between the models are trained; by default as on the command line.
+        shards: Gallery shards, each a Ray actor; 0 counts in this process unless the gallery is too large for it.
+        overwrite: Replace what ``out`` has of maps with other settings or other data.
 
     Returns:
         Curves, summary and differences with 95 % intervals.

@@ -206,14 +206,15 @@ def test_sample_and_forecast_give_the_tables_of_the_commands(tmp_path: Path) -> 
         said = subprocess.run([*command, *words], capture_output=True, text=True, cwd=tmp_path, check=False)
         assert said.returncode == 0, said.stderr
     pd.testing.assert_frame_equal(chosen, pd.read_parquet(tmp_path / "sample.parquet"))
-    found = rb.forecast(data, tmp_path / "new.npz", methods=FORMULAS, points=3)
+    found = rb.forecast(data, tmp_path / "new.npz", out=tmp_path / "python", methods=FORMULAS, points=3)
+    assert (tmp_path / "python" / "forecast" / "report.html").exists()
     pd.testing.assert_frame_equal(found.summary, pd.read_parquet(tmp_path / "job" / "forecast" / "summary.parquet"))
     pd.testing.assert_frame_equal(found.frame, pd.read_parquet(tmp_path / "job" / "forecast" / "curves.parquet"))
     assert "RM naive" in found._repr_html_()
     assert len(rb.sample(data, add=20)) == 120
     with pytest.raises(rb.InputError, match="add=N"):
         rb.sample(data)
-    with pytest.raises(rb.InputError, match="has no column 'new'"):
+    with pytest.raises(rb.InputError, match=r"has no column 'new'.*; ray-backfill sample and forecast need few"):
         rb.simulate(data, methods="rm_naive")
 
 

@@ -87,9 +87,10 @@ def draw_sample(
     taken_N[pilot] = True
     answers, per_query, n_chosen = _draw_answers(truth, groups, order, taken_N, int(_ANSWER_SHARE * budget), seed)
     if n_chosen < min(_FEWEST_GROUPS, len(groups)):
-        few = f"a budget of {budget:,} items pays for {n_chosen:,} of {len(groups):,} queries with answers of their own"
+        few = f"a budget of {budget:,} items covers {n_chosen:,} of {len(groups):,} different lists of right answers"
         least = max(budget + 1, round(_FEWEST_GROUPS * PER_QUERY / _ANSWER_SHARE))
-        raise InputError(f"{few}; use at least {least:,}, better 2 % of the gallery")
+        better = f", better {size // 50:,}, which is 2 % of the gallery" if size // 50 > least else ""
+        raise InputError(f"{few}; use at least {least:,}{better}")
     taken_N[answers] = True
     queries = np.concatenate([groups[g] for g in order[:n_chosen]])
     number = np.concatenate([np.full(len(groups[g]), i) for i, g in enumerate(order[:n_chosen])])

@@ -200,8 +200,9 @@ def _risk(results: Results, best: Row) -> tuple[str, ...]:
         end = results.line(new, NEGATIVE_FLIPS_VS_OLD) if new is not None else None
         finished = f" (the finished upgrade alone: {percent_sign(end.value[-1])})" if end is not None else ""
         sentences.append(
-            f"Up to {percent_sign(best.negative_flips_vs_old_max)} of all queries lose the right first result that the "
-            f"old service gives them, {percent_sign(lost.value[0])} on the day of the switch{finished}."
+            f"At any one moment, up to {percent_sign(best.negative_flips_vs_old_max)} of all queries lose the right "
+            f"first result that the old service gives them, {percent_sign(lost.value[0])} on the day of the "
+            f"switch{finished}."
         )
     for row in in_all_metrics(results, best):
         if row.starts_at_old == NO:

@@ -57,7 +57,7 @@ def counted(results: Results) -> str:
     lost = f"{counts[LOST]:,} {'query loses' if counts[LOST] == 1 else 'queries lose'}"
     of = shown_of(results)
     won = f"{counts[WON]:,} {'wins' if counts[WON] == 1 else 'win'} one"
-    return f"{of[:1].upper()}{of[1:]}: after the day of the switch, {lost} a right first result, {won}."
+    return f"{of[:1].upper()}{of[1:]}: between the day of the switch and the end, {lost} a right first result, {won}."
 
 
 def told(results: Results) -> tuple[str, ...]:

@@ -54,7 +54,8 @@ def forecast_tables(comparison: Comparison, items: KnownItems, found: Mapping[Me
         {
             "evaluation": asdict(how), "items": sizes[1], "known": len(known.position),
             "queries": comparison.truth.n_queries,
-            "chosen": len(known.queries), "old": old, "new": {name: _end(units, t) for name, units in new.items()},
+            "chosen": len(known.queries), "lists": len(np.unique(known.group)), "old": old,
+            "new": {name: _end(units, t) for name, units in new.items()},
             "left_out": {each.name: each.reason for each in comparison.left_out}
             | {m.name: "it has no forecast" for m in comparison.methods if m not in found and not m.is_reference},
             "notes": list(comparison.notes),

@@ -15,6 +15,7 @@ from ray_backfill.forecast import Forecast, why_not_forecast
 from ray_backfill.methods import Method
 from ray_backfill.orders import find_order
 from ray_backfill.progress import stage, step
+from ray_backfill.report.forecast import write_forecast_report
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import fit_maps
 from ray_backfill.runs.forecast_tables import forecast_tables
@@ -26,6 +27,8 @@ from ray_backfill.training.settings import FitSettings
 
 FORMAT = 1
 _MOST_POINTS = 1001
+# Files beside the tables.
+_OTHERS = ("manifest.json", "curves.png", "report.html")
 
 
 def forecast_folder(
@@ -61,11 +64,12 @@ def forecast_folder(
     with _gallery_of(comparison, items, context) as gallery:
         found = forecast_methods(comparison, items, gallery)
     tables = forecast_tables(comparison, items, found)
-    with replaced_whole(out, (*(f"{name}.parquet" for name in TABLES), "manifest.json", "curves.png")) as half:
+    with replaced_whole(out, (*(f"{name}.parquet" for name in TABLES), *_OTHERS)) as half:
         for name in TABLES:
             write_table(half / f"{name}.parquet", getattr(tables, name))
         facts = {"stage": "forecast", "format": FORMAT, "version": __version__, "command": context.command}
         write_json(half / "manifest.json", facts | tables.facts)
+        write_forecast_report(half)
     return out
 
 

@@ -50,7 +50,9 @@ def find_known(folder: EmbeddingFolder, stored: StoredSample, new: Sequence[str]
         lacks = f"--new lacks {len(missing):,} of the {len(sample):,} items of the sample, such as "
         lacks += str(folder.gallery.id[missing[0]])
         if len(missing) > _MISSING * len(sample):
-            raise InputError(f"{lacks}; embed them, too, or give the files of earlier rounds beside it")
+            raise InputError(
+                f"{lacks}; embed them, too (up to 1 % may be missing), or name all files, those of earlier rounds, too"
+            )
         say(f"{lacks}; they count as not sampled")
     done = _NOTHING if len(own) == len(folder.gallery) else _backfilled(found, np.intersect1d(sample.position, own))
     return known_items(folder, sample, own, vectors, distance, done)

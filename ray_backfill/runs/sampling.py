@@ -52,6 +52,11 @@ class StoredSample:
     round_n: IntArray
     answers: str
 
+    @property
+    def lists(self) -> int:
+        """Number of different lists of right answers of the chosen queries."""
+        return len(np.unique(self.sample.group))
+
     def check_answers(self, truth: GroundTruth) -> None:
         """Raises InputError if other answers were right when the sample was drawn."""
         if self.answers != _hash(truth):
@@ -208,7 +213,8 @@ def counts_in_words(stored: StoredSample) -> str:
     kinds = ", ".join(
         f"{count:,} {name}" for count, name in zip(counts, ("pilot", "right answers", "close"), strict=True)
     )
-    return f"{len(sample):,} items ({kinds}) for {len(sample.queries):,} queries"
+    lists = f"{stored.lists:,} different lists of right answers" if stored.lists < len(sample.queries) else ""
+    return f"{len(sample):,} items ({kinds}) for {len(sample.queries):,} queries" + (f" with {lists}" if lists else "")
 
 
 def _advised(folder: EmbeddingFolder) -> int:

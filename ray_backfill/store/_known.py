@@ -39,7 +39,9 @@ def read_columns(file: Path, needed: Sequence[str], are_queries: bool) -> dict[s
     there = opened.schema_arrow.names
     for column in ("id", *needed):
         if column not in there:
-            raise InputError(f"{file} has no column {column!r}; it has: {', '.join(there)}")
+            lacking = f"{file} has no column {column!r}; it has: {', '.join(there)}"
+            is_before = column == "new" and "old" in there and "gallery.parquet" in file.parts
+            raise InputError(f"{lacking}; ray-backfill sample and forecast need few of them" if is_before else lacking)
     present = [name for name in there if name in COLUMNS and (are_queries or name not in OF_QUERIES)]
     for name in (*present, *needed):
         if there.count(name) > 1:

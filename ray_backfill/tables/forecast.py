@@ -8,11 +8,11 @@ from typing import Annotated
 class SampledItem:
     """A gallery item that the new model should embed; one row for each."""
 
-    id: Annotated[str, "id of the gallery item, as in the gallery"]
+    id: Annotated[str, "id of the gallery item, of the type that it has in the gallery"]
     reason: Annotated[
         str,
         "`pilot`: drawn uniformly from the gallery; `right answer`: of a randomly chosen query; `close`: its predicted "
-        "new embedding is close to such queries",
+        "new embedding is close to such queries; `--add` may change the reason of an earlier item",
     ]
     probability: Annotated[
         float, "probability of being drawn as pilot or right answer; 1 for close items, which are not drawn at random"

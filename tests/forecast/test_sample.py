@@ -68,7 +68,7 @@ def test_whole_gallery() -> None:
     assert len(sample) == len(LABELS)
 
 
-@pytest.mark.parametrize(("budget", "words"), [(4, "pays for 0 of 50 queries"), (2001, "more than all")])
+@pytest.mark.parametrize(("budget", "words"), [(4, "covers 0 of 50 different lists"), (2001, "more than all")])
 def test_impossible_budgets(budget: int, words: str) -> None:
     with pytest.raises(InputError, match=words):
         draw_sample(TRUTH, budget, nothing_close)

@@ -274,7 +274,8 @@ def test_the_four_answers(tmp_path: Path) -> None:
         "After the backfill only the new model is needed: nothing of the method remains.",
     )
     assert found.risk == (
-        "Up to 6.2 % of all queries lose the right first result that the old service gives them, 0.0 % on the day of "
+        "At any one moment, up to 6.2 % of all queries lose the right first result that the old service gives them, "
+        "0.0 % on the day of "
         "the switch (the finished upgrade alone: 10.0 %).",
         "mAP never falls at 3 moments.",
         "CMC@1 never falls at 3 moments.",

@@ -47,7 +47,8 @@ def test_the_page_tells_what_was_first_before_and_after(tmp_path: Path) -> None:
     assert "q&lt;b&gt;1" in page
     assert "img-src data:;" in page
     assert (
-        "Full RM, score order: after the day of the switch, 12 queries lose a right first result, 31 win one." in page
+        "Full RM, score order: between the day of the switch and the end, 12 queries lose a right first result, "
+        "31 win one." in page
     )
 
 

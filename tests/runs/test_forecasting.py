@@ -167,6 +167,7 @@ def test_new_embeddings_outside_of_the_sample_are_not_read(folder: Path, tmp_pat
         (["sample", "{data}", "--add", "10"], "run: ray-backfill sample"),
         (["sample", "{data}", "--budget", "100", "--truth", "new-top10"], "needs the new embedding of every"),
         (["forecast", "{data}"], "sample.parquet is missing"),
+        (["forecast", "--new", "new.parquet"], "name the folder of embeddings first"),
         (["forecast", "{data}", "--metrics", "CMC@1"], "CMC@1 cannot be forecast"),
         (["forecast", "{data}", "--metrics", "mAP@10"], "too few right answers"),
         *[(["forecast", "{data}", f"--{name}", "1"], f"unrecognized options: --{name}")

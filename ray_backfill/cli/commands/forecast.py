@@ -9,10 +9,11 @@ import tyro
 from tyro.conf import Suppress
 
 from ray_backfill.cli.options import FolderJob
-from ray_backfill.cli.parse import check_names, read_folder_options
+from ray_backfill.cli.parse import check_names, names_folder, read_folder_options
 from ray_backfill.cli.shell import given_folder, shown
 from ray_backfill.cluster.settings import ReplayPlace
 from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.errors import InputError
 from ray_backfill.runs.sampling import NAME
 
 
@@ -43,6 +44,8 @@ class ForecastPlace(ReplayPlace):
 class ForecastJob(FolderJob):
     """A forecast from a sample of new embeddings."""
 
+    out: Path
+    """Folder of the run. An earlier forecast in it is replaced, and fitted maps are reused."""
     new: tuple[str, ...] = ()
     """The new embeddings of the sample: Parquet files, or any other sources that import reads, with the columns id and
     new. Default: the gallery's own, of which only those of the sample are used."""
@@ -56,7 +59,11 @@ class ForecastJob(FolderJob):
 
 def read(arguments: Sequence[str]) -> Any:
     """The options; a folder may come first, without --data."""
-    named = ["--data", *arguments] if arguments and not arguments[0].startswith("-") else list(arguments)
+    named = list(arguments)
+    if arguments and not arguments[0].startswith("-"):
+        named = ["--data", *arguments]
+    elif not names_folder(arguments) and not {"-h", "--help"} & set(arguments):
+        raise InputError("name the folder of embeddings first: ray-backfill forecast DIR --new SOURCE")
     return read_folder_options(ForecastJob, named)
 
 
@@ -65,12 +72,11 @@ def run(arguments: Sequence[str]) -> None:
     job = read(arguments)
     check_names(job)
     from ray_backfill.cli.context import running
-    from ray_backfill.report.forecast import print_forecast, write_forecast_report
+    from ray_backfill.report.forecast import print_forecast
     from ray_backfill.runs.forecasting import forecast_folder
 
     data = given_folder(job.data)
     with running(job) as context:
         results = forecast_folder(data, job.sample or data / NAME, job.new, job.evaluation, job.fits, context)
-        write_forecast_report(results)
     print_forecast(results)
     print(f"\nreport: {shown(results / 'report.html')}")

@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> None:
     if (job.budget > 0) == (job.add > 0):
         raise InputError("give --budget N for a first sample, or --add N to extend one")
     from ray_backfill.cli.stopping import interruptible
-    from ray_backfill.report.forecast.words import FEW_QUERIES
+    from ray_backfill.report.forecast.words import FEW_LISTS
     from ray_backfill.runs.sampling import counts_in_words, take_sample
 
     data = job.data.absolute()
@@ -48,10 +48,11 @@ def run(arguments: Sequence[str]) -> None:
         stored = take_sample(data, out, job.budget, job.settings, job.add)
     print(f"{shown(out)}: {counts_in_words(stored)}")
     rounds = f" of round {stored.round_n.max()}" if job.add else ""
-    earlier = " FILES_OF_EARLIER_ROUNDS" if job.add else ""
+    earlier = "FILES_OF_EARLIER_ROUNDS " if job.add else ""
     elsewhere = f" --sample {shown(out)}" if job.out else ""
     print(f"Embed these items{rounds} by the new model, write id and new to a Parquet file, then run:")
-    print(f"  ray-backfill forecast {shown(data)} --new FILE{earlier}{elsewhere}")
-    print(f"(Images of a recipe: ray-backfill embed, with the recipe's options, --only {shown(out)}.)")
-    if len(stored.sample.queries) <= FEW_QUERIES:
-        print(f"note: {FEW_QUERIES} queries or fewer make wide intervals; extend the sample by --add N")
+    print(f"  ray-backfill forecast {shown(data)} --new {earlier}FILE{elsewhere}")
+    if (data / "manifest.json").exists():  # what embed wrote
+        print(f"or embed the images of the recipe by ray-backfill embed, its options, and --only {shown(out)}")
+    if stored.lists <= FEW_LISTS:
+        print(f"note: {FEW_LISTS} lists of right answers or fewer make wide intervals; extend the sample by --add N")

@@ -36,10 +36,12 @@ def _chart(found: ForecastResults, metric: str, order: str) -> Chart:
 
 
 def _flat(found: ForecastResults, metric: str, name: str) -> Curve:
-    new, old = found.manifest["new"][metric][0], found.manifest["old"][metric]
-    title, value = ("new model alone", new) if name == NEW else ("old service", old)
+    old = found.manifest["old"][metric]
+    title, limits = ("new model alone", found.manifest["new"][metric]) if name == NEW else ("old service", [old] * 3)
     ends = np.array([0.0, 100.0])
-    return Curve(name, title, percent(value), REFERENCE_STYLES[name], ends, np.full(2, 100 * value))
+    value, low, high = (np.full(2, 100 * each) for each in limits)
+    band = Interval(ends, low, high) if name == NEW else None
+    return Curve(name, title, percent(limits[0]), REFERENCE_STYLES[name], ends, value, band)
 
 
 def render(found: ForecastResults) -> str:
@@ -54,7 +56,10 @@ def render(found: ForecastResults) -> str:
         columns=bind(words.COLUMNS),
         numbers=[(metric, _numbers(found, metric)) for metric in found.metrics],
         widths=[bind(f"{metric}: {words.width(found.of(metric, found.orders[0]))}") for metric in found.metrics],
-        differences=_differences(found),
+        differences=[
+            (metric if len(found.orders) == 1 else f"{metric}, order {order}", _differences(found, metric, order))
+            for metric in found.metrics for order in found.orders if found.pairs(metric, order)
+        ],
         calibration=_calibration(found),
         left_out=list(facts.get("left_out", {}).items()),
         notes=[bind(note) for note in facts.get("notes", [])],
@@ -68,17 +73,17 @@ def _numbers(found: ForecastResults, metric: str) -> PageTable:
     return text_table(f"forecast of {metric}", words.NAMES, rows)
 
 
-def _differences(found: ForecastResults) -> PageTable:
+def _differences(found: ForecastResults, metric: str, order: str) -> PageTable:
     titles = {row.method: row.title for row in found.rows}
     rows = [
         [
-            titles[d.method], titles[d.other_method], d.order, d.metric, percent(d.difference),
+            titles[d.method], titles[d.other_method], percent(d.difference),
             f"{percent(d.low)} to {percent(d.high)}", "yes" if d.low > 0 or d.high < 0 else "no",
         ]
-        for metric in found.metrics for order in found.orders for d in found.pairs(metric, order)
+        for d in found.pairs(metric, order)
     ]  # fmt: skip
-    heads = ("method", "other", "order", "metric", "points", "95 % interval", "excludes 0")
-    return text_table("differences of methods", heads, rows)
+    heads = ("method", "other", "points", "95 % interval", "excludes 0")
+    return text_table(f"differences of methods in {metric}, order {order}", heads, rows)
 
 
 def _calibration(found: ForecastResults) -> PageTable:
@@ -89,6 +94,6 @@ def _calibration(found: ForecastResults) -> PageTable:
         ends = f"{row.expected_from:g} to {row.expected_to:g}".replace(" to inf", " or more")
         line = (ends, f"{row.answers:,}", f"{row.expected:.2f}", f"{row.observed:.2f}")
         methods.setdefault(line, []).append(titles[row.method])
-    rows = [[", ".join(names), *line] for line, names in methods.items()]
+    rows = [["; ".join(names), *line] for line, names in methods.items()]
     heads = ("methods", "expected", "right answers", "mean expected", "mean observed")
     return text_table("calibration of the model of other items", heads, rows)

@@ -71,6 +71,11 @@ class ForecastResults:
         return f"{heading(self)}; {len({row.method for row in self.rows})} methods; .show(), .plot(), .summary, .frame"
 
     @property
+    def is_exact(self) -> bool:
+        """Whether the new embedding of every item is known."""
+        return bool(self.manifest["known"] == self.manifest["items"])
+
+    @property
     def metrics(self) -> list[str]:
         """The metrics, the primary one first."""
         return list(self.manifest["evaluation"]["metrics"])
@@ -86,16 +91,18 @@ class ForecastResults:
         return sorted(found, key=lambda row: -row.auc)
 
     def lead(self, metric: str, order: str) -> str:
-        """A sentence: the method with the highest AUC, and over which its lead may be chance."""
+        """A sentence: the method with the highest AUC, and over which its lead may be chance. "" for one method."""
         best, *rest = self.of(metric, order)
-        first = f"{best.title} has the highest AUC of {metric}."
+        if not rest:
+            return ""
+        first = f"{best.title} has the highest AUC of {metric}"
         apart = {pair.other_method for pair in self.pairs(metric, order) if pair.method == best.method and pair.low > 0}
         close = [row.title for row in rest if row.method not in apart]
-        if not rest:
-            return first
+        if self.is_exact:
+            return f"{first}."
         if not close:
-            return f"{first} The interval of its lead over every other method excludes 0."
-        return f"{first} The interval of its lead includes 0 for: {', '.join(close)}."
+            return f"{first}; the sample is large enough to tell it from every other method."
+        return f"{first}; the sample does not tell it from: {'; '.join(close)}."
 
     def pairs(self, metric: str, order: str) -> list[ForecastDifference]:
         """The differences of all pairs of methods in a metric and an order, the better method of each pair first."""

@@ -11,12 +11,12 @@ from ray_backfill.tables.forecast import ForecastRow
 COLUMNS = (
     "± half of the 95 % interval. AUC: the average over the backfill. gain: the part of the upgrade's improvement that "
     "users get during the backfill; 100 % would be the new model at once; – if new is not significantly better than "
-    "old. M_0, M_1: start, which is exact, and end. falls: limits of the largest drop to a later moment. "
+    "old. M_0: the start, exact. M_1: the end. falls: the largest drop to a later moment, or its limits. "
     "to halve: further items that would halve the interval of the AUC; – if half of the gallery is not enough."
 )
 NAMES = ("method", "order", "AUC", "gain", "M_0", "M_1", "falls", "to halve")
-# With as many chosen queries or fewer, intervals may be too narrow.
-FEW_QUERIES = 50
+# If the chosen queries have as many different lists of right answers or fewer, intervals may be too narrow.
+FEW_LISTS = 50
 # Above this recall, intervals of 95 % held 86 to 94 % (docs/results/forecast.md).
 _HIGH_RECALL = 0.9
 
@@ -48,18 +48,19 @@ def heading(found: ForecastResults) -> str:
     """What the forecast was made of."""
     facts = found.manifest
     known, items, queries = facts["known"], facts["items"], facts["queries"]
-    judged = f"{facts['chosen']:,} of {queries:,}" if known < items else f"{queries:,}"
-    return (
-        f"Forecast from {known:,} of {items:,} new embeddings ({percent(known / items)} %), judged by {judged} queries"
-    )
+    if found.is_exact:
+        return f"Exact, from all {items:,} new embeddings, judged by {queries:,} queries"
+    judged = f"judged by {facts['chosen']:,} of {queries:,} queries"
+    return f"Forecast from {known:,} of {items:,} new embeddings ({percent(known / items)} %), {judged}"
 
 
 def told(found: ForecastResults) -> list[str]:
     """What the forecast says in the primary metric: the best method of each order, and whether to upgrade at all."""
     metric = found.metrics[0]
     several = len(found.orders) > 1
-    leads = [(f"In the order {order}, " if several else "") + found.lead(metric, order) for order in found.orders]
-    return [each[:1].upper() + each[1:] for each in leads] + [f"{ends(found, metric)}{_upgrade(found, metric)}"]
+    leads = {order: found.lead(metric, order) for order in found.orders}
+    said = [(f"In the order {order}, " if several else "") + lead for order, lead in leads.items() if lead]
+    return [*said, f"{ends(found, metric)}{_upgrade(found, metric)}"]
 
 
 def ends(found: ForecastResults, metric: str) -> str:
@@ -113,10 +114,10 @@ def warnings(found: ForecastResults) -> list[str]:
         for metric in high
     ]
     sentences += _below(found)
-    if found.manifest["chosen"] <= FEW_QUERIES and found.manifest["known"] < found.manifest["items"]:
+    if found.manifest["lists"] <= FEW_LISTS and not found.is_exact:
         sentences.append(
-            f"Only {found.manifest['chosen']} queries were chosen: intervals are wide, and may be too narrow. "
-            "Extend the sample: ray-backfill sample --add."
+            f"The chosen queries have only {found.manifest['lists']} different lists of right answers: intervals are "
+            "wide, and may be too narrow. Extend the sample: ray-backfill sample --add."
         )
     return sentences
 
