@@ -70,7 +70,7 @@ def render(found: ForecastResults) -> str:
 
 def _numbers(found: ForecastResults, metric: str) -> PageTable:
     rows = [words.cells(row) for order in found.orders for row in found.of(metric, order)]
-    return text_table(f"forecast of {metric}", words.NAMES, rows)
+    return text_table(f"forecast of {metric}", words.NAMES, rows, "cards")
 
 
 def _differences(found: ForecastResults, metric: str, order: str) -> PageTable:
