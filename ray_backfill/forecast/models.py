@@ -16,7 +16,7 @@ from ray_backfill.systems import GroundTruth, IntArray
 Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]
 # Pairs of a query and an item from which the model of other items is fitted.
-_PAIRS = 4_000_000
+_PAIRS = 8_000_000
 # Queries whose distances to the known items are computed at a time.
 _BLOCK = 16
 _SEED = 7

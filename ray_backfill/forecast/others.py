@@ -17,8 +17,12 @@ from ray_backfill.kernels import Array, kernel
 CELLS = 256
 # Parts of the items for the jackknife.
 PARTS = 8
-# Least number of pairs from which residuals are taken; cells with fewer share those of their neighbours.
-_FEWEST = 150
+# Least number of pairs from which residuals are taken; cells with fewer share those of their neighbours. A distribution
+# of fewer pairs expects too few closer items, because it ends at its lowest residual.
+_FEWEST = 1000
+# Cells begin below the closest prediction of a pair, by this share of the range: a gallery has items that are predicted
+# closer than any sampled one.
+_ROOM = 0.5
 # Points at which the distribution of residuals is kept; between them it is linear.
 _GRID = 2048
 
@@ -124,6 +128,7 @@ def _fit_cells(stand_in: Floats32, old: Floats32, true: Floats32, weight: Floats
     coefficients = (np.linalg.solve(moments, (x * weight[:, None]).T @ true) / units).astype(np.float32)
     predicted = Cells(coefficients, 0.0, 1.0).predict(stand_in, old)
     low, high = float(predicted.min()) - 1e-4 * unit, float(predicted.max()) + 1e-4 * unit
+    low -= _ROOM * (high - low)
     return Cells(coefficients, low, (high - low) / CELLS)
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from ray_backfill.forecast.others import CELLS, PARTS, fit_others
 
@@ -22,3 +23,18 @@ def test_probabilities_and_what_changes_without_a_part() -> None:
         expected = np.bincount(cell[kept], weight[kept], CELLS) @ of_part
         observed = [weight[kept & (true < threshold)].sum() for threshold in at]
         assert expected == pytest.approx(observed, rel=0.01)
+
+
+def test_a_gallery_has_items_that_are_predicted_closer_than_any_sampled_one() -> None:
+    """A hundred times as many items as pairs, all normally distributed: how many are closer is known."""
+    rng = np.random.default_rng(0)
+    n, items = 200_000, 20_000_000
+    stand_in, old = (rng.normal(1, 0.12, n).astype(np.float32) for _ in range(2))
+    true = (stand_in + rng.normal(0, 0.05, n)).astype(np.float32)
+    model = fit_others(stand_in, old, true, np.ones(n), np.arange(n) % PARTS)
+    quantiles = (np.arange(items // 10) + 0.5) / (items // 10)
+    gallery = norm.ppf(quantiles, 1, 0.12).astype(np.float32)
+    hidden = 10 * np.bincount(model.cells.of(model.cells.predict(gallery, np.ones_like(gallery))), minlength=CELLS)
+    closer = np.array([10, 100, 1000])
+    at = norm.ppf(closer / items, 1, np.hypot(0.12, 0.05)).astype(np.float32)
+    assert hidden @ model.cumulative(at)[0] == pytest.approx(closer, rel=0.3)
