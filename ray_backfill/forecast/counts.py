@@ -50,12 +50,12 @@ class Counts:
     changes: Floats
 
 
-def find_starts(thresholds: Floats32) -> tuple[NDArray[np.int16], Floats]:
+def find_starts(thresholds: Floats32) -> tuple[NDArray[np.int32], Floats]:
     """Of each query, the places at which to start the search for a distance, and (first threshold, cells per distance).
 
     thresholds: (b, M) ascending, each filled up with infinity.
     """
-    starts, scales = np.zeros((len(thresholds), _STARTS), np.int16), np.zeros((len(thresholds), 2))
+    starts, scales = np.zeros((len(thresholds), _STARTS), np.int32), np.zeros((len(thresholds), 2))
     for row, own in enumerate(thresholds):
         own = own[np.isfinite(own)]
         scales[row] = own[0], _STARTS / max(float(own[-1]) - float(own[0]), 1e-30)

@@ -124,7 +124,7 @@ class Units:
     def _of_answers(self, weights: Floats) -> Floats:
         """(m,) variance of each query's weighted metric by which answers were sampled.
 
-        A query of which one answer was sampled has the mean spread of the others.
+        A query of which at most one answer was sampled has the mean spread of the others.
         """
         number, answers, of, contribution = self._stacked
         of_one = contribution @ weights
@@ -133,7 +133,7 @@ class Units:
         is_known = number > 1
         spread[~is_known] = spread[is_known].mean() if is_known.any() else 0.0
         return np.asarray(
-            np.where(number > 0, (1 - number / np.maximum(answers, 1)) * spread / np.maximum(number, 1), 0)
+            np.where(answers > 0, (1 - number / np.maximum(answers, 1)) * spread / np.maximum(number, 1), 0)
         )
 
     @cached_property

@@ -17,9 +17,10 @@ from ray_backfill.kernels import Array, kernel
 CELLS = 256
 # Parts of the items for the jackknife.
 PARTS = 8
-# Least number of pairs from which residuals are taken; cells with fewer share those of their neighbours. A distribution
-# of fewer pairs expects too few closer items, because it ends at its lowest residual.
-_FEWEST = 1000
+# Residuals are taken from at least 1 of so many pairs, within limits; cells with fewer share those of their neighbours.
+# A distribution of few pairs ends at its lowest residual and expects too few closer items; one of a large share of all
+# pairs mixes different predictions.
+_SHARE, _FEWEST, _MOST = 2000, 150, 1000
 # Cells begin below the closest prediction of a pair, by this share of the range: a gallery has items that are predicted
 # closer than any sampled one.
 _ROOM = 0.5
@@ -133,12 +134,13 @@ def _fit_cells(stand_in: Floats32, old: Floats32, true: Floats32, weight: Floats
 
 
 def _bins(pairs_C: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number the cells, closest first, so that each number has at least ``_FEWEST`` pairs."""
+    """Number the cells, closest first, so that each number has at least 1 of ``_SHARE`` pairs, within limits."""
     bins, number, held = np.zeros(len(pairs_C), np.int64), 0, 0
     left = np.cumsum(pairs_C[::-1])[::-1]
+    fewest = min(max(int(pairs_C.sum()) // _SHARE, _FEWEST), _MOST)
     for cell, pairs in enumerate(pairs_C.tolist()):
         bins[cell] = number
         held += pairs
-        if held >= _FEWEST and cell + 1 < len(pairs_C) and left[cell + 1] >= _FEWEST:
+        if held >= fewest and cell + 1 < len(pairs_C) and left[cell + 1] >= fewest:
             number, held = number + 1, 0
     return bins

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import combinations
+from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,10 +79,10 @@ def end_difference(units: Units, new: Units) -> Limits:
 def fall(units: Units, t: Floats) -> tuple[Limits, float, float]:
     """The largest drop of the estimated curve, and the moments before and after it.
 
-    The limits are simultaneous (Bonferroni): they hold for the largest of the drops between ``_MOMENTS`` moments.
+    The limits are simultaneous (Bonferroni): they hold for all drops between pairs of ``_MOMENTS`` moments.
     """
     moments = np.unique(np.linspace(0, len(t) - 1, min(len(t), _MOMENTS)).round().astype(int)).tolist()
-    level = 1 - (1 - LEVEL) / (len(moments) - 1)
+    level = 1 - (1 - LEVEL) / comb(len(moments), 2)
     best, low, high = (0.0, 0, 0), 0.0, 0.0
     for start, end in combinations(moments, 2):
         drop = units.mean(moment_weights(len(t), start) - moment_weights(len(t), end))

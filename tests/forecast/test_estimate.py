@@ -58,6 +58,13 @@ def test_a_query_with_one_sampled_answer_has_the_spread_of_the_others() -> None:
     assert given.mean(ONE).of_answers == pytest.approx(expected / 2**2)
 
 
+def test_a_query_of_which_no_answer_could_be_embedded_has_the_spread_of_the_others() -> None:
+    three, nothing = Answers(np.array([[0.2], [0.4], [0.9]]), 12), Answers(np.zeros((0, 1)), 6)
+    given = replace(units(VALUE[:2], {}, queries=2), sampled=[three, nothing])
+    spread = three.contribution.var(ddof=1) * 12**2
+    assert given.mean(ONE).of_answers == pytest.approx(((1 - 3 / 12) * spread / 3 + spread) / 2**2)
+
+
 def test_degrees_of_freedom() -> None:
     # Choosing 10 queries leaves 10 - 1 - 1; the jackknife's 7 count where it is what errs.
     assert units(VALUE, {}).mean(ONE).freedom == pytest.approx(8)
@@ -129,7 +136,7 @@ def test_the_largest_fall_has_simultaneous_limits() -> None:
     found, start, end = fall(curves, np.array([0.0, 0.5, 1.0]))
     assert (start, end) == (0.0, 0.5)
     assert found.value == pytest.approx(0.2)
-    half = norm.ppf(1 - 0.05 / 2 / 2) * 0.05  # two pairs more than one: half of the level each
+    half = norm.ppf(1 - 0.05 / 3 / 2) * 0.05  # three pairs
     assert (found.low, found.high) == pytest.approx((0.2 - half, 0.2 + half))
     rising = replace(curves, value=value[:, ::-1] * 0 + np.array([0.1, 0.2, 0.9]))
     assert fall(rising, np.array([0.0, 0.5, 1.0]))[0].low == 0

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ray_backfill.forecast import Forms
+from ray_backfill.forecast.counts import find_starts
 from ray_backfill.forecast.others import CELLS, Cells
 from ray_backfill.forecast.slices import Asked, LocalSlices, Plan
 from ray_backfill.systems import RetrievalSystem
@@ -57,3 +58,9 @@ def test_histograms(number: int) -> None:
                 true = np.bincount(cell[hidden & now], minlength=CELLS)
                 assert abs(found.cells[row, order, :, moment] - true).sum() <= 4
                 assert found.cells[row, order, :, moment].sum() == true.sum()
+
+
+def test_more_thresholds_than_a_small_integer_holds() -> None:
+    found, _ = find_starts(np.linspace(0, 1, 40_000, dtype=np.float32)[None])
+    assert (np.diff(found[0]) >= 0).all()
+    assert found[0, -1] > 39_000
