@@ -1,6 +1,7 @@
 """Whether the intervals of forecasts hold what they state, over many independent samples.
 
     python -m benchmarks.forecast FOLDER [--share 0.02] [--samples 100] [--methods NAME ...] [--queries N] [--halve N]
+        [--first 0]
 
 FOLDER: embeddings by both models, so that the truth is known. --queries: use N of its queries; where the gallery items
 are the queries, N of these, which leave the gallery. The maps are fitted once; every sample is drawn, and every
@@ -9,7 +10,8 @@ bias and the root mean square error over the samples, the mean half-width of the
 intervals that hold the exact value, all in points. Then, for the area under the first metric: in random order, the
 error of the naive way, an exact replay of a uniform sample of as many items; how often the ranking of methods is wrong
 although the interval of their difference excludes 0; and for the first N samples (--halve) how much narrower intervals
-become by as many further items as ``forecast`` says would halve them.
+become by as many further items as ``forecast`` says would halve them. --first: seed of the first sample, for several
+processes that draw a part of the samples each.
 """
 
 import argparse
@@ -162,6 +164,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--share", type=float, default=0.02)
     parser.add_argument("--samples", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--queries", type=int, default=0)
     parser.add_argument("--halve", type=int, default=0)
     parser.add_argument("--methods", nargs="+", default=["rm_naive", "least_squares_gallery", "rm"])
@@ -181,7 +184,8 @@ def main() -> None:
     budget = int(given.share * len(whole.gallery))
     starts = exact_starts(comparison, [m for m in comparison.methods if m.name != "old"])
     found, wrong, apart, started = [], 0, 0, time.perf_counter()
-    for seed in range(given.samples):
+    for done in range(given.samples):
+        seed = given.first + done
         figures, units = figures_of(forecast_all(comparison, whole, starts, budget, seed), metrics[0])
         found.append(figures)
         for one, other in combinations(units, 2):
@@ -190,8 +194,8 @@ def main() -> None:
                 if each.low > 0 or each.high < 0:
                     apart += 1
                     wrong += (each.value > 0) != (curves[one].auc(metrics[0]) > curves[other].auc(metrics[0]))
-        if seed % 10 == 9:
-            print(f"{seed + 1} samples, {(time.perf_counter() - started) / (seed + 1):.1f} s each", flush=True)
+        if done % 10 == 9:
+            print(f"{done + 1} samples, {(time.perf_counter() - started) / (done + 1):.1f} s each", flush=True)
     shown = table(found, true)
     print(f"\n{given.folder}: {len(whole.gallery):,} items, {budget:,} sampled, {comparison.truth.n_queries:,} queries")
     print(shown.round(2).to_string(index=False))
