@@ -12,7 +12,7 @@ from ray_backfill.forecast.estimate import area_weights, moment_weights
 from ray_backfill.forecast.models import KnownForms
 from ray_backfill.forecast.slices import Forms
 from ray_backfill.forecast.stand_in import fit_stand_in
-from ray_backfill.systems import RetrievalSystem
+from ray_backfill.systems import GroundTruth, RetrievalSystem
 from tests.forecast.galleries import METRICS, POINTS, Gallery, gallery, known_of
 
 T = np.linspace(0, 1, POINTS)
@@ -46,8 +46,15 @@ def test_nothing_hidden_is_read() -> None:
         assert np.array_equal(open_.units["random"][metric].value, blind.units["random"][metric].value)
 
 
-def test_a_complete_sample_gives_the_exact_curve() -> None:
-    of = gallery()
+def with_ignored(of: Gallery) -> Gallery:
+    """Every second right answer of a query is left out of its ranking: close items that must not be counted."""
+    lists = [of.truth.positives_of(query) for query in range(of.truth.n_queries)]
+    ignored = [answers[1::2] for answers in lists]
+    return replace(of, truth=GroundTruth.from_positives(lists, ignored, n_gallery=of.truth.n_gallery))
+
+
+@pytest.mark.parametrize("of", [gallery(), with_ignored(gallery())], ids=["", "ignored"])
+def test_a_complete_sample_gives_the_exact_curve(of: Gallery) -> None:
     found = forecast(of, len(of.order))
     exact = of.exact()
     for metric in METRICS:

@@ -46,7 +46,11 @@ def test_all_queries_leave_no_error_of_choosing() -> None:
 def test_variance_of_choosing_answers() -> None:
     contribution = np.array([[0.2], [0.4], [0.9]])
     found = units(VALUE, {}, queries=10, sampled=Answers(contribution, 12)).mean(ONE)
-    assert found.of_answers == pytest.approx((1 - 3 / 12) * contribution.var(ddof=1) / 3 / 10 * 12**2)
+    expected = (1 - 3 / 12) * contribution.var(ddof=1) / 3 / 10 * 12**2
+    assert found.of_answers == pytest.approx(expected)
+    # Of two stages: the spread between chosen queries has the share of those that are not chosen in it already.
+    found = units(VALUE, {}, queries=40, sampled=Answers(contribution, 12)).mean(ONE)
+    assert found.of_answers == pytest.approx(10 / 40 * expected)
 
 
 def test_a_query_with_one_sampled_answer_has_the_spread_of_the_others() -> None:

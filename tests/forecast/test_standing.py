@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 
+from ray_backfill.distances import ProductForm
 from ray_backfill.forecast.answers import RightAnswers
 from ray_backfill.forecast.calibration import Calibration
 from ray_backfill.forecast.counts import structural_error
 from ray_backfill.forecast.draws import draw_entries
-from ray_backfill.forecast.models import Known
+from ray_backfill.forecast.models import Known, KnownForms, fit_models
+from ray_backfill.systems import RetrievalSystem
+from tests.forecast.galleries import gallery, known_of
 
 
 def test_what_the_backfill_has_done_stands_for_others_only_where_nothing_else_does() -> None:
@@ -38,3 +41,21 @@ def test_entries_stand_for_all_answers(answers: int) -> None:
     # Of 400 hidden answers, 80 are drawn; each stands for 5, and half of the other four precede it.
     assert drawn.ahead[drawn.sampled < 0] == pytest.approx((max(1, (answers - 10) / 80) - 1) / 2)
     assert not drawn.ahead[drawn.sampled >= 0].any()
+
+
+def test_the_model_is_checked_on_items_drawn_at_random() -> None:
+    """Items that were sampled because they are close would make it look as if it expected too few."""
+    of = gallery()
+    sample = of.sample(600)
+    known, rows = known_of(sample), sample.position
+    assert not known.at_random.all()
+    systems = (RetrievalSystem(of.new.query, of.new.gallery[rows]), RetrievalSystem(of.old.query, of.old.gallery[rows]))
+    after, old = (ProductForm.of(system, "cosine") for system in systems)
+    models = fit_models(known, KnownForms(after, old, after), of.truth)
+    unit = systems[0].gallery / np.linalg.norm(systems[0].gallery, axis=1, keepdims=True)
+    for query, checked in zip(sample.queries.tolist(), models.checked, strict=True):
+        answers = np.isin(rows, of.truth.positives_of(query))
+        near = -unit @ of.new.query[query]
+        at = np.sort(near[answers & known.at_random])
+        others = np.sort(near[~answers & known.at_random])
+        assert checked.observed.tolist() == np.searchsorted(others, at).tolist()
