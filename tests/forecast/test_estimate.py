@@ -101,6 +101,16 @@ def test_weights_of_areas_and_moments() -> None:
     assert values @ moment_weights(3, 1) == 3
 
 
+def test_errors_of_area_and_end_that_cancel_leave_the_gain_exact() -> None:
+    # The curve is a straight line, and its error is a straight line: the area is half of the end, whatever the error.
+    value, everyone = np.tile([0.2, 0.6], (10, 1)), np.arange(10)
+    shift = {"new": np.tile([0.0, 0.05], (10, 1))}
+    nothing = [Answers(np.zeros((0, 2)), 0)] * 10
+    curves = Units(value[:, :1], everyone, everyone, 10, value, np.zeros((10, PARTS, 2)), shift, nothing)
+    found = gain(curves, curves, np.array([0.0, 1.0]))
+    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+
+
 def test_gain_without_an_error_and_without_an_upgrade() -> None:
     t, everyone = np.array([0.0, 1.0]), np.arange(10)
     start = np.zeros((10, 1))

@@ -8,7 +8,7 @@ from ray_backfill.forecast.answers import RightAnswers
 from ray_backfill.forecast.calibration import Calibration
 from ray_backfill.forecast.counts import structural_error
 from ray_backfill.forecast.draws import draw_entries
-from ray_backfill.forecast.models import Known, KnownForms, fit_models
+from ray_backfill.forecast.models import Known, KnownForms, _parts, fit_models
 from ray_backfill.systems import RetrievalSystem
 from tests.forecast.galleries import gallery, known_of
 
@@ -59,3 +59,14 @@ def test_the_model_is_checked_on_items_drawn_at_random() -> None:
         at = np.sort(near[answers & known.at_random])
         others = np.sort(near[~answers & known.at_random])
         assert checked.observed.tolist() == np.searchsorted(others, at).tolist()
+
+
+def test_the_jackknife_leaves_out_the_right_answers_of_a_query_together() -> None:
+    of = gallery()
+    sample = of.sample(600)
+    rows_N = np.full(of.truth.n_gallery, -1)
+    rows_N[sample.position] = np.arange(len(sample))
+    part = _parts(known_of(sample), of.truth, rows_N)
+    for query in sample.queries.tolist():
+        rows = rows_N[of.truth.positives_of(query)]
+        assert len(np.unique(part[rows[rows >= 0]])) == 1
