@@ -1,8 +1,10 @@
 """The error type for mistakes that a user can correct, and checks of settings."""
 
+import difflib
 import errno
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 # What the machine refuses and a user can mend -> the remedy.
@@ -23,6 +25,14 @@ class InputError(ValueError):
     The command line prints the message as one line and exits with code 2. Any other exception is a bug and keeps its
     traceback.
     """
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """The error for a name that none of the known ones equals. It shows the similar ones, or all if none is similar."""
+    known = list(known)
+    similar = difflib.get_close_matches(name, known, 3) or [k for k in known if len(name) > 2 and name in k]
+    hint = f"did you mean {' or '.join(similar)}?" if similar else f"known: {', '.join(known)}"
+    return InputError(f"unknown {kind} {name!r}; {hint}")
 
 
 class Stopped(KeyboardInterrupt):

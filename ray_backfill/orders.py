@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, unknown_name
 from ray_backfill.plugins import rows_from_outside
 from ray_backfill.systems import FloatArray, IntArray, as_array, as_vectors, describe_array
 
@@ -222,10 +222,10 @@ def all_orders() -> dict[str, Order]:
 
 
 def find_order(name: str) -> Order:
-    """Return the order ``name``. Raise InputError for an unknown name; the message lists the known ones."""
+    """Return the order ``name``. Raise InputError for an unknown name; the message names similar ones."""
     known = all_orders()
     if name not in known:
-        raise InputError(f"unknown order {name!r}; known: {', '.join(known)}")
+        raise unknown_name("order", name, known)
     return known[name]
 
 
@@ -241,7 +241,7 @@ def make_order(name: str, gallery: GalleryColumns, seed: int = 0) -> IntArray:
         (N,) int64 permutation of the gallery positions; the first is backfilled first.
 
     Raises:
-        InputError: The name is unknown (the message lists the known ones), the gallery lacks a column, or a score is
+        InputError: The name is unknown (the message names similar ones), the gallery lacks a column, or a score is
             NaN.
     """
     order = find_order(name)

@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
-from ray_backfill.errors import InputError
+from ray_backfill.errors import unknown_name
 
 _GROUP = "ray_backfill"
 
@@ -26,12 +26,12 @@ def load_plugin(package: ModuleType, name: str) -> ModuleType:
     """Import module ``name`` of ``package``.
 
     Raises:
-        InputError: There is no such module; the message lists the known ones.
+        InputError: There is no such module; the message names similar ones.
     """
     known = plugin_names(package)
     if name not in known:
         kind = package.__name__.rsplit(".", 1)[-1].removesuffix("s")
-        raise InputError(f"unknown {kind} {name!r}; known: {', '.join(known)}")
+        raise unknown_name(kind, name, known)
     return importlib.import_module(f"{package.__name__}.{name}")
 
 

@@ -115,7 +115,7 @@ COMMANDS = [
     Case("{data}", ("holds no results: give the folder that simulate or drill wrote",), command="report"),
     Case("{data}/gallery.parquet", ("holds no results",), command="report"),
     of_recipe("", "missing: --model", command="train"),
-    of_recipe("--model newer", "unknown model 'newer'; known: old, new", command="train"),
+    of_recipe("--model newer", "unknown model 'newer'; did you mean new?", command="train"),
     of_recipe("", "missing: --recipe", command="reproduce"),
     of_recipe("--recipe nope", "unknown recipe 'nope'; known: ", command="reproduce"),
     of_recipe("--recipe landmarks --seeds one", "--seeds does not accept 'one'", command="reproduce"),
@@ -129,7 +129,7 @@ COMMANDS = [
 ]
 
 IMAGES = [
-    of_recipe("--recipe imagenet22k", "unknown recipe 'imagenet22k'; known: "),
+    of_recipe("--recipe imagenet22k", "unknown recipe 'imagenet22k'; did you mean imagenet"),
     of_recipe("--recipe omniglot", "this recipe needs --data-root: the folder with omniglot_small1.zip"),
     of_recipe("--recipe omniglot --data-root /nowhere", "omniglot_small1.zip"),
     *(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout, suppress
 
-from ray_backfill.errors import InputError
+from ray_backfill.errors import unknown_name
 from ray_backfill.merges import MergeKind, all_merges
 from ray_backfill.methods import Method, all_methods
 from ray_backfill.orders import Order, all_orders
@@ -22,7 +22,7 @@ def group_help(read: Callable[[Sequence[str]], object], arguments: Sequence[str]
     "all": every group; "run": the options without a group. read: reads the command line of the command.
 
     Raises:
-        InputError: The group is unknown; the message lists the known ones.
+        InputError: The group is unknown; the message names similar ones.
     """
     tables: dict[str, Callable[[], Iterable[Method | Order | MergeKind]]] = {
         "methods": lambda: all_methods().values(),
@@ -37,7 +37,7 @@ def group_help(read: Callable[[Sequence[str]], object], arguments: Sequence[str]
     wanted = [(title, text) for title, text in sections if group in ("all", title, title.split(".")[0])]
     if not wanted:
         known = dict.fromkeys(title.split(".")[0] for title, _ in sections)
-        raise InputError(f"unknown group of options {group!r}; known: {', '.join((*known, 'all', *tables, 'recipes'))}")
+        raise unknown_name("group of options", group, (*known, "all", *tables, "recipes"))
     return "\n\n".join(f"{title}\n{text}" for title, text in wanted)
 
 

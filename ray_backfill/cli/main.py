@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from ray_backfill.cli.shell import run_job
-from ray_backfill.errors import InputError
+from ray_backfill.errors import unknown_name
 
 
 def main(command: str | None = None) -> None:
@@ -14,7 +14,6 @@ def main(command: str | None = None) -> None:
 
 def _main(words: Sequence[str]) -> None:
     # Everything is imported in here, where ``run_job`` handles Ctrl-C.
-    import difflib
     import importlib
     import keyword
 
@@ -29,9 +28,7 @@ def _main(words: Sequence[str]) -> None:
         return
     command, *arguments = words
     if command not in COMMANDS:
-        close = difflib.get_close_matches(command, COMMANDS, 1)
-        meant = f"; did you mean {close[0]}?" if close else ""
-        raise InputError(f"unknown command {command!r}{meant} Known: {', '.join(COMMANDS)}")
+        raise unknown_name("command", command, COMMANDS)
     group = _help_asked_for(arguments)
     if group == "":
         print(page(command))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.distances.exact import ROWS, as_float32, exact_pairs, is_plain, lengths, round_grid, scale_rows
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, unknown_name
 from ray_backfill.kernels import Array, kernel
 from ray_backfill.systems import FloatArray, IntArray, RetrievalSystem
 
@@ -31,9 +31,9 @@ _LONGEST = _LARGEST_FACTOR = 1e38
 
 
 def check_distance(distance: str) -> None:
-    """Raise InputError for an unknown name; the message lists the known ones."""
+    """Raise InputError for an unknown name; the message names similar ones."""
     if distance not in DISTANCES:
-        raise InputError(f"unknown distance {distance!r}; known: {', '.join(DISTANCES)}")
+        raise unknown_name("distance", distance, DISTANCES)
 
 
 def normalise(vectors: FloatArray) -> NDArray[np.float64]:

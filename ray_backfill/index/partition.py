@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, unknown_name
 from ray_backfill.systems import FloatArray, IntArray, describe_array
 
 DEVICES = ("cpu", "cuda")
@@ -29,7 +29,7 @@ class IndexSettings:
         if self.effort < 0:
             raise InputError(f"the index effort must not be negative, got {self.effort}; 0 is faiss's default")
         if self.device not in DEVICES:
-            raise InputError(f"unknown index device {self.device!r}; known: {', '.join(DEVICES)}")
+            raise unknown_name("index device", self.device, DEVICES)
         if self.kind == "exact" and self.device != "cpu":
             raise InputError("the exact index runs only on the CPU; use device cpu, or the kind Flat")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from numpy.typing import ArrayLike
 
 from ray_backfill.distances import check_distance
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, unknown_name
 from ray_backfill.merges.csls import fit_csls
 from ray_backfill.merges.fitting import Maps, fit_isotonic, fit_logistic, fit_quantile
 from ray_backfill.merges.merge import RAW, Merge
@@ -123,10 +123,10 @@ def all_merges() -> dict[str, MergeKind]:
 
 
 def check_merge(name: str, distance: str) -> None:
-    """Raise InputError for an unknown name (the message lists the known ones) or an unsupported distance."""
+    """Raise InputError for an unknown name (the message names similar ones) or an unsupported distance."""
     known = all_merges()
     if name not in known:
-        raise InputError(f"unknown merge {name!r}; known: {', '.join(known)}")
+        raise unknown_name("merge", name, known)
     if not known[name].suits(distance):
         distances = " or ".join(known[name].distances)
         raise InputError(
@@ -151,7 +151,7 @@ def fit_merge(name: str, train: UpgradePair | None, label: ArrayLike | None, dis
         The fitted merge, for ``replay``.
 
     Raises:
-        InputError: The name is unknown (the message lists the known ones), the merge does not support the distance, or
+        InputError: The name is unknown (the message names similar ones), the merge does not support the distance, or
             train embeddings or labels are missing or do not match.
     """
     check_distance(distance)

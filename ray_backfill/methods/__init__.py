@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ray_backfill.errors import InputError
+from ray_backfill.errors import unknown_name
 from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.plugins import load_plugin, plugin_names, rows_from_outside
 from ray_backfill.systems import FloatArray, UpgradePair
@@ -124,7 +124,7 @@ def _rows(table: str) -> list[Any]:
 
 
 def find_methods(names: tuple[str, ...]) -> list[Method]:
-    """The methods of these names. Raises InputError for an unknown name; the message lists the known ones."""
+    """The methods of these names. Raises InputError for an unknown name; the message names similar ones."""
     known = all_methods()
     return [known[name] if name in known else _of_any_recall(name, known) for name in names]
 
@@ -134,7 +134,7 @@ def _of_any_recall(name: str, known: Mapping[str, Method]) -> Method:
     base, _, number = name.partition("@")
     cascade = known.get(f"{base}@{RECALLS}")
     if cascade is None or not re.fullmatch("[1-9][0-9]{0,8}", number):
-        raise InputError(f"unknown method {name!r}; known: {', '.join(known)}")
+        raise unknown_name("method", name, known)
     title = cascade.title.replace(str(RECALLS), number)
     return replace(cascade, name=name, title=title, recalls=int(number))
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, unknown_name
 from ray_backfill.models.settings import ARCHITECTURES, BackboneSettings
 
 # Architectures whose last block can end in ReLU and as many channels as the embedding has dimensions.
@@ -159,7 +159,7 @@ def _trunk(settings: BackboneSettings, channels: int, image_size: int, config: d
         vit = hf.ViTConfig(image_size=image_size, patch_size=32, num_channels=channels)
         return _HuggingFaceTrunk(hf.ViTModel(vit, add_pooling_layer=is_linear), first_token=not is_linear)
     if not settings.arch.startswith("hf:"):
-        raise InputError(f"unknown architecture {settings.arch!r}; known: {', '.join(ARCHITECTURES)}")
+        raise unknown_name("architecture", settings.arch, ARCHITECTURES)
     if config is not None:
         kinds = {name: _transformers_class(config[name]) for name in ("model", "config_class")}
         return _HuggingFaceTrunk(kinds["model"](kinds["config_class"].from_dict(config["config"])), by_name=True)

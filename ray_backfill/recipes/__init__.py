@@ -15,7 +15,7 @@ import tyro
 from ray_backfill.cluster.settings import EmbedSettings
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.datasets import Divided
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, unknown_name
 from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.plugins import load_plugin, plugin_names, rows_from_outside
 from ray_backfill.protocols import Protocol
@@ -96,7 +96,7 @@ def describe_recipe(name: str) -> str:
 def _find(name: str) -> NamedRecipe:
     known = _known()
     if name not in known:
-        raise InputError(f"unknown recipe {name!r}; known: {', '.join(sorted(known))}")
+        raise unknown_name("recipe", name, sorted(known))
     return known[name]
 
 

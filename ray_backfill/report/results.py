@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import pandas as pd
 
 from ray_backfill.display import Difference, Differences, html_table
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, unknown_name
 from ray_backfill.report.lines import Line as Line
 from ray_backfill.report.lines import Trace as Trace
 from ray_backfill.report.lines import Variant as Variant
@@ -145,7 +145,7 @@ class Results:
         from ray_backfill.report import figures
 
         if kind not in figures.FIGURES:
-            raise InputError(f"unknown figure {kind!r}; known: {', '.join(figures.FIGURES)}")
+            raise unknown_name("figure", kind, figures.FIGURES)
         figure = figures.FIGURES[kind](self)
         if figure is None:
             lacking = "one order and merge, or no subgroups"

@@ -8,7 +8,7 @@ from typing import Any
 from ray_backfill.cluster.backbones import BackboneJob, train_backbone_stage
 from ray_backfill.cluster.embed import embed_stage
 from ray_backfill.datasets import open_source
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, unknown_name
 from ray_backfill.files import OtherSettingsError, is_finished, note_facts, read_json
 from ray_backfill.methods import all_backbones, models_of
 from ray_backfill.protocols import split_classes
@@ -28,7 +28,7 @@ def train_recipe_backbone(recipe: Recipe[Any], role: str, context: Context) -> P
     """
     kind = None if role in ("old", "new") else all_backbones().get(role)
     if kind is None and role not in ("old", "new"):
-        raise InputError(f"unknown model {role!r}; known: {', '.join(('old', 'new', *all_backbones()))}")
+        raise unknown_name("model", role, ("old", "new", *all_backbones()))
     folder = context.out / "backbones" / role
     if not is_finished(folder):
         check_recipe(recipe, 1)

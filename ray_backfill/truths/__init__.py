@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, unknown_name
 from ray_backfill.plugins import load_plugin, plugin_names, rows_from_outside
 from ray_backfill.truths.folder import GIVEN
 from ray_backfill.truths.kind import Truth as Truth
@@ -46,5 +46,4 @@ def parse_truth(words: Sequence[str]) -> tuple[TruthKind, int, str]:
             wanted = f"one word after it, {kind.argument}" if kind.argument else "no word after it"
             raise InputError(f"--truth {name} takes {wanted}; got {len(arguments)}")
         return kind, k, arguments[0] if arguments else ""
-    known = ", ".join(f"{kind.name} {kind.argument}".strip() for kind in all_truths().values())
-    raise InputError(f"unknown truth {name!r}; known: {known}")
+    raise unknown_name("truth", name, (f"{kind.name} {kind.argument}".strip() for kind in all_truths().values()))

@@ -103,8 +103,16 @@ def test_unknown_distances_and_methods_list_the_known_ones() -> None:
         LossSettings(distance="inner_product")
     with pytest.raises(InputError, match=r"--heads\.loss\.tau must be greater than 0, got 0"):
         LossSettings(tau=0)
-    with pytest.raises(InputError, match=r"unknown method 'bct2'; known: old, new, offline, instant, procrustes"):
-        find_methods(("bct2",))
+    with pytest.raises(InputError, match=r"unknown method 'magic'; known: old, new, offline, instant, procrustes"):
+        find_methods(("magic",))
+
+
+@pytest.mark.parametrize(
+    ("name", "similar"), [("lesat_squares", "least_squares_"), ("ridg", "ridge_gallery or ridge_")]
+)
+def test_a_misspelt_method_is_answered_by_similar_ones_alone(name: str, similar: str) -> None:
+    with pytest.raises(InputError, match=rf"^unknown method '{name}'; did you mean {similar}[a-z_ ]+\?$"):
+        find_methods((name,))
 
 
 def test_full_rm_serves_what_the_paper_says() -> None:

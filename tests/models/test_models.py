@@ -121,7 +121,7 @@ def test_images_that_do_not_fit_are_named() -> None:
 
 
 def test_unknown_architectures_and_missing_models_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="unknown architecture 'resnet19'; known: convnet"):
+    with pytest.raises(InputError, match="unknown architecture 'resnet19'; did you mean resnet18"):
         Backbone(BackboneSettings("resnet19"), 3, 32, 2)
     with pytest.raises(InputError, match="cannot be loaded"):
         Backbone(BackboneSettings(f"hf:{tmp_path}/nothing"), 3, 32, 2)

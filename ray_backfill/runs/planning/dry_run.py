@@ -3,7 +3,7 @@
 from typing import Any
 
 from ray_backfill.cluster.settings import EmbedActors, Workers
-from ray_backfill.errors import InputError
+from ray_backfill.errors import unknown_name
 from ray_backfill.methods import all_backbones, models_of
 from ray_backfill.recipes import Recipe
 from ray_backfill.runs.checks import check_choices, check_evaluation, check_recipe
@@ -31,7 +31,7 @@ def dry_run(
     models = models_of(recipe.evaluation.find_methods())
     if model is not None:
         if model not in ("old", "new", *kinds):
-            raise InputError(f"unknown model {model!r}; known: {', '.join(('old', 'new', *kinds))}")
+            raise unknown_name("model", model, ("old", "new", *kinds))
         models = ("old", model) if model in kinds and kinds[model].needs_old else (model,)
     counts = count_images(recipe)
     if counts.is_exact:

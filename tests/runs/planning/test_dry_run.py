@@ -76,8 +76,8 @@ def test_a_dry_run_refuses_what_the_run_would_refuse() -> None:
         dry_run(without, Workers(), EmbedActors(), PlanningSettings())
     with pytest.raises(InputError, match="unknown method 'magic'"):
         planned("magic")
-    with pytest.raises(InputError, match=r"unknown model 'newest'; known: old, new, .*bct"):
-        planned("rm", model="newest")
+    with pytest.raises(InputError, match=r"unknown model 'third'; known: old, new, .*bct"):
+        planned("rm", model="third")
     with pytest.raises(InputError, match="too few for 64 workers"):
         planned("rm_naive", workers=64)
 
