@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout, suppress
 
@@ -14,6 +15,10 @@ from ray_backfill.recipes import describe_recipe, recipe_names
 
 # Heading of a group in the full help of a command, as tyro writes it if it cannot draw boxes.
 _HEADING = re.compile(r"^ (?:(\S+) )?options *\n -+ *\n", re.MULTILINE)
+# What tyro says of one option: a line per line of the docstring, each wrapped by itself.
+_TEXT = re.compile(r"(?:^ {8}\S.*\n?)+", re.MULTILINE)
+# A default that says nothing; the text says what is done without the option.
+_NO_DEFAULT = re.compile(r"\s*\(default: (?:None|'')?\)")
 
 
 def group_help(read: Callable[[Sequence[str]], object], arguments: Sequence[str], group: str) -> str:
@@ -56,6 +61,11 @@ def _sections(read: Callable[[Sequence[str]], object], arguments: Sequence[str])
     finally:
         os.environ.pop("COLUMNS")
         os.environ.update({"COLUMNS": width} if width else {})
-    _, *parts = _HEADING.split(full.getvalue())
+    _, *parts = _HEADING.split(_TEXT.sub(_wrapped, _NO_DEFAULT.sub("", full.getvalue())))
     texts = ("\n".join(line.rstrip() for line in text.rstrip().splitlines()) for text in parts[1::2])
     return [(title or "run", text) for title, text in zip(parts[::2], texts, strict=True)]
+
+
+def _wrapped(text: re.Match[str]) -> str:
+    lines = textwrap.wrap(" ".join(text[0].split()), 72, break_on_hyphens=False)
+    return textwrap.indent("\n".join(lines), " " * 8) + "\n"

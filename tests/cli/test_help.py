@@ -142,6 +142,17 @@ def test_help_of_a_group_is_the_same_in_a_wide_terminal(monkeypatch: pytest.Monk
     assert os.environ["COLUMNS"] == "200"
 
 
+def test_help_of_an_option_fills_its_lines_and_shows_no_empty_default() -> None:
+    shown = group_help(reader("simulate"), [], "run")
+    text = shown[shown.index("  --slices") : shown.index("  --order-seed")]
+    assert text.splitlines()[1:] == [
+        "        Columns of the queries by which to split them: text, true/false values",
+        "        or numbers. Default: group, if there is one.",
+    ]
+    assert "(default: )" not in shown
+    assert "None)" not in shown
+
+
 def test_names_are_listed_where_they_are_chosen() -> None:
     shown = page("simulate").replace(",", " ").split()
     for names in (all_methods(), all_orders(), all_merges()):
