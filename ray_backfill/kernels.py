@@ -1,25 +1,102 @@
-"""Compilation of inner loops by numba: cached on disk, and without the interpreter's lock.
+"""Compilation of inner loops by numba: kept on disk, and without the interpreter's lock.
 
 No fast-math: sums are evaluated in the order in which they are written, so that results are the same on every machine.
 Division by zero behaves as in numpy, because checks would prevent vectorisation.
 """
 
+import hashlib
+import os
+import sys
+import tempfile
+import threading
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
+import platformdirs
+from numba.core.dispatcher import Dispatcher
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
 F = TypeVar("F", bound=Callable[..., object])
 
+_deciding = threading.Lock()
+
 
 def kernel(function: F) -> F:
-    """Compile ``function`` at its first call, and cache the code beside the source file for later processes."""
+    """Compile ``function`` at its first call, and keep the code for later processes (``KernelCache``)."""
     compiled: F
-    try:
-        compiled = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
-    except RuntimeError:  # neither the package's folder nor the user's cache is writable
-        compiled = numba.njit(nogil=True, error_model="numpy")(function)
+    with _deciding:  # where compiled code is kept is a global setting of numba
+        before, numba.config.CACHE_LOCATOR_CLASSES = numba.config.CACHE_LOCATOR_CLASSES, f"{__name__}.KernelCache"
+        try:
+            compiled = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+        except RuntimeError:  # no folder can be written
+            compiled = numba.njit(nogil=True, error_model="numpy")(function)
+        finally:
+            numba.config.CACHE_LOCATOR_CLASSES = before
     return compiled
+
+
+class KernelCache:
+    """Where a kernel's compiled code is kept: in the user's cache folder, under a hash of what it is made from.
+
+    numba's own cache is beside the source file and sees changes of that file alone. It would run old code after a
+    kernel or constant that the file imports has changed, and compile again in every copy of the package, such as that
+    of a submitted job. NUMBA_CACHE_DIR names another folder; if neither can be written, code is kept beside the source.
+    """
+
+    def __init__(self, function: Callable[..., object], path: str, folder: Path) -> None:
+        self._py_file = path  # numba names it in its warnings
+        self._line = function.__code__.co_firstlineno
+        self._stamp = _stamp(function.__module__)
+        self._folder = folder / f"{Path(path).stem}-{self._stamp[:16]}"
+
+    @classmethod
+    def from_function(cls, function: Callable[..., object], path: str) -> "KernelCache | None":
+        """The cache of a function of this source file; None if there is no such file or no folder can be written."""
+        source = Path(path)
+        if not source.exists():
+            return None
+        of_user = Path(numba.config.CACHE_DIR or platformdirs.user_cache_dir("ray_backfill"))
+        for folder in (of_user, source.parent / "__pycache__"):
+            found = cls(function, path, folder)
+            try:
+                found.ensure_cache_path()
+            except OSError:
+                continue
+            return found
+        return None
+
+    def ensure_cache_path(self) -> None:
+        """Make the folder. Raises OSError if nothing can be written there."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=self._folder).close()
+
+    def get_cache_path(self) -> str:
+        """The folder."""
+        return os.fspath(self._folder)
+
+    def get_source_stamp(self) -> str:
+        """Changes with everything that the code is made from."""
+        return self._stamp
+
+    def get_disambiguator(self) -> str:
+        """Tells functions of one name in a file apart."""
+        return str(self._line)
+
+
+@cache
+def _stamp(module: str) -> str:
+    """Hash of a module's source, and of the kernels and numbers that it imports. Call it when its imports are done."""
+    known = vars(sys.modules[module])
+    parts = [Path(known["__file__"]).read_bytes()]
+    for name, value in sorted(known.items()):
+        if isinstance(value, Dispatcher) and value.__module__ != module:
+            parts.append(f"{name}: {_stamp(value.__module__)}".encode())
+        elif isinstance(value, (int, float, np.number)):
+            parts.append(f"{name}: {value!r}".encode())
+    return hashlib.sha256(b"\n".join(parts)).hexdigest()
