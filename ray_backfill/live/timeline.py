@@ -143,14 +143,14 @@ def timeline(entries: Sequence[Entry], events: pd.DataFrame) -> list[SecondRow]:
 
 
 def incidents(entries: Sequence[Entry], broken: Mapping[int, IntArray]) -> list[IncidentRow]:
-    """Incidents by time, including items whose image could not be read and rollbacks."""
+    """Incidents by time, those of one moment as they were recorded; also unreadable images, and rollbacks."""
     applied = of_type(entries, Applied)
     applied_s = {entry.applied - 1: entry.elapsed_s for entry in applied}
     rows = [IncidentRow(entry.elapsed_s, entry.what, entry.detail) for entry in of_type(entries, Incident)]
     rows += [
         IncidentRow(applied_s.get(number, 0.0), "broken image", f"item {position}")
-        for number, positions in broken.items()
-        for position in positions
+        for number, positions in sorted(broken.items())
+        for position in sorted(positions.tolist())
     ]
     rows += [IncidentRow(entry.elapsed_s, "rollback", "") for entry in applied if entry.operation == "rollback"]
-    return sorted(rows)
+    return sorted(rows, key=lambda row: row.elapsed_s)

@@ -174,6 +174,14 @@ def test_incidents_are_told_with_their_time() -> None:
     assert incidents(ENTRIES[:3], {}) == []
 
 
+def test_incidents_of_one_moment_stay_as_they_were_recorded() -> None:
+    recorded: list[Entry] = [
+        Incident(6.0, "part rebuilt", "damaged"),
+        Incident(6.0, "driver restarted", "3 operations"),
+    ]
+    assert [row.kind for row in incidents(recorded, {})] == ["part rebuilt", "driver restarted"]
+
+
 def test_counts_by_hand() -> None:
     """24 items, 4 of them inserted; 15 of the other 20 are backfilled in parts of five, then all is rolled back."""
     plan = make_plan(np.arange(24), 5, 5, ChurnSettings(inserts=4, deletes=8, rollback_at=0.7, seed=1))
