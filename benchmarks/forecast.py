@@ -159,7 +159,7 @@ def table(found: list[Found], true: dict[tuple[str, str, str, str], float]) -> p
     return pd.DataFrame(lines)
 
 
-def main() -> None:
+def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--share", type=float, default=0.02)
@@ -171,7 +171,11 @@ def main() -> None:
     parser.add_argument("--orders", nargs="+", default=["random", "classifier_score"])
     parser.add_argument("--metrics", nargs="+", default=["mAP", "mAP@100"])
     parser.add_argument("--maps", type=Path, default=Path("runs/forecast-benchmark"))
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = read_arguments()
     whole = read_folder(given.folder)
     if given.queries:
         whole = some_queries(whole, given.queries)

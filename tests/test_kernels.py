@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-INNER = "from ray_backfill.kernels import kernel\nSTEP = 1\n@kernel\ndef inner(x):\n    return x + 1\n"
+INNER = "from ray_backfill.kernels import kernel\n@kernel\ndef inner(x):\n    return x + 1\n"
 OUTER = (
-    "from inner import STEP, inner\nfrom ray_backfill.kernels import kernel\n"
+    "from inner import inner\nfrom ray_backfill.kernels import kernel\nfrom steps import STEP\n"
     "@kernel\ndef outer(x):\n    return inner(x) + 10 * STEP\n"
 )
 
@@ -33,6 +33,7 @@ def package(tmp_path: Path) -> Path:
     folder = tmp_path / "package"
     folder.mkdir()
     (folder / "inner.py").write_text(INNER)
+    (folder / "steps.py").write_text("STEP = 1\n")
     (folder / "outer.py").write_text(OUTER)
     return folder
 
@@ -43,8 +44,8 @@ def test_a_changed_import_is_compiled_again(package: Path, tmp_path: Path) -> No
     assert outer_of_1(package, kept) == "12"
     (package / "inner.py").write_text(INNER.replace("x + 1", "x + 2"))
     assert outer_of_1(package, kept) == "13"
-    (package / "inner.py").write_text(INNER.replace("STEP = 1", "STEP = 3"))
-    assert outer_of_1(package, kept) == "32"
+    (package / "steps.py").write_text("STEP = 30\n")
+    assert outer_of_1(package, kept) == "303"
 
 
 @pytest.mark.slow
