@@ -17,13 +17,13 @@ from ray_backfill.errors import unknown_name
 from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.plugins import load_plugin, plugin_names, rows_from_outside
 from ray_backfill.systems import FloatArray, UpgradePair
+from ray_backfill.tables.results import CONTROLS as CONTROLS
 from ray_backfill.training.fit import Fit
 
 if TYPE_CHECKING:
     from ray_backfill.training.objective import MakeObjective
 
 # Families of methods, in the order in which pages show them.
-CONTROLS = "Controls"
 POLICIES = "Policies"
 # The number of candidates in the names of cascades; any other is understood, too.
 RECALLS = 100

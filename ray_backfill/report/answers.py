@@ -84,7 +84,8 @@ def warnings(results: Results) -> tuple[str, ...]:
 
 def safety(results: Results) -> str:
     """A sentence that names the methods for which all three conditions hold in all metrics."""
-    rows = [r for r in best_per_method(results, results.primary) if not r.is_reference and not r.is_bound]
+    ranked = best_per_method(results, results.primary)
+    rows = [r for r in ranked if not (r.is_reference or r.is_bound or r.method in results.controls)]
     safe = [r.title for r in rows if is_safe(results, r) and r.method not in results.unlearned]
     each = f", each in its best {choice(results)}" if choice(results) else ""
     metrics = f" in {listed(list(results.metrics), 'and')}" if len(results.metrics) > 1 else ""
@@ -221,7 +222,7 @@ def _other_methods(results: Results, best: Row) -> list[str]:
     sentences: list[str] = []
     told: set[str] = set()
     for row, start, end, lead in crossings(results, best):
-        if row.method in told or row.method in results.unlearned or len(told) == 2:
+        if row.method in told | results.unlearned | results.controls or len(told) == 2:
             continue
         told.add(row.method)
         sentences.append(f"{_stretch(start, end)} {row.title} serves better, by up to {points(lead)}.")

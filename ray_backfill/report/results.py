@@ -19,7 +19,7 @@ from ray_backfill.report.lines import Variant as Variant
 from ray_backfill.tables.checks import CheckRow
 from ray_backfill.tables.cutoffs import CutoffRow
 from ray_backfill.tables.queries import ShownQuery
-from ray_backfill.tables.results import FLIP_METRICS, NEW, OLD, CostRow, CurvePoint, Manifest, SummaryRow
+from ray_backfill.tables.results import CONTROLS, FLIP_METRICS, NEW, OLD, CostRow, CurvePoint, Manifest, SummaryRow
 from ray_backfill.tables.schema import block, frame
 from ray_backfill.tables.slices import SliceRow
 
@@ -314,9 +314,14 @@ class Results:
 
     def candidates(self, metric: str) -> list[Row]:
         """The rows that could be deployed during a backfill, the highest AUC first; cascades embed for every query."""
-        excluded = self.unlearned | self.recalling
+        excluded = self.unlearned | self.recalling | self.controls
         rows = [r for r in self.rows if r.metric == metric and not (r.is_end or r.is_bound or math.isnan(r.auc))]
         return sorted((r for r in rows if r.method not in excluded), key=lambda r: r.auc, reverse=True)
+
+    @property
+    def controls(self) -> frozenset[str]:
+        """The methods that explain the results of others: never recommended."""
+        return frozenset(name for name, of in self.manifest.traits.methods.items() if of.family == CONTROLS)
 
     @property
     def recalling(self) -> frozenset[str]:

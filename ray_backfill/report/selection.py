@@ -94,7 +94,7 @@ def find_row(results: Results, method: str, metric: str, order: str = "", merge:
         InputError: no such row.
     """
     rows = [r for r in results.rows if r.metric == metric and order in ("", r.order) and merge in ("", r.merge)]
-    excluded = {OLD, NEW, *results.unlearned}
+    excluded = {OLD, NEW, *results.unlearned, *results.controls}
     rows = [r for r in rows if (r.method == method if method else not (r.is_bound or r.method in excluded))]
     if not rows:
         wanted = [method, metric, *(f"{name} {word}" for name, word in ((order, "order"), (merge, "merge")) if name)]

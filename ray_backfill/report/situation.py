@@ -16,7 +16,7 @@ class Situation(Enum):
     TOO_FEW_QUERIES = "no interval can be estimated"
     WORSE = "the new model is worse than the old one"
     EQUAL = "the new model cannot be told apart from the old one"
-    NO_METHOD = "only old and new were compared"
+    NO_METHOD = "only old and new were compared, or controls beside them"
     UNLEARNED = "all methods were fitted and did not learn here"
     ONLY_CASCADES = "only cascades were compared"
     ONLY_BOUNDS = "only oracle orders were compared"
@@ -35,7 +35,7 @@ def find_situation(results: Results) -> Situation:
         return Situation.EQUAL
     best, old = results.best(), reference(results, OLD)
     if best is None:
-        own = [row for row in results.rows if not row.is_end]
+        own = [row for row in results.rows if not (row.is_end or row.method in results.controls)]
         if own and all(row.method in results.unlearned for row in own):
             return Situation.UNLEARNED
         if results.best_cascade() is not None:

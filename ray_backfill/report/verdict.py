@@ -16,7 +16,8 @@ def verdict(results: Results) -> str:
     if situation is Situation.TOO_FEW_QUERIES:
         return "These results have no intervals, so nothing is recommended: compare on at least 30 queries."
     if situation is Situation.NO_METHOD:
-        return "Only old and new were compared, so nothing is recommended."
+        compared = "old, new and controls" if results.controls else "old and new"
+        return f"Only {compared} were compared, so nothing is recommended."
     if situation is Situation.UNLEARNED:
         return "No method learned anything here, so nothing is recommended."
     if situation is Situation.ONLY_BOUNDS:

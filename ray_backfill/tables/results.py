@@ -11,6 +11,8 @@ from ray_backfill.tables.slices import SliceRow, SubgroupPoint
 
 # The two services that every method is compared with; they are part of every comparison.
 OLD, NEW = "old", "new"
+# The family of methods that explain the results of others. They are never recommended.
+CONTROLS = "Controls"
 # Verdicts on a condition.
 YES, NO, UNDECIDED = "yes", "no", "undecided"
 

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from ray_backfill.report.crossings import crossings
 from ray_backfill.report.html import render
 from ray_backfill.report.reading import read_results
 from ray_backfill.report.results import Results, Row
+from ray_backfill.report.selection import find_row
 from ray_backfill.report.situation import Situation, find_situation
 from ray_backfill.report.verdict import verdict
-from ray_backfill.tables.results import NO, UNDECIDED, YES
+from ray_backfill.tables.results import CONTROLS, NO, UNDECIDED, YES
 from tests.report.folder import METHODS, many_methods, write_costs, write_results
 
 NAN = math.nan
@@ -93,6 +95,31 @@ def test_cascades_are_not_recommended_but_told_of(tmp_path: Path) -> None:
     assert "switch before the end and embed no items for a query, RM naive loses least" in answer(harmful).which[1]
     assert "Bold: the highest AUC (without cascades)." in render(found)
     assert "Bold: the highest AUC. " in render(results_of(tmp_path / "none"))
+
+
+def as_controls(folder: Path, *names: str) -> Results:
+    """These results, with some of their methods marked as controls."""
+    file = folder / "manifest.json"
+    facts = json.loads(file.read_text(encoding="utf-8"))
+    for name in names:
+        facts["traits"]["methods"][name]["family"] = CONTROLS
+    file.write_text(json.dumps(facts), encoding="utf-8")
+    return read_results(folder)
+
+
+def test_a_control_is_never_recommended(tmp_path: Path) -> None:
+    rho, towards = flat("{rho, rho}, rho alone", 0.6), flat("FCT towards rho alone", 0.59)
+    results_of(tmp_path / "both", rho_alone=rho, fct_rho=towards)
+    found = as_controls(tmp_path / "both", "rho_alone", "fct_rho")
+    for said in (verdict(found), runner_up(found), safety(found), *chain(*vars(answer(found)).values())):
+        assert "rho alone" not in said
+    assert verdict(found).startswith("Full RM ")
+    assert find_row(found, "", "mAP").method == "rm"
+    results_of(tmp_path / "alone", "old", "new", rho_alone=rho)
+    alone = as_controls(tmp_path / "alone", "rho_alone")
+    assert verdict(alone) == "Only old, new and controls were compared, so nothing is recommended."
+    assert answer(alone).which == (verdict(alone),)
+    assert verdict(alone) in render(alone)
 
 
 def retention_of(folder: Path, *names: str, **changed: tuple[Any, ...]) -> Results:
