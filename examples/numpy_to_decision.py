@@ -24,7 +24,7 @@ def embeddings(items: int, seed: int) -> dict[str, np.ndarray]:
 if __name__ == "__main__":
     gallery, queries, train = embeddings(5000, seed=1), embeddings(500, seed=2), embeddings(2000, seed=3)
     folder = rb.write_folder("runs/example/embeddings", gallery, queries, train)
-    methods = ["offline", "rm_naive", "procrustes_query", "ridge_gallery", "least_squares_gallery"]
+    methods = ["offline", "rm_naive", "procrustes_gallery", "relaxed_gallery", "ridge_gallery"]
     results = rb.simulate(folder, out="runs/example", methods=methods, metrics=["mAP@100", "CMC@1"])
     results.show()
     print(results.compare())

@@ -149,7 +149,7 @@ def _unit(vectors: FloatArray) -> NDArray[np.float64]:
     return wide / np.where(length == 0, 1, length)
 
 
-_MAPS = "a method that predicts new gallery embeddings among --methods (such as fct or least_squares_gallery)"
+_MAPS = "a method that predicts new gallery embeddings among --methods (such as fct or ridge_gallery)"
 _MAPPED = "A method such as FCT or FastFill predicts an item's new embedding from its old one."
 
 ORDERS = (

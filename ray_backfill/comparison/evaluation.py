@@ -16,7 +16,7 @@ from ray_backfill.truths import parse_truth
 
 # Default of recipes: the references, methods without training, and the best-known methods of each family.
 METHODS = (
-    *("old", "new", "offline", "rm_naive", "procrustes_query", "least_squares_gallery", "fct", "fastfill"),
+    *("old", "new", "offline", "rm_naive", "procrustes_gallery", "relaxed_gallery", "ridge_gallery", "fct", "fastfill"),
     *("rqt", "cl_s", "mcl", "rm"),
 )
 

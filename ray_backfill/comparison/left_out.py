@@ -8,7 +8,7 @@ from ray_backfill.merges import all_merges
 from ray_backfill.methods import Method
 from ray_backfill.store import EmbeddingFolder
 from ray_backfill.tables.results import LeftOut
-from ray_backfill.training.fit import train_set
+from ray_backfill.training.fit import FIT_NOISE, few_items_per_dimension, train_set
 from ray_backfill.training.settings import FitSettings
 
 
@@ -36,16 +36,14 @@ def find_left_out(
 
 
 def few_items_note(folder: EmbeddingFolder, methods: Sequence[Method]) -> tuple[str, ...]:
-    """A sentence for the report if the methods that take part are fitted on fewer items than a space has dimensions."""
+    """A sentence for the report if the methods that take part are fitted on few items per dimension."""
     if folder.train is None or not any(method.fit for method in methods):
         return ()
-    items, dims = len(folder.train), max(vectors.shape[1] for vectors in folder.train.vectors.values())
-    if items >= dims:
+    dims = max(vectors.shape[1] for vectors in folder.train.vectors.values())
+    said = few_items_per_dimension(len(folder.train), dims)
+    if not said:
         return ()
-    return (
-        f"The maps of fitted methods were learned from {items:,} train items, fewer than the {dims:,} dimensions of "
-        "the embeddings: in some directions they are arbitrary. Methods that look bad here may only lack train items.",
-    )
+    return (f"Fitted methods learned from {said}. {FIT_NOISE}. Methods that look bad here may only lack train items.",)
 
 
 def _why_not(folder: EmbeddingFolder, method: Method, fits: FitSettings, distance: str, to_come: Sequence[str]) -> str:

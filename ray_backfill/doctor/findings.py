@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ray_backfill.doctor.mixed import find_mixed
 from ray_backfill.doctor.scan import SplitScan, VectorColumn
 from ray_backfill.store.loose import FINE, PROBLEMS, ZERO
+from ray_backfill.training.fit import FIT_NOISE, few_items_per_dimension
 
 # error: a run refuses the folder. warning: a run works, and its figures may mislead.
 Level = Literal["error", "warning", "note"]
@@ -33,6 +34,7 @@ def find(scans: Mapping[str, SplitScan]) -> list[Finding]:
     found = [each for name, scan in scans.items() for each in _of_split(name, scan)]
     found += _of_widths(scans)
     found += _of_labels(scans)
+    found += _of_train(scans)
     rank = {"error": 0, "warning": 1, "note": 2}
     return sorted(found, key=lambda each: rank[each.level])
 
@@ -92,6 +94,18 @@ def _of_widths(scans: Mapping[str, SplitScan]) -> Iterator[Finding]:
         if len(set(dims.values())) > 1:
             said = ", ".join(f"{dim:,} in {name}" for name, dim in dims.items())
             yield Finding("error", model, f"dimensions differ: {said}", "use embeddings of one model")
+
+
+def _of_train(scans: Mapping[str, SplitScan]) -> Iterator[Finding]:
+    if (train := scans.get("train")) is None or not train.vectors:
+        return
+    items = max(len(column.problems) for column in train.vectors.values())
+    said = few_items_per_dimension(items, max(column.dim for column in train.vectors.values()))
+    if said:
+        yield Finding(
+            "warning", "train", f"{said}. {FIT_NOISE}",
+            "embed more train items by both models",
+        )  # fmt: skip
 
 
 def has_truth(scans: Mapping[str, SplitScan]) -> bool:

@@ -2,7 +2,9 @@
 
 Each kind comes in two directions: ``_gallery`` maps the old gallery into the new space, {new, A(old)}; ``_query`` maps
 new queries into the old space, {A(new), old}. Source: Schönemann 1966 (Procrustes), Izenman 1975 (reduced-rank
-regression), and "drift adapters", 2025 (low-rank affine, residual MLP) for retrieval.
+regression), Mukherjee and Zhu 2011 (the same with a ridge penalty), and "drift adapters", 2025 (low-rank affine,
+residual MLP) for retrieval. Penalties and ranks that are not given are chosen by cross-validation: with as many
+dimensions as hundreds of items plain least squares learns noise (docs/results/wide.md).
 
 Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
 """
@@ -18,6 +20,7 @@ from ray_backfill.methods.baselines import new_system
 from ray_backfill.models.apply import transform
 from ray_backfill.systems import RetrievalSystem, UpgradePair
 from ray_backfill.training.adapters import Formula, FormulaFit, ResidualFit, Wide
+from ray_backfill.training.cross_validation import best_of, parts, squared_error
 from ray_backfill.training.fit import Choice, Fit
 from ray_backfill.training.settings import AdapterSettings
 
@@ -29,6 +32,11 @@ _GLOSSARY = {
 
 Pair = Callable[[Embeddings, Any], UpgradePair]
 
+# Penalties, in units of the inputs' mean variance per dimension, and ranks, as shares of the smaller dimension, among
+# which cross-validation chooses.
+STRENGTHS = (1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+RANK_SHARES = tuple(i / 8 for i in range(1, 9))
+
 
 def procrustes(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
     return rotation(x_Np, y_Nq), np.zeros(y_Nq.shape[1])
@@ -38,21 +46,84 @@ def procrustes_centred(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tup
     return about_means(x_Np, y_Nq, rotation)
 
 
-def relaxed(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
-    return about_means(x_Np, y_Nq, lambda x, y: regression(x, y, settings.relaxation, towards=rotation(x, y)))
-
-
 def least_squares(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    """Without a penalty; only for comparison where there are fewer than some 10 items per dimension."""
     return about_means(x_Np, y_Nq, lambda x, y: regression(x, y, 0.0))
 
 
+def relaxed(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    """Drawn to the rotation."""
+    strength = settings.relaxation if settings.relaxation is not None else relaxation_of(x_Np, y_Nq)
+    return about_means(x_Np, y_Nq, lambda x, y: regression(x, y, strength, towards=rotation(x, y)))
+
+
 def ridge(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
-    return about_means(x_Np, y_Nq, lambda x, y: regression(x, y, settings.ridge))
+    """Drawn to zero, then stretched: see ``stretch``."""
+    strength = settings.ridge if settings.ridge is not None else penalty_of(x_Np, y_Nq)
+    fit = partial(regression, strength=strength)
+    return about_means(x_Np, y_Nq, lambda x, y: fit(x, y) * stretch(x_Np, y_Nq, fit))
 
 
 def low_rank(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
-    rank = max(1, round(settings.rank_share * min(x_Np.shape[1], y_Nq.shape[1])))
-    return about_means(x_Np, y_Nq, lambda x, y: reduced_rank(x, y, rank))
+    """Ridge of a rank, stretched."""
+    strength = penalty_of(x_Np, y_Nq)
+    rank = rank_of(x_Np, y_Nq, strength, settings.rank_share)
+    fit = partial(reduced_rank, rank=rank, strength=strength)
+    return about_means(x_Np, y_Nq, lambda x, y: fit(x, y) * stretch(x_Np, y_Nq, fit))
+
+
+def penalty_of(x_Np: Wide, y_Nq: Wide) -> float:
+    """The strength of the ridge penalty that predicts held-out items best. Cost: O(N p (p + q) + p^3)."""
+    errors = []
+    for part in parts(x_Np, y_Nq):
+        scale, basis = np.linalg.eigh(part.x.T @ part.x)
+        weight, held_x = basis.T @ (part.x.T @ part.y), part.held_x @ basis
+        mean = scale.mean()
+        shrunk = ((held_x / (scale + strength * mean)) @ weight for strength in STRENGTHS)
+        errors.append([squared_error(predicted, part.held_y) for predicted in shrunk])
+    return best_of(STRENGTHS, errors)
+
+
+def relaxation_of(x_Np: Wide, y_Nq: Wide) -> float:
+    """The strength of the pull to the rotation that predicts held-out items best."""
+    errors = []
+    for part in parts(x_Np, y_Nq):
+        turn = rotation(part.x, part.y)
+        scale, basis = np.linalg.eigh(part.x.T @ part.x)
+        # What is left to learn beside the rotation shrinks to zero as a ridge does.
+        left, held_x = basis.T @ (part.x.T @ (part.y - part.x @ turn)), part.held_x @ basis
+        mean, turned = scale.mean(), part.held_x @ turn
+        drawn = (turned + (held_x / (scale + strength * mean)) @ left for strength in STRENGTHS)
+        errors.append([squared_error(predicted, part.held_y) for predicted in drawn])
+    return best_of(STRENGTHS, errors)
+
+
+def rank_of(x_Np: Wide, y_Nq: Wide, strength: float, share: float | None) -> int:
+    """The share of the smaller dimension; None: that rank, of eight, which predicts held-out items best."""
+    smaller = min(x_Np.shape[1], y_Nq.shape[1])
+    if share is not None:
+        return max(1, round(share * smaller))
+    ranks = [max(1, round(each * smaller)) for each in RANK_SHARES]
+    errors = []
+    for part in parts(x_Np, y_Nq):
+        weight, directions = regression(part.x, part.y, strength), main_directions(part.x, part.y, strength)
+        coordinates = part.held_x @ weight @ directions
+        errors.append([squared_error(coordinates[:, :r] @ directions[:, :r].T, part.held_y) for r in ranks])
+    return best_of(ranks, errors)
+
+
+def stretch(x_Np: Wide, y_Nq: Wide, fit: Callable[[Wide, Wide], Wide]) -> float:
+    """Factor by which predictions of unseen items must be drawn apart to vary as much as the targets do.
+
+    A penalised map predicts unseen items closer to their mean than true embeddings lie, the more so the less it knows:
+    every one of them then is closer to a query than an embedding of the new model, and the merged ranking shows mapped
+    items first (docs/results/wide.md).
+    """
+    predicted = true = 0.0
+    for part in parts(x_Np, y_Nq):
+        predicted += squared_error(part.held_x @ fit(part.x, part.y), np.zeros(()))
+        true += squared_error(part.held_y, np.zeros(()))
+    return float(np.sqrt(true / predicted)) if predicted > 0 else 1.0
 
 
 def about_means(x_Np: Wide, y_Nq: Wide, weight_of: Callable[[Wide, Wide], Wide]) -> tuple[Wide, Wide]:
@@ -85,11 +156,19 @@ def regression(x_Np: Wide, y_Nq: Wide, strength: float, towards: Wide | None = N
     return np.linalg.solve(gram + weight * np.eye(len(gram)), right)
 
 
-def reduced_rank(x_Np: Wide, y_Nq: Wide, rank: int) -> Wide:
-    """(p, q) W of at most this rank that minimises ||x W - y||^2. Source: Izenman 1975 (identity weights)."""
-    weight = regression(x_Np, y_Nq, 0.0)
-    _, _, vt = np.linalg.svd(x_Np @ weight, full_matrices=False)
-    return weight @ vt[:rank].T @ vt[:rank]
+def reduced_rank(x_Np: Wide, y_Nq: Wide, rank: int, strength: float = 0.0) -> Wide:
+    """(p, q) W of at most this rank that minimises what ``regression`` does. Source: Izenman 1975 (identity weights)
+    without a penalty, Mukherjee and Zhu 2011 with one."""
+    directions = main_directions(x_Np, y_Nq, strength)[:, :rank]
+    return regression(x_Np, y_Nq, strength) @ directions @ directions.T
+
+
+def main_directions(x_Np: Wide, y_Nq: Wide, strength: float) -> Wide:
+    """(q, min(p, q)) directions of the fitted values, the largest first; a penalty counts as p more items."""
+    weight = regression(x_Np, y_Nq, strength)
+    penalty = strength * float((x_Np**2).sum()) / x_Np.shape[1]
+    fitted = weight.T @ (x_Np.T @ x_Np) @ weight + penalty * weight.T @ weight
+    return np.linalg.eigh(fitted)[1][:, ::-1][:, : min(weight.shape)]
 
 
 def _gallery(e: Embeddings, network: Any) -> UpgradePair:
@@ -118,8 +197,9 @@ def _both_ways(name: str, title: str, fit: Callable[[str, str], Fit]) -> tuple[M
     )
 
 
-# The map that docs/results recommends, and the best-known baseline.
-_RECOMMENDED = ("least_squares_gallery", "procrustes_query")
+# The best-known baseline, and the two maps that docs/results/wide.md finds near the best whatever the dimensions. All
+# map the gallery: queries mapped into an old space of another number of dimensions lose more than they gain.
+_RECOMMENDED = ("procrustes_gallery", "relaxed_gallery", "ridge_gallery")
 
 FORMULAS: dict[Formula, str] = {
     procrustes: "Procrustes",
@@ -131,11 +211,11 @@ FORMULAS: dict[Formula, str] = {
 }
 
 # What --tune may choose.
-_PENALTIES = (0.0, 0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+_PENALTIES = (0.0, *STRENGTHS)
 _SPACES: dict[Formula, tuple[Choice, ...]] = {
     relaxed: (Choice("adapters.relaxation", _PENALTIES),),
     ridge: (Choice("adapters.ridge", _PENALTIES),),
-    low_rank: (Choice("adapters.rank_share", tuple(i / 8 for i in range(1, 9))),),
+    low_rank: (Choice("adapters.rank_share", RANK_SHARES),),
 }
 
 METHODS = (
@@ -144,5 +224,5 @@ METHODS = (
         for formula, title in FORMULAS.items()
         for method in _both_ways(formula.__name__, title, partial(FormulaFit, formula, space=_SPACES.get(formula, ())))
     ),
-    *_both_ways("residual_mlp", "residual MLP", partial(ResidualFit, least_squares)),
+    *_both_ways("residual_mlp", "residual MLP", partial(ResidualFit, relaxed)),
 )

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from ray_backfill.methods import POLICIES, RECALLS, Embeddings, Method
-from ray_backfill.methods.adapters import FORMULAS, least_squares
+from ray_backfill.methods.adapters import FORMULAS, relaxed
 from ray_backfill.methods.baselines import new_system, old_system
 from ray_backfill.models.apply import transform
 from ray_backfill.systems import RetrievalSystem, UpgradePair
@@ -37,10 +37,10 @@ METHODS = (
     ),
     _cascade(
         f"cascade_map@{RECALLS}",
-        f"cascade of {RECALLS}, {FORMULAS[least_squares]} recalls",
+        f"cascade of {RECALLS}, {FORMULAS[relaxed]} recalls",
         "re-ranking: {new, A(old)} recalls K items for every query, the new model re-ranks them",
         _map_recalls,
-        fit=FormulaFit(least_squares, "old", "new"),
+        fit=FormulaFit(relaxed, "old", "new"),
         glossary={
             "Cascade": "For every query an index of mapped old embeddings recalls K candidates, and the new model "
             "re-ranks them. The new model must embed those candidates that are not backfilled yet."

@@ -27,8 +27,21 @@ if TYPE_CHECKING:
 Device: TypeAlias = "torch.device | None"
 # Fewer items than this say nothing about a map between two spaces.
 FEWEST_ITEMS = 10
+# With fewer items per dimension than this, a map without a penalty fits noise: docs/results/wide.md.
+ITEMS_PER_DIMENSION = 5
+FIT_NOISE = (
+    "Maps without a penalty, such as least squares, fit noise there; ridge and relaxed Procrustes choose their "
+    "penalty by cross-validation"
+)
 # Called with an epoch (from 1) and its mean loss over all workers.
 OnEpoch = Callable[[int, float], None] | None
+
+
+def few_items_per_dimension(items: int, dims: int) -> str:
+    """What to tell a user of train items that are few for their vectors' larger dimension; "" if they are enough."""
+    if items >= ITEMS_PER_DIMENSION * dims:
+        return ""
+    return f"{items:,} train items, {items / dims:.3g} per dimension of the embeddings ({dims:,})"
 
 
 @dataclass(frozen=True)

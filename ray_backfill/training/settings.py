@@ -240,19 +240,22 @@ class TransformTraining:
 class AdapterSettings:
     """Fitting of adapters: maps between both embeddings that need no labels."""
 
-    ridge: float = 0.1
-    """Ridge map: penalty that draws it to zero, in units of the inputs' mean variance per dimension; 0: none."""
-    relaxation: float = 1.0
-    """Relaxed map: penalty that draws it to the orthogonal map, in the same units; 0: plain least squares."""
-    rank_share: float = 0.5
-    """Low-rank map: rank as a share of the smaller embedding size; at most 1."""
+    ridge: float | None = None
+    """Ridge map: penalty that draws it to zero, in units of the inputs' mean variance per dimension; 0: none. Default:
+    chosen by cross-validation on the train items."""
+    relaxation: float | None = None
+    """Relaxed map: penalty that draws it to the orthogonal map, in the same units; 0: plain least squares. Default:
+    chosen by cross-validation."""
+    rank_share: float | None = None
+    """Low-rank map: rank as a share of the smaller embedding size; at most 1. Default: chosen by cross-validation."""
     drift_rank: int = 64
     """Drift-Adapter's low-rank affine map: rank, at most the smaller embedding size."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "adapters", "rank_share", "drift_rank")
-        require_not_negative(self, "adapters", "ridge", "relaxation")
-        if self.rank_share > 1:
+        given = [name for name in ("ridge", "relaxation") if getattr(self, name) is not None]
+        require_not_negative(self, "adapters", *given)
+        require_positive(self, "adapters", "drift_rank", *(("rank_share",) if self.rank_share is not None else ()))
+        if (self.rank_share or 0) > 1:
             raise InputError(f"--adapters.rank-share must be at most 1, got {self.rank_share}")
 
 

@@ -47,6 +47,16 @@ def test_a_sound_folder(tmp_path: Path) -> None:
     assert "bct" in found.left_out
 
 
+def test_few_train_items_per_dimension_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    rb.write_folder(path, columns(6_000, 1), columns(200, 2), columns(159, 3))
+    (found,) = diagnose(path).findings
+    assert (found.level, found.where) == ("warning", "train")
+    assert found.what.startswith("159 train items, 4.97 per dimension of the embeddings (32). Maps without a penalty")
+    rb.write_folder(path, columns(6_000, 1), columns(200, 2), columns(160, 3))
+    assert not diagnose(path).findings
+
+
 def put(split: int, column: str, rows: slice, value: object) -> Callable[[Columns, Columns], object]:
     """A change of some rows of the gallery (0) or the queries (1)."""
 

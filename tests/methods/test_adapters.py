@@ -4,21 +4,28 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.linear_model import LinearRegression, Ridge, RidgeCV
 
 from ray_backfill.errors import InputError
 from ray_backfill.methods.adapters import (
     FORMULAS,
+    METHODS,
+    STRENGTHS,
     least_squares,
+    low_rank,
+    penalty_of,
     procrustes,
     procrustes_centred,
+    rank_of,
     reduced_rank,
     regression,
+    relaxation_of,
     relaxed,
     ridge,
     rotation,
 )
 from ray_backfill.training.adapters import Formula, FormulaFit
+from ray_backfill.training.cross_validation import parts
 from ray_backfill.training.fit import TrainSet
 from ray_backfill.training.settings import AdapterSettings, FitSettings
 
@@ -70,8 +77,83 @@ def test_ridge_is_scikit_learns() -> None:
     centred = x - x.mean(0)
     weight, bias = ridge(x, y, AdapterSettings(ridge=0.7))
     oracle = Ridge(alpha=0.7 * (centred**2).sum() / 6).fit(x, y)
-    np.testing.assert_allclose(weight, oracle.coef_.T, atol=1e-9)
-    np.testing.assert_allclose(bias, oracle.intercept_, atol=1e-9)
+    factor = weight[0, 0] / oracle.coef_[0, 0]
+    np.testing.assert_allclose(weight, factor * oracle.coef_.T, atol=1e-9)
+    np.testing.assert_allclose(bias, y.mean(0) - x.mean(0) @ weight, atol=1e-9)
+
+
+def test_ridge_predicts_unseen_items_with_the_spread_of_the_targets() -> None:
+    """Wide vectors and few items: without the factor the predictions stay close to their mean."""
+    x, y = pair(60, 60, n=500, noise=8.0)
+    weight, bias = ridge(x[:200], y[:200], AdapterSettings())
+    unseen = x[200:] @ weight + bias
+    oracle = RidgeCV([a * 200 for a in STRENGTHS]).fit(x[:200], y[:200]).predict(x[200:])
+    spread = y[200:].var(0).sum()
+    assert oracle.var(0).sum() < 0.8 * spread
+    assert unseen.var(0).sum() == pytest.approx(spread, rel=0.1)
+
+
+def test_the_penalty_is_what_scikit_learn_finds_by_the_same_parts() -> None:
+    x, y = pair(20, 30, n=100, noise=5.0)
+    errors = np.zeros(len(STRENGTHS))
+    for part in parts(x, y):
+        scale = (part.x**2).sum() / 20
+        for i, strength in enumerate(STRENGTHS):
+            oracle = Ridge(alpha=strength * scale, fit_intercept=False).fit(part.x, part.y)
+            errors[i] += ((oracle.predict(part.held_x) - part.held_y) ** 2).sum()
+    assert penalty_of(x, y) == STRENGTHS[errors.argmin()] not in (STRENGTHS[0], STRENGTHS[-1])
+
+
+def test_the_relaxation_is_that_of_least_error_on_held_out_items() -> None:
+    x = RNG.normal(size=(100, 20))
+    turn = np.linalg.qr(RNG.normal(size=(20, 20)))[0]
+    y = x @ (turn + 0.1 * RNG.normal(size=(20, 20))) + 0.5 * RNG.normal(size=(100, 20))
+    errors = []
+    for strength in STRENGTHS:
+        fits = [(part, regression(part.x, part.y, strength, rotation(part.x, part.y))) for part in parts(x, y)]
+        errors.append(sum(((part.held_x @ weight - part.held_y) ** 2).sum() for part, weight in fits))
+    assert relaxation_of(x, y) == STRENGTHS[int(np.argmin(errors))] not in (STRENGTHS[0], STRENGTHS[-1])
+
+
+def test_the_rank_is_that_of_what_can_be_predicted() -> None:
+    x = RNG.normal(size=(300, 16))
+    true = RNG.normal(size=(16, 4)) @ RNG.normal(size=(4, 24))
+    y = x @ true + 2.0 * RNG.normal(size=(300, 24))
+    assert rank_of(x, y, penalty_of(x, y), None) == 4
+    assert np.linalg.matrix_rank(low_rank(x, y, AdapterSettings())[0]) == 4
+    assert np.linalg.matrix_rank(low_rank(x, y, AdapterSettings(rank_share=0.5))[0]) == 8
+
+
+@pytest.mark.parametrize(("n", "expected"), [(10, 5), (999, 5), (1000, 1)])
+def test_every_item_is_held_out_once_or_a_fifth_of_many(n: int, expected: int) -> None:
+    x, y = RNG.normal(size=(n, 3)), RNG.normal(size=(n, 2))
+    found = list(parts(x, y))
+    assert len(found) == expected
+    assert {len(part.x) + len(part.held_x) for part in found} == {n}
+    for part in found:
+        np.testing.assert_allclose(part.x.mean(0), 0, atol=1e-12)
+    if expected == 5:
+        assert sum(len(part.held_x) for part in found) == n
+
+
+@pytest.mark.parametrize("formula", [ridge, relaxed])
+def test_recommended_maps_predict_wide_vectors_better_than_least_squares(formula: Formula) -> None:
+    """200 items of 150 dimensions, as of the wide models of docs/results/wide.md: least squares learns the noise."""
+    x = RNG.normal(size=(2000, 150))
+    y = x @ np.linalg.qr(RNG.normal(size=(150, 150)))[0] + 0.7 * RNG.normal(size=(2000, 150))
+
+    def cosine(chosen: Formula) -> float:
+        weight, bias = chosen(x[:200], y[:200], AdapterSettings())
+        predicted = x[200:] @ weight + bias
+        lengths = np.linalg.norm(predicted, axis=1) * np.linalg.norm(y[200:], axis=1)
+        return float(((predicted * y[200:]).sum(1) / lengths).mean())
+
+    assert cosine(formula) > cosine(least_squares) + 0.1
+
+
+def test_recommended_maps_are_of_the_gallery_and_penalised() -> None:
+    """Query maps fail between unequal dimensions, plain least squares on wide vectors (docs/results/wide.md)."""
+    assert {m.name for m in METHODS if m.is_recommended} == {"procrustes_gallery", "relaxed_gallery", "ridge_gallery"}
 
 
 def test_least_squares_copes_with_dimensions_that_say_nothing() -> None:

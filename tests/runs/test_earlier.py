@@ -175,7 +175,7 @@ def test_other_settings_are_refused_before_anything_is_computed_and_overwritten_
             ({"points": 5}, "evaluation.points: 3 there, 5 requested"),
             ({"distance": "l2"}, "evaluation.distance: 'cosine' there, 'l2' requested"),
             ({"metrics": ("mAP",)}, "evaluation.metrics: ['mAP', 'CMC@1'] there"),
-            ({"fits": fits}, "fits.adapters.ridge: 0.1 there, 0.5 requested"),
+            ({"fits": fits}, "fits.adapters.ridge: None there, 0.5 requested"),
         ]:
             with pytest.raises(rb.InputError) as error:
                 run(data, out, **arguments)  # type: ignore[arg-type]

@@ -59,7 +59,7 @@ def test_a_cascade_of_everything_serves_the_new_ranking_from_the_start(folder: P
     assert told.average != pytest.approx(np.trapezoid(counts.value, counts.t), abs=1e-9)
     page = (tmp_path / "run" / "results" / "report.html").read_text()
     assert "What cascades embed" in page
-    assert "cascade of 7, least squares recalls" in page
+    assert "cascade of 7, relaxed Procrustes recalls" in page
     again = rb.read_results(tmp_path / "run")
     assert "cascade@7" in again.methods
 
