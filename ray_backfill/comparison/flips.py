@@ -87,6 +87,13 @@ def _flips(right: NDArray[np.bool_], first: FirstItems, changing: IntArray, orde
     )
 
 
+def changes(right: NDArray[np.bool_]) -> Flips:
+    """The changes of first results of which only right and wrong is known, not the items. right: (Q, J)."""
+    query, before = np.nonzero(right[:, 1:] != right[:, :-1])
+    nothing, unknown = np.full(len(query), NOTHING, np.uint32), np.zeros(len(query), np.bool_)
+    return Flips(query, before + 1, right[query, before], nothing, nothing, unknown, unknown)
+
+
 def flip_table(
     flips: Mapping[tuple[str, str, str], Flips],
     t: NDArray[np.float64],

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill import statistics as stats
-from ray_backfill.comparison.flips import Flips
-from ray_backfill.comparison.replay import Curves
+from ray_backfill.comparison.flips import Flips, changes
+from ray_backfill.comparison.replay import Curves, Key
+from ray_backfill.comparison.replayed import Replayed
 from ray_backfill.comparison.summary import of_reference
 from ray_backfill.images.thumbnails import read_inside, thumbnail
-from ray_backfill.merges import RAW
 from ray_backfill.replay import NOTHING
 from ray_backfill.store import IMAGE, TEXT, EmbeddingFolder, EmbeddingTable, read_picked
 from ray_backfill.store.copies import copied_from
@@ -40,22 +40,24 @@ class _Shown(NamedTuple):
 _NONE = _Shown("", "", "")
 
 
-def shown_queries(
-    folder: EmbeddingFolder, curves: Curves, method: str, order: str, metric: str
-) -> tuple[ShownQuery, ...]:
-    """At most 10 worst and 10 best queries of a method in an order, by their average over the backfill against old.
+def flips_of(found: Replayed) -> Flips:
+    """The changes of first results, without the items where these are not known: under a merge."""
+    return changes(found.first_top1) if found.flips is None else found.flips
+
+
+def shown_queries(folder: EmbeddingFolder, curves: Curves, key: Key, metric: str) -> tuple[ShownQuery, ...]:
+    """At most 10 worst and 10 best queries of a curve, by their average over the backfill against old.
 
     Cost: reads the columns ``text`` and ``image`` where these queries and what stood first are stored.
     """
-    found, old = curves[method, order, RAW.name], curves[of_reference(OLD, order)]
+    found, old = curves[key], curves[of_reference(OLD, key[1])]
     values, before = found.curve.per_query[metric], old.curve.per_query[metric][:, 0]
     auc = stats.auc_draws(found.curve.t, values, found.curve.is_step)
     ranked = np.argsort(auc - before, kind="stable")
     picked = [(WORST, q) for q in ranked[:MOST] if auc[q] - before[q] < -_LEAST]
     # The reverse of a stable order: of equal queries, the first one comes first.
     picked += [(BEST, q) for q in np.argsort(before - auc, kind="stable")[:MOST] if auc[q] - before[q] > _LEAST]
-    flips = found.flips
-    assert flips is not None
+    flips = flips_of(found)
     decisive = [_decisive(flips, q, kind) for kind, q in picked]
     queries, gallery = folder.queries or folder.gallery, folder.gallery
     scored = found.curve.scored
@@ -68,8 +70,7 @@ def shown_queries(
     return tuple(
         ShownQuery(
             kind,
-            method,
-            order,
+            *key,
             metric,
             *names[int(scored[q])],
             float(before[q]),

@@ -31,7 +31,7 @@ _BY_QUERY = ("queries", "query_values", "flips")
 LineT = TypeVar("LineT", Line, Trace)
 AGAIN = "run simulate again"
 # Table -> what its older versions did not say.
-_OLDER = {"subgroups": {"slice": "group"}}
+_OLDER = {"subgroups": {"slice": "group"}, "shown": {"merge": "raw"}}
 
 
 def read_results(folder: str | Path) -> Results:

@@ -42,11 +42,12 @@ def shown_lines(results: Results) -> list[tuple[str, list[Line]]]:
 
 
 def shown_of(results: Results) -> str:
-    """Of which method and order they are: "full RM, random order"; "" without any."""
+    """Of which method, order and merge they are: "full RM, random order"; "" without any."""
     if not results.shown:
         return ""
     row = results.shown[0]
-    return f"{results.titles.get(row.method, row.method)}, {results.order_name(row.order)} order"
+    merge = f", {row.merge} merge" if len(results.merges) > 1 else ""
+    return f"{results.titles.get(row.method, row.method)}, {results.order_name(row.order)} order{merge}"
 
 
 def counted(results: Results) -> str:
@@ -61,8 +62,12 @@ def counted(results: Results) -> str:
 
 
 def told(results: Results) -> tuple[str, ...]:
-    """Two lines for the terminal: how many queries change, and which lose most; () if none are known."""
-    if not (said := counted(results)):
+    """Two lines for the terminal: how many queries change, and which lose most.
+
+    () if none are known, or if they are not of the row that the main sentence above them is about.
+    """
+    best, said = results.best(), counted(results)
+    if not said or best is None or (best.method, *best.variant) != results.shown[0].key:
         return ()
     worst = [row for row in results.shown if row.kind == WORST][:_NAMED]
     names = ", ".join(f"{_short(row)} ({percent(row.old)} \u2192 {percent(row.auc)} on average)" for row in worst)

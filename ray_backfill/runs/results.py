@@ -19,7 +19,7 @@ from ray_backfill.comparison.flips import flip_table
 from ray_backfill.comparison.orders import store_sigma
 from ray_backfill.comparison.replay import Curves, replay_here
 from ray_backfill.comparison.resolve import Comparison
-from ray_backfill.comparison.shown import shown_queries
+from ray_backfill.comparison.shown import flips_of, shown_queries
 from ray_backfill.comparison.tabulate import tabulate
 from ray_backfill.comparison.traits import traits_of
 from ray_backfill.files import begin_stage, finish_stage, note_facts, read_json, replaced_whole
@@ -37,7 +37,7 @@ from ray_backfill.tables.schema import block, frame, write_table
 from ray_backfill.training.settings import FitSettings
 
 # Version of the results folder; increases when the shape of a table changes.
-FORMAT = 6
+FORMAT = 7
 
 
 @dataclass(frozen=True)
@@ -180,23 +180,22 @@ def _flips(comparison: Comparison, curves: Curves) -> pd.DataFrame:
 def _shown(
     comparison: Comparison, curves: Curves, tables: Mapping[str, pd.DataFrame], manifest: Manifest
 ) -> tuple[ShownQuery, ...]:
-    """The worst and best queries of the method that leads in the first order; () if only references took part."""
+    """The worst and best queries of the row that the main sentence is about; () if only references took part."""
     # The ranking of the methods needs no curves.
     without = {name: tables[name].iloc[:0] for name in ("curves", "moments", "differences")}
     few = {name: tables[name] for name in ("summary", "checks") if name in tables}
-    results, first = results_of(few | without, manifest), comparison.evaluation.orders[0]
-    rows = [row for row in results.candidates(results.primary) if row.merge == RAW.name and not row.is_reference]
-    leading = next((row for row in rows if row.order == first), next(iter(rows), None))
+    results = results_of(few | without, manifest)
+    leading = next((row for row in results.candidates(results.primary) if not row.is_reference), None)
     if leading is None:
         return ()
-    return shown_queries(comparison.folder, curves, leading.method, leading.order, results.primary)
+    return shown_queries(comparison.folder, curves, (leading.method, *leading.variant), results.primary)
 
 
 def first_results(curves: Curves, shown: Sequence[ShownQuery]) -> dict[str, int]:
     """How many queries lose and win their right first result on the way, in the curve that the shown queries are of."""
-    flips = curves[shown[0].method, shown[0].order, RAW.name].flips if shown else None
-    if flips is None:
+    if not shown:
         return {}
+    flips = flips_of(curves[shown[0].key])
     lost, won = (len(np.unique(flips.query[flips.is_lost == is_lost])) for is_lost in (True, False))
     return {LOST: lost, WON: won}
 

@@ -74,8 +74,11 @@ class ShownQuery:
     """One of the queries that lose or gain most with the leading method, with what a page needs to show them."""
 
     kind: Annotated[str, f"`{WORST}` or `{BEST}`: the average over the backfill is below or above old"]
-    method: Annotated[str, "the leading method, in the first order, with the raw merge; the primary metric"]
+    method: Annotated[
+        str, "the best method, in its best order and merge, which the main sentence is about; the primary metric"
+    ]
     order: str
+    merge: str
     metric: str
     query: Annotated[str, "id of the query, its text (empty without a column `text`), and a thumbnail as a data URI"]
     query_text: str
@@ -87,10 +90,12 @@ class ShownQuery:
     at_start: Annotated[
         str, f"`{LOST}` or `{WON}` if the first result is right in only one of old and the start of the method"
     ]
-    changes: Annotated[int, "number of its rows in `flips.parquet`"]
+    changes: Annotated[int, "how often its first result changes between right and wrong"]
     change: Annotated[str, f"kind of the last loss of a `{WORST}` query or the last win of a `{BEST}` one; else empty"]
     t: Annotated[float, "progress at this change; NaN without one"]
-    before: Annotated[str, "id, text, thumbnail and system of what was first before this change; empty without one"]
+    before: Annotated[
+        str, "id, text, thumbnail and system of what was first before this change; empty without one, and with a merge"
+    ]
     before_text: str
     before_image: str
     before_system: str
@@ -98,3 +103,8 @@ class ShownQuery:
     first_text: str
     first_image: str
     first_system: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """The method, the order and the merge."""
+        return self.method, self.order, self.merge

@@ -1,6 +1,7 @@
 """The queries that lose and gain most: which they are, and what a page shows of them."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from PIL import Image
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.flips import Flips
 from ray_backfill.comparison.shown import _decisive, clean
+from ray_backfill.report import read_results
+from ray_backfill.report.shown import told
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import evaluate_folder
 from ray_backfill.store import read_picked, vector_column, write_parquet
@@ -59,16 +62,16 @@ def test_the_worst_and_best_queries_are_shown_with_their_items(folder: Path, tmp
     out = evaluate_folder(folder, EVALUATION, FitSettings(), Context(tmp_path / "out"))
     shown, flips = pd.read_parquet(out / "shown.parquet"), pd.read_parquet(out / "flips.parquet")
     assert set(shown.method) == {"rm_naive"}
-    assert set(shown.order) == {"random"}
+    (order,) = set(shown.order)
     values = pd.read_parquet(out / "query_values.parquet").set_index(["method", "order", "quantity"])["values"]
     ids = pd.read_parquet(out / "queries.parquet").id.to_numpy()
-    gain = values["rm_naive", "random", "auc"] - values["old", "", "auc"]
+    gain = values["rm_naive", order, "auc"] - values["old", "", "auc"]
     for kind, ranked in (("worst", np.argsort(gain, kind="stable")), ("best", np.argsort(-gain, kind="stable"))):
         own = shown[shown.kind == kind]
         assert own["query"].tolist() == ids[ranked[:10]].tolist()
         assert (np.sign(own.auc - own.old) == (1 if kind == "best" else -1)).all()
         for row in rows_of(ShownQuery, own):
-            is_own = (flips["query"] == row.query) & (flips.method == "rm_naive") & (flips.order == "random")
+            is_own = (flips["query"] == row.query) & (flips.method == "rm_naive") & (flips.order == order)
             changes = rows_of(FlipRow, flips[is_own])
             assert row.changes == len(changes)
             decisive = [flip for flip in changes if flip.kind == ("lost" if kind == "worst" else "won")]
@@ -84,6 +87,26 @@ def test_the_worst_and_best_queries_are_shown_with_their_items(folder: Path, tmp
             assert row.first_text == f"<script>alert({row.first})</script>"
             assert bool(row.first_image) == (int(row.first) % 3 == 0)
     assert (shown.change != "").sum() > 10
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"orders": ("given", "random")}, {"merges": ("rrf",)}, {"merges": ("raw", "rrf")}],
+    ids=["random first", "given first", "a merge alone", "two merges"],
+)
+def test_the_shown_queries_are_of_the_row_that_the_headline_is_about(
+    folder: Path, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    how = replace(EVALUATION, methods=("rm_naive", "instant"), **changed)
+    results = read_results(evaluate_folder(folder, how, FitSettings(), Context(tmp_path / "out")))
+    best = results.best()
+    assert best is not None
+    assert not best.is_reference
+    assert {row.key for row in results.shown} == {(best.method, best.order, best.merge)}
+    assert told(results)[0].lower().startswith(f"{best.title}, {best.order} order".lower())
+    assert all(bool(row.before) == (bool(row.change) and row.merge == "raw") for row in results.shown)
+    lost = sum(row.change == "lost" for row in results.shown)
+    assert results.manifest.first_results["lost"] >= lost > 0
 
 
 def test_without_a_change_of_its_kind_the_last_one_is_told() -> None:

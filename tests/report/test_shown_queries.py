@@ -4,6 +4,8 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
+import pytest
 from rich.console import Console
 
 from ray_backfill.report import html, read_results
@@ -15,8 +17,8 @@ from tests.report.folder import write_results
 
 IMAGE = "data:image/jpeg;base64,/9j/4AAQ"
 WORST = ShownQuery(
-    "worst", "rm", "score", "mAP", "q<b>1", "red \u201cshoes\u201d", IMAGE, 1.0, 0.9, 0.1, 0.3, "", 3, "lost", 0.35,
-    "i7", "the right one", "", "backward", "i9", "<script>x</script>", "javascript:alert(1)", "forward",
+    "worst", "rm", "score", "raw", "mAP", "q<b>1", "red \u201cshoes\u201d", IMAGE, 1.0, 0.9, 0.1, 0.3, "", 3, "lost",
+    0.35, "i7", "the right one", "", "backward", "i9", "<script>x</script>", "javascript:alert(1)", "forward",
 )  # fmt: skip
 BEST = replace(
     WORST, kind="best", query="q\x1b[2J2", old=0.0, auc=0.8, at_start="won", change="", t=float("nan"), changes=0,
@@ -60,6 +62,18 @@ def test_the_terminal_names_the_worst_queries(tmp_path: Path) -> None:
     assert "12 queries lose a right first result, 31 win one." in said
     assert "Queries that lose most: q<b>1 (100.0 \u2192 30.0 on average), q [2Jxxx" in said
     assert "\x1b[2J" not in out.getvalue()
+
+
+@pytest.mark.parametrize("other", [{"method": "rm_naive"}, {"order": "random"}, {"merge": "csls"}])
+def test_the_terminal_is_silent_about_another_row_than_the_headline(tmp_path: Path, other: dict[str, str]) -> None:
+    assert told(read_results(folder_of(tmp_path / "same", WORST)))
+    assert told(read_results(folder_of(tmp_path / "other", replace(WORST, **other)))) == ()  # type: ignore[arg-type]
+
+
+def test_results_of_earlier_versions_had_no_merge(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, WORST)
+    pd.read_parquet(folder / "shown.parquet").drop(columns="merge").to_parquet(folder / "shown.parquet")
+    assert [row.merge for row in read_results(folder).shown] == ["raw"]
 
 
 def test_results_without_them_say_nothing(tmp_path: Path) -> None:
