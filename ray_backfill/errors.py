@@ -5,6 +5,7 @@ import errno
 import math
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 # What the machine refuses and a user can mend -> the remedy.
@@ -33,6 +34,20 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     similar = difflib.get_close_matches(name, known, 3) or [k for k in known if len(name) > 2 and name in k]
     hint = f"did you mean {' or '.join(similar)}?" if similar else f"known: {', '.join(known)}"
     return InputError(f"unknown {kind} {name!r}; {hint}")
+
+
+def local_path(given: str | Path) -> Path:
+    """The path of a local file or folder. Raises InputError for a URI, scheme://...
+
+    A Path has made s3:/bucket of s3://bucket, which would be a folder named s3: below the working directory.
+    """
+    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", str(given), re.DOTALL)
+    if found:
+        raise InputError(
+            f"{found[1]}://{found[2]} is not on a local disk; give a local path here (import, --new and --truth clicks "
+            "read object storage and databases), and copy results afterwards"
+        )
+    return Path(given)
 
 
 class Stopped(KeyboardInterrupt):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ray_backfill.claim import claimed
-from ray_backfill.errors import InputError, input_error_in
+from ray_backfill.errors import InputError, input_error_in, local_path
 
 if TYPE_CHECKING:
     from ray_backfill.methods import Method
@@ -129,7 +129,7 @@ def sample(
     folder = _folder_of(data)
     if (budget > 0) == (add > 0):
         raise InputError("give a budget for a first sample, or add=N to extend one")
-    to = Path(out or folder / NAME).absolute()
+    to = local_path(out or folder / NAME).absolute()
     take_sample(folder, to, budget, SampleSettings(seed, **_tuples(truth=truth), distance=distance), add)
     return pd.read_parquet(to)
 
@@ -182,7 +182,7 @@ def forecast(
     how = Evaluation(**_tuples(methods=methods, orders=orders, metrics=metrics), points=points, order_seed=order_seed)
     sources = [str(new)] if isinstance(new, str | Path) else [str(each) for each in new]
     with _running(out, f"rb.forecast({str(folder)!r}, ...)", {"shards": shards}, overwrite) as context:
-        given = Path(sample or folder / NAME)
+        given = local_path(sample or folder / NAME)
         return read_forecast(forecast_folder(folder, given, sources, how, fits or FitSettings(), context))
 
 
@@ -193,7 +193,7 @@ def _folder_of(data: "str | Path | EmbeddingFolder") -> Path:
         raise InputError(
             f"data must be a folder of embeddings, not {type(data).__name__}; rb.write_folder(path, gallery) writes one"
         )
-    return Path(data.path if isinstance(data, EmbeddingFolder) else data).absolute()
+    return local_path(data.path if isinstance(data, EmbeddingFolder) else data).absolute()
 
 
 @contextmanager
@@ -203,7 +203,7 @@ def _running(out: str | Path | None, command: str, place: Mapping[str, Any], ove
     from ray_backfill.runs.context import Context
 
     with ExitStack() as stack:
-        to = Path(stack.enter_context(TemporaryDirectory()) if out is None else out).absolute()
+        to = local_path(stack.enter_context(TemporaryDirectory()) if out is None else out).absolute()
         stack.enter_context(claimed(to, "out", command))
         try:
             yield Context(to, place=ReplayPlace(**place), command=command, overwrite=overwrite)

@@ -321,3 +321,26 @@ def test_plugins_are_listed_with_what_they_need() -> None:
     assert rb.orders().is_oracle["oracle_loss"]
     assert rb.merges().needs["csls"] == "train items"
     assert rb.merges().distances.to_dict() == dict.fromkeys(all_merges(), "any") | {"csls": "cosine"}
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_object_storage_is_refused_wherever_a_local_path_is_needed(
+    kind: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    uri = kind("s3://bucket/x")
+    for call in (
+        lambda: rb.simulate(uri),
+        lambda: rb.simulate(folder, out=uri),
+        lambda: rb.sample(uri, 5),
+        lambda: rb.sample(folder, 5, out=uri),
+        lambda: rb.forecast(uri),
+        lambda: rb.forecast(folder, out=uri),
+        lambda: rb.forecast(folder, sample=uri),
+        lambda: rb.read_folder(uri),
+        lambda: rb.read_results(uri),
+        lambda: rb.write_folder(uri, gallery=columns(60, 1)),
+    ):
+        with pytest.raises(rb.InputError, match="s3://bucket/x is not on a local disk; give a local path"):
+            call()
+    assert list(tmp_path.iterdir()) == []

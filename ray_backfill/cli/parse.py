@@ -1,6 +1,7 @@
 """Reads command lines over the defaults of a recipe, or of a folder of embeddings."""
 
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ from ray_backfill.cli.options import FolderJob, RecipeJob
 from ray_backfill.cli.shell import refuse_relative
 from ray_backfill.cluster.settings import EmbedActors, Workers
 from ray_backfill.datasets import published
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, local_path
 from ray_backfill.recipes import NO_ROOT, load_recipe
 from ray_backfill.runs.planning.settings import PlanningSettings
 
@@ -30,10 +31,21 @@ def names_folder(arguments: Sequence[str]) -> bool:
 def read_options(kind: type[JobT], arguments: Sequence[str], default: JobT | None = None) -> JobT:
     """Read a command line over defaults. Raises InputError for unknown or malformed options."""
     _refuse_empty(arguments)
+    over: dict[str, Any] = {} if default is None else {"default": default}
     with in_one_line():
-        if default is None:
-            return tyro.cli(kind, prog="ray-backfill", args=list(arguments), config=_CONFIG)
-        return tyro.cli(kind, prog="ray-backfill", args=list(arguments), default=default, config=_CONFIG)
+        job: JobT = tyro.cli(kind, prog="ray-backfill", args=list(arguments), config=_CONFIG, **over)
+    _refuse_remote(job)
+    return job
+
+
+def _refuse_remote(settings: Any) -> None:
+    """Raise InputError for a URI in an option that names a local file or folder: every path, and ``root`` of images."""
+    for option in fields(settings):
+        value = getattr(settings, option.name)
+        if isinstance(value, Path) or option.name == "root":
+            local_path(value)
+        elif is_dataclass(value):
+            _refuse_remote(value)
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
@@ -68,6 +80,7 @@ def read_recipe_options(kind: type[Any], arguments: Sequence[str], **more: Any) 
     if first.seed < 0:
         raise InputError(f"--seed must not be negative, got {first.seed}")
     if first.data_root is not None:
+        local_path(first.data_root)  # the recipe looks into it
         refuse_relative("--data-root", first.data_root)
     # The help of a recipe does not need its data, nor does the plan of a published data set.
     asked = set(arguments)

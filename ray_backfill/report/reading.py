@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ray_backfill.display import Difference
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, local_path
 from ray_backfill.report.results import Line, Pair, Results, Row, Trace, Variant
 from ray_backfill.tables.checks import CheckRow
 from ray_backfill.tables.cutoffs import CutoffRow
@@ -46,7 +46,7 @@ def read_results(folder: str | Path) -> Results:
     Raises:
         InputError: The folder, a file, a column or a key is missing, or the files contradict each other.
     """
-    folder = Path(folder)
+    folder = local_path(folder)
     if not (folder / "manifest.json").exists() and (folder / "results").is_dir():
         folder = folder / "results"
     if not folder.is_dir():

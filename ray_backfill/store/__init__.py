@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, local_path
 from ray_backfill.store._classifier import Classifier as Classifier
 from ray_backfill.store._classifier import read_classifier as read_classifier
 from ray_backfill.store._columns import MAPPED_BYTES as MAPPED_BYTES
@@ -219,7 +219,7 @@ def read_folder(
         InputError: A file or column is missing, ids are missing or duplicate, or embeddings are NaN, infinite or of
             different lengths. The message names the file, the column and the first offending rows.
     """
-    path = Path(path)
+    path = local_path(path)
     with reading(path):
         if not path.is_dir():
             raise InputError(f"{path} is not a folder; give a folder that contains gallery.parquet")

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, local_path
 from ray_backfill.store import SPLITS, read_folder, vector_column, write_parquet
 from ray_backfill.systems import as_array
 
@@ -44,7 +44,7 @@ def write_folder(
         InputError: A column is missing, has a wrong shape or length, or holds values that the data contract refuses,
             such as NaN or duplicate ids; or the folder holds a split that this call would leave beside the new ones.
     """
-    path = Path(path)
+    path = local_path(path)
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; give a folder")
     given = {"train": train, "queries": queries, "gallery": gallery}

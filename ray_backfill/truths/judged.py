@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, local_path
 from ray_backfill.sources import open_source
 from ray_backfill.store import EmbeddingFolder
 from ray_backfill.truths.kind import Truth, TruthKind, TruthRequest, from_pairs
@@ -16,7 +16,7 @@ _QRELS = ["query", "iteration", "item", "grade"]
 
 def _qrels(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
     """Judgements: query, iteration, item and grade in each line. A grade above 0 is a right answer."""
-    path = Path(request.argument)
+    path = local_path(request.argument)
     lines = _read_qrels(path)
     grades = pd.to_numeric(lines["grade"], errors="coerce").to_numpy(np.float64)
     if not np.isfinite(grades).all():
