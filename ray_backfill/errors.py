@@ -93,6 +93,8 @@ def input_error_in(error: BaseException) -> InputError | None:
     first = next((each for each in found if each is not None), None)
     if first is not None or isinstance(error, InputError):
         return first or error  # type: ignore[return-value]
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        return InputError(f"{error.object[:200]!r} is not UTF-8; rename it")
     if isinstance(error, OSError) and error.errno in _REMEDIES:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error).splitlines()[0]
         return InputError(f"{what}; {_REMEDIES[error.errno]}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ray_backfill.cli.stopping import ending_at_once, exit_stopped
 from ray_backfill.errors import InputError, input_error_in
+from ray_backfill.printable import printable
 
 
 def run_job(main: Callable[[], None]) -> None:
@@ -23,7 +24,7 @@ def run_job(main: Callable[[], None]) -> None:
             found = input_error_in(error)
             if found is None:
                 raise
-            print(f"error: {found}", file=sys.stderr)
+            print(f"error: {printable(str(found))}", file=sys.stderr)
             sys.exit(2)
 
 
@@ -34,12 +35,14 @@ def checked_out(out: Path) -> Path:
         InputError: The path is relative inside a submitted job, whose working directory is a copy that Ray deletes.
     """
     refuse_relative("--out", out)
+    _refuse_not_utf8("--out", out)
     return out.absolute()
 
 
 def given_folder(data: Path) -> Path:
     """The folder of embeddings as an absolute path. Raises InputError for a relative path inside a submitted job."""
     refuse_relative("--data", data)
+    _refuse_not_utf8("--data", data)
     return data.absolute()
 
 
@@ -51,6 +54,14 @@ def refuse_relative(option: str, path: Path) -> None:
         )
 
 
+def _refuse_not_utf8(option: str, path: Path) -> None:
+    """Raise InputError for a path that Arrow cannot open and that no manifest could hold."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{option} {path} is not UTF-8; rename the folder, or give another") from error
+
+
 def command_line() -> str:
     """The command as typed, for the manifest, without the folder of the installed script."""
     is_script = sys.argv[0].endswith(".py") and not sys.argv[0].endswith("__main__.py")  # python -m ray_backfill
@@ -58,5 +69,6 @@ def command_line() -> str:
 
 
 def shown(path: Path) -> Path:
-    """The path relative to the working directory, if it is below."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    """The path for the terminal: relative to the working directory, if it is below."""
+    relative = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return Path(printable(str(relative)))

@@ -17,6 +17,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
+from ray_backfill.printable import printable
+
 Floats = NDArray[np.float64]
 
 DPI = 150
@@ -163,7 +165,7 @@ def plot_bands(bands: Sequence[Band], title: str, unit: str, ax: Axes | None = N
     there = plot.get_legend_handles_labels()[1]
     dress(plot, title, unit)
     for index, band in enumerate(bands, len(there)):
-        draw_line(plot, band.t, band.value, numbered_style(index), (band.low, band.high), band.name)
+        draw_line(plot, band.t, band.value, numbered_style(index), (band.low, band.high), printable(band.name))
     for text in plot.legend(frameon=False, fontsize=9).get_texts():
         text.set_parse_math(False)
     figure = plot.figure

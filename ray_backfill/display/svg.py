@@ -11,6 +11,7 @@ from matplotlib.transforms import Affine2D
 
 from ray_backfill.display.charts import Chart, draw
 from ray_backfill.display.drawing import COLOURS, FAINT, GRID, INK, MARK, MID, RED, SHADE, Axes, Figure, Style
+from ray_backfill.printable import printable
 
 # Sizes in units of the drawing; the page scales it to the width of the screen.
 WIDTH, LEFT, RIGHT, TOP, BELOW = 640.0, 50.0, 622.0, 12.0, 60.0
@@ -64,7 +65,7 @@ def _to_svg(figure: Figure, name: str, label: str) -> str:
     # Text stays text, so that the page's fonts and sizes apply; ids are unique by the name.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    root = ElementTree.fromstring(buffer.getvalue())
+    root = ElementTree.fromstring(printable(buffer.getvalue().decode("utf-8")))
     _clean(root)
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
     return _recoloured(ElementTree.tostring(root, encoding="unicode"))

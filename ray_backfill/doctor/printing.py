@@ -7,13 +7,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ray_backfill.doctor import Diagnosis
+from ray_backfill.printable import printable
 
 _MARKS = {"error": "✗", "warning": "!", "note": "–"}
 
 
 def print_diagnosis(diagnosis: Diagnosis, folder: str, console: Console | None = None) -> None:
     """Print two tables and a sentence on what can be evaluated."""
-    console = console or Console(highlight=False)
+    console = console or Console(highlight=False, markup=False)
     console.print(_contents(diagnosis))
     if diagnosis.findings:
         console.print(_findings(diagnosis))
@@ -25,7 +26,7 @@ def print_diagnosis(diagnosis: Diagnosis, folder: str, console: Console | None =
         for name, reason in diagnosis.left_out.items():
             reasons.setdefault(reason, []).append(name)
         for reason, names in reasons.items():
-            console.print(f"Not {', '.join(names)}: {reason}.")
+            console.print(printable(f"Not {', '.join(names)}: {reason}."))
         # Without right answers, what the new model finds can stand in for them.
         truth = "" if diagnosis.has_truth else " --truth new-top1 --metrics recall@10"
         console.print(f"Next: ray-backfill simulate --data {folder}{truth}")
@@ -57,5 +58,5 @@ def _label_cells(facts: Mapping[str, Any]) -> Sequence[str]:
 def _findings(diagnosis: Diagnosis) -> Table:
     table = Table("", "where", "finding", "what to do")
     for each in diagnosis.findings:
-        table.add_row(_MARKS[each.level], each.where, each.what, each.remedy)
+        table.add_row(_MARKS[each.level], *(printable(text) for text in (each.where, each.what, each.remedy)))
     return table

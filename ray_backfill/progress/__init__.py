@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from ray_backfill.printable import printable
 from ray_backfill.progress.outputs import Output, Relay, output_for_stderr
 from ray_backfill.progress.stages import Stage, State
 
@@ -129,7 +130,7 @@ class _Display:
     def say(self, line: str) -> None:
         with self._lock:
             output = self._output or self.make_output()
-            output.tell(line)
+            output.tell(printable(line))
             if self._output is None:
                 output.close()
 

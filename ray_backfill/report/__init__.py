@@ -31,8 +31,7 @@ def write_report(folder: Path) -> None:
     from ray_backfill.report.parts import write_pages
 
     results = read_results(folder)
-    curves = to_png(figures.curves_figure(results))
-    write_pages(folder, curves, html.render(results))
+    write_pages(folder, lambda: to_png(figures.curves_figure(results)), lambda: html.render(results))
 
 
 def print_first_table(results: Results, to_come: list[str]) -> None:

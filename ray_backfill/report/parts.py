@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,10 +93,15 @@ class PageChart(NamedTuple):
     box: str
 
 
-def write_pages(folder: Path, curves_png: bytes, page: str) -> None:
-    """Write ``curves.png`` and ``report.html`` atomically; older files are replaced."""
-    write_whole(folder / "curves.png", lambda temporary: temporary.write_bytes(curves_png))
-    write_whole(folder / "report.html", lambda temporary: temporary.write_text(page, encoding="utf-8"))
+def write_pages(folder: Path, curves_png: Callable[[], bytes], page: Callable[[], str]) -> None:
+    """Make ``curves.png`` and ``report.html`` and write them atomically; older files are replaced."""
+    try:
+        drawn, text = curves_png(), page()
+    except Exception as error:
+        error.add_note(f"The results in {folder} are complete; ray-backfill report makes their page again.")
+        raise
+    write_whole(folder / "curves.png", lambda temporary: temporary.write_bytes(drawn))
+    write_whole(folder / "report.html", lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def page_environment() -> Environment:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from ray_backfill.display import Difference
 from ray_backfill.errors import InputError, local_path
+from ray_backfill.printable import printable
 from ray_backfill.report.results import Line, Pair, Results, Row, Trace, Variant
 from ray_backfill.tables.checks import CheckRow
 from ray_backfill.tables.cutoffs import CutoffRow
@@ -140,5 +141,5 @@ def _groups(table: pd.DataFrame) -> dict[tuple[str, Variant, str], dict[str, Lin
     found: dict[tuple[str, Variant, str], dict[str, Line]] = {}
     for group, part in table.groupby("group", sort=False):
         for key, line in _curves(part, Line).items():
-            found.setdefault(key, {})[str(group)] = line
+            found.setdefault(key, {})[printable(str(group))] = line
     return found

@@ -97,6 +97,6 @@ def _image(uri: str) -> str:
 
 
 def _short(row: ShownQuery) -> str:
-    """The id in one line, without control characters: it comes from the data."""
-    name = "".join(c if c.isprintable() else " " for c in row.query)
+    """The id in one line."""
+    name = " ".join(row.query.split())
     return name if len(name) <= _ID_CHARACTERS else f"{name[: _ID_CHARACTERS - 1]}\u2026"

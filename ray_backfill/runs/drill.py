@@ -258,8 +258,8 @@ def _conclude(folder: Path, known: Known, facts: DrillFacts, timings_s: dict[str
     entries = Journal(folder).entries()
     seconds, legs = max(entry.elapsed_s for entry in entries), len(of_type(entries, Started))
     note_facts(folder, asdict(replace(facts, timings_s=timings_s, seconds=seconds, legs=legs)))
-    write_live_report(folder)
     finish_stage(folder)
+    write_live_report(folder)  # after the results: a page that cannot be made must not take them with it
     return folder
 
 

@@ -69,7 +69,7 @@ def forecast_folder(
             write_table(half / f"{name}.parquet", getattr(tables, name))
         facts = {"stage": "forecast", "format": FORMAT, "version": __version__, "command": context.command}
         write_json(half / "manifest.json", facts | tables.facts)
-        write_forecast_report(half)
+    write_forecast_report(out)  # after the results: a page that cannot be made must not take them with it
     return out
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -24,6 +25,7 @@ from ray_backfill.comparison.tabulate import tabulate
 from ray_backfill.comparison.traits import traits_of
 from ray_backfill.files import begin_stage, finish_stage, note_facts, read_json, replaced_whole
 from ray_backfill.merges import RAW
+from ray_backfill.printable import printable_in
 from ray_backfill.progress import stage
 from ray_backfill.report import Results, results_of, write_report
 from ray_backfill.runs.context import Context
@@ -119,16 +121,17 @@ def write_results(
         return out
     if not overwrite:
         check_can_be_extended(out, folder, evaluation, methods, facts.settings)
-    with replaced_whole(out, FILES) as new:
-        for method in methods:
-            if method.has_sigma:
-                store_sigma(folder, method, comparison.maps)
-        started = time.perf_counter()
-        curves = replayed(comparison)
-        begin_stage(new, STAGE, wanted)
-        tables = tabulate(methods, curves, evaluation, comparison.slices)
-        cutoffs = cutoff_table(comparison)
-        with stage("write report"):
+    with ExitStack() as display:
+        with replaced_whole(out, FILES) as new:
+            for method in methods:
+                if method.has_sigma:
+                    store_sigma(folder, method, comparison.maps)
+            started = time.perf_counter()
+            curves = replayed(comparison)
+            begin_stage(new, STAGE, wanted)
+            tables = tabulate(methods, curves, evaluation, comparison.slices)
+            cutoffs = cutoff_table(comparison)
+            display.enter_context(stage("write report"))
             dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
             frames = vars(tables) | {"costs": cost_table(methods, dims, comparison.maps, facts.backbones)}
             frames |= {"queries": scored_queries(comparison), "skipped_queries": skipped_queries(comparison)}
@@ -142,8 +145,8 @@ def write_results(
             seconds = round(time.perf_counter() - started, 2)
             timings = dict(manifest.timings_s) | {"replay": seconds}
             note_facts(new, replace(manifest, timings_s=timings, first_results=first_results(curves, shown)).facts())
-            write_report(new)
             finish_stage(new)
+        write_report(out)  # after the results: a page that cannot be made must not take them with it
     return out
 
 
@@ -218,6 +221,7 @@ def results_in_memory(comparison: Comparison, curves: Curves, facts: Facts) -> R
     """The results that ``write_results`` would write, without slices and costs, as a report reads them."""
     tables = vars(tabulate(comparison.methods, curves, comparison.evaluation)) | {"checks": _checks(comparison)}
     manifest = _manifest(comparison, "", facts, replay_s=0.0)
+    manifest = replace(manifest, data=printable_in(manifest.data))
     return results_of({name: table for name, table in tables.items() if table is not None}, manifest)
 
 

@@ -104,7 +104,8 @@ def _column(split: str, name: str, values: Any) -> pa.Array:
         if array.ndim == 2:
             return vector_column(array if array.dtype == np.float16 else array.astype(np.float32))
         if array.ndim == 1 and name not in ("old", "new"):
-            return pa.array(array)
+            # Arrow would cut numpy's texts at the first NUL, and make one label of several.
+            return pa.array(array.tolist() if array.dtype.kind == "U" else array)
     except (TypeError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise InputError(f"{what} cannot be written: {str(error).splitlines()[0]}") from error
     wanted = "two dimensions, one row an item" if name in ("old", "new") else "one value an item, or vectors"

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ray_backfill.errors import InputError
 from ray_backfill.files import read_json, write_whole
+from ray_backfill.printable import printable, printable_in
 from ray_backfill.tables.parquet import write_checked
 
 RowT = TypeVar("RowT")
@@ -25,7 +26,7 @@ _COLUMN_TYPES: Mapping[Any, str] = {
     list[float]: "list of float32",
 }
 _CASTS: Mapping[Any, Callable[[Any], Any]] = {
-    str: str,
+    str: lambda value: printable(str(value)),
     int: int,
     float: float,
     bool: bool,
@@ -92,7 +93,9 @@ def read_table(
 
 
 def read_manifest(path: Path, needed: Sequence[str], again: str) -> dict[str, Any]:
-    """Read the manifest of a folder of tables. needed: keys that it must have. again: remedy for error messages.
+    """Read the manifest of a folder of tables; its texts are ``printable``.
+
+    needed: keys that it must have. again: remedy for error messages.
 
     Raises:
         InputError: The file is missing, is not a JSON object, or lacks a key.
@@ -103,11 +106,11 @@ def read_manifest(path: Path, needed: Sequence[str], again: str) -> dict[str, An
     missing = [key for key in needed if key not in manifest]
     if missing:
         raise InputError(f"{path} lacks the key {', '.join(missing)}: {again} with this version")
-    return manifest
+    return {key: printable_in(value) for key, value in manifest.items()}
 
 
 def rows_of(row_type: type[RowT], table: pd.DataFrame) -> list[RowT]:
-    """Convert each line of a DataFrame to a row, with values of the types of the fields."""
+    """Convert each line of a DataFrame to a row, with values of the types of the fields; texts are ``printable``."""
     casts = {name: _CASTS[kind] for name, (kind, _) in _annotations(row_type).items()}
     values = (map(cast, table[name].tolist()) for name, cast in casts.items())  # tolist: plain values, twice as fast
     return [row_type(*line) for line in zip(*values, strict=True)]

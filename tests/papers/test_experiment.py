@@ -69,12 +69,16 @@ def test_a_reproduction_from_images_to_the_page(tmp_path: Path, monkeypatch: pyt
     out, page = tmp_path / "runs", tmp_path / "page.md"
     command = "python jobs/reproduce.py --data-root /secret/place"
     context = Context(out, Workers(number=1), EmbedActors(number=1, cpus=0.5), command=command)
+    with monkeypatch.context() as broken:
+        broken.setattr("ray_backfill.papers.page.render", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            reproduce(experiment, context, page, None)
+    check_runs(out)  # a page that cannot be made takes no results with it
+    assert not page.exists()
+    files = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
     assert reproduce(experiment, context, page, None) == page
     assert (tmp_path / "page.png").exists()
     check_page(page.read_text())
-    check_runs(out)
-    files = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
-    reproduce(experiment, replace(context, command="again"), page, None)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")} == files
 
 

@@ -60,7 +60,7 @@ def test_the_terminal_names_the_worst_queries(tmp_path: Path) -> None:
     draw_table(read_results(folder_of(tmp_path, WORST, other, BEST)), Console(file=out, width=200))
     said = " ".join(out.getvalue().split())
     assert "12 queries lose a right first result, 31 win one." in said
-    assert "Queries that lose most: q<b>1 (100.0 \u2192 30.0 on average), q [2Jxxx" in said
+    assert "Queries that lose most: q<b>1 (100.0 \u2192 30.0 on average), q\\x1b[2Jxxx" in said
     assert "\x1b[2J" not in out.getvalue()
 
 

@@ -122,7 +122,7 @@ def test_what_dies_while_it_extends_leaves_the_old_results(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(writing, "write_report", die)
+        patch.setattr(writing, "finish_stage", die)
         with pytest.raises(KeyboardInterrupt):
             run(data, out, methods=("offline",))
     assert times(out / "results") == before

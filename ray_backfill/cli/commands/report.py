@@ -29,14 +29,24 @@ def read(arguments: Sequence[str]) -> ReportJob:
 def run(arguments: Sequence[str]) -> None:
     """Print the table, and rewrite curves.png and report.html from the tables."""
     folder = read(arguments).run.absolute()
-    found = [path for path in (folder, folder / "results", folder / "live") if (path / "curves.parquet").exists()]
+    forecasts = [path for path in (folder, folder / "forecast") if (path / "calibration.parquet").exists()]
     live = [path for path in (folder, folder / "live") if (path / "checkpoints.parquet").exists()]
-    if not found and not live:
-        raise InputError(f"{shown(folder)} holds no results: give the folder that simulate or drill wrote with --out")
+    found = [path for path in (folder, folder / "results", folder / "live") if (path / "curves.parquet").exists()]
+    found = [path for path in found if path not in forecasts]
+    if not found and not live and not forecasts:
+        raise InputError(
+            f"{shown(folder)} holds no results: give the folder that simulate, forecast or drill wrote with --out"
+        )
     from ray_backfill.report import print_table, write_report
+    from ray_backfill.report.forecast import print_forecast, write_forecast_report
     from ray_backfill.report.live import print_live_table, write_live_report
 
-    for write, show, paths in ((write_report, print_table, found), (write_live_report, print_live_table, live)):
+    products: tuple[tuple[Callable[[Path], None], Callable[[Path], None], list[Path]], ...] = (
+        (write_report, print_table, found),
+        (write_live_report, print_live_table, live),
+        (write_forecast_report, print_forecast, forecasts),
+    )
+    for write, show, paths in products:
         for path in paths:
             problem = _problem_of(write, path)
             show(path)

@@ -18,7 +18,7 @@ def write_forecast_report(folder: Path) -> None:
     from ray_backfill.report.parts import write_pages
 
     found = read_forecast(folder)
-    write_pages(folder, to_png(panels_figure(charts_of(found))), render(found))
+    write_pages(folder, lambda: to_png(panels_figure(charts_of(found))), lambda: render(found))
 
 
 def print_forecast(folder: Path) -> None:

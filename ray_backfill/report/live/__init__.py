@@ -23,7 +23,7 @@ def write_live_report(folder: Path) -> None:
         InputError: the folder, a file or a column is missing.
     """
     drill = read_drill(folder)
-    write_pages(folder, to_png(panels_figure(charts.quality_charts(drill))), html.render(drill))
+    write_pages(folder, lambda: to_png(panels_figure(charts.quality_charts(drill))), lambda: html.render(drill))
 
 
 def print_live_table(folder: Path, console: Console | None = None) -> None:
