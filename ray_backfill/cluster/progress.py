@@ -13,6 +13,7 @@ from functools import partial
 import ray
 from ray.actor import ActorHandle
 
+from ray_backfill.cluster.waiting import answer_within
 from ray_backfill.progress import Mirror, Stage, State, relay
 
 # Polling interval of the driver, which is the sending interval of the workers.
@@ -49,7 +50,7 @@ def shown_in(own: Stage) -> Iterator[ActorHandle]:
     stop, mirrors = threading.Event(), _Mirrors(own)
 
     def show() -> None:
-        mirrors.show(ray.get(board.read.remote(), timeout=_PATIENCE_S))
+        mirrors.show(answer_within(board.read.remote(), _PATIENCE_S))
 
     def poll() -> None:
         while not stop.wait(_POLL_S):

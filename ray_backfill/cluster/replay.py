@@ -14,7 +14,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import ray
 
+from ray_backfill.cluster.nodes import check_room
 from ray_backfill.cluster.session import session
+from ray_backfill.cluster.waiting import Actors
 from ray_backfill.comparison.replay import Curves, Serving, Systems, distinct_systems, replay_methods
 from ray_backfill.comparison.resolve import Comparison
 from ray_backfill.errors import InputError
@@ -40,14 +42,15 @@ _Rows = tuple[Path, int, int, tuple[str, ...]]
 _Question = Literal["positive_keys", "count", "nearest"]
 
 
+def shard_needs(device: str) -> dict[str, float]:
+    """The resources of one shard."""
+    return {"CPU": 1} if device == "cpu" else {"CPU": 1, "GPU": 1}
+
+
 def check_shards(number: int, device: str) -> None:
-    """Raises InputError if the connected cluster is too small for the shards, because Ray would wait forever."""
-    for kind in ("CPU",) if device == "cpu" else ("CPU", "GPU"):
-        there = ray.cluster_resources().get(kind, 0)
-        if number > there:
-            raise InputError(
-                f"{number} shards need {number} {kind}s, but the Ray cluster has {there:g}; lower --shards"
-            )
+    """Raises InputError if the living nodes are too small for the shards."""
+    needs = {kind: number * each for kind, each in shard_needs(device).items()}
+    check_room(f"{number} gallery shards", needs, "lower --shards")
 
 
 def replay_in_shards(comparison: Comparison, number: int, device: str = "cpu") -> Curves:
@@ -80,7 +83,8 @@ class RemoteShards:
         n_gallery = len(folder.gallery)
         self.edges = np.linspace(0, n_gallery, min(number, n_gallery) + 1).astype(int).tolist()
         queries = folder.queries or folder.gallery
-        make = ray.remote(num_cpus=1, num_gpus=0 if device == "cpu" else 1)(actor or ShardActor)
+        needs = shard_needs(device)
+        make = ray.remote(num_cpus=needs["CPU"], num_gpus=needs.get("GPU", 0))(actor or ShardActor)
         models = folder.models if stand_in is None else ("old",)
         self.actors = [
             make.remote(
@@ -89,10 +93,12 @@ class RemoteShards:
             )
             for first, last in pairwise(self.edges)
         ]  # fmt: skip
+        self.together = Actors(self.actors, "gallery shard", needs, "--shards")
         self.report: Any = None
 
     def read(self) -> None:
-        """Read the vectors in every shard."""
+        """Start every shard, and read its vectors."""
+        self.together.wait_until_started()
         self.answers([actor.read.remote() for actor in self.actors])
 
     def make_systems(self, methods: Sequence[Method]) -> Serving:
@@ -145,15 +151,13 @@ class RemoteShards:
     def answers(self, calls: list[Any]) -> list[Any]:
         """What all actors answer. Raises InputError if a shard died."""
         try:
-            return ray.get(calls)
+            return self.together.answers(
+                calls, "perhaps because it ran out of memory; run the same command with more --shards"
+            )
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, InputError):
                 raise InputError(f"in a gallery shard: {error.cause}") from None
             raise
-        except ray.exceptions.RayActorError as error:
-            raise InputError(
-                "a gallery shard died, perhaps because it ran out of memory; run the same command with more --shards"
-            ) from error
 
     def _done(self, block: Block, answers: list[T]) -> list[T]:
         self.report(len(block))

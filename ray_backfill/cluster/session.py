@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import ray
 
+from ray_backfill.cluster.nodes import Deaths, but_died, living_resources
 from ray_backfill.cluster.settings import local_cpus
 from ray_backfill.cluster.watchdog import kill, watched
 from ray_backfill.errors import InputError, Stopped
@@ -152,7 +153,7 @@ def _protect_token() -> None:
 
 def has_gpus() -> bool:
     """Whether the connected cluster has a GPU."""
-    return bool(ray.cluster_resources().get("GPU", 0) >= 1)
+    return living_resources().get("GPU", 0) >= 1
 
 
 def placed(number: int, cpus: float, option: str, spare_cpus: float = 0, spare_gpus: int = 0) -> tuple[int, bool]:
@@ -163,7 +164,7 @@ def placed(number: int, cpus: float, option: str, spare_cpus: float = 0, spare_g
     Raises:
         InputError: The cluster has too few CPUs or GPUs, and Ray would wait for them forever.
     """
-    resources = ray.cluster_resources()
+    resources = living_resources()
     gpus, available = int(resources.get("GPU", 0)), resources.get("CPU", 0)
     if spare_gpus and spare_gpus >= gpus:
         raise InputError(
@@ -175,6 +176,6 @@ def placed(number: int, cpus: float, option: str, spare_cpus: float = 0, spare_g
     if number * cpus + spare_cpus > available:
         raise InputError(
             f"{number} x {cpus:g} CPUs ({option}) and {spare_cpus:g} for Ray's own tasks were requested, but the Ray "
-            f"cluster has {available:g}; lower {option}.number or {option}.cpus"
+            f"cluster has {available:g}{but_died(Deaths())}; lower {option}.number or {option}.cpus"
         )
     return number, gpus > 0

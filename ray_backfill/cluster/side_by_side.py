@@ -9,6 +9,7 @@ import ray
 from ray.actor import ActorHandle
 
 from ray_backfill.cluster.progress import sent_as_row, shown_in
+from ray_backfill.cluster.waiting import Room, answer_of, wait_for_one
 from ray_backfill.comparison.trial import Trial, run_trial
 from ray_backfill.errors import InputError, input_error_in
 from ray_backfill.methods import find_methods
@@ -61,10 +62,10 @@ def run_side_by_side(
     task = ray.remote(**options)(run)
     with shown_in(shown) as board:
         jobs_of = {task.remote(job, board): job for job in jobs}
-        running = list(jobs_of)
+        running, room = list(jobs_of), Room("maps that are fitted", {"CPU": 1}, "start its nodes again")
         try:
             while running:
-                done, running = ray.wait(running)
+                done, running = wait_for_one(running, room)
                 for each in done:
                     _check(each, jobs_of[each])
                     shown.advance()
@@ -84,7 +85,7 @@ def _check(task: ray.ObjectRef, job: MapJob | Trial) -> None:
     """Raise what ended the task, if it did not succeed."""
     title = find_methods((job.method,))[0].title
     try:
-        ray.get(task)
+        answer_of(task)
     except ray.exceptions.RayTaskError as error:
         if problem := input_error_in(error):
             raise InputError(f"{title}: {problem}") from error

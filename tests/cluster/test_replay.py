@@ -95,7 +95,7 @@ def test_shards_leave_no_actor_behind(ray_session: None, tmp_path: Path) -> None
 
 def test_more_shards_than_cpus_are_refused(ray_session: None, tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path / "data", Evaluation(("offline",), ("random",)))
-    with pytest.raises(InputError, match=r"500 shards need 500 CPUs, .* lower --shards"):
+    with pytest.raises(InputError, match=r"500 gallery shards need 500 CPUs, .* lower --shards"):
         replay_in_shards(comparison, 500)
 
 

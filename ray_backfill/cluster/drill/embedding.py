@@ -19,6 +19,7 @@ import torch
 from ray.actor import ActorHandle
 
 from ray_backfill.cluster.settings import EmbedActors
+from ray_backfill.cluster.waiting import answer_of
 from ray_backfill.datasets import open_source
 from ray_backfill.images.reading import read_ahead
 from ray_backfill.live.operations import DrillPlan, read_plan
@@ -121,7 +122,7 @@ def embed_again(number: int, job: EmbedJob) -> None:
     """Embed one operation immediately, without reserving a CPU; returns when its file exists."""
     if isinstance(job.source, FromImages):
         job = replace(job, source=replace(job.source, on_gpu=False))
-    ray.get(ray.remote(num_cpus=0)(lambda: _Embedder(job, None)({"number": number})).remote())
+    answer_of(ray.remote(num_cpus=0)(lambda: _Embedder(job, None)({"number": number})).remote())
 
 
 def missing_parts(plan: DrillPlan, drill: Path) -> list[int]:
@@ -153,7 +154,7 @@ class _Embedder:
 
     def _wait(self, items: int) -> None:
         if self.pacer is not None:
-            sleep(ray.get(self.pacer.reserve.remote(items)))
+            sleep(answer_of(self.pacer.reserve.remote(items)))
 
 
 def _from_store(source: FromStore, wait: Callable[[int], None]) -> Embed:

@@ -10,7 +10,8 @@ import ray
 
 from ray_backfill.cluster.drill.job import DrillJob, Questions
 from ray_backfill.cluster.drill.router import Router, UnansweredError
-from ray_backfill.cluster.drill.shards import start_shards
+from ray_backfill.cluster.drill.shards import shards_need, start_shards
+from ray_backfill.cluster.waiting import Room, answer_of
 from ray_backfill.live.answers import Answer
 from ray_backfill.live.parts import BadPartError
 from ray_backfill.live.shard import ShardSize
@@ -37,6 +38,8 @@ class ShardSet:
         self.router = Router(self.actors, job.plan.sizes(edges))
         self.make_again, self.tell = make_again, tell
         self.pids: dict[int, int] = {}
+        needs = shards_need(job.shards, job.settings.shards)
+        self.room = Room(f"{len(self.actors)} shards", needs, "start its nodes again; the same command continues")
 
     def apply(self, applied: int) -> ShardSize:
         """Apply the first ``applied`` operations on every shard; returns the size of all shards together.
@@ -50,7 +53,7 @@ class ShardSet:
             waiting = {i: s.apply.remote(applied) for i, s in enumerate(self.actors) if i not in sizes}
             for shard, call in waiting.items():
                 try:
-                    sizes[shard], pid = ray.get(call)
+                    sizes[shard], pid = answer_of(call, self.room)
                     if self.pids.get(shard, pid) != pid:
                         self.tell("shard restarted", f"shard {shard}")
                     self.pids[shard] = pid
@@ -59,6 +62,7 @@ class ShardSet:
                         raise RuntimeError(
                             f"shard {shard} failed to start, or did not come back in {_PATIENCE_S:g} s; see Ray's logs"
                         ) from error
+                    self.room()
                     time.sleep(0.1)
                 except ray.exceptions.RayTaskError as error:
                     if not isinstance(error.cause, BadPartError):

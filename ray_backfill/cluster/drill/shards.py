@@ -112,6 +112,11 @@ def shard_edges(n_items: int, number: int) -> list[int]:
     return np.linspace(0, n_items, min(number, n_items) + 1).astype(int).tolist()
 
 
+def shards_need(jobs: list[ShardJob], settings: ShardSettings) -> dict[str, float]:
+    """The resources of all shards together."""
+    return {"CPU": len(jobs) * settings.cpus} | ({"GPU": len(jobs)} if jobs[0].place.on_gpu else {})
+
+
 def start_shards(jobs: list[ShardJob], settings: ShardSettings) -> list[ActorHandle]:
     """Start one actor per job; returns at once, without waiting until they are ready.
 

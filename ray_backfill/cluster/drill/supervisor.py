@@ -12,6 +12,7 @@ import ray
 from ray.actor import ActorHandle
 
 from ray_backfill.cluster.drill.embedding import EmbedJob, Pacer, embed_again, embed_operations, missing_parts
+from ray_backfill.cluster.waiting import answer_of
 from ray_backfill.live.operations import DrillPlan
 from ray_backfill.live.parts import BadPartError, part_path, read_broken, read_part, set_aside
 from ray_backfill.live.throttle import ThrottleSettings
@@ -114,18 +115,19 @@ class EmbeddingSupervisor:
 
     def look_after(self) -> None:
         """Report embedding actors that were restarted."""
-        started = len(ray.get(self.pacer.started.remote()))
+        started = len(answer_of(self.pacer.started.remote()))
         for _ in range(self.started, started):
             self.tell("embedding actor restarted", "Ray Data started another one")
         self.started = max(self.started, started)
 
     def reserved(self) -> int:
         """Number of items that the pacer has let through so far."""
-        return ray.get(self.pacer.reserved.remote())
+        reserved: int = answer_of(self.pacer.reserved.remote())
+        return reserved
 
     def set_rate(self, items_per_s: float) -> None:
         """Set how many items all actors together may embed per second from now on."""
-        ray.get(self.pacer.set_rate.remote(items_per_s))
+        answer_of(self.pacer.set_rate.remote(items_per_s))
 
     def close(self) -> None:
         """Kill the pacer. A running pipeline then fails with its embedding actors; a finished one is not affected."""

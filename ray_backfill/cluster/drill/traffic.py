@@ -13,6 +13,7 @@ from ray.actor import ActorHandle
 from ray_backfill.cluster.drill.job import DrillJob
 from ray_backfill.cluster.drill.router import Router, UnansweredError
 from ray_backfill.cluster.drill.watch import LATENCY, QUERIES, RETRIES, Watch
+from ray_backfill.cluster.waiting import answers_of, ended
 from ray_backfill.live.schedule import Schedule, TrafficSettings
 from ray_backfill.store import write_parquet
 from ray_backfill.systems import FloatArray, IntArray
@@ -140,7 +141,7 @@ class Traffic:
         self.running: list[Any] = []
 
     def wait_until_ready(self) -> None:
-        ray.get([actor.__ray_ready__.remote() for actor in self.actors])
+        answers_of([actor.__ray_ready__.remote() for actor in self.actors])
 
     def start(self, zero: float) -> None:
         """Start sending, until ``stop``. zero: ``time.time`` when the drill began."""
@@ -153,19 +154,18 @@ class Traffic:
 
     def recent_ms(self, seconds: float) -> list[float]:
         """The latencies in ms of the last ``seconds``."""
-        found = ray.get([actor.recent.remote(seconds) for actor in self.actors])
+        found = answers_of([actor.recent.remote(seconds) for actor in self.actors])
         return [latency for some in found for latency in some]
 
     def look_after(self) -> None:
         """Raises the error that stopped an actor, if any."""
-        if self.running:
-            ray.get(ray.wait(self.running, num_returns=len(self.running), timeout=0)[0])
+        answers_of(ended(self.running))
 
     def stop(self) -> None:
         """Stop sending; returns when every request is answered or timed out, and all events are on disk."""
         for actor in self.actors:
             actor.stop.remote()
-        ray.get(self.running)
+        answers_of(self.running)
 
     def close(self) -> None:
         for actor in self.actors:
