@@ -5,6 +5,7 @@ place and moved there when it is complete; the same command continues an import 
 """
 
 import hashlib
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -107,6 +108,7 @@ def _columns(sources: Sequence[Source], names: ColumnNames) -> dict[str, Taken]:
         if not holds_vectors(source.columns[theirs]):
             raise InputError(f"{source.name}, column {theirs!r} holds {in_words(source.columns[theirs])}, not vectors")
         taken[model] = Taken(place, theirs, True)
+    _check_apart(sources, taken)
     further = [(name, name) for name in dict.fromkeys((*COLUMNS, TEXT, *names.keep)) if name not in ("id", "label")]
     for ours, theirs in (("label", names.label), *further):
         place = next((number for number, source in enumerate(sources) if theirs in source.columns), -1)
@@ -115,6 +117,16 @@ def _columns(sources: Sequence[Source], names: ColumnNames) -> dict[str, Taken]:
         elif theirs in names.keep or (ours == "label" and theirs != "label"):
             sources[0].need((theirs,))
     return taken
+
+
+def _check_apart(sources: Sequence[Source], taken: dict[str, Taken]) -> None:
+    """Raises InputError if old and new are the same column of the same source."""
+    read = {model: (os.path.realpath(sources[of.source].name), of.theirs) for model, of in taken.items()}
+    if len(read) > len({*read.values()}):
+        remedy = "name two sources" if len(sources) > 1 else "give --old and --new"
+        raise InputError(
+            f"{sources[0].name}, column {taken['old'].theirs!r} would be both the old and the new embeddings; {remedy}"
+        )
 
 
 def _is_there(path: Path, settings: dict[str, Any], overwrite: bool) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 import pyarrow as pa
@@ -40,13 +39,17 @@ def _open(text: str) -> Source:
         path = Path(file)
         if not path.exists():
             raise InputError(f"{file} does not exist")
-        files.append(path)
+        if path.resolve() in files:
+            raise InputError(f"{text} names {file} twice")
+        files.append(path.resolve())
         for own, column in _columns_of(path, notes).items():
             # A named file with one column of values has that name; an index's ids count if no other ids are given.
             key = name if name and own in ("array", "vector") else own
             if name and own == "id" and "id" in columns:
                 continue
             columns[key] = column
+    if not columns:
+        raise InputError(f"{text} holds no array")
     rows = {name: column.rows for name, column in columns.items()}
     if len(set(rows.values())) > 1:
         raise InputError(f"{text}: columns of different lengths ({rows}); give one value for each item")
@@ -79,12 +82,13 @@ def _columns_of(path: Path, notes: list[str]) -> dict[str, _Column]:
         return {"array": _of_array(np.load(path, mmap_mode="r", allow_pickle=False), str(path))}
     except InputError:
         raise
-    except (ValueError, OSError, EOFError, BadZipFile) as error:
-        raise InputError(f"{path} cannot be read as numbers or text: {error}; write it with numpy.save") from error
+    except Exception as error:  # a header that lies ends in any of a dozen types, MemoryError among them
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{path} cannot be read as numbers or text: {why}; write it again with numpy.save") from error
 
 
 def _of_array(array: NDArray[Any], where: str) -> _Column:
-    if array.ndim not in (1, 2) or array.dtype.kind not in "iufU":
+    if array.ndim not in (1, 2) or array.dtype.kind not in "iufU" or array.shape[1:] == (0,):
         raise InputError(f"{where}: shape {array.shape} of {array.dtype}; give (N,) or (N, d) numbers, or (N,) text")
     width = array.shape[1] if array.ndim == 2 else 0
     return _Column(len(array), lambda first, last: np.asarray(array[first:last]), width, array.dtype)

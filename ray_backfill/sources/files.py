@@ -1,6 +1,9 @@
 """Tables in files: Parquet, Arrow, CSV and TSV, one file or a folder of one type; local, s3:// or gs://."""
 
+import io
+import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +25,9 @@ _ARROW = (".arrow", ".feather", ".ipc")
 _TEXT = {".csv": ",", ".tsv": "\t"}
 _SUFFIXES = (".parquet", *_ARROW, *_TEXT)
 _REMOTE = ("s3://", "gs://", "file://")
+
+# Files and folders of other types before a folder is given up: while none of a known type is found, and at all.
+_MOST_WITHOUT, _MOST_OTHERS = 10_000, 1_000_000
 
 Files = list[pa.fs.FileInfo]
 
@@ -122,14 +128,45 @@ def _open_text(delimiter: str, system: pa.fs.FileSystem, files: Files) -> _Table
         for file in files:
             # The type of a column is that of the first block of the first file, so that an id is text everywhere.
             types = {field.name: field.type for field in schema}
-            for batch in opened(file, include_columns=list(names), column_types=types):
-                for first in range(0, len(batch), BATCH_ROWS):
-                    yield batch.slice(first, BATCH_ROWS)
+            try:
+                for batch in opened(file, include_columns=list(names), column_types=types):
+                    for first in range(0, len(batch), BATCH_ROWS):
+                        yield batch.slice(first, BATCH_ROWS)
+            except pa.ArrowInvalid as error:
+                if "invalid UTF8" not in str(error):
+                    raise
+                raise InputError(_not_utf8(system, [file])) from error
 
     schema = opened(files[0]).schema
+    if _has_bytes(schema):
+        raise InputError(_not_utf8(system, files))
     for number in _with_leading_zeros(opened(files[0], column_types=_as_text(schema)), schema):
         schema = schema.set(number, schema.field(number).with_type(pa.string()))
     return _Table(schema, None, lambda names, skip: skipping(batches(names), skip))
+
+
+def _has_bytes(schema: pa.Schema) -> bool:
+    """Whether Arrow has taken a text that is not UTF-8 as bytes: a heading, or a column."""
+    try:
+        return any(pa.types.is_binary(field.type) for field in schema if field.name is not None)
+    except UnicodeDecodeError:
+        return True
+
+
+def _not_utf8(system: pa.fs.FileSystem, files: Files) -> str:
+    """Where the first text is that is not UTF-8, and the remedy."""
+    for file in files:
+        with io.BufferedReader(system.open_input_stream(file.path)) as opened:
+            for number, line in enumerate(opened, 1):
+                try:
+                    line.decode()
+                except UnicodeDecodeError as error:
+                    name = file.path.rsplit("/", 1)[-1]
+                    return (
+                        f"{file.path}, line {number:,}: byte 0x{line[error.start]:02x} is not UTF-8; convert the file, "
+                        f"for example by: iconv -f latin1 -t utf-8 {shlex.quote(name)} > utf8-{shlex.quote(name)}"
+                    )
+    return f"{files[0].path} has a column of bytes; give text in UTF-8"
 
 
 def _as_text(schema: pa.Schema) -> dict[str, pa.DataType]:
@@ -180,13 +217,40 @@ def _files(system: pa.fs.FileSystem, path: str, text: str) -> Files:
         raise InputError(f"{text} does not exist")
     if info.type == pa.fs.FileType.File:
         return [info]
-    inside = system.get_file_info(pa.fs.FileSelector(path, recursive=True))
+    if _is_local(system):
+        inside = system.get_file_info(_tables_below(path))
+    else:
+        inside = system.get_file_info(pa.fs.FileSelector(path, recursive=True))
     files = sorted((f for f in inside if f.is_file and _suffix(f.path)), key=lambda f: f.path)
     suffixes = sorted({_suffix(f.path) for f in files})
     if len(suffixes) != 1:
         has = f"files of several types ({', '.join(suffixes)})" if suffixes else f"no file of {', '.join(_SUFFIXES)}"
         raise InputError(f"{text} has {has}; name one file, or a folder of one type")
     return files
+
+
+def _tables_below(path: str) -> list[str]:
+    """The files of known types in a local folder. Raises InputError for a folder that is too large to be one of these.
+
+    Links to folders are followed, each folder once.
+    """
+    found, seen, folders = list[str](), 0, set[str]()
+    for folder, inner, names in os.walk(path, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in folders:
+            inner.clear()
+            continue
+        folders.add(real)
+        found += [f"{folder.rstrip('/')}/{name}" for name in names if _suffix(name)]
+        seen += len(inner) + len(names)
+        if len({_suffix(file) for file in found}) > 1:
+            break  # which the caller refuses
+        if seen - len(found) > (_MOST_OTHERS if found else _MOST_WITHOUT):
+            raise InputError(
+                f"{path} holds more than {seen - len(found) - 1:,} files and folders that are no "
+                f"{', '.join(_SUFFIXES)}; name the folder of the vectors itself, or one file"
+            )
+    return found
 
 
 def _suffix(path: str) -> str:

@@ -1,9 +1,12 @@
 """Tables of PostgreSQL, with pgvector's types or arrays of numbers: ``postgresql://user@host/database#table``.
 
+Schema and table are written as they are stored, upper and lower case told apart.
+
 Rows come in the order of the primary key (without one: in that of the disk) by one binary COPY, which sees one
 snapshot.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -46,11 +49,12 @@ def _open(text: str) -> Source:
     with _connected(address, text) as connection:
         from psycopg import sql
 
+        name = sql.Identifier(*_names(table))
+        quoted = name.as_string(connection)  # a name without quotes would be read in lower case
         columns = {
-            name: _Column(*_TYPES.get(kind, _TEXT)) for name, kind in connection.execute(_COLUMNS, [table]).fetchall()
+            each: _Column(*_TYPES.get(kind, _TEXT)) for each, kind in connection.execute(_COLUMNS, [quoted]).fetchall()
         }
-        key = [name for (name,) in connection.execute(_KEY, [table]).fetchall()]
-        name = sql.Identifier(*table.split("."))
+        key = [each for (each,) in connection.execute(_KEY, [quoted]).fetchall()]
         order = sql.SQL(", ").join(map(sql.Identifier, key)) if key else sql.SQL("ctid")
         state = sql.SQL("SELECT count(*), coalesce(max(xmin::text::bigint), 0) FROM {}").format(name)
         found = connection.execute(state).fetchone()
@@ -75,6 +79,12 @@ def _open(text: str) -> Source:
 
     kinds = {name: column.kind for name, column in columns.items()}
     return Source(_without_password(text), kinds, int(found[0]), read, f"{found[0]} rows, last change {found[1]}")
+
+
+def _names(table: str) -> list[str]:
+    """The schema, if one is given, and the table. A name may stand in quotes, within which a dot is part of it."""
+    found = re.findall(r'"(?:[^"]|"")+"|[^."]+', table)
+    return [name[1:-1].replace('""', '"') if name[0] == '"' else name for name in found]
 
 
 def _batch(rows: list[tuple[Any, ...]], names: Sequence[str], columns: Sequence[_Column]) -> pa.RecordBatch:

@@ -13,6 +13,7 @@ from ray_backfill import files
 from ray_backfill.errors import InputError
 from ray_backfill.runs import import_rows, importing
 from ray_backfill.runs.importing import ColumnNames, import_split, imported
+from ray_backfill.sources import open_source
 from ray_backfill.store import read_table, vector_column
 
 PLAIN = ColumnNames()
@@ -258,6 +259,69 @@ def test_texts_are_taken_and_other_columns_on_request(tmp_path: Path) -> None:
         )
         (part,) = path.glob("*.parquet")
         assert set(pq.read_schema(part).names) == {"id", "old"} | wanted
+
+
+@pytest.mark.parametrize("number", [0, 7, 199_999])
+def test_a_csv_that_is_not_utf8_is_refused_with_its_line(number: int, tmp_path: Path) -> None:
+    """It silently became bytes, and a later block failed with another error."""
+    lines = [f"{n},caf\u00e9 {n},a".encode("latin1" if n == number else "utf-8") for n in range(200_000)]
+    file = tmp_path / "my items.csv"
+    file.write_bytes(b"\n".join([b"id,label,old", *lines]))
+    with pytest.raises(InputError) as refused:
+        for _ in open_source(str(file)).read(["id", "label"], 0):
+            pass
+    assert str(refused.value) == (
+        f"{file}, line {number + 2:,}: byte 0xe9 is not UTF-8; convert the file, for example by: "
+        "iconv -f latin1 -t utf-8 'my items.csv' > utf8-'my items.csv'"
+    )
+
+
+def test_a_heading_that_is_not_utf8_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("id,caf\u00e9\n1,2\n".encode("latin1"))
+    with pytest.raises(InputError, match="line 1: byte 0xe9 is not UTF-8"):
+        open_source(str(tmp_path / "a.csv"))
+
+
+@pytest.mark.parametrize(
+    ("texts", "names", "message"),
+    [
+        (["a.parquet"], ColumnNames(old="new", new="new"), "'new' would be both .*; give --old and --new"),
+        (["a.parquet", "./a.parquet"], ColumnNames(new="old"), "'old' would be both .*; name two sources"),
+        (["id=i.npy,old=v.npy,new=v.npy"], PLAIN, "names v.npy twice"),
+    ],
+)
+def test_one_column_is_not_both_models(
+    texts: list[str], names: ColumnNames, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.parquet", [1, 2, 3], new=vector_column)
+    np.save("i.npy", np.arange(3))
+    np.save("v.npy", np.ones((3, 2)))
+    with pytest.raises(InputError, match=message):
+        import_split(tmp_path / "gallery.parquet", texts, names, False, False)
+    assert not (tmp_path / "gallery.parquet").exists()
+
+
+def test_one_source_twice_may_have_both_models(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", [1, 2, 3], new=vector_column)
+    import_split(tmp_path / "gallery.parquet", [str(tmp_path / "a.parquet")] * 2, PLAIN, False, False)
+    assert len(read_table(tmp_path / "gallery.parquet").new) == 3
+
+
+def test_a_folder_without_any_table_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray_backfill.sources.files._MOST_WITHOUT", 50)
+    for number in range(60):
+        (tmp_path / f"{number}.txt").touch()
+    (tmp_path / "loop").symlink_to(tmp_path)
+    with pytest.raises(InputError, match=r"holds more than \d+ files and folders that are no .parquet, .* or one file"):
+        open_source(str(tmp_path))
+    write(tmp_path / "here.parquet", [1, 2])
+    assert open_source(str(tmp_path)).rows == 2  # the link is followed once
+
+
+def test_the_whole_disk_is_given_up_at_once() -> None:
+    with pytest.raises(InputError, match=r"files of several types|files and folders that are no"):
+        open_source("/")
 
 
 def test_ids_of_a_csv_keep_their_leading_zeros(tmp_path: Path) -> None:

@@ -46,6 +46,33 @@ def test_it_gives_back_what_it_holds(stored: Stored, tmp_path: Path) -> None:
     assert imported(path)["rows"] == len(OF.id)
 
 
+@pytest.mark.parametrize(
+    ("made", "written"),
+    [
+        ('"Items"', "Items"),
+        ('"Shop"."Items Of 2026"', "Shop.Items Of 2026"),
+        ('"a.b""c"', '"a.b""c"'),
+        ("items", "public.items"),
+    ],
+)
+def test_names_of_tables_keep_their_case(made: str, written: str, tmp_path: Path) -> None:
+    import psycopg
+
+    with postgres(tmp_path / "server") as address:
+        with psycopg.connect(address) as connection:
+            connection.execute('CREATE SCHEMA "Shop"')
+            connection.execute(f'CREATE TABLE {made} ("Key" bigint PRIMARY KEY, "V" real[], "select" text)')
+            connection.execute(f"INSERT INTO {made} VALUES (2, '{{1,2}}', 'b'), (1, '{{3,4}}', 'a')")
+        source = open_source(f"{address}#{written}")
+        (batch,) = source.read(["Key", "V", "select"], 0)
+        assert batch.to_pylist() == [
+            {"Key": 1, "V": [3, 4], "select": "a"},
+            {"Key": 2, "V": [1, 2], "select": "b"},
+        ]
+        with pytest.raises(rb.InputError, match="does not exist"):
+            open_source(f"{address}#ITEMS")
+
+
 @pytest.mark.parametrize("skip", [0, 1, 137, 299, 300])
 def test_it_can_be_read_from_any_row_on(stored: Stored, skip: int) -> None:
     source = open_source(stored.sources[0])

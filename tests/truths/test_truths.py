@@ -121,6 +121,30 @@ def test_what_the_new_model_finds(k: int, with_queries: bool, distance: str, fol
     assert kept.values("mAP").tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("beyond", [0, 1, 1_000_000])
+@pytest.mark.parametrize("with_queries", [True, False])
+def test_what_the_new_model_finds_is_less_than_everything(beyond: int, with_queries: bool, folder: Path) -> None:
+    if not with_queries:
+        (folder / "queries.parquet").unlink()
+    read = rb.read_folder(folder)
+    most = len(read.gallery) - (not with_queries)
+    find_truth(read, (f"new-top{most - 1}",))
+    message = (
+        rf"a query can find {most} items, so all of them .* 100 %; use a smaller number, such as new-top{most // 10}"
+    )
+    with pytest.raises(InputError, match=message):
+        rb.simulate(folder, methods="rm_naive", truth=f"new-top{most + beyond}", metrics=["CMC@1"])
+
+
+def test_what_the_new_model_finds_of_a_part_is_less_than_the_largest_part(folder: Path, tmp_path: Path) -> None:
+    columns = {name: np.random.default_rng(0).normal(size=(30, 4)) for name in ("old", "new")}
+    rb.write_folder(tmp_path / "tenants", columns | {"tenant": np.arange(30) % 3})
+    read = rb.read_folder(tmp_path / "tenants")
+    find_truth(read, ("new-top8",), filter_column="tenant")
+    with pytest.raises(InputError, match="a query can find 9 items"):
+        find_truth(read, ("new-top9",), filter_column="tenant")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
