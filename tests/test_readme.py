@@ -29,7 +29,7 @@ def test_the_examples_of_the_readme_run(tmp_path: Path) -> None:
     assert command is not None
     few_epochs = ["--transforms.epochs", "2", "--heads.epochs", "2"]  # the rest of a minute would train the same
     printed = run(["-m", "ray_backfill", *command[1].split(), *few_epochs], tmp_path)
-    first, last = printed.split("These methods need no training. Now training: FCT, full RM.")
+    first, last = printed.split("These methods need no training. Now training: {rho, rho}, rho alone, FCT, full RM.")
     assert "RM naive" in first
     assert "full RM" not in first
     assert "full RM" in last

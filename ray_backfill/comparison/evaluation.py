@@ -12,6 +12,7 @@ from ray_backfill.merges import all_merges, check_merge
 from ray_backfill.methods import CONTROLS, Method, all_methods, find_methods
 from ray_backfill.metrics import parse_metric
 from ray_backfill.orders import find_order
+from ray_backfill.tables.results import HEAD_ALONE
 from ray_backfill.truths import parse_truth
 
 # Default of recipes: the references, methods without training, and the best-known methods of each family.
@@ -90,7 +91,17 @@ class Evaluation:
         return sum(self.permutations if find_order(name).is_random else 1 for name in self.orders)
 
     def find_methods(self) -> list[Method]:
-        """The methods, old and new first. Raises InputError for an unknown name."""
+        """The methods, old and new first. Raises InputError for an unknown name.
+
+        Where one trains rho, {rho(new), rho(new)} stands beside {new, new}: how good the new model is with that alone.
+        """
+        methods = self.named_methods()
+        if any(method.learns_new for method in methods):
+            methods = [*methods[:2], *find_methods((HEAD_ALONE,)), *(m for m in methods[2:] if m.name != HEAD_ALONE)]
+        return methods
+
+    def named_methods(self) -> list[Method]:
+        """The methods that are asked for, old and new first. Raises InputError for an unknown name."""
         methods = [m for m in all_methods().values() if m.family != CONTROLS]
         several = {
             "all": methods,

@@ -117,7 +117,7 @@ def resolve(
             fitted; heads are trained for another distance (from_images); or anything is left out (to_come).
     """
     evaluation.check()
-    wanted = evaluation.find_methods()
+    wanted = evaluation.find_methods() if to_come is None else evaluation.named_methods()
     check_vectors(folder, evaluation.distance)
     found = find_truth(folder, evaluation.truth, evaluation.distance, not from_images, evaluation.filter)
     truth = found.ground
@@ -126,6 +126,7 @@ def resolve(
     left_out = find_left_out(folder, wanted, evaluation.merges, fits, evaluation.distance, to_come or ())
     if left_out and to_come is not None:
         raise InputError(f"{left_out[0].words}: {left_out[0].reason}")
+    asked = {method.name for method in evaluation.named_methods()}
     gone = {(each.kind, each.name) for each in left_out}
     methods = tuple(method for method in wanted if ("method", method.name) not in gone)
     merges = [merge for merge in evaluation.merges if ("merge", merge) not in gone]
@@ -139,7 +140,7 @@ def resolve(
         truth,
         resolve_orders(folder, evaluation.orders, seed, distance, methods, fits.transforms.loss, evaluation.filter),
         resolve_merges(folder, merges, distance, seed),
-        left_out,
+        tuple(each for each in left_out if each.kind != "method" or each.name in asked),
         (*found.notes, *_notes(folder, truth, methods, merges)),
         resolve_slices(folder, evaluation.slices, truth),
         found.facts,

@@ -31,6 +31,7 @@ def _of_method(method: Method) -> MethodTraits:
         method.is_reference,
         is_baseline,
         needs_labels=method.fit is not None and method.fit.needs_labels,
+        learns_new=method.learns_new,
         further_models=tuple(model for model in method.models if model not in ("old", "new")),
         stays=method.forward != "new" and not method.is_reference,
         recalls=method.recalls,

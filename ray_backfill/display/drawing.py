@@ -65,6 +65,7 @@ REFERENCE_STYLES = {
     "old": Style(FAINT, ":", "", 1.8, 1),
     "new": Style(FAINT, "--", "", 1.8, 1),
     "offline": Style(INK, "-", "", 1.1, 1),
+    "rho_alone": Style(FAINT, "-.", "", 1.8, 1),
 }
 
 

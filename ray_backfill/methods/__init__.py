@@ -77,6 +77,11 @@ class Method:
         return self.fit is not None and self.fit.is_trained
 
     @property
+    def learns_new(self) -> bool:
+        """Whether it trains rho, a head on top of the new model, so that it does not end at {new, new}."""
+        return self.fit is not None and self.fit.learn_new
+
+    @property
     def has_sigma(self) -> bool:
         """Whether its network estimates its uncertainty about an item."""
         return self.fit is not None and self.fit.has_sigma

@@ -13,7 +13,7 @@ from ray_backfill.report.results import Results, Row
 from ray_backfill.report.selection import best_per_method
 from ray_backfill.report.situation import FEW_QUERIES, Situation, find_situation, queries, reference, upgrade
 from ray_backfill.report.slices import slice_sentences
-from ray_backfill.report.verdict import closest, verdict, with_limits
+from ray_backfill.report.verdict import closest, exceeds_upgrade, supervision, verdict, with_limits
 from ray_backfill.report.wording import (
     FEW,
     RETENTION_WARNING,
@@ -46,7 +46,16 @@ def answer(results: Results) -> Answers:
     if find_situation(results) is not Situation.UPGRADE or best is None:
         return Answers(tuple(s for s in (verdict(results), closest(results)) if s), (), (), ())
     return Answers(
-        tuple(s for s in (verdict(results), runner_up(results), *_other_methods(results, best)) if s),
+        tuple(
+            sentence
+            for sentence in (
+                verdict(results),
+                supervision(results, best),
+                runner_up(results),
+                *_other_methods(results, best),
+            )
+            if sentence
+        ),
         _when(results, best),
         _cost(results, best),
         (*_risk(results, best), safety(results)),
@@ -59,7 +68,8 @@ def runner_up(results: Results) -> str:
     second = next((r for r in ranked if r.method != ranked[0].method), None)
     if second is None:
         return ""
-    gain = f", {percent_sign(second.gain, 0)} of the improvement" if math.isfinite(second.gain) else ""
+    is_share = math.isfinite(second.gain) and not exceeds_upgrade(results, second)
+    gain = f", {percent_sign(second.gain, 0)} of the improvement" if is_share else ""
     lead = results.difference(ranked[0], second)
     apart = ""
     if lead is not None and math.isfinite(lead.low):

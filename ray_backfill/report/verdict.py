@@ -6,7 +6,7 @@ from ray_backfill.display import Difference
 from ray_backfill.report.results import Results, Row
 from ray_backfill.report.situation import Situation, find_situation, reference, upgrade
 from ray_backfill.report.wording import interval, is_retention, percent_sign, points, retained
-from ray_backfill.tables.results import NEW, OLD
+from ray_backfill.tables.results import HEAD_ALONE, NEW, OLD
 
 
 def verdict(results: Results) -> str:
@@ -39,13 +39,76 @@ def verdict(results: Results) -> str:
     assert best is not None
     if situation is Situation.NOT_MIXED:
         return _not_mixed(results, best, old)
-    name = _name(results, best)
-    gain = f"{percent_sign(best.gain, 0)} of the upgrade\u2019s improvement while the backfill runs"
-    limits = f" (95 % interval {interval(best.gain_low, best.gain_high, 0)})" if math.isfinite(best.gain_low) else ""
     return (
-        f"{_upper(name)} gives users {gain}{limits}: {metric} starts at {percent_sign(best.start)} (old "
-        f"service: {percent_sign(old.auc)}) and ends at {percent_sign(best.end)} (new model alone: "
-        f"{percent_sign(new.auc)})."
+        f"{_upper(_name(results, best))} gives users {_given(results, best, step)}: {_ends(results, best, old, new)}."
+    )
+
+
+def _given(results: Results, best: Row, step: Difference) -> str:
+    """What users get on average: a share of the upgrade's improvement, or points where that share would mislead."""
+    if not exceeds_upgrade(results, best):
+        limits = f" (95 % interval {interval(best.gain_low, best.gain_high, 0)})" * math.isfinite(best.gain_low)
+        return f"{percent_sign(best.gain, 0)} of the upgrade\u2019s improvement while the backfill runs{limits}"
+    old = reference(results, OLD)
+    lead = results.difference(best, old) if old is not None else None
+    assert lead is not None
+    return (
+        f"{points(lead.value)} of {best.metric} more than the old service while the backfill runs (95 % interval "
+        f"{interval(lead.low, lead.high)}), where the finished upgrade alone is worth {points(step.value)}. It is "
+        f"{_as_good_as_new(results, best)}"
+    )
+
+
+def exceeds_upgrade(results: Results, row: Row) -> bool:
+    """Whether the upgrade is a wrong measure for a method: it gives more, or its own head adds more than the upgrade.
+
+    The share of the upgrade's improvement is then mostly something else, which a finished upgrade could have as well.
+    """
+    new, alone, step = reference(results, NEW), head_alone(results, row), upgrade(results)
+    if row.gain > 1:
+        return True
+    return new is not None and alone is not None and step is not None and alone.auc - new.auc > step.value
+
+
+def head_alone(results: Results, row: Row) -> Row | None:
+    """{rho(new), rho(new)}, if this method trains rho and it took part."""
+    return reference(results, HEAD_ALONE) if results.manifest.traits.methods[row.method].learns_new else None
+
+
+def supervision(results: Results, best: Row) -> str:
+    """A sentence about what of a method is training on labels, and what is compatibility; "" without rho."""
+    old, new, alone = reference(results, OLD), reference(results, NEW), head_alone(results, best)
+    if old is None or new is None or alone is None or not alone.auc > old.auc:
+        return ""
+    apart, share = alone.auc - new.auc, (best.auc - old.auc) / (alone.auc - old.auc)
+    side = "above" if apart >= 0 else "below"
+    return (
+        f"The head rho is supervised training, and a finished upgrade could have it as well: with it alone, the new "
+        f"model has {percent_sign(alone.auc)} {alone.metric}, {points(abs(apart))} {side} "
+        f"what it has without. Compatibility is what users get of that before the end: {percent_sign(share, 0)} of "
+        f"the way from the old service to it, on average over the backfill."
+    )
+
+
+def _as_good_as_new(results: Results, row: Row) -> str:
+    """From when on it is as good as the finished upgrade, and why it can be, if that is known."""
+    if not math.isfinite(row.passes_new_at):
+        return f"{'better than' if row.gain > 1 else 'not as good as'} the finished upgrade on average"
+    ends = {0.0: "from the first day", 1.0: "at the end"}
+    when = ends.get(row.passes_new_at, f"from {percent_sign(row.passes_new_at, 0)} of the backfill on")
+    traits = results.manifest.traits.methods[row.method]
+    what = "rho" if traits.learns_new else "its map" if traits.needs_labels else ""
+    reason = f", because {what} is trained{' with labels' * traits.needs_labels}" if what else ""
+    return f"as good as the finished upgrade or better {when}{reason}"
+
+
+def _ends(results: Results, best: Row, old: Row, new: Row) -> str:
+    """Start and end of the best method, beside the old service and the new model."""
+    alone = head_alone(results, best)
+    with_head = f"; the new model with the same head alone: {percent_sign(alone.auc)}" if alone is not None else ""
+    return (
+        f"{best.metric} starts at {percent_sign(best.start)} (old service: {percent_sign(old.auc)}) and ends at "
+        f"{percent_sign(best.end)} (new model alone: {percent_sign(new.auc)}{with_head})"
     )
 
 

@@ -13,7 +13,8 @@ NOTHING = "\u2013"
 GAIN_IN_WORDS = (
     "AUC is the average quality over the whole backfill. Gain is the share of the finished upgrade's benefit that "
     "users get on average while the backfill runs: 0 % = the quality of the old service throughout, 100 % = the "
-    "quality of the new model from the start."
+    "quality of the new model from the start. Above 100 %, or with a head rho that is trained with labels, part of it "
+    "is the method's own training, which a finished upgrade could have as well."
 )
 COLUMNS_IN_WORDS = (
     "gain: the share of the upgrade's benefit that users get on average while the backfill runs (0 % = the old "

@@ -74,7 +74,7 @@ def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> P
     """
     method, evaluation = _check(recipe.evaluation, live)
     recipe, out, actors = replace(recipe, evaluation=evaluation), context.out, context.actors
-    roles = models_of(evaluation.find_methods())
+    roles = models_of(evaluation.named_methods())
     check_recipe(recipe, 1, [role for role in roles if not is_finished(out / "backbones" / role)])
     check_evaluation(recipe, 1)
     for settings, model in ((live.old_index, recipe.old), (live.new_index, recipe.new)):

@@ -141,7 +141,7 @@ def fit_folder(
     Raises:
         InputError: No method has anything to fit, a method requested by name cannot be fitted, or a training diverged.
     """
-    methods = [method for method in evaluation.find_methods() if method.fit]
+    methods = [method for method in evaluation.named_methods() if method.fit]
     if not methods:
         raise InputError("none of these methods has anything to fit; give e.g. --methods rqt cl_s cl_m mcl rm")
     folder = read_folder(data, models_of(methods))

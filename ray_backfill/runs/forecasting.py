@@ -22,6 +22,7 @@ from ray_backfill.runs.forecast_tables import forecast_tables
 from ray_backfill.runs.known_items import find_known, with_pilot, with_stand_ins
 from ray_backfill.runs.sampling import read_before_backfill, read_sample
 from ray_backfill.tables.forecast import TABLES
+from ray_backfill.tables.results import HEAD_ALONE
 from ray_backfill.tables.schema import write_table
 from ray_backfill.training.settings import FitSettings
 
@@ -60,6 +61,8 @@ def forecast_folder(
     comparison = resolve(with_stand_ins(folder, items), evaluation, fits)
     stored.check_answers(comparison.truth)
     _check_methods(comparison)
+    # A forecast has no reference beside {new, new}.
+    comparison = comparison.only([method for method in comparison.methods if method.name != HEAD_ALONE])
     comparison, _ = fit_maps(comparison, comparison.methods, fits, of_fits)
     with _gallery_of(comparison, items, context) as gallery:
         found = forecast_methods(comparison, items, gallery)

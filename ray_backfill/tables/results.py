@@ -13,6 +13,8 @@ from ray_backfill.tables.slices import SliceRow, SubgroupPoint
 OLD, NEW = "old", "new"
 # The family of methods that explain the results of others. They are never recommended.
 CONTROLS = "Controls"
+# The control that is a reference beside ``new`` wherever a method trains rho: the new model with the same head alone.
+HEAD_ALONE = "rho_alone"
 # Verdicts on a condition.
 YES, NO, UNDECIDED = "yes", "no", "undecided"
 
@@ -236,6 +238,8 @@ class MethodTraits:
     """It needs only the two models."""
     needs_labels: bool = False
     """Its fit needs the labels of a train split."""
+    learns_new: bool = False
+    """It trains rho, a head on top of the new model, which stays in use."""
     further_models: tuple[str, ...] = ()
     """Models that it needs besides old and new."""
     stays: bool = False

@@ -117,10 +117,12 @@ class Fit(ABC):
     option: the group of command-line options with its settings: heads, transforms or adapters.
     is_trained: False for a formula, which has no steps and needs no workers.
     costs_of_weights: whether a step has operations on weights alone, whatever the number of items.
+    learn_new: whether it trains rho, a head on top of the new model.
     """
 
     option: str
     is_trained = True
+    learn_new = False
     costs_of_weights = False
 
     @property

@@ -28,6 +28,7 @@ class TowardsRhoFit(Fit):
 
     option = "transforms"
     needs_labels = True
+    learn_new = True
     models = ("old", "new")
 
     @property

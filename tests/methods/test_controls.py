@@ -47,15 +47,27 @@ def test_they_take_part_only_if_asked_for() -> None:
     def found(*names: str) -> set[str]:
         return {m.name for m in Evaluation(methods=names).find_methods()}
 
-    assert found("all") == set(all_methods()) - of_family
+    assert found("all") == (set(all_methods()) - of_family) | {"rho_alone"}
     assert found("controls") == {"old", "new"} | of_family
-    assert found("fct_rho") == {"old", "new", "fct_rho"}
+    assert found("fct") == {"old", "new", "fct"}
+
+
+def test_the_head_alone_stands_beside_new_wherever_rho_takes_part() -> None:
+    def found(*names: str) -> list[str]:
+        return [method.name for method in Evaluation(methods=names).find_methods()]
+
+    assert found("fct", "rm", "old") == ["old", "new", "rho_alone", "fct", "rm"]
+    assert found("rm", "rho_alone") == ["old", "new", "rho_alone", "rm"]
+    assert found("rqt_rho") == ["old", "new", "rho_alone", "rqt_rho"]
+    assert found("fct_rho") == ["old", "new", "rho_alone", "fct_rho"]
+    assert found("mcl", "fastfill") == ["old", "new", "mcl", "fastfill"]
+    assert [m.name for m in Evaluation(methods=("rm",)).named_methods()] == ["old", "new", "rm"]
 
 
 def test_two_models_are_those_that_train_no_further_backbone() -> None:
     two = {m.name for m in Evaluation(methods=("two_models",)).find_methods()}
     assert {"rm", "fct", "fastfill", "least_squares_gallery"} < two
-    assert two.isdisjoint({"bct", "bict", "ract", "fct_side", "dsimplex", "rho_alone"})
+    assert two.isdisjoint({"bct", "bict", "ract", "fct_side", "dsimplex", "fct_rho"})
 
 
 def test_rho_alone_does_not_depend_on_the_old_model() -> None:

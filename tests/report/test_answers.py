@@ -44,14 +44,54 @@ def test_verdict_names_the_best_method(tmp_path: Path) -> None:
     results = results_of(tmp_path)
     assert find_situation(results) is Situation.UPGRADE
     assert verdict(results) == (
-        "Full RM gives users 115 % of the upgrade’s improvement while the backfill runs (95 % interval 105 to 125): "
-        "mAP starts at 40.0 % (old service: 30.0 %) and ends at 62.0 % (new model alone: 50.0 %)."
+        "Full RM gives users 23.0 points of mAP more than the old service while the backfill runs (95 % interval 21.0 "
+        "to 25.0), where the finished upgrade alone is worth 20.0 points. It is as good as the finished upgrade or "
+        "better at the end: mAP starts at 40.0 % (old service: 30.0 %) and ends at 62.0 % (new model alone: 50.0 %)."
     )
+    bct = ("BCT", (0.25, 0.45, 0.5), 0.40, 0.4, 0.5, YES, 0.0, YES, YES, 0.0)
+    assert verdict(results_of(tmp_path / "share", "old", "new", bct=bct)) == (
+        "BCT gives users 50 % of the upgrade’s improvement while the backfill runs (95 % interval 40 to 60): "
+        "mAP starts at 25.0 % (old service: 30.0 %) and ends at 50.0 % (new model alone: 50.0 %)."
+    )
+
+
+def with_rho(folder: Path, head_alone: float, **of_rm: Any) -> Results:
+    """Full RM, trained with labels, beside the new model with its head alone."""
+    results_of(folder, "old", "new", "bct", "rm", rho_alone=flat("{rho, rho}, rho alone", head_alone))
+    file = folder / "manifest.json"
+    facts = json.loads(file.read_text(encoding="utf-8"))
+    facts["traits"]["methods"]["rm"] |= {"learns_new": True, "needs_labels": True}
+    facts["traits"]["methods"]["rho_alone"] |= {"is_reference": True, "family": CONTROLS}
+    file.write_text(json.dumps(facts), encoding="utf-8")
+    results = read_results(folder)
+    return replace(results, rows=tuple(replace(row, **of_rm) if row.method == "rm" else row for row in results.rows))
+
+
+def test_what_a_head_adds_is_not_told_as_the_upgrade(tmp_path: Path) -> None:
+    found = with_rho(tmp_path / "above", 0.604, passes_new_at=0.0)
+    said = verdict(found)
+    assert "115 %" not in " ".join((said, runner_up(found), *answer(found).which))
+    assert said.startswith("Full RM gives users 23.0 points of mAP more than the old service")
+    assert (
+        "as good as the finished upgrade or better from the first day, because rho is trained with labels: mAP starts"
+        in said
+    )
+    assert said.endswith("(new model alone: 50.0 %; the new model with the same head alone: 60.4 %).")
+    assert answer(found).which[1] == (
+        "The head rho is supervised training, and a finished upgrade could have it as well: with it alone, the new "
+        "model has 60.4 % mAP, 10.4 points above what it has without. Compatibility is what users get of that before "
+        "the end: 76 % of the way from the old service to it, on average over the backfill."
+    )
+    below = {"gain": 0.8, "auc": 0.46}  # the upgrade is worth 20 points, the head 21
+    assert "0 % of the upgrade’s" not in verdict(with_rho(tmp_path / "small", 0.71, **below))
+    share = verdict(with_rho(tmp_path / "large", 0.604, **below))
+    assert share.startswith("Full RM gives users 80 % of the upgrade’s improvement")
+    assert share.endswith("the new model with the same head alone: 60.4 %).")
 
 
 def test_verdict_names_the_order_where_there_are_several(tmp_path: Path) -> None:
     results = read_results(write_results(tmp_path, orders=("random", "score")))
-    assert verdict(results).startswith("Full RM (random order) gives users 115 % of")
+    assert verdict(results).startswith("Full RM (random order) gives users 23.0 points of mAP")
 
 
 def test_verdict_when_nothing_beats_the_old_service(tmp_path: Path) -> None:
@@ -202,7 +242,7 @@ def test_verdict_without_methods(tmp_path: Path) -> None:
     assert verdict(only).startswith("Only oracle orders were compared")
     offline = ("offline", (0.3, 0.3, 0.5), 0.6, 0.4, 1.5, YES, 0.0, YES, YES, 0.0)
     best = read_results(write_results(tmp_path / "offline", METHODS | {"offline": offline}, ("oracle_loss", "a")))
-    assert verdict(best).startswith("Offline gives users 150 %")
+    assert verdict(best).startswith("Offline gives users 30.0 points of mAP more")
 
 
 def test_runner_up(tmp_path: Path) -> None:

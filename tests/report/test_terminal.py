@@ -33,7 +33,7 @@ def test_the_terminal_prints_rows_verdict_and_explanation(tmp_path: Path) -> Non
     assert [cell.strip() for cell in row.strip("│ ").split("│")] == (
         ["full RM", "53.0", "115.0 %", "40.0 ✓", "62.0 ✓", "0.0 ✓", "6.2", "73.0"]
     )
-    assert "Full RM gives users 115 %" in text
+    assert "Full RM gives users 23.0 points" in text
     assert "gain: the share of the upgrade's benefit" in text
 
 

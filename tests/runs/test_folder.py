@@ -45,11 +45,11 @@ def tables(results: Path) -> dict[str, pd.DataFrame]:
 
 @pytest.mark.slow
 def test_what_needs_no_training_is_shown_first_and_changes_nothing(data: Path, tmp_path: Path) -> None:
-    evaluation = Evaluation(methods=("rm", "rm_naive", "least_squares_gallery"), orders=("random",), points=3)
+    evaluation = Evaluation(methods=("mcl", "rm_naive", "least_squares_gallery"), orders=("random",), points=3)
     shown: list[tuple[Results, list[str]]] = []
 
     def show(results: Results, to_come: list[str]) -> None:
-        assert not (tmp_path / "out" / "maps" / "rm").exists(), "it is shown before the training"
+        assert not (tmp_path / "out" / "maps" / "mcl").exists(), "it is shown before the training"
         shown.append((results, to_come))
 
     at_once = runs.evaluate_folder(data, evaluation, FITS, Context(tmp_path / "at_once"))
@@ -57,10 +57,10 @@ def test_what_needs_no_training_is_shown_first_and_changes_nothing(data: Path, t
     for name, table in tables(at_once).items():
         pd.testing.assert_frame_equal(tables(in_two)[name], table)
     ((first, to_come),) = shown
-    assert to_come == ["full RM"]
+    assert to_come == ["RM MCL"]
     assert first.methods == ("old", "new", "rm_naive", "least_squares_gallery")
     whole = rb.read_results(in_two)
-    assert whole.methods == ("old", "new", "rm", "rm_naive", "least_squares_gallery")
+    assert whole.methods == ("old", "new", "mcl", "rm_naive", "least_squares_gallery")
     assert {row.method: row.auc for row in first.rows} == {
         row.method: row.auc for row in whole.rows if row.method in first.methods
     }
@@ -72,7 +72,7 @@ def test_what_needs_no_training_is_shown_first_and_changes_nothing(data: Path, t
 @pytest.mark.parametrize(
     ("methods", "order"),
     [
-        (("rm",), "random"),  # nothing to show
+        (("mcl",), "random"),  # nothing to show
         (("rm_naive",), "random"),  # nothing to train
         (("rm_naive", "fastfill"), "sigma"),  # the order needs what is trained
     ],

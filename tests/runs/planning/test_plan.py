@@ -92,7 +92,8 @@ def count_steps(optimizer: type[torch.optim.Optimizer], monkeypatch: pytest.Monk
 
 def test_steps_images_and_hours_by_hand() -> None:
     found = plan(small_recipe(), gpu_tflops=1e-6, utilisation=0.5, decode_images_per_s_per_cpu=2.0)
-    old, new, embed, rm = found.stages
+    old, new, embed, head, rm = found.stages
+    assert (head.steps, head.images) == (rm.steps, rm.images), "the reference {rho(new), rho(new)} is trained alike"
     # 400 images in batches of 2 x 32 give 6 steps, 3 times; 1000 give 15, 5 times.
     assert (old.steps, old.images) == (18, 18 * 64)
     assert (new.steps, new.images) == (75, 75 * 64)
