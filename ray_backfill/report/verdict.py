@@ -3,18 +3,44 @@
 import math
 
 from ray_backfill.display import Difference
+from ray_backfill.report.disagreement import better_by, disagreement
 from ray_backfill.report.results import Results, Row
 from ray_backfill.report.situation import Situation, find_situation, reference, upgrade
-from ray_backfill.report.wording import interval, is_retention, percent_sign, points, retained
+from ray_backfill.report.wording import interval, is_retention, listed, percent_sign, points, retained
 from ray_backfill.tables.results import HEAD_ALONE, NEW, OLD
+
+_NOT_BETTER = (Situation.WORSE, Situation.EQUAL)
 
 
 def verdict(results: Results) -> str:
-    """The main sentence: which method serves best during the backfill, or why none is recommended."""
-    situation, metric, best = find_situation(results), results.primary, results.best()
-    old, new, step = reference(results, OLD), reference(results, NEW), upgrade(results)
+    """The main sentence: which method serves best during the backfill, or why none is recommended.
+
+    If the metrics disagree about the new model, that comes first.
+    """
+    situation = find_situation(results)
+    said = "" if is_retention(results) else disagreement(results)
     if situation is Situation.TOO_FEW_QUERIES:
         return "These results have no intervals, so nothing is recommended: compare on at least 30 queries."
+    if said:
+        return f"{said} {_depends(results) if situation in _NOT_BETTER else _recommendation(results)}"
+    return _recommendation(results)
+
+
+def _depends(results: Results) -> str:
+    """What to do if the new model is not better by the first metric, and another one contradicts it."""
+    if not (others := better_by(results)):
+        return "Do not upgrade on this evidence."
+    first = " ".join((*others, *(metric for metric in results.metrics if metric not in others)))
+    return (
+        f"Do not upgrade if {results.primary} is what your users notice. If {listed(others, 'or')} is, compare the "
+        f"methods by it: --metrics {first}."
+    )
+
+
+def _recommendation(results: Results) -> str:
+    """The main sentence by the first metric alone."""
+    situation, metric, best = find_situation(results), results.primary, results.best()
+    old, new, step = reference(results, OLD), reference(results, NEW), upgrade(results)
     if situation is Situation.NO_METHOD:
         compared = "old, new and controls" if results.controls else "old and new"
         return f"Only {compared} were compared, so nothing is recommended."

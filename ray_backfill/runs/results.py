@@ -27,7 +27,7 @@ from ray_backfill.files import begin_stage, finish_stage, note_facts, read_json,
 from ray_backfill.merges import RAW
 from ray_backfill.printable import printable_in
 from ray_backfill.progress import stage
-from ray_backfill.report import Results, results_of, write_report
+from ray_backfill.report import Results, read_results, results_of, write_report
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.earlier import FILES, STAGE, check_can_be_extended, is_there, settings_of
 from ray_backfill.runs.origin import origin_of
@@ -146,6 +146,7 @@ def write_results(
             timings = dict(manifest.timings_s) | {"replay": seconds}
             note_facts(new, replace(manifest, timings_s=timings, first_results=first_results(curves, shown)).facts())
             finish_stage(new)
+        note_facts(out, {"verdict": read_results(out).verdict})
         write_report(out)  # after the results: a page that cannot be made must not take them with it
     return out
 

@@ -328,6 +328,8 @@ class Manifest:
     """Fingerprint, sizes and notes."""
     backbones: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Model -> facts about it."""
+    verdict: str = ""
+    """The main sentence of the report, as it was written; "" in results of earlier versions."""
     first_results: Mapping[str, int] = field(default_factory=dict)
     """With the method and order of shown.parquet: how many queries lose and win their right first result on the way."""
 

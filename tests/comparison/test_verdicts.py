@@ -44,6 +44,7 @@ def test_a_good_upgrade(tmp_path: Path) -> None:
     assert results.lines["rm_naive", naive.variant, "negative_flips_vs_old"].value.max() == 0
     page = (tmp_path / "out" / "results" / "report.html").read_text(encoding="utf-8")
     assert results.verdict.replace(" %", "\u00a0%") in page
+    assert results.manifest.verdict == results.verdict
     for question in ("Which method", "When is it safe to switch", "What does it cost", "What is at risk"):
         assert question in page
 

@@ -112,9 +112,9 @@ def check_runs(out: Path) -> None:
             found = read_json(out / seed / "maps" / each["method"] / "manifest.json")["settings"]["training"]
             for name, value in each["values"].items():
                 assert value_in(found, name) == value
-    # As published: the papers' settings of what is trained; a formula has none, and no paper has the control.
+    # As published: the papers' settings of what is trained; a formula has none, and the control stands beside full RM.
     published = pd.read_parquet(out / "seed-0" / "published" / "results" / "summary.parquet")
-    assert set(published.method) == {"old", "new", "fastfill", "rm"}
+    assert set(published.method) == {"old", "new", "rho_alone", "fastfill", "rm"}
     assert set(published.order) == {"classifier_score"}
     training = read_json(out / "seed-0" / "published" / "maps" / "rm" / "manifest.json")["settings"]["training"]
     assert (training["lr"], training["loss"]["tau"]) == (1e-4, 1.0)

@@ -1,5 +1,6 @@
 """Verdicts and answers against hand-made cases."""
 
+import io
 import json
 import math
 from dataclasses import replace
@@ -7,19 +8,29 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from rich.console import Console
 
 from ray_backfill.display import Difference
 from ray_backfill.report.answers import answer, conditions, fall_in_words, runner_up, safety, warnings
 from ray_backfill.report.crossings import crossings
 from ray_backfill.report.html import render
 from ray_backfill.report.reading import read_results
-from ray_backfill.report.results import Results, Row
+from ray_backfill.report.results import Line, Results, Row
 from ray_backfill.report.selection import find_row
-from ray_backfill.report.situation import Situation, find_situation
+from ray_backfill.report.situation import Situation, find_situation, reference
+from ray_backfill.report.terminal import draw_table
 from ray_backfill.report.verdict import verdict
-from ray_backfill.tables.results import CONTROLS, NO, UNDECIDED, YES
-from tests.report.folder import METHODS, many_methods, write_costs, write_results
+from ray_backfill.tables.results import (
+    CONTROLS,
+    NEGATIVE_FLIPS_VS_OLD,
+    NO,
+    POSITIVE_FLIPS_VS_OLD,
+    UNDECIDED,
+    YES,
+)
+from tests.report.folder import METHODS, T, many_methods, write_costs, write_results
 
 NAN = math.nan
 
@@ -206,6 +217,60 @@ def test_a_harmful_upgrade_is_not_recommended(tmp_path: Path) -> None:
         "with 34.0 % mAP on average."
     )
     assert others == [(), (), ()]
+
+
+def disagreeing(folder: Path, new: float, cmc: float, low: float = 0.001) -> Results:
+    """The new model by mAP and by CMC@1, with the same width of both intervals; it wins 5.3 and loses 3.8 queries."""
+    found = results_of(folder, "old", "new", "rm_naive", new=flat("new", new))
+    old_row, new_row = (reference(found, name, "CMC@1") for name in ("old", "new"))
+    assert old_row is not None
+    assert new_row is not None
+    step = Difference(cmc - old_row.auc, cmc - old_row.auc - low, cmc - old_row.auc + low)
+    key = ("new", new_row.variant), ("old", old_row.variant), "CMC@1"
+    flips = {POSITIVE_FLIPS_VS_OLD: 0.053, NEGATIVE_FLIPS_VS_OLD: 0.038}
+    lines = {
+        ("new", new_row.variant, name): Line(np.array(T), np.full(3, share), np.full(3, NAN), np.full(3, NAN))
+        for name, share in flips.items()
+    }
+    return replace(
+        found,
+        rows=tuple(replace(row, auc=cmc) if row == new_row else row for row in found.rows),
+        differences=found.differences | {key: step},
+        lines=found.lines | lines,
+    )
+
+
+def test_metrics_that_disagree_are_told_in_the_first_line(tmp_path: Path) -> None:
+    harmful = disagreeing(tmp_path / "harmful", 0.2, 0.515)  # old: 30 % mAP, 50 % CMC@1
+    assert find_situation(harmful) is Situation.WORSE
+    said = verdict(harmful)
+    assert said == (
+        "The new model is worse by mAP (30.0 → 20.0) but better by CMC@1 (50.0 → 51.5: 5.3 % of the queries win a "
+        "right first result, 3.8 % lose one). Do not upgrade if mAP is what your users notice. If CMC@1 is, compare "
+        "the methods by it: --metrics CMC@1 mAP."
+    )
+    assert answer(harmful).which[0] == said
+    assert "The new model is worse by mAP (30.0 → 20.0) but better by CMC@1 (50.0 → 51.5: 5.3" in render(harmful)
+    out = io.StringIO()
+    draw_table(harmful, Console(file=out, width=400))
+    assert said in " ".join(out.getvalue().split())
+
+    useful = verdict(disagreeing(tmp_path / "useful", 0.5, 0.45))
+    assert useful.startswith("The new model is better by mAP (30.0 → 50.0) but worse by CMC@1 (50.0 → 45.0: ")
+    assert "lose one). RM naive gives users 20 % of the upgrade’s improvement" in useful
+    alike = verdict(disagreeing(tmp_path / "alike", 0.31, 0.515))
+    assert alike.startswith(
+        "The new model is not told apart from the old one by these queries by mAP (30.0 → 31.0) but better by CMC@1 ("
+    )
+    worse = verdict(disagreeing(tmp_path / "worse", 0.31, 0.45))
+    assert worse.endswith(" lose one). Do not upgrade on this evidence.")
+
+
+def test_metrics_that_may_agree_are_not_said_to_disagree(tmp_path: Path) -> None:
+    within = disagreeing(tmp_path / "within", 0.2, 0.515, low=0.016)  # the interval of CMC@1 holds 0
+    assert verdict(within).startswith("Do not upgrade: the new model is worse than the old one, with 20.0 % mAP")
+    both = disagreeing(tmp_path / "both", 0.5, 0.6)
+    assert verdict(both).startswith("RM naive gives users")
 
 
 def test_models_that_are_alike_are_not_an_upgrade(tmp_path: Path) -> None:

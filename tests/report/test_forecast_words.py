@@ -57,6 +57,18 @@ def test_the_best_method_is_named_with_what_it_is_not_told_from(rows: tuple[Fore
     assert told(results(*rows)) == [*lead, ENDS]
 
 
+def test_metrics_that_disagree_come_first() -> None:
+    both: dict[str, Any] = {"evaluation": {"metrics": ["mAP", "nDCG@100"], "margin": 0.005}}
+    old = {"mAP": 0.2, "nDCG@100": 0.4}
+    worse = results(A, **both, old=old, new={"mAP": [0.5, 0.48, 0.52], "nDCG@100": [0.3, 0.28, 0.32]})
+    assert told(worse)[0] == (
+        "The metrics disagree about the new model: by mAP it is better (20.0 → 50.0), but by nDCG@100 it is worse "
+        "(40.0 → 30.0)."
+    )
+    for end in ([0.39, 0.37, 0.41], [0.5, 0.48, 0.52]):  # not decided, and better as well
+        assert told(results(A, **both, old=old, new={"mAP": [0.5, 0.48, 0.52], "nDCG@100": end}))[0] == ENDS
+
+
 def test_what_is_exact_needs_no_sample() -> None:
     found = results(A, B, known=1000, new={"mAP": [0.5, 0.5, 0.5]})
     assert heading(found) == "Exact, from all 1,000 new embeddings, judged by 80 queries"

@@ -60,7 +60,28 @@ def told(found: ForecastResults) -> list[str]:
     several = len(found.orders) > 1
     leads = {order: found.lead(metric, order) for order in found.orders}
     said = [(f"In the order {order}, " if several else "") + lead for order, lead in leads.items() if lead]
-    return [*said, f"{ends(found, metric)}{_upgrade(found, metric)}"]
+    return [*_disagreement(found), *said, f"{ends(found, metric)}{_upgrade(found, metric)}"]
+
+
+def _disagreement(found: ForecastResults) -> list[str]:
+    """That metrics contradict the first one about the new model, beyond their intervals; [] if none does."""
+    own = _side(found, found.metrics[0])
+    against = [metric for metric in found.metrics if _side(found, metric) not in (0, own)]
+    if not against:
+        return []
+    words = {1: "is better", -1: "is worse", 0: "is not told from the old one"}
+    told = [
+        f"by {metric} it {words[_side(found, metric)]} ({percent(found.manifest['old'][metric])} \u2192 "
+        f"{percent(found.manifest['new'][metric][0])})"
+        for metric in (found.metrics[0], *against)
+    ]
+    return [f"The metrics disagree about the new model: {', but '.join(told)}."]
+
+
+def _side(found: ForecastResults, metric: str) -> int:
+    """1 if the new model is better, -1 if it is worse, 0 if the interval leaves that open."""
+    old, (_, low, high) = found.manifest["old"][metric], found.manifest["new"][metric]
+    return 1 if low > old else -1 if high < old else 0
 
 
 def ends(found: ForecastResults, metric: str) -> str:
@@ -73,10 +94,9 @@ def ends(found: ForecastResults, metric: str) -> str:
 
 def _upgrade(found: ForecastResults, metric: str) -> str:
     """Whether the new model is better; "" if it is."""
-    old, (_, low, high) = found.manifest["old"][metric], found.manifest["new"][metric]
-    if high < old:
+    if _side(found, metric) < 0:
         return " The new model is worse than the old one: do not upgrade on this evidence."
-    if low <= old:
+    if not _side(found, metric):
         return " The forecast does not tell the new model from the old one: do not upgrade on this evidence."
     return ""
 
