@@ -40,6 +40,12 @@ class Diagnosis:
         """Whether a run accepts the folder and nothing in it looks misleading."""
         return not any(each.level in ("error", "warning") for each in self.findings)
 
+    @property
+    def needs_drop_broken(self) -> bool:
+        """Whether a run by cosine distance refuses rows that --drop-broken leaves out."""
+        return any(facts[model]["broken"] for name, facts in self.facts.items() if name != "log"
+                   for model in MODELS if model in facts)  # fmt: skip
+
     def as_json(self) -> dict[str, Any]:
         """The diagnosis as plain data."""
         return asdict(self) | {"is_sound": self.is_sound}

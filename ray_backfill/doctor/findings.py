@@ -33,6 +33,7 @@ def find(scans: Mapping[str, SplitScan]) -> list[Finding]:
     """All findings, errors first. scans: split -> its scan; the gallery is there."""
     found = [each for name, scan in scans.items() for each in _of_split(name, scan)]
     found += _of_widths(scans)
+    found += _of_twins(scans)
     found += _of_labels(scans)
     found += _of_train(scans)
     rank = {"error": 0, "warning": 1, "note": 2}
@@ -106,6 +107,16 @@ def _of_train(scans: Mapping[str, SplitScan]) -> Iterator[Finding]:
             "warning", "train", f"{said}. {FIT_NOISE}",
             "embed more train items by both models",
         )  # fmt: skip
+
+
+def _of_twins(scans: Mapping[str, SplitScan]) -> Iterator[Finding]:
+    for name, scan in scans.items():
+        hashes = [scan.vectors[model].hashes for model in MODELS if model in scan.vectors]
+        if len(hashes) > 1 and np.array_equal(hashes[0], hashes[1]):
+            yield Finding(
+                "warning", name, "old and new hold the same vectors, so there is nothing to compare",
+                "import the new model's embeddings as new",
+            )  # fmt: skip
 
 
 def has_truth(scans: Mapping[str, SplitScan]) -> bool:

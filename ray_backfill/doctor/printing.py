@@ -1,5 +1,6 @@
 """A diagnosis in the terminal."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,10 @@ def print_diagnosis(diagnosis: Diagnosis, folder: str, console: Console | None =
             console.print(printable(f"Not {', '.join(names)}: {reason}."))
         # Without right answers, what the new model finds can stand in for them.
         truth = "" if diagnosis.has_truth else " --truth new-top1 --metrics recall@10"
-        console.print(f"Next: ray-backfill simulate --data {folder}{truth}")
+        dropped = " --drop-broken" if diagnosis.needs_drop_broken else ""
+        words = f"ray-backfill simulate --data {shlex.quote(folder)}{truth}{dropped}"
+        # In one piece, so that it can be copied.
+        console.print(f"Next{', without the zero vectors' if dropped else ''}: {words}", soft_wrap=True)
 
 
 def _contents(diagnosis: Diagnosis) -> Table:

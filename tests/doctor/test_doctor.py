@@ -1,6 +1,8 @@
 """What is wrong with a folder is found, and what is right is left alone."""
 
+import contextlib
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import ray_backfill as rb
 from ray_backfill.cli.main import main
 from ray_backfill.doctor import diagnose
 from ray_backfill.errors import InputError
+from ray_backfill.store import vector_column
 
 Columns = dict[str, Any]
 
@@ -164,6 +167,74 @@ def test_without_labels_the_next_step_is_one_that_works(
     monkeypatch.setattr("sys.argv", ["ray-backfill", "doctor", str(data)])
     main()
     assert "--truth new-top1 --metrics recall@10" in " ".join(capsys.readouterr().out.split())
+
+
+def zeros(split: str, model: str, count: int = 38) -> Callable[[Path], None]:
+    """The first vectors of a column are zero."""
+
+    def change(data: Path) -> None:
+        path = data / f"{split}.parquet"
+        table = pq.read_table(path)
+        vectors = np.array(table[model].to_pylist(), np.float32)
+        vectors[:count] = 0
+        pq.write_table(table.set_column(table.schema.get_field_index(model), model, vector_column(vectors)), path)
+
+    return change
+
+
+def without_labels(data: Path) -> None:
+    for path in data.glob("*.parquet"):
+        pq.write_table(pq.read_table(path).drop_columns("label"), path)
+
+
+def both(*changes: Callable[[Path], None]) -> Callable[[Path], None]:
+    return lambda data: [change(data) for change in changes] and None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: None,
+        zeros("gallery", "new"),
+        zeros("gallery", "old"),
+        zeros("queries", "new", 3),
+        zeros("train", "old"),
+        without_labels,
+        both(without_labels, zeros("gallery", "new"), zeros("queries", "old", 3)),
+        lambda data: (data / "queries.parquet").unlink(),
+        both(lambda data: (data / "queries.parquet").unlink(), zeros("gallery", "new")),
+        lambda data: (data / "train.parquet").unlink(),
+    ],
+)
+def test_the_command_that_it_advises_runs(
+    change: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "my data"
+    rb.write_folder(data, *(columns(rows, seed) for rows, seed in ((600, 1), (60, 2), (300, 3))))
+    change(data)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["ray-backfill", "doctor", str(data)])
+    with contextlib.suppress(SystemExit):
+        main()
+    (advice,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Next"))
+    words = shlex.split(advice.partition(": ")[2])
+    assert ("--drop-broken" in words) == advice.startswith("Next, without the zero vectors: ")
+    monkeypatch.setattr("sys.argv", [*words, "--points", "2", "--methods", "rm_naive", "relaxed_gallery"])
+    main()
+    assert (tmp_path / "runs" / "my data" / "results" / "report.html").exists()
+
+
+def test_one_model_under_both_names_is_found(tmp_path: Path) -> None:
+    def same(gallery: Columns, queries: Columns) -> None:
+        gallery["new"] = gallery["old"]
+        queries["new"] = queries["old"]
+
+    data = tmp_path / "data"
+    gallery, queries = columns(600, 1), columns(60, 2)
+    same(gallery, queries)
+    rb.write_folder(data, gallery, queries)
+    found = [(each.level, each.where) for each in diagnose(data).findings if "the same vectors" in each.what]
+    assert found == [("warning", "gallery"), ("warning", "queries")]
 
 
 def test_the_command_prints_json_and_says_by_its_code_whether_all_is_well(
