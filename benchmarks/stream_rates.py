@@ -15,6 +15,7 @@ from benchmarks.processes import Sample
 from ray_backfill.datasets import landmarks, open_source
 from ray_backfill.files import begin_stage, finish_stage
 from ray_backfill.recipes import load_recipe
+from ray_backfill.runkey import RunKey
 
 BATCH, _WARM_UP_S = 256, 2.0
 # Target of the stream: a share of the images per second of the models alone.
@@ -68,7 +69,7 @@ def make_backbones(out: Path) -> dict[str, Path]:
     folders = {}
     for name, model in (("old", recipe.old), ("new", recipe.new)):
         folders[name] = out / "backbones" / name
-        if not begin_stage(folders[name], "backbone", {"untrained": name}):
+        if not begin_stage(folders[name], RunKey("backbone", {"untrained": name})):
             torch.manual_seed(model.training.seed)
             info = BackboneInfo(model.backbone, 3, recipe.images.image_size, list(range(recipe.images.landmarks)))
             save_backbone(folders[name], info.build().eval(), info)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_backfill.errors import InputError
+from ray_backfill.runkey import RunKey
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -123,42 +124,45 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def begin_stage(folder: Path, stage: str, settings: Mapping[str, Any], overwrite: bool = False) -> bool:
-    """Claim ``folder`` for a stage with these settings. Return True if that stage is already finished there.
+def begin_stage(folder: Path, key: RunKey, overwrite: bool = False) -> bool:
+    """Claim ``folder`` for the run with this key. Return True if that run is already finished there.
 
-    overwrite: delete the files of a stage with other settings.
+    overwrite: delete the files of another run.
 
     Raises:
-        InputError: The folder belongs to a stage with other settings (OtherSettingsError), or holds other files.
+        InputError: The folder belongs to another run (OtherSettingsError), or holds other files.
     """
     try:
-        if look_at_stage(folder, stage, settings):
+        if look_at_stage(folder, key):
             return True
     except OtherSettingsError:
         if not overwrite:
             raise
         _clear_stage(folder)
-    write_json(folder / "manifest.json", {"stage": stage, "settings": dict(settings), "finished": False})
+    write_json(folder / "manifest.json", key.recorded() | {"finished": False})
     return False
 
 
-def look_at_stage(folder: Path, stage: str, settings: Mapping[str, Any]) -> bool:
+def look_at_stage(folder: Path, key: RunKey) -> bool:
     """Return or raise what ``begin_stage`` would, without claiming the folder."""
-    wanted = {"stage": stage, "settings": settings}
     path = folder / "manifest.json"
     if path.exists():
         found = read_json(path)
-        difference = first_difference({k: found.get(k) for k in wanted}, wanted)
-        if difference:
+        if difference := key.difference(found):
             raise other_settings(folder, difference)
         return bool(found.get("finished"))
-    if folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
-        raise InputError(f"{folder} holds other files (it has no manifest.json); choose another --out")
+    refuse_other_files(folder)
     return False
 
 
+def refuse_other_files(folder: Path) -> None:
+    """Raises InputError if the folder holds files, but no manifest."""
+    if folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
+        raise InputError(f"{folder} holds other files (it has no manifest.json); choose another --out")
+
+
 def other_settings(folder: Path, difference: str) -> OtherSettingsError:
-    """The error for a folder of a stage with other settings. difference: as ``first_difference`` says it."""
+    """The error for a folder of another run. difference: as ``RunKey.difference`` says it."""
     return OtherSettingsError(
         f"{folder} belongs to a run with other settings ({difference}); give --overwrite to replace it, or choose "
         "another --out"
@@ -191,23 +195,3 @@ def is_finished(folder: Path) -> bool:
     """Return whether ``folder`` holds a finished stage, with any settings."""
     path = folder / "manifest.json"
     return path.exists() and bool(read_json(path).get("finished"))
-
-
-def first_difference(found: Any, wanted: Any) -> str:
-    """Describe the first difference of two values, of which one was read from JSON; "" if they are equal."""
-    return _first_difference(found, json.loads(json.dumps(wanted)))
-
-
-def _first_difference(found: Any, wanted: Any, name: str = "") -> str:
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        for key in [*wanted, *(key for key in found if key not in wanted)]:
-            inner = f"{name}.{key}" if name else key
-            difference = _first_difference(found.get(key), wanted.get(key), inner)
-            if difference:
-                return difference
-        return ""
-    if found == wanted:
-        return ""
-    # The settings of a whole model would fill the screen.
-    there, requested = ("something else" if isinstance(value, dict) else repr(value) for value in (found, wanted))
-    return f"{name.removeprefix('settings.')}: {there} there, {requested} requested"

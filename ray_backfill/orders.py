@@ -85,6 +85,8 @@ class Order:
     """Whether each seed gives another order, so that a comparison can average over several."""
     glossary: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Term -> meaning, for reports."""
+    version: int = 1
+    """Part of the key of a run: increase it when a change alters the order."""
 
     def column_in(self, gallery: GalleryColumns) -> str | None:
         """Return the column that the order reads in this gallery; None if it needs none, or there is none."""

@@ -13,6 +13,7 @@ import pytest
 from ray_backfill.claim import LOCK, claimed
 from ray_backfill.errors import InputError
 from ray_backfill.files import begin_stage, finish_stage, write_json
+from ray_backfill.runkey import RunKey
 
 HOLDER = """
 import sys, time
@@ -116,7 +117,7 @@ def test_only_finished_stages_may_lie_on_a_read_only_disk(tmp_path: Path, monkey
         pass
     with monkeypatch.context() as writable:
         writable.undo()
-        begin_stage(tmp_path / "results", "simulation", {})
+        begin_stage(tmp_path / "results", RunKey("simulation", {}))
         finish_stage(tmp_path / "results")
     with claimed(tmp_path, "--out", ""):
         pass

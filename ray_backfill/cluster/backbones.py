@@ -25,6 +25,7 @@ from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_ba
 from ray_backfill.models.gather import rank_and_size
 from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.progress import Stage, say, stage
+from ray_backfill.runkey import RunKey
 from ray_backfill.training.arithmetic import embed_macs, embed_parameters
 from ray_backfill.training.backbone_loop import Epoch, images_per_worker, train_backbone, training_rows
 from ray_backfill.training.feeding import feeding
@@ -51,8 +52,8 @@ class BackboneJob:
     kind: str = ""
     old: Path | None = None
 
-    def settings(self, source: ImageSource) -> dict[str, Any]:
-        """Everything that determines the trained network."""
+    def key(self, source: ImageSource) -> RunKey:
+        """What determines the trained network."""
         plain = {
             "data": source.fingerprint(),
             "classes": self.classes,
@@ -60,7 +61,8 @@ class BackboneJob:
             "training": asdict(self.training),
         }
         kind = {"kind": self.kind} if self.kind else {}
-        return plain | kind | ({"old": backbone_identity(self.old)} if self.kind and self.old else {})
+        old = {"old": backbone_identity(self.old)} if self.kind and self.old else {}
+        return RunKey("backbone", plain | kind | old)
 
 
 def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers, overwrite: bool = False) -> Path:
@@ -76,10 +78,10 @@ def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers, overw
         InputError: The folder belongs to other settings, or the data cannot be trained on.
     """
     source, training, title = open_source(job.data), job.training, job.title
-    settings = job.settings(source)
+    key = job.key(source)
     rows = training_rows(source.items("train").labels_N, job.classes)
     images_per_worker(len(rows), job.classes, training, workers.number)  # fail before the workers start
-    if begin_stage(folder, "backbone", settings, overwrite):
+    if begin_stage(folder, key, overwrite):
         return folder
     with session(), stage(f"train {title}", unit="steps") as shown, shown_in(shown) as board:
         threads = max(1, int(workers.cpus))

@@ -32,6 +32,7 @@ from ray_backfill.images.reading import DecodeTimes, read_ahead, require_readabl
 from ray_backfill.models.backbones import pixels_to_float
 from ray_backfill.models.checkpoints import load_backbone
 from ray_backfill.progress import stage
+from ray_backfill.runkey import RunKey
 from ray_backfill.store import vector_column, write_parquet
 from ray_backfill.training.augment import own_view
 from ray_backfill.training.feeding import Work, feeding, total
@@ -91,7 +92,7 @@ def embed_stage(
     """
     source = open_source(data)
     wanted = _wanted(source, train_classes, models, training, settings, gallery_models, only)
-    if _holds_more(folder, wanted) or begin_stage(folder, "embeddings", wanted, overwrite):
+    if _holds_more(folder, wanted) or begin_stage(folder, wanted, overwrite):
         return folder
     parts = list(split_parts(source, train_classes, settings, only))
     missing = [part for part in parts if not all(path.exists() for path in part.paths(folder))]
@@ -120,8 +121,8 @@ def _wanted(
     settings: EmbedSettings,
     gallery_models: Sequence[str] | None,
     only: Sequence[int] = (),
-) -> dict[str, Any]:
-    """Everything that determines the content of the folder."""
+) -> RunKey:
+    """What determines the content of the folder."""
     wanted: dict[str, Any] = {
         "data": source.fingerprint(),
         "train_classes": train_classes,
@@ -132,7 +133,9 @@ def _wanted(
         wanted["only"] = list(only)
     if settings.views > 1:
         wanted["views"] = {"augmentation": asdict(training.augmentation), "seed": training.seed}
-    return wanted if gallery_models is None else wanted | {"gallery_models": list(gallery_models)}
+    if gallery_models is not None:
+        wanted["gallery_models"] = list(gallery_models)
+    return RunKey("embeddings", wanted)
 
 
 def _classifier(backbone: Path) -> pa.Table:
@@ -151,13 +154,14 @@ def _classifier(backbone: Path) -> pa.Table:
     )
 
 
-def _holds_more(folder: Path, wanted: Mapping[str, Any]) -> bool:
+def _holds_more(folder: Path, wanted: RunKey) -> bool:
     """Whether the folder is finished and contains the embeddings of these models, and possibly of others."""
     if not is_finished(folder):
         return False
-    found, models = read_json(folder / "manifest.json")["settings"], wanted["models"]
+    manifest, models = read_json(folder / "manifest.json"), wanted.settings["models"]
+    found = manifest["settings"]
     there = {name: identity for name, identity in found.get("models", {}).items() if name in models}
-    return json.loads(json.dumps(dict(wanted))) == found | {"models": there}
+    return not wanted.difference(manifest | {"settings": found | {"models": there}})
 
 
 def _embed_all(missing: list[Part], images: int, job: _Job, actors: int, cpus: float) -> dict[str, Any]:

@@ -5,15 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ray_backfill.cluster.settings import Workers
+from ray_backfill.comparison.keys import map_key
 from ray_backfill.files import begin_stage, is_finished
 from ray_backfill.methods import Method
 from ray_backfill.progress import stage
 from ray_backfill.store import EmbeddingFolder
 from ray_backfill.training.fit import train_set
 from ray_backfill.training.settings import FitSettings
-
-# The parts of a folder that determine a map, and what a trained one also depends on.
-_FITTED_ON, _TRAINED_ON = ("train", "classifier"), ("train_views",)
 
 
 def fit_stage(
@@ -36,16 +34,10 @@ def fit_stage(
     Raises:
         InputError: A folder belongs to other settings, a fit failed, or the workers cannot divide the train split.
     """
-    fits = {method.name: method.fit for method in methods if method.fit}
-    folders = {name: out / name for name in fits}
-    of_data = {
-        method.name: folder.fingerprint(method.models, _FITTED_ON + _TRAINED_ON * method.is_trained)
-        for method in methods
-        if method.fit
-    }
-    own = dict.fromkeys(fits, settings) | dict(tuned or {})
-    recorded = {name: {"data": of_data[name]} | fit.recorded(own[name], distance) for name, fit in fits.items()}
-    missing = {name for name in fits if not begin_stage(folders[name], "map", recorded[name], overwrite)}
+    folders = {method.name: out / method.name for method in methods if method.fit}
+    own = dict.fromkeys(folders, settings) | dict(tuned or {})
+    keys = {method.name: map_key(folder, method, own[method.name], distance) for method in methods if method.fit}
+    missing = {name for name, key in keys.items() if not begin_stage(folders[name], key, overwrite)}
     if not missing:
         return folders
     of_formulas = [m for m in methods if m.name in missing and not m.is_trained]

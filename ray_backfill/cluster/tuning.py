@@ -58,9 +58,7 @@ def tune_stage(
             for number, each in enumerate(values)
         ]  # fmt: skip
         all_trials.append((method.name, values, trials))
-        missing += [
-            trial for trial in trials if not begin_stage(trial.out, "trial", trial.recorded(folder, method), overwrite)
-        ]
+        missing += [trial for trial in trials if not begin_stage(trial.out, trial.key(folder, method), overwrite)]
     _run(missing, folder, workers)
     return tuple(_best(name, metric, values, trials) for name, values, trials in all_trials)
 

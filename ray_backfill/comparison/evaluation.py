@@ -1,8 +1,8 @@
 """The settings of a comparison."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -70,10 +70,6 @@ class Evaluation:
     def of_folder(cls) -> Self:
         """The defaults for a folder of embeddings, which seldom has the old classifier's scores."""
         return cls(methods=("recommended",), orders=("random",))
-
-    def recorded(self) -> dict[str, Any]:
-        """The settings for a manifest. No cut-offs are not recorded: results of earlier versions had none."""
-        return {name: value for name, value in asdict(self).items() if name != "cutoffs" or value}
 
     @property
     def step(self) -> int:

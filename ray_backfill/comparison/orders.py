@@ -17,13 +17,14 @@ from ray_backfill.distances import ProductForm
 from ray_backfill.errors import InputError
 from ray_backfill.methods import Embeddings, Method
 from ray_backfill.orders import GalleryColumns, Order, find_order, make_order
+from ray_backfill.runkey import RunKey
 from ray_backfill.store import Classifier, EmbeddingFolder, EmbeddingTable, write_parquet
 from ray_backfill.systems import IntArray, RetrievalSystem, UpgradePair
 from ray_backfill.tables.parquet import open_checked, read_checked
 from ray_backfill.training.settings import ClassificationSettings
 
-# Key in the metadata of sigma.parquet: fingerprint of its gallery.
-_GALLERY = b"gallery"
+# Name in the metadata of sigma.parquet.
+_KEY = b"ray_backfill.key"
 # Methods whose uncertainty and predicted embeddings order the gallery for methods that have none: the first of these
 # that takes part, otherwise any method that has them.
 _CARRIERS = ("fastfill", "fct")
@@ -47,13 +48,13 @@ def embeddings_of(folder: EmbeddingFolder) -> Embeddings:
 def store_sigma(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Path:
     """Write ``sigma.parquet`` (id, sigma) of the gallery next to a network with uncertainty, if it is missing."""
     path = maps.folders[method.name] / "sigma.parquet"
-    of_gallery = folder.fingerprint(method.models, ("gallery",)).encode()
-    if not path.exists() or (open_checked(path).schema_arrow.metadata or {}).get(_GALLERY) != of_gallery:
+    key = RunKey("sigma", {}, {"gallery": folder.fingerprint(method.models, ("gallery",))}).fingerprint().encode()
+    if not path.exists() or (open_checked(path).schema_arrow.metadata or {}).get(_KEY) != key:
         gallery = folder.gallery
         assert method.fit is not None
         log_variance_N = method.fit.log_variances(gallery.vectors, maps.of(method))
         table = pa.table({"id": gallery.id, "sigma": np.exp(0.5 * log_variance_N)})
-        write_parquet(path, table.replace_schema_metadata({_GALLERY: of_gallery}))
+        write_parquet(path, table.replace_schema_metadata({_KEY: key}))
     return path
 
 

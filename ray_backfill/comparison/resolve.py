@@ -21,6 +21,7 @@ from ray_backfill.store import EmbeddingFolder
 from ray_backfill.systems import GroundTruth, IntArray, UpgradePair
 from ray_backfill.tables.results import LeftOut
 from ray_backfill.training.settings import FitSettings
+from ray_backfill.truths import Truth
 
 
 class System(NamedTuple):
@@ -105,12 +106,14 @@ def resolve(
     fits: FitSettings,
     from_images: bool = False,
     to_come: Sequence[str] | None = None,
+    right_answers: Truth | None = None,
 ) -> Comparison:
     """Check that a comparison is possible on a folder of embeddings, and resolve it.
 
     from_images: the embeddings were made from a recipe's images, which were checked. A query whose class is missing
         because of broken images is skipped, like any query without an answer.
     to_come: for a drill, the models that embed the gallery while it runs. A drill leaves nothing out.
+    right_answers: as ``resolve_truth`` found them, if it was asked before.
 
     Raises:
         InputError: Names are unknown; vectors, labels or positives do not fit; an order cannot be made; no merge can be
@@ -118,8 +121,7 @@ def resolve(
     """
     evaluation.check()
     wanted = evaluation.find_methods() if to_come is None else evaluation.named_methods()
-    check_vectors(folder, evaluation.distance)
-    found = find_truth(folder, evaluation.truth, evaluation.distance, not from_images, evaluation.filter)
+    found = right_answers or resolve_truth(folder, evaluation, from_images)
     truth = found.ground
     if from_images:
         check_distances_agree(wanted, evaluation.distance, fits)
@@ -145,6 +147,12 @@ def resolve(
         resolve_slices(folder, evaluation.slices, truth),
         found.facts,
     )
+
+
+def resolve_truth(folder: EmbeddingFolder, evaluation: Evaluation, from_images: bool = False) -> Truth:
+    """The right answers of a comparison. Raises InputError for zero vectors, or if there are no right answers."""
+    check_vectors(folder, evaluation.distance)
+    return find_truth(folder, evaluation.truth, evaluation.distance, not from_images, evaluation.filter)
 
 
 def _notes(

@@ -3,7 +3,6 @@
 Shapes: Q all queries.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,15 +46,6 @@ def resolve_slices(folder: EmbeddingFolder, columns: Sequence[str], truth: Groun
     names = dict.fromkeys(columns or ([GROUP] if table.group is not None else []))
     scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
     return tuple(_slice(name, read_further(table.path, name), scored) for name in names)
-
-
-def mark_of_slices(folder: EmbeddingFolder, columns: Sequence[str]) -> str:
-    """Changes with the values of these columns; "" if none are asked for."""
-    path = (folder.queries or folder.gallery).path
-    digest = hashlib.blake2b(digest_size=12)
-    for name in columns:
-        digest.update(repr((name, read_further(path, name).to_pylist())).encode())
-    return digest.hexdigest() if columns else ""
 
 
 def _slice(name: str, column: pa.ChunkedArray, scored: IntArray) -> Slice:

@@ -37,9 +37,9 @@ def first_retrieved(
     Raises:
         InputError: The log cannot be read or lacks the filter column, or its embeddings are of another model.
     """
-    if not (folder.path / LOG).exists():
+    log = read_log(folder)
+    if log is None:
         return None
-    log = read_table(folder.path / LOG, ("old",), ("old",), are_queries=True)
     if log.old.shape[1] != folder.gallery.old.shape[1]:
         raise InputError(
             f"column 'old' has {log.old.shape[1]} dimensions in {log.path} and {folder.gallery.old.shape[1]} in "
@@ -57,10 +57,10 @@ def first_retrieved(
     return place
 
 
-def mark_of_log(folder: EmbeddingFolder) -> str:
-    """Changes with the log; "" without one."""
+def read_log(folder: EmbeddingFolder) -> EmbeddingTable | None:
+    """The queries of ``log.parquet``; None if there is no log. Raises InputError if it cannot be read."""
     path = folder.path / LOG
-    return f"{path.stat().st_size} {path.stat().st_mtime_ns}" if path.is_file() else ""
+    return read_table(path, ("old",), ("old",), are_queries=True) if path.exists() else None
 
 
 def _parts(folder: EmbeddingFolder, log: EmbeddingTable, column: str) -> list[tuple[IntArray, IntArray]]:

@@ -3,16 +3,16 @@
 The gallery and the queries are not read.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
+from ray_backfill.comparison.keys import map_key
 from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.comparison.validation import ORDER, replay_on_validation
 from ray_backfill.files import begin_stage, finish_stage, is_finished
 from ray_backfill.methods import Method, find_methods
+from ray_backfill.runkey import RunKey
 from ray_backfill.store import EmbeddingFolder, read_train
 from ray_backfill.training.fit import train_set
 from ray_backfill.training.settings import FitSettings
@@ -36,12 +36,12 @@ class Trial:
     metric: str
     order_seed: int = 0
 
-    def recorded(self, folder: EmbeddingFolder, method: Method) -> dict[str, Any]:
-        """Everything that determines the score, for a manifest. folder: what ``data`` has."""
-        assert method.fit is not None
+    def key(self, folder: EmbeddingFolder, method: Method) -> RunKey:
+        """What determines the score. folder: what ``data`` has."""
         measured = {"metric": self.metric, "distance": self.distance, "order": ORDER, "seed": self.order_seed}
-        of_fit: Mapping[str, Any] = method.fit.recorded(self.settings, self.distance)
-        return {"data": folder.fingerprint(method.models, _SCORED_ON), "measured": measured, **of_fit}
+        of_fit = map_key(folder, method, self.settings, self.distance)
+        data = {"data": folder.fingerprint(method.models, _SCORED_ON)}
+        return RunKey("trial", {"measured": measured, **of_fit.settings}, data)
 
 
 def run_trial(trial: Trial) -> None:
@@ -56,7 +56,7 @@ def run_trial(trial: Trial) -> None:
     method.fit.check(data, trial.settings, 1)
     with TemporaryDirectory() as scratch:
         network, score = Path(scratch) / method.name, None
-        begin_stage(network, "map", {})
+        begin_stage(network, RunKey("map"))
         fit_into(network, method.title, method.fit, data, trial.settings, trial.distance)
         if is_finished(network):
             maps, measured = FittedMaps({method.name: network}), (trial.metric, trial.distance, trial.order_seed)

@@ -1,7 +1,6 @@
 """The ground truth of a folder of embeddings, and the checks that a folder must pass."""
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -89,16 +88,6 @@ def find_truth(
         )
     facts = {"truth": {"name": " ".join(words), "is_retention": kind.is_retention} | dict(found.facts)} if words else {}
     return Truth(truth, facts | ({"filter": filter_column} if filter_column else {}), notes)
-
-
-def mark_of_filter(folder: EmbeddingFolder, column: str) -> str:
-    """Changes with the values of this column; "" without one."""
-    if not column:
-        return ""
-    digest = blake2b(digest_size=12)
-    for table in (folder.gallery, folder.queries or folder.gallery):
-        digest.update(repr(read_texts(table.path, column).tolist()).encode())
-    return digest.hexdigest()
 
 
 def _filter_notes(every: GroundTruth, own: GroundTruth, column: str) -> tuple[str, ...]:

@@ -42,6 +42,8 @@ class MergeKind:
     """Whether it compares ranks in the two lists instead of distances."""
     glossary: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Term -> meaning, for reports."""
+    version: int = 1
+    """Part of the key of a run: increase it when a change alters its results."""
 
     def suits(self, distance: str) -> bool:
         """Return whether the merge supports this distance."""

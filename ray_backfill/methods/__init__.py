@@ -54,6 +54,7 @@ class Method:
         it is no cascade. Names that end in @100 stand for any other K, too.
     is_recommended: takes part by default if no methods are named.
     glossary: word -> meaning, for words that a page about this method should explain.
+    version: part of the key of a run; increase it when a change alters the method's results or its map.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Method:
     is_recommended: bool = False
     recalls: int = 0
     glossary: Mapping[str, str] = field(default_factory=dict, hash=False)
+    version: int = 1
 
     @property
     def is_trained(self) -> bool:

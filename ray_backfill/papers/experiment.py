@@ -37,6 +37,7 @@ from ray_backfill.papers.variants import fit_variants
 from ray_backfill.recipes import Recipe, describe_recipe, load_recipe
 from ray_backfill.replay import usable_cpus
 from ray_backfill.report import read_results
+from ray_backfill.runkey import RunKey
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import evaluate_folder
 from ray_backfill.runs.pipeline import run_recipe
@@ -147,9 +148,9 @@ def _ablate(experiment: Experiment, context: Context) -> Path:
         if not name.startswith("rqt") or (mining, tau) == (True, _TAUS[0])
     ]
     folder = read_folder(data)
-    settings = {"data": folder.fingerprint(), "cases": cases, "fits": asdict(recipe.fits)}
-    settings["evaluation"] = recipe.evaluation.recorded()
-    if begin_stage(path.parent, "ablation", settings, context.overwrite):
+    settings = {"cases": cases, "fits": asdict(recipe.fits), "evaluation": asdict(recipe.evaluation)}
+    key = RunKey("ablation", settings, {"data": folder.fingerprint()}, format=2)
+    if begin_stage(path.parent, key, context.overwrite):
         return path
     fits = [(name, _with_loss(recipe.fits, mining, tau)) for name, mining, tau in cases]
     networks = fit_variants(folder, fits, recipe.evaluation.distance, path.parent, context.workers.max_failures)

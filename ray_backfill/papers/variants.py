@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ray_backfill.cluster.session import session
 from ray_backfill.cluster.side_by_side import MapJob, fit_side_by_side
+from ray_backfill.comparison.keys import map_key
 from ray_backfill.errors import InputError
 from ray_backfill.files import begin_stage, is_finished
 from ray_backfill.methods import find_methods
@@ -24,7 +25,7 @@ def fit_variants(
         InputError: A fit failed, or a training diverged.
     """
     jobs = [MapJob(name, settings, distance, folder.path, out / str(i)) for i, (name, settings) in enumerate(wanted)]
-    missing = [job for job in jobs if not _begin(job)]
+    missing = [job for job in jobs if not _begin(job, folder)]
     if missing:
         with session(), stage("fit variants", len(missing), "variants") as shown:
             fit_side_by_side(missing, folder.train_bytes, shown, max_failures)
@@ -34,8 +35,7 @@ def fit_variants(
     return [job.out for job in jobs]
 
 
-def _begin(job: MapJob) -> bool:
+def _begin(job: MapJob, folder: EmbeddingFolder) -> bool:
     """Claim the folder of a map; returns whether it is already finished."""
     (method,) = find_methods((job.method,))
-    assert method.fit is not None
-    return begin_stage(job.out, "map", method.fit.recorded(job.settings, job.distance))
+    return begin_stage(job.out, map_key(folder, method, job.settings, job.distance))

@@ -19,6 +19,7 @@ from ray_backfill.cluster.embed import embed_stage
 from ray_backfill.cluster.session import placed, session
 from ray_backfill.cluster.settings import EmbedActors
 from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.comparison.keys import comparison_key
 from ray_backfill.comparison.orders import store_sigma
 from ray_backfill.comparison.resolve import Comparison, resolve
 from ray_backfill.datasets import open_source
@@ -47,6 +48,7 @@ from ray_backfill.progress import stage, step
 from ray_backfill.recipes import Recipe
 from ray_backfill.report import REPORT_FILES
 from ray_backfill.report.live import write_live_report
+from ray_backfill.runkey import RunKey
 from ray_backfill.runs.checks import check_evaluation, check_recipe
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import fit_maps
@@ -60,8 +62,8 @@ from ray_backfill.tables.journal import Journal, Started, of_type
 from ray_backfill.tables.schema import write_table
 from ray_backfill.training.settings import FitSettings
 
-# Version of the drill's folder; increases when the shape of a table changes.
-FORMAT = 1
+# Version of the drill's folder; increases when the shape of a table or the meaning of the key changes.
+FORMAT = 2
 # Tables that are made from what a drill recorded.
 _MADE_AFTER = [name for name in TABLES if "/" not in name]
 
@@ -109,6 +111,8 @@ def drill_folder(data: Path, evaluation: Evaluation, fits: FitSettings, live: Li
     method, evaluation = _check(evaluation, live)
     with step("read embeddings"):
         comparison = resolve(read_folder(data, models_of([method])), evaluation, fits, to_come=())
+    if _is_there(context.out / "live", _key(comparison, method, fits, live), context.overwrite):
+        return context.out / "live"
     with session():
         _check_room(live, context.actors)
         return _drill(comparison, method, FromStore(comparison.folder.gallery.path), fits, live, context, {})
@@ -158,16 +162,9 @@ def _drill(
     recipe: Mapping[str, Any],
 ) -> Path:
     drill_folder, evaluation = context.out / "live", comparison.evaluation
-    tuned = {"tune": fits.tune} if fits.tune > 1 else {}
-    wanted = {
-        "format": FORMAT,
-        "data": comparison.folder.fingerprint(method.models, further=comparison.orders.gallery.columns),
-        "evaluation": evaluation.recorded(),
-        "fit": method.fit.recorded(fits, evaluation.distance) | tuned if method.fit else {},
-        "live": asdict(live),
-    }
+    key = _key(comparison, method, fits, live)
     k = depth(evaluation.metrics, comparison.truth)
-    if _is_there(drill_folder, wanted, context.overwrite):
+    if _is_there(drill_folder, key, context.overwrite):
         return drill_folder
     comparison, _ = fit_maps(comparison, [method], fits, context)
     if comparison.left_out:
@@ -175,7 +172,7 @@ def _drill(
     sides = _sides(comparison, method, live)
     order = _order(comparison, method)
     # Claim the folder only when there is something to write, so that an earlier failure leaves no trace.
-    has_ended = begin_stage(drill_folder, "live", wanted, context.overwrite)  # and only lacks tables
+    has_ended = begin_stage(drill_folder, key, context.overwrite)  # and only lacks tables
     plan = _plan(drill_folder, order, evaluation.points, live)
     queries = comparison.embeddings.query
     job = DrillJob(
@@ -198,10 +195,18 @@ def _drill(
         return _conclude(drill_folder, known, _facts(comparison, method, live, plan, context, recipe), timings_s)
 
 
-def _is_there(folder: Path, wanted: Mapping[str, Any], overwrite: bool) -> bool:
+def _key(comparison: Comparison, method: Method, fits: FitSettings, live: LiveSettings) -> RunKey:
+    """What determines a drill. Its fits are those of one method."""
+    folder, truth, evaluation = comparison.folder, comparison.truth, comparison.evaluation
+    tuned = {"tune": fits.tune} if fits.tune > 1 else {}
+    fit = method.fit.recorded(fits, evaluation.distance) | tuned if method.fit else {}
+    return comparison_key("live", FORMAT, folder, truth, evaluation, [method], {"fit": fit, "live": asdict(live)})
+
+
+def _is_there(folder: Path, key: RunKey, overwrite: bool) -> bool:
     """Whether the drill has ended there, with all tables. A missing report is written from the tables."""
     try:
-        is_finished_there = look_at_stage(folder, "live", wanted)
+        is_finished_there = look_at_stage(folder, key)
     except OtherSettingsError:
         if not overwrite:
             raise

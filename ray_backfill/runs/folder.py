@@ -15,7 +15,7 @@ from ray_backfill.cluster.tuning import chosen, tune_stage
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.left_out import find_left_out
 from ray_backfill.comparison.replay import Curves, replay_here
-from ray_backfill.comparison.resolve import Comparison, resolve
+from ray_backfill.comparison.resolve import Comparison, resolve, resolve_truth
 from ray_backfill.errors import InputError
 from ray_backfill.files import OtherSettingsError, is_finished, settle
 from ray_backfill.methods import Method, models_of
@@ -30,6 +30,7 @@ from ray_backfill.runs.size import check_memory
 from ray_backfill.store import EmbeddingFolder, read_folder
 from ray_backfill.tables.results import LeftOut, Tuned
 from ray_backfill.training.settings import FitSettings
+from ray_backfill.truths import Truth
 
 
 def evaluate_folder(
@@ -54,8 +55,8 @@ def evaluate_folder(
     evaluation.check()
     context.place.check_local()
     with step("read embeddings"):
-        folder, evaluation = _with_earlier(data, evaluation, fits, context, results)
-        comparison = resolve(folder, evaluation, fits, from_images=recipe is not None)
+        folder, evaluation, truth = _with_earlier(data, evaluation, fits, context, results, recipe is not None)
+        comparison = resolve(folder, evaluation, fits, recipe is not None, right_answers=truth)
     check_memory(evaluation, len(comparison.methods), comparison.truth.n_queries)
     with ExitStack() as ray:
         replayed = _replayer(folder, evaluation, context, ray)
@@ -80,9 +81,9 @@ def evaluate_folder(
 
 
 def _with_earlier(
-    data: Path, evaluation: Evaluation, fits: FitSettings, context: Context, results: str
-) -> tuple[EmbeddingFolder, Evaluation]:
-    """The embeddings, and the evaluation together with what ``out/<results>`` has and would lose.
+    data: Path, evaluation: Evaluation, fits: FitSettings, context: Context, results: str, from_images: bool
+) -> tuple[EmbeddingFolder, Evaluation, Truth]:
+    """The embeddings, the evaluation together with what ``out/<results>`` has and would lose, and the right answers.
 
     Raises:
         InputError: The results there were computed from other data or with other settings, unless they are overwritten.
@@ -90,15 +91,16 @@ def _with_earlier(
     out = context.out / results
     settle(out, FILES)
     both = joined(evaluation, out)
-    folder = read_folder(data, models_of(both.find_methods()))
+    folder, methods = read_folder(data, models_of(both.find_methods())), both.find_methods()
+    truth = resolve_truth(folder, both, from_images)
     try:
-        check_can_be_extended(out, folder, both, both.find_methods(), recorded_settings(fits, context.chosen))
+        check_can_be_extended(out, folder, truth.ground, both, methods, recorded_settings(fits, context.chosen))
     except OtherSettingsError:
         if not context.overwrite:
             raise
-        return folder, evaluation
+        return folder, evaluation, truth
     _say_what_is_kept(out, evaluation, both)
-    return folder, both
+    return folder, both, truth
 
 
 def _say_what_is_kept(out: Path, evaluation: Evaluation, both: Evaluation) -> None:

@@ -21,7 +21,6 @@ from ray_backfill.files import (
     OtherSettingsError,
     begin_stage,
     finish_stage,
-    first_difference,
     other_settings,
     read_json,
     remove_halves,
@@ -29,6 +28,7 @@ from ray_backfill.files import (
     write_whole,
 )
 from ray_backfill.progress import say, stage
+from ray_backfill.runkey import RunKey
 from ray_backfill.runs.import_rows import BrokenRowsError, PartNote, Taken, contract_table, read_batches
 from ray_backfill.runs.matching import Matched, match
 from ray_backfill.sources import BATCH_ROWS, Source, open_source
@@ -74,17 +74,18 @@ def import_split(path: Path, texts: Sequence[str], names: ColumnNames, drop_brok
     for note in (note for source in sources for note in source.notes):
         say(f"note: {note}")
     columns = _columns(sources, names)
-    settings = {
+    asked = {
         "sources": [{"name": source.name, "fingerprint": source.fingerprint} for source in sources],
         "columns": asdict(names) | {"keep": list(names.keep)},
         "drop_broken": drop_broken,
     }
-    if _is_there(path, settings, overwrite):
+    key = RunKey("import", asked)
+    if _is_there(path, key, overwrite):
         say(f"{path} is there already, imported from the same sources")
         return path
     matched = match(sources, names.id, drop_broken)
     unfinished = path.with_name(f".{path.name}.unfinished")
-    begin_stage(unfinished, "import", settings, overwrite=True)
+    begin_stage(unfinished, key, overwrite=True)
     remove_halves(unfinished)
     try:
         left_out = _write_parts(unfinished, sources, columns, names.id, matched, drop_broken)
@@ -129,7 +130,7 @@ def _check_apart(sources: Sequence[Source], taken: dict[str, Taken]) -> None:
         )
 
 
-def _is_there(path: Path, settings: dict[str, Any], overwrite: bool) -> bool:
+def _is_there(path: Path, key: RunKey, overwrite: bool) -> bool:
     """Whether the split is finished there. Raises InputError if another one is."""
     if not path.exists():
         return False
@@ -137,11 +138,12 @@ def _is_there(path: Path, settings: dict[str, Any], overwrite: bool) -> bool:
         if overwrite:
             return False
         raise InputError(f"{path} exists and was not made by an import; choose another --out, or give --overwrite")
-    found = imported(path)["settings"]
-    difference = first_difference(found, settings)
+    found = imported(path)
+    difference = key.difference(found)
     if not difference or overwrite:
         return not difference
-    pairs = list(zip(settings["sources"], found["sources"], strict=False))
+    earlier = found.get("settings", {}).get("sources", [])
+    pairs = list(zip(key.settings["sources"], earlier, strict=False))
     changed = [now["name"] for now, then in pairs if now != then]
     if changed and changed == [then["name"] for now, then in pairs if now != then]:
         raise OtherSettingsError(f"{' and '.join(changed)} changed after the import; give --overwrite to import again")

@@ -29,7 +29,7 @@ from ray_backfill.printable import printable_in
 from ray_backfill.progress import stage
 from ray_backfill.report import Results, read_results, results_of, write_report
 from ray_backfill.runs.context import Context
-from ray_backfill.runs.earlier import FILES, STAGE, check_can_be_extended, is_there, settings_of
+from ray_backfill.runs.earlier import FILES, check_can_be_extended, is_there, results_key
 from ray_backfill.runs.origin import origin_of
 from ray_backfill.statistics import relative_weights
 from ray_backfill.tables.checks import CheckRow
@@ -37,9 +37,6 @@ from ray_backfill.tables.queries import LOST, WON, ScoredQuery, ShownQuery, Skip
 from ray_backfill.tables.results import TABLES, Manifest, Tuned
 from ray_backfill.tables.schema import block, frame, write_table
 from ray_backfill.training.settings import FitSettings
-
-# Version of the results folder; increases when the shape of a table changes.
-FORMAT = 7
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ def facts_of(
 def recorded_settings(fits: FitSettings, chosen: Sequence[Tuned] = ()) -> dict[str, Any]:
     """What determines the results besides data and evaluation. chosen: by another run, see ``Context``."""
     of_methods = {each.method: dict(each.values) for each in chosen}
-    return {"format": FORMAT, "fits": asdict(fits)} | ({"chosen": of_methods} if of_methods else {})
+    return {"fits": asdict(fits)} | ({"chosen": of_methods} if of_methods else {})
 
 
 def _stages(out: Path, models: Sequence[str]) -> list[str]:
@@ -116,11 +113,12 @@ def write_results(
         InputError: ``out`` belongs to another run.
     """
     folder, evaluation, methods = comparison.folder, comparison.evaluation, comparison.methods
-    wanted = settings_of(folder, evaluation, methods, facts.settings)
-    if is_there(out, wanted, _tables_of(comparison)):
+    of_results = folder, comparison.truth, evaluation, methods, facts.settings
+    key = results_key(*of_results)
+    if is_there(out, key, _tables_of(comparison)):
         return out
     if not overwrite:
-        check_can_be_extended(out, folder, evaluation, methods, facts.settings)
+        check_can_be_extended(out, *of_results)
     with ExitStack() as display:
         with replaced_whole(out, FILES) as new:
             for method in methods:
@@ -128,7 +126,7 @@ def write_results(
                     store_sigma(folder, method, comparison.maps)
             started = time.perf_counter()
             curves = replayed(comparison)
-            begin_stage(new, STAGE, wanted)
+            begin_stage(new, key)
             tables = tabulate(methods, curves, evaluation, comparison.slices)
             cutoffs = cutoff_table(comparison)
             display.enter_context(stage("write report"))
@@ -136,7 +134,7 @@ def write_results(
             frames = vars(tables) | {"costs": cost_table(methods, dims, comparison.maps, facts.backbones)}
             frames |= {"queries": scored_queries(comparison), "skipped_queries": skipped_queries(comparison)}
             frames |= {"checks": _checks(comparison), "flips": _flips(comparison, curves), "cutoffs": cutoffs}
-            manifest = _manifest(comparison, wanted["data"], facts, 0.0)
+            manifest = _manifest(comparison, folder.fingerprint(folder.models), facts, 0.0)
             shown = _shown(comparison, curves, {n: table for n, table in frames.items() if table is not None}, manifest)
             frames |= {"shown": frame(ShownQuery, shown) if shown else None}
             for name, table in frames.items():

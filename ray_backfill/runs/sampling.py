@@ -1,9 +1,8 @@
 """Chooses the gallery items that the new model should embed for a forecast, and lists them in a file."""
 
-import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from ray_backfill.forecast import REASONS, Sample, draw_sample
 from ray_backfill.forecast.close import closest_stand_ins
 from ray_backfill.forecast.stand_in import fit_stand_in
 from ray_backfill.progress import step
+from ray_backfill.runkey import RunKey
 from ray_backfill.store import EmbeddingFolder, read_folder, write_parquet
 from ray_backfill.systems import FloatArray, GroundTruth, IntArray, RetrievalSystem
 from ray_backfill.tables.forecast import SampledItem
@@ -24,7 +24,9 @@ from ray_backfill.tables.parquet import open_checked, read_checked
 from ray_backfill.tables.schema import arrow_table
 
 NAME = "sample.parquet"
-# Key in the metadata of the file.
+# Version of the file; increases when its meaning or that of its key changes.
+FORMAT = 2
+# Name in the metadata of the file.
 _FACTS = b"ray_backfill.sample"
 
 
@@ -43,24 +45,16 @@ class SampleSettings:
 
 @dataclass(frozen=True, eq=False)
 class StoredSample:
-    """A sample with the settings of which it was made. round_n: (n,) round of each item, from 1 on. answers: hash of
-    the right answers.
-    """
+    """A sample with the settings of which it was made. round_n: (n,) round of each item, from 1 on."""
 
     sample: Sample
     settings: SampleSettings
     round_n: IntArray
-    answers: str
 
     @property
     def lists(self) -> int:
         """Number of different lists of right answers of the chosen queries."""
         return len(np.unique(self.sample.group))
-
-    def check_answers(self, truth: GroundTruth) -> None:
-        """Raises InputError if other answers were right when the sample was drawn."""
-        if self.answers != _hash(truth):
-            raise InputError("the right answers have changed since the sample was drawn; sample again")
 
 
 def read_before_backfill(data: Path) -> EmbeddingFolder:
@@ -111,16 +105,14 @@ def take_sample(data: Path, out: Path, budget: int, settings: SampleSettings, ad
     elif out.exists():
         raise InputError(f"{out} is there already; extend it with --add, or write elsewhere with --out")
     truth = truth_of(folder, settings.truth, settings.distance)
-    if earlier is not None:
-        earlier.check_answers(truth)
     assert folder.queries is not None
     with step("find close items"):
         stand_ins = fit_stand_in(*free_pairs(folder), settings.distance)(folder.gallery.old)
         form = ProductForm.of(RetrievalSystem(folder.queries.new, stand_ins), settings.distance)
         kept = None if earlier is None else earlier.sample.position
         sample = draw_sample(truth, budget, closest_stand_ins(form, truth), settings.seed, kept)
-    stored = StoredSample(sample, settings, _rounds(sample, earlier), _hash(truth))
-    _write(out, folder, stored)
+    stored = StoredSample(sample, settings, _rounds(sample, earlier))
+    _write(out, folder, stored, sample_key(folder, truth, settings))
     return stored
 
 
@@ -138,9 +130,12 @@ def _checked(settings: SampleSettings) -> SampleSettings:
     )
 
 
-def _hash(truth: GroundTruth) -> str:
-    arrays = (truth.positive_starts, truth.positives)
-    return hashlib.sha256(b"".join(np.ascontiguousarray(each).tobytes() for each in arrays)).hexdigest()
+def sample_key(folder: EmbeddingFolder, truth: GroundTruth, settings: SampleSettings) -> RunKey:
+    """What determines a sample besides its size. The gallery's new embeddings do not: they come later."""
+    of_split = {split: folder.fingerprint(("old", "new"), (split,)) for split in ("queries", "train")}
+    gallery = folder.fingerprint(("old",), ("gallery",))
+    made_from = {"gallery": gallery, **of_split, "right_answers": truth.fingerprint()}
+    return RunKey("sample", asdict(settings), made_from, FORMAT)
 
 
 def _rounds(sample: Sample, earlier: StoredSample | None) -> IntArray:
@@ -152,7 +147,7 @@ def _rounds(sample: Sample, earlier: StoredSample | None) -> IntArray:
     return np.where(found == 0, earlier.round_n.max() + 1, found)
 
 
-def _write(out: Path, folder: EmbeddingFolder, stored: StoredSample) -> None:
+def _write(out: Path, folder: EmbeddingFolder, stored: StoredSample, key: RunKey) -> None:
     sample, settings = stored.sample, stored.settings
     rows = [
         SampledItem(str(item), REASONS[reason], float(chance), int(number))
@@ -168,8 +163,7 @@ def _write(out: Path, folder: EmbeddingFolder, stored: StoredSample) -> None:
         "seed": settings.seed,
         "truth": list(settings.truth),
         "distance": settings.distance,
-        "data": _mark(folder),
-        "answers": stored.answers,
+        "key": key.recorded(),
     }
     write_parquet(out, table.replace_schema_metadata({_FACTS: json.dumps(facts).encode()}))
 
@@ -178,7 +172,7 @@ def read_sample(path: Path, folder: EmbeddingFolder) -> StoredSample:
     """Read a sample of this folder.
 
     Raises:
-        InputError: There is none, or it belongs to other data.
+        InputError: There is none, or it was drawn from other data or other right answers.
     """
     if not path.exists():
         raise InputError(f"{path} is missing; run: ray-backfill sample {folder.path} --budget {_advised(folder)}")
@@ -186,16 +180,19 @@ def read_sample(path: Path, folder: EmbeddingFolder) -> StoredSample:
     if _FACTS not in metadata:
         raise InputError(f"{path} was not written by ray-backfill sample; draw a sample with it")
     facts: dict[str, Any] = json.loads(metadata[_FACTS])
-    if facts["data"] != _mark(folder):
-        raise InputError(f"{path} belongs to other old embeddings or queries than those in {folder.path}; sample again")
+    settings = SampleSettings(facts["seed"], tuple(facts["truth"]), facts["distance"])
+    if "key" not in facts:
+        raise InputError(f"{path} was drawn by an earlier version of ray-backfill; sample again")
+    truth = truth_of(folder, settings.truth, settings.distance)
+    if difference := sample_key(folder, truth, settings).difference(facts["key"]):
+        raise InputError(f"{path} is no sample of {folder.path} as it is now ({difference}); sample again")
     table = read_checked(path, ["id", "reason", "probability", "round"])
     position = positions_of(folder.gallery.id, np.asarray(table["id"].to_pylist()))
     reason = np.array([REASONS.index(name) for name in table["reason"].to_pylist()], np.int8)
     probability, of_round = (table[name].to_numpy() for name in ("probability", "round"))
     queries, group = (np.array(facts[name], np.int64) for name in ("queries", "group"))
     sample = Sample(position, reason, probability, queries, group, facts["groups"], facts["seed"])
-    settings = SampleSettings(facts["seed"], tuple(facts["truth"]), facts["distance"])
-    return StoredSample(sample, settings, of_round, facts["answers"])
+    return StoredSample(sample, settings, of_round)
 
 
 def positions_of(ids: Any, wanted: Any) -> IntArray:
@@ -219,7 +216,3 @@ def counts_in_words(stored: StoredSample) -> str:
 
 def _advised(folder: EmbeddingFolder) -> int:
     return max(100, len(folder.gallery) // 50)
-
-
-def _mark(folder: EmbeddingFolder) -> str:
-    return folder.fingerprint(("old",), ("gallery", "queries"))

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from ray_backfill.errors import InputError
 from ray_backfill.files import begin_stage, finish_stage, remove_halves
 from ray_backfill.progress import stage
+from ray_backfill.runkey import RunKey
 from ray_backfill.store import SPLITS, vector_column, write_parquet
 
 Floats = NDArray[np.float32]
@@ -141,7 +142,7 @@ def draw_gallery(settings: SyntheticGallery, folder: Path, overwrite: bool = Fal
         InputError: The folder has other settings, or the disk is full.
     Cost: 2 s d + L (d + 3) multiply-adds per item; memory for one part, plus 16 bytes per item and 16 K per class.
     """
-    if begin_stage(folder, STAGE, asdict(settings), overwrite):
+    if begin_stage(folder, RunKey(STAGE, asdict(settings)), overwrite):
         return folder
     drawing = Drawing(settings)
     total = settings.items + settings.queries + settings.train_items

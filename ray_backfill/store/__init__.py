@@ -58,6 +58,7 @@ from ray_backfill.store._further import IMAGE as IMAGE
 from ray_backfill.store._further import TEXT as TEXT
 from ray_backfill.store._further import read_further as read_further
 from ray_backfill.store._further import read_picked as read_picked
+from ray_backfill.store._further import text_fingerprint as text_fingerprint
 from ray_backfill.store._hashing import hash_rows as hash_rows
 from ray_backfill.store._known import COLUMNS as COLUMNS
 from ray_backfill.store._known import NUMBERS, OF_QUERIES, check_equal_columns, read_columns

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from ray_backfill.errors import InputError
+from ray_backfill.runkey import fingerprint
 from ray_backfill.store._columns import in_words, part_files, plain, plain_type
 from ray_backfill.systems import IntArray
 from ray_backfill.tables.parquet import open_checked, read_checked, reading
@@ -16,6 +17,8 @@ from ray_backfill.tables.parquet import open_checked, read_checked, reading
 TEXT, IMAGE = "text", "image"
 # Rows that are decoded at a time when single rows are picked.
 _ROWS = 1024
+# Rows of a column of texts that are read at a time.
+_BATCH = 1 << 16
 
 
 def read_further(path: Path, name: str) -> pa.ChunkedArray:
@@ -36,6 +39,19 @@ def read_further(path: Path, name: str) -> pa.ChunkedArray:
         raise InputError(f"column {name!r} of {path} holds {words} in different files; use one type")
     chunks = [chunk for part in parts if len(part) for chunk in part.chunks]
     return pa.chunked_array(chunks, type=next(iter(kinds), pa.null()))
+
+
+def text_fingerprint(path: Path, name: str) -> str:
+    """A hash of a column of texts of a split; "" if a file does not have it, or it holds something else."""
+    marks = []
+    for file in part_files(path):
+        opened = open_checked(file)
+        if name not in opened.schema_arrow.names or plain_type(opened.schema_arrow.field(name).type) != pa.string():
+            return ""
+        with reading(file):
+            for batch in opened.iter_batches(_BATCH, columns=[name]):
+                marks.append(fingerprint(plain(pa.chunked_array(batch.columns)).to_pylist()))
+    return fingerprint(*marks)
 
 
 def read_picked(path: Path, name: str, rows: IntArray) -> list[Any]:

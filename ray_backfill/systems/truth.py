@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ray_backfill.errors import InputError
+from ray_backfill.runkey import fingerprint
 from ray_backfill.systems.arrays import IntArray, as_array, as_labels, describe_array
 
 Floats = NDArray[np.float64]
@@ -21,6 +22,10 @@ class Filter:
 
     of_query: IntArray
     of_item: IntArray
+
+    def fingerprint(self) -> str:
+        """Return a hash of the parts."""
+        return fingerprint(self.of_query, self.of_item)
 
     def parts(self) -> list[tuple[IntArray, IntArray]]:
         """The queries and the gallery items of each part that has both, ascending."""
@@ -76,6 +81,11 @@ class GroundTruth:
     def skipped(self) -> IntArray:
         """Queries without positives. No metric is defined for them, so every mean leaves them out."""
         return np.flatnonzero(np.diff(self.positive_starts) == 0)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the right answers, their grades, what is ignored, and the weights of queries."""
+        lists = (self.positive_starts, self.positives, self.ignored_starts, self.ignored)
+        return fingerprint(self.n_gallery, *lists, self.grades, self.weights)
 
     def positives_of(self, query: int) -> IntArray:
         """Return the gallery positions of a query's positives, ascending."""

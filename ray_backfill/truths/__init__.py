@@ -20,12 +20,6 @@ def all_truths() -> dict[str, TruthKind]:
     return {kind.name: kind for kind in kinds}
 
 
-def mark_of_truth(words: Sequence[str]) -> str:
-    """Changes with the content of the file that ``--truth`` names; "" without one."""
-    kind, _, argument = parse_truth(words)
-    return kind.mark(argument) if argument else ""
-
-
 def parse_truth(words: Sequence[str]) -> tuple[TruthKind, int, str]:
     """The kind that ``--truth`` names, its number K and its argument. No words: what the folder gives.
 

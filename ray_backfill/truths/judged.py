@@ -84,18 +84,12 @@ def _clicks(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
     )
 
 
-def _mark_of_file(argument: str) -> str:
-    path = Path(argument)
-    return f"{path.stat().st_size} {path.stat().st_mtime_ns}" if path.exists() else ""
-
-
 TRUTHS = (
-    TruthKind("qrels", "FILE", "Judgements in TREC's format, with grades.", _qrels, mark=_mark_of_file),
+    TruthKind("qrels", "FILE", "Judgements in TREC's format, with grades.", _qrels),
     TruthKind(
         "clicks",
         "SOURCE",
         "A table with the columns query, item and clicks; frequent queries weigh more.",
         _clicks,
-        mark=lambda argument: open_source(argument).fingerprint,
     ),
 )

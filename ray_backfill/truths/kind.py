@@ -45,8 +45,7 @@ class TruthKind:
 
     name: as on the command line; a K in it stands for any number above 0. argument: what the word after the name is; ""
     if there is none. explains: a sentence for the help. make: makes the truth of a folder; raises InputError.
-    is_retention: the new model's own results are taken as right, so nothing is said of how good they are. mark: changes
-    with the content of the argument's file, as far as that can be told without reading it.
+    is_retention: the new model's own results are taken as right, so nothing is said of how good they are.
     """
 
     name: str
@@ -54,7 +53,6 @@ class TruthKind:
     explains: str
     make: Callable[[EmbeddingFolder, TruthRequest], Truth]
     is_retention: bool = False
-    mark: Callable[[str], str] = lambda argument: ""
 
 
 def positions_of(ids: Sequence[Any] | NDArray[Any], gallery_ids: NDArray[Any]) -> IntArray:

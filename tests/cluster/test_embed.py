@@ -25,6 +25,7 @@ from ray_backfill.models.backbones import pixels_to_float
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
 from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.protocols import Protocol
+from ray_backfill.runkey import RunKey
 from ray_backfill.store import EmbeddingFolder, read_folder, read_table
 from ray_backfill.training.augment import augment, own_view
 from ray_backfill.training.settings import Augmentation, BackboneTraining
@@ -41,7 +42,7 @@ def backbone(folder: Path, seed: int, dim: int, cosine_scale: float | None = Non
     """An untrained network, saved as a finished stage."""
     torch.manual_seed(seed)
     info = BackboneInfo(BackboneSettings(dim=dim, width=4), 3, 16, classes=[4, 7], cosine_scale=cosine_scale)
-    begin_stage(folder, "backbone", {"seed": seed})
+    begin_stage(folder, RunKey("backbone", {"seed": seed}))
     save_backbone(folder, info.build().eval(), info)
     finish_stage(folder)
     return folder
@@ -161,7 +162,7 @@ def test_one_view_is_the_store_of_before(tmp_path: Path) -> None:
     assert set(files[2]) - set(files[1]) == {"train_views.parquet/view-001-part-000000.parquet"}
     assert all(files[2][name] == content for name, content in files[1].items())
     models = {name: tmp_path / name for name in ("old", "new")}
-    wanted = embed._wanted(open_source(MANY), [0, 2], models, TRAINING, replace(IN_PARTS, views=1), None)
+    wanted = embed._wanted(open_source(MANY), [0, 2], models, TRAINING, replace(IN_PARTS, views=1), None).settings
     assert wanted["embed"] == {"part_rows": 40, "batch": 4}
     assert set(wanted) == {"data", "train_classes", "models", "embed"}
 
@@ -263,7 +264,7 @@ def test_a_run_killed_at_a_random_moment_is_continued_to_the_same_bytes(tmp_path
     torch.set_num_threads(threads)  # an actor takes as many as it has CPUs
 
     wanted = embed._wanted(open_source(MANY), [0, 2], models, TRAINING, IN_PARTS, None)
-    begin_stage(killed, "embeddings", wanted)
+    begin_stage(killed, wanted)
     command = [sys.executable, "-c", _EMBED_ALONE, str(killed), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None

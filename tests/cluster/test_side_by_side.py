@@ -24,6 +24,7 @@ from ray_backfill.comparison.trial import Trial, run_trial
 from ray_backfill.errors import InputError
 from ray_backfill.files import begin_stage, is_finished, read_json
 from ray_backfill.methods import find_methods
+from ray_backfill.runkey import RunKey
 from ray_backfill.store import EmbeddingFolder, read_folder, write_parquet
 from ray_backfill.training.fit_into import fit_into, one_thread
 from ray_backfill.training.tuning import trials_of, with_values
@@ -169,7 +170,7 @@ def test_trials_side_by_side_score_as_one_by_one(folder: EmbeddingFolder, tmp_pa
         assert method.fit is not None
         for number, values in enumerate(trials_of(method.fit.space, fits, 3)):
             out = tmp_path / "here" / method.name / str(number)
-            begin_stage(out, "trial", {})
+            begin_stage(out, RunKey("trial", {}))
             with one_thread():
                 run_trial(Trial(method.name, with_values(fits, values), "cosine", folder.path, out, "mAP"))
             there = tmp_path / "tasks" / method.name / str(number)

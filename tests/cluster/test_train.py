@@ -22,6 +22,7 @@ from ray_backfill.files import begin_stage, finish_stage, read_json
 from ray_backfill.methods import find_methods
 from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, load_network, save_backbone
 from ray_backfill.models.settings import BackboneSettings
+from ray_backfill.runkey import RunKey
 from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
 from ray_backfill.training.fit import TrainSet
 from ray_backfill.training.settings import BackboneTraining, FitSettings, HeadTraining, TransformTraining
@@ -86,7 +87,7 @@ def _old_backbone(folder: Path, seed: int = 0) -> Path:
     """An untrained network, saved as a finished stage."""
     torch.manual_seed(seed)
     info = BackboneInfo(BACKBONE, 3, 16, classes=[0, 1])
-    begin_stage(folder, "backbone", {})
+    begin_stage(folder, RunKey("backbone"))
     save_backbone(folder, info.build(), info)
     finish_stage(folder)
     return folder

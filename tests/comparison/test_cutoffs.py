@@ -297,8 +297,3 @@ def test_merges_without_cutoffs_alone_are_refused_and_so_are_drills() -> None:
         replace(EVALUATION, merges=("rrf",)).check()
     with pytest.raises(InputError, match="a drill has no --cutoffs"):
         _check(replace(EVALUATION, orders=("random",)), LiveSettings(method="rm_naive"))
-
-
-def test_no_cutoffs_leave_no_trace_in_the_settings() -> None:
-    assert "cutoffs" not in replace(EVALUATION, cutoffs=()).recorded()
-    assert EVALUATION.recorded()["cutoffs"] == (0.7, 0.2)

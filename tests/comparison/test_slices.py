@@ -12,7 +12,7 @@ import pytest
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.replayed import judge
 from ray_backfill.comparison.slice_tables import slice_tables
-from ray_backfill.comparison.slices import Slice, mark_of_slices, resolve_slices
+from ray_backfill.comparison.slices import Slice, resolve_slices
 from ray_backfill.comparison.truth import ground_truth
 from ray_backfill.errors import InputError
 from ray_backfill.replay import Curve
@@ -162,17 +162,6 @@ def test_a_run_writes_the_slices_that_were_asked_for(folder: Path, tmp_path: Pat
     assert "too few to judge" in page
     with pytest.raises(InputError, match="slices: "):
         run(replace(evaluation, slices=("lang",)))
-
-
-def test_other_values_in_a_slice_are_other_settings(folder: Path) -> None:
-    before = slices_of(folder, lang=["de", "en"] * 6)
-    mark = mark_of_slices(read_folder(folder), ("lang",))
-    assert before == []
-    table = read_folder(folder)
-    assert mark == mark_of_slices(table, ("lang",)) != ""
-    assert mark_of_slices(table, ()) == ""
-    write_split(folder / "queries.parquet", 12, 1000, lang=["de", "fr"] * 6)
-    assert mark_of_slices(read_folder(folder), ("lang",)) != mark
 
 
 def test_dictionaries_and_large_strings_are_text(folder: Path) -> None:

@@ -10,11 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ray_backfill.cli.main import main
-from ray_backfill.errors import InputError
 from ray_backfill.report.forecast.reading import read_forecast
-from ray_backfill.runs.sampling import read_before_backfill, read_sample
 from ray_backfill.store import vector_column, write_parquet
-from ray_backfill.systems import GroundTruth
 from tests.forecast.galleries import gallery
 
 METHODS = ("rm_naive", "procrustes_query")
@@ -195,7 +192,7 @@ def test_what_cannot_be_done(
     [
         ("missing", "lacks 4 of the 300 items"),
         ("unknown", "ids that the gallery lacks"),
-        ("other", "belongs to other"),
+        ("other", "different from the earlier run: "),
         ("short", "has vectors of 10 dimensions"),
         ("zero", "row 3: a zero vector"),
     ],
@@ -301,10 +298,6 @@ def test_a_forecast_is_of_the_truth_of_its_sample(
     with pytest.raises(SystemExit):
         run("sample", folder, "--add", 20, "--seed", 7)
     assert "drawn with other settings" in capsys.readouterr().err
-    stored = read_sample(folder / "sample.parquet", read_before_backfill(folder))
-    of = gallery(items=1500, queries=80, classes=150)
-    with pytest.raises(InputError, match="the right answers have changed"):
-        stored.check_answers(GroundTruth.from_positives([of.truth.positives_of(0)], n_gallery=1500))
     run("sample", folder, "--budget", 1500, "--distance", "l2", "--out", tmp_path / "l2.parquet")
     embed(folder, tmp_path / "all.parquet", everything=True)
     run("forecast", folder, "--new", tmp_path / "all.parquet", "--sample", tmp_path / "l2.parquet", "--methods",

@@ -12,6 +12,7 @@ from ray_backfill.errors import InputError
 from ray_backfill.files import begin_stage, finish_stage, read_json
 from ray_backfill.methods import Method, find_methods, models_of
 from ray_backfill.recipes import load_recipe
+from ray_backfill.runkey import RunKey
 from ray_backfill.runs import images
 from ray_backfill.runs.checks import check_recipe
 from ray_backfill.runs.context import Context
@@ -82,7 +83,7 @@ def test_what_cannot_be_trained_is_said_for_kinds_like_it() -> None:
 
 def test_the_seconds_of_a_stage_are_those_of_its_computation(tmp_path: Path) -> None:
     def make(settings: int, overwrite: bool = False) -> Path:
-        if not begin_stage(tmp_path, "map", {"lr": settings}, overwrite):
+        if not begin_stage(tmp_path, RunKey("map", {"lr": settings}), overwrite):
             time.sleep(0.1 * settings)
             finish_stage(tmp_path)
         return tmp_path
