@@ -234,7 +234,7 @@ def test_the_same_run_is_reused_and_another_refused(folder: Path, tmp_path: Path
     with pytest.raises(InputError, match=r"evaluation.points: 5 there, 6 requested"):
         run_on(folder, out, Evaluation(EVALUATION.methods, EVALUATION.orders, points=6))
     write_split(folder / "queries.parquet", 12, 2000)
-    with pytest.raises(InputError, match=r"other settings \(data: "):
+    with pytest.raises(InputError, match=r"different from the earlier run: "):
         run_on(folder, out)
 
 
@@ -243,7 +243,7 @@ def test_a_half_written_result_is_made_again(folder: Path, tmp_path: Path, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("ray_backfill.runs.results.write_report", stop)
+        patch.setattr("ray_backfill.runs.results.finish_stage", stop)
         with pytest.raises(KeyboardInterrupt):
             run_on(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists(), "results appear when they are complete"
@@ -367,7 +367,7 @@ def test_a_plugins_order_reads_its_own_column(folder: Path, tmp_path: Path, monk
     assert comparison.orders.of_gallery["newest"].tolist() == np.argsort(-recency).tolist()
     write_results(comparison, tmp_path / "out", Facts(command="test"))
     write_split(folder / "gallery.parquet", 60, 0, recency=recency[::-1])
-    with pytest.raises(InputError, match=r"other settings \(data: "):
+    with pytest.raises(InputError, match=r"different from the earlier run: "):
         write_results(resolve(read_folder(folder), evaluation, FitSettings()), tmp_path / "out", Facts(command="test"))
     write_split(folder / "gallery.parquet", 60, 0, recency=["today"] * 60)
     with pytest.raises(InputError, match="column 'recency' must hold numbers"):

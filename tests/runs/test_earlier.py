@@ -181,7 +181,7 @@ def test_other_settings_are_refused_before_anything_is_computed_and_overwritten_
                 run(data, out, **arguments)  # type: ignore[arg-type]
             assert difference in str(error.value)
             assert "give --overwrite" in str(error.value)
-        with pytest.raises(rb.InputError, match=r"other settings \(data: "):
+        with pytest.raises(rb.InputError, match=r"different from the earlier run: "):
             run(other, out)
     assert times(out) == before
     run(other, out, overwrite=True, methods=("least_squares_gallery", "ridge_gallery"), fits=fits)

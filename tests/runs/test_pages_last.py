@@ -12,6 +12,7 @@ import ray_backfill as rb
 from ray_backfill.cli.main import main
 from ray_backfill.files import is_finished
 from ray_backfill.report.forecast import read_forecast
+from ray_backfill.runkey import RunKey
 from ray_backfill.runs import drill
 from ray_backfill.runs import results as simulating
 from tests.report.live.folder import SETTINGS, write_drill
@@ -95,5 +96,5 @@ def test_drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             drill._conclude(folder, facts, facts, {})
     assert is_finished(folder)
     assert not any((folder / name).exists() for name in PAGES)
-    assert drill._is_there(folder, SETTINGS, overwrite=False)
+    assert drill._is_there(folder, RunKey("live", SETTINGS), overwrite=False)
     assert all((folder / name).exists() for name in PAGES)
