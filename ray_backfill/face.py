@@ -31,7 +31,7 @@ def simulate(
     out: str | Path | None = None,
     methods: str | Sequence[str] = "recommended",
     orders: str | Sequence[str] = "random",
-    merges: str | Sequence[str] = "raw",
+    merges: str | Sequence[str] = "best",
     metrics: str | Sequence[str] = ("mAP", "CMC@1"),
     points: int = 11,
     distance: str = "cosine",

@@ -19,7 +19,7 @@ from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.comparison.merges import MergeFits
 from ray_backfill.comparison.permutations import by_order, further_permutations
 from ray_backfill.comparison.resolve import Comparison, System
-from ray_backfill.merges import RAW, Merge, all_merges, fit_merge
+from ray_backfill.merges import BEST, RAW, Merge, all_merges, fit_merge
 from ray_backfill.methods import Embeddings, Method
 from ray_backfill.progress import detail, stage
 from ray_backfill.replay import Within, count_within, slice_of_item
@@ -32,6 +32,8 @@ from ray_backfill.tables.schema import block
 Distances = NDArray[np.float32]
 Floats = NDArray[np.float64]
 _OLD = System(OLD)
+# The best merge differs from method to method, and can be one without cut-offs.
+_FOR_BEST = ("raw", "quantile")
 _LARGEST = np.finfo(np.float32).max
 
 
@@ -55,14 +57,15 @@ class _Plan:
 
 
 def cutoff_merges(names: Sequence[str]) -> list[str]:
-    """The merges by which cut-offs can be translated."""
-    return [name for name in names if not all_merges()[name].why_no_cutoffs]
+    """The merges by which cut-offs can be translated; for the best one, those that need no labels."""
+    told = dict.fromkeys(each for name in names for each in (_FOR_BEST if name == BEST else (name,)))
+    return [name for name in told if not all_merges()[name].why_no_cutoffs]
 
 
 def cutoffs_left_out(comparison: Comparison) -> tuple[LeftOut, ...]:
     """The merges by which no cut-off can be translated, and cascades, for the report; () if no cut-off was given."""
     names = comparison.merges.names if comparison.evaluation.cutoffs else ()
-    kinds = [all_merges()[name] for name in names]
+    kinds = [all_merges()[name] for name in names if name != BEST]
     cascades = [method.name for method in comparison.methods if method.recalls and names]
     return (
         *(LeftOut("cut-offs", kind.name, kind.why_no_cutoffs) for kind in kinds if kind.why_no_cutoffs),

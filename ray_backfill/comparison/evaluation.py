@@ -8,7 +8,7 @@ import numpy as np
 
 from ray_backfill.distances import check_distance
 from ray_backfill.errors import InputError
-from ray_backfill.merges import all_merges, check_merge
+from ray_backfill.merges import BEST, all_merges, check_merge
 from ray_backfill.methods import CONTROLS, Method, all_methods, find_methods
 from ray_backfill.metrics import parse_metric
 from ray_backfill.orders import find_order
@@ -39,7 +39,8 @@ class Evaluation:
     orders: tuple[str, ...] = ("classifier_score",)
     """Orders in which the gallery is backfilled."""
     merges: tuple[str, ...] = ("raw",)
-    """Ways to make the distances of the two systems comparable; raw leaves them as they are."""
+    """Ways to make the distances of the two systems comparable; raw leaves them as they are, best chooses one for each
+    method on train items."""
     metrics: tuple[str, ...] = ("mAP", "CMC@1")
     """Metrics of retrieval: mAP, MRR, nDCG, mAP@k, CMC@k, recall@k, MRR@k, nDCG@k for any k. The first one leads the
     report."""
@@ -69,7 +70,7 @@ class Evaluation:
     @classmethod
     def of_folder(cls) -> Self:
         """The defaults for a folder of embeddings, which seldom has the old classifier's scores."""
-        return cls(methods=("recommended",), orders=("random",))
+        return cls(methods=("recommended",), orders=("random",), merges=(BEST,))
 
     @property
     def step(self) -> int:
@@ -148,7 +149,7 @@ class Evaluation:
                 limits = f"from {least:g} on" if most > 2 else f"from {least:g} to {most:g}"
                 limits = "finite numbers" if least < -1 else limits
                 raise InputError(f"--cutoffs are {what} under the {self.distance} distance, {limits}; got {cutoff:g}")
-        if self.cutoffs and all(all_merges()[merge].why_no_cutoffs for merge in self.merges):
+        if self.cutoffs and BEST not in self.merges and all(all_merges()[m].why_no_cutoffs for m in self.merges):
             raise InputError(
                 f"--cutoffs cannot be translated by the {self.merges[0]} merge, which "
                 f"{all_merges()[self.merges[0]].why_no_cutoffs}; add raw, or quantile if there is a train.parquet"

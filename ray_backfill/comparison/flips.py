@@ -51,7 +51,7 @@ def find_flips(
     Args:
         top1_correct: Order -> (Q, J) whether the first result is right, from the replay of this pair.
         scored: (Q,) rows of the queries.
-        served: The pair in these orders, without a merge.
+        served: The pair in these orders, with the merge of the replay.
         find: Searches the pair.
 
     Raises:

@@ -7,7 +7,7 @@ import numpy as np
 
 from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.comparison.sample import sample
-from ray_backfill.merges import RAW, Merge, all_merges, fit_merge
+from ray_backfill.merges import BEST, RAW, Merge, all_merges, fit_merge
 from ray_backfill.methods import POLICIES, Embeddings, Method
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable
 from ray_backfill.systems import IntArray
@@ -47,8 +47,10 @@ class MergeFits:
 
         If the items lack embeddings of one of the method's models, only merges that need no fit.
         """
-        if method.is_reference or method.family == POLICIES:
+        if method.is_reference:
             return {RAW.name: RAW}
+        if method.family == POLICIES:  # beside the others, so that it is compared with them
+            return {BEST if BEST in self.names and RAW.name not in self.names else RAW.name: RAW}
         pair, names = None, self.names
         if self.items is not None:
             if all(model in self.items.gallery for model in method.models):
@@ -71,7 +73,7 @@ def items_for_merges(folder: EmbeddingFolder, names: Sequence[str]) -> Embedding
 
 def fitted_on_train_note(folder: EmbeddingFolder, methods: Sequence[Method], names: Sequence[str]) -> tuple[str, ...]:
     """A sentence for the report if merges are fitted on the same items as the maps whose distances they compare."""
-    fitted = [name for name in names if all_merges()[name].needs_train]
+    fitted = [name for name in names if all_merges()[name].uses_train]
     if not fitted or not any(method.fit for method in methods) or items_for_merges(folder, names) is not folder.train:
         return ()
     return (
@@ -83,7 +85,7 @@ def fitted_on_train_note(folder: EmbeddingFolder, methods: Sequence[Method], nam
 def resolve_merges(folder: EmbeddingFolder, names: Sequence[str], distance: str, seed: int) -> MergeFits:
     """Choose the items that these merges are fitted on, at most 20,000. seed: for this choice and the fits."""
     items = items_for_merges(folder, names)
-    if items is None or not any(all_merges()[name].needs_train for name in names):
+    if items is None or not any(all_merges()[name].uses_train for name in names):
         return MergeFits(tuple(names), distance, seed)
     found = sample(items, _ITEMS, seed)
     label = None if found.label is None else np.unique(found.label, return_inverse=True)[1]

@@ -4,7 +4,7 @@ Methods share systems: most serve {new, new} to backfilled items. Methods are re
 system of a group is searched once for all its methods, orders and merges.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -95,22 +95,29 @@ def replay_methods(comparison: Comparison, serve: Callable[[Sequence[Method]], S
                     found = serving.replay([served[i] for i in together])
                     for i, of_orders in zip(together, found, strict=True):
                         for order, found_P in by_order(of_orders).items():
-                            curves[keys[i][0], order, keys[i][1]] = judge(found_P, comparison.evaluation.step)
+                            judged = judge(found_P, comparison.evaluation.step)
+                            curves[keys[i][0], order, keys[i][1]] = replace(judged, merge=served[i].merge.name)
                 for pair, (of_method, of_merge) in zip(served, keys, strict=True):
-                    if of_merge == RAW.name and of_method not in references and not pair.recalls:
-                        curves |= _with_flips(of_method, pair, curves, serving.find)
+                    leads = of_merge == leading_merge(merge for name, merge in keys if name == of_method)
+                    if leads and of_method not in references and not pair.recalls and not pair.merge.by_rank:
+                        curves |= _with_flips(of_method, of_merge, pair, curves, serving.find)
             bar.advance(len(methods))
     return {key: curves[key] for key in _in_order(comparison, curves)}
 
 
-def _with_flips(method: str, served: Served, curves: Curves, find: FindFirst) -> dict[Key, Replayed]:
-    """The curves of a method without a merge, with what stands first where their first results change."""
+def leading_merge(names: Iterable[str]) -> str:
+    """Of the merges of a method, the one of which single queries are told: raw, or else the first."""
+    return min(names, key=lambda name: name != RAW.name)
+
+
+def _with_flips(method: str, merge: str, served: Served, curves: Curves, find: FindFirst) -> dict[Key, Replayed]:
+    """The curves of a method with a merge, with what stands first where their first results change."""
     # Of the permutations of a random order, only the first one has its name.
-    own = {order: curves[method, order, RAW.name] for order in served.orders if (method, order, RAW.name) in curves}
+    own = {order: curves[method, order, merge] for order in served.orders if (method, order, merge) in curves}
     of_orders = {order: each.first_top1 for order, each in own.items()}
     first = replace(served, orders={order: served.orders[order] for order in own})
     found = find_flips(of_orders, next(iter(own.values())).curve.scored, first, find)
-    return {(method, order, RAW.name): replace(own[order], flips=flips) for order, flips in found.items()}
+    return {(method, order, merge): replace(own[order], flips=flips) for order, flips in found.items()}
 
 
 def replay_here(comparison: Comparison, device: str = "cpu") -> Curves:

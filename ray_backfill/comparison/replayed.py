@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ray_backfill import statistics as stats
 from ray_backfill.comparison.flips import Flips
 from ray_backfill.comparison.permutations import mean_curve
+from ray_backfill.merges import RAW
 from ray_backfill.replay import Curve
 from ray_backfill.tables.results import NEW_EMBEDDINGS
 
@@ -35,8 +36,8 @@ class Replayed:
     curve: at the reported points. draws: metric -> (DRAWS, T) means of M_t at these. t: (J,) moments. values: metric ->
     (J,) M_t, and of a cascade ``NEW_EMBEDDINGS``. falls: metric -> largest fall. top1_correct: (Q, J).
     permutation_aucs: metric -> (P,) AUC of each permutation; {} if there is one. first_top1: (Q, J) whether the first
-    result is right in the first permutation. flips: its changes, with the first items; None for references and with a
-    merge.
+    result is right in the first permutation. flips: its changes, with the first items; None for references, and but for
+    the leading merge. merge: the kind of the merge; of the merge "best", the chosen one.
     """
 
     curve: Curve
@@ -48,6 +49,7 @@ class Replayed:
     permutation_aucs: Mapping[str, NDArray[np.float64]]
     first_top1: NDArray[np.bool_]
     flips: Flips | None = None
+    merge: str = RAW.name
 
     def negative_flips_max(self, before_Q: stats.RightQT | None = None) -> float:
         """Return the largest share of queries with a right first result before and a wrong one at some moment.

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ray_backfill.comparison.bands import bands_facts, bands_note, bands_of
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.leakage import leakage_notes
 from ray_backfill.comparison.left_out import few_items_note, find_left_out
@@ -14,6 +15,7 @@ from ray_backfill.comparison.merges import MergeFits, fitted_on_train_note, reso
 from ray_backfill.comparison.orders import BackfillOrders, embeddings_of, resolve_orders
 from ray_backfill.comparison.slices import Slice, resolve_slices
 from ray_backfill.comparison.truth import check_vectors, find_truth
+from ray_backfill.distances import Band
 from ray_backfill.errors import InputError
 from ray_backfill.merges import Merge, all_merges
 from ray_backfill.methods import Embeddings, Method
@@ -37,7 +39,8 @@ class Comparison:
     """Everything that a replay, a drill or a report needs, validated.
 
     methods: methods that take part, old and new first. notes: sentences for the report about what is wrong with the
-    data. slices: groups of queries. truth_facts: what ``--truth`` was, for the manifest. maps: fitted maps; empty
+    data. slices: groups of queries. truth_facts: what ``--truth`` was and which bands the distances fill, for the
+    manifest. maps: fitted maps; empty
     before the fits.
     """
 
@@ -135,6 +138,7 @@ def resolve(
     if not merges:
         raise InputError("none of the --merges can be fitted on this folder; add raw, or give it a train.parquet")
     distance, seed = evaluation.distance, evaluation.order_seed
+    bands = bands_of(folder, distance)
     return Comparison(
         folder,
         evaluation,
@@ -143,9 +147,9 @@ def resolve(
         resolve_orders(folder, evaluation.orders, seed, distance, methods, fits.transforms.loss, evaluation.filter),
         resolve_merges(folder, merges, distance, seed),
         tuple(each for each in left_out if each.kind != "method" or each.name in asked),
-        (*found.notes, *_notes(folder, truth, methods, merges)),
+        (*found.notes, *_notes(folder, truth, methods, merges, bands, distance)),
         resolve_slices(folder, evaluation.slices, truth),
-        found.facts,
+        {**found.facts, **bands_facts(bands)},
     )
 
 
@@ -156,11 +160,13 @@ def resolve_truth(folder: EmbeddingFolder, evaluation: Evaluation, from_images: 
 
 
 def _notes(
-    folder: EmbeddingFolder, truth: GroundTruth, methods: Sequence[Method], merges: Sequence[str]
-) -> tuple[str, ...]:
+    folder: EmbeddingFolder, truth: GroundTruth, methods: Sequence[Method], merges: Sequence[str],
+    bands: Mapping[str, Band], distance: str,
+) -> tuple[str, ...]:  # fmt: skip
     """Sentences about what is wrong with the data, besides those about the right answers."""
-    is_fitted = any(method.fit for method in methods) or any(all_merges()[merge].needs_train for merge in merges)
+    is_fitted = any(method.fit for method in methods) or any(all_merges()[merge].uses_train for merge in merges)
     return (
+        *bands_note(bands, merges, distance, has_train=folder.train is not None),
         *leakage_notes(folder, truth, is_fitted),
         *few_items_note(folder, methods),
         *fitted_on_train_note(folder, methods, merges),

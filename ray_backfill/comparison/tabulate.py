@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from ray_backfill import statistics as stats
 from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.comparison.replay import Curves, Key
+from ray_backfill.comparison.replay import Curves, Key, leading_merge
 from ray_backfill.comparison.slice_tables import slice_tables
 from ray_backfill.comparison.slices import Slice
 from ray_backfill.comparison.summary import of_reference, summary_row
-from ray_backfill.merges import RAW
+from ray_backfill.merges import BEST, RAW
 from ray_backfill.methods import Method
 from ray_backfill.progress import stage
 from ray_backfill.replay import Curve
@@ -72,8 +72,9 @@ def tabulate(methods: Sequence[Method], curves: Curves, evaluation: Evaluation, 
         for key in curves:
             points += _points(curves, key, metrics)
             shown.advance()
+        titles = {key: _title(by_name[key[0]], key[2], found.merge) for key, found in curves.items()}
         summary = [
-            summary_row(by_name[key[0]].title, key, metric, curves, areas, evaluation.margin, has_gain)
+            summary_row(titles[key], key, metric, curves, areas, evaluation.margin, has_gain)
             for key in curves
             for metric in metrics
         ]
@@ -88,6 +89,11 @@ def tabulate(methods: Sequence[Method], curves: Curves, evaluation: Evaluation, 
         )
     stats.resamples.cache_clear()  # 2 bytes for each draw and query
     return tables
+
+
+def _title(method: Method, merge: str, chosen: str) -> str:
+    """The method's, and the merge that was chosen for it: "RM naive + csls"."""
+    return method.title if merge != BEST or chosen == RAW.name else f"{method.title} + {chosen}"
 
 
 def _points(curves: Curves, key: Key, metrics: Sequence[str]) -> Iterator[pd.DataFrame]:
@@ -135,7 +141,7 @@ def _query_values(curves: Curves, metric: str, methods: Mapping[str, Method]) ->
     """Areas and ends of each query as (Q,) float32, once where the order makes no difference."""
     seen: set[str] = set()
     for (name, order, merge), found in curves.items():
-        if merge != RAW.name:
+        if merge != leading_merge(each for method, _, each in curves if method == name):
             continue
         curve, is_reference, is_first = found.curve, methods[name].is_reference, name not in seen
         seen.add(name)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from ray_backfill.merges import all_merges
-from ray_backfill.methods import Method
+from ray_backfill.methods import POLICIES, Method
 from ray_backfill.orders import GalleryColumns, Order
 from ray_backfill.tables.results import MergeTraits, MethodTraits, OrderTraits, Traits
 
@@ -35,5 +35,6 @@ def _of_method(method: Method) -> MethodTraits:
         further_models=tuple(model for model in method.models if model not in ("old", "new")),
         stays=method.forward != "new" and not method.is_reference,
         recalls=method.recalls,
+        merges_models=is_baseline and method.family != POLICIES,
         glossary=method.glossary,
     )

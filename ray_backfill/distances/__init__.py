@@ -1,5 +1,6 @@
 """Distances: smaller is closer. Exact ones, pair by pair, and float32 products with a proven error bound."""
 
+from ray_backfill.distances.bands import Band, band_of, do_compare
 from ray_backfill.distances.exact import lengths
 from ray_backfill.distances.form import (
     DISTANCES,
@@ -12,9 +13,12 @@ from ray_backfill.distances.form import (
 
 __all__ = [
     "DISTANCES",
+    "Band",
     "ProductForm",
+    "band_of",
     "bounds_of_distance",
     "check_distance",
+    "do_compare",
     "exact_distances",
     "lengths",
     "normalise",

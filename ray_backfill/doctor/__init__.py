@@ -8,7 +8,7 @@ import numpy as np
 
 from ray_backfill.comparison.left_out import find_left_out
 from ray_backfill.comparison.truth import find_truth
-from ray_backfill.doctor.findings import MODELS, Finding, find, has_truth, unknown
+from ray_backfill.doctor.findings import MODELS, Finding, cosines_of, find, has_truth, unknown
 from ray_backfill.doctor.scan import SplitScan, VectorColumn, scan_split
 from ray_backfill.errors import InputError
 from ray_backfill.methods import CONTROLS, all_methods
@@ -102,9 +102,11 @@ def _facts(scan: SplitScan) -> dict[str, Any]:
 
 def _vector_facts(column: VectorColumn) -> dict[str, Any]:
     fine = column.norms[column.problems == FINE]
+    cosines = cosines_of(column)
     return {
         "dimensions": column.dim,
         "type": column.dtype,
         "norm": [float(of(fine)) for of in (np.min, np.median, np.max)] if len(fine) else [],
+        "cosines": [cosines.low, cosines.high] if cosines else [],
         "broken": int((column.problems != FINE).sum()),
     }

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_backfill.distances import Band, band_of, do_compare
 from ray_backfill.doctor.mixed import find_mixed
 from ray_backfill.doctor.scan import SplitScan, VectorColumn
 from ray_backfill.store.loose import FINE, PROBLEMS, ZERO
@@ -36,6 +37,7 @@ def find(scans: Mapping[str, SplitScan]) -> list[Finding]:
     found += _of_twins(scans)
     found += _of_labels(scans)
     found += _of_train(scans)
+    found += _of_bands(scans["gallery"])
     rank = {"error": 0, "warning": 1, "note": 2}
     return sorted(found, key=lambda each: rank[each.level])
 
@@ -117,6 +119,24 @@ def _of_twins(scans: Mapping[str, SplitScan]) -> Iterator[Finding]:
                 "warning", name, "old and new hold the same vectors, so there is nothing to compare",
                 "import the new model's embeddings as new",
             )  # fmt: skip
+
+
+def cosines_of(column: VectorColumn) -> Band | None:
+    """The band of the cosines of a column; None of fewer than two vectors."""
+    fine = column.sample[column.problems[column.sample_rows] == FINE]
+    return band_of(fine) if len(fine) > 1 else None
+
+
+def _of_bands(gallery: SplitScan) -> Iterator[Finding]:
+    bands = [cosines_of(gallery.vectors[model]) for model in MODELS if model in gallery.vectors]
+    old, new = bands if len(bands) == len(MODELS) else (None, None)
+    if old is not None and new is not None and not do_compare(old, new):
+        yield Finding(
+            "warning", "gallery",
+            f"the two models' distances do not compare: cosines of random items are from {old} with old, from {new} "
+            "with new",
+            "leave --merges best (the default) as it is, and give a train.parquet; never merge raw distances",
+        )  # fmt: skip
 
 
 def has_truth(scans: Mapping[str, SplitScan]) -> bool:

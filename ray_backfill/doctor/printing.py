@@ -37,12 +37,14 @@ def print_diagnosis(diagnosis: Diagnosis, folder: str, console: Console | None =
 
 
 def _contents(diagnosis: Diagnosis) -> Table:
-    table = Table("split", "rows", "column", "dim.", "type", "length (min, median, max)", "broken")
+    table = Table(
+        "split", "rows", "column", "dim.", "type", "length (min, median, max)", "cosines (1 to 99 %)", "broken"
+    )
     for name, facts in diagnosis.facts.items():
         models = [model for model, value in facts.items() if isinstance(value, Mapping) and "dimensions" in value]
         for number, model in enumerate(models or [""]):
             first = (name, f"{facts['rows']:,}") if number == 0 else ("", "")
-            table.add_row(*first, model, *(_vector_cells(facts[model]) if model else ["–"] * 4))
+            table.add_row(*first, model, *(_vector_cells(facts[model]) if model else ["–"] * 5))
         labels = facts.get("labels")
         if labels:
             table.add_row("", "", "label", *_label_cells(labels))
@@ -51,12 +53,13 @@ def _contents(diagnosis: Diagnosis) -> Table:
 
 def _vector_cells(facts: Mapping[str, Any]) -> Sequence[str]:
     norms = ", ".join(f"{norm:.3g}" for norm in facts["norm"]) or "–"
-    return str(facts["dimensions"]), facts["type"], norms, f"{facts['broken']:,}"
+    cosines = " to ".join(f"{cosine:.2f}" for cosine in facts["cosines"]) or "–"
+    return str(facts["dimensions"]), facts["type"], norms, cosines, f"{facts['broken']:,}"
 
 
 def _label_cells(facts: Mapping[str, Any]) -> Sequence[str]:
     sizes = ", ".join(f"{size:,}" for size in facts["items_of_a_class"])
-    return "", f"{facts['classes']:,} classes", f"of {sizes or '–'} items", f"{facts['unknown']:,} unknown"
+    return "", f"{facts['classes']:,} classes", f"of {sizes or '–'} items", "", f"{facts['unknown']:,} unknown"
 
 
 def _findings(diagnosis: Diagnosis) -> Table:

@@ -2,16 +2,21 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from numpy.typing import ArrayLike
 
 from ray_backfill.distances import check_distance
 from ray_backfill.errors import InputError, unknown_name
+from ray_backfill.merges.best import choose
 from ray_backfill.merges.csls import fit_csls
 from ray_backfill.merges.fitting import Maps, fit_isotonic, fit_logistic, fit_quantile
 from ray_backfill.merges.merge import RAW, Merge
 from ray_backfill.plugins import rows_from_outside
 from ray_backfill.systems import IntArray, UpgradePair, as_labels
+
+# The merge that is chosen for each method.
+BEST = "best"
 
 # (train pair, labels, distance, seed) -> merge. Train pair and labels are given if the kind needs them.
 Fit = Callable[[UpgradePair | None, IntArray | None, str, int], Merge]
@@ -40,6 +45,8 @@ class MergeKind:
     """Whether it keeps each system's own ranking, so that metrics at t = 0 and t = 1 equal those of raw distances."""
     is_by_rank: bool = False
     """Whether it compares ranks in the two lists instead of distances."""
+    is_choice: bool = False
+    """Whether it is one of the other merges, chosen by a trial on train items; raw without these."""
     glossary: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Term -> meaning, for reports."""
     version: int = 1
@@ -50,16 +57,38 @@ class MergeKind:
         return not self.distances or distance in self.distances
 
     @property
+    def uses_train(self) -> bool:
+        """Whether it is fitted on train embeddings where there are some."""
+        return self.needs_train or self.is_choice
+
+    @property
     def why_no_cutoffs(self) -> str:
         """Why a score cut-off of one system has no counterpart in another one by this merge; "" if it has one."""
         if self.is_by_rank:
             return "compares ranks, which have no cut-off"
+        if self.is_choice:
+            return "differs from method to method"
         return "" if self.is_monotone else "has no cut-off: it changes each similarity by the neighbours of its vectors"
 
 
 def _csls(train: UpgradePair | None, label: IntArray | None, distance: str, seed: int) -> Merge:
     assert train is not None
     return Merge("csls", references=fit_csls(train, seed))
+
+
+def _best(train: UpgradePair | None, label: IntArray | None, distance: str, seed: int) -> Merge:
+    if train is None:
+        return RAW
+    known = all_merges()
+    able = [known[name] for name in _CANDIDATES if known[name].suits(distance)]
+    fits = {
+        kind.name: partial(_fit_of, kind, distance, seed) for kind in able if label is not None or not kind.needs_labels
+    }
+    return choose(fits, train, label, distance, seed)
+
+
+def _fit_of(kind: MergeKind, distance: str, seed: int, train: UpgradePair, label: IntArray | None) -> Merge:
+    return kind.fit(train, label, distance, seed)
 
 
 def _by_maps(name: str, fit_maps: FitMaps) -> Fit:
@@ -70,6 +99,9 @@ def _by_maps(name: str, fit_maps: FitMaps) -> Fit:
 
     return fit
 
+
+# The merges among which "best" chooses. Of the two that learn how likely a match is, isotonic assumes less.
+_CANDIDATES = ("raw", "quantile", "isotonic", "csls")
 
 MERGES = (
     MergeKind("raw", "raw distances", "rank merge, eq. 5", lambda *_: RAW, needs_train=False),
@@ -114,6 +146,16 @@ MERGES = (
         glossary={
             "RRF": "A merge (reciprocal rank fusion) in which each system ranks its own items and items are compared "
             "by these ranks instead of distances. Needs no train data.",
+        },
+    ),
+    MergeKind(
+        BEST, "best of raw, quantile, isotonic and CSLS", "cross-validation: docs/results/wide.md", _best,
+        needs_train=False,
+        is_monotone=False,
+        is_choice=True,
+        glossary={
+            "best": "For each method the merge, of raw distances, quantile, isotonic and CSLS, that ranks items best "
+            "that it was not fitted on: held-out train items, half of them at a time. Raw without train items.",
         },
     ),
 )  # fmt: skip

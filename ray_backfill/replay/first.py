@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ray_backfill.replay.block import Block
+from ray_backfill.merges import Merge
+from ray_backfill.replay.block import Block, merged_keys
 from ray_backfill.replay.engine import (
     candidates,
     comparisons_bar,
@@ -64,7 +65,7 @@ def find_first(
 
     Args:
         systems, truth, points, distance, progress, device: See ``replay_pairs``.
-        served: The pair, without a merge.
+        served: The pair, with a merge that compares distances or scores, not ranks.
         queries: (K,) rows of queries that have a positive.
 
     Returns:
@@ -124,8 +125,9 @@ def first_items(prepared: Prepared, truth: GroundTruth, shards: Shards, threads:
         of_scans = candidates(shards, block, 1)
         forward = _allowed(of_scans[pair.forward_scan], block)
         backward = None if pair.hides_backward else _allowed(of_scans[pair.backward_scan], block)
+        both = _merged(forward, backward, pair.merge)
         for order, slices_N in zip(pair.orders, prepared.slices_of[pair.rows], strict=True):
-            keys, is_forward = _first_keys(forward, backward, slices_N, len(block), prepared.points)
+            keys, is_forward = _first_keys(*both, slices_N, len(block), prepared.points)
             own = found[order]
             own.item[rows] = np.where(keys == _NO_KEY, NOTHING, positions_of(keys))
             own.is_forward[rows] = is_forward
@@ -155,6 +157,16 @@ def _allowed(found: Found, block: Block) -> Found:
     pairs = _numbers(of_query, positions_of(keys))
     stays = ~np.isin(pairs, _numbers(block.query_of_ignored, block.ignored))
     return of_query[stays], keys[stays]
+
+
+def _merged(forward: Found, backward: Found | None, merge: Merge) -> tuple[Found, Found | None]:
+    """Candidates with keys that sort in the order of the merge."""
+    if backward is None or not merge.is_mapped:
+        return forward, backward
+    n = len(forward[1])
+    keys = np.concatenate([forward[1], backward[1]])
+    places = merged_keys(keys, np.arange(len(keys)) < n, merge)
+    return (forward[0], places[:n]), (backward[0], places[n:])
 
 
 def _first_keys(

@@ -314,9 +314,9 @@ class Results:
 
     def candidates(self, metric: str) -> list[Row]:
         """The rows that could be deployed during a backfill, the highest AUC first; cascades embed for every query."""
-        excluded = self.unlearned | self.recalling | self.controls
-        rows = [r for r in self.rows if r.metric == metric and not (r.is_end or r.is_bound or math.isnan(r.auc))]
-        return sorted((r for r in rows if r.method not in excluded), key=lambda r: r.auc, reverse=True)
+        from ray_backfill.report.selection import candidates
+
+        return candidates(self, metric)
 
     @property
     def controls(self) -> frozenset[str]:

@@ -25,6 +25,15 @@ def own_methods(results: Results) -> tuple[str, ...]:
     return tuple(dict.fromkeys(r.method for r in results.rows if not r.is_reference))
 
 
+def candidates(results: Results, metric: str) -> list[Row]:
+    """See ``Results.candidates``."""
+    excluded = results.unlearned | results.recalling | results.controls
+    rows = [r for r in results.rows if r.metric == metric and not (r.is_end or r.is_bound or math.isnan(r.auc))]
+    if not results.manifest.data.get("distances_compare", True):  # merged raw, what comes first is chance
+        rows = [r for r in rows if r.merge != "raw" or not results.manifest.traits.methods[r.method].merges_models]
+    return sorted((r for r in rows if r.method not in excluded), key=lambda r: r.auc, reverse=True)
+
+
 def best_per_method(results: Results, metric: str) -> list[Row]:
     """old, new and offline, then each other method in its variant with the highest AUC, the best method first.
 

@@ -192,7 +192,7 @@ def _drill(
     with stage("write report"):
         if (skipped := skipped_queries(comparison)) is not None:
             write_table(drill_folder / "skipped_queries.parquet", skipped)
-        return _conclude(drill_folder, known, _facts(comparison, method, live, plan, context, recipe), timings_s)
+        return _conclude(drill_folder, known, _facts(comparison, sides, live, plan, context, recipe), timings_s)
 
 
 def _key(comparison: Comparison, method: Method, fits: FitSettings, live: LiveSettings) -> RunKey:
@@ -284,22 +284,22 @@ def _plan(drill: Path, order: IntArray, points: int, live: LiveSettings) -> Dril
 
 def _facts(
     comparison: Comparison,
-    method: Method,
+    sides: Sides,
     live: LiveSettings,
     plan: DrillPlan,
     context: Context,
     recipe: Mapping[str, Any],
 ) -> DrillFacts:
     """Facts for the report besides the tables."""
-    folder, evaluation = comparison.folder, comparison.evaluation
+    folder, evaluation, method = comparison.folder, comparison.evaluation, sides.method
     return DrillFacts(
         command=context.command,
         created=now(),
         method=method.name,
         title=method.title,
         order=evaluation.orders[0],
-        merge=evaluation.merges[0],
-        glossary=all_merges()[evaluation.merges[0]].glossary,
+        merge=sides.merge.name,
+        glossary=all_merges()[sides.merge.name].glossary,
         primary_metric=evaluation.metrics[0],
         metrics=evaluation.metrics,
         distance=evaluation.distance,

@@ -246,6 +246,8 @@ class MethodTraits:
     """Its maps are still applied after the backfill; otherwise only the new model is."""
     recalls: int = 0
     """Number of candidates of a cascade, which the new model embeds for every query; 0 if it is none."""
+    merges_models: bool = False
+    """It merges distances of the two models as they are: rank merge without a map."""
     glossary: Mapping[str, str] = field(default_factory=dict)
     """Term -> meaning."""
 

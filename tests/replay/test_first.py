@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from ray_backfill.merges import RAW, Merge, ScoreMap
 from ray_backfill.replay import NOTHING, FirstItems, Served, find_first, replay
 from ray_backfill.systems import GroundTruth, RetrievalSystem, Switch, UpgradePair
 from tests.replay.cases import random_pair, random_truth
@@ -11,7 +12,7 @@ POINTS = 12
 
 
 def by_definition(
-    pair: UpgradePair, truth: GroundTruth, order: np.ndarray, queries: np.ndarray, distance: str
+    pair: UpgradePair, truth: GroundTruth, order: np.ndarray, queries: np.ndarray, distance: str, merge: Merge = RAW
 ) -> FirstItems:
     """One query and moment at a time; distances are whole numbers, so that nothing is rounded."""
     n = pair.n_gallery
@@ -29,9 +30,12 @@ def by_definition(
             for j in range(n):
                 if j in truth.ignored_of(q) or (pair.switch == "only_backfilled" and j not in done):
                     continue
-                ranked.append((both["forward" if j in done else "backward"][j], j, j in done))
+                found = both["forward" if j in done else "backward"][j]
+                root = np.float32(np.sqrt(found) if distance == "l2" else found)
+                (score,) = merge.scores(np.array([root]), np.array([j in done]))
+                ranked.append((score, found, j, j in done))
             if ranked:
-                _, item[row, i], is_forward[row, i] = min(ranked)
+                _, _, item[row, i], is_forward[row, i] = min(ranked)
                 is_right[row, i] = item[row, i] in truth.positives_of(q)
     return FirstItems(item, is_forward, is_right)
 
@@ -62,6 +66,32 @@ def test_first_items_with_ties(seed: int, distance: str, switch: Switch) -> None
         )  # fmt: skip
     if switch == "only_backfilled":
         assert (found["a"].item[:, 0] == NOTHING).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("switch", ["progressively", "only_backfilled"])
+def test_first_items_of_a_merge(seed: int, switch: Switch) -> None:
+    """Scores of steps tie across systems and within one; then distance and position decide."""
+    rng = np.random.default_rng(seed)
+    pair = random_pair(rng, 15, 40, tied=True)
+    pair = UpgradePair(pair.backward, pair.forward, switch)
+    truth = random_truth(rng, 15, 40)
+    steps = [
+        ScoreMap(np.array([0.0, 1.2, 1.5, 3.0]), np.array(y)) for y in ([3.0, 3.0, 4.0, 4.0], [0.0, 1.0, 4.0, 4.0])
+    ]
+    merge = Merge("steps", *steps)
+    order = rng.permutation(40)
+    queries = np.setdiff1d(np.arange(15), truth.skipped)[:9]
+    systems, served = [pair.backward, pair.forward], Served(0, 1, {"": order}, switch, merge)
+    found = find_first(systems, served, truth, queries, POINTS, "l2")[""]
+    expected = by_definition(pair, truth, order, queries, "l2", merge)
+    raw = by_definition(pair, truth, order, queries, "l2")
+    np.testing.assert_array_equal(found.item, expected.item)
+    np.testing.assert_array_equal(found.is_forward, expected.is_forward)
+    curve = replay(pair, truth, order, POINTS, ("mAP", "CMC@1"), "l2", merge=merge)
+    np.testing.assert_array_equal(found.is_right, curve.top1_correct[np.searchsorted(curve.scored, queries)])
+    if switch == "progressively":
+        assert (expected.item != raw.item).any()
 
 
 def test_a_query_that_ignores_nearly_everything() -> None:
