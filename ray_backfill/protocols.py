@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, require_not_negative
 
 # Makes the draw of the validation split independent of that of the classes.
 _VALIDATION_STREAM = 1
@@ -39,6 +39,7 @@ class Protocol:
     def __post_init__(self) -> None:
         if not 0 <= self.validation < 1:
             raise InputError(f"--protocol.validation must be at least 0 and below 1, got {self.validation}")
+        require_not_negative(self, "protocol", "seed")
 
 
 def split_classes(

@@ -4,7 +4,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ray_backfill.errors import InputError, check_device_name, require_positive
+from ray_backfill.errors import InputError, check_device_name, require_not_negative, require_positive
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Workers:
 
     def __post_init__(self) -> None:
         require_positive(self, "workers", "number", "cpus")
+        require_not_negative(self, "workers", "max_failures")
 
 
 # Minimum number of logical CPUs of a local Ray. With fewer, the embedding actors starve Ray Data's read tasks.

@@ -92,10 +92,12 @@ def require_folders(settings: Any, root: Path, folders: Iterable[str], where: st
 
 
 def require_counts(settings: Any, *names: str) -> None:
-    """Raises InputError if one of these fields is below 1."""
-    for name in names:
-        if getattr(settings, name) < 1:
-            raise InputError(f"{dataset_name(settings)}: {name} must be at least 1, not {getattr(settings, name)}")
+    """Raises InputError if one of these fields is below 1, or the seed, if there is one, below 0."""
+    for name, least in (*((name, 1) for name in names), ("seed", 0)):
+        if getattr(settings, name, least) < least:
+            raise InputError(
+                f"{dataset_name(settings)}: {name} must be at least {least}, not {getattr(settings, name)}"
+            )
 
 
 def check_own_images(settings: Any) -> None:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ray_backfill.errors import InputError
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -33,3 +35,12 @@ class Experiment:
     """Seeds of the longer training."""
     subgroups: str = ""
     """Recipe with subgroups to run as well, with the same seeds; empty: none."""
+
+    def __post_init__(self) -> None:
+        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
+            raise InputError(f"--seeds must be one or more different numbers from 0 on, got {list(self.seeds)}")
+        if self.permutations < 1:
+            raise InputError(f"--permutations must be at least 1, got {self.permutations}")
+        for name in ("tune", "long_epochs"):
+            if getattr(self, name) < 0:
+                raise InputError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")

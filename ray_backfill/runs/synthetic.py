@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ray_backfill.errors import InputError
+from ray_backfill.errors import InputError, require_positive
 from ray_backfill.files import begin_stage, finish_stage, remove_halves
 from ray_backfill.progress import stage
 from ray_backfill.runkey import RunKey
@@ -105,6 +105,7 @@ class SyntheticGallery:
         for name in ("items", "queries", "classes", "train_items", "known_classes", "groups", "part_rows"):
             if getattr(self, name) < 1:
                 raise InputError(f"--gallery.{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        require_positive(self, "gallery", "classifier_scale")
         if self.classes > self.items:
             few = f"{self.classes:,} classes need as many items, got --gallery.items {self.items:,}"
             raise InputError(f"{few}; lower --gallery.classes")

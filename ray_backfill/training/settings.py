@@ -21,6 +21,13 @@ class ClassificationSettings:
     arcface_scale: float = 64.0
     """ArcFace: factor on the cosines (the inverse temperature of the softmax)."""
 
+    def check_classification(self, group: str) -> None:
+        """Raises InputError for a setting out of its range. group: where the command line has these settings."""
+        require_positive(self, group, "arcface_scale")
+        require_not_negative(self, group, "label_smoothing", "arcface_margin")
+        if self.label_smoothing > 1:
+            raise InputError(f"--{group}.label-smoothing must be at most 1, got {self.label_smoothing}")
+
     @property
     def cosine_scale(self) -> float | None:
         """The classifier's scale of cosines (see ``Backbone``); None: a linear classifier."""
@@ -63,7 +70,7 @@ class CompatibleLosses:
         group = "{old,new}.training.compatible"
         require_positive(self, group, "ract_tau", "hard_negatives", "simclr_tau", "simclr_dim")
         require_positive(self, group, "boundary_limit", "discriminator", "mix_trusted")
-        require_not_negative(self, group, "adversarial", "boundary", "mix_share")
+        require_not_negative(self, group, "influence", "ract_weight", "adversarial", "boundary", "mix_share")
         for name in ("mix_share", "mix_trusted"):
             if getattr(self, name) > 1:
                 option = name.replace("_", "-")
@@ -92,6 +99,9 @@ class Augmentation:
     """Mirror half of the images. Leave it off where left and right matter, as in handwriting."""
     colour: float = 0.0
     """Largest change of the brightness and contrast of each channel, as a share; 0: none."""
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "{old,new}.training.augmentation", "rotate_deg", "shift", "zoom", "colour")
 
 
 @dataclass(frozen=True)
@@ -124,7 +134,10 @@ class BackboneTraining(ObjectiveSettings):
     """SimCLR: peak learning rate as a share of lr, because its gradients are steeper than a classifier's."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "{old,new}.training", "epochs", "batch", "lr", "arcface_scale", "pair_lr_share")
+        group = "{old,new}.training"
+        self.check_classification(group)
+        require_positive(self, group, "epochs", "batch", "lr", "pair_lr_share")
+        require_not_negative(self, group, "momentum", "weight_decay", "warmup_epochs", "seed")
 
 
 @dataclass(frozen=True)
@@ -165,6 +178,7 @@ class HeadTraining:
 
     def __post_init__(self) -> None:
         require_positive(self, "heads", "epochs", "classes", "items", "lr", "blocks")
+        require_not_negative(self, "heads", "seed")
 
 
 @dataclass(frozen=True)
@@ -179,6 +193,7 @@ class TransformSettings(ClassificationSettings):
     """Losses as shares of those of a guess (variance, log of the number of classes); off: as published."""
 
     def __post_init__(self) -> None:
+        self.check_classification("transforms.loss")
         require_positive(self, "transforms.loss", "disc_weight", "uncertainty_weight")
 
 
@@ -234,6 +249,7 @@ class TransformTraining:
 
     def __post_init__(self) -> None:
         require_positive(self, "transforms", "epochs", "batch", "lr", "hidden")
+        require_not_negative(self, "transforms", "weight_decay", "warmup_epochs", "fixed_norm_from", "seed")
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def read(arguments: Sequence[str]) -> SampleJob:
 def run(arguments: Sequence[str]) -> None:
     """Write the list of items, and print what to do with it."""
     job = read(arguments)
-    if (job.budget > 0) == (job.add > 0):
+    if (job.budget > 0) == (job.add > 0) or min(job.budget, job.add) < 0:
         raise InputError("give --budget N for a first sample, or --add N to extend one")
     from ray_backfill.cli.stopping import interruptible
     from ray_backfill.report.forecast.words import FEW_LISTS
