@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from ray_backfill.display.drawing import COLOURS, FAINT, GRID, INK, blank_figure, to_png
 from ray_backfill.errors import InputError
 from ray_backfill.files import is_finished
+from ray_backfill.live.events import read_events
 from ray_backfill.live.settings import LiveSettings
 from ray_backfill.live.throttle import ThrottleSettings
-from ray_backfill.live.timeline import backfills, read_events
+from ray_backfill.live.timeline import backfills
 from ray_backfill.tables.journal import CheckpointMeasured, Journal, of_type
 
 # Folders that all drills share.

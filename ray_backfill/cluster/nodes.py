@@ -4,6 +4,7 @@ Ray counts a node that died until it has missed its heartbeats, for ten seconds 
 connection as well.
 """
 
+import math
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,8 @@ from ray_backfill.errors import InputError
 # Seconds that a node may take to accept a connection, and how often it is tried: its kernel does that, however busy its
 # processes are.
 _CONNECT_S, _TRIES = 1.5, 2
+# Seconds between two looks of one that looks often.
+_LOOK_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,23 @@ class Deaths:
 
     def __init__(self) -> None:
         self.seen = {node.id: node for node in counted_nodes()}
+        self.told: set[str] = set()
+        self.looked = -math.inf
 
     def now(self) -> list[Node]:
         """The nodes that have died."""
         alive = {node.id: node for node in living_nodes()}
         self.seen |= alive
         return [node for name, node in self.seen.items() if name not in alive]
+
+    def new(self) -> list[Node]:
+        """The nodes that have died since the last call. May be called as often as one likes."""
+        if time.monotonic() - self.looked < _LOOK_S:
+            return []
+        found = [node for node in self.now() if node.id not in self.told]
+        self.looked = time.monotonic()
+        self.told |= {node.id for node in found}
+        return found
 
 
 def check_room(what: str, needs: Mapping[str, float], remedy: str, deaths: Deaths | None = None) -> None:

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from ray_backfill.index import IndexSettings, Partition, make_partition
 from ray_backfill.live.answers import answer_of, read_answers
+from ray_backfill.live.events import read_events
 from ray_backfill.live.operations import NEW, OLD, DrillPlan
 from ray_backfill.live.parts import read_part
 from ray_backfill.live.quality import exact_quality, live_quality, mean, only_alive, recall
 from ray_backfill.live.sides import Sides, new_models
-from ray_backfill.live.timeline import Stretch, counts, incidents, read_events, served, timeline
+from ray_backfill.live.timeline import Stretch, counts, incidents, served, timeline
 from ray_backfill.merges import RAW
 from ray_backfill.methods import Embeddings
 from ray_backfill.replay import replay

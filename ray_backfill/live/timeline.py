@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,20 +10,8 @@ from numpy.typing import NDArray
 
 from ray_backfill.live.operations import NEW, NOWHERE, OLD, DrillPlan, positions_of
 from ray_backfill.systems import IntArray
-from ray_backfill.tables.drill import Checkpoint, EventRow, IncidentRow, ItemCounts, SecondRow, ServedQueries
+from ray_backfill.tables.drill import Checkpoint, IncidentRow, ItemCounts, SecondRow, ServedQueries
 from ray_backfill.tables.journal import Applied, CheckpointMeasured, Entry, Incident, Started, of_type
-from ray_backfill.tables.parquet import read_checked
-from ray_backfill.tables.schema import arrow_table
-
-
-def read_events(drill: Path) -> pd.DataFrame:
-    """All traffic requests written to disk, sorted by scheduled time; empty without traffic.
-
-    drill: the drill's folder. Returns: a frame with the columns of ``EventRow``.
-    """
-    tables = [read_checked(file) for file in sorted((drill / "events").glob("*.parquet"))]
-    frames = [table.to_pandas() for table in tables or [arrow_table(EventRow, [])]]
-    return pd.concat(frames, ignore_index=True).sort_values("scheduled_s", kind="stable", ignore_index=True)
 
 
 def counts(

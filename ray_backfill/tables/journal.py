@@ -85,13 +85,26 @@ class Incident(Entry):
 
 
 @dataclass(frozen=True)
+class TrafficRestarted(Entry):
+    """A traffic actor died, and another incarnation of it takes over; later events of earlier ones do not count.
+
+    leg: number of the driver. actor: number of the actor. incarnation: number of the new one, from 1.
+    """
+
+    kind = "traffic_restarted"
+    leg: int
+    actor: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
 class Finished(Entry):
     """The whole plan has been applied and measured."""
 
     kind = "finished"
 
 
-ENTRIES = (Started, Applied, CheckpointMeasured, Throttled, Incident, Finished)
+ENTRIES = (Started, Applied, CheckpointMeasured, Throttled, Incident, TrafficRestarted, Finished)
 EntryT = TypeVar("EntryT", bound=Entry)
 
 

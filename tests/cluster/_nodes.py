@@ -27,11 +27,16 @@ class Nodes:
         """Its id."""
         return str(self.cluster.head_node.node_id)
 
-    def kill(self, node_id: str) -> None:
-        """Kill a node and everything that runs on it, as if its machine lost power."""
+    def kill(self, node_id: str, leaves_orphans: bool = False) -> None:
+        """Kill a node and everything that runs on it, as if its machine lost power.
+
+        leaves_orphans: only Ray's own process dies, and what it started has to notice.
+        """
         (node,) = (node for node in self.cluster.list_all_nodes() if node.node_id == node_id)
         pids = [info.process.pid for each in node.all_processes.values() for info in each]
         below = [child for pid in pids for child in psutil.Process(pid).children(recursive=True)]
+        if leaves_orphans:
+            below = []
         for process in [*map(psutil.Process, pids), *below]:
             process.send_signal(signal.SIGKILL)
         for each in node.all_processes.values():

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ray_backfill.live.events import read_events
 from ray_backfill.live.operations import ChurnSettings, make_plan
-from ray_backfill.live.timeline import Stretch, counts, incidents, read_events, served, timeline
+from ray_backfill.live.timeline import Stretch, counts, incidents, served, timeline
 from ray_backfill.tables.drill import Checkpoint, EventRow, IncidentRow
 from ray_backfill.tables.journal import Applied, CheckpointMeasured, Entry, Incident, Started, of_type
 from ray_backfill.tables.schema import arrow_table

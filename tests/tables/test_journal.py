@@ -12,6 +12,7 @@ from ray_backfill.tables.journal import (
     Journal,
     Started,
     Throttled,
+    TrafficRestarted,
     of_type,
 )
 
@@ -23,6 +24,7 @@ LINES = [
     '"old_items": 310, "new_items": 0, "old_bytes": 20150, "new_bytes": 0}',
     '{"kind": "throttle", "elapsed_s": 4.91, "items_per_s": 50.0, "p99_ms": null}',
     '{"kind": "incident", "elapsed_s": 2.0, "what": "shard restarted", "detail": "shard 1"}',
+    '{"kind": "traffic_restarted", "elapsed_s": 7.5, "leg": 0, "actor": 2, "incarnation": 1}',
     '{"kind": "finished", "elapsed_s": 20.0}',
 ]
 WRITTEN = [
@@ -31,6 +33,7 @@ WRITTEN = [
     CheckpointMeasured(0.183, 0, 0.003, {"CMC@1": 0.25}, 310, 0, 20150, 0),
     Throttled(4.91, 50.0, None),
     Incident(2.0, "shard restarted", "shard 1"),
+    TrafficRestarted(7.5, 0, 2, 1),
     Finished(20.0),
 ]
 

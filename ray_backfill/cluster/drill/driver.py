@@ -9,11 +9,15 @@ from functools import partial
 from ray_backfill.cluster.drill.job import DrillJob
 from ray_backfill.cluster.drill.recorder import Recorder
 from ray_backfill.cluster.drill.shard_set import ShardSet
+from ray_backfill.cluster.drill.shards import shards_need
 from ray_backfill.cluster.drill.supervisor import EmbeddingSupervisor
 from ray_backfill.cluster.drill.throttling import ThrottleLoop
 from ray_backfill.cluster.drill.traffic import Traffic
 from ray_backfill.cluster.drill.watch import QUALITY, write_targets
+from ray_backfill.cluster.nodes import Deaths
+from ray_backfill.cluster.waiting import Room
 from ray_backfill.live.answers import write_answers
+from ray_backfill.live.events import Sender
 from ray_backfill.live.operations import Operation
 from ray_backfill.live.quality import live_quality, only_alive
 from ray_backfill.progress import say, stage, step
@@ -73,15 +77,23 @@ def _backfill(driver: "Driver", measured: set[int]) -> None:
                 say(driver.measure(checkpoint))
 
 
+def _room(job: DrillJob) -> Room:
+    """Whether the shards and the embedding actors, which Ray starts again elsewhere, still have room."""
+    needs, actors = shards_need(job.shards, job.settings.shards), job.embed.actors
+    needs["CPU"] += actors.number * actors.cpus
+    return Room("the shards and embedding actors", needs, "start nodes again; the same command continues the drill")
+
+
 class Driver:
     """The running parts of a drill, and the steps that involve several of them."""
 
     def __init__(self, job: DrillJob) -> None:
         self.job = job
         self.recorder = recorder = Recorder(job.name, job.folder)
+        self.deaths, self.room = Deaths(), _room(job)
         self.embedding = EmbeddingSupervisor(job.embed, job.settings.throttle, recorder.incident)
         self.shards = ShardSet(job, self.embedding.make_again, recorder.incident)
-        self.traffic = Traffic(job, recorder.leg, self.shards.router)
+        self.traffic = Traffic(job, recorder.leg, self.shards.router, self._traffic_restarted)
         self.throttle = ThrottleLoop(job.settings.throttle, self.embedding, self.traffic, recorder)
 
     def start(self) -> None:
@@ -104,14 +116,26 @@ class Driver:
         size = self.shards.apply(operation.number + 1)
         lost = self.embedding.note_broken(operation.number) if operation.has_vectors else 0
         self.recorder.applied(operation, len(operation.positions) - lost, size)
-        self.embedding.look_after()
-        self.traffic.look_after()
+        self._look_after_actors()
 
     def look_after(self, applied: int) -> None:
         """Bring restarted shards up to date; record other restarted actors, and raise errors of the traffic."""
+        self.room()
         self.shards.apply(applied)
+        self._look_after_actors()
+
+    def _look_after_actors(self) -> None:
+        self._tell_dead_nodes()
         self.embedding.look_after()
         self.traffic.look_after()
+
+    def _traffic_restarted(self, sender: Sender) -> None:
+        self._tell_dead_nodes()  # the cause first
+        self.recorder.traffic_restarted(sender)
+
+    def _tell_dead_nodes(self) -> None:
+        for node in self.deaths.new():
+            self.recorder.incident("node died", str(node))
 
     def measure(self, checkpoint: Checkpoint) -> str:
         """Run every evaluation query, store the answers, and return the quality as one line of text."""

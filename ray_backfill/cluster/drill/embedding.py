@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from time import sleep, time
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import ray
@@ -74,31 +75,37 @@ class EmbedJob:
 class Pacer:
     """An actor that paces all embedding actors, so that together they keep to one rate.
 
-    It also counts how many of them have started: more than expected means that some have died.
+    It also counts how many of them have started: more than expected means that some have died. Ray starts it again if
+    it dies, and repeats calls; it then counts from zero.
     """
 
     def __init__(self, settings: ThrottleSettings) -> None:
         self.bucket = TokenBucket(settings.limit, time())
-        self.pids: list[int] = []
-        self.items = 0
+        self.incarnation, self.pids, self.items = uuid4().hex, dict[str, int](), 0
 
-    def hello(self, pid: int) -> None:
-        self.pids.append(pid)
+    def hello(self, actor: str, pid: int) -> None:
+        """Called once by each actor that starts."""
+        self.pids[actor] = pid
 
-    def started(self) -> list[int]:
-        return self.pids
+    def state(self) -> "PacerState":
+        return PacerState(self.incarnation, self.pids, self.items)
 
     def reserve(self, items: int) -> float:
         """Seconds to wait before embedding this many items."""
         self.items += items
         return self.bucket.reserve(items, time())
 
-    def reserved(self) -> int:
-        """Items let through so far."""
-        return self.items
-
     def set_rate(self, items_per_s: float) -> None:
         self.bucket.set_rate(items_per_s, time())
+
+
+@dataclass(frozen=True)
+class PacerState:
+    """pids: of the embedding actors that started, by a name of each. items: let through. Both by this incarnation."""
+
+    incarnation: str
+    pids: dict[str, int]
+    items: int
 
 
 def embed_operations(numbers: Sequence[int], job: EmbedJob, pacer: ActorHandle) -> Iterator[int]:
@@ -143,7 +150,7 @@ class _Embedder:
         source, wait = job.source, self._wait
         self.embed = _from_store(source, wait) if isinstance(source, FromStore) else _from_images(source, wait)
         if pacer is not None:
-            pacer.hello.remote(os.getpid())
+            pacer.hello.remote(uuid4().hex, os.getpid())
 
     def __call__(self, row: dict[str, int]) -> dict[str, int]:
         operation = self.plan.operations[row["number"]]

@@ -5,10 +5,10 @@ import time
 from pathlib import Path
 
 from ray_backfill.cluster.drill import watch
+from ray_backfill.live.events import Sender, read_events
 from ray_backfill.live.operations import Operation
 from ray_backfill.live.shard import ShardSize
-from ray_backfill.live.timeline import read_events
-from ray_backfill.tables.journal import Applied, Incident, Journal, Started, Throttled, of_type
+from ray_backfill.tables.journal import Applied, Incident, Journal, Started, Throttled, TrafficRestarted, of_type
 
 
 class Recorder:
@@ -38,6 +38,11 @@ class Recorder:
         """Record a fault that the drill survives."""
         self.journal.add(Incident(self.now_s(), what, detail))
         self.watch.count(watch.INCIDENTS, 1, what)
+
+    def traffic_restarted(self, sender: Sender) -> None:
+        """Record that another incarnation of a traffic actor sends from now on."""
+        self.journal.add(TrafficRestarted(self.now_s(), sender.leg, sender.actor, sender.incarnation))
+        self.incident("traffic actor restarted", f"actor {sender.actor}")
 
     def applied(self, operation: Operation, items: int, size: ShardSize) -> None:
         """Record an operation applied by all shards. items: number of items moved. size: of all shards together."""

@@ -39,7 +39,7 @@ class ShardSet:
         self.make_again, self.tell = make_again, tell
         self.pids: dict[int, int] = {}
         needs = shards_need(job.shards, job.settings.shards)
-        self.room = Room(f"{len(self.actors)} shards", needs, "start its nodes again; the same command continues")
+        self.room = Room(f"{len(self.actors)} shards", needs, "start nodes again; the same command continues the drill")
 
     def apply(self, applied: int) -> ShardSize:
         """Apply the first ``applied`` operations on every shard; returns the size of all shards together.

@@ -11,7 +11,14 @@ from pathlib import Path
 import ray
 from ray.actor import ActorHandle
 
-from ray_backfill.cluster.drill.embedding import EmbedJob, Pacer, embed_again, embed_operations, missing_parts
+from ray_backfill.cluster.drill.embedding import (
+    EmbedJob,
+    Pacer,
+    PacerState,
+    embed_again,
+    embed_operations,
+    missing_parts,
+)
 from ray_backfill.cluster.waiting import answer_of
 from ray_backfill.live.operations import DrillPlan
 from ray_backfill.live.parts import BadPartError, part_path, read_broken, read_part, set_aside
@@ -53,7 +60,12 @@ class EmbeddingSupervisor:
 
     def __init__(self, job: EmbedJob, throttle: ThrottleSettings, tell: Callable[[str, str], None]) -> None:
         self.job, self.tell = job, tell
-        self.pacer: ActorHandle = ray.remote(num_cpus=0)(Pacer).remote(throttle)
+        restarted = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+        self.pacer: ActorHandle = restarted(Pacer).remote(throttle)
+        self.paced: PacerState | None = None
+        self.items_before, self.rate = 0, throttle.limit
+        self.embedders: set[str] = set()
+        self.lock = threading.Lock()
         self.broken: dict[int, IntArray] = {}
         self.made_again: Counter[int] = Counter()
         self.started = job.actors.number
@@ -114,20 +126,32 @@ class EmbeddingSupervisor:
                     self.make_again(error)
 
     def look_after(self) -> None:
-        """Report embedding actors that were restarted."""
-        started = len(answer_of(self.pacer.started.remote()))
-        for _ in range(self.started, started):
+        """Report embedding actors and a pacer that were restarted."""
+        self.embedders |= set(self._state().pids)
+        for _ in range(self.started, len(self.embedders)):
             self.tell("embedding actor restarted", "Ray Data started another one")
-        self.started = max(self.started, started)
+        self.started = max(self.started, len(self.embedders))
 
     def reserved(self) -> int:
         """Number of items that the pacer has let through so far."""
-        reserved: int = answer_of(self.pacer.reserved.remote())
-        return reserved
+        state = self._state()
+        return self.items_before + state.items
 
     def set_rate(self, items_per_s: float) -> None:
         """Set how many items all actors together may embed per second from now on."""
+        self.rate = items_per_s
         answer_of(self.pacer.set_rate.remote(items_per_s))
+
+    def _state(self) -> PacerState:
+        """The pacer's state. One that was restarted gets the last rate."""
+        with self.lock:  # the throttle asks, too
+            state: PacerState = answer_of(self.pacer.state.remote())
+            if self.paced is not None and state.incarnation != self.paced.incarnation:
+                self.items_before += self.paced.items
+                self.tell("pacer restarted", "the embedding actors waited for it")
+                self.set_rate(self.rate)
+            self.paced = state
+            return state
 
     def close(self) -> None:
         """Kill the pacer. A running pipeline then fails with its embedding actors; a finished one is not affected."""

@@ -12,6 +12,8 @@ from ray_backfill.live.throttle import P99Controller, ThrottleSettings
 
 # Seconds between two adjustments.
 _CONTROL_S = 3.0
+# Seconds that an adjustment may take to end.
+_STOP_S = 20.0
 
 
 class ThrottleLoop:
@@ -23,12 +25,12 @@ class ThrottleLoop:
         self.controller = P99Controller(settings)
         self.embedding, self.traffic, self.recorder = embedding, traffic, recorder
         self.reserved = 0
-        self.ended = threading.Event()
+        self.ended, self.thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
         """Run until ``close``, if the settings have a target."""
         if self.controller.settings.p99_ms:
-            threading.Thread(target=self._run, daemon=True).start()
+            self.thread.start()
 
     def step(self) -> None:
         """Measure the latency once and set the rate accordingly."""
@@ -40,11 +42,14 @@ class ThrottleLoop:
         self.recorder.throttled(rate, p99_ms)
 
     def close(self) -> None:
+        """Returns when the loop calls Ray no more: a call while Ray is shut down ends the process by SIGSEGV."""
         self.ended.set()
+        if self.thread.is_alive():
+            self.thread.join(_STOP_S)
 
     def _run(self) -> None:
         while not self.ended.wait(_CONTROL_S):
             try:
                 self.step()
             except ray.exceptions.RayError:
-                return  # the drill ends
+                continue  # an actor died, or the drill ends

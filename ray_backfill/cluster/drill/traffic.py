@@ -3,17 +3,22 @@
 import asyncio
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_backfill.cluster.drill.job import DrillJob
 from ray_backfill.cluster.drill.router import Router, UnansweredError
 from ray_backfill.cluster.drill.watch import LATENCY, QUERIES, RETRIES, Watch
-from ray_backfill.cluster.waiting import answers_of, ended
+from ray_backfill.cluster.waiting import answer_of, answers_of, ended
+from ray_backfill.live.events import Sender, begin_sending, end_sending, is_sending
 from ray_backfill.live.schedule import Schedule, TrafficSettings
 from ray_backfill.store import write_parquet
 from ray_backfill.systems import FloatArray, IntArray
@@ -22,20 +27,21 @@ from ray_backfill.tables.schema import arrow_table
 
 # Seconds between two writes of events to disk.
 _WRITE_S = 5.0
+# Seconds between two looks after the actors while only traffic runs.
+_REST_S = 1.0
 # Maximum number of requests that ``recent`` looks back on.
 _RECENT = 20_000
 
 
 @dataclass(frozen=True)
 class TrafficJob:
-    """events: folder of the event files. name: prefix of this actor's files. k: items per answer."""
+    """drill: the drill's folder. sender: whose events they are. k: items per answer. name: the drill's in metrics."""
 
     settings: TrafficSettings
-    actor: int
-    events: Path
-    name: str
+    drill: Path
+    sender: Sender
     k: int
-    drill: str
+    name: str
 
 
 class TrafficActor:
@@ -44,22 +50,24 @@ class TrafficActor:
     def __init__(self, job: TrafficJob, router: Router, backward: FloatArray, forward: FloatArray) -> None:
         self.job, self.router = job, router
         self.backward, self.forward = backward, forward
-        self.watch = Watch(job.drill)
+        self.watch = Watch(job.name)
         self.unwritten: list[EventRow] = []
         self.recent_ms: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         self.files, self.is_stopped, self.zero = 0, False, 0.0
         self.failure: Exception | None = None
 
-    async def run(self, zero: float) -> None:
+    async def run(self, zero: float, since: float | None = None) -> None:
         """Send until ``stop``; returns when all answers have arrived and all events are on disk.
 
-        zero: ``time.time`` when the drill began. Raises the error of a query that failed other than by its deadline.
+        zero: ``time.time`` when the drill began. since: when an earlier incarnation began; this one continues its
+        schedule. Raises the error of a query that failed other than by its deadline.
         """
         self.zero, settings = zero, self.job.settings
-        began, writer = time.time(), asyncio.create_task(self._write_regularly())
-        warm_until = began + settings.warm_up_s
+        started, writer = time.time(), asyncio.create_task(self._write_regularly())
+        began, warm_until = since or started, started + settings.warm_up_s
         pending: set[asyncio.Task[None]] = set()
-        for at_s, queries in Schedule(settings, len(self.backward), self.job.actor).requests():
+        requests = Schedule(settings, len(self.backward), self.job.sender.actor).requests()
+        for at_s, queries in dropwhile(lambda request: began + request[0] < started, requests):
             while not self.is_stopped and (left := began + at_s - time.time()) > 0:
                 await asyncio.sleep(min(left, 0.2))
             if self.is_stopped:
@@ -115,29 +123,35 @@ class TrafficActor:
         since = time.time()
         while not self.is_stopped:
             await asyncio.sleep(0.2)
-            if time.time() - since >= _WRITE_S:
+            if not is_sending(self.job.drill, self.job.sender):
+                self.is_stopped = True
+            elif time.time() - since >= _WRITE_S:
                 self._write()
                 since = time.time()
 
     def _write(self) -> None:
+        """Write the events, unless the driver has gone on without this incarnation."""
         events, self.unwritten = self.unwritten, []
-        if events:
-            path = self.job.events / f"{self.job.name}-{self.files:05d}.parquet"
-            write_parquet(path, arrow_table(EventRow, events))
+        if events and is_sending(self.job.drill, self.job.sender):
+            write_parquet(self.job.sender.file(self.job.drill, self.files), arrow_table(EventRow, events))
             self.files += 1
 
 
 class Traffic:
-    """All sending actors, each with its own schedule; none if the rate is 0."""
+    """All sending actors, each with its own schedule; none if the rate is 0. An actor that dies is replaced.
 
-    def __init__(self, job: DrillJob, leg: int, router: Router) -> None:
+    restarted: called with the incarnation that sends from now on.
+    """
+
+    def __init__(self, job: DrillJob, leg: int, router: Router, restarted: Callable[[Sender], None]) -> None:
         settings, questions = job.settings.traffic, job.questions
+        self.job, self.restarted = job, restarted
         self.warm_up_s = settings.warm_up_s if settings.rate_per_s else 0.0
-        make = ray.remote(num_cpus=0, max_concurrency=1000)(TrafficActor)
-        sent = ray.put(questions.backward), ray.put(questions.forward)
-        names = [f"leg-{leg:03d}-{i:03d}" for i in range(settings.actors if settings.rate_per_s else 0)]
-        jobs = [TrafficJob(settings, i, job.folder / "events", n, questions.k, job.name) for i, n in enumerate(names)]
-        self.actors: list[ActorHandle] = [make.remote(of_actor, router, *sent) for of_actor in jobs]
+        self.zero = self.since = 0.0
+        self.make = ray.remote(num_cpus=0, max_concurrency=1000)(TrafficActor)
+        self.sent = router, ray.put(questions.backward), ray.put(questions.forward)
+        self.senders = [Sender(leg, i) for i in range(settings.actors if settings.rate_per_s else 0)]
+        self.actors = [self._made(sender, self.make) for sender in self.senders]
         self.running: list[Any] = []
 
     def wait_until_ready(self) -> None:
@@ -145,28 +159,57 @@ class Traffic:
 
     def start(self, zero: float) -> None:
         """Start sending, until ``stop``. zero: ``time.time`` when the drill began."""
+        self.zero, self.since = zero, time.time()
         self.running = [actor.run.remote(zero) for actor in self.actors]
 
     def rest(self, seconds: float) -> None:
         """Let the traffic run without backfill, if there is any."""
-        if self.actors:
-            time.sleep(seconds)
+        until = time.monotonic() + seconds
+        while self.actors and (left := until - time.monotonic()) > 0:
+            self.look_after()
+            time.sleep(min(left, _REST_S))
 
     def recent_ms(self, seconds: float) -> list[float]:
-        """The latencies in ms of the last ``seconds``."""
-        found = answers_of([actor.recent.remote(seconds) for actor in self.actors])
-        return [latency for some in found for latency in some]
+        """The latencies in ms of the last ``seconds``, of the actors that are alive."""
+        found: list[float] = []
+        for actor in list(self.actors):
+            with suppress(ray.exceptions.RayActorError):
+                found += answer_of(actor.recent.remote(seconds))
+        return found
 
     def look_after(self) -> None:
-        """Raises the error that stopped an actor, if any."""
-        answers_of(ended(self.running))
+        """Replace actors that died. Raises the error that stopped an actor, if any."""
+        for call in ended(self.running):
+            with suppress(ray.exceptions.RayActorError):
+                answer_of(call)
+            self._replace(self.running.index(call))
 
     def stop(self) -> None:
         """Stop sending; returns when every request is answered or timed out, and all events are on disk."""
+        self.look_after()
         for actor in self.actors:
             actor.stop.remote()
-        answers_of(self.running)
+        for call in self.running:
+            with suppress(ray.exceptions.RayActorError):  # it has written what it sent, but for a few seconds
+                answer_of(call)
 
     def close(self) -> None:
-        for actor in self.actors:
+        for sender, actor in zip(self.senders, self.actors, strict=True):
+            end_sending(self.job.folder, sender)
             ray.kill(actor)
+
+    def _made(self, sender: Sender, make: Any) -> ActorHandle:
+        job = self.job
+        begin_sending(job.folder, sender)
+        of_actor = TrafficJob(job.settings.traffic, job.folder, sender, job.questions.k, job.name)
+        made: ActorHandle = make.remote(of_actor, *self.sent)
+        return made
+
+    def _replace(self, i: int) -> None:
+        self.senders[i] = sender = replace(self.senders[i], incarnation=self.senders[i].incarnation + 1)
+        self.restarted(sender)
+        ray.kill(self.actors[i])  # if only its connection was lost
+        # Ray might still count the dead node; the driver's is alive.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        self.actors[i] = self._made(sender, self.make.options(scheduling_strategy=here))
+        self.running[i] = self.actors[i].run.remote(self.zero, self.since)

@@ -72,7 +72,8 @@ class Watch:
         self._values: dict[tuple[Metric, str], float] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        threading.Thread(target=self._refresh, daemon=True).start()
+        self._thread = threading.Thread(target=self._refresh, daemon=True)
+        self._thread.start()
 
     def set(self, gauge: Metric, value: float, tag: str = "") -> None:
         """Set a gauge; an infinite value removes it."""
@@ -95,6 +96,7 @@ class Watch:
     def close(self) -> None:
         """Stop: the gauges disappear within two of Ray's report intervals, counters stay as long as their node."""
         self._closed.set()
+        self._thread.join()  # before Ray is shut down
 
     def _refresh(self) -> None:
         while not self._closed.wait(_REFRESH_S):

@@ -37,7 +37,7 @@ from ray_backfill.models.settings import BackboneSettings
 from ray_backfill.runs import drill as drills
 from ray_backfill.runs.context import Context
 from ray_backfill.store import read_folder, vector_column, write_parquet
-from ray_backfill.tables.journal import Journal, Throttled, of_type
+from ray_backfill.tables.journal import Journal, Throttled, TrafficRestarted, of_type
 from ray_backfill.training.settings import FitSettings
 from tests.cluster.drill._drill import (
     EVALUATION,
@@ -113,7 +113,9 @@ class Faults:
         faults = {
             1: self.kill_embedding_actor,
             3: self.cut_part,
+            4: self.kill_pacer,
             5: self.kill_writing_shard,
+            7: self.kill_traffic_actor,
             8: self.deliver_twice,
             11: self.kill_searching_shard,
             12: self.cut_applied_part,
@@ -123,7 +125,16 @@ class Faults:
             self.done.append(faults[number].__name__)
 
     def kill_embedding_actor(self, driver: Driver, number: int) -> None:
-        os.kill(ray.get(driver.embedding.pacer.started.remote())[0], signal.SIGKILL)
+        os.kill(next(iter(ray.get(driver.embedding.pacer.state.remote()).pids.values())), signal.SIGKILL)
+
+    def kill_pacer(self, driver: Driver, number: int) -> None:
+        ray.kill(driver.embedding.pacer, no_restart=False)
+
+    def kill_traffic_actor(self, driver: Driver, number: int) -> None:
+        ray.kill(driver.traffic.actors[0])
+        while not (driver.traffic.senders[0].incarnation and driver.traffic.recent_ms(5.0)):
+            driver.traffic.look_after()
+            time.sleep(0.1)
 
     def cut_part(self, driver: Driver, number: int) -> None:
         path = wait_for_part(driver, number)
@@ -179,12 +190,19 @@ def test_faults_leave_no_trace_in_what_is_served(disturbed: Finished, faults: Fa
 
     A checkpoint lies between most of them, and each has the counts and the quality of the undisturbed drill.
     """
-    assert len(faults.done) == 6
+    assert len(faults.done) == 8
     assert_nothing_lost(disturbed, undisturbed)
 
 
 @pytest.mark.parametrize(
-    ("kind", "times"), [("embedding actor restarted", 1), ("part rebuilt", 2), ("shard restarted", 2)]
+    ("kind", "times"),
+    [
+        ("embedding actor restarted", 1),
+        ("pacer restarted", 1),
+        ("part rebuilt", 2),
+        ("shard restarted", 2),
+        ("traffic actor restarted", 1),
+    ],
 )
 def test_every_fault_is_told(disturbed: Finished, kind: str, times: int) -> None:
     incidents = disturbed.table("incidents")
@@ -194,6 +212,18 @@ def test_every_fault_is_told(disturbed: Finished, kind: str, times: int) -> None
 def test_a_bad_part_is_kept_aside(disturbed: Finished) -> None:
     kept = sorted(path.name for path in (disturbed.folder / "parts").glob("*.bad"))
     assert kept == ["part-000000.bad", "part-000003.bad"]
+
+
+def test_the_traffic_goes_on_in_another_incarnation(disturbed: Finished) -> None:
+    (restarted,) = of_type(Journal(disturbed.folder).entries(), TrafficRestarted)
+    assert (restarted.leg, restarted.actor, restarted.incarnation) == (0, 0, 1)
+    files = sorted(path.name for path in (disturbed.folder / "events").iterdir())
+    assert files[-1] == "leg-000-000.1-00000.parquet", "and nobody may write any more"
+    later = pd.read_parquet(disturbed.folder / "events" / files[-1])
+    assert later.scheduled_s.min() > restarted.elapsed_s
+    assert later.is_answered.all()
+    queries = disturbed.table("timeline").queries
+    assert queries[int(restarted.elapsed_s) + 5 :].sum() > 0
 
 
 def test_queries_that_met_a_dead_shard_were_asked_again(disturbed: Finished) -> None:

@@ -11,8 +11,8 @@ import pytest
 from ray_backfill.cluster.drill.router import Routed, Router, UnansweredError
 from ray_backfill.cluster.drill.traffic import TrafficActor, TrafficJob
 from ray_backfill.live.answers import Answer, ShardAnswer
+from ray_backfill.live.events import Sender, begin_sending, end_sending, read_events
 from ray_backfill.live.schedule import TrafficSettings
-from ray_backfill.live.timeline import read_events
 
 
 class Answers:
@@ -36,7 +36,8 @@ class Answers:
 def sent(folder: Path, router: Answers, seconds: float) -> TrafficActor:
     settings = TrafficSettings(rate_per_s=100.0, arrivals="constant", warm_up_s=0.1, batch=2)
     vectors = np.ones((5, 3), np.float32)
-    job = TrafficJob(settings, 0, folder / "events", "a", 4, "test")
+    job = TrafficJob(settings, folder, Sender(0, 0), 4, "test")
+    begin_sending(folder, job.sender)
     actor = TrafficActor(job, router, vectors, vectors)  # type: ignore[arg-type]
 
     async def run() -> None:
@@ -67,6 +68,49 @@ def test_what_fails_for_another_reason_is_written_down_and_raised(tmp_path: Path
         sent(tmp_path, Answers("answer", "fail"), 1.0)
     events = read_events(tmp_path)
     assert events.is_answered.tolist()[:2] == [True, False]
+
+
+def test_a_replaced_incarnation_stops_and_writes_nothing(tmp_path: Path) -> None:
+    """As if its node had lost its connection: nobody tells it to stop."""
+    settings = TrafficSettings(rate_per_s=100.0, arrivals="constant", warm_up_s=0.0)
+    vectors = np.ones((5, 3), np.float32)
+    job = TrafficJob(settings, tmp_path, Sender(0, 0), 4, "test")
+    begin_sending(tmp_path, job.sender)
+    actor = TrafficActor(job, Answers(), vectors, vectors)  # type: ignore[arg-type]
+
+    async def run() -> None:
+        running = asyncio.create_task(actor.run(time.time()))
+        await asyncio.sleep(0.5)
+        assert len(actor.unwritten) > 20
+        begin_sending(tmp_path, Sender(0, 0, incarnation=1))
+        await asyncio.wait_for(running, 5)
+
+    asyncio.run(run())
+    assert actor.is_stopped
+    assert not len(read_events(tmp_path))
+    end_sending(tmp_path, job.sender)
+    assert not list((tmp_path / "events").iterdir())
+
+
+def test_the_next_incarnation_continues_the_schedule(tmp_path: Path) -> None:
+    settings = TrafficSettings(rate_per_s=100.0, arrivals="constant", warm_up_s=0.0)
+    vectors = np.ones((5, 3), np.float32)
+    sender = Sender(0, 0, incarnation=1)
+    begin_sending(tmp_path, sender)
+    actor = TrafficActor(TrafficJob(settings, tmp_path, sender, 4, "test"), Answers(), vectors, vectors)  # type: ignore[arg-type]
+    now = time.time()
+
+    async def run() -> None:
+        running = asyncio.create_task(actor.run(now - 50.0, now - 30.0))
+        await asyncio.sleep(0.3)
+        await actor.stop()
+        await running
+
+    asyncio.run(run())
+    events = read_events(tmp_path)
+    assert 50.0 <= events.scheduled_s.min() < 50.1, "nobody asked what was due before"
+    np.testing.assert_allclose((events.scheduled_s - 20.0) % 0.01 % 0.01, 0, atol=0.0101)
+    assert 10 < len(events) < 60
 
 
 def test_readers_see_an_item_that_is_lost_or_served_twice() -> None:

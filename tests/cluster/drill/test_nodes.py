@@ -1,0 +1,60 @@
+"""The node of the traffic dies under a drill, while what it started goes on for a while."""
+
+import shlex
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from ray_backfill.tables.journal import Incident, Journal, TrafficRestarted, of_type
+from tests.cluster._nodes import started_nodes, wait_until
+from tests.cluster.drill._drill import ITEMS, write_folder
+
+# A drill whose traffic starts on the node that is given.
+PROGRAM = """
+import sys
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray_backfill.cluster.drill.traffic import Traffic
+there, made = sys.argv.pop(1), Traffic._made
+def made_there(traffic, sender, make):
+    return made(traffic, sender, make.options(scheduling_strategy=NodeAffinitySchedulingStrategy(there, soft=False)))
+Traffic._made = lambda self, sender, make: (made if sender.incarnation else made_there)(self, sender, make)
+from ray_backfill.cli.main import main
+main()
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_the_node_of_the_traffic_dies(tmp_path: Path) -> None:
+    data, out = write_folder(tmp_path / "data"), tmp_path / "out"
+    arguments = shlex.split(f"""drill
+        --data {data} --out {out} --metrics mAP@10 CMC@1 --orders random --points 8
+        --actors.number 1 --actors.cpus 0.5 --live.method rm_naive --live.part-items 30 --live.quiet-s 3
+        --live.shards.number 2 --live.shards.cpus 0.5 --live.throttle.items-per-s 20
+        --live.traffic.rate-per-s 50 --live.traffic.warm-up-s 0 --live.traffic.deadline-s 120
+    """)
+    with started_nodes(2, 3) as nodes:
+        (there,) = (node.node_id for node in nodes.cluster.list_all_nodes() if node.node_id != nodes.head)
+        journal = Journal(out / "live")
+        with nodes.start(PROGRAM, there, *arguments) as driver:
+            wait_until(lambda: journal.applied() >= 2, 120, driver)
+            wait_until(lambda: list((out / "live" / "events").glob("*.parquet")), 60, driver)
+            nodes.kill(there, leaves_orphans=True)
+            killed_s = max(entry.elapsed_s for entry in journal.entries())
+            said = driver.communicate(timeout=200)
+    assert driver.returncode == 0, said
+    entries = journal.entries()
+    told = [(entry.what, entry.detail) for entry in of_type(entries, Incident)]
+    assert [what for what, _ in told][:1] == ["node died"], told
+    assert there[:8] in told[0][1]
+    assert told.count(("traffic actor restarted", "actor 0")) == 1, told
+    (restarted,) = of_type(entries, TrafficRestarted)
+    events = {int("0.1" in file.name): pd.read_parquet(file) for file in sorted((out / "live/events").iterdir())}
+    assert restarted.elapsed_s > killed_s
+    assert events[1].scheduled_s.min() > restarted.elapsed_s
+    assert not list((out / "live" / "events").glob("*.sending")), "nobody may write any more"
+    checkpoints = pd.read_parquet(out / "live" / "checkpoints.parquet")
+    assert checkpoints.unanswered.sum() == 0, "queries that nobody asked"
+    assert (checkpoints.old_items + checkpoints.new_items == ITEMS).all()
+    assert checkpoints.new_items.tolist()[-1] == ITEMS
