@@ -83,11 +83,11 @@ def test_a_long_call_is_watched_and_not_cut_off(ray_session: None, quick: None) 
         together.wait_until_started()
         assert together.answers([actor.sleep.remote(2.5)], "as it happens") == [2.5]
         assert answer_of(actor.sleep.remote(1.5), looked.append) == 1.5
-        assert len(looked) > 5
+        assert len(looked) > 2
         assert looked == sorted(looked)
         with pytest.raises(ray.exceptions.GetTimeoutError, match="its own"):
             answer_of(actor.late.remote())
-        calls = [actor.sleep.remote(0.0), actor.sleep.remote(0.5)]
+        calls = [actor.sleep.remote(0.0), actor.sleep.remote(3.0)]
         done, running = wait_for_one(calls)
         assert (done, running) == (calls[:1], calls[1:])
         assert ended(calls) == calls[:1]
