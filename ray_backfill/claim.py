@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ray_backfill.errors import InputError
 from ray_backfill.files import is_finished
+from ray_backfill.secrets import without_secrets
 
 LOCK = ".lock"
 _HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
@@ -84,7 +85,7 @@ def _lock(folder: Path, option: str, command: str) -> int | None:
     path = folder / LOCK
     while True:
         try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             if any(is_finished(stage) for stage in folder.iterdir() if stage.is_dir()):
                 return None
@@ -105,9 +106,10 @@ def _lock(folder: Path, option: str, command: str) -> int | None:
     about = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "command": command,
+        "command": without_secrets(command),
         "since": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
     }
+    os.fchmod(file, 0o600)  # earlier versions let everybody read it
     os.ftruncate(file, 0)
     os.pwrite(file, json.dumps(about, ensure_ascii=False).encode(), 0)
     return file

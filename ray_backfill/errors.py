@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ray_backfill.secrets import without_secrets
+
 # What the machine refuses and a user can mend -> the remedy.
 _REMEDIES = {
     errno.EACCES: "give this user access to it",
@@ -24,8 +26,11 @@ class InputError(ValueError):
     """Invalid input from the user; the message says what is wrong and how to correct it.
 
     The command line prints the message as one line and exits with code 2. Any other exception is a bug and keeps its
-    traceback.
+    traceback. Secrets are taken out of the message.
     """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(without_secrets(message))
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ray_backfill.errors import InputError
 from ray_backfill.runkey import RunKey
+from ray_backfill.secrets import cleaned
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -108,20 +109,24 @@ def remove_halves(folder: Path) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object atomically."""
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    """Write a JSON object atomically, without secrets."""
+    text = json.dumps(cleaned(dict(value)), indent=2, ensure_ascii=False) + "\n"
     write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raise InputError if the file is missing or holds anything else."""
+    """Read a JSON object, without secrets: earlier versions wrote them.
+
+    Raises:
+        InputError: The file is missing or holds anything else.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
         raise InputError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise InputError(f"{path} must hold a JSON object")
-    return value
+    return dict(cleaned(value))
 
 
 def begin_stage(folder: Path, key: RunKey, overwrite: bool = False) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ray_backfill.secrets import cleaned
+
 _PIECE_BYTES = 64 << 20
 
 
@@ -26,11 +28,14 @@ class RunKey:
     format: int = 1
 
     def recorded(self) -> dict[str, Any]:
-        """The key as a manifest holds it. Inputs that are not there and the first format are left out."""
+        """The key as a manifest holds it: without inputs that are not there, the first format, and secrets.
+
+        So a new password of the same database is no other run.
+        """
         stored = {"format": self.format} if self.format > 1 else {}
         there = {name: mark for name, mark in self.made_from.items() if mark}
         assert not there.keys() & self.settings.keys(), "a setting has the name of an input"
-        settings: dict[str, Any] = json.loads(json.dumps({**stored, **self.settings, **there}))
+        settings: dict[str, Any] = cleaned(json.loads(json.dumps({**stored, **self.settings, **there})))
         return {"stage": self.product, "settings": settings}
 
     def fingerprint(self) -> str:

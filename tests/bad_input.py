@@ -188,7 +188,7 @@ REMOTE = [
         ("simulate", "--data s3://bucket/data --out {tmp}/out", "s3://bucket/data"),
         ("simulate", "--data=gs://bucket/data", "gs://bucket/data"),
         ("simulate", "--data {data} --out {tmp}/out --truth qrels s3://bucket/q.txt", "s3://bucket/q.txt"),
-        ("simulate", "--scale full --out abfss://c@host/run", "abfss://c@host/run"),
+        ("simulate", "--scale full --out abfss://host/run", "abfss://host/run"),
         ("simulate", "--recipe image_folder --data-root s3://bucket/images", "s3://bucket/images"),
         ("simulate", "--images.root s3://bucket --recipe image_folder --data-root {data}", "s3://bucket"),
         ("drill", "--data {data} --out s3://bucket/run", "s3://bucket/run"),

@@ -12,6 +12,7 @@ PACKAGE = ROOT / "ray_backfill"
 
 # Rooms from the ground up. A room may import those on lower lines, and its own modules; never one beside or above it.
 FLOORS = [
+    {"secrets"},
     {"errors", "printable", "runkey"},
     {"plugins", "files", "kernels", "display", "progress"},
     {"tables", "claim"},

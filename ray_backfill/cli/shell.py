@@ -8,13 +8,18 @@ from pathlib import Path
 from ray_backfill.cli.stopping import ending_at_once, exit_stopped
 from ray_backfill.errors import InputError, input_error_in
 from ray_backfill.printable import printable
+from ray_backfill.secrets import hide_in_logs, hide_in_process_list, learn
 
 
 def run_job(main: Callable[[], None]) -> None:
     """Run a command. An InputError (also of an actor or worker) becomes one line and exit code 2.
 
-    Ctrl-C gives 130, SIGTERM 143.
+    Ctrl-C gives 130, SIGTERM 143. Secrets of the command line are shown nowhere, also not in a traceback.
     """
+    for word in sys.argv:
+        learn(word)
+    hide_in_process_list()
+    hide_in_logs()
     with ending_at_once():
         try:
             main()
@@ -63,9 +68,10 @@ def _refuse_not_utf8(option: str, path: Path) -> None:
 
 
 def command_line() -> str:
-    """The command as typed, for the manifest, without the folder of the installed script."""
+    """The command as typed, for the manifest, without secrets and the folder of the installed script."""
     is_script = sys.argv[0].endswith(".py") and not sys.argv[0].endswith("__main__.py")  # python -m ray_backfill
-    return " ".join(["python", *sys.argv] if is_script else ["ray-backfill", *sys.argv[1:]])
+    words = ["python", *sys.argv] if is_script else ["ray-backfill", *sys.argv[1:]]
+    return " ".join(map(learn, words))
 
 
 def shown(path: Path) -> Path:

@@ -17,6 +17,7 @@ from ray_backfill.forecast.close import closest_stand_ins
 from ray_backfill.forecast.stand_in import fit_stand_in
 from ray_backfill.progress import step
 from ray_backfill.runkey import RunKey
+from ray_backfill.secrets import cleaned
 from ray_backfill.store import EmbeddingFolder, read_folder, write_parquet
 from ray_backfill.systems import FloatArray, GroundTruth, IntArray, RetrievalSystem
 from ray_backfill.tables.forecast import SampledItem
@@ -165,7 +166,7 @@ def _write(out: Path, folder: EmbeddingFolder, stored: StoredSample, key: RunKey
         "distance": settings.distance,
         "key": key.recorded(),
     }
-    write_parquet(out, table.replace_schema_metadata({_FACTS: json.dumps(facts).encode()}))
+    write_parquet(out, table.replace_schema_metadata({_FACTS: json.dumps(cleaned(facts)).encode()}))
 
 
 def read_sample(path: Path, folder: EmbeddingFolder) -> StoredSample:

@@ -1,5 +1,9 @@
-"""Collections of Milvus: ``milvus:http://host:19530#collection``, or ``milvus:file.db#collection`` (Milvus Lite)."""
+"""Collections of Milvus: ``milvus:http://host:19530#collection``, or ``milvus:file.db#collection`` (Milvus Lite).
 
+A server's token is that of the environment, MILVUS_TOKEN.
+"""
+
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,7 +74,7 @@ def _client(address: str, text: str) -> Any:
     if "://" not in address and not Path(address).exists():  # the client would create it
         raise InputError(f"{address} does not exist")
     try:
-        return MilvusClient(uri=address)
+        return MilvusClient(uri=address, token=os.environ.get("MILVUS_TOKEN", "") if "://" in address else "")
     except Exception as error:
         raise InputError(f"{text} cannot be opened: {' '.join(str(error).split())}") from error
 

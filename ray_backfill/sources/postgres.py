@@ -3,7 +3,7 @@
 Schema and table are written as they are stored, upper and lower case told apart.
 
 Rows come in the order of the primary key (without one: in that of the disk) by one binary COPY, which sees one
-snapshot.
+snapshot. A password is best in the environment (PGPASSWORD) or in ``~/.pgpass``.
 """
 
 import re
@@ -45,7 +45,7 @@ class _Column(NamedTuple):
 def _open(text: str) -> Source:
     address, _, table = text.partition("#")
     if not table:
-        raise InputError(f"{_without_password(text)} names no table: postgresql://user@host/database#table")
+        raise InputError(f"{text} names no table: postgresql://user@host/database#table")
     with _connected(address, text) as connection:
         from psycopg import sql
 
@@ -78,7 +78,7 @@ def _open(text: str) -> Source:
                 yield _batch(rows, names, chosen)
 
     kinds = {name: column.kind for name, column in columns.items()}
-    return Source(_without_password(text), kinds, int(found[0]), read, f"{found[0]} rows, last change {found[1]}")
+    return Source(text, kinds, int(found[0]), read, f"{found[0]} rows, last change {found[1]}")
 
 
 def _names(table: str) -> list[str]:
@@ -118,14 +118,9 @@ def _connected(address: str, text: str) -> Iterator[Any]:
                 connection.adapters.register_loader(found[0], VectorLoader)
             yield connection
     except psycopg.Error as error:
-        raise InputError(f"{_without_password(text)}: {' '.join(str(error).split())}") from error
-
-
-def _without_password(text: str) -> str:
-    """The address as it may stand in messages and manifests."""
-    scheme, _, rest = text.partition("://")
-    access, at, place = rest.rpartition("@")
-    return f"{scheme}://{access.split(':')[0]}{at}{place}"
+        said = " ".join(str(error).split())
+        remedy = "; give the password in PGPASSWORD or ~/.pgpass" if "password" in said else ""
+        raise InputError(f"{text}: {said}{remedy}") from error
 
 
 KINDS = (

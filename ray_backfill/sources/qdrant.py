@@ -1,8 +1,11 @@
 """Collections of Qdrant: ``qdrant:http://host:6333#collection``, or ``qdrant:/folder#collection`` in this process.
 
+A server's key is that of the environment, QDRANT_API_KEY.
+
 Columns: ``id``, each named vector (``vector`` if it has no name), and the fields of the payload.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,7 +96,9 @@ def _client(address: str, text: str) -> Any:
     if "://" not in address and not Path(address).exists():  # the client would create it
         raise InputError(f"{address} does not exist")
     try:
-        return QdrantClient(url=address) if "://" in address else QdrantClient(path=address)
+        if "://" not in address:
+            return QdrantClient(path=address)
+        return QdrantClient(url=address, api_key=os.environ.get("QDRANT_API_KEY"))
     except Exception as error:
         raise InputError(f"{text} cannot be opened: {' '.join(str(error).split())}") from error
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from ray_backfill.secrets import cleaned
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -137,7 +139,7 @@ class Journal:
         """Append an entry; it is on disk when this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
-            file.write(json.dumps({"kind": entry.kind} | vars(entry)).encode() + b"\n")
+            file.write(json.dumps(cleaned({"kind": entry.kind} | vars(entry))).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
