@@ -14,6 +14,7 @@ import psutil
 import ray
 
 from ray_backfill.cluster.nodes import Deaths, but_died, living_resources
+from ray_backfill.cluster.notices import rays_notices_as_lines
 from ray_backfill.cluster.settings import local_cpus
 from ray_backfill.cluster.watchdog import kill, watched
 from ray_backfill.errors import InputError, Stopped
@@ -59,14 +60,15 @@ def session() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    with step("start Ray"), _without_note_of_level(), _keeping_signal_handlers():
-        is_own = _start()
-    try:
-        with watched() if is_own else nullcontext():
-            yield
-    finally:
-        with detail("stop Ray"):
-            ray.shutdown()
+    with rays_notices_as_lines():
+        with step("start Ray"), _without_note_of_level(), _keeping_signal_handlers():
+            is_own = _start()
+        try:
+            with watched() if is_own else nullcontext():
+                yield
+        finally:
+            with detail("stop Ray"):
+                ray.shutdown()
 
 
 def _start() -> bool:

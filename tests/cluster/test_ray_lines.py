@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import ray
 
+from ray_backfill.cluster.notices import rays_notices_as_lines
 from ray_backfill.cluster.session import session
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +32,38 @@ def test_lines_of_ray_are_not_written(
         logging.getLogger(logger).log(level, line)
         logging.getLogger(logger).error("what is wrong is told")
     assert set(caplog.messages) == {"what is wrong is told"}
+
+
+DEAD = (
+    "The node with node id: 423b03713c2aa247b264f6a3a504 and address: 192.0.2.2 and node name: 192.0.2.2 has been "
+    "marked dead because the detector has missed too many heartbeats from it. This can happen when a "
+    "\t(1) raylet crashes unexpectedly (OOM, etc.) \n\t(2) raylet has lagging heartbeats due to slow network."
+)
+MEMORY = (
+    "2 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed at node (ID: 42, IP: 192.0.2.3)"
+)
+OTHER = "Raylet is terminated. Termination is unexpected. Possible reasons include: (1) SIGKILL by the user"
+
+
+def test_notices_of_rays_servers_are_our_lines(ray_session: None, capsys: pytest.CaptureFixture[str]) -> None:
+    for notice in (OTHER, DEAD, MEMORY, DEAD):
+        # As Ray's thread does with what a server publishes.
+        ray._private.worker.print_to_stdstream(
+            {"lines": [notice], "pid": "raylet", "is_err": False}, ignore_prefix=False
+        )
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "node 192.0.2.2 (423b0371) of the Ray cluster died",
+        "node 192.0.2.3 of the Ray cluster is short of memory: Ray ended processes on it",
+    ]
+
+
+def test_rays_own_print_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ray._private.worker.print_to_stdstream
+    with rays_notices_as_lines():
+        assert ray._private.worker.print_to_stdstream is not before
+    assert ray._private.worker.print_to_stdstream is before
 
 
 @pytest.mark.slow
