@@ -149,6 +149,9 @@ def test_manifests_have_none_and_a_new_password_is_no_other_run(tmp_path: Path) 
     assert look_at_stage(tmp_path / "run", keys[1]) is False
     assert keys[0].fingerprint() == keys[1].fingerprint()
     assert not keys[1].difference(read_json(tmp_path / "run" / "manifest.json"))
+    write_json(tmp_path / "any.json", {"facts": [{"source": "s3://Hunter77:Swordfish88@bucket/x"}]})
+    assert read_json(tmp_path / "any.json") == {"facts": [{"source": "s3://bucket/x"}]}
+    assert_clean(tmp_path)
     # What an earlier version wrote gets into no report.
     (tmp_path / "old.json").write_text(json.dumps({"truth": keys[0].settings["truth"]}))
     assert_clean(str(read_json(tmp_path / "old.json")))
@@ -273,6 +276,10 @@ def bucket(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(files, "_system_of", system_of)
     return data.parent
+
+
+def test_messages_name_a_source_without_its_secret(bucket: Path) -> None:
+    assert open_source(f"{BUCKET}/clicks.parquet").name == "s3://bucket/clicks.parquet"
 
 
 def run(words: list[str], monkeypatch: pytest.MonkeyPatch, code: int = 0) -> None:
