@@ -11,7 +11,7 @@ from typing import Any
 from ray_backfill.secrets import without_secrets
 
 # What the machine refuses and a user can mend -> the remedy.
-_REMEDIES = {
+REMEDIES = {
     errno.EACCES: "give this user access to it",
     errno.EPERM: "give this user access to it",
     errno.EROFS: "choose a place that can be written",
@@ -19,6 +19,14 @@ _REMEDIES = {
     errno.EDQUOT: "free some space and run the same command again to continue",
     errno.ELOOP: "mend this link",
     errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or choose another disk",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "raise the limit on open files (ulimit -n)",
+    errno.EIO: "its disk or the connection to it fails; choose another place",
+    errno.ESTALE: "mount its disk again",
+    errno.ENOTDIR: "move the file that stands where a folder should be",
+    errno.EISDIR: "move the folder that stands where a file should be",
+    errno.ENOTEMPTY: "move what others have put there",
 }
 
 
@@ -100,9 +108,9 @@ def input_error_in(error: BaseException) -> InputError | None:
         return first or error  # type: ignore[return-value]
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
         return InputError(f"{error.object[:200]!r} is not UTF-8; rename it")
-    if isinstance(error, OSError) and error.errno in _REMEDIES:
+    if isinstance(error, OSError) and error.errno in REMEDIES:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error).splitlines()[0]
-        return InputError(f"{what}; {_REMEDIES[error.errno]}")
+        return InputError(f"{what}; {REMEDIES[error.errno]}")
     return None
 
 

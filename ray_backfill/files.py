@@ -7,6 +7,8 @@ finished once all files are in place.
 
 import errno
 import json
+import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -14,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ray_backfill.errors import InputError
+from ray_backfill.errors import REMEDIES, InputError
 from ray_backfill.runkey import RunKey
 from ray_backfill.secrets import cleaned
 
@@ -43,18 +45,29 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(temporary)
         temporary.replace(path)
-    except OSError as error:
-        if error.errno in _FULL:
-            raise InputError(
-                f"disk full: cannot write {path} ({error}); free some space and run the same command again to continue"
-            ) from error
-        if error.errno in _NOT_WRITABLE:
-            why = (error.strerror or str(error)).lower()
-            raise NotWritableError(f"cannot write {path}: {why}; make its folder writable") from error
-        raise
+    except Exception as error:
+        refused = _refused(path, error)
+        if refused is None:
+            raise
+        raise refused from error
     finally:
         with suppress(OSError):  # of a folder that cannot be read
             temporary.unlink()
+
+
+def _refused(path: Path, error: Exception) -> InputError | None:
+    """What the machine refuses in one line; None for other errors."""
+    # safetensors has an error of its own, which tells the number in its text.
+    told = re.search(r"\(os error (\d+)\)", str(error))
+    number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
+    if number in _FULL:
+        return InputError(f"disk full: cannot write {path} ({error}); {REMEDIES[errno.ENOSPC]}")
+    why = os.strerror(number or 0).lower()
+    if number in _NOT_WRITABLE:
+        return NotWritableError(f"cannot write {path}: {why}; make its folder writable")
+    if number in REMEDIES:
+        return InputError(f"cannot write {path}: {why}; {REMEDIES[number]}")
+    return None
 
 
 @contextmanager

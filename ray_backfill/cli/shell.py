@@ -1,6 +1,8 @@
 """Paths of the command line, the command as typed, and errors as one line with exit code 2."""
 
 import os
+import select
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,15 +16,53 @@ from ray_backfill.secrets import hide_in_logs, hide_in_process_list, learn
 def run_job(main: Callable[[], None]) -> None:
     """Run a command. An InputError (also of an actor or worker) becomes one line and exit code 2.
 
-    Ctrl-C gives 130, SIGTERM 143. Secrets of the command line are shown nowhere, also not in a traceback.
+    Ctrl-C gives 130, SIGTERM 143. Secrets of the command line are shown nowhere, also not in a traceback. Where nobody
+    reads the output any more, as after ``| head``, it ends without a word and with 141, as if SIGPIPE had ended it.
     """
     for word in sys.argv:
         learn(word)
     hide_in_process_list()
     hide_in_logs()
+    try:
+        try:
+            _run(main)
+        finally:
+            sys.stdout.flush()  # here, where an error can be told
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        _drop_output()
+        sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:  # of the flush: ``_run`` leaves no error that has a remedy
+        found = input_error_in(error)
+        if found is None:
+            raise
+        _drop_output()
+        print(f"error: the output cannot be written: {found}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _nobody_reads() -> bool:
+    """Whether standard output or standard error is a pipe whose reader is gone."""
+    poll = select.poll()
+    for stream in (1, 2):
+        poll.register(stream, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _drop_output() -> None:
+    """What is still to be written goes nowhere; otherwise Python would try again at its end, and complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr) if _nobody_reads() else (sys.stdout,):
+        os.dup2(nowhere, stream.fileno())
+
+
+def _run(main: Callable[[], None]) -> None:
     with ending_at_once():
         try:
             main()
+        except BrokenPipeError:
+            raise
         except KeyboardInterrupt as stopped:
             exit_stopped(stopped)
         except Exception as error:
