@@ -7,15 +7,17 @@ import numpy as np
 
 from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.comparison.sample import sample
-from ray_backfill.merges import BEST, RAW, Merge, all_merges, fit_merge
+from ray_backfill.merges import BEST, RAW, Merge, all_merges, fit_merge, without_trial
 from ray_backfill.methods import POLICIES, Embeddings, Method
 from ray_backfill.store import EmbeddingFolder, EmbeddingTable
-from ray_backfill.systems import IntArray
+from ray_backfill.systems import IntArray, UpgradePair
 
 # Most items that merges are fitted on.
 _ITEMS = 20_000
 # Fewest validation items for that. With fewer, the train items serve, which are biased, but enough.
 FEWEST_ITEMS = 200
+# Fewest to choose a merge: there, a bias is worse than noise. It looks as if distances of a map had to be stretched.
+_FEWEST_FOR_BEST = 50
 
 
 def why_merge_cannot_be_fitted(name: str, train: EmbeddingTable | None) -> str:
@@ -33,13 +35,15 @@ def why_merge_cannot_be_fitted(name: str, train: EmbeddingTable | None) -> str:
 
 @dataclass(frozen=True)
 class MergeFits:
-    """The named merges, and the items to fit them on. label: (items,) classes, if they are known."""
+    """The named merges, and the items to fit them on. label: (items,) classes, if they are known. are_unseen:
+    whether no map was fitted on the items."""
 
     names: tuple[str, ...]
     distance: str
     seed: int
     items: Embeddings | None = None
     label: IntArray | None = None
+    are_unseen: bool = False
 
     def of(self, method: Method, maps: FittedMaps) -> dict[str, Merge]:
         """Merge name -> merge, for the merges that apply to the method; references serve one system at a time, and so
@@ -57,7 +61,12 @@ class MergeFits:
                 pair = method.pair(self.items, maps.of(method))
             else:
                 names = tuple(name for name in names if not all_merges()[name].needs_train)
-        return {name: fit_merge(name, pair, self.label, self.distance, self.seed) for name in names}
+        return {name: self._fit(name, method, pair) for name in names}
+
+    def _fit(self, name: str, method: Method, pair: UpgradePair | None) -> Merge:
+        if name == BEST and pair is not None and method.fit is not None and not self.are_unseen:
+            name = without_trial(pair, self.distance)
+        return fit_merge(name, pair, self.label, self.distance, self.seed)
 
 
 def items_for_merges(folder: EmbeddingFolder, names: Sequence[str]) -> EmbeddingTable | None:
@@ -66,14 +75,15 @@ def items_for_merges(folder: EmbeddingFolder, names: Sequence[str]) -> Embedding
     On items that a map was fitted on, its distances are smaller than those of the gallery.
     """
     part = folder.validation
-    if part is None or len(part) < FEWEST_ITEMS or any(why_merge_cannot_be_fitted(name, part) for name in names):
+    least = _FEWEST_FOR_BEST if set(names) <= {RAW.name, BEST} else FEWEST_ITEMS
+    if part is None or len(part) < least or any(why_merge_cannot_be_fitted(name, part) for name in names):
         return folder.train
     return part
 
 
 def fitted_on_train_note(folder: EmbeddingFolder, methods: Sequence[Method], names: Sequence[str]) -> tuple[str, ...]:
     """A sentence for the report if merges are fitted on the same items as the maps whose distances they compare."""
-    fitted = [name for name in names if all_merges()[name].uses_train]
+    fitted = [name for name in names if all_merges()[name].needs_train]
     if not fitted or not any(method.fit for method in methods) or items_for_merges(folder, names) is not folder.train:
         return ()
     return (
@@ -89,4 +99,5 @@ def resolve_merges(folder: EmbeddingFolder, names: Sequence[str], distance: str,
         return MergeFits(tuple(names), distance, seed)
     found = sample(items, _ITEMS, seed)
     label = None if found.label is None else np.unique(found.label, return_inverse=True)[1]
-    return MergeFits(tuple(names), distance, seed, Embeddings(found.vectors, found.vectors), label)
+    unseen = items is not folder.train
+    return MergeFits(tuple(names), distance, seed, Embeddings(found.vectors, found.vectors), label, unseen)

@@ -60,14 +60,18 @@ def choose(
     halves = [np.sort(half) for half in np.array_split(np.random.default_rng(seed).permutation(train.n_gallery), 2)]
     found = [_trial(candidates, train, label, distance, seed, *both) for both in (halves, halves[::-1])]
     judged = {name: found[0][name] + found[1][name] for name in candidates if all(name in each for each in found)}
-    bands = [band_of(each.query, distance, each.gallery) for each in (train.backward, train.forward)]
-    if do_compare(*bands):
+    default = without_trial(train, distance)
+    if default == RAW.name:
         judged = {name: total for name, total in judged.items() if all(each[name] > each[RAW.name] for each in found)}
-        default = RAW.name
     else:
         judged.pop(RAW.name, None)
-        default = "quantile"
     return candidates[max(judged, key=lambda name: judged[name], default=default)](train, label)
+
+
+def without_trial(pair: UpgradePair, distance: str) -> str:
+    """The merge to take without a trial: raw distances where those of the two systems compare, otherwise quantile."""
+    bands = [band_of(each.query, distance, each.gallery) for each in (pair.backward, pair.forward)]
+    return RAW.name if do_compare(*bands) else "quantile"
 
 
 def _trial(

@@ -8,9 +8,13 @@ import pytest
 
 import ray_backfill as rb
 from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.comparison.merges import FEWEST_ITEMS
 from ray_backfill.comparison.resolve import Comparison, resolve
+from ray_backfill.merges import BEST, fit_merge
+from ray_backfill.models.checkpoints import save_network
 from ray_backfill.store import read_folder
+from ray_backfill.training.fit import train_set
 from ray_backfill.training.settings import FitSettings
 
 EVALUATION = Evaluation(("rm_naive", "procrustes_query"), ("random",), ("raw", "quantile", "logistic"))
@@ -51,3 +55,41 @@ def test_too_few_of_them_leave_the_train_split_and_a_note(train: int, tmp_path: 
 def test_without_maps_or_without_fitted_merges_there_is_nothing_to_note(tmp_path: Path) -> None:
     assert resolved(tmp_path / "a", 300, replace(EVALUATION, methods=("rm_naive",))).notes == ()
     assert resolved(tmp_path / "b", 300, replace(EVALUATION, merges=("raw", "rrf"))).notes == ()
+
+
+@pytest.mark.parametrize(("train", "is_unseen"), [(600, True), (300, False)])
+def test_the_best_merge_is_chosen_on_unseen_items_even_if_they_are_few(
+    train: int, is_unseen: bool, tmp_path: Path
+) -> None:
+    comparison = resolved(tmp_path, train, replace(EVALUATION, merges=(BEST,)))
+    split = comparison.folder.validation if is_unseen else comparison.folder.train
+    items = comparison.merges.items
+    assert split is not None
+    assert items is not None
+    assert (items.gallery["old"] == split.old).all()
+    assert not any("merges" in note for note in comparison.notes)
+
+
+def test_what_was_fitted_on_the_items_keeps_raw_distances(tmp_path: Path) -> None:
+    """The distances of a map are too small there: a merge that stretches them is best on these items, and only there."""
+    rng, label = np.random.default_rng(0), np.arange(400) % 20
+    centres = rng.normal(size=(20, 120))
+    made = [
+        {m: (centres[y] + 1.5 * rng.normal(size=(len(y), 120))).astype(np.float32) for m in ("old", "new")}
+        | {"label": y}
+        for y in (label, label[:60], label)
+    ]
+    rb.write_folder(tmp_path, *made)
+    comparison = resolve(
+        read_folder(tmp_path), Evaluation(("rm_naive", "least_squares_gallery"), ("random",), (BEST,)), FitSettings()
+    )
+    naive, mapped = comparison.methods[-2:]
+    assert mapped.fit is not None
+    network = mapped.fit.fit(train_set(comparison.folder), FitSettings(), "cosine").network
+    pair = mapped.pair(comparison.merges.items, network)
+    assert fit_merge(BEST, pair, comparison.merges.label, "cosine").name != "raw"
+    folder = tmp_path / "map"
+    save_network(folder, network)
+    maps = FittedMaps({mapped.name: folder})
+    assert comparison.merges.of(mapped, maps)[BEST].name == "raw"
+    assert set(comparison.merges.of(naive, maps)) == {BEST}
