@@ -48,13 +48,16 @@ def test_the_node_of_the_traffic_dies(tmp_path: Path) -> None:
     assert f"({there[:8]}) of the Ray cluster died" in said
     entries = journal.entries()
     told = [(entry.what, entry.detail) for entry in of_type(entries, Incident)]
-    assert [what for what, _ in told][:1] == ["node died"], told
-    assert there[:8] in told[0][1]
-    assert told.count(("traffic actor restarted", "actor 0")) == 1, told
-    (restarted,) = of_type(entries, TrafficRestarted)
-    events = {int("0.1" in file.name): pd.read_parquet(file) for file in sorted((out / "live/events").iterdir())}
-    assert restarted.elapsed_s > killed_s
-    assert events[1].scheduled_s.min() > restarted.elapsed_s
+    assert [detail for what, detail in told if what == "node died" and there[:8] in detail], told
+    restarts = of_type(entries, TrafficRestarted)
+    # On a busy machine Ray may lose the connection to the second one, too.
+    assert [each.incarnation for each in restarts] == list(range(1, len(restarts) + 1))
+    assert told.count(("traffic actor restarted", "actor 0")) == len(restarts) >= 1, told
+    assert restarts[0].elapsed_s > killed_s
+    for each in restarts:
+        files = sorted((out / "live" / "events").glob(f"leg-000-000.{each.incarnation}-*.parquet"))
+        assert all(pd.read_parquet(file).scheduled_s.min() > each.elapsed_s for file in files)
+    assert files, "the last one sends"
     assert not list((out / "live" / "events").glob("*.sending")), "nobody may write any more"
     checkpoints = pd.read_parquet(out / "live" / "checkpoints.parquet")
     assert checkpoints.unanswered.sum() == 0, "queries that nobody asked"
