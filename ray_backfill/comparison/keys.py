@@ -36,10 +36,9 @@ def comparison_key(
     compared = asdict(evaluation) | {"methods": [method.name for method in methods]}
     merges = [all_merges()[name] for name in evaluation.merges]
     kinds: list[Method | Order | MergeKind] = [*methods, *map(find_order, evaluation.orders), *merges]
-    versions = {f"{type(kind).__name__} {kind.name}": kind.version for kind in kinds if kind.version > 1}
-    further = {"versions": versions} if versions else {}
+    versions = {f"{type(kind).__name__.removesuffix('Kind').lower()} {kind.name}": kind.version for kind in kinds}
     inputs = inputs_of(folder, truth, evaluation, methods)
-    return RunKey(product, {**settings, **further, "evaluation": compared}, inputs, version)
+    return RunKey(product, {**settings, "evaluation": compared, "versions": versions}, inputs, version)
 
 
 def inputs_of(
@@ -54,8 +53,8 @@ def inputs_of(
     splits = {split: folder.fingerprint(models, (split,)) if getattr(folder, split) else "" for split in SPLITS}
     return {
         **splits,
-        "right_answers": truth.fingerprint(),
-        "filter": truth.filter.fingerprint() if truth.filter else "",
+        "right_answers": truth.fingerprint,
+        "filter": truth.filter.fingerprint if truth.filter else "",
         "columns_of_orders": _numbers(folder, sorted(needs)),
         "log": _log(folder, evaluation.filter) if "first_retrieved" in needs else "",
         "slices": _whole_columns((folder.queries or folder.gallery).path, evaluation.slices),

@@ -11,8 +11,8 @@ from ray_backfill.errors import InputError
 from ray_backfill.files import is_finished, other_settings, read_json, refuse_other_files
 from ray_backfill.methods import Method
 from ray_backfill.report import REPORT_FILES, write_report
-from ray_backfill.runkey import RunKey, fingerprint, first_difference
-from ray_backfill.store import IMAGE, TEXT, EmbeddingFolder, text_fingerprint
+from ray_backfill.runkey import RunKey, first_difference
+from ray_backfill.store import EmbeddingFolder
 from ray_backfill.systems import GroundTruth
 from ray_backfill.tables.results import TABLES
 
@@ -34,14 +34,7 @@ def results_key(
 ) -> RunKey:
     """What determines the results of these methods. more: settings besides those of the evaluation."""
     key = comparison_key(STAGE, FORMAT, folder, truth, evaluation, methods, more)
-    return replace(key, made_from={**key.made_from, "texts": _texts(folder)})
-
-
-def _texts(folder: EmbeddingFolder) -> str:
-    """What pages show of single queries and items; of images that are stored in the folder, not their content."""
-    paths = dict.fromkeys(table.path for table in (folder.gallery, folder.queries) if table)
-    found = [mark for path in paths for name in (TEXT, IMAGE) if (mark := text_fingerprint(path, name))]
-    return fingerprint(*found) if found else ""
+    return replace(key, made_from={**key.made_from, "texts": folder.shown_fingerprint})
 
 
 def joined(evaluation: Evaluation, out: Path) -> Evaluation:

@@ -82,6 +82,8 @@ def import_split(path: Path, texts: Sequence[str], names: ColumnNames, drop_brok
     key = RunKey("import", asked)
     if _is_there(path, key, overwrite):
         say(f"{path} is there already, imported from the same sources")
+        for name in (source.name for source in sources if not source.tells_changes):
+            say(f"note: {name} does not tell whether its vectors have changed since; --overwrite imports them again")
         return path
     matched = match(sources, names.id, drop_broken)
     unfinished = path.with_name(f".{path.name}.unfinished")

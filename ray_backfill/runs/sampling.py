@@ -135,7 +135,7 @@ def sample_key(folder: EmbeddingFolder, truth: GroundTruth, settings: SampleSett
     """What determines a sample besides its size. The gallery's new embeddings do not: they come later."""
     of_split = {split: folder.fingerprint(("old", "new"), (split,)) for split in ("queries", "train")}
     gallery = folder.fingerprint(("old",), ("gallery",))
-    made_from = {"gallery": gallery, **of_split, "right_answers": truth.fingerprint()}
+    made_from = {"gallery": gallery, **of_split, "right_answers": truth.fingerprint}
     return RunKey("sample", asdict(settings), made_from, FORMAT)
 
 

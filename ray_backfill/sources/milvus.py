@@ -46,7 +46,7 @@ def _open(text: str) -> Source:
     def read(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
         yield from skipping(_batches(client, collection, names, columns), skip)
 
-    return Source(text, columns, rows, read, f"{rows} rows")
+    return Source(text, columns, rows, read, f"{rows} rows", tells_changes=False)
 
 
 def _batches(

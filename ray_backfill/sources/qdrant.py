@@ -41,7 +41,7 @@ def _open(text: str) -> Source:
     def read(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
         yield from skipping(_batches(client, collection, names, columns, set(vectors)), skip)
 
-    return Source(text, columns, rows, read, f"{rows} points", notes)
+    return Source(text, columns, rows, read, f"{rows} points", notes, tells_changes=False)
 
 
 def _batches(

@@ -18,7 +18,7 @@ class Source:
     name: for messages. columns: name -> type of the columns that it has. rows: their number, if it is known.
     read: takes names of columns and a number of rows to skip, and yields record batches of at most ``BATCH_ROWS`` rows
     with these columns. fingerprint: changes with the content, as far as that can be told without reading it.
-    notes: sentences about what the store has lost.
+    notes: sentences about what the store has lost. tells_changes: whether the fingerprint changes if a vector does.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Source:
     read: Callable[[Sequence[str], int], Iterator[pa.RecordBatch]]
     fingerprint: str
     notes: tuple[str, ...] = ()
+    tells_changes: bool = True
 
     def need(self, names: Sequence[str]) -> None:
         """Raises InputError for columns that it does not have."""

@@ -24,7 +24,7 @@ view: its ``id`` repeats that of train for each view. Other columns are not used
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -58,7 +58,7 @@ from ray_backfill.store._further import IMAGE as IMAGE
 from ray_backfill.store._further import TEXT as TEXT
 from ray_backfill.store._further import read_further as read_further
 from ray_backfill.store._further import read_picked as read_picked
-from ray_backfill.store._further import text_fingerprint as text_fingerprint
+from ray_backfill.store._further import shown_fingerprint
 from ray_backfill.store._hashing import hash_rows as hash_rows
 from ray_backfill.store._known import COLUMNS as COLUMNS
 from ray_backfill.store._known import NUMBERS, OF_QUERIES, check_equal_columns, read_columns
@@ -154,9 +154,7 @@ class EmbeddingFolder:
         """Models whose embeddings both gallery and queries have."""
         return tuple(name for name in self.gallery.vectors if name in (self.queries or self.gallery).vectors)
 
-    def fingerprint(
-        self, models: Sequence[str] = ("old", "new"), splits: Sequence[str] = SPLITS, further: Iterable[str] = ()
-    ) -> str:
+    def fingerprint(self, models: Sequence[str] = ("old", "new"), splits: Sequence[str] = SPLITS) -> str:
         """Return a hash of the folder's values, embeddings of other models excepted.
 
         Cost: one pass over the bytes, at the first call.
@@ -164,16 +162,17 @@ class EmbeddingFolder:
         Args:
             models: Models whose embeddings count.
             splits: Splits that count.
-            further: Numeric gallery columns outside the data contract that count, if they exist.
         """
         digest = hashlib.blake2b(digest_size=12)
         for (split, model, _), of_column in self._digests.items():
             if split in splits and model in ("", *models):
                 digest.update(of_column)
-        for name in further:
-            if name not in COLUMNS and (numbers := self.gallery.find_numbers(name)) is not None:
-                add_to_digest(digest, numbers)
         return digest.hexdigest()
+
+    @cached_property
+    def shown_fingerprint(self) -> str:
+        """A hash of what pages show of single queries and items: texts and paths of images; "" if there are none."""
+        return shown_fingerprint([table.path for table in (self.gallery, self.queries) if table is not None])
 
     @cached_property
     def _digests(self) -> dict[tuple[str, str, str], bytes]:

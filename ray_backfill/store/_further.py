@@ -41,8 +41,14 @@ def read_further(path: Path, name: str) -> pa.ChunkedArray:
     return pa.chunked_array(chunks, type=next(iter(kinds), pa.null()))
 
 
-def text_fingerprint(path: Path, name: str) -> str:
-    """A hash of a column of texts of a split; "" if a file does not have it, or it holds something else."""
+def shown_fingerprint(paths: Sequence[Path]) -> str:
+    """A hash of the texts and the paths of images in these splits; "" if there are none. Not of stored images."""
+    found = [mark for path in paths for name in (TEXT, IMAGE) if (mark := _fingerprint_of_texts(path, name))]
+    return fingerprint(*found) if found else ""
+
+
+def _fingerprint_of_texts(path: Path, name: str) -> str:
+    """A hash of a column of texts; "" if a file does not have it, or it holds something else."""
     marks = []
     for file in part_files(path):
         opened = open_checked(file)

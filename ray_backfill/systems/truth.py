@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,8 +24,9 @@ class Filter:
     of_query: IntArray
     of_item: IntArray
 
+    @cached_property
     def fingerprint(self) -> str:
-        """Return a hash of the parts."""
+        """A hash of the parts."""
         return fingerprint(self.of_query, self.of_item)
 
     def parts(self) -> list[tuple[IntArray, IntArray]]:
@@ -82,8 +84,9 @@ class GroundTruth:
         """Queries without positives. No metric is defined for them, so every mean leaves them out."""
         return np.flatnonzero(np.diff(self.positive_starts) == 0)
 
+    @cached_property
     def fingerprint(self) -> str:
-        """Return a hash of the right answers, their grades, what is ignored, and the weights of queries."""
+        """A hash of the right answers, their grades, what is ignored, and the weights of queries."""
         lists = (self.positive_starts, self.positives, self.ignored_starts, self.ignored)
         return fingerprint(self.n_gallery, *lists, self.grades, self.weights)
 

@@ -1,5 +1,6 @@
 """What is the same run: every input of every product is changed in turn; the result changes, or the command refuses."""
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -19,12 +20,13 @@ from ray_backfill.errors import InputError
 from ray_backfill.files import finish_stage, read_json, write_json
 from ray_backfill.live.settings import LiveSettings
 from ray_backfill.report import REPORT_FILES
-from ray_backfill.runs import drill, forecasting, results
+from ray_backfill.runs import drill, forecasting, importing, results
 from ray_backfill.runs.context import Context
 from ray_backfill.runs.folder import evaluate_folder, fit_folder
 from ray_backfill.runs.forecasting import forecast_folder
 from ray_backfill.runs.importing import ColumnNames, import_split
 from ray_backfill.runs.sampling import SampleSettings, take_sample
+from ray_backfill.sources import open_source
 from ray_backfill.store import vector_column, write_parquet
 from ray_backfill.training.settings import AdapterSettings, FitSettings
 
@@ -255,6 +257,11 @@ def test_a_drill_is_that_of_its_inputs(data: Path, tmp_path: Path, monkeypatch: 
     run()
     run()
     assert len(drilled) == 1, "the same drill is not run again"
+    made = read_json(out / "live" / "manifest.json")
+    write_json(out / "live" / "manifest.json", made | {"settings": made["settings"] | {"format": 1}})
+    with pytest.raises(InputError, match=r"earlier version of ray-backfill: format 1 there.*give --overwrite"):
+        run()
+    write_json(out / "live" / "manifest.json", made)
     change.change(data)
     with refused(change.words):
         run()
@@ -325,6 +332,24 @@ def test_a_map_is_that_of_its_inputs(data: Path, tmp_path: Path, change: str) ->
     assert times(out) == seen
 
 
+def test_a_sample_of_an_earlier_version_is_refused_in_one_line(data: Path, tmp_path: Path) -> None:
+    without(data / "queries.parquet", "weight")
+    sample = tmp_path / "sample.parquet"
+    take_sample(data, sample, 52, SampleSettings())
+    table = pq.read_table(sample)
+    ((name, facts),) = (table.schema.metadata or {}).items()
+    known = json.loads(facts)
+    older = known["key"]["settings"] | {"format": 1}
+    for earlier in (
+        {name: value for name, value in known.items() if name != "key"},
+        known | {"key": known["key"] | {"settings": older}},
+    ):
+        write_parquet(sample, table.replace_schema_metadata({name: json.dumps(earlier).encode()}))
+        with pytest.raises(InputError, match=r"earlier version of ray-backfill.*sample again") as error:
+            take_sample(data, sample, 0, SampleSettings(), add=2)
+        assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("change", ["source", "columns", "drop"])
 def test_an_import_is_that_of_its_sources(data: Path, tmp_path: Path, change: str) -> None:
     path, names, drop = tmp_path / "mine" / "gallery.parquet", ColumnNames(), False
@@ -346,6 +371,18 @@ def test_an_import_is_that_of_its_sources(data: Path, tmp_path: Path, change: st
     with pytest.raises(InputError, match=why):
         run()
     assert times(path) == seen
+
+
+def test_an_import_says_which_sources_do_not_tell_changes(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Qdrant and Milvus tell how many vectors they have, and no more."""
+    silent = replace(open_source(str(data / "gallery.parquet")), name="qdrant:items", tells_changes=False)
+    monkeypatch.setattr(importing, "open_source", lambda _: silent)
+    for said in (0, 1):
+        capsys.readouterr()
+        import_split(tmp_path / "gallery.parquet", ["qdrant:items"], ColumnNames(), False, False)
+        assert capsys.readouterr().err.count("qdrant:items does not tell whether its vectors have changed") == said
 
 
 @pytest.mark.parametrize("earlier", [{"format": 7}, {"format": 99}, {}])
