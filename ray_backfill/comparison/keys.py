@@ -7,7 +7,7 @@ from typing import Any
 
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.traffic import read_log
-from ray_backfill.merges import MergeKind, all_merges
+from ray_backfill.merges import BEST, MergeKind, all_merges
 from ray_backfill.methods import Method, models_of
 from ray_backfill.orders import Order, find_order
 from ray_backfill.runkey import RunKey, fingerprint
@@ -34,7 +34,8 @@ def comparison_key(
     because "all" has another meaning when methods are added.
     """
     compared = asdict(evaluation) | {"methods": [method.name for method in methods]}
-    merges = [all_merges()[name] for name in evaluation.merges]
+    known = all_merges()
+    merges = [known[name] for name in (known if BEST in evaluation.merges else evaluation.merges)]
     kinds: list[Method | Order | MergeKind] = [*methods, *map(find_order, evaluation.orders), *merges]
     versions = {f"{type(kind).__name__.removesuffix('Kind').lower()} {kind.name}": kind.version for kind in kinds}
     inputs = inputs_of(folder, truth, evaluation, methods)

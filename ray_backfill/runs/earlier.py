@@ -12,6 +12,7 @@ from ray_backfill.files import is_finished, other_settings, read_json, refuse_ot
 from ray_backfill.methods import Method
 from ray_backfill.report import REPORT_FILES, write_report
 from ray_backfill.runkey import RunKey, first_difference
+from ray_backfill.secrets import cleaned
 from ray_backfill.store import EmbeddingFolder
 from ray_backfill.systems import GroundTruth
 from ray_backfill.tables.results import TABLES
@@ -44,7 +45,7 @@ def joined(evaluation: Evaluation, out: Path) -> Evaluation:
     """
     found = _recorded(out).get("evaluation", {})
     named = asdict(evaluation) | {"methods": [method.name for method in evaluation.find_methods()]}
-    if not found or first_difference(_without_names(found), _without_names(named)):
+    if not found or first_difference(_without_names(found), cleaned(_without_names(named))):
         return evaluation
     names: dict[str, Any] = {name: tuple(dict.fromkeys((*found.get(name, ()), *named[name]))) for name in _NAMES}
     both = replace(evaluation, **names)

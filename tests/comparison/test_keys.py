@@ -11,6 +11,7 @@ import ray_backfill as rb
 from ray_backfill.comparison import keys
 from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.keys import comparison_key, map_key
+from ray_backfill.merges import all_merges
 from ray_backfill.methods import Method, find_methods
 from ray_backfill.orders import Order, find_order
 from ray_backfill.runkey import RunKey, fingerprint
@@ -73,6 +74,8 @@ def test_versions_are_part_of_it(folder: EmbeddingFolder, monkeypatch: pytest.Mo
     assert found.settings["versions"] == before["settings"]["versions"] | {"method procrustes_gallery": 2}
     of_map = map_key(folder, newer, FitSettings(), "cosine")
     assert of_map.difference(map_key(folder, METHODS[-1], FitSettings(), "cosine").recorded())
+    best = key(folder, replace(EVALUATION, merges=("best",))).settings["versions"]
+    assert {f"merge {name}" for name in all_merges()} < best.keys(), "any of them may be chosen"
     monkeypatch.setattr(keys, "find_order", lambda name: replace(find_order(name), version=3))
     assert key(folder).difference(before) == "versions.order random: 1 there, 3 requested"
 

@@ -3,7 +3,7 @@
 import errno
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ import pytest
 import ray_backfill as rb
 from ray_backfill.cli.main import main
 from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.files import read_json, replaced_whole, settle
+from ray_backfill.files import read_json, replaced_whole, settle, write_json
+from ray_backfill.runkey import RunKey
 from ray_backfill.runs import results as writing
 from ray_backfill.runs.context import Context
+from ray_backfill.runs.earlier import joined
 from ray_backfill.runs.folder import evaluate_folder
 from ray_backfill.tables.results import TABLES
 from ray_backfill.training.settings import AdapterSettings, FitSettings
@@ -226,3 +228,15 @@ def test_the_manifest_says_all_methods_of_an_extended_run(data: Path, out: Path)
     run(data, out, methods=("offline",))
     settings = read_json(out / "results" / "manifest.json")["settings"]
     assert settings["evaluation"]["methods"] == ["old", "new", "rm_naive", "least_squares_gallery", "offline"]
+
+
+def test_a_run_whose_truth_has_a_password_is_extended(tmp_path: Path) -> None:
+    """Manifests hold no passwords."""
+    truth = ("clicks", "postgresql://me:hunter2@host/shop#clicks")
+    before = replace(EVALUATION, truth=truth)
+    evaluation = {"evaluation": asdict(before) | {"methods": ["old", "new", *before.methods]}}
+    write_json(tmp_path / "manifest.json", RunKey("simulation", evaluation).recorded() | {"finished": True})
+    assert "hunter2" not in (tmp_path / "manifest.json").read_text()
+    both = joined(replace(before, methods=("offline",)), tmp_path)
+    assert both.methods == ("old", "new", *before.methods, "offline")
+    assert both.truth == truth
