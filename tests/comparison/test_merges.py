@@ -71,7 +71,7 @@ def test_the_best_merge_is_chosen_on_unseen_items_even_if_they_are_few(
 
 
 def test_what_was_fitted_on_the_items_keeps_raw_distances(tmp_path: Path) -> None:
-    """The distances of a map are too small there: a merge that stretches them is best on these items, and only there."""
+    """A map's distances are too small there: a merge that stretches them is best on these items, and only there."""
     rng, label = np.random.default_rng(0), np.arange(400) % 20
     centres = rng.normal(size=(20, 120))
     made = [
