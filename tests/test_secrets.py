@@ -8,7 +8,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -264,6 +265,9 @@ def _system_of(text):
 files._system_of = _system_of
 from ray_backfill.cli.main import main
 main()
+if how == "works":
+    from ray._private.utils import get_entrypoint_name  # what Ray records of this process
+    print("recorded as", get_entrypoint_name())
 """
 
 
@@ -347,9 +351,13 @@ def test_a_database_with_a_password_leaves_none(
     assert_clean(tmp_path)
 
 
-def child(how: str, bucket: Path, words: list[str], cwd: Path) -> "subprocess.Popen[str]":
+def child(
+    how: str, bucket: Path, words: list[str], cwd: Path, more: Mapping[str, str] | None = None
+) -> "subprocess.Popen[str]":
     program = [sys.executable, "-c", WITH_BUCKET, str(bucket), how, *words[1:]]
     environment = os.environ | {"TMPDIR": str(cwd), "PYTHONPATH": str(Path(rb.__file__).parents[1])}
+    if more:
+        environment = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"} | dict(more)
     pipe = subprocess.PIPE
     return subprocess.Popen(program, cwd=cwd, env=environment, stdout=pipe, stderr=pipe, text=True)
 
@@ -404,5 +412,38 @@ def test_the_traceback_of_a_bug_shows_none(bucket: Path, tmp_path: Path) -> None
     assert "RuntimeError: unexpected: 's3://bucket/data/gallery.parquet' and *** alone" in err
     assert "cannot connect to s3://bucket/data/gallery.parquet" in err  # logged
     assert "ValueError: invalid literal for int()" in err  # in a thread
+    assert_clean(out + err)
+    assert_clean(tmp_path)
+
+
+@pytest.mark.cluster
+def test_ray_is_told_none(bucket: Path, data: Path, tmp_path: Path) -> None:
+    """Neither in the arguments of a process nor in what Ray records and logs, which its dashboard shows."""
+    words = typed(
+        "simulate",
+        "--data {data} --out out --shards 2 --methods rm_naive --truth clicks {bucket}/clicks.parquet",
+        data=data,
+        bucket=BUCKET,
+    )
+    before = {process.pid for process in psutil.process_iter()}
+    with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as ray_folder:  # the paths of its sockets must be short
+        shown = set[str]()
+        with child("works", bucket, words, tmp_path, {"RAY_TMPDIR": ray_folder}) as running:
+            while running.poll() is None:
+                for process in psutil.process_iter():
+                    with suppress(psutil.Error):
+                        if process.pid not in before:
+                            shown.add(" ".join(process.cmdline()))
+                time.sleep(0.2)
+            out, err = running.communicate()
+        assert running.returncode == 0, err
+        assert any("gcs_server" in each for each in shown)
+        assert any("ShardActor" in each for each in shown)
+        early = {each for each in shown if "bucket/clicks" in each and "Hunter77" in each}  # before it has started
+        assert_clean("\n".join(shown - early))
+        assert len(early) <= 1
+        assert "bucket/clicks.parquet" in out.partition("recorded as")[2]
+        assert next(Path(ray_folder).rglob("*.log"))
+        assert_clean(Path(ray_folder))
     assert_clean(out + err)
     assert_clean(tmp_path)
