@@ -1,5 +1,6 @@
 """The parts of a driver, each in isolation."""
 
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_backfill.cluster.drill import supervisor
+from ray_backfill.cluster.drill import supervisor, throttling
 from ray_backfill.cluster.drill.embedding import EmbedJob, FromStore
 from ray_backfill.cluster.drill.recorder import Recorder
 from ray_backfill.cluster.drill.supervisor import Arrivals, EmbeddingSupervisor
@@ -78,3 +79,26 @@ def test_embeddings_are_made_again_three_times_at_most(
     with pytest.raises(RuntimeError, match=r"damaged \(rebuilt 3 times\); check the disk"):
         embedding.make_again(BadPartError(5, "damaged"))
     embedding.close()
+
+
+def test_no_thread_of_a_driver_calls_ray_after_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call while Ray is shut down ends the process by SIGSEGV."""
+    monkeypatch.setattr(throttling, "_CONTROL_S", 0.01)
+    asked: list[float] = []
+
+    def slowly(seconds: float) -> list[float]:
+        asked.append(seconds)
+        time.sleep(0.5)
+        return []
+
+    embedding: Any = SimpleNamespace(reserved=lambda: 0, set_rate=lambda rate: None)
+    recorder = Recorder("test", tmp_path)
+    loop = ThrottleLoop(ThrottleSettings(p99_ms=20), embedding, SimpleNamespace(recent_ms=slowly), recorder)  # type: ignore[arg-type]
+    loop.start()
+    while not asked:
+        time.sleep(0.01)
+    before = set(threading.enumerate())
+    assert {loop.thread, recorder.watch._thread} <= before
+    loop.close()
+    recorder.watch.close()
+    assert not {loop.thread, recorder.watch._thread} & set(threading.enumerate())
