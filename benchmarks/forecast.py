@@ -43,7 +43,7 @@ from ray_backfill.runs.known_items import known_items, with_stand_ins
 from ray_backfill.runs.sampling import free_pairs
 from ray_backfill.store import EmbeddingFolder, read_folder, take
 from ray_backfill.systems import GroundTruth, RetrievalSystem
-from ray_backfill.tables.results import NEW
+from ray_backfill.tables.results import HEAD_ALONE, NEW
 from ray_backfill.training.settings import FitSettings
 
 POINTS = 5
@@ -182,6 +182,7 @@ def main() -> None:
     names, orders, metrics = tuple(given.methods), tuple(given.orders), tuple(given.metrics)
     evaluation = Evaluation(methods=names, orders=orders, metrics=metrics, points=POINTS)
     comparison = resolve(whole, evaluation, FitSettings())
+    comparison = comparison.only([m for m in comparison.methods if m.name != HEAD_ALONE])
     comparison, _ = fit_maps(comparison, comparison.methods, FitSettings(), Context(given.maps))
     curves = {(m, order): each.curve for (m, order, _), each in replay_here(comparison).items()}
     true = exact_figures(curves, list(metrics))

@@ -32,7 +32,7 @@ def simulate(
     methods: str | Sequence[str] = "recommended",
     orders: str | Sequence[str] = "random",
     merges: str | Sequence[str] = "best",
-    metrics: str | Sequence[str] = ("mAP", "CMC@1"),
+    metrics: str | Sequence[str] = "recommended",
     points: int = 11,
     distance: str = "cosine",
     margin: float = 0.005,
@@ -142,7 +142,7 @@ def forecast(
     out: str | Path | None = None,
     methods: str | Sequence[str] = "recommended",
     orders: str | Sequence[str] = "random",
-    metrics: str | Sequence[str] = ("mAP", "mAP@100"),
+    metrics: str | Sequence[str] = "recommended",
     points: int = 11,
     order_seed: int = 0,
     fits: "FitSettings | None" = None,
@@ -159,7 +159,8 @@ def forecast(
         out: Folder of the run, whose earlier forecast is replaced; by default a temporary one, deleted at the end.
         methods: Upgrade methods, by name or group (see ``rb.methods``).
         orders: Orders of the backfill.
-        metrics: mAP, nDCG, mAP@k, nDCG@k or recall@k for k from 100 on; the first one leads the report.
+        metrics: mAP, nDCG, mAP@k, nDCG@k or recall@k for k from 100 on; by default nDCG@100 and mAP@100. The first one
+            leads the report.
         points: Number of moments of the backfill to report, at most 1,001.
         order_seed: Random seed for the random order.
         fits: How maps between the models are trained; by default as on the command line.

@@ -1,6 +1,6 @@
 """The settings of a comparison."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Self
 
@@ -20,6 +20,10 @@ METHODS = (
     *("old", "new", "offline", "rm_naive", "procrustes_gallery", "relaxed_gallery", "ridge_gallery", "fct", "fastfill"),
     *("rqt", "cl_s", "mcl", "rm"),
 )
+
+# A word for what users of a service see: the first results, and how many of few right answers are among them.
+RECOMMENDED = "recommended"
+_SERVED, _OF_FEW, FEW_ANSWERS = ("nDCG@10", "CMC@1"), "recall@10", 10
 
 # Distance -> least and largest cut-off. What float32 cannot hold is no distance.
 _LARGEST = float(np.finfo(np.float32).max)
@@ -42,7 +46,8 @@ class Evaluation:
     """Ways to make the distances of the two systems comparable; raw leaves them as they are, best chooses one for each
     method on train items."""
     metrics: tuple[str, ...] = ("mAP", "CMC@1")
-    """Metrics of retrieval: mAP, MRR, nDCG, mAP@k, CMC@k, recall@k, MRR@k, nDCG@k for any k. The first one leads the
+    """Metrics of retrieval: mAP, MRR, nDCG, mAP@k, CMC@k, recall@k, MRR@k, nDCG@k for any k; "recommended" stands for
+    nDCG@10 and CMC@1, and for recall@10 if half of the queries have at most 10 right answers. The first one leads the
     report."""
     points: int = 11
     """Number of moments of the backfill to report, t = 0 and t = 1 included."""
@@ -70,7 +75,16 @@ class Evaluation:
     @classmethod
     def of_folder(cls) -> Self:
         """The defaults for a folder of embeddings, which seldom has the old classifier's scores."""
-        return cls(methods=("recommended",), orders=("random",), merges=(BEST,))
+        return cls(methods=(RECOMMENDED,), orders=("random",), merges=(BEST,), metrics=(RECOMMENDED,))
+
+    def with_metrics(self, right_answers: float) -> Self:
+        """The evaluation with the metrics that "recommended" stands for. right_answers: median number of a query."""
+        return self.with_recommended((*_SERVED, *((_OF_FEW,) if right_answers <= FEW_ANSWERS else ())))
+
+    def with_recommended(self, metrics: tuple[str, ...]) -> Self:
+        """The evaluation with these metrics in place of "recommended"."""
+        named = chain(*(metrics if name == RECOMMENDED else (name,) for name in self.metrics))
+        return replace(self, metrics=tuple(dict.fromkeys(named)))
 
     @property
     def step(self) -> int:
@@ -102,7 +116,7 @@ class Evaluation:
         methods = [m for m in all_methods().values() if m.family != CONTROLS]
         several = {
             "all": methods,
-            "recommended": [m for m in methods if m.is_recommended],
+            RECOMMENDED: [m for m in methods if m.is_recommended],
             "two_models": [m for m in methods if set(m.models) == {"old", "new"}],
             "controls": [m for m in all_methods().values() if m.family == CONTROLS],
         }
@@ -112,7 +126,7 @@ class Evaluation:
     def check(self) -> None:
         """Raises InputError for any unknown name or impossible setting."""
         self.find_methods()
-        for metric in self.metrics:
+        for metric in self._named_metrics:
             parse_metric(metric)
         for order in self.orders:
             find_order(order)
@@ -132,9 +146,13 @@ class Evaluation:
             raise InputError(f"--margin must be at least 0 and below 1 (0.005 is half a point), got {self.margin}")
         self._check_cutoffs()
 
+    @property
+    def _named_metrics(self) -> list[str]:
+        return [name for name in self.metrics if name != RECOMMENDED]
+
     def _check_truth(self) -> None:
         kind, k, _ = parse_truth(self.truth)
-        for name, of in ((metric, parse_metric(metric)) for metric in self.metrics):
+        for name, of in ((metric, parse_metric(metric)) for metric in self._named_metrics):
             if kind.is_retention and of.kind == "recall" and (of.k or k) < k:
                 raise InputError(
                     f"{name} cannot reach 100 % with {k:,} right answers for each query (--truth {self.truth[0]}); use "

@@ -14,7 +14,7 @@ from ray_backfill.comparison.maps import FittedMaps
 from ray_backfill.comparison.merges import MergeFits, fitted_on_train_note, resolve_merges
 from ray_backfill.comparison.orders import BackfillOrders, embeddings_of, resolve_orders
 from ray_backfill.comparison.slices import Slice, resolve_slices
-from ray_backfill.comparison.truth import check_vectors, find_truth
+from ray_backfill.comparison.truth import check_vectors, find_truth, usual_answers
 from ray_backfill.distances import Band
 from ray_backfill.errors import InputError
 from ray_backfill.merges import Merge, all_merges
@@ -126,6 +126,7 @@ def resolve(
     wanted = evaluation.find_methods() if to_come is None else evaluation.named_methods()
     found = right_answers or resolve_truth(folder, evaluation, from_images)
     truth = found.ground
+    evaluation = evaluation.with_metrics(usual_answers(truth))
     if from_images:
         check_distances_agree(wanted, evaluation.distance, fits)
     left_out = find_left_out(folder, wanted, evaluation.merges, fits, evaluation.distance, to_come or ())

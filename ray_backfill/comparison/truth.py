@@ -46,6 +46,12 @@ def read_filter(gallery: Path, queries: Path, column: str) -> Filter:
     return found
 
 
+def usual_answers(truth: GroundTruth) -> float:
+    """The median number of right answers, of the queries that have any."""
+    numbers = np.diff(truth.positive_starts)
+    return float(np.median(numbers[numbers > 0]))
+
+
 def find_truth(
     folder: EmbeddingFolder,
     words: Sequence[str] = (),

@@ -3,6 +3,7 @@
 Ray is imported only if something is trained or replayed over shards.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from ray_backfill.comparison.evaluation import Evaluation
 from ray_backfill.comparison.left_out import find_left_out
 from ray_backfill.comparison.replay import Curves, replay_here
 from ray_backfill.comparison.resolve import Comparison, resolve, resolve_truth
+from ray_backfill.comparison.truth import usual_answers
 from ray_backfill.errors import InputError
 from ray_backfill.files import OtherSettingsError, is_finished, settle
 from ray_backfill.methods import Method, models_of
@@ -90,9 +92,13 @@ def _with_earlier(
     """
     out = context.out / results
     settle(out, FILES)
+    folder = read_folder(data, models_of(evaluation.find_methods()))
+    truth = resolve_truth(folder, evaluation, from_images)
+    evaluation = evaluation.with_metrics(usual_answers(truth.ground))
     both = joined(evaluation, out)
-    folder, methods = read_folder(data, models_of(both.find_methods())), both.find_methods()
-    truth = resolve_truth(folder, both, from_images)
+    methods = both.find_methods()
+    if models_of(methods) != models_of(evaluation.find_methods()):
+        folder = read_folder(data, models_of(methods))
     try:
         check_can_be_extended(out, folder, truth.ground, both, methods, recorded_settings(fits, context.chosen))
     except OtherSettingsError:
@@ -143,6 +149,7 @@ def fit_folder(
     Raises:
         InputError: No method has anything to fit, a method requested by name cannot be fitted, or a training diverged.
     """
+    evaluation = evaluation.with_metrics(math.inf)  # --tune judges by the first one, whatever the answers
     methods = [method for method in evaluation.named_methods() if method.fit]
     if not methods:
         raise InputError("none of these methods has anything to fit; give e.g. --methods rqt cl_s cl_m mcl rm")

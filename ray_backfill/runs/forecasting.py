@@ -28,6 +28,8 @@ from ray_backfill.training.settings import FitSettings
 
 FORMAT = 1
 _MOST_POINTS = 1001
+# What stands for nDCG@10 and CMC@1, which depend on too few right answers.
+_RECOMMENDED = ("nDCG@100", "mAP@100")
 # Files beside the tables.
 _OTHERS = ("manifest.json", "curves.png", "report.html")
 
@@ -44,6 +46,7 @@ def forecast_folder(
     Raises:
         InputError: A file is missing or does not fit, or something that was asked for cannot be forecast.
     """
+    evaluation = evaluation.with_recommended(_RECOMMENDED)
     evaluation.check()
     _check_evaluation(evaluation)
     out = context.out / "forecast"

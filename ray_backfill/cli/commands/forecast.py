@@ -12,7 +12,7 @@ from ray_backfill.cli.options import FolderJob
 from ray_backfill.cli.parse import check_names, names_folder, read_folder_options
 from ray_backfill.cli.shell import given_folder, shown
 from ray_backfill.cluster.settings import ReplayPlace
-from ray_backfill.comparison.evaluation import Evaluation
+from ray_backfill.comparison.evaluation import RECOMMENDED, Evaluation
 from ray_backfill.errors import InputError
 from ray_backfill.runs.sampling import NAME
 
@@ -21,9 +21,9 @@ from ray_backfill.runs.sampling import NAME
 class ForecastEvaluation(Evaluation):
     """Without the options that a forecast takes from its sample, and those that it does not have."""
 
-    metrics: tuple[str, ...] = ("mAP", "mAP@100")  # CMC@1 cannot be forecast
-    """Metrics of retrieval: mAP, nDCG, mAP@k, nDCG@k, recall@k for any k from 100 on. The first one leads the
-    report."""
+    metrics: tuple[str, ...] = (RECOMMENDED,)
+    """Metrics of retrieval: mAP, nDCG, mAP@k, nDCG@k, recall@k for any k from 100 on; "recommended" stands for
+    nDCG@100 and mAP@100, because nDCG@10 and CMC@1 cannot be forecast. The first one leads the report."""
     merges: Suppress[tuple[str, ...]] = ("raw",)
     distance: Suppress[str] = "cosine"
     truth: Suppress[tuple[str, ...]] = ()
