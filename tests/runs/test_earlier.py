@@ -210,6 +210,7 @@ def test_a_finished_run_on_a_read_only_disk_is_shown_again(
     for name in ("write_text", "write_bytes", "replace", "mkdir", "unlink"):
         monkeypatch.setattr(Path, name, refuse)
     methods = ["--methods", *EVALUATION.methods, "--orders", "random", "--merges", "raw", "--points", "3"]
+    methods += ["--metrics", *EVALUATION.metrics]
     monkeypatch.setattr("sys.argv", ["ray-backfill", "simulate", "--data", str(data), "--out", str(out), *methods])
     with monkeypatch.context() as made:
         made.setattr(Path, "mkdir", lambda *_, **__: None)  # of a folder that is there

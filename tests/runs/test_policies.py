@@ -37,7 +37,7 @@ def test_a_cascade_of_everything_serves_the_new_ranking_from_the_start(folder: P
     found = rb.simulate(
         folder, out=tmp_path / "run", methods=methods, orders=["random", "popularity"], merges=["raw", "rrf"]
     )
-    rows = [row for row in found.rows if row.metric == "mAP"]
+    rows = [row for row in found.rows if row.metric == "nDCG@10"]
     (new,) = (row for row in rows if row.method == "new" and row.order == "random")
     (all_recalled,) = (row for row in rows if row.method == f"cascade@{N}" and row.order == "random")
     assert all_recalled.start == pytest.approx(new.end, abs=1e-12)
@@ -79,9 +79,9 @@ def test_a_filter_is_a_run_over_each_part(folder: Path, tmp_path: Path) -> None:
         own = [table[table.tenant == tenant].reset_index(drop=True) for table in (gallery, queries)]
         data = rb.write_folder(tmp_path / tenant, own[0], own[1])
         summary = rb.simulate(data, methods="rm_naive").summary
-        row = summary[(summary.method == "rm_naive") & (summary.metric == "mAP")].iloc[0]
+        row = summary[(summary.method == "rm_naive") & (summary.metric == "nDCG@10")].iloc[0]
         ends.append((len(own[1]), row["start"], row["end"]))
-    row = whole.summary[(whole.summary.method == "rm_naive") & (whole.summary.metric == "mAP")].iloc[0]
+    row = whole.summary[(whole.summary.method == "rm_naive") & (whole.summary.metric == "nDCG@10")].iloc[0]
     for place, end in ((1, "start"), (2, "end")):
         assert row[end] == pytest.approx(sum(each[0] * each[place] for each in ends) / Q)
     with pytest.raises(InputError, match="filter"):
