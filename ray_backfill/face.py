@@ -159,7 +159,7 @@ def forecast(
         out: Folder of the run, whose earlier forecast is replaced; by default a temporary one, deleted at the end.
         methods: Upgrade methods, by name or group (see ``rb.methods``).
         orders: Orders of the backfill.
-        metrics: mAP, nDCG, or mAP@k, nDCG@k, recall@k from k = 100 on; by default nDCG@100 and mAP@100.
+        metrics: mAP, nDCG, or mAP@k, nDCG@k, recall@k from k = 100 on; by default mAP@100 and recall@100.
         points: Number of moments of the backfill to report, at most 1,001.
         order_seed: Random seed for the random order.
         fits: How maps between the models are trained; by default as on the command line.

@@ -108,6 +108,7 @@ def _queries(results: Results) -> dict[str, Any]:
         "shown_queries": shown_lines(results),
         "shown_of": shown_of(results),
         "counted": counted(results),
+        "has_items": any(row.before or row.first for row in results.shown),
         "has_images": any(row.query_image or row.before_image or row.first_image for row in results.shown),
     }
 

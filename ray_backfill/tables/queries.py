@@ -94,7 +94,7 @@ class ShownQuery:
     change: Annotated[str, f"kind of the last loss of a `{WORST}` query or the last win of a `{BEST}` one; else empty"]
     t: Annotated[float, "progress at this change; NaN without one"]
     before: Annotated[
-        str, "id, text, thumbnail and system of what was first before this change; empty without one, and with a merge"
+        str, "id, text, thumbnail and system of what was first before this change; empty if not known, as with rrf"
     ]
     before_text: str
     before_image: str

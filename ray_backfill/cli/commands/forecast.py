@@ -23,7 +23,7 @@ class ForecastEvaluation(Evaluation):
 
     metrics: tuple[str, ...] = (RECOMMENDED,)
     """Metrics of retrieval: mAP, nDCG, mAP@k, nDCG@k, recall@k for any k from 100 on; "recommended" stands for
-    nDCG@100 and mAP@100, because nDCG@10 and CMC@1 cannot be forecast. The first one leads the report."""
+    mAP@100 and recall@100, because nDCG@10 and CMC@1 cannot be forecast. The first one leads the report."""
     merges: Suppress[tuple[str, ...]] = ("raw",)
     distance: Suppress[str] = "cosine"
     truth: Suppress[tuple[str, ...]] = ()
