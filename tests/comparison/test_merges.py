@@ -71,21 +71,21 @@ def test_the_best_merge_is_chosen_on_unseen_items_even_if_they_are_few(
 
 
 def test_what_was_fitted_on_the_items_keeps_raw_distances(tmp_path: Path) -> None:
-    """A map's distances are too small there: a merge that stretches them is best on these items, and only there."""
+    """The distances of a map are too small there: a merge that stretches them is best on these items only."""
     rng, label = np.random.default_rng(0), np.arange(400) % 20
     centres = rng.normal(size=(20, 120))
-    made = [
-        {m: (centres[y] + 1.5 * rng.normal(size=(len(y), 120))).astype(np.float32) for m in ("old", "new")}
-        | {"label": y}
-        for y in (label, label[:60], label)
-    ]
-    rb.write_folder(tmp_path, *made)
+
+    def items(y: np.ndarray) -> dict[str, np.ndarray]:
+        return {m: (centres[y] + 1.5 * rng.normal(size=(len(y), 120))).astype(np.float32) for m in ("old", "new")}
+
+    rb.write_folder(tmp_path, *(items(y) | {"label": y} for y in (label, label[:60], label)))
     comparison = resolve(
         read_folder(tmp_path), Evaluation(("rm_naive", "least_squares_gallery"), ("random",), (BEST,)), FitSettings()
     )
     naive, mapped = comparison.methods[-2:]
     assert mapped.fit is not None
     network = mapped.fit.fit(train_set(comparison.folder), FitSettings(), "cosine").network
+    assert comparison.merges.items is not None
     pair = mapped.pair(comparison.merges.items, network)
     assert fit_merge(BEST, pair, comparison.merges.label, "cosine").name != "raw"
     folder = tmp_path / "map"
