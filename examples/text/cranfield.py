@@ -5,7 +5,7 @@
     ray-backfill import --out runs/text/data --queries runs/text/queries.parquet
     ray-backfill import --out runs/text/data --train runs/text/titles.parquet --drop-broken
     ray-backfill simulate --data runs/text/data --out runs/text/run --truth qrels runs/text/qrels.txt \\
-        --metrics nDCG@10 recall@100 MRR@10 --methods two_models
+        --metrics nDCG@10 recall@100 MRR@10 --methods two_models --merges best raw
 
 The folder has cran.all.1400.xml, cran.qry.xml and cranqrel.trec.txt of the Cranfield collection. The models are TF-IDF
 and a truncated singular value decomposition (latent semantic analysis): the old one has 32 dimensions and has seen half
