@@ -27,8 +27,8 @@ def test_the_sentences_on_the_demo() -> None:
     which, when, cost, risk = vars(answer(read_results(DEMO))).values()
     assert which[0] == (
         "Full RM gives users 86 % of the upgrade’s improvement while the backfill runs (95 % interval 81 to 91): "
-        "mAP@100 starts at 23.9 % (old service: 15.5 %) and ends at 54.3 % (new model alone: 44.5 %; the new model with "
-        "the same head alone: 55.4 %)."
+        "mAP@100 starts at 23.9 % (old service: 15.5 %) and ends at 54.3 % (new model alone: 44.5 %; the new model "
+        "with the same head alone: 55.4 %)."
     )
     assert "Until 26 % of the backfill FastFill serves better, by up to 6.2 points." in which
     assert "until 26 % of the backfill FastFill serves better" in README

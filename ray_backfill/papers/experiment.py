@@ -126,7 +126,7 @@ def _with_permutations(experiment: Experiment, recipe: Recipe[Any]) -> Recipe[An
 
 
 def _merges(evaluation: Evaluation) -> tuple[str, ...]:
-    return tuple(name for name, kind in all_merges().items() if kind.suits(evaluation.distance))
+    return tuple(name for name, kind in all_merges().items() if kind.suits(evaluation.distance) and not kind.is_choice)
 
 
 def _run_subgroups(experiment: Experiment, seed: int, context: Context) -> SeedRun:

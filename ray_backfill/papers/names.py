@@ -8,7 +8,7 @@ from ray_backfill.orders import all_orders
 
 REFERENCES = tuple(method.name for method in all_methods().values() if method.is_reference)
 ORDERS = tuple(all_orders())
-MERGES = tuple(all_merges())
+MERGES = tuple(merge.name for merge in all_merges().values() if not merge.is_choice)
 
 # Methods that need no gradient descent on pairs of embeddings, and merges that need no labels.
 TRAINING_FREE_METHODS = tuple(
@@ -16,7 +16,7 @@ TRAINING_FREE_METHODS = tuple(
     for method in all_methods().values()
     if method.models == ("old", "new") and not method.is_reference and not method.is_trained
 )
-LABEL_FREE_MERGES = tuple(merge.name for merge in all_merges().values() if not merge.needs_labels)
+LABEL_FREE_MERGES = tuple(merge.name for merge in all_merges().values() if not (merge.needs_labels or merge.is_choice))
 # Orders that depend on the map of a method.
 TRAINED_ORDERS = tuple(order.name for order in all_orders().values() if order.of_method)
 # Heading of methods that no plugin defines.
