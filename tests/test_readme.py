@@ -24,7 +24,7 @@ def run(arguments: list[str], folder: Path) -> str:
 
 @pytest.mark.cluster  # it trains
 def test_the_examples_of_the_readme_run(tmp_path: Path) -> None:
-    assert "least squares, gallery" in run(["-c", code_of(ROOT / "README.md")], tmp_path)
+    assert "ridge, gallery" in run(["-c", code_of(ROOT / "README.md")], tmp_path)
     command = re.search(r"^    \.venv/bin/ray-backfill (simulate --data my_embeddings .*)$", README, re.MULTILINE)
     assert command is not None
     few_epochs = ["--transforms.epochs", "2", "--heads.epochs", "2"]  # the rest of a minute would train the same
