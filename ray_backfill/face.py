@@ -42,6 +42,7 @@ def simulate(
     order_seed: int = 0,
     permutations: int = 1,
     cutoffs: float | Sequence[float] = (),
+    embed_per_query: bool = False,
     fits: "FitSettings | None" = None,
     device: str = "cpu",
     shards: int = 0,
@@ -69,7 +70,7 @@ def simulate(
     """
     how = _tuples(methods=methods, orders=orders, merges=merges, metrics=metrics, truth=truth, slices=slices)
     how |= _tuples(cutoffs=cutoffs) | {"points": points, "distance": distance, "margin": margin, "filter": filter}
-    how |= {"order_seed": order_seed, "permutations": permutations}
+    how |= {"order_seed": order_seed, "permutations": permutations, "embed_per_query": embed_per_query}
     return _simulate(data, out, how, fits, {"device": device, "shards": shards}, overwrite)
 
 

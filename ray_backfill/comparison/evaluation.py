@@ -72,6 +72,10 @@ class Evaluation:
     """Score cut-offs of a service that shows only results with at least this similarity (cosine, inner_product) or with
     at most this distance (l2) in {old, old}: translated to the systems of each method by the merges."""
 
+    embed_per_query: bool = False
+    """Whether methods that embed gallery items for every query (cascades) may be recommended, too. Their price, which
+    others do not pay, is shown in any case."""
+
     @classmethod
     def of_folder(cls) -> Self:
         """The defaults for a folder of embeddings, which seldom has the old classifier's scores."""

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ray_backfill.report.results import Results
+from ray_backfill.report.results import Results, Row
 from ray_backfill.tables.results import NEW_EMBEDDINGS
 
 
@@ -33,13 +33,23 @@ def embedded(results: Results) -> list[Embedded]:
 def cascades_in_words(results: Results) -> list[str]:
     """A sentence for each cascade, for the terminal."""
     found = embedded(results)
-    sentences = []
-    for title in dict.fromkeys(each.title for each in found):
-        own = [each for each in found if each.title == title]
-        averages = ", ".join(f"{each.average:.1f} ({each.order})" for each in own)
-        items = "item" if own[0].start == 1 else "items"
-        sentences.append(
-            f"{title}: the new model embeds {own[0].start:.0f} {items} for every query at the start; on average over "
-            f"the backfill {averages}."
-        )
-    return sentences
+    return [
+        f"{title}: {_price([each for each in found if each.title == title])}."
+        for title in dict.fromkeys(each.title for each in found)
+    ]
+
+
+def price(results: Results, row: Row) -> str:
+    """What a cascade embeds in the order of its row, without a full stop; "" for any other method."""
+    own = [each for each in embedded(results) if (each.title, each.order) == (row.title, row.order)]
+    return _price(own, with_order=False) if own else ""
+
+
+def _price(own: list[Embedded], with_order: bool = True) -> str:
+    """own: one cascade in several orders, at the start the same."""
+    averages = ", ".join(f"{each.average:.1f}{f' ({each.order})' * with_order}" for each in own)
+    items = "item" if own[0].start == 1 else "items"
+    return (
+        f"the new model embeds {own[0].start:.0f} {items} for every query at the start; on average over the backfill "
+        f"{averages}"
+    )

@@ -325,7 +325,9 @@ class Results:
 
     @property
     def recalling(self) -> frozenset[str]:
-        """The methods that embed items for every query: cascades."""
+        """The methods that embed items for every query, cascades, unless the run says that they may be recommended."""
+        if self.manifest.settings.get("evaluation", {}).get("embed_per_query"):
+            return frozenset()
         return frozenset(name for name, of in self.manifest.traits.methods.items() if of.recalls)
 
     def best_cascade(self) -> Row | None:

@@ -3,6 +3,7 @@
 import math
 
 from ray_backfill.display import Difference
+from ray_backfill.report.cascades import price
 from ray_backfill.report.disagreement import better_by, disagreement
 from ray_backfill.report.results import Results, Row
 from ray_backfill.report.situation import Situation, find_situation, reference, upgrade
@@ -64,9 +65,11 @@ def _recommendation(results: Results) -> str:
         return f"Only cascades were compared, which embed items for every query. {_of_cascade(results, old)}"
     assert best is not None
     if situation is Situation.NOT_MIXED:
-        return _not_mixed(results, best, old)
+        return _not_mixed(results, best, old, step)
+    cost = f" {_upper(price(results, best))}." if price(results, best) else ""
     return (
         f"{_upper(_name(results, best))} gives users {_given(results, best, step)}: {_ends(results, best, old, new)}."
+        f"{cost}"
     )
 
 
@@ -138,16 +141,27 @@ def _ends(results: Results, best: Row, old: Row, new: Row) -> str:
     )
 
 
-def _not_mixed(results: Results, best: Row, old: Row) -> str:
+def _not_mixed(results: Results, best: Row, old: Row, step: Difference) -> str:
     """The main sentence if the old service is better than every method that could be recommended."""
     cascade = results.best_cascade()
     is_beaten = cascade is not None and cascade.auc > old.auc
+    # The best row can be the reference that switches at the end, which is what the sentence advises.
+    mixing = next((row for row in results.candidates(results.primary) if not row.is_reference), best)
     sentence = (
-        f"Switch over only when the backfill is finished: no method{' but cascades' * is_beaten} serves better than "
-        f"the old service while it runs. The best, {_name(results, best)}, has {percent_sign(best.auc)} "
-        f"{results.primary} on average against {percent_sign(old.auc)}."
+        "Build the new index beside the old one and switch when it is finished: that beats merging the two, because no "
+        f"method{' but cascades' * is_beaten} serves better than the old service while the backfill runs. The best"
+        f"{' of the others' * is_beaten}, {_name(results, mixing)}, has {percent_sign(mixing.auc)} {results.primary} "
+        f"on average against {percent_sign(old.auc)}."
     )
-    return f"{sentence} Cascades embed items for every query. {_of_cascade(results, old)}" if is_beaten else sentence
+    if cascade is None or not is_beaten:
+        return sentence
+    share = f"{percent_sign(cascade.gain, 0)} of the upgrade\u2019s improvement"
+    more = f"{points(cascade.auc - old.auc)} more than the old service; the upgrade is worth {points(step.value)}"
+    cost = price(results, cascade) or "it embeds items for every query"
+    return (
+        f"{sentence} {_upper(_name(results, cascade))} has {percent_sign(cascade.auc)}, "
+        f"{share if cascade.gain <= 1 else more}. Its price: {cost}."
+    )
 
 
 def _of_cascade(results: Results, old: Row) -> str:

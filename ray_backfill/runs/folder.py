@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ray_backfill.comparison.resolve import Comparison, resolve, resolve_truth
 from ray_backfill.comparison.truth import usual_answers
 from ray_backfill.errors import InputError
 from ray_backfill.files import OtherSettingsError, is_finished, settle
-from ray_backfill.methods import Method, models_of
+from ray_backfill.methods import RECALLS, Method, models_of
 from ray_backfill.orders import find_order
 from ray_backfill.progress import say, step
 from ray_backfill.replay import check_device
@@ -94,7 +95,7 @@ def _with_earlier(
     settle(out, FILES)
     folder = read_folder(data, models_of(evaluation.find_methods()))
     truth = resolve_truth(folder, evaluation, from_images)
-    evaluation = evaluation.with_metrics(usual_answers(truth.ground))
+    evaluation = _with_cascade(evaluation.with_metrics(usual_answers(truth.ground)), folder)
     both = joined(evaluation, out)
     methods = both.find_methods()
     if models_of(methods) != models_of(evaluation.find_methods()):
@@ -107,6 +108,13 @@ def _with_earlier(
         return folder, evaluation, truth
     _say_what_is_kept(out, evaluation, both)
     return folder, both, truth
+
+
+def _with_cascade(evaluation: Evaluation, folder: EmbeddingFolder) -> Evaluation:
+    """Judged queries without labels, as text has: there maps and rank merge often lose, and a cascade gains."""
+    if "recommended" not in evaluation.methods or folder.queries is None or folder.queries.label is not None:
+        return evaluation
+    return replace(evaluation, methods=(*evaluation.methods, f"cascade@{RECALLS}"))
 
 
 def _say_what_is_kept(out: Path, evaluation: Evaluation, both: Evaluation) -> None:

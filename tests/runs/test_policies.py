@@ -102,3 +102,60 @@ def test_a_filter_keeps_what_the_new_model_finds_in_its_part(folder: Path) -> No
 def test_shards_do_not_filter(folder: Path) -> None:
     with pytest.raises(InputError, match="leave --shards out"):
         rb.simulate(folder, methods="rm_naive", filter="tenant", shards=1)
+
+
+def judged_folder(path: Path, **labels: Any) -> Path:
+    """160 judged queries, and a new model whose cosines all are near 1: merged distances do not compare."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(160, 16))
+
+    def columns(rows: int) -> dict[str, Any]:
+        signal = centres[np.arange(rows) % 160]
+        new = signal + rng.normal(size=(rows, 16))
+        return {"old": (signal + rng.normal(size=(rows, 16)))[:, :12], "new": np.c_[new, np.full(rows, 12.0)]}
+
+    gallery, queries = columns(800), columns(160)
+    right = [np.flatnonzero(np.arange(800) % 160 == query) for query in range(160)]
+    return rb.write_folder(
+        path, gallery | labels.get("gallery", {}), queries | {"positives": right} | labels.get("queries", {})
+    )
+
+
+def test_judged_queries_without_labels_get_a_cascade(tmp_path: Path) -> None:
+    data = judged_folder(tmp_path / "data")
+    found = rb.simulate(data, out=tmp_path / "run", metrics=["nDCG@10"])
+    assert "cascade@100" in found.methods
+    rows = {row.method: row for row in found.rows if row.metric == "nDCG@10"}
+    assert rows["rm_naive"].auc < rows["old"].auc < rows["cascade@100"].auc
+    told = next(each for each in embedded(found) if each.title == rows["cascade@100"].title)
+    lead, step = (100 * (rows[name].auc - rows["old"].auc) for name in ("cascade@100", "new"))
+    assert found.verdict == (
+        "Build the new index beside the old one and switch when it is finished: that beats merging the two, because no "
+        "method but cascades serves better than the old service while the backfill runs. The best of the others, RM "
+        f"naive, has {100 * rows['rm_naive'].auc:.1f} % nDCG@10 on average against {100 * rows['old'].auc:.1f} %. "
+        f"Cascade of 100, old recalls has {100 * rows['cascade@100'].auc:.1f} %, {lead:.1f} points more than the old "
+        f"service; the upgrade is worth {step:.1f} points. Its price: the new model embeds 100 items for every query "
+        f"at the start; on average over the backfill {told.average:.1f}."
+    )
+    assert "and switch when it is finished: that beats merging the two" in read_page(tmp_path / "run")
+
+
+def read_page(run: Path) -> str:
+    return (run / "results" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_cascade_leads_only_if_asked_for(tmp_path: Path) -> None:
+    data = judged_folder(tmp_path / "data")
+    plain, asked = (rb.simulate(data, metrics=["nDCG@10"], embed_per_query=given) for given in (False, True))
+    assert plain.best() is not None
+    assert plain.best().method != "cascade@100"  # type: ignore[union-attr]
+    assert asked.best().method == "cascade@100"  # type: ignore[union-attr]
+    assert asked.verdict.startswith("Cascade of 100, old recalls gives users ")
+    assert "The new model embeds 100 items for every query at the start" in asked.verdict
+
+
+def test_labels_and_named_methods_bring_no_cascade(tmp_path: Path) -> None:
+    label = {"gallery": {"label": np.arange(800) % 160}, "queries": {"label": np.arange(160)}}
+    labelled = rb.simulate(judged_folder(tmp_path / "labelled", **label))
+    named = rb.simulate(judged_folder(tmp_path / "judged"), methods=["rm_naive"])
+    assert [name for found in (labelled, named) for name in found.methods if name.startswith("cascade")] == []
