@@ -326,9 +326,8 @@ class Results:
     @property
     def recalling(self) -> frozenset[str]:
         """The methods that embed items for every query, cascades, unless the run says that they may be recommended."""
-        if self.manifest.settings.get("evaluation", {}).get("embed_per_query"):
-            return frozenset()
-        return frozenset(name for name, of in self.manifest.traits.methods.items() if of.recalls)
+        is_paid = self.manifest.settings.get("evaluation", {}).get("embed_per_query")
+        return frozenset(n for n, of in self.manifest.traits.methods.items() if of.recalls and not is_paid)
 
     def best_cascade(self) -> Row | None:
         """The cascade with the highest AUC by the primary metric, in an order that can be had; None without one."""
@@ -342,8 +341,7 @@ class Results:
     @property
     def best_variant(self) -> Variant:
         """The variant of the best row; the first deployable one if the best row is a reference."""
-        best = self.best()
-        if best is not None and not best.is_reference:
+        if (best := self.best()) is not None and not best.is_reference:
             return best.variant
         return next((v for v in self.variants if v.order not in self.oracles), self.variants[0])
 
