@@ -85,7 +85,7 @@ def test_a_simulation_of_such_models_calibrates_by_default(tmp_path: Path) -> No
     assert not raw.manifest.data["distances_compare"]
     assert "rm_naive" not in {row.method for row in raw.candidates(raw.primary)}
     assert "rm_naive" in {row.method for row in found.candidates(found.primary)}
-    assert "add --merges best" in (tmp_path / "raw" / "results" / "report.html").read_text()
+    assert "simulate with --merges best" in (tmp_path / "raw" / "results" / "report.html").read_text()
 
 
 def test_without_train_items_raw_distances_are_merged_and_this_is_told(tmp_path: Path) -> None:

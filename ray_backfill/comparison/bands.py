@@ -30,7 +30,7 @@ def bands_note(bands: Mapping[str, Band], merges: Sequence[str], distance: str, 
         so = "raw distances put the items of one model first"
     else:
         so = "raw distances put the items of one model first; " + (
-            "add --merges best" if has_train else "with a train.parquet, --merges best can mend that"
+            "simulate with --merges best" if has_train else "with a train.parquet, --merges best can mend that"
         )
     return (f"The distances of the two models do not compare: the {what} of random items are {said} (98 %); {so}.",)
 

@@ -12,6 +12,7 @@ from ray_backfill.comparison.resolve import Comparison, resolve
 from ray_backfill.errors import InputError
 from ray_backfill.files import replaced_whole, write_json
 from ray_backfill.forecast import Forecast, why_not_forecast
+from ray_backfill.merges import RAW
 from ray_backfill.methods import Method
 from ray_backfill.orders import find_order
 from ray_backfill.progress import stage, step
@@ -56,7 +57,8 @@ def forecast_folder(
     with step("read embeddings"):
         folder = read_before_backfill(data)
         stored = read_sample(sample, folder)
-        evaluation = replace(evaluation, truth=stored.settings.truth, distance=stored.settings.distance)
+        chosen = stored.settings
+        evaluation = replace(evaluation, truth=chosen.truth, distance=chosen.distance, merges=(RAW.name,))
         items = find_known(folder, stored, new)
     of_fits = context
     if folder.train is None:  # maps that are fitted on the pilot change with every sample
