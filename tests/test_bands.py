@@ -8,6 +8,7 @@ import pytest
 import ray_backfill as rb
 from ray_backfill.distances import Band, band_of, do_compare
 from ray_backfill.doctor import diagnose
+from ray_backfill.report.answers import answer
 
 
 def vectors(n: int, seed: int, offset: float = 0.0) -> np.ndarray:
@@ -92,3 +93,16 @@ def test_without_train_items_raw_distances_are_merged_and_this_is_told(tmp_path:
     found = rb.simulate(folder(tmp_path / "data", 4.0, train=0), out=tmp_path / "out", methods=("rm_naive",))
     assert {row.title for row in found.rows} >= {"RM naive"}
     assert "with a train.parquet, --merges best can mend that" in (tmp_path / "out/results/report.html").read_text()
+
+
+def test_a_merge_that_stays_in_use_is_not_said_to_end(tmp_path: Path) -> None:
+    """csls changes the ranking of the new model, too: without it, the service ends elsewhere."""
+    data, name = folder(tmp_path / "data", 0.0), "ridge_gallery"
+    said = {}
+    for merge in ("raw", "csls"):
+        found = rb.simulate(data, methods=("rm_naive", name), merges=merge)
+        ends = {row.method: row.end for row in found.rows if row.metric == found.primary}
+        assert (ends[name] == ends["new"]) == (merge == "raw")
+        said[merge] = " ".join(answer(found).cost)
+    assert "nothing of the method remains" in said["raw"]
+    assert "Its merge changes what the finished upgrade finds" in said["csls"]

@@ -11,7 +11,15 @@ from ray_backfill.report.crossings import crossings
 from ray_backfill.report.data_notes import data_notes
 from ray_backfill.report.results import Results, Row
 from ray_backfill.report.selection import best_per_method
-from ray_backfill.report.situation import FEW_QUERIES, Situation, find_situation, queries, reference, upgrade
+from ray_backfill.report.situation import (
+    FEW_QUERIES,
+    Situation,
+    find_situation,
+    merge_outlives,
+    queries,
+    reference,
+    upgrade,
+)
 from ray_backfill.report.slices import slice_sentences
 from ray_backfill.report.verdict import closest, exceeds_upgrade, supervision, verdict, with_limits
 from ray_backfill.report.wording import (
@@ -177,11 +185,16 @@ def _cost(results: Results, best: Row) -> tuple[str, ...]:
         told = f"{how} in float32 ({_signed_percent(change)})" if change else f"keep their size, {size} in float32"
         sentences.append(f"The vectors of the gallery {told}.")
     sentences += _machine_time(results.manifest.timings_s)
-    sentences.append(
-        "Its maps stay in use after the backfill."
-        if traits.stays
-        else "After the backfill only the new model is needed: nothing of the method remains."
-    )
+    new = reference(results, NEW)
+    if traits.stays:
+        sentences.append("Its maps stay in use after the backfill.")
+    elif new is not None and merge_outlives(results, best):
+        sentences.append(
+            f"Its merge changes what the finished upgrade finds: {best.metric} ends at {percent_sign(best.end)} with "
+            f"it, and at {percent_sign(new.end)} if only the new model stays in use."
+        )
+    else:
+        sentences.append("After the backfill only the new model is needed: nothing of the method remains.")
     return tuple(sentences)
 
 

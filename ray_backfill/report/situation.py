@@ -9,6 +9,9 @@ from ray_backfill.tables.results import NEW, OLD
 # Below this number of queries a percentile bootstrap is known to be too narrow.
 FEW_QUERIES = 30
 
+# Values of a metric that differ by less are equal.
+_SAME = 1e-9
+
 
 class Situation(Enum):
     """What can be said about an upgrade, from the primary metric."""
@@ -56,6 +59,12 @@ def reference(results: Results, name: str, metric: str = "") -> Row | None:
     """The row of old or new."""
     rows = results.panel(metric or results.primary, results.best_variant)
     return next((row for row in rows if row.method == name), None)
+
+
+def merge_outlives(results: Results, row: Row) -> bool:
+    """Whether the merge, such as csls, changes the ranking even when everything is backfilled by the new model."""
+    new, traits = reference(results, NEW, row.metric), results.manifest.traits.methods[row.method]
+    return new is not None and not (traits.stays or row.is_reference) and abs(row.end - new.end) > _SAME
 
 
 def upgrade(results: Results, metric: str = "") -> Difference | None:

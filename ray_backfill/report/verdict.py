@@ -6,7 +6,7 @@ from ray_backfill.display import Difference
 from ray_backfill.report.cascades import price
 from ray_backfill.report.disagreement import better_by, disagreement
 from ray_backfill.report.results import Results, Row
-from ray_backfill.report.situation import Situation, find_situation, reference, upgrade
+from ray_backfill.report.situation import Situation, find_situation, merge_outlives, reference, upgrade
 from ray_backfill.report.wording import interval, is_retention, listed, percent_sign, points, retained
 from ray_backfill.tables.results import HEAD_ALONE, NEW, OLD
 
@@ -128,6 +128,8 @@ def _as_good_as_new(results: Results, row: Row) -> str:
     traits = results.manifest.traits.methods[row.method]
     what = "rho" if traits.learns_new else "its map" if traits.needs_labels else ""
     reason = f", because {what} is trained{' with labels' * traits.needs_labels}" if what else ""
+    if not what and merge_outlives(results, row):
+        reason = ", because its merge changes the finished upgrade as well"
     return f"as good as the finished upgrade or better {when}{reason}"
 
 
