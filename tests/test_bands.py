@@ -100,7 +100,7 @@ def test_a_merge_that_stays_in_use_is_not_said_to_end(tmp_path: Path) -> None:
     data, name = folder(tmp_path / "data", 0.0), "ridge_gallery"
     said = {}
     for merge in ("raw", "csls"):
-        found = rb.simulate(data, methods=("rm_naive", name), merges=merge)
+        found = rb.simulate(data, methods=("rm_naive", name), merges=merge, metrics="mAP")
         ends = {row.method: row.end for row in found.rows if row.metric == found.primary}
         assert (ends[name] == ends["new"]) == (merge == "raw")
         said[merge] = " ".join(answer(found).cost)

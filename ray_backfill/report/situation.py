@@ -64,7 +64,9 @@ def reference(results: Results, name: str, metric: str = "") -> Row | None:
 def merge_outlives(results: Results, row: Row) -> bool:
     """Whether the merge, such as csls, changes the ranking even when everything is backfilled by the new model."""
     new, traits = reference(results, NEW, row.metric), results.manifest.traits.methods[row.method]
-    return new is not None and not (traits.stays or row.is_reference) and abs(row.end - new.end) > _SAME
+    if new is None or row.merge == "raw" or traits.stays or row.is_reference:
+        return False
+    return abs(row.end - new.end) > _SAME
 
 
 def upgrade(results: Results, metric: str = "") -> Difference | None:
