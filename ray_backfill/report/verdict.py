@@ -69,7 +69,7 @@ def _recommendation(results: Results) -> str:
     cost = f" {_upper(price(results, best))}." if price(results, best) else ""
     return (
         f"{_upper(_name(results, best))} gives users {_given(results, best, step)}: {_ends(results, best, old, new)}."
-        f"{cost}"
+        f"{cost}{_not_shown(results, best, old, step)}"
     )
 
 
@@ -155,13 +155,27 @@ def _not_mixed(results: Results, best: Row, old: Row, step: Difference) -> str:
         f"{' of the others' * is_beaten}, {_name(results, mixing)}, has {percent_sign(mixing.auc)} {results.primary} "
         f"on average against {percent_sign(old.auc)}."
     )
-    if cascade is None or not is_beaten:
-        return sentence
+    return f"{sentence} {_with_price(results, cascade, old, step)}" if cascade is not None and is_beaten else sentence
+
+
+def _not_shown(results: Results, best: Row, old: Row, step: Difference) -> str:
+    """What to add if the best method is not shown to beat the old service, and a cascade is better than it."""
+    cascade, lead = results.best_cascade(), results.difference(best, old)
+    if cascade is None or not cascade.auc > best.auc or lead is None or not lead.low <= 0:
+        return ""
+    return (
+        " These queries do not show that this beats building the new index beside the old one and switching when it is "
+        f"finished. {_with_price(results, cascade, old, step)}"
+    )
+
+
+def _with_price(results: Results, cascade: Row, old: Row, step: Difference) -> str:
+    """A cascade's figures and what it embeds for them."""
     share = f"{percent_sign(cascade.gain, 0)} of the upgrade\u2019s improvement"
     more = f"{points(cascade.auc - old.auc)} more than the old service; the upgrade is worth {points(step.value)}"
     cost = price(results, cascade) or "it embeds items for every query"
     return (
-        f"{sentence} {_upper(_name(results, cascade))} has {percent_sign(cascade.auc)}, "
+        f"{_upper(_name(results, cascade))} has {percent_sign(cascade.auc)}, "
         f"{share if cascade.gain <= 1 else more}. Its price: {cost}."
     )
 

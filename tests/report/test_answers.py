@@ -150,6 +150,20 @@ def test_cascades_are_not_recommended_but_told_of(tmp_path: Path) -> None:
     assert "Bold: the highest AUC. " in render(results_of(tmp_path / "none"))
 
 
+def test_a_cascade_is_named_where_the_best_method_is_not_shown_to_beat_the_old_service(tmp_path: Path) -> None:
+    found = with_cascade(tmp_path, "c", "old", "new", "rm_naive", c=flat("cascade of 20", 0.45))
+    assert "cascade" not in verdict(found), "rank merge is shown to be better"
+    best, old = row_of(found, "rm_naive"), row_of(found, "old")
+    pair = (("rm_naive", best.variant), ("old", old.variant), "mAP")
+    assert pair in found.differences
+    open_ = replace(found, differences=found.differences | {pair: Difference(0.04, -0.01, 0.09)})
+    assert verdict(open_).endswith(
+        " These queries do not show that this beats building the new index beside the old one and switching when it is "
+        "finished. Cascade of 20 has 45.0 %, 15.0 points more than the old service; the upgrade is worth 20.0 points. "
+        "Its price: it embeds items for every query."
+    )
+
+
 def as_controls(folder: Path, *names: str) -> Results:
     """These results, with some of their methods marked as controls."""
     file = folder / "manifest.json"
