@@ -48,7 +48,7 @@ def test_bands_compare_if_half_of_the_shorter_one_is_shared() -> None:
 
 def folder(path: Path, offset: float, train: int = 800) -> Path:
     """An old model with an offset, whose cosines fill a narrow band, and a new one without, of 20 classes."""
-    made = []
+    made: list[dict[str, np.ndarray]] = []
     for n, seed in ((400, 1), (60, 2), (train, 3)):
         rng, label = np.random.default_rng(seed), np.arange(n) % 20
         new = vectors(20, 9)[label] + 0.12 * rng.normal(size=(n, 16))

@@ -204,7 +204,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("secrets")
     rng = np.random.default_rng(0)
     kinds = {"gallery": 120, "queries": 30, "train": 60}
-    splits = {}
+    splits: dict[str, dict[str, np.ndarray]] = {}
     for split, rows in kinds.items():
         signal = np.random.default_rng(1).normal(size=(6, 8))[np.arange(rows) % 6]
         splits[split] = {"old": signal[:, :4] + rng.normal(size=(rows, 4)), "new": signal + rng.normal(size=(rows, 8))}

@@ -4,6 +4,7 @@ import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -26,7 +27,7 @@ def data(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     kind = np.arange(120) % len(NAMES)
     names = [NAMES[each] for each in kind]
-    columns = {
+    columns: dict[str, Any] = {
         "id": [f"{NAMES[each]}{n}" for n, each in enumerate(kind)],
         "old": rng.normal(size=(120, 4)) + kind[:, None],
         "new": rng.normal(size=(120, 6)) + 3 * kind[:, None],

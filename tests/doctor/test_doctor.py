@@ -188,7 +188,11 @@ def without_labels(data: Path) -> None:
 
 
 def both(*changes: Callable[[Path], None]) -> Callable[[Path], None]:
-    return lambda data: [change(data) for change in changes] and None
+    def change_all(data: Path) -> None:
+        for change in changes:
+            change(data)
+
+    return change_all
 
 
 @pytest.mark.parametrize(

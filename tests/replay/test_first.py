@@ -76,10 +76,9 @@ def test_first_items_of_a_merge(seed: int, switch: Switch) -> None:
     pair = random_pair(rng, 15, 40, tied=True)
     pair = UpgradePair(pair.backward, pair.forward, switch)
     truth = random_truth(rng, 15, 40)
-    steps = [
-        ScoreMap(np.array([0.0, 1.2, 1.5, 3.0]), np.array(y)) for y in ([3.0, 3.0, 4.0, 4.0], [0.0, 1.0, 4.0, 4.0])
-    ]
-    merge = Merge("steps", *steps)
+    x = np.array([0.0, 1.2, 1.5, 3.0])
+    backward, forward = (ScoreMap(x, np.array(y)) for y in ([3.0, 3.0, 4.0, 4.0], [0.0, 1.0, 4.0, 4.0]))
+    merge = Merge("steps", backward, forward)
     order = rng.permutation(40)
     queries = np.setdiff1d(np.arange(15), truth.skipped)[:9]
     systems, served = [pair.backward, pair.forward], Served(0, 1, {"": order}, switch, merge)
