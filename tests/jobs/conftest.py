@@ -63,7 +63,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Pat
         ("train_backbone.py", ["--model", "old"], "backbones/old", ["train old backbone"]),
         ("embed_gallery.py", [], " images", ["train new backbone", "embed"]),
         ("train_mcl.py", [], "maps/rm", ["fit maps"]),
-        ("simulate_gldv2.py", [], "full RM", ["replay", "intervals", "write report"]),
+        ("simulate_gldv2.py", [], "full RM", ["fit maps", "replay", "intervals", "write report"]),
     ]:
         result = run_here(job, *more, "--out", str(out), *TINY)
         assert result.returncode == 0, result.stderr[-3000:]
