@@ -24,7 +24,8 @@ def test_the_main_job_leaves_the_promised_files(finished: Path) -> None:
     assert manifest["data"]["gallery_items"] == 60
     assert manifest["timings_s"].keys() == {"backbones/old", "backbones/new", "embeddings", "maps", "replay"}
     summary = pd.read_parquet(results / "summary.parquet")
-    assert set(summary.method) == {"old", "new", "rm_naive", "rm", "fastfill", "procrustes_query"}
+    # {rho, rho} stands beside new, because a method trains rho.
+    assert set(summary.method) == {"old", "new", "rho_alone", "rm_naive", "rm", "fastfill", "procrustes_query"}
     assert set(summary.metric) == {"mAP@100", "CMC@1"}
 
 
@@ -45,7 +46,7 @@ def test_the_embeddings_are_a_folder_that_anyone_could_bring(finished: Path, tmp
     result = run(
         "simulate.py", "--data", "embeddings", "--out", str(tmp_path / "out"),
         "--methods", "rm_naive", "procrustes_query", "--orders", "classifier_score",
-        "--metrics", "mAP@100", "CMC@1", "--points", "3", cwd=finished,
+        "--merges", "raw", "--metrics", "mAP@100", "CMC@1", "--points", "3", cwd=finished,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     chain, mine = (pd.read_parquet(p / "results" / "curves.parquet") for p in (finished, tmp_path / "out"))
