@@ -24,27 +24,27 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.comparison.forecast import Starts, exact_starts, forecast_method, gallery_here
-from ray_backfill.comparison.replay import replay_here
-from ray_backfill.comparison.resolve import Comparison, resolve
-from ray_backfill.distances import ProductForm
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.replay import replay_here
+from ray_backfill.compare.resolve import Comparison, resolve
+from ray_backfill.compare.run import fit_maps
+from ray_backfill.compare.tables.results import HEAD_ALONE, NEW
+from ray_backfill.data.store import EmbeddingFolder, read_folder, take
+from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.replay import Curve, replay
+from ray_backfill.engine.systems import GroundTruth, RetrievalSystem
 from ray_backfill.forecast import Units, draw_sample
 from ray_backfill.forecast import summary as numbers
 from ray_backfill.forecast.close import closest_stand_ins
 from ray_backfill.forecast.estimate import moment_weights
-from ray_backfill.forecast.stand_in import fit_stand_in
+from ray_backfill.forecast.known_items import known_items, with_stand_ins
+from ray_backfill.forecast.methods import Starts, exact_starts, forecast_method, gallery_here
+from ray_backfill.forecast.stored_sample import free_pairs
 from ray_backfill.forecast.summary import Limits
-from ray_backfill.methods import Method
-from ray_backfill.replay import Curve, replay
-from ray_backfill.runs.context import Context
-from ray_backfill.runs.folder import fit_maps
-from ray_backfill.runs.known_items import known_items, with_stand_ins
-from ray_backfill.runs.sampling import free_pairs
-from ray_backfill.store import EmbeddingFolder, read_folder, take
-from ray_backfill.systems import GroundTruth, RetrievalSystem
-from ray_backfill.tables.results import HEAD_ALONE, NEW
-from ray_backfill.training.settings import FitSettings
+from ray_backfill.learn.methods import Method
+from ray_backfill.learn.stand_in_map import fit_stand_in
+from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.workers.context import Context
 
 POINTS = 5
 T = np.linspace(0, 1, POINTS)

@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 import ray_backfill as rb
-from ray_backfill.comparison.maps import FittedMaps
-from ray_backfill.comparison.orders import embeddings_of
-from ray_backfill.comparison.truth import ground_truth
-from ray_backfill.errors import InputError
-from ray_backfill.index import IndexSettings, Partition
-from ray_backfill.index.exact import ExactPartition
-from ray_backfill.live.operations import ChurnSettings, DrillPlan, make_plan
-from ray_backfill.live.parts import Embedded
-from ray_backfill.live.shard import Shard, ShardPlace, View
-from ray_backfill.live.sides import Sides, check_live, dims_of, new_models
-from ray_backfill.merges import RAW
-from ray_backfill.methods import Embeddings, Method, find_methods
-from ray_backfill.store import read_folder
-from ray_backfill.systems import FloatArray, GroundTruth, IntArray, RetrievalSystem, UpgradePair
+from ray_backfill.compare.maps import FittedMaps
+from ray_backfill.compare.orders import embeddings_of
+from ray_backfill.core.errors import InputError
+from ray_backfill.data.store import read_folder
+from ray_backfill.data.truth import ground_truth
+from ray_backfill.drill.operations import ChurnSettings, DrillPlan, make_plan
+from ray_backfill.drill.parts import Embedded
+from ray_backfill.drill.shard import Shard, ShardPlace, View
+from ray_backfill.engine.index import IndexSettings, Partition
+from ray_backfill.engine.index.exact import ExactPartition
+from ray_backfill.engine.merges import RAW
+from ray_backfill.engine.systems import FloatArray, GroundTruth, IntArray, RetrievalSystem, UpgradePair
+from ray_backfill.learn.methods import Embeddings, Method, find_methods
+from ray_backfill.learn.sides import Sides, check_live, dims_of, new_models
 
 D = 128
 # Dimensions in which classes differ; real embeddings also have fewer than they are stored with.

@@ -7,17 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.galleries import Case, backfill, header, new_shard, of_length_one, random_plan, row
-from ray_backfill.distances import ProductForm
-from ray_backfill.index import Found, IndexSettings, Partition
-from ray_backfill.index.exact import ExactPartition
-from ray_backfill.live.answers import Answer, answer_of
-from ray_backfill.live.operations import NEW, OLD, DrillPlan
-from ray_backfill.live.quality import depth, exact_quality, live_quality, recall
-from ray_backfill.live.results import exact_answers
-from ray_backfill.live.shard import View
-from ray_backfill.merges import RAW, Merge, all_merges, fit_merge
-from ray_backfill.merges.score_map import ScoreMap
-from ray_backfill.systems import IntArray, RetrievalSystem, UpgradePair
+from ray_backfill.drill.answers import Answer, answer_of
+from ray_backfill.drill.operations import NEW, OLD, DrillPlan
+from ray_backfill.drill.quality import depth, exact_quality, live_quality, recall
+from ray_backfill.drill.results import exact_answers
+from ray_backfill.drill.shard import View
+from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.index import Found, IndexSettings, Partition
+from ray_backfill.engine.index.exact import ExactPartition
+from ray_backfill.engine.merges import RAW, Merge, all_merges, fit_merge
+from ray_backfill.engine.merges.score_map import ScoreMap
+from ray_backfill.engine.systems import IntArray, RetrievalSystem, UpgradePair
 
 Pairs = tuple[tuple[IndexSettings, IndexSettings], ...]
 METRICS = ("mAP@100", "CMC@1")

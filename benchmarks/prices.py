@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.galleries import Case, backfill, header, new_shard, random_plan, row, threads, waste
-from ray_backfill.index import IndexSettings, Partition, make_partition
-from ray_backfill.index.exact import ExactPartition
-from ray_backfill.index.faiss_index import _search
-from ray_backfill.live.operations import DrillPlan
-from ray_backfill.live.results import exact_answers
-from ray_backfill.live.shard import Shard, View
-from ray_backfill.systems import FloatArray, IntArray, UpgradePair
+from ray_backfill.drill.operations import DrillPlan
+from ray_backfill.drill.results import exact_answers
+from ray_backfill.drill.shard import Shard, View
+from ray_backfill.engine.index import IndexSettings, Partition, make_partition
+from ray_backfill.engine.index.exact import ExactPartition
+from ray_backfill.engine.index.faiss_index import _search
+from ray_backfill.engine.systems import FloatArray, IntArray, UpgradePair
 
 LIMIT = 0.9
 K, BATCHES = (100, 10), (1, 64)

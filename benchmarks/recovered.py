@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.distances import normalise
-from ray_backfill.methods import Embeddings, find_methods
-from ray_backfill.store import EmbeddingFolder, read_folder
-from ray_backfill.systems import FloatArray, IntArray
-from ray_backfill.training.fit import TrainSet
-from ray_backfill.training.settings import FitSettings
+from ray_backfill.data.store import EmbeddingFolder, read_folder
+from ray_backfill.engine.distances import normalise
+from ray_backfill.engine.systems import FloatArray, IntArray
+from ray_backfill.learn.methods import Embeddings, find_methods
+from ray_backfill.learn.training.fit import TrainSet
+from ray_backfill.learn.training.settings import FitSettings
 
 METHODS = ("procrustes_query", "drift_procrustes", "drift_low_rank", "drift_mlp", "least_squares_query", "slerp")
 K = 10

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 import ray_backfill as rb
 from benchmarks.replay_shapes import many_threads, shapes
 from benchmarks.replay_tools import Case, D, Table, make_case, peak_memory_mb, products, seconds
-from ray_backfill.distances import exact_distances
-from ray_backfill.replay import usable_cpus
-from ray_backfill.replay.keys import sort_keys
-from ray_backfill.store import vector_column
+from ray_backfill.data.store import vector_column
+from ray_backfill.engine.distances import exact_distances
+from ray_backfill.engine.replay import usable_cpus
+from ray_backfill.engine.replay.keys import sort_keys
 
 METRICS = ("mAP", "CMC@1", "CMC@5")
 CUT_METRICS = ("mAP@100", "CMC@1")
@@ -222,7 +222,7 @@ def from_parquet(table: Table, scale: float) -> None:
             "import numpy as np, ray_backfill as rb\n"
             "from pathlib import Path\n"
             "from ray_backfill import store\n"
-            "from ray_backfill.store import _columns\n"
+            "from ray_backfill.data.store import _columns\n"
             "from benchmarks.replay_tools import peak_memory_mb\n"
             "_columns.MAPPED_BYTES = 0\n"
             "def run():\n"

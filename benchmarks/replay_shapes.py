@@ -12,9 +12,9 @@ from threadpoolctl import threadpool_limits
 
 import ray_backfill as rb
 from benchmarks.replay_tools import Case, Table, make_case, products, seconds
-from ray_backfill.replay.engine import measure_prepared, split_gallery
-from ray_backfill.replay.prepare import Prepared, Served, count_parts, prepare_replay, split_queries
-from ray_backfill.replay.shard import GalleryShard, LocalShards, make_forms
+from ray_backfill.engine.replay.engine import measure_prepared, split_gallery
+from ray_backfill.engine.replay.prepare import Prepared, Served, count_parts, prepare_replay, split_queries
+from ray_backfill.engine.replay.shard import GalleryShard, LocalShards, make_forms
 
 WHOLE, CUT = ("mAP", "CMC@1"), ("mAP@100", "CMC@1")
 # Bare products and replays take turns this often, and the fastest of each counts.

@@ -22,13 +22,15 @@ import tyro
 from benchmarks.galleries import header, row
 from benchmarks.serving import machine
 from ray_backfill.cli.options import ScaleJob
-from ray_backfill.comparison import replay, resolve
-from ray_backfill.files import read_json, write_json
-from ray_backfill.methods import find_methods
-from ray_backfill.runs import folder, pipeline, results
-from ray_backfill.runs.context import Context
-from ray_backfill.runs.synthetic import SyntheticGallery
-from ray_backfill.store import MAPPED_BYTES, EmbeddingFolder
+from ray_backfill.compare import replay, resolve
+from ray_backfill.compare import run as folder
+from ray_backfill.compare import write as results
+from ray_backfill.core.stages import read_json, write_json
+from ray_backfill.data.store import MAPPED_BYTES, EmbeddingFolder
+from ray_backfill.learn.methods import find_methods
+from ray_backfill.recipes import run_pipeline as pipeline
+from ray_backfill.recipes.synthetic import SyntheticGallery
+from ray_backfill.workers.context import Context
 
 # Timed parts of the job: name in the table, owner of the attribute, and name of the attribute.
 CLOCKED: tuple[tuple[str, Any, str], ...] = (

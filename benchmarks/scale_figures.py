@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 
 import ray_backfill as rb
 from benchmarks.galleries import header, row
-from ray_backfill.comparison.orders import embeddings_of
-from ray_backfill.comparison.truth import ground_truth
-from ray_backfill.display.drawing import COLOURS, FAINT, INK, blank_figure, to_png
-from ray_backfill.distances import normalise
-from ray_backfill.methods import all_methods
-from ray_backfill.methods.adapters import regression
-from ray_backfill.runs.synthetic import MODELS, SyntheticGallery, draw_gallery
-from ray_backfill.store import EmbeddingFolder, read_folder
-from ray_backfill.training.fit import TrainSet
-from ray_backfill.training.settings import FitSettings
+from ray_backfill.compare.orders import embeddings_of
+from ray_backfill.data.store import EmbeddingFolder, read_folder
+from ray_backfill.data.truth import ground_truth
+from ray_backfill.engine.distances import normalise
+from ray_backfill.learn.methods import all_methods
+from ray_backfill.learn.methods.adapters import regression
+from ray_backfill.learn.training.fit import TrainSet
+from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.page.drawing import COLOURS, FAINT, INK, blank_figure, to_png
+from ray_backfill.recipes.synthetic import MODELS, SyntheticGallery, draw_gallery
 
 Values = NDArray[np.float64]
 # The size of the demo's landmarks: 200 classes, of which its old model learns 60. Models of 200 classes spread them

@@ -17,8 +17,8 @@ import numpy as np
 from benchmarks.galleries import Case, from_folder, synthetic
 from benchmarks.honesty import honesty
 from benchmarks.prices import flat, price
-from ray_backfill.errors import InputError
-from ray_backfill.replay import usable_cpus
+from ray_backfill.core.errors import InputError
+from ray_backfill.engine.replay import usable_cpus
 
 PARTS = ("price", "flat", "honesty")
 

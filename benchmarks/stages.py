@@ -25,14 +25,14 @@ from benchmarks.decoding import decoding
 from benchmarks.galleries import D, header, row, synthetic
 from benchmarks.serving import machine
 from benchmarks.timing import cpu_s
-from ray_backfill.datasets import landmarks, open_source
-from ray_backfill.errors import InputError
-from ray_backfill.index import IndexSettings, make_partition
-from ray_backfill.models.backbones import Backbone, pixels_to_float
-from ray_backfill.models.settings import BackboneSettings
+from ray_backfill.core.errors import InputError
+from ray_backfill.data.store import vector_column, write_parquet
+from ray_backfill.engine.index import IndexSettings, make_partition
+from ray_backfill.engine.systems import FloatArray
+from ray_backfill.images.datasets import landmarks, open_source
+from ray_backfill.learn.models.backbones import Backbone, pixels_to_float
+from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.recipes import load_recipe
-from ray_backfill.store import vector_column, write_parquet
-from ray_backfill.systems import FloatArray
 
 # Number of queries that the retrieval track of Google Landmarks v2 scores.
 _QUERIES = 1129

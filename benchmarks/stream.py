@@ -20,15 +20,15 @@ import pyarrow.parquet as pq
 from benchmarks.processes import Family, watch
 from benchmarks.serving import machine
 from benchmarks.stream_rates import BATCH, Streamed, bare_rates, data_of, make_backbones
-from ray_backfill.errors import InputError
-from ray_backfill.files import is_finished, read_json, write_json
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.stages import is_finished, read_json, write_json
 from ray_backfill.recipes import load_recipe
 
 
 def embed(arguments: argparse.Namespace) -> None:
     """The work of the watched process: the embedding stage as in every job."""
-    from ray_backfill.cluster.embed import embed_stage
-    from ray_backfill.cluster.settings import EmbedActors, EmbedSettings
+    from ray_backfill.recipes.embed import embed_stage
+    from ray_backfill.workers.settings import EmbedActors, EmbedSettings
 
     models = make_backbones(arguments.out)
     actors = EmbedActors(arguments.actors, arguments.cpus)

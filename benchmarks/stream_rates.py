@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.processes import Sample
-from ray_backfill.datasets import landmarks, open_source
-from ray_backfill.files import begin_stage, finish_stage
+from ray_backfill.core.runkey import RunKey
+from ray_backfill.core.stages import begin_stage, finish_stage
+from ray_backfill.images.datasets import landmarks, open_source
 from ray_backfill.recipes import load_recipe
-from ray_backfill.runkey import RunKey
 
 BATCH, _WARM_UP_S = 256, 2.0
 # Target of the stream: a share of the images per second of the models alone.
@@ -63,7 +63,7 @@ def make_backbones(out: Path) -> dict[str, Path]:
     """Both networks of the recipe, with weights initialised from their seeds."""
     import torch
 
-    from ray_backfill.models.checkpoints import BackboneInfo, save_backbone
+    from ray_backfill.learn.models.checkpoints import BackboneInfo, save_backbone
 
     recipe = load_recipe("landmarks")
     folders = {}
@@ -117,8 +117,8 @@ def _forward(
     """One process: batches through both models, newly rendered or the same ones repeatedly."""
     import torch
 
-    from ray_backfill.models.backbones import pixels_to_float
-    from ray_backfill.models.checkpoints import load_backbone
+    from ray_backfill.learn.models.backbones import pixels_to_float
+    from ray_backfill.learn.models.checkpoints import load_backbone
 
     torch.set_num_threads(threads)
     networks = [load_backbone(folder)[0] for folder in models.values()]

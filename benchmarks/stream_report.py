@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.processes import Sample
 from benchmarks.stream_rates import LIMIT, Bare, Streamed, data_of, steady
-from ray_backfill.datasets import open_source
-from ray_backfill.display.drawing import COLOURS, FAINT, GRID, INK, blank_figure, to_png
+from ray_backfill.images.datasets import open_source
+from ray_backfill.page.drawing import COLOURS, FAINT, GRID, INK, blank_figure, to_png
 
 _KINDS = ("actors", "Ray", "driver")
 

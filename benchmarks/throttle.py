@@ -18,14 +18,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ray_backfill.display.drawing import COLOURS, FAINT, GRID, INK, blank_figure, to_png
-from ray_backfill.errors import InputError
-from ray_backfill.files import is_finished
-from ray_backfill.live.events import read_events
-from ray_backfill.live.settings import LiveSettings
-from ray_backfill.live.throttle import ThrottleSettings
-from ray_backfill.live.timeline import backfills
-from ray_backfill.tables.journal import CheckpointMeasured, Journal, of_type
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.stages import is_finished
+from ray_backfill.drill.events import read_events
+from ray_backfill.drill.journal import CheckpointMeasured, Journal, of_type
+from ray_backfill.drill.settings import LiveSettings
+from ray_backfill.drill.throttle import ThrottleSettings
+from ray_backfill.drill.timeline import backfills
+from ray_backfill.page.drawing import COLOURS, FAINT, GRID, INK, blank_figure, to_png
 
 # Folders that all drills share.
 _SHARED = ("backbones", "before", "maps")
@@ -190,9 +190,9 @@ def run_drills(arguments: argparse.Namespace) -> None:
     missing = [drill for drill in drills if not is_finished(drill[2] / "live")]
     if not missing:
         return
-    from ray_backfill.cluster.session import session
-    from ray_backfill.runs.context import Context
-    from ray_backfill.runs.drill import drill_recipe
+    from ray_backfill.recipes.run_drill import drill_recipe
+    from ray_backfill.workers.context import Context
+    from ray_backfill.workers.session import session
 
     recipe = _recipe(arguments)
     base = arguments.base or drills[0][2]

@@ -42,50 +42,50 @@ __all__ = [
     "write_folder",
 ]
 
-# Where each public name is defined. tests/test_face.py keeps this table, __all__ and the imports below the same.
+# Where each public name is defined. tests/test_api.py keeps this table, __all__ and the imports below the same.
 _MODULE_OF = {
-    "RAW": "ray_backfill.merges",
-    "Curve": "ray_backfill.replay",
-    "Differences": "ray_backfill.display",
-    "EmbeddingFolder": "ray_backfill.store",
-    "ForecastResults": "ray_backfill.report.forecast",
-    "GalleryColumns": "ray_backfill.orders",
-    "GroundTruth": "ray_backfill.systems",
-    "InputError": "ray_backfill.errors",
-    "Merge": "ray_backfill.merges",
-    "MergeKind": "ray_backfill.merges",
-    "Order": "ray_backfill.orders",
-    "Results": "ray_backfill.report",
-    "RetrievalSystem": "ray_backfill.systems",
-    "ScoreMap": "ray_backfill.merges",
-    "UpgradePair": "ray_backfill.systems",
-    "fit_merge": "ray_backfill.merges",
-    "forecast": "ray_backfill.face",
-    "make_order": "ray_backfill.orders",
-    "merges": "ray_backfill.face",
-    "methods": "ray_backfill.face",
-    "orders": "ray_backfill.face",
-    "read_folder": "ray_backfill.store",
-    "read_results": "ray_backfill.report",
-    "replay": "ray_backfill.replay",
-    "replay_moment": "ray_backfill.replay",
-    "sample": "ray_backfill.face",
-    "simulate": "ray_backfill.face",
-    "write_folder": "ray_backfill.store.folders",
+    "RAW": "ray_backfill.engine.merges",
+    "Curve": "ray_backfill.engine.replay",
+    "Differences": "ray_backfill.page",
+    "EmbeddingFolder": "ray_backfill.data.store",
+    "ForecastResults": "ray_backfill.forecast.report",
+    "GalleryColumns": "ray_backfill.engine.orders",
+    "GroundTruth": "ray_backfill.engine.systems",
+    "InputError": "ray_backfill.core.errors",
+    "Merge": "ray_backfill.engine.merges",
+    "MergeKind": "ray_backfill.engine.merges",
+    "Order": "ray_backfill.engine.orders",
+    "Results": "ray_backfill.compare.report",
+    "RetrievalSystem": "ray_backfill.engine.systems",
+    "ScoreMap": "ray_backfill.engine.merges",
+    "UpgradePair": "ray_backfill.engine.systems",
+    "fit_merge": "ray_backfill.engine.merges",
+    "forecast": "ray_backfill.api",
+    "make_order": "ray_backfill.engine.orders",
+    "merges": "ray_backfill.api",
+    "methods": "ray_backfill.api",
+    "orders": "ray_backfill.api",
+    "read_folder": "ray_backfill.data.store",
+    "read_results": "ray_backfill.compare.report",
+    "replay": "ray_backfill.engine.replay",
+    "replay_moment": "ray_backfill.engine.replay",
+    "sample": "ray_backfill.api",
+    "simulate": "ray_backfill.api",
+    "write_folder": "ray_backfill.data.store.folders",
 }
 
 if TYPE_CHECKING:  # for type checkers, editors and the API pages, which do not run __getattr__
-    from ray_backfill.display import Differences
-    from ray_backfill.errors import InputError
-    from ray_backfill.face import forecast, merges, methods, orders, sample, simulate
-    from ray_backfill.merges import RAW, Merge, MergeKind, ScoreMap, fit_merge
-    from ray_backfill.orders import GalleryColumns, Order, make_order
-    from ray_backfill.replay import Curve, replay, replay_moment
-    from ray_backfill.report import Results, read_results
-    from ray_backfill.report.forecast import ForecastResults
-    from ray_backfill.store import EmbeddingFolder, read_folder
-    from ray_backfill.store.folders import write_folder
-    from ray_backfill.systems import GroundTruth, RetrievalSystem, UpgradePair
+    from ray_backfill.api import forecast, merges, methods, orders, sample, simulate
+    from ray_backfill.compare.report import Results, read_results
+    from ray_backfill.core.errors import InputError
+    from ray_backfill.data.store import EmbeddingFolder, read_folder
+    from ray_backfill.data.store.folders import write_folder
+    from ray_backfill.engine.merges import RAW, Merge, MergeKind, ScoreMap, fit_merge
+    from ray_backfill.engine.orders import GalleryColumns, Order, make_order
+    from ray_backfill.engine.replay import Curve, replay, replay_moment
+    from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, UpgradePair
+    from ray_backfill.forecast.report import ForecastResults
+    from ray_backfill.page import Differences
 else:
 
     def __getattr__(name: str) -> Any:
@@ -100,7 +100,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps ``ray_backfill.replay``, ``forecast``, ``methods``, ``orders`` and ``merges`` the public functions.
+    """Keeps ``ray_backfill.engine.replay``, ``forecast``, ``methods``, ``orders`` and ``merges`` the public functions.
 
     Python binds a subpackage to its name in the package when it is first imported, over a function of that name.
     """

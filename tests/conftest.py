@@ -31,7 +31,7 @@ def no_ray_without_the_mark(request: pytest.FixtureRequest, monkeypatch: pytest.
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """One Ray for all tests that use one in this process."""
-    from ray_backfill.cluster.session import session  # imports Ray, which most tests do without
+    from ray_backfill.workers.session import session
 
     with session():
         yield

@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from ray_backfill.tables.results import YES, SummaryRow
+from ray_backfill.compare.tables.results import SummaryRow
+from ray_backfill.core.schema import YES
 
 NAN = math.nan
 

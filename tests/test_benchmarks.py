@@ -10,18 +10,18 @@ import pytest
 from benchmarks import honesty, prices, recovered, scale, throttle
 from benchmarks.galleries import Case, backfill, new_shard, of_length_one, random_plan, synthetic, waste
 from benchmarks.serving_figures import honesty_figure, price_figure
-from ray_backfill.files import read_json, write_json
-from ray_backfill.index import IndexSettings, make_partition
-from ray_backfill.live.answers import answer_of
-from ray_backfill.live.operations import NEW, OLD
-from ray_backfill.live.throttle import ThrottleSettings
-from ray_backfill.merges import RAW
-from ray_backfill.store import read_folder, write_parquet
-from ray_backfill.store.folders import write_folder
-from ray_backfill.tables.drill import EventRow
-from ray_backfill.tables.journal import Applied, CheckpointMeasured, Journal, Started
-from ray_backfill.tables.schema import arrow_table
-from ray_backfill.training.settings import FitSettings
+from ray_backfill.core.schema import arrow_table
+from ray_backfill.core.stages import read_json, write_json
+from ray_backfill.data.store import read_folder, write_parquet
+from ray_backfill.data.store.folders import write_folder
+from ray_backfill.drill.answers import answer_of
+from ray_backfill.drill.journal import Applied, CheckpointMeasured, Journal, Started
+from ray_backfill.drill.operations import NEW, OLD
+from ray_backfill.drill.tables import EventRow
+from ray_backfill.drill.throttle import ThrottleSettings
+from ray_backfill.engine.index import IndexSettings, make_partition
+from ray_backfill.engine.merges import RAW
+from ray_backfill.learn.training.settings import FitSettings
 from tests.test_structure import ROOT
 
 pytestmark = pytest.mark.slow

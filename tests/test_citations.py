@@ -7,8 +7,8 @@ which docstrings cited for a year.
 import re
 from pathlib import Path
 
-from ray_backfill.methods import all_methods
-from ray_backfill.orders import ORDERS
+from ray_backfill.engine.orders import ORDERS
+from ray_backfill.learn.methods import all_methods
 
 PACKAGE = Path(__file__).parents[1] / "ray_backfill"
 FASTFILL = {

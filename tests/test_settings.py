@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from ray_backfill.cli.commands.forecast import ForecastEvaluation
-from ray_backfill.cluster.settings import EmbedActors, EmbedSettings, ReplayPlace, Workers
-from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.datasets import landmarks
-from ray_backfill.errors import InputError
-from ray_backfill.index import IndexSettings
-from ray_backfill.live.operations import ChurnSettings
-from ray_backfill.live.schedule import TrafficSettings
-from ray_backfill.live.settings import LiveSettings, ShardSettings
-from ray_backfill.live.throttle import ThrottleSettings
-from ray_backfill.papers.settings import Experiment
-from ray_backfill.protocols import Protocol, split_classes
-from ray_backfill.runs.planning.settings import PlanningSettings
-from ray_backfill.runs.synthetic import SyntheticGallery
-from ray_backfill.training import settings as training
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.core.errors import InputError
+from ray_backfill.drill.operations import ChurnSettings
+from ray_backfill.drill.schedule import TrafficSettings
+from ray_backfill.drill.settings import LiveSettings, ShardSettings
+from ray_backfill.drill.throttle import ThrottleSettings
+from ray_backfill.engine.index import IndexSettings
+from ray_backfill.images.class_split import Protocol, split_classes
+from ray_backfill.images.datasets import landmarks
+from ray_backfill.learn.training import settings as training
+from ray_backfill.recipes.planning.settings import PlanningSettings
+from ray_backfill.recipes.synthetic import SyntheticGallery
+from ray_backfill.workers.settings import EmbedActors, EmbedSettings, ReplayPlace, Workers
+from reproduction.settings import Experiment
 
 ALL: tuple[Any, ...] = (
     Evaluation(), ForecastEvaluation(), ReplayPlace(), Workers(), EmbedActors(), EmbedSettings(), IndexSettings(),

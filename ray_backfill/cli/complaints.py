@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from typing import NoReturn
 
-from ray_backfill.errors import InputError
+from ray_backfill.core.errors import InputError
 
 # A line between two sections of tyro's box, which it draws in ASCII where standard output is not UTF-8.
 _RULE = re.compile(r"^(─+|-{5,})$")

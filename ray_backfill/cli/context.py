@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ray_backfill.claim import claimed
 from ray_backfill.cli.options import RecipeJob
 from ray_backfill.cli.shell import checked_out, command_line
 from ray_backfill.cli.stopping import interruptible
-from ray_backfill.datasets import download
-from ray_backfill.runs.context import Context
+from ray_backfill.core.run_lock import claimed
+from ray_backfill.images.datasets import download
+from ray_backfill.workers.context import Context
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def prepared(job: RecipeJob[Any], last_stage: str = "maps", model: str | None = 
         with interruptible():
             download(job.settings.images)
     if job.dry_run:
-        from ray_backfill.runs.planning.dry_run import dry_run  # loads torch
+        from ray_backfill.recipes.planning.dry_run import dry_run
 
         print(dry_run(job.settings, job.workers, job.actors, job.planning, last_stage, model))
         sys.exit(0)

@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout, suppress
 
-from ray_backfill.errors import unknown_name
-from ray_backfill.merges import MergeKind, all_merges
-from ray_backfill.methods import Method, all_methods
-from ray_backfill.orders import Order, all_orders
+from ray_backfill.core.errors import unknown_name
+from ray_backfill.engine.merges import MergeKind, all_merges
+from ray_backfill.engine.orders import Order, all_orders
+from ray_backfill.learn.methods import Method, all_methods
 from ray_backfill.recipes import describe_recipe, recipe_names
 
 # Heading of a group in the full help of a command, as tyro writes it if it cannot draw boxes.

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from ray_backfill.cli.shell import run_job
-from ray_backfill.errors import unknown_name
+from ray_backfill.core.errors import unknown_name
 
 
 def main(command: str | None = None) -> None:

@@ -6,14 +6,14 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 import tyro
 
-from ray_backfill.cluster.settings import EmbedActors, ReplayPlace, Workers
-from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.live.settings import LiveSettings
-from ray_backfill.methods import POLICIES, all_methods
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.drill.settings import LiveSettings
+from ray_backfill.learn.methods import POLICIES, all_methods
+from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.recipes import Recipe
-from ray_backfill.runs.planning.settings import PlanningSettings
-from ray_backfill.runs.synthetic import SyntheticGallery
-from ray_backfill.training.settings import FitSettings
+from ray_backfill.recipes.planning.settings import PlanningSettings
+from ray_backfill.recipes.synthetic import SyntheticGallery
+from ray_backfill.workers.settings import EmbedActors, ReplayPlace, Workers
 
 ImagesT = TypeVar("ImagesT")
 

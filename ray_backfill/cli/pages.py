@@ -47,32 +47,32 @@ def _filled(line: str) -> str:
 
 
 def _methods() -> Iterable[str]:
-    from ray_backfill.methods import all_methods
+    from ray_backfill.learn.methods import all_methods
 
     return all_methods()
 
 
 def _recommended() -> Iterable[str]:
-    from ray_backfill.methods import all_methods
+    from ray_backfill.learn.methods import all_methods
 
     return (method.name for method in all_methods().values() if method.is_recommended)
 
 
 def _orders() -> Iterable[str]:
-    from ray_backfill.orders import all_orders
+    from ray_backfill.engine.orders import all_orders
 
     known = all_orders().values()
     return (f"{order.name} (upper bound: it uses the result)" if order.is_oracle else order.name for order in known)
 
 
 def _merges() -> Iterable[str]:
-    from ray_backfill.merges import all_merges
+    from ray_backfill.engine.merges import all_merges
 
     return all_merges()
 
 
 def _metrics() -> Iterable[str]:
-    from ray_backfill.metrics import metric_forms
+    from ray_backfill.engine.metrics import metric_forms
 
     return metric_forms()
 
@@ -84,7 +84,7 @@ def _recipes() -> Iterable[str]:
 
 
 def _sources() -> Iterable[str]:
-    from ray_backfill.sources import all_kinds
+    from ray_backfill.data.sources import all_kinds
 
     return (kind.example for kind in all_kinds())
 

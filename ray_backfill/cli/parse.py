@@ -11,11 +11,11 @@ import tyro
 from ray_backfill.cli.complaints import Parser, in_one_line
 from ray_backfill.cli.options import FolderJob, RecipeJob
 from ray_backfill.cli.shell import refuse_relative
-from ray_backfill.cluster.settings import EmbedActors, Workers
-from ray_backfill.datasets import published
-from ray_backfill.errors import InputError, local_path
+from ray_backfill.core.errors import InputError, local_path
+from ray_backfill.images.datasets import published
 from ray_backfill.recipes import NO_ROOT, load_recipe
-from ray_backfill.runs.planning.settings import PlanningSettings
+from ray_backfill.recipes.planning.settings import PlanningSettings
+from ray_backfill.workers.settings import EmbedActors, Workers
 
 JobT = TypeVar("JobT")
 

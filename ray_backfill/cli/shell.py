@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ray_backfill.cli.stopping import ending_at_once, exit_stopped
-from ray_backfill.errors import InputError, input_error_in
-from ray_backfill.printable import printable
-from ray_backfill.secrets import hide_in_logs, hide_in_process_list, learn
+from ray_backfill.core.errors import InputError, input_error_in
+from ray_backfill.core.printable import printable
+from ray_backfill.core.secrets import hide_in_logs, hide_in_process_list, learn
 
 
 def run_job(main: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from ray_backfill.errors import Stopped
+from ray_backfill.core.errors import Stopped
 
 LINE = "stopped; the same command continues where it was"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_backfill.core.progress import Stage
+from ray_backfill.engine.systems import GroundTruth, IntArray
 from ray_backfill.forecast.counts import count
 from ray_backfill.forecast.draws import Drawn, draw_entries
 from ray_backfill.forecast.expected import Entries, Expectation, expect
 from ray_backfill.forecast.metrics import SumMetric
 from ray_backfill.forecast.models import Known, KnownForms, Models, left_out_of
 from ray_backfill.forecast.slices import Asked, Slices
-from ray_backfill.progress import Stage
-from ray_backfill.systems import GroundTruth, IntArray
 
 Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]

@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.distances import ProductForm
+from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.systems import GroundTruth, IntArray
 from ray_backfill.forecast.sample import FindClose
-from ray_backfill.systems import GroundTruth, IntArray
 
 # Items of a query that count.
 _NEAREST = 200

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.forecast.others import CELLS, OtherItems
-from ray_backfill.kernels import Array, kernel
 
 Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]

@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from ray_backfill.core.progress import Stage
+from ray_backfill.engine.replay import usable_cpus
+from ray_backfill.engine.systems import GroundTruth, IntArray, Switch
 from ray_backfill.forecast.calibration import Calibration, Checked
 from ray_backfill.forecast.chosen import ChosenQueries
 from ray_backfill.forecast.estimate import Answers, Units
 from ray_backfill.forecast.metrics import SumMetric
 from ray_backfill.forecast.models import Known, KnownForms, fit_models
 from ray_backfill.forecast.slices import Forms, LocalSlices, Plan, Slices
-from ray_backfill.progress import Stage
-from ray_backfill.replay import usable_cpus
-from ray_backfill.systems import GroundTruth, IntArray, Switch
 
 Floats = NDArray[np.float64]
 # Structural error of systems with heads of their own, relative to that of plain ones: heads map stand-ins less well

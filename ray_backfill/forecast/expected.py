@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.forecast.counts import Counts
-from ray_backfill.kernels import Array, kernel
 
 Floats = NDArray[np.float64]
 # Standard deviation of the rank, relative to it, below which a Taylor series of second order is enough.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.metrics import parse_metric
-from ray_backfill.systems import GroundTruth
+from ray_backfill.engine.metrics import parse_metric
+from ray_backfill.engine.systems import GroundTruth
 
 # The kinds, as numbers for the kernels: what an answer at a rank counts.
 PRECISION, FOUND, DISCOUNTED = 0, 1, 2

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.distances import ProductForm
-from ray_backfill.errors import InputError
+from ray_backfill.core.errors import InputError
+from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.systems import GroundTruth, IntArray
 from ray_backfill.forecast.answers import RightAnswers, fit_answers, logarithms
 from ray_backfill.forecast.calibration import Calibration, Checked, calibrate, check
 from ray_backfill.forecast.others import CELLS, PARTS, OtherItems, fit_others
-from ray_backfill.systems import GroundTruth, IntArray
 
 Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.kernels import Array, kernel
+from ray_backfill.core.kernels import Array, kernel
 
 # Cells of predicted distance, of equal width.
 CELLS = 256

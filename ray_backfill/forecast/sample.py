@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.errors import InputError
-from ray_backfill.systems import GroundTruth, IntArray
+from ray_backfill.core.errors import InputError
+from ray_backfill.engine.systems import GroundTruth, IntArray
 
 PILOT, ANSWER, CLOSE = 0, 1, 2
 REASONS = ("pilot", "right answer", "close")

@@ -12,10 +12,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.distances import ProductForm
+from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.systems import IntArray, RetrievalSystem
 from ray_backfill.forecast.counts import Histograms, count_tile, find_starts, no_cells
 from ray_backfill.forecast.others import Cells
-from ray_backfill.systems import IntArray, RetrievalSystem
 
 Floats32 = NDArray[np.float32]
 # Items whose distances to a block of queries are computed at a time: they should stay in the cache until counted.

@@ -12,14 +12,14 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from ray_backfill.cluster.settings import EmbedSettings
-from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.datasets import Divided
-from ray_backfill.errors import InputError, unknown_name
-from ray_backfill.models.settings import BackboneSettings
-from ray_backfill.plugins import load_plugin, plugin_names, rows_from_outside
-from ray_backfill.protocols import Protocol
-from ray_backfill.training.settings import BackboneTraining, FitSettings
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.core.errors import InputError, unknown_name
+from ray_backfill.core.plugins import load_plugin, plugin_names, rows_from_outside
+from ray_backfill.images.class_split import Protocol
+from ray_backfill.images.datasets import Divided
+from ray_backfill.learn.models.settings import BackboneSettings
+from ray_backfill.learn.training.settings import BackboneTraining, FitSettings
+from ray_backfill.workers.settings import EmbedSettings
 
 ImagesT = TypeVar("ImagesT")
 

@@ -9,9 +9,8 @@ are stated here, even if they are defaults, so that a published experiment does 
 
 from typing import Literal
 
-from ray_backfill.models.settings import BackboneSettings
-from ray_backfill.recipes import ModelRecipe
-from ray_backfill.training.settings import (
+from ray_backfill.learn.models.settings import BackboneSettings
+from ray_backfill.learn.training.settings import (
     AdapterSettings,
     Augmentation,
     BackboneTraining,
@@ -23,6 +22,7 @@ from ray_backfill.training.settings import (
     TransformSettings,
     TransformTraining,
 )
+from ray_backfill.recipes import ModelRecipe
 
 Classification = Literal["softmax", "arcface"]
 

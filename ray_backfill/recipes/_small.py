@@ -1,8 +1,8 @@
 """Training of small networks on CPUs."""
 
-from ray_backfill.models.settings import BackboneSettings
+from ray_backfill.learn.models.settings import BackboneSettings
+from ray_backfill.learn.training.settings import BackboneTraining, FitSettings, HeadTraining, TransformTraining
 from ray_backfill.recipes import ModelRecipe
-from ray_backfill.training.settings import BackboneTraining, FitSettings, HeadTraining, TransformTraining
 
 
 def small_convnet(width: int, epochs: int, seed: int) -> ModelRecipe:

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from ray_backfill.cluster.settings import EmbedSettings
-from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.datasets import landmarks
-from ray_backfill.protocols import Protocol
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.images.class_split import Protocol
+from ray_backfill.images.datasets import landmarks
 from ray_backfill.recipes import NamedRecipe, Recipe
 from ray_backfill.recipes._small import small_convnet, small_fits
+from ray_backfill.workers.settings import EmbedSettings
 
 
 def _recipe(data_root: Path | None, seed: int) -> Recipe[landmarks.Settings]:

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.datasets import omniglot
-from ray_backfill.protocols import Protocol
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.images.class_split import Protocol
+from ray_backfill.images.datasets import omniglot
 from ray_backfill.recipes import NamedRecipe, Recipe, needs_root
 from ray_backfill.recipes._small import small_convnet, small_fits
 

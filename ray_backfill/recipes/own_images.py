@@ -6,8 +6,8 @@ On GPUs: --images.image-size 224 --old.backbone.arch resnet18 --new.backbone.arc
 from pathlib import Path
 from typing import Any
 
-from ray_backfill.datasets import image_folder, manifest
-from ray_backfill.protocols import Protocol
+from ray_backfill.images.class_split import Protocol
+from ray_backfill.images.datasets import image_folder, manifest
 from ray_backfill.recipes import NamedRecipe, Recipe, needs_root
 from ray_backfill.recipes._small import small_convnet, small_fits
 

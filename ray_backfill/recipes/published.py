@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ray_backfill.cluster.settings import EmbedSettings
-from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.datasets import cifar100, gldv2, imagenet, market1501, places365, vggface2
-from ray_backfill.protocols import Protocol
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.images.class_split import Protocol
+from ray_backfill.images.datasets import cifar100, gldv2, imagenet, market1501, places365, vggface2
+from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.recipes import NamedRecipe, Recipe, needs_root
 from ray_backfill.recipes._papers import Classification, fits, model
-from ray_backfill.training.settings import FitSettings
+from ray_backfill.workers.settings import EmbedSettings
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ photographs of the gallery are queries, ten times as many.
 from dataclasses import replace
 from pathlib import Path
 
-from ray_backfill.datasets import tiny_imagenet
-from ray_backfill.protocols import Protocol
+from ray_backfill.images.class_split import Protocol
+from ray_backfill.images.datasets import tiny_imagenet
+from ray_backfill.learn.training.settings import Augmentation
 from ray_backfill.recipes import ModelRecipe, NamedRecipe, Recipe, needs_root
 from ray_backfill.recipes._small import small_convnet, small_fits
-from ray_backfill.training.settings import Augmentation
 
 
 def _extended(data_root: Path | None, seed: int) -> Recipe[tiny_imagenet.Settings]:

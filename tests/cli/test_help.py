@@ -18,9 +18,9 @@ import pytest
 from ray_backfill.cli.groups import group_help
 from ray_backfill.cli.main import main
 from ray_backfill.cli.pages import COMMANDS, overview, page
-from ray_backfill.merges import all_merges
-from ray_backfill.methods import all_methods
-from ray_backfill.orders import all_orders
+from ray_backfill.engine.merges import all_merges
+from ray_backfill.engine.orders import all_orders
+from ray_backfill.learn.methods import all_methods
 from ray_backfill.recipes import recipe_names
 
 pytestmark = pytest.mark.slow

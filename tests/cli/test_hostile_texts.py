@@ -13,7 +13,7 @@ import pytest
 
 import ray_backfill as rb
 from ray_backfill.cli.main import main
-from ray_backfill.progress import say
+from ray_backfill.core.progress import say
 
 CLEAR = "\x1b[2J\x1b]0;owned\x07"  # clears the screen, and renames the window
 NAMES = [CLEAR, "a\0b", "c\x85d", "e\u202ef", "g\uffffh", "i\rj"]

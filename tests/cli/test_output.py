@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import ray_backfill as rb
-from ray_backfill.errors import InputError
-from ray_backfill.files import write_whole
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.stages import write_whole
 
 COMMAND = [sys.executable, "-m", "ray_backfill"]
 
@@ -100,8 +100,8 @@ def test_safetensors_that_grow_too_large_are_one_line_too(tmp_path: Path) -> Non
 import resource, numpy as np
 from pathlib import Path
 from safetensors.numpy import save_file
-from ray_backfill.files import write_whole
-from ray_backfill.errors import InputError
+from ray_backfill.core.stages import write_whole
+from ray_backfill.core.errors import InputError
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
     write_whole(Path({str(tmp_path / "map.safetensors")!r}), lambda to: save_file({{"a": np.zeros(9999)}}, to))

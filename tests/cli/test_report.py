@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ray_backfill.cli.main import main
-from tests.report.folder import write_results
+from tests.compare.report.folder import write_results
 
 
 def test_it_prints_the_table_and_makes_figure_and_page_anew(

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.claim import claimed
 from ray_backfill.cli.main import main
 from ray_backfill.cli.shell import run_job
+from ray_backfill.core.run_lock import claimed
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_bad_places_and_settings(
     words: tuple[str, ...],
     message: str,
 ) -> None:
-    monkeypatch.setattr("ray_backfill.runs.size.memory_bytes", lambda: 8 << 30)
+    monkeypatch.setattr("ray_backfill.compare.size.memory_bytes", lambda: 8 << 30)
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     given = [word.replace("DATA", str(data)).replace("TMP", str(tmp_path)) for word in words]
     assert message.replace("TMP", str(tmp_path)) in error_of(monkeypatch, capsys, *given)
@@ -68,7 +68,7 @@ def test_too_many_shards_are_refused_without_ray(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS")
-    monkeypatch.setattr("ray_backfill.runs.folder.read_folder", None)
+    monkeypatch.setattr("ray_backfill.compare.run.read_folder", None)
     words = ("simulate", "--data", str(data), "--out", str(tmp_path / "out"), "--shards", "500")
     assert error_of(monkeypatch, capsys, *words).startswith(
         "--shards 500 needs 500 CPUs, but a Ray on this machine has "

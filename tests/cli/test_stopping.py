@@ -9,7 +9,7 @@ import pytest
 
 from ray_backfill.cli.shell import run_job
 from ray_backfill.cli.stopping import LINE, ending_at_once, interruptible
-from ray_backfill.errors import Stopped
+from ray_backfill.core.errors import Stopped
 
 BOTH = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 # The moment when this module is imported is somewhere in the imports of the command.

@@ -13,24 +13,24 @@ import scipy
 import torch
 
 from ray_backfill.cli.shell import run_job
-from ray_backfill.cluster import embed
-from ray_backfill.cluster.embed import embed_stage
-from ray_backfill.cluster.embed_parts import Part, split_parts, split_rows
-from ray_backfill.cluster.settings import EmbedActors, EmbedSettings
-from ray_backfill.comparison.truth import ground_truth
-from ray_backfill.datasets import Divided, image_folder, landmarks, manifest, open_source
-from ray_backfill.errors import InputError
-from ray_backfill.files import begin_stage, finish_stage, is_finished, read_json, write_json
-from ray_backfill.models.backbones import pixels_to_float
-from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
-from ray_backfill.models.settings import BackboneSettings
-from ray_backfill.protocols import Protocol
-from ray_backfill.runkey import RunKey
-from ray_backfill.store import EmbeddingFolder, read_folder, read_table
-from ray_backfill.training.augment import augment, own_view
-from ray_backfill.training.settings import Augmentation, BackboneTraining
-from tests.datasets._pictures import noisy_jpeg, plain, write_tree
-from tests.datasets._published_more import small_gldv2, small_market
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.runkey import RunKey
+from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, write_json
+from ray_backfill.data.store import EmbeddingFolder, read_folder, read_table
+from ray_backfill.data.truth import ground_truth
+from ray_backfill.images.class_split import Protocol
+from ray_backfill.images.datasets import Divided, image_folder, landmarks, manifest, open_source
+from ray_backfill.learn.models.backbones import pixels_to_float
+from ray_backfill.learn.models.checkpoints import BackboneInfo, load_backbone, save_backbone
+from ray_backfill.learn.models.settings import BackboneSettings
+from ray_backfill.learn.training.augment import augment, own_view
+from ray_backfill.learn.training.settings import Augmentation, BackboneTraining
+from ray_backfill.recipes import embed
+from ray_backfill.recipes.embed import embed_stage
+from ray_backfill.recipes.embed_parts import Part, split_parts, split_rows
+from ray_backfill.workers.settings import EmbedActors, EmbedSettings
+from tests.images.datasets._pictures import noisy_jpeg, plain, write_tree
+from tests.images.datasets._published_more import small_gldv2, small_market
 
 IMAGES = landmarks.Settings(image_size=16, landmarks=4, train_images=40, gallery_images=25, queries=8)
 DIVIDED = Divided(IMAGES, Protocol(validation=0.2))
@@ -231,7 +231,7 @@ _EMBED_ALONE = """
 import sys
 from pathlib import Path
 from tests.cluster.test_embed import job_alone, parts_of_many
-from ray_backfill.cluster import embed
+from ray_backfill.workers import embed
 actor = embed._Embedder(job_alone(Path(sys.argv[1]), Path(sys.argv[2])))
 print("ready", flush=True)
 for part in parts_of_many():

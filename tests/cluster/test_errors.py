@@ -8,8 +8,8 @@ from ray.train import WorkerGroupError
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 
 from ray_backfill.cli.shell import run_job
-from ray_backfill.datasets import NotThereError
-from ray_backfill.errors import InputError
+from ray_backfill.core.errors import InputError
+from ray_backfill.images.datasets import NotThereError
 
 FOUND = InputError("cannot open s3://bucket: check its name")
 

@@ -7,24 +7,24 @@ import pyarrow as pa
 import pytest
 import torch
 
-from ray_backfill.cluster.forecast import gallery_in_shards
-from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.comparison.forecast import gallery_here
-from ray_backfill.comparison.resolve import resolve
-from ray_backfill.distances import ProductForm
-from ray_backfill.errors import InputError
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.resolve import resolve
+from ray_backfill.core.errors import InputError
+from ray_backfill.data.store import vector_column, write_parquet
+from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.systems import RetrievalSystem
 from ray_backfill.forecast import draw_sample
 from ray_backfill.forecast.close import closest_stand_ins
 from ray_backfill.forecast.estimate import area_weights
-from ray_backfill.forecast.stand_in import fit_stand_in
-from ray_backfill.models.checkpoints import save_network
-from ray_backfill.models.heads import Heads, HeadShape
-from ray_backfill.runs.forecasting import forecast_methods
-from ray_backfill.runs.known_items import known_items, with_stand_ins
-from ray_backfill.runs.sampling import free_pairs, read_before_backfill
-from ray_backfill.store import vector_column, write_parquet
-from ray_backfill.systems import RetrievalSystem
-from ray_backfill.training.settings import FitSettings
+from ray_backfill.forecast.known_items import known_items, with_stand_ins
+from ray_backfill.forecast.methods import gallery_here
+from ray_backfill.forecast.ray import gallery_in_shards
+from ray_backfill.forecast.run import forecast_methods
+from ray_backfill.forecast.stored_sample import free_pairs, read_before_backfill
+from ray_backfill.learn.models.checkpoints import save_network
+from ray_backfill.learn.models.heads import Heads, HeadShape
+from ray_backfill.learn.stand_in_map import fit_stand_in
+from ray_backfill.learn.training.settings import FitSettings
 from tests.forecast.galleries import gallery
 
 ITEMS = 4000

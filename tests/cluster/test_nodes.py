@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from ray_backfill.cluster.nodes import Deaths, check_room, living_nodes, living_resources
-from ray_backfill.errors import InputError
+from ray_backfill.core.errors import InputError
+from ray_backfill.workers.nodes import Deaths, check_room, living_nodes, living_resources
 from tests.cluster._nodes import Nodes, started_nodes, wait_until
 from tests.cluster.drill._drill import write_folder
 
@@ -17,7 +17,7 @@ COMMAND = """
 import os, sys, time
 from pathlib import Path
 import ray
-import ray_backfill.cluster.replay as replay
+import ray_backfill.compare.ray as replay
 told = sys.argv.pop(1)
 class Slow(replay.ShardActor):
     def make_systems(self, networks):

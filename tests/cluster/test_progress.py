@@ -7,8 +7,8 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from ray_backfill.cluster.progress import _Mirrors, sent_to, shown_in
-from ray_backfill.progress import State, outputs, stage, step
+from ray_backfill.core.progress import State, outputs, stage, step
+from ray_backfill.workers.progress import _Mirrors, sent_to, shown_in
 
 
 def _work(board: ActorHandle, is_first: bool) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from ray_backfill.cluster.notices import rays_notices_as_lines
-from ray_backfill.cluster.session import session
+from ray_backfill.workers.notices import rays_notices_as_lines
+from ray_backfill.workers.session import session
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,7 +68,7 @@ def test_rays_own_print_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_no_call_starts_a_ray_beside_the_session() -> None:
-    code = "import ray_backfill.cluster.session, ray; ray.put(1)"
+    code = "import ray_backfill.workers.session, ray; ray.put(1)"
     alone = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=alone, timeout=100

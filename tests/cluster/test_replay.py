@@ -14,16 +14,16 @@ import pytest
 import ray
 import torch
 
-from ray_backfill.cluster.replay import replay_in_shards
-from ray_backfill.cluster.settings import ReplayPlace
-from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.comparison.replay import replay_here
-from ray_backfill.comparison.resolve import Comparison, resolve
-from ray_backfill.errors import InputError
-from ray_backfill.models.checkpoints import save_network
-from ray_backfill.models.heads import Heads, HeadShape
-from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
-from ray_backfill.training.settings import FitSettings
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.ray import replay_in_shards
+from ray_backfill.compare.replay import replay_here
+from ray_backfill.compare.resolve import Comparison, resolve
+from ray_backfill.core.errors import InputError
+from ray_backfill.data.store import EmbeddingFolder, read_folder, vector_column, write_parquet
+from ray_backfill.learn.models.checkpoints import save_network
+from ray_backfill.learn.models.heads import Heads, HeadShape
+from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.workers.settings import ReplayPlace
 
 
 def embeddings(path: Path) -> EmbeddingFolder:
@@ -108,7 +108,7 @@ def test_what_goes_wrong_in_a_shard_is_one_line(ray_session: None, tmp_path: Pat
         replay_in_shards(replace(comparison, folder=moved), 2)
     # A process that ends stands for the kernel ending it for want of memory.
     with (
-        patch("ray_backfill.cluster.replay.ShardActor.make_systems", lambda self, networks: os._exit(1)),
+        patch("ray_backfill.compare.ray.ShardActor.make_systems", lambda self, networks: os._exit(1)),
         pytest.raises(InputError, match=r"a gallery shard died, .* more --shards$"),
     ):
         replay_in_shards(comparison, 2)

@@ -6,8 +6,8 @@ import psutil
 import pytest
 import ray
 
-from ray_backfill.cluster import session
-from ray_backfill.errors import InputError
+from ray_backfill.core.errors import InputError
+from ray_backfill.workers import session
 
 SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup"
 

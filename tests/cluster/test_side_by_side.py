@@ -14,23 +14,23 @@ import ray
 import torch
 from ray.actor import ActorHandle
 
-from ray_backfill.cluster import maps, side_by_side
-from ray_backfill.cluster.maps import fit_stage
-from ray_backfill.cluster.settings import Workers
-from ray_backfill.cluster.side_by_side import MapJob
-from ray_backfill.cluster.tuning import tune_stage
-from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.comparison.trial import Trial, run_trial
-from ray_backfill.errors import InputError
-from ray_backfill.files import begin_stage, is_finished, read_json
-from ray_backfill.methods import find_methods
-from ray_backfill.runkey import RunKey
-from ray_backfill.store import EmbeddingFolder, read_folder, write_parquet
-from ray_backfill.training.fit_into import fit_into, one_thread
-from ray_backfill.training.tuning import trials_of, with_values
+from ray_backfill.compare import ray as sharded
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.fit_maps import fit_stage
+from ray_backfill.compare.ray import MapJob
+from ray_backfill.compare.trial import Trial, run_trial
+from ray_backfill.compare.tuning import tune_stage
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.runkey import RunKey
+from ray_backfill.core.stages import begin_stage, is_finished, read_json
+from ray_backfill.data.store import EmbeddingFolder, read_folder, write_parquet
+from ray_backfill.learn.methods import find_methods
+from ray_backfill.learn.training.fit_into import fit_into, one_thread
+from ray_backfill.learn.training.tuning import trials_of, with_values
+from ray_backfill.workers.settings import Workers, has_more_than_cpus
 from tests.cluster.test_train import FITS, _folder
 
-_fit_alone = side_by_side._fit_alone
+_fit_alone = sharded._fit_alone
 METHODS = ("rqt", "rm", "fct", "residual_mlp_query", "procrustes_query")
 
 
@@ -61,7 +61,7 @@ def _note_threads(job: MapJob, board: ActorHandle) -> None:
 
     torch.set_num_threads(2)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(side_by_side, "fit_into", noted)
+        patched.setattr(sharded, "fit_into", noted)
         _fit_alone(job, board)
 
 
@@ -69,7 +69,7 @@ def _note_threads(job: MapJob, board: ActorHandle) -> None:
 def test_side_by_side_is_bit_for_bit_one_by_one(
     tmp_path: Path, folder: EmbeddingFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side_by_side, "_fit_alone", _note_threads)
+    monkeypatch.setattr(sharded, "_fit_alone", _note_threads)
     together = fit(tmp_path / "together", folder, *METHODS)
     assert together.keys() == set(METHODS)
     trained = METHODS[:-1]
@@ -98,7 +98,7 @@ def test_a_failure_ends_the_others_and_keeps_what_is_finished(
 ) -> None:
     started = time.monotonic()
     with monkeypatch.context() as patched:
-        patched.setattr(side_by_side, "_fit_alone", _fail_at_rm)
+        patched.setattr(sharded, "_fit_alone", _fail_at_rm)
         with pytest.raises(InputError, match=r"^full RM: it is a bad day; come again$"):
             fit(tmp_path, folder, "rqt", "rm", "fct")
     while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
@@ -122,7 +122,7 @@ def _die_once(job: MapJob, board: ActorHandle) -> None:
 def test_a_task_whose_process_dies_starts_again(
     tmp_path: Path, folder: EmbeddingFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side_by_side, "_fit_alone", _die_once)
+    monkeypatch.setattr(sharded, "_fit_alone", _die_once)
     with pytest.raises(InputError, match=r"^full RM: the process that fitted its map died.*; the same command"):
         fit(tmp_path / "never", folder, "rqt", "rm", max_failures=0)
     assert fit(tmp_path / "once", folder, "rqt", "rm", max_failures=1).keys() == {"rqt", "rm"}
@@ -140,7 +140,7 @@ def test_a_single_map_needs_no_ray(
         threads.append(torch.get_num_threads())
         fit_into(*fit)
 
-    monkeypatch.setattr("ray_backfill.training.fit_into.fit_into", noted)
+    monkeypatch.setattr("ray_backfill.learn.training.fit_into.fit_into", noted)
     found = fit(tmp_path, folder, "rm", "procrustes_query")
     assert read_json(found["rm"] / "manifest.json")["workers"] == 1
     assert threads == [1, 1]
@@ -150,12 +150,12 @@ def test_a_single_map_needs_no_ray(
 def test_a_single_map_goes_to_a_gpu_or_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert not maps.has_more_than_cpus()
+    assert not has_more_than_cpus()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert maps.has_more_than_cpus()
+    assert has_more_than_cpus()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", "there:6379")
-    assert maps.has_more_than_cpus()
+    assert has_more_than_cpus()
 
 
 @pytest.mark.usefixtures("ray_session")

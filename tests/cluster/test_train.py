@@ -10,22 +10,22 @@ import pyarrow as pa
 import pytest
 import torch
 
-from ray_backfill.cluster import backbones
-from ray_backfill.cluster.backbones import BackboneJob, train_backbone_stage
-from ray_backfill.cluster.map_training import for_maps
-from ray_backfill.cluster.maps import fit_stage
-from ray_backfill.cluster.settings import Workers
-from ray_backfill.cluster.train import run_ddp
-from ray_backfill.datasets import landmarks
-from ray_backfill.errors import InputError
-from ray_backfill.files import begin_stage, finish_stage, read_json
-from ray_backfill.methods import find_methods
-from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, load_network, save_backbone
-from ray_backfill.models.settings import BackboneSettings
-from ray_backfill.runkey import RunKey
-from ray_backfill.store import EmbeddingFolder, read_folder, vector_column, write_parquet
-from ray_backfill.training.fit import TrainSet
-from ray_backfill.training.settings import BackboneTraining, FitSettings, HeadTraining, TransformTraining
+from ray_backfill.compare.fit_maps import fit_stage
+from ray_backfill.compare.ray import for_maps
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.runkey import RunKey
+from ray_backfill.core.stages import begin_stage, finish_stage, read_json
+from ray_backfill.data.store import EmbeddingFolder, read_folder, vector_column, write_parquet
+from ray_backfill.images.datasets import landmarks
+from ray_backfill.learn.methods import find_methods
+from ray_backfill.learn.models.checkpoints import BackboneInfo, load_backbone, load_network, save_backbone
+from ray_backfill.learn.models.settings import BackboneSettings
+from ray_backfill.learn.training.fit import TrainSet
+from ray_backfill.learn.training.settings import BackboneTraining, FitSettings, HeadTraining, TransformTraining
+from ray_backfill.recipes import backbones
+from ray_backfill.recipes.backbones import BackboneJob, train_backbone_stage
+from ray_backfill.workers.settings import Workers
+from ray_backfill.workers.train import run_ddp
 
 IMAGES = landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4)
 BACKBONE = BackboneSettings(dim=8, width=4)
@@ -112,7 +112,7 @@ def _folder(path: Path) -> EmbeddingFolder:
 @pytest.mark.usefixtures("ray_session")
 def test_two_workers_fit_what_one_process_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # As where there are GPUs; on CPUs each map is a task of its own (test_side_by_side.py).
-    monkeypatch.setattr("ray_backfill.cluster.map_training.has_gpus", lambda: True)
+    monkeypatch.setattr("ray_backfill.compare.ray.has_gpus", lambda: True)
     folder = _folder(tmp_path / "data")
     methods = find_methods(("rm_naive", "rqt", "rm", "fct", "procrustes_query"))
     found = fit_stage(tmp_path / "maps", folder, methods, FITS, "cosine", Workers(number=2))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import ray
 
-from ray_backfill.cluster import waiting
-from ray_backfill.cluster.waiting import Actors, answer_of, answers_of, ended, wait_for_one
-from ray_backfill.errors import InputError
+from ray_backfill.core.errors import InputError
+from ray_backfill.workers import waiting
+from ray_backfill.workers.waiting import Actors, answer_of, answers_of, ended, wait_for_one
 
 CLUSTER = Path(waiting.__file__).parent
 

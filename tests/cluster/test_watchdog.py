@@ -11,16 +11,16 @@ import time
 import pytest
 
 from ray_backfill.cli.stopping import LINE
-from ray_backfill.cluster.settings import ReplayPlace, local_cpus
-from ray_backfill.cluster.watchdog import _without_rays_threads
-from ray_backfill.errors import InputError
+from ray_backfill.core.errors import InputError
+from ray_backfill.workers.settings import ReplayPlace, local_cpus
+from ray_backfill.workers.watchdog import _without_rays_threads
 
 # A run that waits for Ray in its main thread.
 WAITING = """
 import ray, threading, time
 from ray_backfill.cli.shell import run_job
 from ray_backfill.cli.stopping import interruptible
-from ray_backfill.cluster.session import session
+from ray_backfill.workers.session import session
 
 @ray.remote
 def wait():

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_backfill import datasets
-from ray_backfill.datasets import (
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.plugins import plugin_names
+from ray_backfill.images import datasets
+from ray_backfill.images.datasets import (
     NotThereError,
     cifar100,
     dataset_module,
@@ -26,12 +28,10 @@ from ray_backfill.datasets import (
     places365,
     tiny_imagenet,
 )
-from ray_backfill.errors import InputError
-from ray_backfill.images import SPLITS, ImageSource
-from ray_backfill.plugins import plugin_names
-from tests.datasets._pictures import omniglot_zips, plain, tiny_imagenet_zip, write_tree
-from tests.datasets._published import cifar_binary, imagenet_flat, places_easy
-from tests.datasets._published_more import small_gldv2, small_market, small_vggface
+from ray_backfill.images.sources import SPLITS, ImageSource
+from tests.images.datasets._pictures import omniglot_zips, plain, tiny_imagenet_zip, write_tree
+from tests.images.datasets._published import cifar_binary, imagenet_flat, places_easy
+from tests.images.datasets._published_more import small_gldv2, small_market, small_vggface
 
 
 def _image_folder(root: Path) -> Any:

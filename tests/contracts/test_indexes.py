@@ -6,10 +6,10 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from ray_backfill.distances import DISTANCES, exact_distances
-from ray_backfill.errors import InputError
-from ray_backfill.index import Found, IndexSettings, Partition, check_index, make_partition
-from ray_backfill.index.faiss_kinds import Kind
+from ray_backfill.core.errors import InputError
+from ray_backfill.engine.distances import DISTANCES, exact_distances
+from ray_backfill.engine.index import Found, IndexSettings, Partition, check_index, make_partition
+from ray_backfill.engine.index.faiss_kinds import Kind
 
 D, ROWS = 16, 4000
 

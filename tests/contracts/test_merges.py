@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.merges import MergeKind, all_merges, fit_merge
-from tests.replay.sharded import replay_sharded
+from ray_backfill.engine.merges import MergeKind, all_merges, fit_merge
+from tests.engine.replay.sharded import replay_sharded
 
 KINDS = pytest.mark.parametrize("kind", all_merges().values(), ids=lambda kind: kind.name)
 METRICS = pytest.mark.parametrize("metrics", [("mAP", "CMC@1"), ("mAP@5", "CMC@1")], ids=["whole", "cut"])

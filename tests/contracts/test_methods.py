@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import ray_backfill as rb
-from ray_backfill.methods import FAMILIES, Embeddings, Method, all_backbones, all_methods
-from ray_backfill.models.checkpoints import load_network, save_network
-from ray_backfill.training.fit import TrainSet
-from ray_backfill.training.settings import FitSettings, HeadTraining, TransformTraining
+from ray_backfill.learn.methods import FAMILIES, Embeddings, Method, all_backbones, all_methods
+from ray_backfill.learn.models.checkpoints import load_network, save_network
+from ray_backfill.learn.training.fit import TrainSet
+from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
 
 # old has 4 dimensions, new 6 and less noise; whatever else a method needs has 5.
 DIMS = {"old": 4, "new": 6}
@@ -89,7 +89,7 @@ def test_every_method_replays(method: Method, fitted: dict[str, tuple[torch.nn.M
 @pytest.mark.parametrize("method", FITTED, ids=lambda m: m.name)
 def test_every_training_lowers_its_loss(method: Method, fitted: dict[str, tuple[torch.nn.Module, list[float]]]) -> None:
     _, losses = fit_once(method, fitted)
-    if not method.is_trained:  # a formula: tests/methods/test_adapters.py
+    if not method.is_trained:  # a formula: tests/learn/methods/test_adapters.py
         return
     assert len(losses) == 15
     assert np.mean(losses[-3:]) < 0.9 * losses[0]
@@ -166,5 +166,5 @@ def test_a_fit_learns_from_models_of_its_method_by_options_that_there_are(method
 def test_other_distributions_add_methods_and_backbones(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, kind = all_methods()["rm_naive"], all_backbones()["bct"]
     more = {"METHODS": [replace(ours, name="theirs")], "BACKBONES": [replace(kind, name="theirs")]}
-    monkeypatch.setattr(sys.modules["ray_backfill.methods"], "rows_from_outside", more.get)
+    monkeypatch.setattr(sys.modules["ray_backfill.learn.methods"], "rows_from_outside", more.get)
     assert list(all_methods())[-1] == list(all_backbones())[-1] == "theirs"

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from sklearn.metrics import ndcg_score
 
 import ray_backfill as rb
-from ray_backfill.distances import exact_distances
-from ray_backfill.metrics import KINDS, MetricKind, measure, metric_codes, metric_forms, parse_metric
-from ray_backfill.metrics.rankings import Rankings, RightAnswers
-from tests.replay.cases import gains_of, random_pair, random_truth
+from ray_backfill.engine.distances import exact_distances
+from ray_backfill.engine.metrics import KINDS, MetricKind, measure, metric_codes, metric_forms, parse_metric
+from ray_backfill.engine.metrics.rankings import Rankings, RightAnswers
+from tests.engine.replay.cases import gains_of, random_pair, random_truth
 
 # Name -> the same measure of ir_measures.
 ORACLES = {"mAP": AP, "CMC": Success, "recall": R, "MRR": RR, "nDCG": nDCG}

@@ -10,12 +10,12 @@ import pytest
 from ray_backfill import recipes
 from ray_backfill.cli.commands import simulate
 from ray_backfill.cli.groups import group_help
-from ray_backfill.comparison.resolve import check_distances_agree
-from ray_backfill.datasets import dataset_module, dataset_name, published
-from ray_backfill.errors import InputError
-from ray_backfill.models.backbones import check_arch
-from ray_backfill.plugins import load_plugin, plugin_names
-from ray_backfill.protocols import split_classes
+from ray_backfill.compare.resolve import check_distances_agree
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.plugins import load_plugin, plugin_names
+from ray_backfill.images.class_split import split_classes
+from ray_backfill.images.datasets import dataset_module, dataset_name, published
+from ray_backfill.learn.models.backbones import check_arch
 from ray_backfill.recipes import describe_recipe, load_recipe, recipe_names
 from ray_backfill.recipes.published import PUBLISHED
 

@@ -15,20 +15,23 @@ import pyarrow.parquet as pq
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.errors import InputError
-from ray_backfill.files import finish_stage, read_json, write_json
-from ray_backfill.live.settings import LiveSettings
-from ray_backfill.report import REPORT_FILES
-from ray_backfill.runs import drill, forecasting, importing, results
-from ray_backfill.runs.context import Context
-from ray_backfill.runs.folder import evaluate_folder, fit_folder
-from ray_backfill.runs.forecasting import forecast_folder
-from ray_backfill.runs.importing import ColumnNames, import_split
-from ray_backfill.runs.sampling import SampleSettings, take_sample
-from ray_backfill.sources import open_source
-from ray_backfill.store import vector_column, write_parquet
-from ray_backfill.training.settings import AdapterSettings, FitSettings
+from ray_backfill.compare import write as results
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.report import REPORT_FILES
+from ray_backfill.compare.run import evaluate_folder, fit_folder
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.stages import finish_stage, read_json, write_json
+from ray_backfill.data.importing import importing
+from ray_backfill.data.importing.importing import ColumnNames, import_split
+from ray_backfill.data.sources import open_source
+from ray_backfill.data.store import vector_column, write_parquet
+from ray_backfill.drill import run as drill
+from ray_backfill.drill.settings import LiveSettings
+from ray_backfill.forecast import run as forecasting
+from ray_backfill.forecast.run import forecast_folder
+from ray_backfill.forecast.stored_sample import SampleSettings, take_sample
+from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
+from ray_backfill.workers.context import Context
 
 EVALUATION = Evaluation(
     methods=("rm_naive", "procrustes_gallery"), orders=("random",), metrics=("nDCG@10", "CMC@1"), points=3

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ray_backfill.errors import InputError
+from ray_backfill.core.errors import InputError
+from ray_backfill.engine.systems import GroundTruth, IntArray
 from ray_backfill.forecast.sample import ANSWER, CLOSE, PER_QUERY, PILOT, draw_sample, groups_of
-from ray_backfill.systems import GroundTruth, IntArray
 from tests.forecast.galleries import gallery
 
 LABELS = np.repeat(np.arange(50), 40)

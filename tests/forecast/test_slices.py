@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from ray_backfill.engine.systems import RetrievalSystem
 from ray_backfill.forecast import Forms
 from ray_backfill.forecast.counts import find_starts
 from ray_backfill.forecast.others import CELLS, Cells
 from ray_backfill.forecast.slices import Asked, LocalSlices, Plan
-from ray_backfill.systems import RetrievalSystem
 
 POINTS = 4
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from ray_backfill.distances import ProductForm
+from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.systems import RetrievalSystem
 from ray_backfill.forecast.answers import RightAnswers
 from ray_backfill.forecast.calibration import Calibration
 from ray_backfill.forecast.counts import structural_error
 from ray_backfill.forecast.draws import draw_entries
 from ray_backfill.forecast.models import Known, KnownForms, _parts, fit_models
-from ray_backfill.systems import RetrievalSystem
 from tests.forecast.galleries import gallery, known_of
 
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from ray_backfill.cli.main import main
-from ray_backfill.methods import all_methods
-from ray_backfill.store import vector_column, write_parquet
+from ray_backfill.data.store import vector_column, write_parquet
+from ray_backfill.learn.methods import all_methods
 
 
 def write_folder(path: Path, old: np.ndarray | None = None, **more: object) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ray_backfill.files import read_json
+from ray_backfill.core.stages import read_json
 from tests.jobs.conftest import TINY, run, start
 
 

@@ -8,7 +8,7 @@ import pytest
 import tyro
 
 from ray_backfill.cli.options import ScaleJob
-from ray_backfill.files import read_json
+from ray_backfill.core.stages import read_json
 from tests.jobs.conftest import run_here
 
 SMALL = [

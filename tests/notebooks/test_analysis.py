@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.report.folder import write_results
+from tests.compare.report.folder import write_results
 
 pytestmark = pytest.mark.slow
 

@@ -20,8 +20,9 @@ def run(arguments: Sequence[str]) -> None:
     job = read(arguments)
     check_names(job)
     from ray_backfill.cli.context import prepared, running
-    from ray_backfill.report.live import print_live_table
-    from ray_backfill.runs.drill import drill_folder, drill_recipe
+    from ray_backfill.drill.report import print_live_table
+    from ray_backfill.drill.run import drill_folder
+    from ray_backfill.recipes.run_drill import drill_recipe
 
     if isinstance(job, DrillFolderJob):
         data = given_folder(job.data)

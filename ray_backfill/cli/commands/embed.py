@@ -6,7 +6,7 @@ from typing import Any
 from ray_backfill.cli.options import EmbedJob
 from ray_backfill.cli.parse import check_names, read_recipe_options
 from ray_backfill.cli.shell import shown
-from ray_backfill.errors import InputError
+from ray_backfill.core.errors import InputError
 
 
 def read(arguments: Sequence[str]) -> Any:
@@ -23,9 +23,9 @@ def run(arguments: Sequence[str]) -> None:
     if job.only and not job.only.exists():
         raise InputError(f"{job.only} is missing; run: ray-backfill sample DIR --budget N")
     from ray_backfill.cli.context import prepared, running
-    from ray_backfill.files import read_json
-    from ray_backfill.runs.images import embed_before_backfill, embed_recipe, embed_sample
-    from ray_backfill.runs.sampling import NAME
+    from ray_backfill.core.stages import read_json
+    from ray_backfill.forecast.stored_sample import NAME
+    from ray_backfill.recipes.run_images import embed_before_backfill, embed_recipe, embed_sample
 
     settings = prepared(job, last_stage="embeddings").settings
     with running(job) as context:

@@ -20,9 +20,9 @@ def run(arguments: Sequence[str]) -> None:
     job = read(arguments)
     check_names(job)
     from ray_backfill.cli.context import prepared, running
-    from ray_backfill.runs.checks import check_evaluation
-    from ray_backfill.runs.folder import fit_folder
-    from ray_backfill.runs.images import embed_recipe
+    from ray_backfill.compare.run import fit_folder
+    from ray_backfill.recipes.run_checks import check_evaluation
+    from ray_backfill.recipes.run_images import embed_recipe
 
     if isinstance(job, FolderJob):
         data = given_folder(job.data)

@@ -11,10 +11,10 @@ from tyro.conf import Suppress
 from ray_backfill.cli.options import FolderJob
 from ray_backfill.cli.parse import check_names, names_folder, read_folder_options
 from ray_backfill.cli.shell import given_folder, shown
-from ray_backfill.cluster.settings import ReplayPlace
-from ray_backfill.comparison.evaluation import RECOMMENDED, Evaluation
-from ray_backfill.errors import InputError
-from ray_backfill.runs.sampling import NAME
+from ray_backfill.compare.evaluation import RECOMMENDED, Evaluation
+from ray_backfill.core.errors import InputError
+from ray_backfill.forecast.stored_sample import NAME
+from ray_backfill.workers.settings import ReplayPlace
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def run(arguments: Sequence[str]) -> None:
     job = read(arguments)
     check_names(job)
     from ray_backfill.cli.context import running
-    from ray_backfill.report.forecast import print_forecast
-    from ray_backfill.runs.forecasting import forecast_folder
+    from ray_backfill.forecast.report import print_forecast
+    from ray_backfill.forecast.run import forecast_folder
 
     data = given_folder(job.data)
     with running(job) as context:

@@ -9,8 +9,8 @@ import tyro
 
 from ray_backfill.cli.parse import read_options
 from ray_backfill.cli.shell import checked_out, command_line, shown
-from ray_backfill.errors import InputError
-from ray_backfill.runs.importing import ColumnNames
+from ray_backfill.core.errors import InputError
+from ray_backfill.data.importing.importing import ColumnNames
 
 SPLITS = ("gallery", "queries", "train", "validation")
 
@@ -48,9 +48,9 @@ def run(arguments: Sequence[str]) -> None:
     given = {split: getattr(job, split) for split in SPLITS if getattr(job, split)}
     if not given:
         raise InputError("nothing to import: give --gallery, --queries, --train or --validation")
-    from ray_backfill.claim import claimed
     from ray_backfill.cli.stopping import interruptible
-    from ray_backfill.runs.importing import import_split, imported
+    from ray_backfill.core.run_lock import claimed
+    from ray_backfill.data.importing.importing import import_split, imported
 
     out = checked_out(job.out)
     with interruptible(), claimed(out, "--out", command_line()):

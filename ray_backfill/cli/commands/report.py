@@ -9,8 +9,8 @@ import tyro
 
 from ray_backfill.cli.parse import read_options
 from ray_backfill.cli.shell import shown
-from ray_backfill.errors import InputError
-from ray_backfill.files import NotWritableError
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.stages import NotWritableError
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ def run(arguments: Sequence[str]) -> None:
         raise InputError(
             f"{shown(folder)} holds no results: give the folder that simulate, forecast or drill wrote with --out"
         )
-    from ray_backfill.report import print_table, write_report
-    from ray_backfill.report.forecast import print_forecast, write_forecast_report
-    from ray_backfill.report.live import print_live_table, write_live_report
+    from ray_backfill.compare.report import print_table, write_report
+    from ray_backfill.drill.report import print_live_table, write_live_report
+    from ray_backfill.forecast.report import print_forecast, write_forecast_report
 
     products: tuple[tuple[Callable[[Path], None], Callable[[Path], None], list[Path]], ...] = (
         (write_report, print_table, found),

@@ -1,58 +1,33 @@
-"""``ray-backfill reproduce``: run a recipe with several seeds and all methods, and write a page about it."""
+"""``ray-backfill reproduce``: the pages of results. It is part of a checkout, and not of the wheel."""
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from types import ModuleType
+from typing import Any
 
-import tyro
+from ray_backfill.core.errors import InputError
 
-from ray_backfill.cli.parse import read_options
-from ray_backfill.cli.shell import refuse_relative, shown
-from ray_backfill.cluster.settings import EmbedActors, Workers
-from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.papers.settings import Experiment
-from ray_backfill.recipes import load_recipe
+_CHECKOUT = Path(__file__).parents[3]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReproduceJob:
-    """A page about several runs of a recipe."""
-
-    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
-    """Recipe, seeds, methods, ablation and subgroups of the experiment."""
-    out: Path = Path("runs/reproduce")
-    """Folder of the runs. The same command continues stopped runs and reuses finished ones."""
-    page: Path | None = None
-    """File of the page; its figure is written next to it. None: page.md in the folder of the runs."""
-    findings: Path | None = None
-    """Markdown file to include in the page; None: no findings."""
-    workers: Workers = field(default_factory=Workers)
-    """Training workers. On a cluster with GPUs each worker gets one, and their number is the limit."""
-    actors: EmbedActors = field(default_factory=EmbedActors)
-    """Ray actors that embed images. On a cluster with GPUs each actor gets one, and their number is the limit."""
-    overwrite: bool = False
-    """Delete what other settings have left in --out, and make it again."""
-
-
-def read(arguments: Sequence[str]) -> ReproduceJob:
+def read(arguments: Sequence[str]) -> Any:
     """The experiment and where it runs."""
-    return read_options(ReproduceJob, arguments)
+    return _command().read(arguments)
 
 
 def run(arguments: Sequence[str]) -> None:
     """Run what is missing, write the page and print its path."""
-    job = read(arguments)
-    experiment = job.experiment
-    if experiment.data_root is not None:
-        refuse_relative("--data-root", experiment.data_root)
-    # Wrong names are errors before anything is loaded or started.
-    Evaluation(methods=experiment.methods).find_methods()
-    for name in filter(None, (experiment.recipe, experiment.subgroups)):
-        load_recipe(name, experiment.data_root)
-    from ray_backfill.cli.context import running
-    from ray_backfill.papers.experiment import reproduce
+    _command().run(arguments)
 
-    with running(job) as context:
-        page = reproduce(experiment, context, job.page or context.out / "page.md", job.findings)
-    print(f"page: {shown(page.absolute())}")
+
+def _command() -> ModuleType:
+    if not (_CHECKOUT / "reproduction" / "command.py").is_file():
+        raise InputError(
+            "reproduce runs the papers' experiments and needs their claims, which an installed package does not hold; "
+            "run it from a checkout of the source: python -m pip install --editable '.[cpu]'"
+        )
+    if str(_CHECKOUT) not in sys.path:
+        sys.path.append(str(_CHECKOUT))
+    return import_module("reproduction.command")

@@ -9,8 +9,8 @@ import tyro
 
 from ray_backfill.cli.parse import read_options
 from ray_backfill.cli.shell import checked_out, shown
-from ray_backfill.errors import InputError
-from ray_backfill.runs.sampling import NAME, SampleSettings
+from ray_backfill.core.errors import InputError
+from ray_backfill.forecast.stored_sample import NAME, SampleSettings
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ def run(arguments: Sequence[str]) -> None:
     if (job.budget > 0) == (job.add > 0) or min(job.budget, job.add) < 0:
         raise InputError("give --budget N for a first sample, or --add N to extend one")
     from ray_backfill.cli.stopping import interruptible
-    from ray_backfill.report.forecast.words import FEW_LISTS
-    from ray_backfill.runs.sampling import counts_in_words, take_sample
+    from ray_backfill.forecast.report.words import FEW_LISTS
+    from ray_backfill.forecast.stored_sample import counts_in_words, take_sample
 
     data = job.data.absolute()
     out = checked_out(job.out or data / NAME)

@@ -7,7 +7,7 @@ from typing import Any
 from ray_backfill.cli.options import ScaleJob, SimulateFolderJob, SimulateJob
 from ray_backfill.cli.parse import check_names, names_folder, read_folder_options, read_options, read_recipe_options
 from ray_backfill.cli.shell import given_folder, shown
-from ray_backfill.cluster.settings import ReplayPlace
+from ray_backfill.workers.settings import ReplayPlace
 
 
 def read(arguments: Sequence[str]) -> Any:
@@ -27,11 +27,11 @@ def run(arguments: Sequence[str]) -> None:
     else:
         check_names(job)
     from ray_backfill.cli.context import prepared, running
-    from ray_backfill.report import print_first_table, print_table
+    from ray_backfill.compare.report import print_first_table, print_table
 
     if isinstance(job, SimulateFolderJob):
-        from ray_backfill.runs.cleaning import cleaned
-        from ray_backfill.runs.folder import evaluate_folder
+        from ray_backfill.compare.run import evaluate_folder
+        from ray_backfill.data.cleaning import cleaned
 
         data = given_folder(job.data)
         with running(job) as context:
@@ -39,13 +39,13 @@ def run(arguments: Sequence[str]) -> None:
                 data = cleaned(data, context.out / "cleaned", context.overwrite)
             results = evaluate_folder(data, job.evaluation, job.fits, context, show_first=print_first_table)
     elif isinstance(job, ScaleJob):
-        from ray_backfill.runs.pipeline import evaluate_synthetic
+        from ray_backfill.recipes.run_pipeline import evaluate_synthetic
 
         print("These embeddings are synthetic: they show scale and arithmetic, not which method is better.")
         with running(job) as context:
             results = evaluate_synthetic(job.gallery, job.evaluation, job.fits, context)
     else:
-        from ray_backfill.runs.pipeline import run_recipe
+        from ray_backfill.recipes.run_pipeline import run_recipe
 
         settings = prepared(job).settings
         with running(job) as context:

@@ -14,17 +14,17 @@ import pytest
 import ray
 
 import ray_backfill as rb
-from ray_backfill.cluster.drill.driver import Driver
-from ray_backfill.cluster.drill.shards import ShardActor
-from ray_backfill.cluster.settings import EmbedActors
-from ray_backfill.comparison.evaluation import Evaluation
-from ray_backfill.live.operations import Operation, read_plan
-from ray_backfill.live.schedule import TrafficSettings
-from ray_backfill.live.settings import LiveSettings, ShardSettings
-from ray_backfill.runs.context import Context
-from ray_backfill.runs.drill import drill_folder
-from ray_backfill.store import read_folder, vector_column, write_parquet
-from ray_backfill.training.settings import FitSettings
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.data.store import read_folder, vector_column, write_parquet
+from ray_backfill.drill.operations import Operation, read_plan
+from ray_backfill.drill.ray.driver import Driver
+from ray_backfill.drill.ray.shards import ShardActor
+from ray_backfill.drill.run import drill_folder
+from ray_backfill.drill.schedule import TrafficSettings
+from ray_backfill.drill.settings import LiveSettings, ShardSettings
+from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import EmbedActors
 
 ITEMS, QUERIES = 330, 24
 EVALUATION = Evaluation(metrics=("mAP@10", "CMC@1"), orders=("random",), points=8)

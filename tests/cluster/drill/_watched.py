@@ -13,7 +13,7 @@ from pathlib import Path
 
 import ray
 
-from ray_backfill.cluster.drill.watch import (
+from ray_backfill.drill.ray.watch import (
     INCIDENTS,
     ITEMS,
     LATENCY,

@@ -17,28 +17,28 @@ import pytest
 import ray
 import torch
 
-from ray_backfill.cluster.drill import throttling
-from ray_backfill.cluster.drill.driver import Driver
-from ray_backfill.cluster.drill.embedding import FromImages, _without_useless, embed_again
-from ray_backfill.cluster.settings import EmbedActors
-from ray_backfill.comparison.resolve import resolve
-from ray_backfill.datasets import open_source
-from ray_backfill.datasets.image_folder import Settings
-from ray_backfill.errors import InputError
-from ray_backfill.files import read_json
-from ray_backfill.index import IndexSettings
-from ray_backfill.live.operations import ChurnSettings
-from ray_backfill.live.parts import Embedded, part_path
-from ray_backfill.live.schedule import TrafficSettings
-from ray_backfill.live.throttle import ThrottleSettings
-from ray_backfill.models.backbones import pixels_to_float
-from ray_backfill.models.checkpoints import BackboneInfo, load_backbone, save_backbone
-from ray_backfill.models.settings import BackboneSettings
-from ray_backfill.runs import drill as drills
-from ray_backfill.runs.context import Context
-from ray_backfill.store import read_folder, vector_column, write_parquet
-from ray_backfill.tables.journal import Journal, Throttled, TrafficRestarted, of_type
-from ray_backfill.training.settings import FitSettings
+from ray_backfill.compare.resolve import resolve
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.stages import read_json
+from ray_backfill.data.store import read_folder, vector_column, write_parquet
+from ray_backfill.drill import run as drills
+from ray_backfill.drill.journal import Journal, Throttled, TrafficRestarted, of_type
+from ray_backfill.drill.operations import ChurnSettings
+from ray_backfill.drill.parts import Embedded, part_path
+from ray_backfill.drill.ray import throttling
+from ray_backfill.drill.ray.driver import Driver
+from ray_backfill.drill.ray.embedding import FromImages, _without_useless, embed_again
+from ray_backfill.drill.schedule import TrafficSettings
+from ray_backfill.drill.throttle import ThrottleSettings
+from ray_backfill.engine.index import IndexSettings
+from ray_backfill.images.datasets import open_source
+from ray_backfill.images.datasets.image_folder import Settings
+from ray_backfill.learn.models.backbones import pixels_to_float
+from ray_backfill.learn.models.checkpoints import BackboneInfo, load_backbone, save_backbone
+from ray_backfill.learn.models.settings import BackboneSettings
+from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import EmbedActors
 from tests.cluster.drill._drill import (
     EVALUATION,
     ITEMS,
@@ -51,7 +51,7 @@ from tests.cluster.drill._drill import (
     with_traffic,
     write_folder,
 )
-from tests.datasets._pictures import drawing, write_tree
+from tests.images.datasets._pictures import drawing, write_tree
 
 ROOT = Path(__file__).parents[3]
 
@@ -320,7 +320,7 @@ def test_an_image_that_broke_keeps_its_old_embedding(tmp_path: Path, monkeypatch
         before = read_folder(tmp_path / "before", gallery_needs=("old",))
         comparison = resolve(before, evaluation, FitSettings(), to_come=("new",))
         context = Context(tmp_path / "out", actors=EmbedActors(number=1, cpus=0.5))
-        folder = drills._drill(comparison, comparison.methods[-1], images, FitSettings(), settings, context, {})
+        folder = drills.run_resolved(comparison, comparison.methods[-1], images, FitSettings(), settings, context, {})
     drill = Finished(folder, served)
     assert sorted(served) == list(range(24)), "it is still served"
     (kept,) = [position for position, (side, _) in served.items() if side == "old"]
@@ -351,7 +351,7 @@ def test_what_cannot_be_run_is_said_at_once(data: Path, tmp_path: Path, monkeypa
 
 
 def test_whole_rankings_are_cut_for_a_service() -> None:
-    _, evaluation = drills._check(replace(EVALUATION, metrics=("mAP", "CMC@1", "mAP@100")), SETTINGS)
+    _, evaluation = drills.check_drill(replace(EVALUATION, metrics=("mAP", "CMC@1", "mAP@100")), SETTINGS)
     assert evaluation.metrics == ("mAP@100", "CMC@1")
 
 

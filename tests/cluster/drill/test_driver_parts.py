@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_backfill.cluster.drill import supervisor, throttling
-from ray_backfill.cluster.drill.embedding import EmbedJob, FromStore
-from ray_backfill.cluster.drill.recorder import Recorder
-from ray_backfill.cluster.drill.supervisor import Arrivals, EmbeddingSupervisor
-from ray_backfill.cluster.drill.throttling import ThrottleLoop
-from ray_backfill.cluster.settings import EmbedActors
-from ray_backfill.live.operations import Operation
-from ray_backfill.live.parts import BadPartError, Embedded, part_path, write_part
-from ray_backfill.live.throttle import ThrottleSettings
-from ray_backfill.tables.journal import Applied, Incident, Journal, Started, Throttled, of_type
+from ray_backfill.drill.journal import Applied, Incident, Journal, Started, Throttled, of_type
+from ray_backfill.drill.operations import Operation
+from ray_backfill.drill.parts import BadPartError, Embedded, part_path, write_part
+from ray_backfill.drill.ray import supervisor, throttling
+from ray_backfill.drill.ray.embedding import EmbedJob, FromStore
+from ray_backfill.drill.ray.recorder import Recorder
+from ray_backfill.drill.ray.supervisor import Arrivals, EmbeddingSupervisor
+from ray_backfill.drill.ray.throttling import ThrottleLoop
+from ray_backfill.drill.throttle import ThrottleSettings
+from ray_backfill.workers.settings import EmbedActors
 
 
 def test_the_clock_goes_on_where_the_last_driver_stopped(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from ray_backfill.tables.journal import Incident, Journal, TrafficRestarted, of_type
+from ray_backfill.drill.journal import Incident, Journal, TrafficRestarted, of_type
 from tests.cluster._nodes import started_nodes, wait_until
 from tests.cluster.drill._drill import ITEMS, write_folder
 
@@ -14,7 +14,7 @@ from tests.cluster.drill._drill import ITEMS, write_folder
 PROGRAM = """
 import sys
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from ray_backfill.cluster.drill.traffic import Traffic
+from ray_backfill.drill.ray.traffic import Traffic
 there, made = sys.argv.pop(1), Traffic._made
 def made_there(traffic, sender, make):
     return made(traffic, sender, make.options(scheduling_strategy=NodeAffinitySchedulingStrategy(there, soft=False)))

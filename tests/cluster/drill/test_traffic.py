@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_backfill.cluster.drill.router import Routed, Router, UnansweredError
-from ray_backfill.cluster.drill.traffic import TrafficActor, TrafficJob
-from ray_backfill.live.answers import Answer, ShardAnswer
-from ray_backfill.live.events import Sender, begin_sending, end_sending, read_events
-from ray_backfill.live.schedule import TrafficSettings
+from ray_backfill.drill.answers import Answer, ShardAnswer
+from ray_backfill.drill.events import Sender, begin_sending, end_sending, read_events
+from ray_backfill.drill.ray.router import Routed, Router, UnansweredError
+from ray_backfill.drill.ray.traffic import TrafficActor, TrafficJob
+from ray_backfill.drill.schedule import TrafficSettings
 
 
 class Answers:

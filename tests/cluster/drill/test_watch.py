@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ray_backfill.cluster.drill.watch import LATENCY_BUCKETS_S, METRICS
+from ray_backfill.drill.ray.watch import LATENCY_BUCKETS_S, METRICS
 from tests.head import answers, free_port, running_head
 from tests.test_structure import ROOT
 

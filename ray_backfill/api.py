@@ -1,0 +1,303 @@
+"""The functions of the Python face that are not defined in a room of their own: commands, and tables of names.
+
+What they need (torch, Ray) is imported when they are called: looking at a signature should cost nothing.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from numbers import Real
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from ray_backfill.core.errors import InputError, input_error_in, local_path
+from ray_backfill.core.run_lock import claimed
+
+if TYPE_CHECKING:
+    from ray_backfill.compare.report import Results
+    from ray_backfill.data.store import EmbeddingFolder
+    from ray_backfill.engine.orders import Order
+    from ray_backfill.forecast.report import ForecastResults
+    from ray_backfill.learn.methods import Method
+    from ray_backfill.learn.training.settings import FitSettings
+    from ray_backfill.workers.context import Context
+
+
+def simulate(
+    data: "str | Path | EmbeddingFolder",
+    *,
+    out: str | Path | None = None,
+    methods: str | Sequence[str] = "recommended",
+    orders: str | Sequence[str] = "random",
+    merges: str | Sequence[str] = "best",
+    metrics: str | Sequence[str] = "recommended",
+    points: int = 11,
+    distance: str = "cosine",
+    margin: float = 0.005,
+    truth: str | Sequence[str] = (),
+    filter: str = "",
+    slices: str | Sequence[str] = (),
+    order_seed: int = 0,
+    permutations: int = 1,
+    cutoffs: float | Sequence[float] = (),
+    embed_per_query: bool = False,
+    fits: "FitSettings | None" = None,
+    device: str = "cpu",
+    shards: int = 0,
+    overwrite: bool = False,
+) -> "Results":
+    """Compare upgrade methods on a folder of embeddings, as ``ray-backfill simulate --data`` does.
+
+    The other arguments are the command's options of these names, see ``Evaluation``; ``methods()``, ``orders()`` and
+    ``merges()`` list the names. The old and the new model always take part.
+
+    Args:
+        data: Folder of embeddings (``write_folder``), or what ``read_folder`` returned for it.
+        out: Folder of the run; by default a temporary one, deleted at the end. The same call continues a run that was
+            stopped and reuses finished stages; further methods, orders and merges extend its results.
+        fits: How maps between the models are trained; by default as on the command line.
+        device: "cpu" or "cuda" for the replay, with the same results.
+        shards: Gallery shards, each a Ray actor; 0 replays in this process unless the gallery is too large for it.
+        overwrite: Replace what ``out`` has of other settings or other data.
+
+    Returns:
+        Curves, summary and differences. ``results.manifest.left_out`` names what the folder had no data for, and why.
+
+    Raises:
+        InputError: Unknown names, settings or data that do not fit, ``out`` of another run, or a full disk.
+    """
+    how = _tuples(methods=methods, orders=orders, merges=merges, metrics=metrics, truth=truth, slices=slices)
+    how |= _tuples(cutoffs=cutoffs) | {"points": points, "distance": distance, "margin": margin, "filter": filter}
+    how |= {"order_seed": order_seed, "permutations": permutations, "embed_per_query": embed_per_query}
+    return _simulate(data, out, how, fits, {"device": device, "shards": shards}, overwrite)
+
+
+def _tuples(**lists: Any) -> dict[str, Any]:
+    """Lists as tuples; a single value is a list of one."""
+    return {name: (given,) if isinstance(given, str | Real) else tuple(given) for name, given in lists.items()}
+
+
+def _simulate(
+    data: "str | Path | EmbeddingFolder",
+    out: str | Path | None,
+    evaluation: Mapping[str, Any],
+    fits: "FitSettings | None",
+    place: Mapping[str, Any],
+    overwrite: bool,
+) -> "Results":
+    """``simulate`` with the arguments of ``Evaluation`` and ``ReplayPlace``."""
+    from ray_backfill.compare.evaluation import Evaluation
+    from ray_backfill.compare.report import read_results
+    from ray_backfill.compare.run import evaluate_folder
+    from ray_backfill.learn.training.settings import FitSettings
+
+    folder = _folder_of(data)
+    with _running(out, f"rb.simulate({str(folder)!r}, ...)", place, overwrite) as context:
+        return read_results(evaluate_folder(folder, Evaluation(**evaluation), fits or FitSettings(), context))
+
+
+def sample(
+    data: "str | Path | EmbeddingFolder",
+    budget: int = 0,
+    *,
+    add: int = 0,
+    out: str | Path | None = None,
+    truth: str | Sequence[str] = (),
+    distance: str = "cosine",
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Choose the gallery items to embed for a forecast, as ``ray-backfill sample`` does.
+
+    Args:
+        data: Folder with the gallery's old embeddings and the queries' embeddings by both models.
+        budget: Number of items to choose. 1 to 2 % of a large gallery are a good start.
+        add: Instead, extend the sample by this many items; what it has stays in it.
+        out: File to write; by default sample.parquet in the folder.
+        truth: What is a right answer, as for ``simulate``.
+        distance: "cosine" or "l2".
+        seed: Random seed of the sample.
+
+    Returns:
+        One row for each item: ``id``, ``reason``, ``probability``, ``round``; the written file has the same.
+
+    Raises:
+        InputError: The folder lacks something, the budget does not fit, or ``out`` already holds a sample.
+    """
+    from ray_backfill.forecast.stored_sample import NAME, SampleSettings, take_sample
+
+    folder = _folder_of(data)
+    if (budget > 0) == (add > 0):
+        raise InputError("give a budget for a first sample, or add=N to extend one")
+    to = local_path(out or folder / NAME).absolute()
+    take_sample(folder, to, budget, SampleSettings(seed, **_tuples(truth=truth), distance=distance), add)
+    return pd.read_parquet(to)
+
+
+def forecast(
+    data: "str | Path | EmbeddingFolder",
+    new: str | Path | Sequence[str | Path] = (),
+    *,
+    sample: str | Path | None = None,
+    out: str | Path | None = None,
+    methods: str | Sequence[str] = "recommended",
+    orders: str | Sequence[str] = "random",
+    metrics: str | Sequence[str] = "recommended",
+    points: int = 11,
+    order_seed: int = 0,
+    fits: "FitSettings | None" = None,
+    shards: int = 0,
+    overwrite: bool = False,
+) -> "ForecastResults":
+    """Forecast the curves from the new embeddings of a sample, as ``ray-backfill forecast`` does.
+
+    Args:
+        data: Folder with the gallery's old embeddings and the queries' embeddings by both models.
+        new: Files or other sources with ``id`` and ``new`` of the sampled items, such as what
+            ``np.savez("new.npz", id=..., new=...)`` writes; by default the gallery's own new embeddings.
+        sample: File that ``sample`` wrote; by default sample.parquet in the folder.
+        out: Folder of the run, whose earlier forecast is replaced; by default a temporary one, deleted at the end.
+        methods: Upgrade methods, by name or group (see ``rb.methods``).
+        orders: Orders of the backfill.
+        metrics: mAP, nDCG, or mAP@k, nDCG@k, recall@k from k = 100 on; by default mAP@100 and recall@100.
+        points: Number of moments of the backfill to report, at most 1,001.
+        order_seed: Random seed for the random order.
+        fits: How maps between the models are trained; by default as on the command line.
+        shards: Gallery shards, each a Ray actor; 0 counts in this process unless the gallery is too large for it.
+        overwrite: Replace what ``out`` has of maps with other settings or other data.
+
+    Returns:
+        Curves, summary and differences with 95 % intervals.
+
+    Raises:
+        InputError: A file is missing or does not fit, or something that was asked for cannot be forecast.
+    """
+    from ray_backfill.compare.evaluation import Evaluation
+    from ray_backfill.forecast.report import read_forecast
+    from ray_backfill.forecast.run import forecast_folder
+    from ray_backfill.forecast.stored_sample import NAME
+    from ray_backfill.learn.training.settings import FitSettings
+
+    folder = _folder_of(data)
+    how = Evaluation(**_tuples(methods=methods, orders=orders, metrics=metrics), points=points, order_seed=order_seed)
+    sources = [str(new)] if isinstance(new, str | Path) else [str(each) for each in new]
+    with _running(out, f"rb.forecast({str(folder)!r}, ...)", {"shards": shards}, overwrite) as context:
+        given = local_path(sample or folder / NAME)
+        return read_forecast(forecast_folder(folder, given, sources, how, fits or FitSettings(), context))
+
+
+def _folder_of(data: "str | Path | EmbeddingFolder") -> Path:
+    from ray_backfill.data.store import EmbeddingFolder
+
+    if not isinstance(data, str | Path | EmbeddingFolder):
+        raise InputError(
+            f"data must be a folder of embeddings, not {type(data).__name__}; rb.write_folder(path, gallery) writes one"
+        )
+    return local_path(data.path if isinstance(data, EmbeddingFolder) else data).absolute()
+
+
+@contextmanager
+def _running(out: str | Path | None, command: str, place: Mapping[str, Any], overwrite: bool) -> "Iterator[Context]":
+    """Claim the folder of the run; an InputError inside of another one is raised itself."""
+    from ray_backfill.workers.context import Context
+    from ray_backfill.workers.settings import ReplayPlace
+
+    with ExitStack() as stack:
+        to = local_path(stack.enter_context(TemporaryDirectory()) if out is None else out).absolute()
+        stack.enter_context(claimed(to, "out", command))
+        try:
+            yield Context(to, place=ReplayPlace(**place), command=command, overwrite=overwrite)
+        except Exception as error:
+            found = input_error_in(error)  # of an actor or a worker
+            if found is None:
+                raise
+            raise found from error
+
+
+def methods() -> pd.DataFrame:
+    """List every known upgrade method.
+
+    Returns:
+        One row for each method, by name: ``title`` and ``family`` as reports show them; ``needs``: what a folder must
+        have beside embeddings of gallery and queries; ``is_trained``: whether something is trained, in contrast to a
+        formula; ``is_recommended``: whether it takes part in "recommended"; ``source``: paper and place.
+    """
+    from ray_backfill.learn.methods import all_methods
+
+    return _table(
+        {
+            "name": method.name,
+            "title": method.title,
+            "family": method.family,
+            "needs": _needs_of_method(method),
+            "is_trained": method.is_trained,
+            "is_recommended": method.is_recommended,
+            "source": method.source,
+        }
+        for method in all_methods().values()
+    )
+
+
+def orders() -> pd.DataFrame:
+    """List every known backfill order.
+
+    Returns:
+        One row for each order, by name: ``title``; ``needs``: gallery columns, or what else must be there;
+        ``is_oracle``: whether it uses what nobody knows before the backfill, an upper bound; ``source``: paper and
+        place.
+    """
+    from ray_backfill.engine.orders import all_orders
+
+    return _table(
+        {
+            "name": order.name,
+            "title": order.title,
+            "needs": _needs_of_order(order),
+            "is_oracle": order.is_oracle,
+            "source": order.source,
+        }
+        for order in all_orders().values()
+    )
+
+
+def merges() -> pd.DataFrame:
+    """List every known merge: the ways to make the distances of two systems comparable.
+
+    Returns:
+        One row for each merge, by name: ``title``; ``needs``: what it is fitted on; ``distances`` that it is made for;
+        ``source``: paper and place.
+    """
+    from ray_backfill.engine.merges import all_merges
+
+    return _table(
+        {
+            "name": kind.name,
+            "title": kind.title,
+            "needs": ", ".join(_fitted_on(kind.needs_train, kind.needs_labels)),
+            "distances": ", ".join(kind.distances) or "any",
+            "source": kind.source,
+        }
+        for kind in all_merges().values()
+    )
+
+
+def _table(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame(rows).set_index("name")
+
+
+def _fitted_on(train: bool, labels: bool) -> list[str]:
+    return ["train items with labels" if labels else "train items"] if train else []
+
+
+def _needs_of_method(method: "Method") -> str:
+    needs = _fitted_on(method.fit is not None, method.fit is not None and method.fit.needs_labels)
+    needs += [f"embeddings of a further model, {name}" for name in method.models if name not in ("old", "new")]
+    # Two plain systems serve side by side: each query goes through both of their models.
+    if method.backward and method.forward and method.backward != method.forward and not method.is_reference:
+        needs.append(f"both models, {method.backward} and {method.forward}, for each query")
+    return ", ".join(needs)
+
+
+def _needs_of_order(order: "Order") -> str:
+    return order.remedy or " or ".join(f"gallery column {column!r}" for column in order.needs)

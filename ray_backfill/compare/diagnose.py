@@ -1,0 +1,112 @@
+"""Examines a folder of embeddings before anything runs on it: what it holds, what is wrong, what can be evaluated."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ray_backfill.compare.left_out import find_left_out
+from ray_backfill.core.errors import InputError
+from ray_backfill.data.doctor.findings import MODELS, Finding, cosines_of, find, has_truth, unknown
+from ray_backfill.data.doctor.scan import SplitScan, VectorColumn, scan_split
+from ray_backfill.data.store import EmbeddingFolder, read_folder
+from ray_backfill.data.store.loose import FINE
+from ray_backfill.data.truth import find_truth
+from ray_backfill.learn.methods import CONTROLS, all_methods
+from ray_backfill.learn.training.settings import FitSettings
+
+__all__ = ["Diagnosis", "Finding", "diagnose"]
+
+_SPLITS = ("gallery", "queries", "train", "validation", "log")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What ``diagnose`` found.
+
+    facts: split -> what it holds, plain numbers and texts. findings: errors first. methods: names of methods that can
+    run. left_out: method -> why it cannot. has_truth: whether there are labels or positives.
+    """
+
+    facts: dict[str, dict[str, Any]]
+    findings: list[Finding]
+    methods: list[str]
+    left_out: dict[str, str]
+    has_truth: bool
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a run accepts the folder and nothing in it looks misleading."""
+        return not any(each.level in ("error", "warning") for each in self.findings)
+
+    @property
+    def needs_drop_broken(self) -> bool:
+        """Whether a run by cosine distance refuses rows that --drop-broken leaves out."""
+        return any(facts[model]["broken"] for name, facts in self.facts.items() if name != "log"
+                   for model in MODELS if model in facts)  # fmt: skip
+
+    def as_json(self) -> dict[str, Any]:
+        """The diagnosis as plain data."""
+        return asdict(self) | {"is_sound": self.is_sound}
+
+
+def diagnose(path: Path) -> Diagnosis:
+    """Examine a folder of embeddings. Cost: one pass over each column of vectors.
+
+    Raises:
+        InputError: There is no gallery, or a file cannot be read as Parquet.
+    """
+    if not path.is_dir():
+        raise InputError(f"{path} is not a folder; give a folder that contains gallery.parquet")
+    there = [name for name in _SPLITS if name == "gallery" or (path / f"{name}.parquet").exists()]
+    scans = {name: scan_split(path / f"{name}.parquet") for name in there}
+    findings = find(scans)
+    methods: list[str] = []
+    left_out: dict[str, str] = {}
+    if not any(each.level == "error" for each in findings) and set(MODELS) <= set(scans["gallery"].vectors):
+        try:
+            folder = read_folder(path, tuple({model for m in all_methods().values() for model in m.models}))
+            if has_truth(scans):
+                find_truth(folder)
+            methods, left_out = _possible(folder)
+        except InputError as problem:  # what only a run looks at
+            findings.insert(0, Finding("error", path.name, str(problem)))
+    facts = {name: _facts(scan) for name, scan in scans.items()}
+    return Diagnosis(facts, findings, methods, left_out, has_truth(scans))
+
+
+def _possible(folder: EmbeddingFolder) -> tuple[list[str], dict[str, str]]:
+    """Methods that the folder allows, and why not the others."""
+    names = [m.name for m in all_methods().values() if m.family != CONTROLS]
+    gone = find_left_out(folder, [all_methods()[name] for name in names], (), FitSettings(), "cosine")
+    reasons = {each.name: each.reason for each in gone if each.kind == "method"}
+    return [name for name in names if name not in reasons], reasons
+
+
+def _facts(scan: SplitScan) -> dict[str, Any]:
+    facts: dict[str, Any] = {"rows": scan.rows}
+    facts |= {model: _vector_facts(column) for model, column in scan.vectors.items()}
+    label = scan.others.get("label")
+    if label is not None:
+        sizes = np.unique(label[~unknown(label)], return_counts=True)[1]
+        facts["labels"] = {
+            "classes": len(sizes),
+            "items_of_a_class": [int(of(sizes)) for of in (np.min, np.median, np.max)] if len(sizes) else [],
+            "classes_of_one_item": int((sizes == 1).sum()),
+            "unknown": int(unknown(label).sum()),
+        }
+    facts["further"] = sorted(set(scan.others) - {"label"})
+    return facts
+
+
+def _vector_facts(column: VectorColumn) -> dict[str, Any]:
+    fine = column.norms[column.problems == FINE]
+    cosines = cosines_of(column)
+    return {
+        "dimensions": column.dim,
+        "type": column.dtype,
+        "norm": [float(of(fine)) for of in (np.min, np.median, np.max)] if len(fine) else [],
+        "cosines": [cosines.low, cosines.high] if cosines else [],
+        "broken": int((column.problems != FINE).sum()),
+    }

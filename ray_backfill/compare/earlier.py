@@ -1,0 +1,114 @@
+"""What earlier runs have left in a results folder: the same results, some of them, or those of other settings."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.keys import comparison_key
+from ray_backfill.compare.report import REPORT_FILES, write_report
+from ray_backfill.compare.tables.results import TABLES
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.runkey import RunKey, first_difference
+from ray_backfill.core.secrets import cleaned
+from ray_backfill.core.stages import is_finished, other_settings, read_json, refuse_other_files
+from ray_backfill.data.store import EmbeddingFolder
+from ray_backfill.engine.systems import GroundTruth
+from ray_backfill.learn.methods import Method
+
+STAGE = "simulation"
+# Version of the results folder; increases when the shape of a table or the meaning of the key changes.
+FORMAT = 8
+# The files that a run writes into its results folder.
+FILES = frozenset(("manifest.json", *REPORT_FILES, *(f"{name}.parquet" for name in TABLES)))
+# What a further run adds to finished results.
+_NAMES = ("methods", "orders", "merges", "cutoffs")
+
+
+def results_key(
+    folder: EmbeddingFolder,
+    truth: GroundTruth,
+    evaluation: Evaluation,
+    methods: Sequence[Method],
+    more: Mapping[str, Any],
+) -> RunKey:
+    """What determines the results of these methods. more: settings besides those of the evaluation."""
+    key = comparison_key(STAGE, FORMAT, folder, truth, evaluation, methods, more)
+    return replace(key, made_from={**key.made_from, "texts": folder.shown_fingerprint})
+
+
+def joined(evaluation: Evaluation, out: Path) -> Evaluation:
+    """The evaluation with the methods, orders, merges and cut-offs that ``out`` already has results of.
+
+    It is unchanged if there are no results, or if those were computed with other settings.
+    """
+    found = _recorded(out).get("evaluation", {})
+    named = asdict(evaluation) | {"methods": [method.name for method in evaluation.find_methods()]}
+    if not found or first_difference(_without_names(found), cleaned(_without_names(named))):
+        return evaluation
+    names: dict[str, Any] = {name: tuple(dict.fromkeys((*found.get(name, ()), *named[name]))) for name in _NAMES}
+    both = replace(evaluation, **names)
+    try:
+        both.check()
+    except InputError:  # a plugin is gone
+        return evaluation
+    return both
+
+
+def check_can_be_extended(
+    out: Path,
+    folder: EmbeddingFolder,
+    truth: GroundTruth,
+    evaluation: Evaluation,
+    methods: Sequence[Method],
+    more: Mapping[str, Any],
+) -> None:
+    """Check that new results can take the place of those in ``out``: the same, or more of the same.
+
+    Raises:
+        OtherSettingsError: ``out`` has results that the new ones would not contain, or belongs to another stage.
+        InputError: ``out`` holds other files.
+    """
+    if not (out / "manifest.json").exists():
+        refuse_other_files(out)
+        return
+    manifest = read_json(out / "manifest.json")
+    if not manifest.get("finished") and manifest.get("stage") == STAGE:
+        return
+    named = asdict(evaluation) | {"methods": [method.name for method in methods]}
+    recorded = named | _recorded(out).get("evaluation", {})
+    # What the same settings would give for the methods, orders, merges and cut-offs that are there.
+    there: dict[str, Any] = {
+        name: tuple(recorded[name] if set(recorded[name]) <= set(named[name]) else named[name]) for name in _NAMES
+    }
+    fewer = replace(evaluation, **there)
+    kept = [method for name in fewer.methods for method in methods if method.name == name]
+    if difference := results_key(folder, truth, fewer, kept, more).difference(manifest):
+        raise other_settings(out, difference)
+
+
+def is_there(out: Path, key: RunKey, needed: Sequence[str]) -> bool:
+    """Whether ``out`` holds the results of this key with all tables. A missing report is written from the tables.
+
+    needed: names of the tables that must be there.
+    """
+    if not is_finished(out) or key.difference(read_json(out / "manifest.json")):
+        return False
+    if any(not (out / f"{name}.parquet").exists() for name in needed):
+        return False
+    if any(not (out / name).exists() for name in REPORT_FILES):
+        write_report(out)
+    return True
+
+
+def _recorded(out: Path) -> dict[str, Any]:
+    """The settings of finished results; {} if there are none."""
+    if not is_finished(out):
+        return {}
+    found = read_json(out / "manifest.json").get("settings")
+    return found if isinstance(found, dict) else {}
+
+
+def _without_names(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in evaluation.items() if name not in _NAMES}

@@ -1,0 +1,178 @@
+"""The settings of a comparison."""
+
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Self
+
+import numpy as np
+
+from ray_backfill.compare.tables.results import HEAD_ALONE
+from ray_backfill.core.errors import InputError
+from ray_backfill.data.truths import parse_truth
+from ray_backfill.engine.distances import check_distance
+from ray_backfill.engine.merges import BEST, all_merges, check_merge
+from ray_backfill.engine.metrics import parse_metric
+from ray_backfill.engine.orders import find_order
+from ray_backfill.learn.methods import CONTROLS, Method, all_methods, find_methods
+
+# Default of recipes: the references, methods without training, and the best-known methods of each family.
+METHODS = (
+    *("old", "new", "offline", "rm_naive", "procrustes_gallery", "relaxed_gallery", "ridge_gallery", "fct", "fastfill"),
+    *("rqt", "cl_s", "mcl", "rm"),
+)
+
+# A word for what users of a service see: the first results, and how many of few right answers are among them.
+RECOMMENDED = "recommended"
+_SERVED, _OF_FEW, FEW_ANSWERS = ("nDCG@10", "CMC@1"), "recall@10", 10
+
+# Distance -> least and largest cut-off. What float32 cannot hold is no distance.
+_LARGEST = float(np.finfo(np.float32).max)
+_CUTOFFS = {"cosine": (-1.0, 1.0), "l2": (0.0, _LARGEST), "inner_product": (-_LARGEST, _LARGEST)}
+
+# Falls, milestones and flips are judged at this many moments or more, whatever --points says.
+JUDGED = 101
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Methods, orders, merges and metrics of a comparison."""
+
+    methods: tuple[str, ...] = METHODS
+    """Upgrade methods to compare, by name; "recommended", "all", "two_models" (those of "all" that train no backbone
+    beside old and new) or "controls" (which "all" leaves out) stand for several. old and new always take part."""
+    orders: tuple[str, ...] = ("classifier_score",)
+    """Orders in which the gallery is backfilled."""
+    merges: tuple[str, ...] = ("raw",)
+    """Ways to make the distances of the two systems comparable; raw leaves them as they are, best chooses one for each
+    method on train items."""
+    metrics: tuple[str, ...] = ("mAP", "CMC@1")
+    """Metrics of retrieval: mAP, MRR, nDCG, mAP@k, CMC@k, recall@k, MRR@k, nDCG@k for any k; "recommended" stands for
+    nDCG@10 and CMC@1, and for recall@10 if half of the queries have at most 10 right answers. The first one leads the
+    report."""
+    points: int = 11
+    """Number of moments of the backfill to report, t = 0 and t = 1 included."""
+    distance: str = "cosine"
+    """Distance between embeddings: cosine, l2 or inner_product."""
+    margin: float = 0.005
+    """Largest loss of quality that still counts as none, as a share: 0.005 is half a percentage point."""
+    truth: tuple[str, ...] = ()
+    """What is a right answer: labels, positives, known-item COLUMN, qrels FILE, clicks SOURCE, or new-topK: what the
+    finished upgrade finds first. Default: the queries' positives, otherwise labels."""
+    filter: str = ""
+    """Column of queries and gallery, such as the tenant: a query finds only items with its own value. Default: none."""
+    slices: tuple[str, ...] = ()
+    """Columns of the queries by which to split them: text, true/false values or numbers. Default: group, if there is
+    one."""
+    order_seed: int = 0
+    """Random seed for the random order."""
+    permutations: int = 1
+    """Number of random permutations: curves of the random order are means over them. A claim about orders needs 10."""
+
+    cutoffs: tuple[float, ...] = ()
+    """Score cut-offs of a service that shows only results with at least this similarity (cosine, inner_product) or with
+    at most this distance (l2) in {old, old}: translated to the systems of each method by the merges."""
+
+    embed_per_query: bool = False
+    """Whether methods that embed gallery items for every query (cascades) may be recommended, too. Their price, which
+    others do not pay, is shown in any case."""
+
+    @classmethod
+    def of_folder(cls) -> Self:
+        """The defaults for a folder of embeddings, which seldom has the old classifier's scores."""
+        return cls(methods=(RECOMMENDED,), orders=("random",), merges=(BEST,), metrics=(RECOMMENDED,))
+
+    def with_metrics(self, right_answers: float) -> Self:
+        """The evaluation with the metrics that "recommended" stands for. right_answers: median number of a query."""
+        return self.with_recommended((*_SERVED, *((_OF_FEW,) if right_answers <= FEW_ANSWERS else ())))
+
+    def with_recommended(self, metrics: tuple[str, ...]) -> Self:
+        """The evaluation with these metrics in place of "recommended"."""
+        named = chain(*(metrics if name == RECOMMENDED else (name,) for name in self.metrics))
+        return replace(self, metrics=tuple(dict.fromkeys(named)))
+
+    @property
+    def step(self) -> int:
+        """Number of replayed moments from one reported point to the next."""
+        return -(-(JUDGED - 1) // (self.points - 1))
+
+    @property
+    def moments(self) -> int:
+        """Number of moments that are replayed and judged: at least 101, the reported points among them."""
+        return (self.points - 1) * self.step + 1
+
+    @property
+    def replayed_orders(self) -> int:
+        """Number of orders in which a method is replayed, each permutation of a random one counted."""
+        return sum(self.permutations if find_order(name).is_random else 1 for name in self.orders)
+
+    def find_methods(self) -> list[Method]:
+        """The methods, old and new first. Raises InputError for an unknown name.
+
+        Where one trains rho, {rho(new), rho(new)} stands beside {new, new}: how good the new model is with that alone.
+        """
+        methods = self.named_methods()
+        if any(method.learns_new for method in methods):
+            methods = [*methods[:2], *find_methods((HEAD_ALONE,)), *(m for m in methods[2:] if m.name != HEAD_ALONE)]
+        return methods
+
+    def named_methods(self) -> list[Method]:
+        """The methods that are asked for, old and new first. Raises InputError for an unknown name."""
+        methods = [m for m in all_methods().values() if m.family != CONTROLS]
+        several = {
+            "all": methods,
+            RECOMMENDED: [m for m in methods if m.is_recommended],
+            "two_models": [m for m in methods if set(m.models) == {"old", "new"}],
+            "controls": [m for m in all_methods().values() if m.family == CONTROLS],
+        }
+        groups = ([m.name for m in several[word]] if word in several else [word] for word in self.methods)
+        return find_methods(tuple(dict.fromkeys(("old", "new", *chain(*groups)))))
+
+    def check(self) -> None:
+        """Raises InputError for any unknown name or impossible setting."""
+        self.find_methods()
+        for metric in self._named_metrics:
+            parse_metric(metric)
+        for order in self.orders:
+            find_order(order)
+        check_distance(self.distance)
+        self._check_truth()
+        for merge in self.merges:
+            check_merge(merge, self.distance)
+        if not self.metrics or not self.orders or not self.merges:
+            raise InputError("give at least one of each: --metrics, --orders and --merges")
+        if self.order_seed < 0:
+            raise InputError(f"--order-seed must not be negative, got {self.order_seed}")
+        if self.permutations < 1:
+            raise InputError(f"--permutations must be at least 1, got {self.permutations}")
+        if not 2 <= self.points <= 1 << 16:
+            raise InputError(f"--points must be at least 2 and at most {1 << 16}, got {self.points}")
+        if not 0 <= self.margin < 1:
+            raise InputError(f"--margin must be at least 0 and below 1 (0.005 is half a point), got {self.margin}")
+        self._check_cutoffs()
+
+    @property
+    def _named_metrics(self) -> list[str]:
+        return [name for name in self.metrics if name != RECOMMENDED]
+
+    def _check_truth(self) -> None:
+        kind, k, _ = parse_truth(self.truth)
+        for name, of in ((metric, parse_metric(metric)) for metric in self._named_metrics):
+            if kind.is_retention and of.kind == "recall" and (of.k or k) < k:
+                raise InputError(
+                    f"{name} cannot reach 100 % with {k:,} right answers for each query (--truth {self.truth[0]}); use "
+                    f"recall@{k} or a smaller number in --truth"
+                )
+
+    def _check_cutoffs(self) -> None:
+        least, most = _CUTOFFS[self.distance]
+        what = "distances" if self.distance == "l2" else "similarities"
+        for cutoff in self.cutoffs:
+            if not least <= cutoff <= most:  # also refuses NaN
+                limits = f"from {least:g} on" if most > 2 else f"from {least:g} to {most:g}"
+                limits = "finite numbers" if least < -1 else limits
+                raise InputError(f"--cutoffs are {what} under the {self.distance} distance, {limits}; got {cutoff:g}")
+        if self.cutoffs and BEST not in self.merges and all(all_merges()[m].why_no_cutoffs for m in self.merges):
+            raise InputError(
+                f"--cutoffs cannot be translated by the {self.merges[0]} merge, which "
+                f"{all_merges()[self.merges[0]].why_no_cutoffs}; add raw, or quantile if there is a train.parquet"
+            )

@@ -1,0 +1,90 @@
+"""Keys of what is made from a folder of embeddings: everything that a comparison, or a method's map, depends on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.traffic import read_log
+from ray_backfill.core.runkey import RunKey, fingerprint
+from ray_backfill.data.store import COLUMNS, SPLITS, EmbeddingFolder, read_further, read_texts
+from ray_backfill.engine.merges import BEST, MergeKind, all_merges
+from ray_backfill.engine.orders import Order, find_order
+from ray_backfill.engine.systems import GroundTruth
+from ray_backfill.learn.methods import Method, models_of
+from ray_backfill.learn.training.settings import FitSettings
+
+# The parts of a folder that determine a map, and what a trained one also depends on.
+_FITTED_ON, _TRAINED_ON = ("train", "classifier"), ("train_views",)
+
+
+def comparison_key(
+    product: str,
+    version: int,
+    folder: EmbeddingFolder,
+    truth: GroundTruth,
+    evaluation: Evaluation,
+    methods: Sequence[Method],
+    settings: Mapping[str, Any],
+) -> RunKey:
+    """The key of a comparison of these methods, or of a drill of one.
+
+    version: of the tables. settings: besides the evaluation, such as those of the fits. Methods are recorded by name,
+    because "all" has another meaning when methods are added.
+    """
+    compared = asdict(evaluation) | {"methods": [method.name for method in methods]}
+    known = all_merges()
+    merges = [known[name] for name in (known if BEST in evaluation.merges else evaluation.merges)]
+    kinds: list[Method | Order | MergeKind] = [*methods, *map(find_order, evaluation.orders), *merges]
+    versions = {f"{type(kind).__name__.removesuffix('Kind').lower()} {kind.name}": kind.version for kind in kinds}
+    inputs = inputs_of(folder, truth, evaluation, methods)
+    return RunKey(product, {**settings, "evaluation": compared, "versions": versions}, inputs, version)
+
+
+def inputs_of(
+    folder: EmbeddingFolder, truth: GroundTruth, evaluation: Evaluation, methods: Sequence[Method]
+) -> dict[str, str]:
+    """Input -> its fingerprint; "" for one that is not there or not used.
+
+    The columns of the data contract count, whether they are used or not; of the others, those that are used.
+    """
+    models = models_of(methods)
+    needs = {column for name in evaluation.orders for column in find_order(name).needs}
+    splits = {split: folder.fingerprint(models, (split,)) if getattr(folder, split) else "" for split in SPLITS}
+    return {
+        **splits,
+        "right_answers": truth.fingerprint,
+        "filter": truth.filter.fingerprint if truth.filter else "",
+        "columns_of_orders": _numbers(folder, sorted(needs)),
+        "log": _log(folder, evaluation.filter) if "first_retrieved" in needs else "",
+        "slices": _whole_columns((folder.queries or folder.gallery).path, evaluation.slices),
+    }
+
+
+def map_key(folder: EmbeddingFolder, method: Method, settings: FitSettings, distance: str) -> RunKey:
+    """The key of a method's map, fitted with these settings for this distance."""
+    assert method.fit is not None
+    splits = _FITTED_ON + _TRAINED_ON * method.is_trained
+    version = {"version": method.version} if method.version > 1 else {}
+    of_fit = method.fit.recorded(settings, distance)
+    return RunKey("map", {**of_fit, **version}, {"data": folder.fingerprint(method.models, splits)})
+
+
+def _numbers(folder: EmbeddingFolder, names: Sequence[str]) -> str:
+    """Numeric columns of the gallery outside the data contract."""
+    found = {name: folder.gallery.find_numbers(name) for name in names if name not in COLUMNS}
+    there = [part for name, numbers in found.items() if numbers is not None for part in (name, numbers)]
+    return fingerprint(*there) if there else ""
+
+
+def _log(folder: EmbeddingFolder, filter_column: str) -> str:
+    log = read_log(folder)
+    if log is None:
+        return ""
+    parts = read_texts(log.path, filter_column) if filter_column else None
+    return fingerprint(log.old, log.weight, parts)
+
+
+def _whole_columns(path: Path, names: Sequence[str]) -> str:
+    return fingerprint(*((name, read_further(path, name).to_pylist()) for name in names)) if names else ""

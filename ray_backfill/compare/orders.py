@@ -1,0 +1,204 @@
+"""The backfill orders of a comparison: most depend on the gallery only, some on the method."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ray_backfill.compare.mapped import class_means, mapped_confidence, mapped_cosine, mapped_gallery, new_classifier
+from ray_backfill.compare.maps import FittedMaps
+from ray_backfill.compare.traffic import first_retrieved
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.parquet import open_checked, read_checked
+from ray_backfill.core.runkey import RunKey
+from ray_backfill.data.store import Classifier, EmbeddingFolder, EmbeddingTable, write_parquet
+from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.orders import GalleryColumns, Order, find_order, make_order
+from ray_backfill.engine.systems import IntArray, RetrievalSystem, UpgradePair
+from ray_backfill.learn.methods import Embeddings, Method
+from ray_backfill.learn.training.settings import ClassificationSettings
+
+# Name in the metadata of sigma.parquet.
+_KEY = b"ray_backfill.key"
+# Methods whose uncertainty and predicted embeddings order the gallery for methods that have none: the first of these
+# that takes part, otherwise any method that has them.
+_CARRIERS = ("fastfill", "fct")
+# Column that an order needs from a method -> whether a method has it.
+_CAN_GIVE: Mapping[str, Callable[[Method], bool]] = {
+    "sigma": lambda method: method.has_sigma,
+    "true_loss": lambda method: method.aligned,
+    "mapped_cosine": lambda method: method.aligned,
+    # The classifier reads embeddings of the new model only.
+    "mapped_confidence": lambda method: method.aligned and method.forward == "new",
+}
+# Columns that are available to orders if images were embedded, see ``cluster.embed``.
+_OF_IMAGES = frozenset(("label", "old_score", "old_entropy", "old_margin", "old_class", "class_means"))
+
+
+def embeddings_of(folder: EmbeddingFolder) -> Embeddings:
+    """The embeddings from which methods make their pairs of systems."""
+    return Embeddings((folder.queries or folder.gallery).vectors, folder.gallery.vectors)
+
+
+def store_sigma(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Path:
+    """Write ``sigma.parquet`` (id, sigma) of the gallery next to a network with uncertainty, if it is missing."""
+    path = maps.folders[method.name] / "sigma.parquet"
+    key = RunKey("sigma", {}, {"gallery": folder.fingerprint(method.models, ("gallery",))}).fingerprint().encode()
+    if not path.exists() or (open_checked(path).schema_arrow.metadata or {}).get(_KEY) != key:
+        gallery = folder.gallery
+        assert method.fit is not None
+        log_variance_N = method.fit.log_variances(gallery.vectors, maps.of(method))
+        table = pa.table({"id": gallery.id, "sigma": np.exp(0.5 * log_variance_N)})
+        write_parquet(path, table.replace_schema_metadata({_KEY: key}))
+    return path
+
+
+@dataclass(frozen=True)
+class BackfillOrders:
+    """The backfill orders of a gallery; some depend on the method. methods: all methods that take part.
+
+    classification: the new model's loss, for orders by its classifier. of_gallery: order name -> (N,) order, for orders
+    that are the same for every method.
+    """
+
+    folder: EmbeddingFolder
+    orders: tuple[Order, ...]
+    seed: int
+    distance: str
+    methods: tuple[Method, ...]
+    classification: ClassificationSettings
+    gallery: GalleryColumns
+    of_gallery: Mapping[str, IntArray]
+    _carried: dict[tuple[str, str], IntArray] = field(default_factory=dict, repr=False, compare=False)
+    """(order, method) -> order; several methods share the order of one."""
+
+    def of(self, method: Method, maps: FittedMaps, pair: UpgradePair | None = None) -> dict[str, IntArray]:
+        """Order name -> (N,) order for this method. pair: the method's systems, if they are already made."""
+        return {
+            order.name: self._of_method(order, method, maps, pair) if order.of_method else self.of_gallery[order.name]
+            for order in self.orders
+        }
+
+    def check(self) -> None:
+        """Raises InputError for an order that depends on methods, if no method provides what it needs."""
+        for order in self.orders:
+            if order.of_method and self._carrier(order, self.methods[0]) is None:
+                make_order(order.name, self.gallery, self.seed)  # raises an error that says what is missing
+
+    def _carrier(self, order: Order, method: Method) -> Method | None:
+        """The method whose uncertainty or predicted embeddings make this order; None: a column of the gallery."""
+        (column,) = order.needs
+        able = {m.name: m for m in self.methods if _CAN_GIVE[column](m) and _has_data(column, self.folder)}
+        if method.name in able:
+            return method
+        if column in self.gallery.columns:
+            return None
+        return next((able[c] for c in _CARRIERS if c in able), next(iter(able.values()), None))
+
+    def _of_method(self, order: Order, method: Method, maps: FittedMaps, pair: UpgradePair | None) -> IntArray:
+        carrier = self._carrier(order, method)
+        if carrier is None:
+            return make_order(order.name, self.gallery, self.seed)
+        if (order.name, carrier.name) not in self._carried:
+            own = pair if carrier is method else None
+            self._carried[order.name, carrier.name] = self._of_carrier(order, carrier, maps, own)
+        return self._carried[order.name, carrier.name]
+
+    def _of_carrier(self, order: Order, carrier: Method, maps: FittedMaps, pair: UpgradePair | None) -> IntArray:
+        (column,) = order.needs
+        given: NDArray[np.floating]
+        if column == "sigma":
+            given = read_sigma(maps.folders[carrier.name] / "sigma.parquet", self.folder.gallery)
+        elif column == "true_loss":
+            pair = pair or carrier.pair(embeddings_of(self.folder), maps.of(carrier))
+            form = ProductForm.of(RetrievalSystem(pair.backward.gallery, pair.forward.gallery), self.distance)
+            items = np.arange(pair.n_gallery)
+            given = form.exact(items, items)
+        else:
+            mapped = pair.backward.gallery if pair else mapped_gallery(self.folder, carrier, maps)
+            if column == "mapped_cosine":
+                given = mapped_cosine(mapped, self.folder, carrier, maps)
+            else:
+                given = mapped_confidence(mapped, self._classifier, self.classification.cosine_scale)
+        columns = {**self.gallery.columns, column: given}
+        return make_order(order.name, replace(self.gallery, columns=columns), self.seed)
+
+    @cached_property
+    def _classifier(self) -> Classifier:
+        return new_classifier(self.folder, self.classification)
+
+
+def resolve_orders(
+    folder: EmbeddingFolder,
+    names: Sequence[str],
+    seed: int,
+    distance: str,
+    methods: Sequence[Method],
+    classification: ClassificationSettings,
+    filter_column: str = "",
+) -> BackfillOrders:
+    """Make the orders of the gallery, and check that those of methods can be made.
+
+    classification: the new model's loss. filter_column: of the gallery; a query finds only items with its own value.
+
+    Raises:
+        InputError: An order is unknown or lacks a column, or no method provides what it needs.
+    """
+    found = tuple(find_order(name) for name in names)
+    needed = dict.fromkeys(column for order in found for column in order.needs)
+    there = {name: values for name in needed if (values := _column(folder, name)) is not None}
+    if "first_retrieved" in needed:
+        places = first_retrieved(folder, distance, seed, filter_column)
+        there |= {} if places is None else {"first_retrieved": places}
+    columns = GalleryColumns(folder.gallery.old, there)
+    of_gallery = {order.name: make_order(order.name, columns, seed) for order in found if not order.of_method}
+    orders = BackfillOrders(folder, found, seed, distance, tuple(methods), classification, columns, of_gallery)
+    orders.check()
+    return orders
+
+
+def _column(folder: EmbeddingFolder, name: str) -> NDArray[Any] | None:
+    """The column of this name for orders; None if the folder lacks it."""
+    classes = {"label": folder.gallery.label, "old_class": folder.gallery.old_class}
+    if name in classes:
+        found = classes[name]
+        return None if found is None else np.unique(found, return_inverse=True)[1]
+    if name == "class_means":
+        train = folder.train
+        return None if train is None or train.label is None else class_means(train.old, train.label)
+    # Users can provide the uncertainty, but not the true loss or what else depends on a method.
+    return folder.gallery.numbers.get(name) if name in _CAN_GIVE else folder.gallery.find_numbers(name)
+
+
+def why_not_of_images(order: Order, methods: Sequence[Method]) -> str:
+    """The reason why an order cannot be made for a recipe with these methods, or ""."""
+    if order.of_method:
+        able = any(_CAN_GIVE[column](method) for column in order.needs for method in methods)
+        return "" if able else "needs a method that provides it; add fastfill to --methods"
+    if order.needs and not _OF_IMAGES.intersection(order.needs):
+        return f"needs a column {order.needs[0]!r}, which images do not have"
+    return ""
+
+
+def read_sigma(path: Path, gallery: EmbeddingTable) -> NDArray[np.float64]:
+    """(N,) sigma as written by ``store_sigma``. Raises InputError if it belongs to another gallery."""
+    table = read_checked(path)
+    if not np.array_equal(np.asarray(table["id"]), gallery.id):
+        raise InputError(f"{path} belongs to another gallery; delete it and run again")
+    return table["sigma"].to_numpy()
+
+
+def _has_data(column: str, folder: EmbeddingFolder) -> bool:
+    """Whether the folder has what a method needs, besides its map, to give this column."""
+    if column == "mapped_cosine":
+        return _has_labels(folder)
+    return column != "mapped_confidence" or folder.classifier is not None or _has_labels(folder)
+
+
+def _has_labels(folder: EmbeddingFolder) -> bool:
+    return folder.train is not None and folder.train.label is not None

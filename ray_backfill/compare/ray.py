@@ -1,0 +1,358 @@
+"""What a comparison runs on Ray: the replay over gallery shards, and fits and trials side by side or under DDP.
+
+The driver of a replay sends thresholds and receives counts or candidates. Each actor reads all queries and its own rows
+of the gallery from the folder, which all nodes must share. The driver holds the counts of one block of queries at a
+time, a shard one tile of its rows.
+"""
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import ray
+from ray.actor import ActorHandle
+
+from ray_backfill.compare.replay import Curves, Serving, Systems, distinct_systems, replay_methods
+from ray_backfill.compare.resolve import Comparison
+from ray_backfill.compare.trial import Trial, run_trial
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.progress import Stage, State, stage
+from ray_backfill.data.store import EmbeddingFolder, read_vectors
+from ray_backfill.engine.replay import Curve, FirstItems
+from ray_backfill.engine.replay.block import Block, Thresholds
+from ray_backfill.engine.replay.engine import comparisons_bar, full_float32, measure_prepared
+from ray_backfill.engine.replay.first import first_items, prepare_first
+from ray_backfill.engine.replay.keys import KeyArray
+from ray_backfill.engine.replay.prepare import Prepared, Served, prepare_replay
+from ray_backfill.engine.replay.shard import Found, GalleryShard, make_forms
+from ray_backfill.engine.systems import IntArray, RetrievalSystem
+from ray_backfill.learn.methods import Embeddings, Method, find_methods
+from ray_backfill.learn.models.checkpoints import load_network
+from ray_backfill.learn.models.gather import rank_and_size
+from ray_backfill.learn.stand_in_map import StandInMap
+from ray_backfill.learn.training.fit import read_train_set, train_set
+from ray_backfill.learn.training.fit_into import fit_into, one_thread
+from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.workers.nodes import check_room
+from ray_backfill.workers.progress import sent_as_row, sent_to, shown_in
+from ray_backfill.workers.session import has_gpus, placed, session
+from ray_backfill.workers.settings import Workers
+from ray_backfill.workers.side_by_side import run_side_by_side
+from ray_backfill.workers.train import run_ddp
+from ray_backfill.workers.waiting import Actors
+
+T = TypeVar("T")
+
+# Blocks of queries in flight: one in the shards, one being sent, one being measured.
+_BLOCKS = 3
+# File, first row, end row (exclusive), and the models whose vectors are read.
+_Rows = tuple[Path, int, int, tuple[str, ...]]
+_Question = Literal["positive_keys", "count", "nearest"]
+
+
+def shard_needs(device: str) -> dict[str, float]:
+    """The resources of one shard."""
+    return {"CPU": 1} if device == "cpu" else {"CPU": 1, "GPU": 1}
+
+
+def check_shards(number: int, device: str) -> None:
+    """Raises InputError if the living nodes are too small for the shards."""
+    needs = {kind: number * each for kind, each in shard_needs(device).items()}
+    check_room(f"{number} gallery shards", needs, "lower --shards")
+
+
+def replay_in_shards(comparison: Comparison, number: int, device: str = "cpu") -> Curves:
+    """``replay_methods`` over Ray actors, each with its part of the gallery; the curves are the same.
+
+    Raises:
+        InputError: The cluster has too few CPUs or GPUs, or a shard died.
+    """
+    with session():
+        check_shards(number, device)
+        shards = RemoteShards(comparison, number, device)
+        try:
+            shards.read()
+            return replay_methods(comparison, shards.make_systems)
+        finally:
+            shards.cancel()
+
+
+class RemoteShards:
+    """``replay.shard.Shards`` in actors. Copies what it receives, because Ray's object store is read-only.
+
+    actor: a ``ShardActor``. stand_in: predicts the gallery's new embeddings, which the folder does not have.
+    """
+
+    def __init__(
+        self, comparison: Comparison, number: int, device: str, actor: type["ShardActor"] | None = None,
+        stand_in: StandInMap | None = None,
+    ) -> None:  # fmt: skip
+        self.comparison, folder, evaluation = comparison, comparison.folder, comparison.evaluation
+        n_gallery = len(folder.gallery)
+        self.edges = np.linspace(0, n_gallery, min(number, n_gallery) + 1).astype(int).tolist()
+        queries = folder.queries or folder.gallery
+        needs = shard_needs(device)
+        make = ray.remote(num_cpus=needs["CPU"], num_gpus=needs.get("GPU", 0))(actor or ShardActor)
+        models = folder.models if stand_in is None else ("old",)
+        self.actors = [
+            make.remote(
+                (queries.path, 0, len(queries), folder.models), (folder.gallery.path, first, last, models),
+                evaluation.distance, device, stand_in,
+            )
+            for first, last in pairwise(self.edges)
+        ]  # fmt: skip
+        self.together = Actors(self.actors, "gallery shard", needs, "--shards")
+        self.report: Any = None
+
+    def read(self) -> None:
+        """Start every shard, and read its vectors."""
+        self.together.wait_until_started()
+        self.answers([actor.read.remote() for actor in self.actors])
+
+    def make_systems(self, methods: Sequence[Method]) -> Serving:
+        """Make the systems of some methods in every shard; those that are returned have no vectors."""
+        networks = {method.name: self.comparison.maps.folders.get(method.name) for method in methods}
+        found = self.answers([actor.make_systems.remote(networks) for actor in self.actors])
+        return Serving(found[0], [None] * len(methods), self.replay, self.find)
+
+    def replay(self, served: Sequence[Served]) -> Sequence[Mapping[str, Curve]]:
+        """Replay pairs of the systems that were made last."""
+        how, truth = self.comparison.evaluation, self.comparison.truth
+        prepared = prepare_replay(truth, served, how.moments, how.metrics)
+        with self._serving(prepared):
+            return measure_prepared(prepared, truth, self, _BLOCKS)
+
+    def find(self, served: Served, queries: IntArray) -> Mapping[str, FirstItems]:
+        """Find the first items of some queries of a pair of the systems that were made last."""
+        truth = self.comparison.truth
+        prepared = prepare_first(served, truth, queries, self.comparison.evaluation.moments)
+        with self._serving(prepared):
+            return first_items(prepared, truth, self, _BLOCKS)
+
+    @contextmanager
+    def _serving(self, prepared: Prepared) -> Iterator[None]:
+        """Tell the actors what is asked next, and show the progress of it."""
+        sent = ray.put(prepared)
+        self.answers([actor.serve.remote(sent) for actor in self.actors])
+        with comparisons_bar(prepared, show=True) as report:
+            self.report = lambda queries: report(queries * prepared.passes * self.edges[-1])
+            yield
+
+    def positive_keys(self, block: Block) -> list[KeyArray]:
+        return self._ask("positive_keys", block)
+
+    def count(self, block: Block, thresholds: list[Thresholds]) -> list[list[IntArray]]:
+        return self._done(block, self._ask("count", block, thresholds))
+
+    def nearest(self, block: Block, k: int) -> list[list[Found]]:
+        return self._done(block, self._ask("nearest", block, k))
+
+    def cancel(self) -> None:
+        """End the actors: left to the garbage collector, they hold CPUs that the next replay waits for."""
+        for actor in self.actors:
+            ray.kill(actor)
+
+    def _ask(self, question: _Question, *arguments: Any) -> list[Any]:
+        sent = ray.put(arguments)  # once for all shards
+        return [writable(answer) for answer in self.answers([a.answer.remote(question, sent) for a in self.actors])]
+
+    def answers(self, calls: list[Any]) -> list[Any]:
+        """What all actors answer. Raises InputError if a shard died."""
+        try:
+            return self.together.answers(
+                calls, "perhaps because it ran out of memory; run the same command with more --shards"
+            )
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, InputError):
+                raise InputError(f"in a gallery shard: {error.cause}") from None
+            raise
+
+    def _done(self, block: Block, answers: list[T]) -> list[T]:
+        self.report(len(block))
+        return answers
+
+
+class ShardActor:
+    """One shard of the gallery, for all groups of methods one after the other."""
+
+    def __init__(
+        self, queries: _Rows, gallery: _Rows, distance: str, device: str, stand_in: StandInMap | None = None
+    ) -> None:  # fmt: skip
+        self.first, self.distance, self.stand_in = gallery[1], distance, stand_in
+        self.torch_device = None if device == "cpu" else device
+        self.files = queries, gallery
+        self.embeddings: Embeddings | None = None
+        self.systems: list[RetrievalSystem] = []
+        self.shard: GalleryShard | None = None
+
+    def read(self) -> None:
+        """Read all queries and the shard's rows of the gallery."""
+        query, gallery = (read_vectors(*file) for file in self.files)
+        if self.stand_in is not None:
+            gallery |= {"new": self.stand_in(gallery["old"])}
+        self.embeddings = Embeddings(query, gallery)
+
+    def make_systems(self, networks: Mapping[str, Path | None]) -> Systems:
+        """Make the systems of these methods. networks: method -> folder of its network."""
+        assert self.embeddings is not None
+        methods = find_methods(tuple(networks))
+        maps = (load_network(folder) if folder else None for folder in networks.values())
+        pairs = [method.pair(self.embeddings, network) for method, network in zip(methods, maps, strict=True)]
+        found = distinct_systems(methods, pairs)
+        self.systems = found.systems
+        return replace(found, systems=[])
+
+    def serve(self, prepared: Prepared) -> None:
+        self.shard = GalleryShard(
+            make_forms(self.systems, prepared, self.distance),
+            self.first,
+            writable(prepared),
+            torch_device=self.torch_device,
+        )
+
+    def answer(self, question: _Question, arguments: tuple[Any, ...]) -> Any:
+        with full_float32(self.torch_device):
+            return getattr(self.shard, question)(*writable(arguments))
+
+
+def writable(value: Any) -> Any:
+    """Plain data with copied arrays, because compiled loops are specialised for writable arrays."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, tuple):
+        return tuple(writable(part) for part in value)
+    if isinstance(value, list):
+        return [writable(part) for part in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{field.name: writable(getattr(value, field.name)) for field in fields(value)})
+    return value
+
+
+@dataclass(frozen=True)
+class MapJob:
+    """A map to fit. data: a folder of the data contract. out: a stage that has begun; both on storage of all nodes."""
+
+    method: str
+    settings: FitSettings
+    distance: str
+    data: Path
+    out: Path
+
+
+def fit_side_by_side(jobs: Sequence[MapJob], train_bytes: int, shown: Stage, max_failures: int) -> None:
+    """Fit every map; one whose training diverges is left unfinished.
+
+    train_bytes: size of what every task reads (``EmbeddingFolder.train_bytes``). shown: counts the maps on the
+    terminal. max_failures: number of deaths of a task's process to recover from.
+
+    Raises:
+        InputError: A fit failed. The others are stopped; what is finished is kept.
+    """
+    run_side_by_side(_fit_alone, jobs, train_bytes, shown, max_failures)
+
+
+def try_side_by_side(trials: Sequence[Trial], train_bytes: int, shown: Stage, max_failures: int) -> None:
+    """Run trials of settings; see ``fit_side_by_side``."""
+    run_side_by_side(_try_alone, trials, train_bytes, shown, max_failures)
+
+
+def _fit_alone(job: MapJob, board: ActorHandle) -> None:
+    """Runs as a task."""
+    (method,) = find_methods((job.method,))
+    assert method.fit is not None
+    with sent_as_row(board, str(job.out)), one_thread():
+        data = read_train_set(job.data, method.fit.models)
+        fit_into(job.out, method.title, method.fit, data, job.settings, job.distance)
+
+
+def _try_alone(trial: Trial, board: ActorHandle) -> None:
+    """Runs as a task."""
+    with sent_as_row(board, str(trial.out)), one_thread():
+        run_trial(trial)
+
+
+def train_maps(
+    out: Path,
+    folder: EmbeddingFolder,
+    methods: Sequence[Method],
+    settings: Mapping[str, FitSettings],
+    distance: str,
+    workers: Workers,
+    shown: Stage,
+) -> None:
+    """Train the maps of these methods into ``out/<method>``. See ``fit_stage``.
+
+    settings: method name -> its settings. shown: the stage that counts methods on the terminal.
+    """
+    data = train_set(folder)
+    with session():
+        together = for_maps(workers)
+        for method in methods:
+            assert method.fit is not None
+            method.fit.check(data, settings[method.name], together.number)
+        if has_gpus():
+            _train_together(out, folder, methods, settings, distance, together, shown)
+        else:
+            jobs = [MapJob(m.name, settings[m.name], distance, folder.path, out / m.name) for m in methods]
+            fit_side_by_side(jobs, folder.train_bytes, shown, workers.max_failures)
+
+
+def for_maps(workers: Workers) -> Workers:
+    """The workers that train one map: on a cluster with GPUs as many as it has, otherwise one CPU.
+
+    Raises:
+        InputError: The connected cluster has GPUs, but too few CPUs.
+    """
+    if not has_gpus():
+        return replace(workers, number=1, cpus=1)
+    number, _ = placed(workers.number, workers.cpus, "--workers")
+    return replace(workers, number=number)
+
+
+def _train_together(
+    out: Path,
+    folder: EmbeddingFolder,
+    methods: Sequence[Method],
+    settings: Mapping[str, FitSettings],
+    distance: str,
+    workers: Workers,
+    shown: Stage,
+) -> None:
+    """Train one map after the other in one group of DDP workers."""
+    assert folder.train is not None
+    with shown_in(shown) as board:
+        config = {
+            "data": str(folder.path),
+            "models": tuple(folder.train.vectors),
+            "methods": [method.name for method in methods],
+            "settings": {method.name: settings[method.name] for method in methods},
+            "distance": distance,
+            "out": str(out),
+            "board": board,
+            "shown": shown.state(),
+        }
+        run_ddp(_worker, config, workers, "_ray", out)
+    shutil.rmtree(out / "_ray", ignore_errors=True)
+
+
+def _worker(config: dict[str, Any]) -> None:
+    """Runs on every DDP worker: trains one method after the other; the first worker reports progress."""
+    from ray.train.torch import get_device  # takes a second to import, and shards do without
+
+    before: State = config["shown"]
+    with (
+        sent_to(config["board"], rank_and_size()[0] == 0),
+        stage(before.title, before.total, before.unit, before.done) as shown,
+    ):
+        folder, out = Path(config["data"]), Path(config["out"])
+        data, device = read_train_set(folder, config["models"]), get_device()
+        for method in find_methods(tuple(config["methods"])):
+            assert method.fit is not None
+            settings = config["settings"][method.name]
+            fit_into(out / method.name, method.title, method.fit, data, settings, config["distance"], device)
+            shown.advance()

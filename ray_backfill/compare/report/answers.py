@@ -1,0 +1,274 @@
+"""The answers of a report: which method, when to switch, what it costs, and what is at risk. Computes nothing."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ray_backfill.compare.report.crossings import crossings
+from ray_backfill.compare.report.data_notes import data_notes
+from ray_backfill.compare.report.results import Results, Row
+from ray_backfill.compare.report.selection import best_per_method
+from ray_backfill.compare.report.situation import (
+    FEW_QUERIES,
+    Situation,
+    find_situation,
+    merge_outlives,
+    queries,
+    reference,
+    upgrade,
+)
+from ray_backfill.compare.report.slices import slice_sentences
+from ray_backfill.compare.report.verdict import closest, exceeds_upgrade, supervision, verdict, with_limits
+from ray_backfill.compare.report.wording import FEW, RETENTION_WARNING, choice, is_retention, retained
+from ray_backfill.compare.tables.results import NEGATIVE_FLIPS_VS_OLD, NEW, CostRow
+from ray_backfill.core.progress.stages import duration
+from ray_backfill.core.schema import NO, UNDECIDED, YES
+from ray_backfill.page import Difference
+from ray_backfill.page.numbers import amount, interval, listed, percent, percent_sign, points
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Sentences that answer the four questions of a report; () where a question does not arise."""
+
+    which: tuple[str, ...]
+    when: tuple[str, ...]
+    cost: tuple[str, ...]
+    risk: tuple[str, ...]
+
+
+def answer(results: Results) -> Answers:
+    """Answer the four questions."""
+    best = results.best()
+    if find_situation(results) is not Situation.UPGRADE or best is None:
+        return Answers(tuple(s for s in (verdict(results), closest(results)) if s), (), (), ())
+    return Answers(
+        tuple(
+            sentence
+            for sentence in (
+                verdict(results),
+                supervision(results, best),
+                runner_up(results),
+                *_other_methods(results, best),
+            )
+            if sentence
+        ),
+        _when(results, best),
+        _cost(results, best),
+        (*_risk(results, best), safety(results)),
+    )
+
+
+def runner_up(results: Results) -> str:
+    """A sentence that names the second-best method; empty if there is none."""
+    ranked = results.candidates(results.primary)
+    second = next((r for r in ranked if r.method != ranked[0].method), None)
+    if second is None:
+        return ""
+    is_share = math.isfinite(second.gain) and not exceeds_upgrade(results, second)
+    gain = f", {percent_sign(second.gain, 0)} of the improvement" if is_share else ""
+    lead = results.difference(ranked[0], second)
+    apart = ""
+    if lead is not None and math.isfinite(lead.low):
+        apart = f"; {points(lead.value)} behind (95 % interval {interval(lead.low, lead.high)})"
+        apart += "" if lead.low > 0 else ", so these queries do not distinguish the two"
+    return f"Next best: {second.title}, AUC {percent_sign(second.auc)}{gain}{apart}."
+
+
+def warnings(results: Results) -> tuple[str, ...]:
+    """Sentences about the data that a reader must know before the results."""
+    found = [RETENTION_WARNING.format(retained(results))] if is_retention(results) else []
+    if (scored := queries(results)) is not None and scored < FEW_QUERIES:
+        what = "Only one query was" if scored == 1 else f"Only {scored} queries were"
+        found.append(f"{what} scored: too few to tell methods apart. Use at least {FEW_QUERIES}, better hundreds.")
+    if marked := [results.titles[name] for name in results.methods if name in results.unlearned]:
+        found.append(
+            f"Did not learn here: {_few(marked)}. On validation items, which no fit saw, worse than rank merge without "
+            "training (rm_naive), so never recommended."
+        )
+    return (*found, *data_notes(results.manifest.data))
+
+
+def safety(results: Results) -> str:
+    """A sentence that names the methods for which all three conditions hold in all metrics."""
+    ranked = best_per_method(results, results.primary)
+    rows = [r for r in ranked if not (r.is_reference or r.is_bound or r.method in results.controls)]
+    safe = [r.title for r in rows if is_safe(results, r) and r.method not in results.unlearned]
+    each = f", each in its best {choice(results)}" if choice(results) else ""
+    metrics = f" in {listed(list(results.metrics), 'and')}" if len(results.metrics) > 1 else ""
+    if not safe and len(rows) == 1:
+        only = rows[0].title
+        return f"{only[:1].upper()}{only[1:]} is not shown to meet all three safety conditions{metrics}."
+    if not safe:
+        return f"None of {len(rows)} methods is shown to meet all three safety conditions{metrics}{each}."
+    return f"All three safety conditions hold{metrics} for {len(safe)} of {len(rows)} methods{each}: {_few(safe)}."
+
+
+def is_safe(results: Results, row: Row) -> bool:
+    """Whether all three conditions hold for a method in all metrics of the run."""
+    return conditions(results, row) == (YES, YES, YES)
+
+
+def conditions(results: Results, row: Row) -> tuple[str, ...]:
+    """Starts at old, ends at new, never falls: yes if so in all metrics of the run, no if not in one."""
+    verdicts = zip(*(same.conditions for same in in_all_metrics(results, row)), strict=True)
+    return tuple(NO if NO in each else YES if set(each) == {YES} else UNDECIDED for each in verdicts)
+
+
+def in_all_metrics(results: Results, row: Row) -> list[Row]:
+    """The rows of the same method, order and merge, one for each metric."""
+    rows = (results.row(row.method, row.variant, metric) for metric in results.metrics)
+    return [other for other in rows if other is not None]
+
+
+def fall_in_words(row: Row) -> str:
+    """What was found out about falls: size, interval, moments."""
+    at = f"at {row.moments} moments"
+    if not math.isfinite(row.largest_fall_high):
+        return f"falls by at most {points(row.largest_fall)} {at}"
+    if row.never_falls == NO:
+        where = f"between {percent(row.fall_start, 0)} and {percent_sign(row.fall_end, 0)} of the backfill"
+        limits = interval(row.largest_fall_low, row.largest_fall_high)
+        return f"falls by up to {points(row.largest_fall)} {where} (95 % interval {limits}, {at})"
+    size = points(row.largest_fall, 2)
+    least = "never falls" if size == points(0.0, 2) else f"falls by at most {size}"
+    if row.never_falls == YES:
+        return f"{least} {at}"
+    return f"{least} {at}, but these queries do not exclude a fall of {points(row.largest_fall_high)}"
+
+
+def _when(results: Results, best: Row) -> tuple[str, ...]:
+    """Milestones of the best method in each metric."""
+    sentences = []
+    for row in in_all_metrics(results, best):
+        steps = [(row.passes_old_at, "is as good as the old service")]
+        if math.isfinite(row.gain):
+            steps.append((row.half_gain_at, "has half of the improvement"))
+        steps.append((row.passes_new_at, "is as good as the new model alone"))
+        told = [f"{words} {_from(t)}" for t, words in steps]
+        sentences.append(f"{row.metric} {listed(told, 'and')}.")
+        if row.starts_at_old == UNDECIDED:
+            sentences.append(
+                f"Whether {row.metric} is lower at the start than in the old service is left open by these queries."
+            )
+    margin = points(results.manifest.margin)
+    return (*sentences, f"These are averages over all queries; a loss of at most {margin} counts as none.")
+
+
+def _cost(results: Results, best: Row) -> tuple[str, ...]:
+    """What the best method needs, while the backfill runs and for ever."""
+    traits = results.manifest.traits.methods[best.method]
+    costs = {cost.method: cost for cost in results.costs}
+    sentences = []
+    if (mine := costs.get(best.method)) is not None:
+        sentences.append(_query_cost(mine, costs.get(NEW)))
+        if mine.training_flops:
+            sentences.append(f"Fitting its map takes {amount(mine.training_flops)} FLOPs.")
+    needs = ["the labels of a train split"] if traits.needs_labels else []
+    needs += [f"a further model ({name})" for name in traits.further_models]
+    sentences += [f"It needs {listed(needs, 'and')}."] if needs else []
+    data = results.manifest.data
+    if "old_dim" in data and "new_dim" in data:
+        change, size = data["new_dim"] / data["old_dim"] - 1, _bytes(data, "new_dim")
+        how = f"grow from {_bytes(data, 'old_dim')} to {size}" if change > 0 else f"shrink to {size}"
+        told = f"{how} in float32 ({_signed_percent(change)})" if change else f"keep their size, {size} in float32"
+        sentences.append(f"The vectors of the gallery {told}.")
+    sentences += _machine_time(results.manifest.timings_s)
+    new = reference(results, NEW)
+    if traits.stays:
+        sentences.append("Its maps stay in use after the backfill.")
+    elif new is not None and merge_outlives(results, best):
+        sentences.append(
+            f"Its merge changes what the finished upgrade finds: {best.metric} ends at {percent_sign(best.end)} with "
+            f"it, and at {percent_sign(new.end)} if only the new model stays in use."
+        )
+    else:
+        sentences.append("After the backfill only the new model is needed: nothing of the method remains.")
+    return tuple(sentences)
+
+
+def _machine_time(timings_s: Mapping[str, float]) -> list[str]:
+    """How long the run's machine worked for the upgrade; [] if the embeddings were made elsewhere."""
+    parts = (("backbones/new", "training the new model"), ("embeddings", "embedding everything by both models"))
+    told = [f"{words} took {duration(timings_s[name])}" for name, words in parts if timings_s.get(name)]
+    return [f"On the machine of this run, {listed(told, 'and')}."] if told else []
+
+
+def _query_cost(mine: CostRow, new: CostRow | None) -> str:
+    models = "both models" if "+" in mine.query_models else f"the {mine.query_models} model"
+    sentence = f"While the backfill runs, each query is embedded by {models}"
+    total = mine.query_backbone_macs + mine.query_macs
+    if new is not None and math.isfinite(total) and new.query_backbone_macs > 0:
+        more = total / new.query_backbone_macs - 1
+        return f"{sentence}: {_signed_percent(more)} query compute against the new model alone."
+    return f"{sentence}."
+
+
+def _risk(results: Results, best: Row) -> tuple[str, ...]:
+    """Flips against the old service, the start, and falls."""
+    sentences = []
+    lost = results.line(best, NEGATIVE_FLIPS_VS_OLD)
+    if lost is not None:
+        new = reference(results, NEW)
+        end = results.line(new, NEGATIVE_FLIPS_VS_OLD) if new is not None else None
+        finished = f" (the finished upgrade alone: {percent_sign(end.value[-1])})" if end is not None else ""
+        sentences.append(
+            f"At any one moment, up to {percent_sign(best.negative_flips_vs_old_max)} of all queries lose the right "
+            f"first result that the old service gives them, {percent_sign(lost.value[0])} on the day of the "
+            f"switch{finished}."
+        )
+    for row in in_all_metrics(results, best):
+        if row.starts_at_old == NO:
+            drop = Difference(row.start_vs_old, row.start_vs_old_low, row.start_vs_old_high)
+            sentences.append(f"{row.metric} drops on the day of the switch: {with_limits(drop)}.")
+        sentences.append(f"{row.metric} {fall_in_words(row)}.")
+    for metric in results.metrics[1:]:
+        step = upgrade(results, metric)
+        if step is not None and step.high < 0:
+            sentences.append(f"The new model is worse in {metric}: {with_limits(step)}.")
+    return (*sentences, *slice_sentences(results, best))
+
+
+def _other_methods(results: Results, best: Row) -> list[str]:
+    """Where another method serves better than the best one."""
+    sentences: list[str] = []
+    told: set[str] = set()
+    for row, start, end, lead in crossings(results, best):
+        if row.method in told | results.unlearned | results.controls or len(told) == 2:
+            continue
+        told.add(row.method)
+        sentences.append(f"{_stretch(start, end)} {row.title} serves better, by up to {points(lead)}.")
+    return sentences
+
+
+def _stretch(start: float, end: float) -> str:
+    if start == end:
+        return {0.0: "At the start", 1.0: "At the end"}.get(start, f"At {percent_sign(start, 0)}") + " of the backfill"
+    if start == 0 or end == 1:
+        where = f"Until {percent_sign(end, 0)}" if start == 0 else f"From {percent_sign(start, 0)}"
+        return "Throughout the backfill" if (start, end) == (0, 1) else f"{where} of the backfill" + " on" * (start > 0)
+    return f"Between {percent(start, 0)} and {percent_sign(end, 0)} of the backfill"
+
+
+def _few(titles: list[str]) -> str:
+    """Titles in a row; semicolons where a title has a comma."""
+    shown = titles if len(titles) <= FEW + 1 else titles[:FEW]
+    comma = "; " if any("," in title for title in shown) else ", "
+    return comma.join(shown) + (f" and {len(titles) - FEW} more" if len(shown) < len(titles) else "")
+
+
+def _from(t: float) -> str:
+    if not math.isfinite(t):
+        return "at no time"
+    ends = {0.0: "from the start", 1.0: "only at the end"}
+    return ends.get(t, f"from {percent_sign(t, 0)} of the backfill on")
+
+
+def _bytes(data: Mapping[str, Any], dim: str) -> str:
+    return f"{amount(4 * data['gallery_items'] * data[dim])}B"
+
+
+def _signed_percent(share: float) -> str:
+    sign = "+" if share >= 0 else ""
+    return f"{sign}{percent_sign(share, 0)}"

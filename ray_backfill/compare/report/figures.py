@@ -1,0 +1,120 @@
+"""The charts of a report as matplotlib figures, for curves.png and for notebooks: no global state, no window."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ray_backfill.compare.report import charts
+from ray_backfill.compare.report.results import Results
+from ray_backfill.compare.report.selection import drawn_in_words, drawn_rows, is_large, shown_rows
+from ray_backfill.page.charts import Chart, draw
+from ray_backfill.page.drawing import (
+    ENTRY_IN,
+    FAINT,
+    INK,
+    LONG,
+    SHORT,
+    blank_figure,
+    dress,
+    legend,
+    panel_height,
+    shorten,
+)
+from ray_backfill.page.numbers import percent_sign
+
+
+def curves_figure(results: Results) -> Figure:
+    """The main figure: one panel per metric, or per order and merge if there are several of those."""
+    found = charts.curve_charts(results)
+    if len(results.variants) > 1:
+        found = found[: len(charts.drawn_variants(results))]  # those of the primary metric
+    return panels_figure(found)
+
+
+def panels_figure(shown: Sequence[Chart]) -> Figure:
+    """Charts below each other, each with its own legend. If there are many methods, only the best are drawn."""
+    height = panel_height(max(len(chart.shown) + len(chart.notes) for chart in shown))
+    # A number with its interval takes the room of some characters of the name.
+    longest = _longest([curve.title + curve.number[_NUMBER:] for chart in shown for curve in chart.shown])
+    figure = blank_figure(height * len(shown))
+    grid = figure.add_gridspec(len(shown), 2, width_ratios=(2.55 if longest == SHORT else 1.9, 1))
+    for index, chart in enumerate(shown):
+        plot = figure.add_subplot(grid[index, 0])
+        dress(plot, chart.title, chart.unit)
+        draw(plot, chart, chart.shown)
+        entries = [(curve.title, curve.number, curve.style) for curve in chart.shown]
+        legend(figure.add_subplot(grid[index, 1]), height, chart.header, entries, chart.notes, longest)
+    return figure
+
+
+def flips_figure(results: Results) -> Figure | None:
+    """Negative and positive flips over progress; None if the folder has no flip curves."""
+    found = charts.flip_charts(results, results.best_variant)
+    if not found:
+        return None
+    shown, notes = found[0].shown, found[0].notes
+    lines = (len(found) + 1) // 2
+    height = max(2.75 * lines, ENTRY_IN * (len(shown) + len(notes) + 2.5))
+    figure = blank_figure(height)
+    longest = _longest([curve.title for curve in shown])
+    ratios = (1.45, 1.45, 1) if longest == SHORT else (1.2, 1.2, 1.25)
+    grid = figure.add_gridspec(lines, 3, width_ratios=ratios)
+    for index, chart in enumerate(found):
+        plot = figure.add_subplot(grid[index // 2, index % 2])
+        dress(plot, chart.title.replace(" against", "\nagainst"), chart.unit)
+        draw(plot, chart, chart.shown)
+    entries = [(curve.title, curve.number, curve.style) for curve in shown]
+    legend(figure.add_subplot(grid[:, 2]), height, "vs old, largest", entries, notes, longest)
+    return figure
+
+
+def gain_figure(results: Results) -> Figure:
+    """Bar chart of the gain in the primary metric, in the table's order; 0 % is old and 100 % is new.
+
+    If there are many methods, it shows only the best, each in its best order and merge.
+    """
+    everything = shown_rows(results, results.primary)
+    kept, notes = (drawn_rows(everything), drawn_in_words(everything)) if is_large(results) else (everything, [])
+    rows = [r for r in kept if not r.is_end and np.isfinite(r.gain)]
+    figure = blank_figure(max(1.6, 0.32 * len(rows) + 1.1))
+    plot = figure.add_subplot()
+    styles = charts.method_styles(results)
+    names = [results.name(r) + (f", {results.label(r.variant)}" if results.group(r) else "") for r in rows]
+    widths = [100 * r.gain for r in rows]
+    plot.barh(range(len(rows)), widths, height=0.62, color=[styles[r.method].colour for r in rows])
+    for y, (row, width) in enumerate(zip(rows, widths, strict=True)):
+        at: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
+        plot.annotate(percent_sign(row.gain), (max(width, 0.0), y), **at, color=INK, fontsize=9)
+    title = "Gain: share of the upgrade's benefit during the backfill"
+    dress(plot, f"{title} ({notes[0]})" if notes else title, "")
+    for x in (0, 100):
+        plot.axvline(x, color=FAINT, linewidth=1, linestyle="-" if x == 0 else "--", zorder=0)
+    plot.set_yticks(range(len(rows)), [shorten(n, 34) for n in names], parse_math=False)
+    plot.invert_yaxis()
+    plot.grid(False)
+    plot.set_xlim(min(0.0, *widths) * 1.1, max(100.0, *widths) * 1.12)
+    plot.set_xlabel("gain in " + results.primary + " AUC (%)", color=FAINT, parse_math=False)
+    return figure
+
+
+def _alone(found: Sequence[Chart]) -> Figure | None:
+    return panels_figure(found) if found else None
+
+
+# What ``Results.plot`` draws, by name; None where the results have nothing to show.
+FIGURES: Mapping[str, Callable[[Results], Figure | None]] = {
+    "curves": curves_figure,
+    "gain": gain_figure,
+    "orders": lambda results: _alone(charts.order_charts(results)),
+    "flips": flips_figure,
+    "subgroups": lambda results: _alone(charts.subgroup_charts(results)),
+}
+
+
+_NUMBER = 7  # characters of a number that have a place of their own beside any name
+
+
+def _longest(names: Sequence[str]) -> int:
+    return SHORT if all(len(name) <= SHORT for name in names) else LONG

@@ -1,0 +1,241 @@
+"""The main sentence of a report: which method to take, or why none is recommended. Computes nothing."""
+
+import math
+
+from ray_backfill.compare.report.cascades import price
+from ray_backfill.compare.report.disagreement import better_by, disagreement
+from ray_backfill.compare.report.results import Results, Row
+from ray_backfill.compare.report.situation import Situation, find_situation, merge_outlives, reference, upgrade
+from ray_backfill.compare.report.wording import is_retention, retained
+from ray_backfill.compare.tables.results import HEAD_ALONE, NEW, OLD
+from ray_backfill.page import Difference
+from ray_backfill.page.numbers import interval, listed, percent_sign, points
+
+_NOT_BETTER = (Situation.WORSE, Situation.EQUAL)
+
+
+def verdict(results: Results) -> str:
+    """The main sentence: which method serves best during the backfill, or why none is recommended.
+
+    If the metrics disagree about the new model, that comes first.
+    """
+    situation = find_situation(results)
+    said = "" if is_retention(results) else disagreement(results)
+    if situation is Situation.TOO_FEW_QUERIES:
+        return "These results have no intervals, so nothing is recommended: compare on at least 30 queries."
+    if said:
+        return f"{said} {_depends(results) if situation in _NOT_BETTER else _recommendation(results)}"
+    return _recommendation(results)
+
+
+def _depends(results: Results) -> str:
+    """What to do if the new model is not better by the first metric, and another one contradicts it."""
+    if not (others := better_by(results)):
+        return "Do not upgrade on this evidence."
+    first = " ".join((*others, *(metric for metric in results.metrics if metric not in others)))
+    return (
+        f"Do not upgrade if {results.primary} is what your users notice. If {listed(others, 'or')} is, compare the "
+        f"methods by it: --metrics {first}."
+    )
+
+
+def _recommendation(results: Results) -> str:
+    """The main sentence by the first metric alone."""
+    situation, metric, best = find_situation(results), results.primary, results.best()
+    old, new, step = reference(results, OLD), reference(results, NEW), upgrade(results)
+    if situation is Situation.NO_METHOD:
+        compared = "old, new and controls" if results.controls else "old and new"
+        return f"Only {compared} were compared, so nothing is recommended."
+    if situation is Situation.UNLEARNED:
+        return "No method learned anything here, so nothing is recommended."
+    if situation is Situation.ONLY_BOUNDS:
+        return "Only oracle orders were compared, which cannot be deployed, so nothing is recommended."
+    assert old is not None
+    if is_retention(results):
+        return _of_retention(results, situation, old)
+    assert new is not None
+    assert step is not None
+    both = f"{percent_sign(new.auc)} {metric} against {percent_sign(old.auc)}, a difference of {with_limits(step)}"
+    if situation is Situation.WORSE:
+        return f"Do not upgrade: the new model is worse than the old one, with {both}."
+    if situation is Situation.EQUAL:
+        return (
+            f"Do not upgrade on this evidence: these queries do not tell the new model from the old one, with {both}."
+        )
+    if situation is Situation.ONLY_CASCADES:
+        return f"Only cascades were compared, which embed items for every query. {_of_cascade(results, old)}"
+    assert best is not None
+    if situation is Situation.NOT_MIXED:
+        return _not_mixed(results, best, old, step)
+    cost = f" {_upper(price(results, best))}." if price(results, best) else ""
+    return (
+        f"{_upper(_name(results, best))} gives users {_given(results, best, step)}: {_ends(results, best, old, new)}."
+        f"{cost}{_not_shown(results, best, old, step)}"
+    )
+
+
+def _given(results: Results, best: Row, step: Difference) -> str:
+    """What users get on average: a share of the upgrade's improvement, or points where that share would mislead."""
+    if not exceeds_upgrade(results, best):
+        limits = f" (95 % interval {interval(best.gain_low, best.gain_high, 0)})" * math.isfinite(best.gain_low)
+        return f"{percent_sign(best.gain, 0)} of the upgrade\u2019s improvement while the backfill runs{limits}"
+    old = reference(results, OLD)
+    lead = results.difference(best, old) if old is not None else None
+    assert lead is not None
+    return (
+        f"{points(lead.value)} of {best.metric} more than the old service while the backfill runs (95 % interval "
+        f"{interval(lead.low, lead.high)}), where the finished upgrade alone is worth {points(step.value)}. It is "
+        f"{_as_good_as_new(results, best)}"
+    )
+
+
+def exceeds_upgrade(results: Results, row: Row) -> bool:
+    """Whether the upgrade is a wrong measure for a method: it gives more, or its own head adds more than the upgrade.
+
+    The share of the upgrade's improvement is then mostly something else, which a finished upgrade could have as well.
+    """
+    new, alone, step = reference(results, NEW), head_alone(results, row), upgrade(results)
+    if row.gain > 1:
+        return True
+    return new is not None and alone is not None and step is not None and alone.auc - new.auc > step.value
+
+
+def head_alone(results: Results, row: Row) -> Row | None:
+    """{rho(new), rho(new)}, if this method trains rho and it took part."""
+    return reference(results, HEAD_ALONE) if results.manifest.traits.methods[row.method].learns_new else None
+
+
+def supervision(results: Results, best: Row) -> str:
+    """A sentence about what of a method is training on labels, and what is compatibility; "" without rho."""
+    old, new, alone = reference(results, OLD), reference(results, NEW), head_alone(results, best)
+    if old is None or new is None or alone is None or not alone.auc > old.auc:
+        return ""
+    apart, share = alone.auc - new.auc, (best.auc - old.auc) / (alone.auc - old.auc)
+    side = "above" if apart >= 0 else "below"
+    return (
+        f"The head rho is supervised training, and a finished upgrade could have it as well: with it alone, the new "
+        f"model has {percent_sign(alone.auc)} {alone.metric}, {points(abs(apart))} {side} "
+        f"what it has without. Compatibility is what users get of that before the end: {percent_sign(share, 0)} of "
+        f"the way from the old service to it, on average over the backfill."
+    )
+
+
+def _as_good_as_new(results: Results, row: Row) -> str:
+    """From when on it is as good as the finished upgrade, and why it can be, if that is known."""
+    if not math.isfinite(row.passes_new_at):
+        return f"{'better than' if row.gain > 1 else 'not as good as'} the finished upgrade on average"
+    ends = {0.0: "from the first day", 1.0: "at the end"}
+    when = ends.get(row.passes_new_at, f"from {percent_sign(row.passes_new_at, 0)} of the backfill on")
+    traits = results.manifest.traits.methods[row.method]
+    what = "rho" if traits.learns_new else "its map" if traits.needs_labels else ""
+    reason = f", because {what} is trained{' with labels' * traits.needs_labels}" if what else ""
+    if not what and merge_outlives(results, row):
+        reason = ", because its merge changes the finished upgrade as well"
+    return f"as good as the finished upgrade or better {when}{reason}"
+
+
+def _ends(results: Results, best: Row, old: Row, new: Row) -> str:
+    """Start and end of the best method, beside the old service and the new model."""
+    alone = head_alone(results, best)
+    with_head = f"; the new model with the same head alone: {percent_sign(alone.auc)}" if alone is not None else ""
+    return (
+        f"{best.metric} starts at {percent_sign(best.start)} (old service: {percent_sign(old.auc)}) and ends at "
+        f"{percent_sign(best.end)} (new model alone: {percent_sign(new.auc)}{with_head})"
+    )
+
+
+def _not_mixed(results: Results, best: Row, old: Row, step: Difference) -> str:
+    """The main sentence if the old service is better than every method that could be recommended."""
+    cascade = results.best_cascade()
+    is_beaten = cascade is not None and cascade.auc > old.auc
+    # The best row can be the reference that switches at the end, which is what the sentence advises.
+    mixing = next((row for row in results.candidates(results.primary) if not row.is_reference), best)
+    sentence = (
+        "Build the new index beside the old one and switch when it is finished: that beats merging the two, because no "
+        f"method{' but cascades' * is_beaten} serves better than the old service while the backfill runs. The best"
+        f"{' of the others' * is_beaten}, {_name(results, mixing)}, has {percent_sign(mixing.auc)} {results.primary} "
+        f"on average against {percent_sign(old.auc)}."
+    )
+    return f"{sentence} {_with_price(results, cascade, old, step)}" if cascade is not None and is_beaten else sentence
+
+
+def _not_shown(results: Results, best: Row, old: Row, step: Difference) -> str:
+    """What to add if the best method is not shown to beat the old service, and a cascade is better than it."""
+    cascade, lead = results.best_cascade(), results.difference(best, old)
+    if cascade is None or not cascade.auc > best.auc or lead is None or not lead.low <= 0:
+        return ""
+    return (
+        " These queries do not show that this beats building the new index beside the old one and switching when it is "
+        f"finished. {_with_price(results, cascade, old, step)}"
+    )
+
+
+def _with_price(results: Results, cascade: Row, old: Row, step: Difference) -> str:
+    """A cascade's figures and what it embeds for them."""
+    share = f"{percent_sign(cascade.gain, 0)} of the upgrade\u2019s improvement"
+    more = f"{points(cascade.auc - old.auc)} more than the old service; the upgrade is worth {points(step.value)}"
+    cost = price(results, cascade) or "it embeds items for every query"
+    return (
+        f"{_upper(_name(results, cascade))} has {percent_sign(cascade.auc)}, "
+        f"{share if cascade.gain <= 1 else more}. Its price: {cost}."
+    )
+
+
+def _of_cascade(results: Results, old: Row) -> str:
+    cascade = results.best_cascade()
+    assert cascade is not None
+    return (
+        f"The best cascade, {_name(results, cascade)}, has {percent_sign(cascade.auc)} {results.primary} on average; "
+        f"the old service has {percent_sign(old.auc)}."
+    )
+
+
+def _of_retention(results: Results, situation: Situation, old: Row) -> str:
+    """The main sentence if what the new model finds was taken as right: never that one model is better."""
+    what, metric, best = retained(results), results.primary, results.best()
+    of_old = f"{percent_sign(old.auc)} {metric}"
+    if situation in (Situation.EQUAL, Situation.WORSE):
+        said = f"the old service finds {what} as well as the new model, as far as these queries tell: {of_old}."
+    elif situation is Situation.ONLY_CASCADES:
+        said = f"only cascades were compared, which embed items for every query. {_of_cascade(results, old)}"
+    else:
+        assert best is not None
+        limits = f" (95 % interval {interval(best.auc_low, best.auc_high)})" if math.isfinite(best.auc_low) else ""
+        which = "that embed no items for a query" if results.recalling else "compared"
+        most = f"{_name(results, best)} keeps the largest share of {what} while the backfill runs"
+        said = (
+            f"of the methods {which}, {most}: {percent_sign(best.auc)} {metric} on average{limits}; it starts at "
+            f"{percent_sign(best.start)}, the old service has {percent_sign(old.auc)}."
+        )
+        if situation is Situation.NOT_MIXED:
+            said = (
+                f"no method {'that embeds no items for a query ' * bool(results.recalling)}keeps more of {what} than "
+                f"the old service, {of_old}, while the backfill runs. The best, {_name(results, best)}, keeps "
+                f"{percent_sign(best.auc)} on average{limits}."
+            )
+    return f"Provisional: {said} Whether the new model is better than the old one is not known."
+
+
+def closest(results: Results) -> str:
+    """If nothing is gained on average, the method that costs users least."""
+    best = next((row for row in results.candidates(results.primary) if not row.is_reference), None)
+    if best is None or find_situation(results) is not Situation.WORSE:
+        return ""
+    which = " and embed no items for a query" if results.recalling else ""
+    return (
+        f"If the upgrade is needed for another reason: of the methods that switch before the end{which}, "
+        f"{_name(results, best)} loses least, with {percent_sign(best.auc)} {best.metric} on average."
+    )
+
+
+def with_limits(found: Difference) -> str:
+    """A difference in points with its 95 % interval."""
+    return f"{points(found.value)} (95 % interval {interval(found.low, found.high)})"
+
+
+def _name(results: Results, row: Row) -> str:
+    return row.title + (f" ({results.label(row.variant)})" if results.group(row) else "")
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,1 @@
+"""The row types of the tables in RUN/results."""

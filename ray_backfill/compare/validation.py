@@ -1,0 +1,66 @@
+"""Measures methods on the validation part, by which settings are chosen (--tune) and fits are judged. Needs no Ray.
+
+The part is a small gallery that queries itself, backfilled in random order. The run's gallery and queries are not read.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from ray_backfill.compare.maps import FittedMaps
+from ray_backfill.compare.orders import embeddings_of
+from ray_backfill.compare.replay import distinct_systems
+from ray_backfill.core.errors import InputError
+from ray_backfill.data.row_sample import sample
+from ray_backfill.data.store import FEWEST, EmbeddingFolder, EmbeddingTable
+from ray_backfill.data.truth import ground_truth
+from ray_backfill.engine.orders import GalleryColumns, make_order
+from ray_backfill.engine.replay import Curve, Served, replay_pairs
+from ray_backfill.learn.methods import Method
+
+# The backfill order and the moments of the replay.
+ORDER, POINTS = "random", 11
+# Most items that are replayed: enough to tell differences of a point, in a fraction of a second for each method.
+MOST_ITEMS = 4096
+
+
+def why_not_judged(validation: EmbeddingTable | None) -> str:
+    """Why methods cannot be measured on this validation part; "" if they can."""
+    if validation is None:
+        return f"the train split is too small to hold out {FEWEST} items that have right answers among themselves"
+    if validation.label is None:
+        return f"{validation.path.name} has no column 'label', so no answer is known to be right"
+    if len(validation) < FEWEST:
+        return f"{validation.path.name} has fewer than {FEWEST} items"
+    try:
+        ground_truth(_as_gallery(validation, 0))
+    except InputError:
+        return f"no item held out in {validation.path.name} has a right answer there"
+    return ""
+
+
+def replay_on_validation(
+    validation: EmbeddingTable,
+    methods: Sequence[Method],
+    maps: FittedMaps,
+    metric: str,
+    distance: str,
+    seed: int,
+    threads: int | None = None,
+) -> Mapping[str, Curve]:
+    """Method name -> its curve, over at most 4,096 items of the validation part.
+
+    seed: for the sample and the order. Cost: two matrix products of these items for each method, and its map.
+    """
+    folder = _as_gallery(validation, seed)
+    truth, embeddings = ground_truth(folder), embeddings_of(folder)
+    order = make_order(ORDER, GalleryColumns(folder.gallery.old, {}), seed)
+    pairs = [method.pair(embeddings, maps.of(method)) for method in methods]
+    found = distinct_systems(methods, pairs)
+    served = [Served(*at, {ORDER: order}, switch) for at, switch in zip(found.at, found.switches, strict=True)]
+    curves = replay_pairs(found.systems, served, truth, POINTS, metric, distance, threads=threads)
+    return {method.name: of_orders[ORDER] for method, of_orders in zip(methods, curves, strict=True)}
+
+
+def _as_gallery(validation: EmbeddingTable, seed: int) -> EmbeddingFolder:
+    found = sample(validation, MOST_ITEMS, seed)
+    items = EmbeddingTable(found.path, found.id, found.vectors, label=found.label, camera=found.camera)
+    return EmbeddingFolder(validation.path.parent, items, None, None)

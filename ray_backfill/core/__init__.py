@@ -1,0 +1,1 @@
+"""What every room stands on: errors, files and stages, locks, keys, tables, kernels, plugins, progress."""

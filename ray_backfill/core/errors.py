@@ -1,0 +1,120 @@
+"""The error type for mistakes that a user can correct, and checks of settings."""
+
+import difflib
+import errno
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ray_backfill.core.secrets import without_secrets
+
+# What the machine refuses and a user can mend -> the remedy.
+REMEDIES = {
+    errno.EACCES: "give this user access to it",
+    errno.EPERM: "give this user access to it",
+    errno.EROFS: "choose a place that can be written",
+    errno.ENOSPC: "free some space and run the same command again to continue",
+    errno.EDQUOT: "free some space and run the same command again to continue",
+    errno.ELOOP: "mend this link",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or choose another disk",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "raise the limit on open files (ulimit -n)",
+    errno.EIO: "its disk or the connection to it fails; choose another place",
+    errno.ESTALE: "mount its disk again",
+    errno.ENOTDIR: "move the file that stands where a folder should be",
+    errno.EISDIR: "move the folder that stands where a file should be",
+    errno.ENOTEMPTY: "move what others have put there",
+}
+
+
+class InputError(ValueError):
+    """Invalid input from the user; the message says what is wrong and how to correct it.
+
+    The command line prints the message as one line and exits with code 2. Any other exception is a bug and keeps its
+    traceback. Secrets are taken out of the message.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(without_secrets(message))
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """The error for a name that none of the known ones equals. It shows the similar ones, or all if none is similar."""
+    known = list(known)
+    similar = difflib.get_close_matches(name, known, 3) or [k for k in known if len(name) > 2 and name in k]
+    hint = f"did you mean {' or '.join(similar)}?" if similar else f"known: {', '.join(known)}"
+    return InputError(f"unknown {kind} {name!r}; {hint}")
+
+
+def local_path(given: str | Path) -> Path:
+    """The path of a local file or folder. Raises InputError for a URI, scheme://...
+
+    A Path has made s3:/bucket of s3://bucket, which would be a folder named s3: below the working directory.
+    """
+    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", str(given), re.DOTALL)
+    if found:
+        raise InputError(
+            f"{found[1]}://{found[2]} is not on a local disk; give a local path here (import, --new and --truth clicks "
+            "read object storage and databases), and copy results afterwards"
+        )
+    return Path(given)
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked this process to stop. signal: its number."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__()
+        self.signal = signal
+
+
+def require_positive(settings: Any, group: str, *names: str) -> None:
+    """Raise InputError unless each of these fields of a settings dataclass is greater than 0.
+
+    group: where the command line has these settings, for the message: "workers" for --workers.number.
+    """
+    for name in names:
+        if not (value := getattr(settings, name)) > 0:
+            raise InputError(f"{_option(group, name)} must be greater than 0, got {value}")
+
+
+def require_not_negative(settings: Any, group: str, *names: str) -> None:
+    """Raise InputError unless each of these fields of a settings dataclass is finite and at least 0."""
+    for name in names:
+        if not 0 <= (value := getattr(settings, name)) < math.inf:
+            raise InputError(f"{_option(group, name)} must be finite and not negative, got {value}")
+
+
+def _option(group: str, name: str) -> str:
+    return f"--{group}.{name.replace('_', '-')}"
+
+
+def input_error_in(error: BaseException) -> InputError | None:
+    """Return the InputError that ``error`` is, or that Ray wrapped in an actor or a training worker; None otherwise.
+
+    Files that cannot be read or written are errors of input, too.
+    """
+    # Ray keeps the original error of a task or an actor in ``cause``, the errors of a training run in
+    # ``worker_failures`` (by rank), and there the user's own error in ``_base_exc``. Look inside first: Ray's error of
+    # a task is an InputError as well, but its message is the whole traceback.
+    inner = [getattr(error, "cause", None), getattr(error, "_base_exc", None)]
+    inner += getattr(error, "worker_failures", {}).values()
+    found = (input_error_in(each) for each in inner if isinstance(each, BaseException))
+    first = next((each for each in found if each is not None), None)
+    if first is not None or isinstance(error, InputError):
+        return first or error  # type: ignore[return-value]
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        return InputError(f"{error.object[:200]!r} is not UTF-8; rename it")
+    if isinstance(error, OSError) and error.errno in REMEDIES:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error).splitlines()[0]
+        return InputError(f"{what}; {REMEDIES[error.errno]}")
+    return None
+
+
+def check_device_name(device: str) -> None:
+    """Raise InputError for an unknown device."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise InputError(f"unknown device {device!r}; known: cpu, cuda, cuda:0, cuda:1 and so on")

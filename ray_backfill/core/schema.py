@@ -1,0 +1,144 @@
+"""Tables whose schema is a frozen dataclass: one field per column, annotated with its type and meaning."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import pandas as pd
+import pyarrow as pa
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.parquet import write_checked
+from ray_backfill.core.printable import printable, printable_in
+from ray_backfill.core.stages import read_json, write_whole
+
+RowT = TypeVar("RowT")
+
+# Type of a field -> type of its column in Arrow and in the docs.
+_COLUMN_TYPES: Mapping[Any, str] = {
+    str: "string",
+    int: "int64",
+    float: "float64",
+    bool: "bool",
+    bool | None: "bool",
+    list[int]: "list of int64",
+    list[float]: "list of float32",
+}
+_CASTS: Mapping[Any, Callable[[Any], Any]] = {
+    str: lambda value: printable(str(value)),
+    int: int,
+    float: float,
+    bool: bool,
+    # bool(NaN) is True, but a flag that was never computed must not be read as true.
+    bool | None: lambda value: None if pd.isna(value) else bool(value),
+}
+
+
+def columns(row_type: type) -> tuple[str, ...]:
+    """Return the names of the columns, in order."""
+    return tuple(field.name for field in fields(row_type))
+
+
+def frame(row_type: type[RowT], rows: Sequence[RowT]) -> pd.DataFrame:
+    """Return the rows as a DataFrame, which has all columns even without rows."""
+    return pd.DataFrame([vars(row) for row in rows], columns=list(columns(row_type)))
+
+
+def block(row_type: type, *values: object) -> pd.DataFrame:
+    """Build a DataFrame from one array or scalar per column, in order; scalars are repeated."""
+    return pd.DataFrame(dict(zip(columns(row_type), values, strict=True)))
+
+
+def arrow_table(row_type: type[RowT], rows: Sequence[RowT]) -> pa.Table:
+    """Return the rows as an Arrow table, whose columns have their types even without rows."""
+    kinds = {name: _COLUMN_TYPES[kind] for name, (kind, _) in _annotations(row_type).items()}
+    return pa.table({name: pa.array([getattr(row, name) for row in rows], kind) for name, kind in kinds.items()})
+
+
+def write_table(path: Path, table: pd.DataFrame) -> None:
+    """Write a DataFrame to a Parquet file atomically."""
+    arrow = pa.Table.from_pandas(table, preserve_index=False)
+    write_whole(path, lambda temporary: write_checked(arrow, temporary))
+
+
+def read_table(
+    path: Path, row_type: type, again: str, may_be_empty: bool = False, older: Mapping[str, str] | None = None
+) -> pd.DataFrame:
+    """Read a Parquet file and return the columns of ``row_type``, in order.
+
+    Args:
+        path: Parquet file, which may have further columns.
+        row_type: Schema of the table.
+        again: Remedy for error messages, such as "run simulate again".
+        may_be_empty: Accept a table without rows.
+        older: Columns that tables of older versions lack -> the value that they stand for.
+
+    Raises:
+        InputError: The file is missing or not Parquet, lacks a column, or has no rows.
+    """
+    if not path.is_file():
+        raise InputError(f"{path} is missing: {again}, or give the folder of a run that wrote it")
+    try:
+        found = pd.read_parquet(path, page_checksum_verification=True)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise InputError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}): {again}") from error
+    found = found.assign(**{name: value for name, value in (older or {}).items() if name not in found.columns})
+    missing = [name for name in columns(row_type) if name not in found.columns]
+    if missing:
+        raise InputError(f"{path} lacks the column {', '.join(missing)}: {again} with this version")
+    if found.empty and not may_be_empty:
+        raise InputError(f"{path} has no rows: {again}")
+    return found[list(columns(row_type))]
+
+
+def read_manifest(path: Path, needed: Sequence[str], again: str) -> dict[str, Any]:
+    """Read the manifest of a folder of tables; its texts are ``printable``.
+
+    needed: keys that it must have. again: remedy for error messages.
+
+    Raises:
+        InputError: The file is missing, is not a JSON object, or lacks a key.
+    """
+    if not path.is_file():
+        raise InputError(f"{path} is missing: {again}, or give the folder of a run that wrote it")
+    manifest = read_json(path)
+    missing = [key for key in needed if key not in manifest]
+    if missing:
+        raise InputError(f"{path} lacks the key {', '.join(missing)}: {again} with this version")
+    return {key: printable_in(value) for key, value in manifest.items()}
+
+
+def rows_of(row_type: type[RowT], table: pd.DataFrame) -> list[RowT]:
+    """Convert each line of a DataFrame to a row, with values of the types of the fields; texts are ``printable``."""
+    casts = {name: _CASTS[kind] for name, (kind, _) in _annotations(row_type).items()}
+    values = (map(cast, table[name].tolist()) for name, cast in casts.items())  # tolist: plain values, twice as fast
+    return [row_type(*line) for line in zip(*values, strict=True)]
+
+
+def describe(row_type: type) -> str:
+    """Return the columns as a Markdown table, for docs/results-format.md; columns with one meaning share a line."""
+    lines: list[tuple[list[str], str, str]] = []
+    for name, (kind, meaning) in _annotations(row_type).items():
+        if not meaning and lines and lines[-1][1] == _COLUMN_TYPES[kind]:
+            lines[-1][0].append(name)
+        else:
+            lines.append(([name], _COLUMN_TYPES[kind], meaning))
+    body = [f"| {', '.join(names)} | {kind} | {meaning} |" for names, kind, meaning in lines]
+    return "\n".join(["| column | type | meaning |", "|---|---|---|", *body])
+
+
+def _annotations(row_type: type) -> dict[str, tuple[Any, str]]:
+    """Return the type and the meaning of each field; an empty meaning is shared with the field before."""
+    found = {}
+    for name, hint in get_type_hints(row_type, include_extras=True).items():
+        if get_origin(hint) is Annotated:
+            kind, meaning = get_args(hint)
+            found[name] = (kind, meaning)
+        else:
+            found[name] = (hint, "")
+    return found
+
+
+# Verdicts on a condition.
+YES, NO, UNDECIDED = "yes", "no", "undecided"

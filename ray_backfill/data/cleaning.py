@@ -1,0 +1,65 @@
+"""Makes a copy of a folder of embeddings without the rows that no run can use, if it has any."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from ray_backfill.core.parquet import open_checked
+from ray_backfill.core.progress import say
+from ray_backfill.data.doctor.scan import SplitScan, scan_split
+from ray_backfill.data.importing.importing import ColumnNames, import_split, imported
+from ray_backfill.data.store.copies import DroppedRows, write_copied_from
+from ray_backfill.data.store.loose import FINE
+
+_SPLITS = ("gallery", "queries", "train", "validation")
+# Files that say nothing of single rows. Views of train items do, so they are not taken.
+_OTHERS = ("classifier.parquet", "log.parquet")
+
+
+def cleaned(data: Path, out: Path, overwrite: bool) -> Path:
+    """The folder itself, or ``out``: a copy without rows that have no id or a repeated one, or no usable vector.
+
+    A vector is unusable if it is missing, zero or not finite; only those of old and new are looked at.
+
+    Such rows are listed in ``out``, in ``<split>_left_out.parquet``, and counted in its manifest. Cost: a pass over the
+    vectors, and a copy of all splits if any row is broken.
+
+    Raises:
+        InputError: A file cannot be read, ``out`` holds a copy of other data, or nothing is left of a split.
+    """
+    splits = [name for name in _SPLITS if (data / f"{name}.parquet").exists()]
+    if not any(_is_broken(scan_split(data / f"{name}.parquet")) for name in splits):
+        return data
+    out.mkdir(parents=True, exist_ok=True)
+    _remove_others(out, {f"{name}.parquet" for name in splits} | {name for name in _OTHERS if (data / name).exists()})
+    counts: dict[str, DroppedRows] = {}
+    for split in splits:
+        source = data / f"{split}.parquet"
+        file = next(iter(sorted(source.glob("*.parquet"))), source) if source.is_dir() else source
+        columns = tuple(name for name in open_checked(file).schema_arrow.names if name not in ("id", "old", "new"))
+        path = import_split(out / source.name, [str(source)], ColumnNames(keep=columns), True, overwrite)
+        made = imported(path)
+        if rows := sum(made["left_out"].values()):
+            counts[source.name] = DroppedRows(rows, rows + made["rows"])
+            number = "1 row" if rows == 1 else f"{rows:,} rows"
+            say(f"{source.name}: {number} left out; {out / f'{split}_left_out.parquet'} lists them")
+    for name in _OTHERS:
+        if (data / name).exists():
+            shutil.copy2(data / name, out / name)
+    write_copied_from(out, data, counts)
+    return out
+
+
+def _remove_others(out: Path, names: set[str]) -> None:
+    """Remove what an earlier copy had and the folder lacks now."""
+    for name in (*(f"{split}.parquet" for split in _SPLITS), *_OTHERS):
+        if name not in names:
+            shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink(missing_ok=True)
+            (out / name).with_name(f"{Path(name).stem}_left_out.parquet").unlink(missing_ok=True)
+
+
+def _is_broken(scan: SplitScan) -> bool:
+    if scan.ids is None or len(np.unique(scan.ids)) < len(scan.ids):
+        return True
+    return any((scan.vectors[name].problems != FINE).any() for name in ("old", "new") if name in scan.vectors)

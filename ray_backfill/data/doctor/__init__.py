@@ -1,0 +1,1 @@
+"""Examines the files of a folder of embeddings."""

@@ -1,0 +1,1 @@
+"""Vectors from other stores into a folder of embeddings."""

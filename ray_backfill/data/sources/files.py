@@ -1,0 +1,287 @@
+"""Tables in files: Parquet, Arrow, CSV and TSV, one file or a folder of one type; local, s3:// or gs://."""
+
+import io
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.fs
+import pyarrow.ipc
+import pyarrow.parquet as pq
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.data.sources.source import BATCH_ROWS, Source, SourceKind, skipping
+
+_ARROW = (".arrow", ".feather", ".ipc")
+_TEXT = {".csv": ",", ".tsv": "\t"}
+_SUFFIXES = (".parquet", *_ARROW, *_TEXT)
+_REMOTE = ("s3://", "gs://", "file://")
+
+# Files and folders of other types before a folder is given up: while none of a known type is found, and at all.
+_MOST_WITHOUT, _MOST_OTHERS = 10_000, 1_000_000
+
+Files = list[pa.fs.FileInfo]
+
+
+def _open(text: str) -> Source:
+    with _problems(text):
+        system, path = _system_of(text)
+        files = _files(system, path, text)
+        suffix = _suffix(files[0].path)
+        opened: _Table = _OPEN[suffix](system, files)
+    mark = blake2b("\n".join(f"{f.path} {f.size} {f.mtime_ns}" for f in files).encode(), digest_size=12)
+    columns = {field.name: field.type for field in opened.schema}
+    if len(columns) < len(opened.schema):
+        raise InputError(f"{text} has two columns of one name; rename one")
+
+    def read(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
+        with _problems(text):
+            yield from opened.read(names, skip)
+
+    return Source(text, columns, opened.rows, read, mark.hexdigest())
+
+
+class _Table:
+    """Files of one type. rows: None if that is not known before they are read."""
+
+    def __init__(
+        self, schema: pa.Schema, rows: int | None, read: Callable[[Sequence[str], int], Iterator[pa.RecordBatch]]
+    ) -> None:
+        self.schema, self.rows, self.read = schema, rows, read
+
+
+def _open_parquet(system: pa.fs.FileSystem, files: Files) -> _Table:
+    heads = [pq.read_metadata(file.path, filesystem=system) for file in files]
+    schema = _one_schema(files, [head.schema.to_arrow_schema() for head in heads])
+
+    def read(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
+        for file, head in zip(files, heads, strict=True):
+            if skip >= head.num_rows:
+                skip -= head.num_rows
+                continue
+            before = 0
+            groups: list[int] = []
+            for group in range(head.num_row_groups):
+                rows = head.row_group(group).num_rows
+                if not groups and skip - before >= rows:
+                    before += rows
+                else:
+                    groups.append(group)
+            with pq.ParquetFile(file.path, filesystem=system, memory_map=_is_local(system), pre_buffer=True) as opened:
+                yield from skipping(opened.iter_batches(BATCH_ROWS, groups, list(names)), skip - before)
+            skip = 0
+
+    return _Table(schema, sum(head.num_rows for head in heads), read)
+
+
+def _open_arrow(system: pa.fs.FileSystem, files: Files) -> _Table:
+    """Arrow files, random access or streams (as Hugging Face's datasets are)."""
+
+    def batches(names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        for file in files:
+            with system.open_input_file(file.path) as opened:
+                for batch in _arrow_batches(opened):
+                    for first in range(0, len(batch), BATCH_ROWS):
+                        yield batch.slice(first, BATCH_ROWS).select(list(names))
+
+    schemas = []
+    for file in files:
+        with system.open_input_file(file.path) as opened:
+            schemas.append(_arrow_reader(opened).schema)
+    return _Table(_one_schema(files, schemas), None, lambda names, skip: skipping(batches(names), skip))
+
+
+def _arrow_reader(opened: Any) -> Any:
+    try:
+        return pa.ipc.open_file(opened)
+    except pa.ArrowInvalid:
+        opened.seek(0)
+        return pa.ipc.open_stream(opened)
+
+
+def _arrow_batches(opened: Any) -> Iterator[pa.RecordBatch]:
+    reader = _arrow_reader(opened)
+    if isinstance(reader, pa.ipc.RecordBatchFileReader):
+        yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
+    else:
+        yield from reader
+
+
+def _open_text(delimiter: str, system: pa.fs.FileSystem, files: Files) -> _Table:
+    parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+
+    def opened(file: pa.fs.FileInfo, **convert: Any) -> Any:
+        return pa.csv.open_csv(
+            system.open_input_stream(file.path), parse_options=parse, convert_options=pa.csv.ConvertOptions(**convert)
+        )
+
+    def batches(names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        for file in files:
+            # The type of a column is that of the first block of the first file, so that an id is text everywhere.
+            types = {field.name: field.type for field in schema}
+            try:
+                for batch in opened(file, include_columns=list(names), column_types=types):
+                    for first in range(0, len(batch), BATCH_ROWS):
+                        yield batch.slice(first, BATCH_ROWS)
+            except pa.ArrowInvalid as error:
+                if "invalid UTF8" not in str(error):
+                    raise
+                raise InputError(_not_utf8(system, [file])) from error
+
+    schema = opened(files[0]).schema
+    if _has_bytes(schema):
+        raise InputError(_not_utf8(system, files))
+    for number in _with_leading_zeros(opened(files[0], column_types=_as_text(schema)), schema):
+        schema = schema.set(number, schema.field(number).with_type(pa.string()))
+    return _Table(schema, None, lambda names, skip: skipping(batches(names), skip))
+
+
+def _has_bytes(schema: pa.Schema) -> bool:
+    """Whether Arrow has taken a text that is not UTF-8 as bytes: a heading, or a column."""
+    try:
+        return any(pa.types.is_binary(field.type) for field in schema if field.name is not None)
+    except UnicodeDecodeError:
+        return True
+
+
+def _not_utf8(system: pa.fs.FileSystem, files: Files) -> str:
+    """Where the first text is that is not UTF-8, and the remedy."""
+    for file in files:
+        with io.BufferedReader(system.open_input_stream(file.path)) as opened:
+            for number, line in enumerate(opened, 1):
+                try:
+                    line.decode()
+                except UnicodeDecodeError as error:
+                    name = file.path.rsplit("/", 1)[-1]
+                    return (
+                        f"{file.path}, line {number:,}: byte 0x{line[error.start]:02x} is not UTF-8; convert the file, "
+                        f"for example by: iconv -f latin1 -t utf-8 {shlex.quote(name)} > utf8-{shlex.quote(name)}"
+                    )
+    return f"{files[0].path} has a column of bytes; give text in UTF-8"
+
+
+def _as_text(schema: pa.Schema) -> dict[str, pa.DataType]:
+    return {field.name: pa.string() for field in schema if pa.types.is_integer(field.type)}
+
+
+def _with_leading_zeros(reader: Any, schema: pa.Schema) -> list[int]:
+    """Columns of integers with a value such as 007 in the first block: an id, which would lose its zeros.
+
+    reader: of the same file, with these columns as text.
+    """
+    batch = next(iter(reader), None)
+    if batch is None:
+        return []
+    zeros = {name: pc.any(pc.match_substring_regex(batch.column(name), "^0[0-9]")).as_py() for name in _as_text(schema)}
+    return [schema.get_field_index(name) for name, found in zeros.items() if found]
+
+
+_OPEN: dict[str, Callable[[pa.fs.FileSystem, Files], _Table]] = {
+    ".parquet": _open_parquet,
+    **dict.fromkeys(_ARROW, _open_arrow),
+    **{suffix: partial(_open_text, delimiter) for suffix, delimiter in _TEXT.items()},
+}
+
+
+def _one_schema(files: Files, schemas: Sequence[pa.Schema]) -> pa.Schema:
+    for file, schema in zip(files, schemas, strict=True):
+        if not schema.equals(schemas[0]):
+            raise InputError(f"{file.path} has other columns than {files[0].path}; all files need the same ones")
+    return schemas[0]
+
+
+def _system_of(text: str) -> tuple[pa.fs.FileSystem, str]:
+    if "://" in text:
+        system, path = pa.fs.FileSystem.from_uri(text)
+        return system, path
+    return pa.fs.LocalFileSystem(use_mmap=True), text
+
+
+def _is_local(system: pa.fs.FileSystem) -> bool:
+    return isinstance(system, pa.fs.LocalFileSystem)
+
+
+def _files(system: pa.fs.FileSystem, path: str, text: str) -> Files:
+    """The file, or the files of the one known type in a folder, by name."""
+    (info,) = system.get_file_info([path])
+    if info.type == pa.fs.FileType.NotFound:
+        raise InputError(f"{text} does not exist")
+    if info.type == pa.fs.FileType.File:
+        return [info]
+    if _is_local(system):
+        inside = system.get_file_info(_tables_below(path))
+    else:
+        inside = system.get_file_info(pa.fs.FileSelector(path, recursive=True))
+    files = sorted((f for f in inside if f.is_file and _suffix(f.path)), key=lambda f: f.path)
+    suffixes = sorted({_suffix(f.path) for f in files})
+    if len(suffixes) != 1:
+        has = f"files of several types ({', '.join(suffixes)})" if suffixes else f"no file of {', '.join(_SUFFIXES)}"
+        raise InputError(f"{text} has {has}; name one file, or a folder of one type")
+    return files
+
+
+def _tables_below(path: str) -> list[str]:
+    """The files of known types in a local folder. Raises InputError for a folder that is too large to be one of these.
+
+    Links to folders are followed, each folder once.
+    """
+    found, seen, folders = list[str](), 0, set[str]()
+    for folder, inner, names in os.walk(path, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in folders:
+            inner.clear()
+            continue
+        folders.add(real)
+        found += [f"{folder.rstrip('/')}/{name}" for name in names if _suffix(name)]
+        seen += len(inner) + len(names)
+        if len({_suffix(file) for file in found}) > 1:
+            break  # which the caller refuses
+        if seen - len(found) > (_MOST_OTHERS if found else _MOST_WITHOUT):
+            raise InputError(
+                f"{path} holds more than {seen - len(found) - 1:,} files and folders that are no "
+                f"{', '.join(_SUFFIXES)}; name the folder of the vectors itself, or one file"
+            )
+    return found
+
+
+def _suffix(path: str) -> str:
+    name = path.rsplit("/", 1)[-1]
+    return "" if name.startswith((".", "_")) else next((s for s in _SUFFIXES if name.lower().endswith(s)), "")
+
+
+@contextmanager
+def _problems(text: str) -> Iterator[None]:
+    """Unreadable files as one line."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        said = " ".join(str(error).split())
+        remedy = "; a column of text must have text in its first rows, too" if "conversion error" in said else ""
+        raise InputError(f"{text} cannot be read: {said}{remedy}") from error
+
+
+def _is_table(text: str) -> bool:
+    if text.startswith(_REMOTE):
+        return True
+    if "://" in text or re.match(r"\w+:", text) or "=" in text:
+        return False
+    return bool(_suffix(text)) or (Path(text).is_dir() and not text.rstrip("/").endswith(".lance"))
+
+
+KINDS = (
+    SourceKind(
+        "table",
+        "items.parquet, a folder of Parquet, Arrow or CSV files, a Hugging Face dataset folder, s3://bucket/items/",
+        _is_table,
+        _open,
+    ),
+)

@@ -1,0 +1,112 @@
+"""Writes folders of the data contract from arrays."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import ArrayLike
+
+from ray_backfill.core.errors import InputError, local_path
+from ray_backfill.data.store import SPLITS, read_folder, vector_column, write_parquet
+from ray_backfill.engine.systems import as_array
+
+Columns = Mapping[str, ArrayLike | Iterable[Any]] | pd.DataFrame
+# Columns of lists that are no vectors -> what the lists hold.
+_LISTS = {"positives": "gallery ids", "ignored": "gallery ids", "grades": "numbers"}
+
+_BOTH = ("old", "new")
+
+
+def write_folder(
+    path: str | Path, gallery: Columns, queries: Columns | None = None, train: Columns | None = None
+) -> Path:
+    """Write embeddings of two models as a folder that ``simulate`` and ``read_folder`` take.
+
+    Args:
+        path: The folder to write. Files of an earlier call are replaced.
+        gallery: Columns by name, as a mapping or a pandas frame; N values each. ``old`` and ``new``: (N, d) embeddings
+            of the two models, whose d may differ; for ``forecast``, ``new`` may be missing. Optional: ``id`` (unique
+            integers or strings; by default 0 to N - 1), ``label``, ``camera``, numbers for backfill orders
+            (``old_score``, ``popularity``, ``order_score``, ...) and embeddings of further models. Others are kept.
+        queries: The same for queries, which may also have a ``group`` (curves for each), a ``weight`` (in every mean),
+            and ``positives`` and ``ignored`` (lists of gallery ids) instead of labels, with ``grades`` (a list of
+            numbers for each list of positives). By default the gallery queries itself.
+        train: The same for the items on which maps between the models are fitted; by default none.
+
+    Returns:
+        The folder. Nothing is written unless everything can be read back; ``gallery.parquet`` appears last.
+
+    Raises:
+        InputError: A column is missing, has a wrong shape or length, or holds values that the data contract refuses,
+            such as NaN or duplicate ids; or the folder holds a split that this call would leave beside the new ones.
+    """
+    path = local_path(path)
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} is a file; give a folder")
+    given = {"train": train, "queries": queries, "gallery": gallery}
+    # Before the backfill, a gallery has no new embeddings yet. One that queries itself could not be forecast.
+    needed = ("old",) if queries is not None and "new" not in gallery else _BOTH
+    tables = {
+        name: _table(name, columns, needed if name == "gallery" else _BOTH)
+        for name, columns in given.items() if columns is not None
+    }  # fmt: skip
+    left = [name for name in SPLITS if name not in tables and (path / f"{name}.parquet").exists()]
+    if left:
+        raise InputError(
+            f"{path} holds {left[0]}.parquet, which this call does not replace; delete it, or write elsewhere"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
+        for name, table in tables.items():
+            write_parquet(Path(temporary) / f"{name}.parquet", table)
+        try:
+            read_folder(temporary, gallery_needs=needed)
+        except InputError as error:
+            raise InputError(str(error).replace(temporary, str(path))) from error
+        path.mkdir(exist_ok=True)
+        for name in tables:
+            (Path(temporary) / f"{name}.parquet").replace(path / f"{name}.parquet")
+    return path
+
+
+def _table(split: str, columns: Columns, models: Sequence[str]) -> pa.Table:
+    """The columns of a split in the types of the data contract. models: columns that must be there."""
+    if not isinstance(columns, Mapping | pd.DataFrame):
+        raise InputError(
+            f"{split} must be columns by name, such as a dict with 'old' and 'new', not {type(columns).__name__}"
+        )
+    given = {str(name): values for name, values in columns.items()}
+    missing = [name for name in models if name not in given]
+    if missing:
+        raise InputError(f"{split}: no column {missing[0]!r}; it has: {', '.join(given)}")
+    arrays = {name: _column(split, name, values) for name, values in given.items()}
+    rows = {name: len(array) for name, array in arrays.items()}
+    for name, count in rows.items():
+        if count != rows["old"]:
+            raise InputError(f"{split}: column {name!r} has {count} rows, 'old' has {rows['old']}")
+    return pa.table({"id": np.arange(rows["old"])} | arrays)
+
+
+def _column(split: str, name: str, values: Any) -> pa.Array:
+    """One column; two dimensions are embeddings."""
+    what = f"{split}: column {name!r}"
+    if name in _LISTS:
+        rows = [as_array(row, what) for row in values]
+        if any(row.ndim != 1 for row in rows):
+            raise InputError(f"{what} must have a list of {_LISTS[name]} for each query")
+        return pa.array([row.tolist() for row in rows])
+    array = as_array(values, what)
+    try:
+        if array.ndim == 2:
+            return vector_column(array if array.dtype == np.float16 else array.astype(np.float32))
+        if array.ndim == 1 and name not in ("old", "new"):
+            # Arrow would cut numpy's texts at the first NUL, and make one label of several.
+            return pa.array(array.tolist() if array.dtype.kind == "U" else array)
+    except (TypeError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
+        raise InputError(f"{what} cannot be written: {str(error).splitlines()[0]}") from error
+    wanted = "two dimensions, one row an item" if name in ("old", "new") else "one value an item, or vectors"
+    raise InputError(f"{what} must have {wanted}; got shape {array.shape}")

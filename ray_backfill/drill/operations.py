@@ -1,0 +1,225 @@
+"""The plan of a drill as plain data: a list of operations that every shard applies in order.
+
+The number of applied operations fully determines a shard's state. The plan is made once, from settings and seeds, and
+stored, so a restarted drill continues with exactly the same operations.
+
+Positions are rows of the gallery table, 0 .. N - 1; items inserted later have their position from the start.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ray_backfill.core.errors import InputError, require_not_negative
+from ray_backfill.core.parquet import read_checked, write_checked
+from ray_backfill.core.schema import arrow_table, columns
+from ray_backfill.core.stages import write_whole
+from ray_backfill.drill.tables import Checkpoint, ItemRow, OperationRow, StepRow
+from ray_backfill.engine.orders import check_order
+from ray_backfill.engine.systems import IntArray
+
+Kind = Literal["backfill", "insert", "delete", "rollback"]
+# Which partition holds an item. Deleted items and items not inserted yet are NOWHERE.
+NOWHERE, OLD, NEW = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class ChurnSettings:
+    """Other changes to the gallery while it is backfilled."""
+
+    inserts: int = 0
+    """Number of items held back at the start and inserted during the backfill, embedded by the new model only."""
+    deletes: int = 0
+    """Number of items deleted during the backfill, whether already backfilled or not."""
+    rollback_at: float = 0.0
+    """Progress (0 to 1) at which to abort the upgrade and return every item to the old model; 0: no rollback."""
+    seed: int = 0
+    """Random seed for churn: which items are inserted and deleted, and when."""
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "live.churn", "inserts", "deletes", "seed")
+        if not 0 <= self.rollback_at <= 1:
+            raise InputError(f"--live.churn.rollback-at must be between 0 and 1, got {self.rollback_at}")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One step of a drill. positions: the affected items, in backfill order.
+
+    backfill: embed the items with the new model and move them from the old to the new partition. insert: embed new
+    items with the new model and add them to the new partition. delete: remove the items. rollback: return every item
+    with an old embedding to the old partition; ``positions`` are the inserted items, which the old model must embed.
+    """
+
+    number: int
+    kind: Kind
+    positions: IntArray
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether a model has to embed the items."""
+        return self.kind != "delete"
+
+
+@dataclass(frozen=True)
+class DrillPlan:
+    """order: the items present at the start, in backfill order. held_back: the items inserted later."""
+
+    n_items: int
+    order: IntArray
+    held_back: IntArray
+    operations: tuple[Operation, ...]
+    checkpoints: tuple[Checkpoint, ...]
+
+    def start(self) -> NDArray[np.uint8]:
+        """(N,) state of each item before the first operation: OLD or NOWHERE."""
+        state = np.zeros(self.n_items, np.uint8)
+        state[self.order] = OLD
+        return state
+
+    def state(self, applied: int, broken: Mapping[int, IntArray]) -> NDArray[np.uint8]:
+        """(N,) state of each item, NOWHERE, OLD or NEW, after the first ``applied`` operations.
+
+        broken: operation -> positions of items whose image could not be read; they keep their state.
+        """
+        state = self.start()
+        for operation in self.operations[:applied]:
+            lost = broken.get(operation.number, np.empty(0, np.int64))
+            apply_to(state, operation, ~np.isin(operation.positions, lost))
+        return state
+
+    def sizes(self, edges: Sequence[int]) -> IntArray:
+        """(operations + 1, S) number of items in each shard after each operation, assuming every image can be read.
+
+        edges: shard s owns the positions edges[s] .. edges[s + 1] - 1.
+        """
+        changes = np.zeros((len(self.operations) + 1, len(edges) - 1), np.int64)
+        bounds = np.asarray(edges)
+        changes[0] = np.bincount(np.searchsorted(bounds, self.order, side="right") - 1, minlength=len(edges) - 1)
+        for operation in self.operations:
+            if operation.kind in ("insert", "delete"):
+                sign = 1 if operation.kind == "insert" else -1
+                shard = np.searchsorted(bounds, operation.positions, side="right") - 1
+                changes[operation.number + 1] = sign * np.bincount(shard, minlength=len(edges) - 1)
+        return np.cumsum(changes, axis=0)
+
+    @cached_property
+    def rank(self) -> IntArray:
+        """(N,) rank of each item in the backfill order; inserted items come after all others."""
+        rank = np.empty(self.n_items, np.int64)
+        rank[np.concatenate([self.order, self.held_back])] = np.arange(self.n_items)
+        return rank
+
+
+def apply_to(state: NDArray[np.uint8], operation: Operation, is_embedded: NDArray[np.bool_]) -> None:
+    """Update ``state`` in place. is_embedded: one flag per position of the operation; items without one stay."""
+    positions = operation.positions
+    if operation.kind == "delete":
+        state[positions] = NOWHERE
+    elif operation.kind == "rollback":
+        # Inserted items that the old model cannot embed are no longer served; all others go back.
+        state[state == NEW] = OLD
+        state[positions[~is_embedded]] = NOWHERE
+    else:
+        state[positions[is_embedded]] = NEW
+
+
+def positions_of(operations: Iterable[Operation]) -> IntArray:
+    """The positions of these operations, concatenated."""
+    return np.concatenate([np.empty(0, np.int64), *(operation.positions for operation in operations)])
+
+
+def make_plan(order: IntArray, points: int, part_items: int, churn: ChurnSettings) -> DrillPlan:
+    """Plan the operations of a backfill in this order, and the checkpoints that measure its quality.
+
+    order: (N,) permutation of all items, including those inserted later. points: number of checkpoints, at t = 0,
+    1 / (points - 1), ..., 1 as in a replay. part_items: maximum number of items in an operation.
+
+    Raises:
+        InputError: ``order`` is not a permutation, or churn leaves no items.
+    """
+    check_order(order, len(order))
+    n_items, rng = len(order), np.random.default_rng(churn.seed)
+    if churn.inserts + churn.deletes >= n_items:
+        raise InputError(
+            f"--live.churn.inserts {churn.inserts} and --live.churn.deletes {churn.deletes} leave none of {n_items} "
+            "items; lower them"
+        )
+    is_held_back = np.zeros(n_items, np.bool_)
+    is_held_back[rng.choice(n_items, churn.inserts, replace=False)] = True
+    order, held_back = order[~is_held_back[order]], order[is_held_back[order]]
+    deleted = order[rng.choice(len(order), churn.deletes, replace=False)]
+    measured, t = np.arange(points) * len(order) // (points - 1), np.linspace(0.0, 1.0, points)
+    operations: list[Operation] = []
+    # In a small gallery several checkpoints may fall on the same number of items.
+    checkpoints = [Checkpoint(int(point), 0, float(t[point])) for point in np.flatnonzero(measured == 0)]
+    for last, moves in _parts(order, held_back, deleted, part_items, measured):
+        operations += [Operation(len(operations) + i, kind, positions) for i, (kind, positions) in enumerate(moves)]
+        for point in np.flatnonzero(measured == last):
+            checkpoints.append(Checkpoint(len(checkpoints), len(operations), float(t[point])))
+        if churn.rollback_at and last / len(order) >= churn.rollback_at:
+            inserted = positions_of(o for o in operations if o.kind == "insert")
+            operations.append(Operation(len(operations), "rollback", inserted))
+            checkpoints.append(Checkpoint(len(checkpoints), len(operations), last / len(order), "rollback"))
+            break
+    return DrillPlan(n_items, order, held_back, tuple(operations), tuple(checkpoints))
+
+
+def _parts(
+    order: IntArray, held_back: IntArray, deleted: IntArray, part_items: int, measured: IntArray
+) -> Iterator[tuple[int, list[tuple[Kind, IntArray]]]]:
+    """Split the order into parts, also at each checkpoint; yields the items done by the end of a part and its moves."""
+    edges = np.unique(np.concatenate([np.arange(0, len(order), part_items), measured]))
+    inserts, deletes = (np.array_split(items, len(edges) - 1) for items in (held_back, deleted))
+    gone = np.zeros(len(order) + len(held_back), np.bool_)
+    for part, (first, last) in enumerate(pairwise(edges.tolist())):
+        items = order[first:last]
+        moves: list[tuple[Kind, IntArray]] = [
+            ("backfill", items[~gone[items]]),
+            ("insert", inserts[part]),
+            ("delete", deletes[part]),
+        ]
+        gone[deletes[part]] = True
+        yield last, [(kind, positions) for kind, positions in moves if len(positions)]
+
+
+def write_plan(path: Path, plan: DrillPlan) -> None:
+    """Write the plan as four Parquet files, each atomically; the checkpoints come last."""
+    numbers = [np.full(len(o.positions), o.number) for o in plan.operations]
+    steps = np.concatenate([np.empty(0, np.int64), *numbers]), positions_of(plan.operations)
+    is_held_back = np.repeat([False, True], [len(plan.order), len(plan.held_back)])
+    items = np.concatenate([plan.order, plan.held_back]), is_held_back
+    tables = {
+        "items": pa.table(dict(zip(columns(ItemRow), items, strict=True))),
+        "steps": pa.table(dict(zip(columns(StepRow), steps, strict=True))),
+        "operations": arrow_table(OperationRow, [OperationRow(o.kind) for o in plan.operations]),
+        "checkpoints": arrow_table(Checkpoint, plan.checkpoints),
+    }
+    path.mkdir(parents=True, exist_ok=True)
+    for name, table in tables.items():
+        write_whole(path / f"{name}.parquet", partial(write_checked, table))
+
+
+def read_plan(path: Path) -> DrillPlan:
+    """Read a plan written by ``write_plan``."""
+    items, steps, operations, checkpoints = (
+        read_checked(path / f"{name}.parquet") for name in ("items", "steps", "operations", "checkpoints")
+    )
+    position, is_held_back = (items[name].to_numpy() for name in columns(ItemRow))
+    number, of_step = (steps[name].to_numpy() for name in columns(StepRow))
+    starts = np.searchsorted(number, np.arange(operations.num_rows + 1))
+    kinds = [OperationRow(**row).kind for row in operations.to_pylist()]
+    return DrillPlan(
+        items.num_rows,
+        position[~is_held_back],
+        position[is_held_back],
+        tuple(Operation(i, cast(Kind, kind), of_step[starts[i] : starts[i + 1]]) for i, kind in enumerate(kinds)),
+        tuple(Checkpoint(**row) for row in checkpoints.to_pylist()),
+    )

@@ -1,0 +1,279 @@
+"""The stages of a live drill: the state before a backfill, the maps of one method, the drill, its report.
+
+Folders of a run: backbones and maps as in ``pipeline``; before (the data contract, with the gallery embedded by the old
+model only); live (the drill: plan, parts, journal, answers, events, then tables and report).
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.keys import comparison_key
+from ray_backfill.compare.orders import store_sigma
+from ray_backfill.compare.origin import origin_of
+from ray_backfill.compare.report import REPORT_FILES
+from ray_backfill.compare.resolve import Comparison, resolve
+from ray_backfill.compare.run import fit_maps
+from ray_backfill.compare.write import now, skipped_queries, versions, weighting
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.progress import stage, step
+from ray_backfill.core.runkey import RunKey
+from ray_backfill.core.schema import write_table
+from ray_backfill.core.stages import (
+    OtherSettingsError,
+    begin_stage,
+    finish_stage,
+    look_at_stage,
+    note_facts,
+    read_json,
+)
+from ray_backfill.data.store import read_folder
+from ray_backfill.drill.journal import Journal, Started, of_type
+from ray_backfill.drill.operations import DrillPlan, make_plan, read_plan, write_plan
+from ray_backfill.drill.parts import BadPartError
+from ray_backfill.drill.quality import depth
+from ray_backfill.drill.ray.driver import run_drill
+from ray_backfill.drill.ray.embedding import EmbedJob, FromImages, FromStore
+from ray_backfill.drill.ray.job import DrillJob, Questions
+from ray_backfill.drill.ray.shards import ShardJob, shard_edges
+from ray_backfill.drill.report import write_live_report
+from ray_backfill.drill.results import Known, drill_tables
+from ray_backfill.drill.settings import LiveSettings
+from ray_backfill.drill.shard import ShardPlace
+from ray_backfill.drill.tables import TABLES, DrillFacts
+from ray_backfill.engine.index import check_index, make_partition
+from ray_backfill.engine.merges import Merge, all_merges
+from ray_backfill.engine.orders import find_order
+from ray_backfill.engine.systems import IntArray
+from ray_backfill.learn.methods import Method, find_methods, models_of
+from ray_backfill.learn.sides import SIDES, Sides, check_live, dims_of, new_models, old_models
+from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.workers.context import Context
+from ray_backfill.workers.session import placed, session
+from ray_backfill.workers.settings import EmbedActors
+
+# Version of the drill's folder; increases when the shape of a table or the meaning of the key changes.
+FORMAT = 2
+# Tables that are made from what a drill recorded.
+_MADE_AFTER = [name for name in TABLES if "/" not in name]
+
+
+def drill_folder(data: Path, evaluation: Evaluation, fits: FitSettings, live: LiveSettings, context: Context) -> Path:
+    """Backfill a folder of embeddings under traffic; the new embeddings are read from the folder.
+
+    Raises:
+        InputError: See ``drill_recipe``.
+    """
+    method, evaluation = check_drill(evaluation, live)
+    with step("read embeddings"):
+        comparison = resolve(read_folder(data, models_of([method])), evaluation, fits, to_come=())
+    if _is_there(context.out / "live", _key(comparison, method, fits, live), context.overwrite):
+        return context.out / "live"
+    with session():
+        check_room(live, context.actors)
+        return run_resolved(comparison, method, FromStore(comparison.folder.gallery.path), fits, live, context, {})
+
+
+def check_drill(evaluation: Evaluation, live: LiveSettings) -> tuple[Method, Evaluation]:
+    """The method of the drill, and the evaluation restricted to it, to the first order and the first merge.
+
+    A gallery is backfilled in one permutation only.
+    """
+    (method,) = find_methods((live.method,))
+    if evaluation.filter:
+        raise InputError("--filter is replayed only; leave it out of a live drill")
+    if evaluation.cutoffs:
+        raise InputError("a drill has no --cutoffs, because its answers are the first results; give them to simulate")
+    evaluation = replace(
+        evaluation, methods=(method.name,), orders=evaluation.orders[:1], merges=evaluation.merges[:1], permutations=1
+    )
+    # Live answers are top-k lists, not complete rankings.
+    metrics = tuple(dict.fromkeys("mAP@100" if metric == "mAP" else metric for metric in evaluation.metrics))
+    evaluation = replace(evaluation, metrics=metrics)
+    evaluation.check()
+    check_live(method, Merge(evaluation.merges[0], by_rank=all_merges()[evaluation.merges[0]].is_by_rank))
+    if find_order(evaluation.orders[0]).is_oracle:
+        raise InputError(f"order {evaluation.orders[0]!r} needs embeddings of the future; choose another with --orders")
+    return method, evaluation
+
+
+def check_room(live: LiveSettings, actors: EmbedActors) -> tuple[int, bool]:
+    """Number of embedding actors that fit in addition to the shards, and whether they have GPUs.
+
+    Raises:
+        InputError: The cluster is too small for both.
+    """
+    on_gpus = live.shards.number if "cuda" in (live.old_index.device, live.new_index.device) else 0
+    spare_cpus = 1 + live.shards.number * live.shards.cpus
+    return placed(actors.number, actors.cpus, "--actors", spare_cpus, on_gpus)
+
+
+def run_resolved(
+    comparison: Comparison,
+    method: Method,
+    source: FromImages | FromStore,
+    fits: FitSettings,
+    live: LiveSettings,
+    context: Context,
+    recipe: Mapping[str, Any],
+) -> Path:
+    drill_folder, evaluation = context.out / "live", comparison.evaluation
+    key = _key(comparison, method, fits, live)
+    k = depth(evaluation.metrics, comparison.truth)
+    if _is_there(drill_folder, key, context.overwrite):
+        return drill_folder
+    comparison, _ = fit_maps(comparison, [method], fits, context)
+    if comparison.left_out:
+        raise InputError(f"{method.name}: {comparison.left_out[0].reason}")
+    sides = _sides(comparison, method, live)
+    order = _order(comparison, method)
+    # Claim the folder only when there is something to write, so that an earlier failure leaves no trace.
+    has_ended = begin_stage(drill_folder, key, context.overwrite)  # and only lacks tables
+    plan = _plan(drill_folder, order, evaluation.points, live)
+    queries = comparison.embeddings.query
+    job = DrillJob(
+        context.out.name, drill_folder, plan,
+        Questions(*sides.queries(queries), comparison.truth, evaluation.metrics, k),
+        _shards(drill_folder, comparison, sides, live, plan.n_items),
+        EmbedJob(drill_folder, source, old_models(method), new_models(method), context.actors), live,
+    )  # fmt: skip
+    timings_s = read_json(drill_folder / "manifest.json").get("timings_s", {})
+    if not has_ended:
+        started = time.perf_counter()
+        with session():
+            run_drill(job)
+        timings_s = {"drill": round(time.perf_counter() - started, 2)}
+    gallery = {model: comparison.folder.gallery.vectors[model] for model in old_models(method)}
+    known = Known(plan, sides, comparison.truth, evaluation.metrics, evaluation.points, queries, gallery)
+    with stage("write report"):
+        if (skipped := skipped_queries(comparison)) is not None:
+            write_table(drill_folder / "skipped_queries.parquet", skipped)
+        return _conclude(drill_folder, known, _facts(comparison, sides, live, plan, context, recipe), timings_s)
+
+
+def _key(comparison: Comparison, method: Method, fits: FitSettings, live: LiveSettings) -> RunKey:
+    """What determines a drill. Its fits are those of one method."""
+    folder, truth, evaluation = comparison.folder, comparison.truth, comparison.evaluation
+    tuned = {"tune": fits.tune} if fits.tune > 1 else {}
+    fit = method.fit.recorded(fits, evaluation.distance) | tuned if method.fit else {}
+    return comparison_key("live", FORMAT, folder, truth, evaluation, [method], {"fit": fit, "live": asdict(live)})
+
+
+def _is_there(folder: Path, key: RunKey, overwrite: bool) -> bool:
+    """Whether the drill has ended there, with all tables. A missing report is written from the tables."""
+    try:
+        is_finished_there = look_at_stage(folder, key)
+    except OtherSettingsError:
+        if not overwrite:
+            raise
+        return False
+    if not is_finished_there or any(not (folder / f"{name}.parquet").exists() for name in _MADE_AFTER):
+        return False
+    if any(not (folder / name).exists() for name in REPORT_FILES):
+        write_live_report(folder)
+    return True
+
+
+def _sides(comparison: Comparison, method: Method, live: LiveSettings) -> Sides:
+    """The method with its network and its merge. Raises InputError if it cannot serve or be indexed."""
+    folder, distance = comparison.folder, comparison.evaluation.distance
+    (merge,) = comparison.merges_of(method).values()
+    check_live(method, merge)
+    dims = dims_of([folder.gallery.vectors, comparison.embeddings.query])
+    sides = Sides(method, comparison.maps.of(method), merge, distance, dims)
+    train = folder.train.vectors if folder.train else {}
+    for settings, side in zip((live.old_index, live.new_index), SIDES, strict=True):
+        check_index(settings, sides.dim(side), sides.live_distance)
+        if settings.kind != "exact":  # find out here, not in a shard, whether it can be trained
+            models = (old_models if side == "backward" else new_models)(method)
+            learn = sides.gallery(side, {m: train[m] for m in models}) if train else None
+            make_partition(replace(settings, device="cpu"), sides.live_distance, sides.dim(side), learn)
+    return sides
+
+
+def _shards(drill: Path, comparison: Comparison, sides: Sides, live: LiveSettings, n_items: int) -> list[ShardJob]:
+    folder, name = comparison.folder, sides.method.name
+    train = folder.train
+    return [
+        ShardJob(
+            drill, folder.gallery.path, train.path if train else None, len(train) if train else 0, name,
+            comparison.maps.folders.get(name), sides.merge, sides.distance, dict(sides.dims),
+            ShardPlace(first, last, live.old_index, live.new_index),
+        )
+        for first, last in pairwise(shard_edges(n_items, live.shards.number))
+    ]  # fmt: skip
+
+
+def _conclude(folder: Path, known: Known, facts: DrillFacts, timings_s: dict[str, float]) -> Path:
+    """Write the tables and the report of a finished drill."""
+    started = time.perf_counter()
+    try:
+        tables = drill_tables(folder, known)
+    except BadPartError as error:
+        raise InputError(
+            f"{error.reason}; it was intact when the drill ended: delete {folder} to run the drill again"
+        ) from error
+    for name, table in tables.items():
+        write_table(folder / f"{name}.parquet", table)
+    timings_s = timings_s | {"tables": round(time.perf_counter() - started, 2)}
+    entries = Journal(folder).entries()
+    seconds, legs = max(entry.elapsed_s for entry in entries), len(of_type(entries, Started))
+    note_facts(folder, asdict(replace(facts, timings_s=timings_s, seconds=seconds, legs=legs)))
+    finish_stage(folder)
+    write_live_report(folder)  # after the results: a page that cannot be made must not take them with it
+    return folder
+
+
+def _order(comparison: Comparison, method: Method) -> IntArray:
+    if method.has_sigma:
+        store_sigma(comparison.folder, method, comparison.maps)
+    (order,) = comparison.orders_of(method).values()
+    return order
+
+
+def _plan(drill: Path, order: IntArray, points: int, live: LiveSettings) -> DrillPlan:
+    """The stored plan, or a new one if there is none."""
+    if not (drill / "plan" / "checkpoints.parquet").exists():  # the last of its files
+        write_plan(drill / "plan", make_plan(order, points, live.part_items, live.churn))
+    return read_plan(drill / "plan")
+
+
+def _facts(
+    comparison: Comparison,
+    sides: Sides,
+    live: LiveSettings,
+    plan: DrillPlan,
+    context: Context,
+    recipe: Mapping[str, Any],
+) -> DrillFacts:
+    """Facts for the report besides the tables."""
+    folder, evaluation, method = comparison.folder, comparison.evaluation, sides.method
+    return DrillFacts(
+        command=context.command,
+        created=now(),
+        method=method.name,
+        title=method.title,
+        order=evaluation.orders[0],
+        merge=sides.merge.name,
+        glossary=all_merges()[sides.merge.name].glossary,
+        primary_metric=evaluation.metrics[0],
+        metrics=evaluation.metrics,
+        distance=evaluation.distance,
+        recipe=dict(recipe),
+        is_exact=live.old_index.kind == live.new_index.kind == "exact",
+        has_churn=bool(live.churn.inserts or live.churn.deletes),
+        rolled_back=any(operation.kind == "rollback" for operation in plan.operations),
+        data={
+            "gallery_items": len(folder.gallery),
+            "queries": len(folder.queries or folder.gallery),
+            "queries_skipped": len(comparison.truth.skipped),
+            "fingerprint": folder.fingerprint(method.models),
+        }
+        | weighting(comparison)
+        | origin_of(comparison, context, recipe),
+        versions=versions(),
+    )

@@ -1,0 +1,179 @@
+"""A shard: a range of the gallery with both partitions, searched by many threads while one applies operations.
+
+Searches read an immutable ``View``. An operation replaces it with a new one, so a search sees each item in exactly one
+partition, either before or after it moves, and never waits for a writer.
+
+Shapes: b queries, k items per answer, n items of an operation that belong to the shard.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.drill.answers import ShardAnswer, answer_of
+from ray_backfill.drill.operations import NEW, NOWHERE, OLD, DrillPlan, Operation
+from ray_backfill.drill.parts import Embedded
+from ray_backfill.engine.index import IndexSettings, Partition, make_partition
+from ray_backfill.engine.systems import FloatArray, IntArray
+from ray_backfill.learn.sides import Side, Sides
+
+# Items read and indexed per step when a partition is filled.
+_ROWS = 32_768
+
+
+@dataclass(frozen=True)
+class View:
+    """Both partitions after ``applied`` operations. missing: inserted items that could not be embedded."""
+
+    old: Partition
+    new: Partition
+    applied: int
+    missing: int = 0
+
+
+@dataclass(frozen=True)
+class ShardSize:
+    """applied: number of operations. Items and bytes of both partitions; bytes cover vectors, codes and graphs."""
+
+    applied: int
+    old_items: int
+    new_items: int
+    old_bytes: int
+    new_bytes: int
+
+
+@dataclass(frozen=True)
+class ShardPlace:
+    """The items that a shard owns, first .. last - 1, and the indexes it uses."""
+
+    first: int
+    last: int
+    old_index: IndexSettings
+    new_index: IndexSettings
+
+    @property
+    def on_gpu(self) -> bool:
+        return "cuda" in (self.old_index.device, self.new_index.device)
+
+
+class Shard:
+    """Searches may run concurrently; ``apply`` and ``compact`` belong to one thread.
+
+    read_old: (first, last) -> embeddings of the gallery items first .. last - 1, by old model.
+    train: vectors for indexes that need training, by side; None if there are none.
+    """
+
+    def __init__(
+        self,
+        plan: DrillPlan,
+        sides: Sides,
+        place: ShardPlace,
+        read_old: Callable[[int, int], dict[str, FloatArray]],
+        train: dict[str, FloatArray] | None = None,
+    ) -> None:
+        self.plan, self.sides, self.place, self.read_old, self.train = plan, sides, place, read_old, train or {}
+        self.state = plan.start()[place.first : place.last]
+        self.view = View(self._filled_old(self._own(plan.order)), self._empty("forward"), 0)
+
+    def search(self, backward: FloatArray, forward: FloatArray, k: int) -> ShardAnswer:
+        """The k best of both partitions together. backward: (b, d), forward: (b, d') vectors of the same queries."""
+        view = self.view
+        total = max(view.old.n + view.new.n, 1)
+        old = view.old.search(backward, k, share=view.old.n / total)
+        new = view.new.search(forward, k, share=view.new.n / total)
+        best = answer_of(old, new, self.sides.merge, k)
+        return ShardAnswer(best, view.applied, view.old.n, view.new.n, view.missing)
+
+    def apply(self, operation: Operation, embedded: Embedded | None) -> None:
+        """Apply the plan's next operation; applying one again has no effect.
+
+        embedded: required if the operation has vectors.
+
+        Raises:
+            ValueError: the operation is out of order.
+        """
+        if operation.number < self.view.applied:
+            return
+        if operation.number > self.view.applied:
+            raise ValueError(f"operation {operation.number} is out of order: the next one is {self.view.applied}")
+        if operation.kind == "delete":
+            view = self._without(self._own(operation.positions))
+        else:
+            assert embedded is not None
+            lost = 0 if operation.kind == "backfill" else self._newly_lost(operation, embedded)
+            view = self._rolled_back(embedded) if operation.kind == "rollback" else self._moved(embedded)
+            view = replace(view, missing=view.missing + lost)
+        self.view = replace(view, applied=self.view.applied + 1)
+
+    def compact(self) -> None:
+        """Free the memory of items that left a partition, where it pays off; searches go on."""
+        if self.view.old.needs_compaction:
+            self.view = replace(self.view, old=self.view.old.compacted())
+        if self.view.new.needs_compaction:
+            self.view = replace(self.view, new=self.view.new.compacted())
+
+    def size(self) -> ShardSize:
+        view = self.view
+        return ShardSize(view.applied, view.old.n, view.new.n, view.old.size_bytes, view.new.size_bytes)
+
+    def _moved(self, embedded: Embedded) -> View:
+        """Move embedded items into the new partition, out of the old one if they are there."""
+        is_own = self._is_own(embedded.positions)
+        positions, view = embedded.positions[is_own], self.view
+        vectors = self.sides.gallery("forward", {m: v[is_own] for m, v in embedded.vectors.items()})
+        local = positions - self.place.first
+        old = view.old.without(positions[self.state[local] == OLD])
+        new = view.new.with_rows(vectors, positions)
+        self.state[local] = NEW
+        return replace(view, old=old, new=new)
+
+    def _newly_lost(self, operation: Operation, embedded: Embedded) -> int:
+        """Number of inserted items that cannot be embedded; a rollback counts only those that were in service."""
+        broken = self._own(embedded.broken_positions)
+        is_there = self.state[broken - self.place.first] != NOWHERE
+        return int(is_there.sum()) if operation.kind == "rollback" else len(broken)
+
+    def _without(self, positions: IntArray) -> View:
+        local, view = positions - self.place.first, self.view
+        before = self.state[local]
+        self.state[local] = NOWHERE
+        old, new = view.old.without(positions[before == OLD]), view.new.without(positions[before == NEW])
+        return replace(view, old=old, new=new)
+
+    def _rolled_back(self, embedded: Embedded) -> View:
+        """Return all items to the old partition, with stored old embeddings, or the given ones for inserted items."""
+        self.state[self._own(embedded.broken_positions) - self.place.first] = NOWHERE
+        alive = np.flatnonzero(self.state != NOWHERE) + self.place.first
+        is_own = self._is_own(embedded.positions)
+        is_own[is_own] = self.state[embedded.positions[is_own] - self.place.first] != NOWHERE
+        inserted = embedded.positions[is_own]
+        stored = np.setdiff1d(alive, self.plan.held_back)
+        old = self._filled_old(stored[np.argsort(self.plan.rank[stored])])
+        vectors = {model: values[is_own] for model, values in embedded.vectors.items()}
+        old = old.with_rows(self.sides.gallery("backward", vectors), inserted)
+        self.state[alive - self.place.first] = OLD
+        return replace(self.view, old=old, new=self._empty("forward"))
+
+    def _filled_old(self, positions: IntArray) -> Partition:
+        """A partition of stored items in backfill order, so that items leave it from the front."""
+        old = self._empty("backward")
+        if not len(positions):
+            return old
+        stored = self.read_old(self.place.first, self.place.last)
+        for first in range(0, len(positions), _ROWS):
+            some = positions[first : first + _ROWS]
+            vectors = {model: values[some - self.place.first] for model, values in stored.items()}
+            old = old.with_rows(self.sides.gallery("backward", vectors), some)
+        return old.compacted() if old.needs_compaction else old
+
+    def _empty(self, side: Side) -> Partition:
+        settings = self.place.old_index if side == "backward" else self.place.new_index
+        return make_partition(settings, self.sides.live_distance, self.sides.dim(side), self.train.get(side))
+
+    def _is_own(self, positions: IntArray) -> NDArray[np.bool_]:
+        return (positions >= self.place.first) & (positions < self.place.last)
+
+    def _own(self, positions: IntArray) -> IntArray:
+        return positions[self._is_own(positions)]

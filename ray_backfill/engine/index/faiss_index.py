@@ -1,0 +1,275 @@
+"""Partitions that faiss searches, of any kind given by a factory string. Distances come from the index, not re-ranked.
+
+Threads can search a faiss index concurrently, but not while rows are added. Therefore an index never changes once it is
+searched: most rows are in ``main``, new ones in a small index ``fresh`` of the same kind, which is cloned for each
+batch and merged into a clone of ``main`` once it is large. A selector skips deleted rows if faiss supports one;
+otherwise (PQ, any GPU) the search requests more rows and drops the deleted ones. An index numbers its rows from 0.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.engine.distances import lengths, normalise
+from ray_backfill.engine.index.faiss_kinds import GPU_MOST_NEAREST, Kind, describe, held_bytes, untrained
+from ray_backfill.engine.index.partition import (
+    Found,
+    IndexSettings,
+    as_new_positions,
+    as_vectors,
+    refuse_zero,
+    sorted_found,
+)
+from ray_backfill.engine.index.rows import Column, Rows, refuse_living, refuse_missing, refuse_repeated
+from ray_backfill.engine.systems import FloatArray, IntArray
+
+# Most rows in ``fresh``, as a number and as a share of main's rows: more are merged, which costs a clone of main.
+_MOST_FRESH, _MOST_FRESH_PART = 2048, 1 / 8
+# Ratio of deleted to live rows from which compaction is worth its cost. With as many deleted as live rows, a search
+# takes two to three times as long; in a graph, they reduce recall instead (0.95 becomes 0.87), and removing them means
+# building the graph again.
+_MOST_DEAD, _MOST_DEAD_IN_GRAPH, _FEW_DEAD = 0.25, 0.5, 1024
+# faiss squares in float32: distances of longer vectors overflow.
+_LONGEST = 1e18
+_Results = tuple[NDArray[np.float32], IntArray]
+_Searching = Callable[[NDArray[np.float32], int], _Results]
+
+
+def make_faiss_partition(
+    settings: IndexSettings, distance: str, dim: int, train: FloatArray | None
+) -> "FaissPartition":
+    """Implement ``make_partition`` for faiss kinds."""
+    kind = describe(settings, distance, dim)
+    index = untrained(settings, distance, dim)
+    if not index.is_trained:
+        if train is None:
+            raise InputError(
+                f"index {settings.kind!r} must be trained; provide at least {kind.train_rows} train embeddings"
+            )
+        kind.train(index, _prepared(train, distance, dim, "train"))
+    empty = _Segment(index, Rows.none())
+    gpu = _Gpu() if settings.device == "cuda" else None
+    return FaissPartition(kind, distance, dim, empty, gpu, empty, empty, _no_vectors(dim))
+
+
+class _Gpu:
+    """One GPU. faiss's GPU memory is not thread-safe, so one thread searches at a time."""
+
+    def __init__(self) -> None:
+        self._resources = faiss.StandardGpuResources()
+        self._lock = threading.Lock()
+
+    def search_of(self, index: Any, kind: str) -> _Searching:
+        """Copy the index to this GPU and return the copy's search function."""
+        try:
+            with self._lock:
+                copy = faiss.index_cpu_to_gpu(self._resources, 0, index)
+        except RuntimeError as error:
+            raise InputError(f"faiss cannot copy the index {kind!r} to the GPU: {error}; use device cpu") from error
+
+        def search(query: NDArray[np.float32], k: int) -> _Results:
+            with self._lock:
+                return copy.search(query, k)
+
+        return search
+
+
+@dataclass(frozen=True, eq=False)
+class _Segment:
+    """An immutable index. selector: selects the live rows; None if all are. search_on_gpu: search of a GPU copy."""
+
+    index: Any
+    rows: Rows
+    selector: Any | None = None
+    search_on_gpu: _Searching | None = None
+
+    def without(self, row: IntArray) -> "_Segment":
+        if not len(row):
+            return self
+        rows = self.rows.without(row)
+        return replace(self, rows=rows, selector=_selector(rows))
+
+
+@dataclass(frozen=True, eq=False)
+class FaissPartition:
+    """A ``Partition`` searched by faiss. fresh_vectors: the rows of ``fresh`` as added. _none: trained, without rows.
+
+    Cost: an update copies ``fresh`` and sometimes main. ``size_bytes`` does not include copies on a GPU.
+    """
+
+    kind: Kind
+    distance: str
+    dim: int
+    _none: _Segment
+    _gpu: _Gpu | None
+    _main: _Segment
+    _fresh: _Segment
+    _fresh_vectors: Column
+
+    @property
+    def n(self) -> int:
+        return self._main.rows.n_alive + self._fresh.rows.n_alive
+
+    @property
+    def size_bytes(self) -> int:
+        of_rows = self._main.rows.size_bytes + self._fresh.rows.size_bytes + self._fresh_vectors.size_bytes
+        indexes = {id(segment): segment.index for segment in (self._none, self._main, self._fresh)}
+        return of_rows + sum(held_bytes(index) for index in indexes.values())
+
+    @property
+    def needs_compaction(self) -> bool:
+        dead = self._main.rows.n_dead + self._fresh.rows.n_dead
+        return dead > _FEW_DEAD and dead > (_MOST_DEAD_IN_GRAPH if self.kind.is_graph else _MOST_DEAD) * self.n
+
+    def with_rows(self, vectors: FloatArray, position: IntArray) -> "FaissPartition":
+        new = _prepared(vectors, self.distance, self.dim, "gallery")
+        position = as_new_positions(position, new)
+        refuse_repeated(position)
+        refuse_living(position, np.maximum(self._main.rows.find(position), self._fresh.rows.find(position)))
+        if not len(new):
+            return self
+        grown = replace(
+            self,
+            _fresh=replace(self._fresh, rows=self._fresh.rows.extended(position)),
+            _fresh_vectors=self._fresh_vectors.extended(new),
+        )
+        main, n_fresh = len(self._main.rows), len(grown._fresh.rows)
+        if not main or n_fresh > max(_MOST_FRESH, main * _MOST_FRESH_PART):
+            return grown._merged(drop_dead=False)
+        index = faiss.clone_index(self._fresh.index)
+        index.add(new)
+        rows = grown._fresh.rows
+        return replace(grown, _fresh=_Segment(index, rows, _selector(rows)))
+
+    def without(self, position: IntArray) -> "FaissPartition":
+        refuse_repeated(position)
+        row_of_main, row_of_fresh = self._main.rows.find(position), self._fresh.rows.find(position)
+        refuse_missing(position, np.maximum(row_of_main, row_of_fresh))
+        main = self._main.without(row_of_main[row_of_main >= 0])
+        left = replace(self, _main=main, _fresh=self._fresh.without(row_of_fresh[row_of_fresh >= 0]))
+        if not left._fresh.rows.n_alive:
+            left = replace(left, _fresh=self._none, _fresh_vectors=_no_vectors(self.dim))
+        return left if main.rows.n_alive else replace(left, _main=self._none)
+
+    def compacted(self) -> "FaissPartition":
+        if not self._main.rows.n_dead and not len(self._fresh.rows):
+            return self
+        return self._merged(drop_dead=True)
+
+    def positions(self) -> IntArray:
+        return np.sort(np.concatenate([self._main.rows.positions(), self._fresh.rows.positions()]))
+
+    def vectors(self, position: IntArray) -> NDArray[np.float32]:
+        """As in ``Partition``; scaled to length 1 under cosine. Fresh rows of quantised kinds are still exact."""
+        row_of_main, row_of_fresh = self._main.rows.find(position), self._fresh.rows.find(position)
+        refuse_missing(position, np.maximum(row_of_main, row_of_fresh))
+        out = np.empty((len(position), self.dim), np.float32)
+        in_main = row_of_main >= 0
+        if in_main.any():
+            out[in_main] = self.kind.reconstructed(self._main.index, row_of_main[in_main])
+        out[~in_main] = self._fresh_vectors.array[row_of_fresh[~in_main]]
+        return out
+
+    def search(self, query: FloatArray, k: int, share: float = 1.0) -> Found:
+        query = _prepared(query, self.distance, self.dim, "query")
+        queries, distances, positions = [], [], []
+        for segment in (self._main, self._fresh):
+            k_here = min(k, segment.rows.n_alive)
+            if k_here and len(query):
+                values, row = self._search_segment(segment, query, k_here, share)
+                of_query, place = np.nonzero(row >= 0)
+                queries.append(of_query)
+                distances.append(_distances(values[of_query, place], self.distance))
+                positions.append(segment.rows.position[row[of_query, place]])
+        if not queries:
+            return Found.nothing(len(query), k)
+        of_query, distance, position = np.concatenate(queries), np.concatenate(distances), np.concatenate(positions)
+        return sorted_found(of_query, distance, position, len(query), k)
+
+    def _search_segment(self, segment: _Segment, query: NDArray[np.float32], k: int, share: float) -> _Results:
+        """Return (b, k) values and rows; a row is live or -1."""
+        on_gpu = segment.search_on_gpu
+        if on_gpu or segment.rows.n_dead:
+            search, most = (on_gpu, GPU_MOST_NEAREST) if on_gpu else (segment.index.search, self.kind.most_nearest)
+            found = _search_beyond_dead(search, segment.rows, query, k, most)
+            if found is not None:
+                return found
+        return _search(segment.index)(query, k, params=self.kind.parameters(segment.selector, k, share))
+
+    def _merged(self, drop_dead: bool) -> "FaissPartition":
+        """Move all rows into main."""
+        main, fresh = self._main, self._fresh.rows
+        rows, index = main.rows, main.index
+        new = self._fresh_vectors.array[fresh.alive]
+        if drop_dead and rows.n_dead:
+            index, rows = self.kind.without_dead(index, rows.alive, self._none.index), rows.compacted()
+        else:
+            index = faiss.clone_index(index)
+        index.add(new)
+        rows = rows.extended(fresh.position[fresh.alive])
+        if drop_dead:
+            index = faiss.clone_index(index)  # a clone has no spare capacity
+        on_gpu = None if self._gpu is None else self._gpu.search_of(index, self.kind.name)
+        main = _Segment(index, rows, _selector(rows), on_gpu)
+        return replace(self, _main=main, _fresh=self._none, _fresh_vectors=_no_vectors(self.dim))
+
+
+def _no_vectors(dim: int) -> Column:
+    return Column.of(np.empty((0, dim), np.float32))
+
+
+def _search_beyond_dead(
+    search: _Searching, rows: Rows, query: NDArray[np.float32], k: int, most: int
+) -> _Results | None:
+    """Find the k nearest live rows by requesting more rows; return None if that would take more than ``most``."""
+    enough = k + rows.n_dead
+    wanted = min(2 * k, enough)
+    while wanted <= most:
+        values, row = search(query, wanted)
+        lives = (row >= 0) & rows.alive[row]
+        is_done = (lives.sum(axis=1) >= k) | (row[:, -1] < 0)
+        if wanted == enough or is_done.all():
+            first = np.argsort(~lives, axis=1, kind="stable")[:, :k]
+            row = np.where(lives, row, -1)
+            return np.take_along_axis(values, first, 1), np.take_along_axis(row, first, 1)
+        wanted = min(2 * wanted, enough)
+    return None
+
+
+def _selector(rows: Rows) -> Any | None:
+    return faiss.IDSelectorBitmap(np.packbits(rows.alive, bitorder="little")) if rows.n_dead else None
+
+
+def _prepared(vectors: FloatArray, distance: str, dim: int, side: str) -> NDArray[np.float32]:
+    """Convert vectors for faiss: float32, scaled to length 1 under cosine."""
+    vectors = as_vectors(vectors, dim, side)
+    length = lengths(vectors)
+    if distance == "cosine":
+        refuse_zero(length, side)
+        return normalise(vectors).astype(np.float32)
+    if len(length) and length.max() > _LONGEST:
+        raise InputError(
+            f"{side} row {int(np.argmax(length))} is so long that {distance} distances overflow in faiss; scale the "
+            "embeddings down"
+        )
+    return vectors
+
+
+def _distances(values: NDArray[np.float32], distance: str) -> NDArray[np.float32]:
+    """Convert the values of faiss, inner products or squared distances, to this project's distances."""
+    if distance == "l2":
+        return np.sqrt(np.maximum(values, np.float32(0)))
+    if distance == "cosine":
+        return np.clip(np.float32(1) - values, np.float32(0), np.float32(2))
+    return np.float32(0) - values
+
+
+def _search(index: Any) -> Any:
+    """Return faiss's own ``index.search``: faiss.contrib.torch_utils replaces it by one without ``params``."""
+    return getattr(index, "search_numpy", index.search)

@@ -1,0 +1,155 @@
+"""The interface of partitions, and input checks that they share. Shapes: b queries, m rows, d dimensions."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.core.errors import InputError, unknown_name
+from ray_backfill.engine.systems import FloatArray, IntArray, describe_array
+
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class IndexSettings:
+    """How a shard searches its embeddings."""
+
+    kind: str = "exact"
+    """exact, or a faiss factory string such as Flat, IVF256,Flat, IVF256,PQ16, HNSW32 or PQ16."""
+    effort: int = 0
+    """Search effort: nprobe for IVF, efSearch for HNSW. 0: faiss's default."""
+    device: str = "cpu"
+    """Device that searches sealed faiss indexes: cpu or cuda."""
+
+    def __post_init__(self) -> None:
+        if not self.kind:
+            raise InputError("the index kind is empty; use exact or a faiss factory string such as Flat")
+        if self.effort < 0:
+            raise InputError(f"the index effort must not be negative, got {self.effort}; 0 is faiss's default")
+        if self.device not in DEVICES:
+            raise unknown_name("index device", self.device, DEVICES)
+        if self.kind == "exact" and self.device != "cpu":
+            raise InputError("the exact index runs only on the CPU; use device cpu, or the kind Flat")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a search, closest first; ties are ordered by position.
+
+    distance: (b, k) float32, ascending, padded with inf. position: (b, k) int64, padded with -1.
+    """
+
+    distance: NDArray[np.float32]
+    position: IntArray
+
+    @classmethod
+    def nothing(cls, queries: int, k: int) -> "Found":
+        return cls(np.full((queries, k), np.inf, np.float32), np.full((queries, k), -1, np.int64))
+
+
+class Partition(Protocol):
+    """Gallery vectors with their positions. It is immutable: every update returns a new partition.
+
+    Any number of threads may search any versions while one thread makes new ones. Broken invariants raise ValueError.
+    """
+
+    @property
+    def n(self) -> int:
+        """Number of live rows."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Main memory of vectors, codes, graph and tables, including deleted rows and spare capacity."""
+
+    @property
+    def needs_compaction(self) -> bool:
+        """Whether ``compacted`` is worth its cost."""
+
+    def search(self, query: FloatArray, k: int, share: float = 1.0) -> Found:
+        """Find the k nearest live rows of (b, d) queries.
+
+        share: this partition's share of the search effort for the gallery; used only by graphs.
+
+        Raises:
+            InputError: Queries have other dimensions or are not finite, a query is zero under cosine, or distances
+                overflow float32.
+        """
+
+    def with_rows(self, vectors: FloatArray, position: IntArray) -> "Partition":
+        """Add (m, d) vectors with (m,) positions.
+
+        Raises:
+            InputError: Vectors have other dimensions or are not finite, or a vector is zero under cosine.
+            ValueError: A position is negative, exists already, or is given twice.
+        """
+
+    def without(self, position: IntArray) -> "Partition":
+        """Delete the rows of these positions.
+
+        Raises:
+            ValueError: A position does not exist or is given twice.
+        """
+
+    def compacted(self) -> "Partition":
+        """Return the same rows without the memory of deleted ones, in one piece; itself if there is nothing to do."""
+
+    def positions(self) -> IntArray:
+        """Return the positions of the live rows, ascending."""
+
+    def vectors(self, position: IntArray) -> NDArray[np.float32]:
+        """Return the (m, d) vectors of these positions: as given if exact, else as stored in the index.
+
+        Raises:
+            ValueError: A position does not exist.
+        """
+
+
+def as_vectors(vectors: FloatArray, dim: int, side: str) -> NDArray[np.float32]:
+    """Convert to contiguous float32, without a copy if possible; raise InputError unless (n, dim) and finite."""
+    if vectors.ndim != 2 or vectors.dtype.kind != "f" or vectors.shape[1] != dim:
+        raise InputError(
+            f"{side} embeddings must be a 2-D float array of {dim} columns, got {describe_array(vectors)}; "
+            "use the model that this index was built for"
+        )
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite
+        numbers = np.ascontiguousarray(vectors, dtype=np.float32)
+    finite_rows = np.isfinite(numbers).all(axis=1)
+    if not finite_rows.all():
+        raise InputError(
+            f"{side} embeddings have NaN or infinite values (as float32), first in row {int(np.argmin(finite_rows))}; "
+            "drop such rows"
+        )
+    return numbers
+
+
+def refuse_zero(length: NDArray[np.float64], side: str) -> None:
+    """Raise InputError if a vector has length 0. length: (n,) lengths of all vectors."""
+    if not length.all():
+        raise InputError(
+            f"{side} row {int(np.argmin(length))} is a zero vector, for which the cosine distance is undefined; drop "
+            "such rows or use the l2 distance"
+        )
+
+
+def as_new_positions(position: IntArray, vectors: FloatArray) -> IntArray:
+    """Copy the positions; raise ValueError unless there is a non-negative one for each vector."""
+    if position.shape != (len(vectors),):
+        raise ValueError(f"{len(vectors)} vectors need as many positions, got shape {position.shape}")
+    if (position < 0).any():
+        raise ValueError(f"position {int(position.min())} is negative")
+    return position.astype(np.int64)
+
+
+def sorted_found(rows: IntArray, distance: NDArray[np.float32], position: IntArray, queries: int, k: int) -> Found:
+    """Return the first k candidates of each query by (distance, position). rows: the query of each candidate."""
+    found = Found.nothing(queries, k)
+    order = np.lexsort((position, distance, rows))
+    row = rows[order]
+    place = np.arange(len(row)) - np.searchsorted(row, row)
+    first = place < k
+    at = row[first], place[first]
+    found.distance[at] = distance[order[first]]
+    found.position[at] = position[order[first]]
+    return found

@@ -1,0 +1,151 @@
+"""Chooses the merge of a method by what it does to a backfill of items that it was not fitted on.
+
+Models differ in the band that their distances fill: of one, the cosines of two texts may lie between -0.1 and 0.6, of
+another one, between 0.7 and 1. Raw distances then put all items of one model first, whatever they show. Only a trial
+tells which merge helps, so the items are halved, each merge is fitted on one half, and the other half is searched.
+
+Shapes: H items of a half, B of them as queries.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.engine.distances import band_of, do_compare, normalise
+from ray_backfill.engine.merges.merge import RAW, Merge
+from ray_backfill.engine.systems import IntArray, RetrievalSystem, UpgradePair
+
+# (pair, labels) -> merge.
+FitOne = Callable[[UpgradePair, IntArray | None], Merge]
+
+# Most items of a half and most queries: a trial takes a tenth of a second for each merge.
+_ITEMS, _QUERIES = 1_000, 300
+# Shares of the backfill at which a half is searched, with their weights in the area under the curve.
+_MOMENTS = {0.0: 0.25, 0.5: 0.5, 1.0: 0.25}
+# Without labels, right is what the finished upgrade finds first.
+_NEAREST = 10
+# With fewer queries in a half, a merge that is fitted is not told from chance.
+_FEWEST = 20
+# Larger than every distance, and small enough that score maps can continue to it.
+_BEHIND = 1e30
+
+
+class Half(NamedTuple):
+    """Items to judge merges on. is_right: (B, H). place: (H,) of each item in the backfill order."""
+
+    pair: UpgradePair
+    distance: str
+    is_right: NDArray[np.bool_]
+    place: IntArray
+
+
+def choose(
+    candidates: Mapping[str, FitOne], train: UpgradePair, label: IntArray | None, distance: str, seed: int
+) -> Merge:
+    """Fit the merge that ranks held-out items best, by mean average precision over a backfill in random order.
+
+    Raw distances are kept unless another merge is better on both halves; they are no candidate where the two systems'
+    distances do not compare. Nor is a merge that cannot be fitted.
+
+    Args:
+        candidates: Name -> fit; "raw" and "quantile" among them.
+        train: Row i of every array is item i.
+        label: (items,) classes; None: right is what the forward system finds first.
+        distance: "cosine", "l2" or "inner_product".
+        seed: For the halves and the order.
+    """
+    halves = [np.sort(half) for half in np.array_split(np.random.default_rng(seed).permutation(train.n_gallery), 2)]
+    found = [_trial(candidates, train, label, distance, seed, *both) for both in (halves, halves[::-1])]
+    judged = {name: found[0][name] + found[1][name] for name in candidates if all(name in each for each in found)}
+    default = without_trial(train, distance)
+    if default == RAW.name:
+        judged = {name: total for name, total in judged.items() if all(each[name] > each[RAW.name] for each in found)}
+    else:
+        judged.pop(RAW.name, None)
+    return candidates[max(judged, key=lambda name: judged[name], default=default)](train, label)
+
+
+def without_trial(pair: UpgradePair, distance: str) -> str:
+    """The merge to take without a trial: raw distances where those of the two systems compare, otherwise quantile."""
+    bands = [band_of(each.query, distance, each.gallery) for each in (pair.backward, pair.forward)]
+    return RAW.name if do_compare(*bands) else "quantile"
+
+
+def _trial(
+    candidates: Mapping[str, FitOne], train: UpgradePair, label: IntArray | None, distance: str, seed: int,
+    fitted_on: IntArray, judged: IntArray,
+) -> dict[str, float]:  # fmt: skip
+    """Name -> mean average precision on one half; nothing if there are too few queries."""
+    rng = np.random.default_rng(seed)
+    rows = judged if len(judged) <= _ITEMS else rng.choice(judged, _ITEMS, replace=False)
+    pair = _some(train, rows)
+    is_right = _right_answers(pair, None if label is None else label[rows], distance)
+    if np.count_nonzero(is_right.any(axis=1)) < _FEWEST:
+        return {}
+    half = Half(pair, distance, is_right, rng.permutation(len(rows)))
+    some, of_label = _some(train, fitted_on), None if label is None else label[fitted_on]
+    scores = {}
+    for name, fit in candidates.items():
+        try:
+            merge = fit(some, of_label)
+        except InputError:  # labels of one class only
+            continue
+        scores[name] = precision_of(half, merge)
+    return scores
+
+
+def _some(pair: UpgradePair, rows: IntArray) -> UpgradePair:
+    both = [RetrievalSystem(each.query[rows], each.gallery[rows]) for each in (pair.backward, pair.forward)]
+    return UpgradePair(both[0], both[0] if pair.forward is pair.backward else both[1], pair.switch)
+
+
+def _right_answers(pair: UpgradePair, label: IntArray | None, distance: str) -> NDArray[np.bool_]:
+    """(B, H) whether an item is a right answer: of the query's class, or else what the forward system finds first."""
+    others = ~np.eye(min(pair.n_gallery, _QUERIES), pair.n_gallery, dtype=np.bool_)
+    if label is not None:
+        of_class: NDArray[np.bool_] = (label[:_QUERIES, None] == label) & others
+        if np.count_nonzero(of_class.any(axis=1)) >= _FEWEST:
+            return of_class
+    if pair.n_gallery <= _NEAREST + 1:
+        return np.zeros_like(others)
+    by_forward = np.where(others, _distances(pair.forward, distance), np.inf)
+    return by_forward <= np.partition(by_forward, _NEAREST - 1, axis=1)[:, [_NEAREST - 1]]
+
+
+def precision_of(half: Half, merge: Merge) -> float:
+    """Mean over queries and moments of the average precision. Items of equal score are ranked by their distance."""
+    pair, distance = merge.prepare(half.pair, half.distance)
+    backward, forward = (_distances(system, distance) for system in (pair.backward, pair.forward))
+    total = 0.0
+    for moment, weight in _MOMENTS.items():
+        done = half.place < moment * pair.n_gallery
+        distances = np.where(done, forward, backward)
+        np.fill_diagonal(distances, _BEHIND)  # a query is not its own answer
+        scores = merge.scores(distances.ravel(), np.broadcast_to(done, distances.shape).ravel())
+        order = np.argsort(distances, axis=1, kind="stable")
+        by_distance = np.take_along_axis(scores.reshape(distances.shape), order, axis=1)
+        order = np.take_along_axis(order, np.argsort(by_distance, axis=1, kind="stable"), axis=1)
+        total += weight * _average_precision(np.take_along_axis(half.is_right, order, axis=1))
+    return total
+
+
+def _average_precision(ranked_BH: NDArray[np.bool_]) -> float:
+    """The mean over queries that have a right answer. ranked_BH: whether the item of each rank is right."""
+    ranked = ranked_BH[ranked_BH.any(axis=1)]
+    precision = np.cumsum(ranked, axis=1) / np.arange(1, ranked.shape[1] + 1)
+    return float(((precision * ranked).sum(axis=1) / ranked.sum(axis=1)).mean())
+
+
+def _distances(system: RetrievalSystem, distance: str) -> NDArray[np.float32]:
+    """(B, H) distances; rounding does not matter here, so by one product."""
+    query, gallery = system.query[:_QUERIES], system.gallery
+    if distance == "cosine":
+        query, gallery = normalise(query), normalise(gallery)
+    products = np.asarray(query, np.float64) @ np.asarray(gallery, np.float64).T
+    if distance == "l2":
+        squares = np.square(query, dtype=np.float64).sum(1)[:, None] + np.square(gallery, dtype=np.float64).sum(1)
+        return np.sqrt(np.maximum(squares - 2 * products, 0)).astype(np.float32)
+    return ((distance == "cosine") - products).astype(np.float32)

@@ -1,0 +1,143 @@
+"""Cross-domain similarity local scaling (CSLS): similarities are reduced for vectors with many close neighbours.
+
+Source: Conneau et al., Word translation without parallel data (ICLR 2018), section 2.3:
+CSLS(q, g) = 2 cos(q, g) - r(q) - r(g), where r is the mean cosine to the k nearest vectors of the other side.
+Deviates: the neighbours are train vectors instead of gallery items and queries, which change during the backfill.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.kernels import Array, kernel
+from ray_backfill.core.memory import room_for
+from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.systems import FloatArray, IntArray, RetrievalSystem, UpgradePair
+
+NEIGHBOURS = 10
+# Most train items that r is computed from: more of them cost time for every query and gallery item.
+_MOST_ROWS = 4096
+# Vectors that are processed at a time: their products with all references take 16 MB.
+_ROWS = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class References:
+    """The train vectors of one system from which r is computed."""
+
+    query: NDArray[np.float32]
+    """(R, d) embeddings by the query model."""
+    gallery: NDArray[np.float32]
+    """(R, d) embeddings by the gallery model."""
+
+    def replace(self, system: RetrievalSystem, distance: str) -> RetrievalSystem:
+        """Return the system of [unit q, 1, -r(q) / 2] and [unit g, -r(g) / 2, 1], whose inner product is CSLS / 2.
+
+        Cost: 2 R d operations per vector, and a copy of queries and gallery.
+
+        Raises:
+            InputError: The distance is not cosine, the dimensions differ from the references', or a vector is zero.
+        """
+        if distance != "cosine":
+            raise InputError(f"the csls merge supports only the cosine distance, not {distance}; use another merge")
+        if system.query.shape[1] != self.query.shape[1]:
+            raise InputError(
+                f"the csls merge was fitted on vectors of {self.query.shape[1]} dimensions, but these have "
+                f"{system.query.shape[1]}; fit it on train embeddings of the same models"
+            )
+        query = _unit_and_two(system.query, self.gallery)
+        gallery = _unit_and_two(system.gallery, self.query)
+        gallery[:, [-2, -1]] = gallery[:, [-1, -2]]
+        return RetrievalSystem(query, gallery)
+
+
+def fit_csls(train: UpgradePair, seed: int) -> tuple[References, References]:
+    """Return the references of the backward and of the forward system."""
+    rows = np.arange(train.n_gallery)
+    if len(rows) > _MOST_ROWS:
+        rows = np.sort(np.random.default_rng(seed).choice(rows, _MOST_ROWS, replace=False))
+    backward, forward = (
+        References(system.query[rows].astype(np.float32), system.gallery[rows].astype(np.float32))
+        for system in (train.backward, train.forward)
+    )
+    return backward, forward
+
+
+def mean_nearest_cosine(vectors: FloatArray, references: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return (n,) r: the mean cosine of each vector to its ``NEIGHBOURS`` nearest references, or to all if fewer.
+
+    A vector has the same result in any batch: float32 products only select the few references that can be among the
+    nearest; their exact distances decide and are averaged.
+    """
+    k = min(NEIGHBOURS, len(references))
+    out = np.empty(len(vectors))
+    for first in range(0, len(vectors), _ROWS):
+        some = vectors[first : first + _ROWS]
+        form, rows = ProductForm.of(RetrievalSystem(some, references), "cosine"), np.arange(len(some))
+        v_nR = form.left(rows) @ form.tile(0, len(references)).T
+        row, reference = _find_near(v_nR, k, 2.001 * form.error(rows))
+        exact = form.exact(row, reference)
+        starts = np.searchsorted(row, rows)
+        by_distance = np.lexsort((exact, row))
+        nearest_nk = exact[by_distance][starts[:, None] + np.arange(k)].astype(np.float64)
+        total = np.zeros(len(some))
+        for i in range(k):  # in a fixed order: the order of numpy's own sum may depend on the number of rows
+            total += 1 - nearest_nk[:, i]
+        out[first : first + len(some)] = total / k
+    return out
+
+
+def _unit_and_two(vectors: FloatArray, references: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return (n, d + 2) float32 rows [unit vector, 1, -r / 2]; mapped from a temporary file if they are large."""
+    out = room_for(len(vectors), vectors.shape[1] + 2, np.float32)
+    out[:, -2] = 1
+    for first in range(0, len(vectors), _ROWS):
+        some = vectors[first : first + _ROWS]
+        out[first : first + len(some), :-2] = ProductForm.of(RetrievalSystem(references, some), "cosine").tile(
+            0, len(some)
+        )
+    out[:, -1] = -mean_nearest_cosine(vectors, references) / 2
+    return out
+
+
+def _find_near(v_nR: NDArray[np.float32], k: int, margins: NDArray[np.float64]) -> tuple[IntArray, IntArray]:
+    """Return (row, column) of all entries within a row's margin of its k-th smallest entry, sorted by row.
+
+    With a margin of twice the error of the products, they include the k nearest by exact distance.
+    """
+    limits, counts = np.empty(len(v_nR)), np.empty(len(v_nR), np.int64)
+    _find_limits(v_nR, k, margins, limits, counts)
+    columns = np.empty(counts.sum(), np.int64)
+    _collect(v_nR, limits, columns)
+    return np.repeat(np.arange(len(v_nR)), counts), columns
+
+
+@kernel
+def _find_limits(v_nR: Array, k: int, margins: Array, limits: Array, counts: Array) -> None:
+    """Compute the limit of each row and the number of entries up to it. Most entries cost one comparison."""
+    smallest = np.empty(k, np.float32)
+    for q in range(len(v_nR)):
+        smallest[:] = np.inf
+        for v in v_nR[q]:
+            if v < smallest[k - 1]:
+                at = k - 1
+                while at > 0 and smallest[at - 1] > v:
+                    smallest[at] = smallest[at - 1]
+                    at -= 1
+                smallest[at] = v
+        limits[q] = np.float64(smallest[k - 1]) + margins[q]
+        counts[q] = 0
+        for v in v_nR[q]:
+            counts[q] += v <= limits[q]
+
+
+@kernel
+def _collect(v_nR: Array, limits: Array, columns: Array) -> None:
+    found = 0
+    for q in range(len(v_nR)):
+        for j in range(v_nR.shape[1]):
+            if v_nR[q, j] <= limits[q]:
+                columns[found] = j
+                found += 1

@@ -1,0 +1,132 @@
+"""From counts by place and slice to how many items rank before each positive, at every point.
+
+Shapes: b queries, K thresholds of a query (CSR), P positives of a query, O orders, S slices, T = S + 1 points.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.core.kernels import Array, kernel
+from ray_backfill.engine.replay.block import Thresholds, Union
+from ray_backfill.engine.systems import IntArray
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The items of one system by slice and place, without positives and ignored items.
+
+    counts: (O, CSR of (S, K + 1)) int32; counts[s, k]: items of slice s whose place is k. If several pairs share the
+    thresholds: items whose place is at most k, so that each pair can read them at its own thresholds.
+    """
+
+    counts: NDArray[np.int32]
+    union: Union
+
+
+def accumulate(hist: NDArray[np.int32], union: Union, n_slices: int) -> Counted:
+    """Sum counts by place, in place, if several pairs share the thresholds."""
+    for of_order in hist if union.at else []:
+        _accumulate(of_order, union.starts, n_slices)
+    return Counted(hist, union)
+
+
+@kernel
+def _accumulate(hist: Array, starts: Array, n_slices: int) -> None:
+    for q in range(len(starts) - 1):
+        width = starts[q + 1] - starts[q] + 1
+        first = n_slices * (starts[q] + q)
+        for s in range(n_slices):
+            row = hist[first + s * width : first + (s + 1) * width]
+            before = np.int32(0)
+            for k in range(len(row)):
+                before += row[k]
+                row[k] = before
+
+
+class Side(NamedTuple):
+    """One system of a pair: its counts, the pair's use of its thresholds, and the pair's rows of its counts."""
+
+    counted: Counted
+    use: int
+    rows: Sequence[int]
+
+
+def others_before(forward: Side | None, backward: Side | None, thresholds: Thresholds, points: int) -> IntArray:
+    """Return (O, CSR of (T, P)) int32: how many counted items rank before the j-th positive at each point.
+
+    None: items of that system are not counted. Results for disjoint sets of items add up.
+    """
+    n_orders, n_positives = thresholds.slices.shape
+    others = np.empty((n_orders, points * n_positives + 1), np.int32)
+    for o in range(n_orders):
+        sides = [_of_order(side or forward or backward, o) for side in (forward, backward)]
+        _others_before(
+            *sides[0], forward is not None, *sides[1], backward is not None, thresholds.starts, thresholds.owner,
+            thresholds.slices[o], points, others[o],
+        )  # fmt: skip
+    return np.ascontiguousarray(others[:, :-1])
+
+
+def _of_order(side: Side | None, order: int) -> tuple[NDArray[np.int32], IntArray, NDArray[np.int32]]:
+    """Counts of one order, starts of the union, and the place of each threshold in it; empty if it has no others."""
+    assert side is not None
+    union = side.counted.union
+    places = union.at[side.use] if union.at else np.empty(0, np.int32)
+    return side.counted.counts[side.rows[order]], union.starts, places
+
+
+@kernel
+def _others_before(
+    counts_f: Array, starts_f: Array, at_f: Array, use_f: bool, counts_b: Array, starts_b: Array, at_b: Array,
+    use_b: bool, starts: Array, owner: Array, slices: Array, points: int, others: Array,
+) -> None:  # fmt: skip
+    n_slices, most = points - 1, 0
+    for q in range(len(starts) - 1):
+        most = max(most, starts[q + 1] - starts[q])
+    begin, length, is_active = np.empty(most, np.uint32), np.empty(most, np.uint32), np.empty(most, np.uint8)
+    # Of systems of this pair alone: the items at each threshold's place. Of shared ones: those up to it.
+    alone, shared = np.empty(most, np.int32), np.empty(most, np.int32)
+    at = np.uint64(0)
+    for q in range(len(starts) - 1):
+        first, n_thresholds = starts[q], starts[q + 1] - starts[q]
+        n_positives = n_thresholds // 2
+        width_f, width_b = starts_f[q + 1] - starts_f[q] + 1, starts_b[q + 1] - starts_b[q] + 1
+        base_f, base_b = n_slices * (starts_f[q] + q), n_slices * (starts_b[q] + q)
+        place_f, place_b = at_f[first : first + n_thresholds], at_b[first : first + n_thresholds]
+        # A positive ranks by its forward threshold at the points after its slice, before them by its backward one.
+        alone[:n_thresholds] = 0
+        shared[:n_thresholds] = 0
+        for k in range(n_thresholds):
+            own = slices[first // 2 + owner[first + k] % n_positives] + 1
+            is_forward = owner[first + k] < n_positives
+            begin[k] = own if is_forward else 0
+            length[k] = points - own if is_forward else own
+        for s in range(n_slices if use_b else 0):
+            _add(alone, shared, counts_b[base_b + s * width_b : base_b + (s + 1) * width_b], place_b, 1)
+        for i in range(points):
+            if i > 0 and use_f:
+                _add(alone, shared, counts_f[base_f + (i - 1) * width_f : base_f + i * width_f], place_f, 1)
+            if i > 0 and use_b:
+                _add(alone, shared, counts_b[base_b + (i - 1) * width_b : base_b + i * width_b], place_b, -1)
+            for k in range(n_thresholds):
+                is_active[k] = np.uint32(np.uint32(i) - begin[k]) < length[k]
+            before = np.int32(0)
+            for k in range(n_thresholds):
+                before += alone[k]
+                # The entry of a threshold that does not rank its positive now is overwritten by the next one.
+                others[at] = before + shared[k]
+                at += np.uint64(is_active[k])
+
+
+@kernel
+def _add(alone: Array, shared: Array, row: Array, places: Array, sign: int) -> None:
+    """Add the counts of one slice. places: of the pair's thresholds among the shared ones; empty if there are none."""
+    if len(places) == 0:
+        for k in range(len(row) - 1):
+            alone[k] += np.int32(sign) * row[k]
+    for k in range(len(places)):
+        shared[k] += np.int32(sign) * row[places[k]]

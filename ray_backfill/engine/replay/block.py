@@ -1,0 +1,204 @@
+"""Data that the engine and the shards of a gallery exchange, as plain arrays.
+
+Lists per query are CSR: the list of query i of a block is entries starts[i] .. starts[i + 1] - 1 of a flat array.
+Shapes: b queries of a block, P positives of a query, K = 2 P thresholds, S slices, O orders.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.core.kernels import Array, kernel
+from ray_backfill.engine.merges import RAW, Merge
+from ray_backfill.engine.replay.keys import KeyArray, distances_of, sort_keys
+from ray_backfill.engine.systems import GroundTruth, IntArray
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some queries of a replay. queries: (b,) rows. positives, ignored: gallery positions, ascending for each query."""
+
+    queries: IntArray
+    positives: IntArray
+    positive_starts: IntArray
+    ignored: IntArray
+    ignored_starts: IntArray
+
+    @classmethod
+    def of(cls, truth: GroundTruth, queries: IntArray) -> "Block":
+        return cls(
+            queries,
+            *_rows(truth.positives, truth.positive_starts, queries),
+            *_rows(truth.ignored, truth.ignored_starts, queries),
+        )
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    @property
+    def query_of_positive(self) -> IntArray:
+        """The index 0 .. b - 1 of the query of each entry of ``positives``."""
+        return np.repeat(np.arange(len(self)), np.diff(self.positive_starts))
+
+    @property
+    def query_of_ignored(self) -> IntArray:
+        """The index 0 .. b - 1 of the query of each entry of ``ignored``."""
+        return np.repeat(np.arange(len(self)), np.diff(self.ignored_starts))
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The keys of a block's positives in both systems, for each query in the order of the merged ranking.
+
+    keys: CSR, 2 P for each query, for the forward and for the backward system: an item of that system ranks before a
+    threshold if its own key is smaller. Without score maps both are the same array. owner: aligned with keys; p < P is
+    the query's positive p in the forward system, P + p the same positive in the backward system. starts: (b + 1,).
+    keys_2P: (2, all positives) each positive's own key by system, in the order of ``Block.positives``. slices: (O, all
+    positives) the slice of each positive.
+    """
+
+    keys: tuple[KeyArray, KeyArray]
+    keys_2P: KeyArray
+    owner: NDArray[np.int32]
+    starts: IntArray
+    slices: NDArray[np.uint16]
+
+
+@dataclass(frozen=True)
+class Union:
+    """The distinct thresholds of several pairs in one searched system.
+
+    keys: CSR, ascending for each query. starts: (b + 1,). at: for each use, the index of each of its thresholds within
+    its query's row of ``keys``; empty for a single use, which has them all.
+    """
+
+    keys: KeyArray
+    starts: IntArray
+    at: list[NDArray[np.int32]]
+
+
+def unite(uses: Sequence[KeyArray], starts: IntArray) -> Union:
+    """Unite thresholds. uses: CSR keys of equal shape, ascending for each query. Cost: a sort of all of them."""
+    if len(uses) == 1:
+        return Union(uses[0], starts, [])
+    keys_UK = np.stack(uses)
+    keys, at_UK = np.empty(keys_UK.size, np.uint64), np.empty(keys_UK.shape, np.int32)
+    union_starts = np.empty(len(starts), np.int64)
+    _unite(keys_UK, starts, keys, union_starts, at_UK)
+    return Union(keys[: union_starts[-1]], union_starts, list(at_UK))
+
+
+def first_item(truth: "GroundTruth | Block", queries: IntArray) -> IntArray:
+    """Return for each of some queries the first position among its positives and ignored items; equal within a class.
+
+    queries: rows with a positive.
+    """
+    first = truth.positives[truth.positive_starts[queries]]
+    has_ignored = truth.ignored_starts[queries + 1] > truth.ignored_starts[queries]
+    some = queries[has_ignored]
+    first[has_ignored] = np.minimum(first[has_ignored], truth.ignored[truth.ignored_starts[some]])
+    return first
+
+
+def make_thresholds(block: Block, keys_2P: KeyArray, slices_ON: NDArray[np.uint16], merge: Merge = RAW) -> Thresholds:
+    """Sort thresholds. keys_2P: (2, all) keys of ``block.positives``, forward and backward. slices_ON: by item."""
+    starts = 2 * block.positive_starts
+    keys, owner = np.empty(starts[-1], np.uint64), np.empty(starts[-1], np.int32)
+    if merge.is_mapped:
+        both = keys, np.empty_like(keys)
+        distances = distances_of(keys_2P)
+        scores_2P = np.stack([merge.scores(d, np.full(len(d), s == 0)) for s, d in enumerate(distances)])
+        across_2P = np.stack([_keys_across(block, d, s == 0, merge) for s, d in enumerate(distances)])
+        _sort_mapped_thresholds(keys_2P, across_2P, scores_2P, block.positive_starts, *both, owner)
+    else:
+        both = keys, keys
+        _sort_thresholds(keys_2P, block.positive_starts, keys, owner)
+    return Thresholds(both, keys_2P, owner, starts, slices_ON[:, block.positives])
+
+
+def merged_keys(keys: KeyArray, is_forward: NDArray[np.bool_], merge: Merge) -> KeyArray:
+    """Convert keys of items of both systems to keys that sort in the order of the merge, over any queries.
+
+    The upper half becomes the place by score and key; the lower half remains the position.
+    """
+    places = np.empty(len(keys), np.uint64)
+    places[np.lexsort((keys, merge.scores(distances_of(keys), is_forward)))] = np.arange(len(keys), dtype=np.uint64)
+    return (places << np.uint64(32)) | (keys & np.uint64(0xFFFFFFFF))
+
+
+def _rows(flat: IntArray, starts: IntArray, queries: IntArray) -> tuple[IntArray, IntArray]:
+    lengths = starts[queries + 1] - starts[queries]
+    new_starts = np.concatenate([[0], np.cumsum(lengths)])
+    return flat[np.arange(new_starts[-1]) + np.repeat(starts[queries] - new_starts[:-1], lengths)], new_starts
+
+
+def _keys_across(block: Block, distances: NDArray[np.float32], from_forward: bool, merge: Merge) -> KeyArray:
+    """Return keys in the other system such that exactly its items with smaller keys rank before these positives."""
+    first, ties = merge.across(distances, from_forward)
+    # Without a tie, an item at exactly this distance ranks after the positive, whatever its position.
+    return sort_keys(first, np.where(ties, block.positives, 0))
+
+
+@kernel
+def _unite(keys_UK: Array, starts: Array, keys: Array, union_starts: Array, at_UK: Array) -> None:
+    filled = 0
+    for q in range(len(starts) - 1):
+        first, n = starts[q], starts[q + 1] - starts[q]
+        union_starts[q] = filled
+        together = keys_UK[:, first : first + n].copy().reshape(-1)
+        for i in np.argsort(together):
+            if filled == union_starts[q] or keys[filled - 1] != together[i]:
+                keys[filled] = together[i]
+                filled += 1
+            at_UK[i // n, first + i % n] = filled - 1 - union_starts[q]
+    union_starts[len(starts) - 1] = filled
+
+
+def _sort_thresholds(keys_2P: KeyArray, starts: IntArray, keys: KeyArray, owner: NDArray[np.int32]) -> None:
+    lengths = np.diff(starts)
+    for n_positives in np.unique(lengths):
+        # All queries with equally many positives at once, because numpy sorts faster than a compiled loop.
+        queries = np.flatnonzero(lengths == n_positives)
+        both = np.empty((len(queries), 2 * n_positives), np.uint64)
+        _gather(keys_2P, starts, queries, both)
+        _scatter(both, np.argsort(both, axis=1), starts, queries, keys, owner)
+
+
+@kernel
+def _gather(keys_2P: Array, starts: Array, queries: Array, both: Array) -> None:
+    n_positives = both.shape[1] // 2
+    for i in range(len(queries)):
+        first = starts[queries[i]]
+        both[i, :n_positives] = keys_2P[0, first : first + n_positives]
+        both[i, n_positives:] = keys_2P[1, first : first + n_positives]
+
+
+@kernel
+def _scatter(both: Array, by_key: Array, starts: Array, queries: Array, keys: Array, owner: Array) -> None:
+    for i in range(len(queries)):
+        first = 2 * starts[queries[i]]
+        for k in range(both.shape[1]):
+            keys[first + k], owner[first + k] = both[i, np.uint64(by_key[i, k])], by_key[i, k]
+
+
+@kernel
+def _sort_mapped_thresholds(
+    own_2P: Array, across_2P: Array, scores_2P: Array, starts: Array, forward: Array, backward: Array, owner: Array
+) -> None:
+    """Sort by score, then distance and position. forward, backward: the thresholds' keys in each system."""
+    for q in range(len(starts) - 1):
+        first, last = starts[q], starts[q + 1]
+        n_positives = last - first
+        both = np.concatenate((own_2P[0, first:last], own_2P[1, first:last]))
+        scores = np.concatenate((scores_2P[0, first:last], scores_2P[1, first:last]))
+        by_key = np.argsort(both)
+        by_score = by_key[np.argsort(scores[by_key], kind="mergesort")]
+        for k in range(2 * n_positives):
+            i = by_score[k]
+            owner[2 * first + k] = i
+            if i < n_positives:
+                forward[2 * first + k], backward[2 * first + k] = both[i], across_2P[0, first + i]
+            else:
+                forward[2 * first + k], backward[2 * first + k] = across_2P[1, last - 2 * n_positives + i], both[i]

@@ -1,0 +1,336 @@
+"""Exact replay of a backfill in one pass over each system, for any number of points and orders.
+
+The gallery in backfill order is cut into T - 1 slices: at point i, the forward system serves the slices < i and the
+backward system the others. Metrics of the whole ranking come from counts of items before each positive (``counting``),
+metrics cut at k from the few items that can be among the first k (``nearest``); neither sorts a ranking. Both query
+shards of the gallery and combine their answers, so that one process and many give the result of a full sort of
+where(backfilled, d_forward, d_backward), with ties broken by gallery position. A merge (``merges``) compares scores
+instead of distances, or ranks in the two systems' own lists.
+
+Shapes: Q scored queries, N gallery items, T points, O orders, M metrics.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial, reduce
+from importlib import import_module
+from itertools import pairwise
+from typing import overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from threadpoolctl import threadpool_limits
+
+from ray_backfill.core.errors import InputError, check_device_name
+from ray_backfill.core.progress import detail
+from ray_backfill.engine.distances import ProductForm, check_distance
+from ray_backfill.engine.merges import RAW, Merge
+from ray_backfill.engine.metrics import measure, metric_codes
+from ray_backfill.engine.metrics.rankings import Rankings, RightAnswers
+from ray_backfill.engine.replay.block import Block, make_thresholds, merged_keys
+from ray_backfill.engine.replay.cascade import embedded_of, recall
+from ray_backfill.engine.replay.counted_ranks import counted_rankings
+from ray_backfill.engine.replay.curve import Curve
+from ray_backfill.engine.replay.filtered import Replay, replay_parts
+from ray_backfill.engine.replay.fused import fused_rankings
+from ray_backfill.engine.replay.nearest_ranks import nearest_rankings
+from ray_backfill.engine.replay.prepare import (
+    Pair,
+    Prepared,
+    Served,
+    as_merge,
+    as_permutation,
+    count_parts,
+    prepare_replay,
+    split_queries,
+)
+from ray_backfill.engine.replay.shard import Found, GalleryShard, LocalShards, Shards, make_forms
+from ray_backfill.engine.statistics import Weights
+from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, UpgradePair
+
+
+@overload
+def replay(
+    pair: UpgradePair, truth: GroundTruth, order: str | ArrayLike, points: int = ...,
+    metrics: str | Sequence[str] = ..., distance: str = ..., progress: bool = ..., threads: int | None = ...,
+    device: str = ..., merge: Merge | str = ...,
+) -> Curve: ...  # fmt: skip
+@overload
+def replay(
+    pair: UpgradePair, truth: GroundTruth, order: Mapping[str, ArrayLike], points: int = ...,
+    metrics: str | Sequence[str] = ..., distance: str = ..., progress: bool = ..., threads: int | None = ...,
+    device: str = ..., merge: Merge | str = ...,
+) -> dict[str, Curve]: ...  # fmt: skip
+def replay(
+    pair: UpgradePair,
+    truth: GroundTruth,
+    order: str | ArrayLike | Mapping[str, ArrayLike],
+    points: int = 11,
+    metrics: str | Sequence[str] = ("mAP", "CMC@1"),
+    distance: str = "cosine",
+    progress: bool = False,
+    threads: int | None = None,
+    device: str = "cpu",
+    merge: Merge | str = RAW,
+) -> Curve | dict[str, Curve]:
+    """Compute the exact curve M_t of a backfill at t = 0, 1/(points-1), ..., 1.
+
+    At progress t, the forward system serves the first floor(t * N) items of the order.
+
+    Source: rank merge, eq. 5.
+
+    Cost: two float32 matrix products of Q x N x d, plus about half as much; hardly more for more points. Memory in
+    addition to the inputs: about 200 MB per thread; per item, 2 bytes for each order and 16 for norms; for the result,
+    8 bytes per query, point, order and metric.
+
+    Args:
+        pair: The systems that serve items before and after they are backfilled.
+        truth: Positives and ignored items of each query, perhaps with grades (for nDCG) and weights of queries.
+        order: (N,) permutation of the gallery, first = backfilled first, or a dict of them, which share one pass; or
+            "random", drawn with seed 0. ``make_order`` makes others.
+        points: Number of points T, at least 2.
+        metrics: A name such as "mAP", "mAP@100" or "CMC@1", or several; also recall@k, MRR, MRR@k, nDCG and nDCG@k.
+        distance: "cosine", "l2" or "inner_product".
+        progress: Show a progress bar if the replay takes long.
+        threads: Number of threads; by default one per core that this process may use.
+        device: "cpu", or "cuda" for torch on a GPU, with the same results.
+        merge: Makes the two systems' distances comparable, see ``fit_merge``; by default raw distances are compared.
+            "raw" and "rrf" need no fit and may be given by name.
+
+    Returns:
+        The curve, or a dict of curves for a dict of orders.
+
+    Raises:
+        InputError: Sizes do not match, no query has a positive, an order is not a permutation, a name is unknown, a
+            vector is zero under cosine, or the device does not exist.
+    """
+    given = dict(order) if isinstance(order, Mapping) else {"": order}
+    orders = {name: as_permutation(each, pair) for name, each in given.items()}
+    fitted = as_merge(merge, distance)
+    systems = [pair.backward] if pair.backward is pair.forward else [pair.backward, pair.forward]
+    served = Served(0, len(systems) - 1, orders, pair.switch, fitted)
+    (curves,) = replay_pairs(systems, [served], truth, points, metrics, distance, progress, threads, device)
+    return curves if isinstance(order, Mapping) else curves[""]
+
+
+def replay_pairs(
+    systems: Sequence[RetrievalSystem],
+    served: Sequence[Served],
+    truth: GroundTruth,
+    points: int = 11,
+    metrics: str | Sequence[str] = ("mAP", "CMC@1"),
+    distance: str = "cosine",
+    progress: bool = False,
+    threads: int | None = None,
+    device: str = "cpu",
+) -> list[dict[str, Curve]]:
+    """Compute ``replay`` for several pairs of systems; each distinct system is searched once.
+
+    Cost: a float32 product of Q x N x d for each system, and about a third as much for each pair.
+
+    Args:
+        systems: The distinct systems, of the same queries and gallery items.
+        served: The pairs, by indices of ``systems``, with their orders and merges.
+        truth, points, metrics, distance, progress, threads, device: See ``replay``.
+
+    Returns:
+        For each pair, the curve of each order.
+
+    Raises:
+        InputError: See ``replay``.
+    """
+    check_distance(distance)
+    for system in systems:
+        _check_sizes(system, truth)
+    if threads is not None and threads < 1:
+        raise InputError(f"threads must be at least 1, got {threads}")
+    if truth.filter is not None:
+        replay_part: Replay = partial(
+            replay_pairs, points=points, metrics=metrics, distance=distance, progress=progress, threads=threads,
+            device=device,
+        )  # fmt: skip
+        return replay_parts(truth, truth.filter, systems, served, points, replay_part)
+    prepared = prepare_replay(truth, served, points, metrics)
+    check_device(device)
+    torch_device = None if device == "cpu" else device
+    # With a GPU, one thread processes a block on the CPU while the other one's block is on the GPU.
+    n_threads = threads or (usable_cpus() if torch_device is None else 2)
+    parts = 1 if torch_device else count_parts(prepared, len(split_queries(prepared, truth, n_threads)), n_threads)
+    with (
+        comparisons_bar(prepared, progress) as report,
+        full_float32(torch_device),
+        ThreadPoolExecutor(n_threads) as pool,
+    ):
+        shards = split_gallery(make_forms(systems, prepared, distance), parts, prepared, report, torch_device)
+        return measure_prepared(prepared, truth, LocalShards(shards, pool), n_threads)
+
+
+def split_gallery(
+    forms: Sequence[ProductForm],
+    parts: int,
+    prepared: Prepared,
+    report: Callable[[int], object] = lambda comparisons: None,
+    torch_device: str | None = None,
+) -> list[GalleryShard]:
+    """Make the shards of equal parts of the gallery. Embeddings are not copied."""
+    cuts = np.linspace(0, len(forms[0].length_N), parts + 1).astype(np.int64).tolist()
+    return [
+        GalleryShard([form.part(first, last) for form in forms], first, prepared, report, torch_device)
+        for first, last in pairwise(cuts)
+    ]
+
+
+def usable_cpus() -> int:
+    """How many CPUs this process may use; where the system does not tell (macOS), how many there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+# Of one pair: (O, scored queries, T, metrics) values, (O, scored queries, T) first results, and, of a cascade, as many
+# numbers of candidates to embed.
+_Measured = tuple[NDArray[np.float64], NDArray[np.bool_], IntArray]
+
+
+def measure_prepared(prepared: Prepared, truth: GroundTruth, shards: Shards, threads: int) -> list[dict[str, Curve]]:
+    """Compute the curves of each pair; each thread sends one block of queries at a time to the shards.
+
+    Either all pairs are cascades or none is.
+    """
+    codes = metric_codes(prepared.metrics)
+    shapes = [(len(pair.orders), len(prepared.scored), prepared.points) for pair in prepared.pairs]
+    measured = [
+        (np.empty((*shape, len(codes.cuts))), np.empty(shape, np.bool_), np.zeros(shape, np.int64)) for shape in shapes
+    ]
+    blocks = split_queries(prepared, truth, threads)
+    rank = _rank_all if prepared.nearest is None else _rank_nearest
+
+    def measure_block(rows: IntArray) -> None:
+        queries = prepared.scored[rows]
+        right = RightAnswers.of(truth, queries, with_grades=any(metric.uses_grades for metric in prepared.metrics))
+        block = Block.of(truth, queries)
+        of_pairs = rank(prepared, block, shards, len(right.grades) > 0)
+        if prepared.are_cascades:
+            recalled = recall(prepared, block, shards)
+            of_pairs = (each.rerank(old, prepared.points) for each, old in zip(recalled, of_pairs, strict=True))
+            for counts, (_, _, embedded) in zip(embedded_of(prepared, recalled), measured, strict=True):
+                embedded[:, rows] = counts
+        for of_orders, (values, top1, _) in zip(of_pairs, measured, strict=True):
+            for o, rankings in enumerate(of_orders):
+                own_values, own_top1 = values[o, rows], top1[o, rows]
+                measure(rankings, right, codes, own_values, own_top1)
+                values[o, rows], top1[o, rows] = own_values, own_top1
+
+    # One thread per block, each with its own matrix products: BLAS threads would only wait for each other.
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
+        tasks = [pool.submit(measure_block, rows) for rows in blocks]
+        try:
+            for task in as_completed(tasks):
+                task.result()
+        except BaseException:
+            shards.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    weights = None if truth.weights is None else truth.weights[prepared.scored]
+    return [_curves(prepared, pair, each, weights) for pair, each in zip(prepared.pairs, measured, strict=True)]
+
+
+# For each pair, the rankings of each order.
+_Ranked = Iterator[Iterator[Rankings]]
+
+
+def _rank_all(prepared: Prepared, block: Block, shards: Shards, with_places: bool) -> _Ranked:
+    """Whole rankings, by counting."""
+    keys = reduce(np.add, shards.positive_keys(block))
+    slices_of = prepared.slices_of
+    thresholds = [
+        make_thresholds(block, keys[[pair.forward, pair.backward]], slices_of[pair.rows], pair.merge)
+        for pair in prepared.pairs
+    ]
+    for index, of_shards in enumerate(zip(*shards.count(block, thresholds), strict=True)):
+        pair, others, own = prepared.pairs[index], reduce(np.add, of_shards), thresholds[index]
+        if pair.merge.by_rank and not pair.hides_backward:
+            yield fused_rankings(others, block, own, slices_of[pair.rows], prepared.points, with_places)
+        else:
+            yield counted_rankings(others, block, own, prepared.points, with_places, pair.hides_backward)
+
+
+def _rank_nearest(prepared: Prepared, block: Block, shards: Shards, with_places: bool) -> _Ranked:
+    """The first ranks, from candidates."""
+    assert prepared.nearest is not None
+    found = candidates(shards, block, prepared.nearest)
+    for pair in prepared.pairs:
+        forward = found[pair.forward_scan]
+        both = [forward] if pair.hides_backward else [forward, found[pair.backward_scan]]
+        of_query, keys = (np.concatenate(part) for part in zip(*both, strict=True))
+        is_forward = np.arange(len(keys)) < len(forward[1])
+        if pair.merge.is_mapped:
+            keys = merged_keys(keys, is_forward, pair.merge)
+        yield nearest_rankings(
+            of_query, keys, is_forward, block, prepared.slices_of[pair.rows], prepared.nearest, prepared.points,
+            with_places,
+        )  # fmt: skip
+
+
+def candidates(shards: Shards, block: Block, k: int) -> list[Found]:
+    """Return for each scan all items of the gallery that can be among the first k at any point, possibly more."""
+    return [
+        (np.concatenate([rows for rows, _ in of_shards]), np.concatenate([keys for _, keys in of_shards]))
+        for of_shards in zip(*shards.nearest(block, k), strict=True)
+    ]
+
+
+def _curves(prepared: Prepared, pair: Pair, measured: _Measured, weights: Weights) -> dict[str, Curve]:
+    """The curve of each order of a pair."""
+    values, top1, embedded = measured
+    t = np.linspace(0.0, 1.0, prepared.points)
+    names = [metric.name for metric in prepared.metrics]
+    return {
+        order: Curve(
+            t,
+            {name: values[o, :, :, m] for m, name in enumerate(names)},
+            top1[o],
+            prepared.scored,
+            prepared.n_skipped,
+            is_step=pair.switch == "at_end",
+            weights=weights,
+            embedded=embedded[o].astype(np.float64) if pair.recalls else None,
+        )
+        for o, order in enumerate(pair.orders)
+    }
+
+
+@contextmanager
+def comparisons_bar(prepared: Prepared, show: bool) -> Iterator[Callable[[int], None]]:
+    """Show progress over all comparisons of queries and items; yield the function that adds."""
+    if not show:
+        yield lambda comparisons: None
+        return
+    n_pairs = prepared.passes * len(prepared.scored) * prepared.slices_ON.shape[1]
+    with detail("compare", n_pairs, "pairs") as bar:
+        yield bar.advance
+
+
+def check_device(device: str) -> None:
+    """Raise InputError for a device that is unknown or does not exist on this machine."""
+    check_device_name(device)
+    if device != "cpu":
+        import_module("ray_backfill.engine.device").check_gpu(device)
+
+
+def full_float32(torch_device: str | None) -> AbstractContextManager[None]:
+    """Turn off TF32 if torch computes the products, because it would break the error bound."""
+    if torch_device is None:
+        return nullcontext()
+    context: AbstractContextManager[None] = import_module("ray_backfill.engine.device").full_float32()
+    return context
+
+
+def _check_sizes(system: RetrievalSystem, truth: GroundTruth) -> None:
+    if truth.n_queries != len(system.query) or truth.n_gallery != len(system.gallery):
+        raise InputError(
+            f"the ground truth has {truth.n_queries} queries and {truth.n_gallery} gallery items, but the systems have "
+            f"{len(system.query)} and {len(system.gallery)}; build both from the same data"
+        )

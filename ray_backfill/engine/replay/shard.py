@@ -1,0 +1,208 @@
+"""A shard: a contiguous part of a gallery, or all of it, that answers the engine for one block of queries at a time.
+
+Answers of disjoint shards are added (counts) or concatenated (candidates), so that their number makes no difference.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.replay.before import Counted, Side, accumulate, others_before
+from ray_backfill.engine.replay.block import Block, Thresholds, Union, unite
+from ray_backfill.engine.replay.counting import Counter
+from ray_backfill.engine.replay.keys import KeyArray
+from ray_backfill.engine.replay.nearest import Candidates, Finder, ceilings_of_other
+from ray_backfill.engine.replay.positives import exact_keys
+from ray_backfill.engine.replay.prepare import Prepared, Scan, Searched
+from ray_backfill.engine.replay.products import Products
+from ray_backfill.engine.systems import IntArray, RetrievalSystem
+
+# Items per tile: the products with a block of queries should stay in the cache between multiplication and counting.
+TILE_ITEMS = 512
+
+# Row of each candidate, and its exact key.
+Found = tuple[IntArray, KeyArray]
+
+
+class Shards(Protocol):
+    """All shards of a gallery, in this process or elsewhere; each answer is a list with one entry per shard."""
+
+    def positive_keys(self, block: Block) -> list[KeyArray]: ...
+    def count(self, block: Block, thresholds: list[Thresholds]) -> list[list[IntArray]]: ...
+    def nearest(self, block: Block, k: int) -> list[list[Found]]: ...
+    def cancel(self) -> None:
+        """Stop running work in other threads soon, by an exception that nobody reads."""
+
+
+class GalleryShard:
+    """The gallery positions first .. first + N - 1.
+
+    forms: all queries, and the N gallery items of this shard, in each searched system. prepared: the whole gallery's.
+    report: called after each tile with its number of (query, item) comparisons. torch_device: device on which torch
+    computes and classifies products; None for numpy and compiled loops.
+    """
+
+    def __init__(
+        self,
+        forms: Sequence[ProductForm],
+        first: int,
+        prepared: Prepared,
+        report: Callable[[int], object] = lambda comparisons: None,
+        torch_device: str | None = None,
+    ) -> None:
+        n_items = len(forms[0].length_N)
+        if n_items >= 1 << 31:
+            raise InputError(f"a shard may have fewer than {1 << 31:,} items, got {n_items:,}; use more shards")
+        self.first, self.last = first, first + n_items
+        self.prepared, self.points, self.report = prepared, prepared.points, report
+        own = {rows: np.ascontiguousarray(s[:, first : self.last]) for rows, s in prepared.slices_of.items()}
+        self.slices_of: Mapping[tuple[int, ...], NDArray[np.uint16]] = own
+        # A backward system serves the last slice longest.
+        last_slice = np.uint16(prepared.points - 2)
+        self.from_the_end = {scan.rows: last_slice - own[scan.rows] for scan in prepared.scans if not scan.is_forward}
+        self.is_cancelled = False
+        self.forms = forms
+        self.tile_items, self.on_device = TILE_ITEMS, None
+        if torch_device is not None:
+            # Import torch only if a device is requested.
+            self.on_device = import_module("ray_backfill.engine.device")
+            self.tile_items = self.on_device.TILE_ITEMS
+            self.device_tiles = [self.on_device.DeviceTiles(form, torch_device) for form in self.forms]
+
+    def positive_keys(self, block: Block) -> KeyArray:
+        """Return (searched systems, all positives) exact keys of ``block.positives``; 0 in other shards."""
+        return np.stack([exact_keys(form, block, self.first, self.last) for form in self.forms])
+
+    def count(self, block: Block, thresholds: list[Thresholds]) -> list[IntArray]:
+        """Return ``counting.others_before`` of this shard for each pair; (2, ...) by system if ranks are compared.
+
+        thresholds: of each pair.
+        """
+        uses: list[list[tuple[int, int]]] = [[] for _ in self.forms]  # (pair, side) of each use of a system
+        for index, pair in enumerate(self.prepared.pairs):
+            uses[pair.forward].append((index, 0))
+            uses[pair.backward].append((index, 1))
+        counted, side_of = [], {}
+        for index, of_system in enumerate(uses):
+            counted.append(self._count(index, block, thresholds, of_system))
+            side_of.update({use: (index, number) for number, use in enumerate(of_system)})
+        found = []
+        for index, pair in enumerate(self.prepared.pairs):
+            sides = []
+            for side in (0, 1):
+                system, use = side_of[index, side]
+                rows = [self.prepared.rows_of[system].index(row) for row in pair.rows]
+                sides.append(Side(counted[system], use, rows))
+            count = partial(others_before, thresholds=thresholds[index], points=self.points)
+            forward, backward = sides
+            if pair.hides_backward:
+                found.append(count(forward, None))
+            elif pair.merge.by_rank:
+                found.append(np.stack([count(forward, None), count(None, backward)]))
+            else:
+                found.append(count(forward, backward))
+        return found
+
+    def nearest(self, block: Block, k: int) -> list[Found]:
+        """Return for each scan all items of this shard that can be among the first k at any point, possibly more."""
+        needed, n_slices = k + np.diff(block.ignored_starts), self.points - 1
+        found: dict[int, tuple[IntArray, KeyArray]] = {}
+        scans = sorted(enumerate(self.prepared.scans), key=lambda each: not each[1].is_forward)
+        for index, scan in scans:
+            ceilings = None if scan.is_forward else self._ceilings(scan, found, needed, block)
+            slices_ON = self.slices_of[scan.rows] if scan.is_forward else self.from_the_end[scan.rows]
+            form = self.forms[scan.searched]
+            candidates = Candidates.empty(form, block.queries, needed, slices_ON, n_slices, ceilings)
+            finder = self._finder(scan.searched, block)
+            for first, last in self._tiles(block):
+                candidates.add(finder.passing(first, last, candidates.gates))
+            found[index] = candidates.finish()
+        offset = np.uint64(self.first)
+        return [(rows, keys + offset) for rows, keys in (found[index] for index in range(len(found)))]
+
+    def _ceilings(
+        self, scan: Scan, found: Mapping[int, tuple[IntArray, KeyArray]], needed: IntArray, block: Block
+    ) -> NDArray[np.float32]:
+        """The highest ceiling that any pair sets: an item is dropped only if no pair needs it."""
+        n_slices = self.points - 1
+        ceilings = np.full((len(block), len(scan.rows), n_slices), -np.inf, np.float32)
+        for index, forward in zip(scan.pairs, scan.limited_by, strict=True):
+            pair = self.prepared.pairs[index]
+            set_by_pair = ceilings_of_other(
+                *found[forward], needed, self.slices_of[pair.rows], n_slices, self.forms[scan.searched],
+                block.queries, pair.merge,
+            )  # fmt: skip
+            for o, row in enumerate(pair.rows):
+                at = scan.rows.index(row)
+                ceilings[:, at] = np.maximum(ceilings[:, at], set_by_pair[:, o])
+        return ceilings
+
+    def _counter(self, system: int, block: Block, union: Union) -> Any:
+        slices_ON, n_slices = self.slices_of[self.prepared.rows_of[system]], self.points - 1
+        if self.on_device is None:
+            form = self.forms[system]
+            return Counter(form, block, union, slices_ON, n_slices, self.first, self.tile_items)
+        return self.on_device.DeviceCounter(self.device_tiles[system], block, union, slices_ON, n_slices, self.first)
+
+    def _finder(self, system: int, block: Block) -> Any:
+        if self.on_device is None:
+            return Finder(Products(self.forms[system], block.queries), self.tile_items)
+        return self.on_device.DeviceFinder(self.device_tiles[system], block.queries)
+
+    def _tiles(self, block: Block) -> Iterator[tuple[int, int]]:
+        """Yield the range of items of each tile, and report the tile when it is done."""
+        for first in range(0, self.last - self.first, self.tile_items):
+            if self.is_cancelled:
+                raise RuntimeError("the replay was stopped")
+            last = min(first + self.tile_items, self.last - self.first)
+            yield first, last
+            self.report(len(block) * (last - first))
+
+    def _count(
+        self, system: int, block: Block, thresholds: Sequence[Thresholds], uses: Sequence[tuple[int, int]]
+    ) -> Counted:
+        """Count the items of one system, without positives and ignored ones. uses: (pair, side), 0 for forward."""
+        union = unite([thresholds[pair].keys[side] for pair, side in uses], thresholds[0].starts)
+        counter = self._counter(system, block, union)
+        for first, last in self._tiles(block):
+            counter.add(first, last)
+        return accumulate(counter.finish(), union, self.points - 1)
+
+
+def make_forms(systems: Sequence[RetrievalSystem], prepared: Prepared, distance: str) -> list[ProductForm]:
+    """Return the form of each searched system. Cost: one pass over the embeddings."""
+    return [_form(systems[each.system], each, distance) for each in prepared.searched]
+
+
+def _form(system: RetrievalSystem, searched: Searched, distance: str) -> ProductForm:
+    if searched.references is None:
+        return ProductForm.of(system, distance)
+    return ProductForm.of(searched.references.replace(system, distance), "inner_product")
+
+
+class LocalShards:
+    """Shards in this process, one after the other or in the threads of a pool."""
+
+    def __init__(self, shards: list[GalleryShard], pool: ThreadPoolExecutor | None = None) -> None:
+        self.shards = shards
+        self.map = map if pool is None or len(shards) == 1 else pool.map
+
+    def positive_keys(self, block: Block) -> list[KeyArray]:
+        return list(self.map(lambda shard: shard.positive_keys(block), self.shards))
+
+    def count(self, block: Block, thresholds: list[Thresholds]) -> list[list[IntArray]]:
+        return list(self.map(lambda shard: shard.count(block, thresholds), self.shards))
+
+    def nearest(self, block: Block, k: int) -> list[list[Found]]:
+        return list(self.map(lambda shard: shard.nearest(block, k), self.shards))
+
+    def cancel(self) -> None:
+        for shard in self.shards:
+            shard.is_cancelled = True

@@ -1,0 +1,293 @@
+"""Which gallery items are right answers to which query. Shapes: Q queries, N gallery items."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.runkey import fingerprint
+from ray_backfill.engine.systems.arrays import IntArray, as_array, as_labels, describe_array
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Filter:
+    """A query finds only the gallery items of its own part, such as those of one tenant.
+
+    of_query: (Q,) and of_item: (N,) number of the part.
+    """
+
+    of_query: IntArray
+    of_item: IntArray
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the parts."""
+        return fingerprint(self.of_query, self.of_item)
+
+    def parts(self) -> list[tuple[IntArray, IntArray]]:
+        """The queries and the gallery items of each part that has both, ascending."""
+        both = np.intersect1d(self.of_query, self.of_item).tolist()
+        return [(np.flatnonzero(self.of_query == part), np.flatnonzero(self.of_item == part)) for part in both]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class GroundTruth:
+    """The relevant gallery items (positives) of each query, and the items that are left out of its ranking (ignored).
+
+    Build it with ``from_labels`` or ``from_positives``. Both lists are stored as CSR; no position is in both.
+    """
+
+    n_gallery: int
+    """Number of gallery items, N."""
+    positives: IntArray
+    """Gallery positions of the positives: query q has ``positives[positive_starts[q]:positive_starts[q + 1]]``,
+    ascending and unique."""
+    positive_starts: IntArray
+    """(Q + 1,) start of each query's positives."""
+    ignored: IntArray
+    """Gallery positions of the ignored items, in the same form."""
+    ignored_starts: IntArray
+    """(Q + 1,) start of each query's ignored items."""
+    grades: Floats | None = None
+    """How relevant each entry of ``positives`` is, above 0, for nDCG; None if all are 1."""
+    weights: Floats | None = None
+    """(Q,) weight of each query in every mean, interval and area, above 0; None if they are equal. ``with_weights``
+    adds them."""
+    filter: Filter | None = None
+    """Which items a query can find; None for all. ``with_filter`` adds it."""
+
+    def __post_init__(self) -> None:
+        if self.grades is not None:
+            grades = _above_zero(self.grades, len(self.positives), "grades", "right answers")
+            object.__setattr__(self, "grades", grades)
+        if self.weights is not None:
+            object.__setattr__(self, "weights", _above_zero(self.weights, self.n_queries, "weights", "queries"))
+
+    def __repr__(self) -> str:
+        return (
+            f"GroundTruth({self.n_queries:,} queries, {self.n_gallery:,} gallery items, "
+            f"{len(self.positives):,} positives, {len(self.ignored):,} ignored)"
+        )
+
+    @property
+    def n_queries(self) -> int:
+        """Number of queries, Q, including those without positives."""
+        return len(self.positive_starts) - 1
+
+    @property
+    def skipped(self) -> IntArray:
+        """Queries without positives. No metric is defined for them, so every mean leaves them out."""
+        return np.flatnonzero(np.diff(self.positive_starts) == 0)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the right answers, their grades, what is ignored, and the weights of queries."""
+        lists = (self.positive_starts, self.positives, self.ignored_starts, self.ignored)
+        return fingerprint(self.n_gallery, *lists, self.grades, self.weights)
+
+    def positives_of(self, query: int) -> IntArray:
+        """Return the gallery positions of a query's positives, ascending."""
+        return self.positives[self.positive_starts[query] : self.positive_starts[query + 1]]
+
+    def ignored_of(self, query: int) -> IntArray:
+        """Return the gallery positions of a query's ignored items, ascending."""
+        return self.ignored[self.ignored_starts[query] : self.ignored_starts[query + 1]]
+
+    def without(self, query_K: IntArray, item_K: IntArray) -> "GroundTruth":
+        """Return the ground truth in which each of K queries ignores the gallery item at the same place."""
+        keys = query_K * self.n_gallery + item_K
+        rows = [np.repeat(np.arange(self.n_queries), np.diff(of)) for of in (self.positive_starts, self.ignored_starts)]
+        positives, ignored = (
+            row * self.n_gallery + items for row, items in zip(rows, (self.positives, self.ignored), strict=True)
+        )
+        stays = ~np.isin(positives, keys)
+        lists = (positives[stays], np.union1d(ignored, keys))
+        first = np.arange(self.n_queries + 1) * self.n_gallery
+        parts = [(each % self.n_gallery, np.searchsorted(each, first)) for each in lists]
+        grades = None if self.grades is None else self.grades[stays]
+        return GroundTruth(self.n_gallery, *parts[0], *parts[1], grades, self.weights, self.filter)
+
+    def only(self, stays_N: NDArray[np.bool_]) -> "GroundTruth":
+        """Return the ground truth restricted to some gallery items; positions stay the same."""
+
+        return self._kept(stays_N[self.positives], stays_N[self.ignored], self.filter)
+
+    def with_filter(self, found: Filter) -> "GroundTruth":
+        """Return the ground truth in which a query finds only items of its part; others are no right answers."""
+
+        def is_own(items: IntArray, starts: IntArray) -> NDArray[np.bool_]:
+            own: NDArray[np.bool_] = found.of_item[items] == np.repeat(found.of_query, np.diff(starts))
+            return own
+
+        own = (is_own(self.positives, self.positive_starts), is_own(self.ignored, self.ignored_starts))
+        return self._kept(*own, found)
+
+    def part(self, query_K: IntArray, item_M: IntArray) -> "GroundTruth":
+        """Return the ground truth of K queries over M gallery items, without a filter. Both ascending."""
+        place_N = np.full(self.n_gallery, -1)
+        place_N[item_M] = np.arange(len(item_M))
+        is_asked_Q = np.zeros(self.n_queries, np.bool_)
+        is_asked_Q[query_K] = True
+        stays = [
+            np.repeat(is_asked_Q, np.diff(starts)) & (place_N[items] >= 0)
+            for items, starts in ((self.positives, self.positive_starts), (self.ignored, self.ignored_starts))
+        ]
+        kept = self._kept(stays[0], stays[1], None)
+        rows = np.append(query_K, self.n_queries)
+        lists = (place_N[kept.positives], kept.positive_starts[rows], place_N[kept.ignored], kept.ignored_starts[rows])
+        weights = None if self.weights is None else self.weights[query_K]
+        return GroundTruth(len(item_M), *lists, kept.grades, weights)
+
+    def _kept(
+        self, positive_stays: NDArray[np.bool_], ignored_stays: NDArray[np.bool_], found: Filter | None
+    ) -> "GroundTruth":
+        """Without some entries of ``positives`` and ``ignored``."""
+
+        def starts_of(stays: NDArray[np.bool_], starts: IntArray) -> IntArray:
+            return np.concatenate([[0], np.cumsum(stays)])[starts]
+
+        positives = (self.positives[positive_stays], starts_of(positive_stays, self.positive_starts))
+        ignored = (self.ignored[ignored_stays], starts_of(ignored_stays, self.ignored_starts))
+        grades = None if self.grades is None else self.grades[positive_stays]
+        return GroundTruth(self.n_gallery, *positives, *ignored, grades, self.weights, found)
+
+    def with_weights(self, weights: ArrayLike | None) -> "GroundTruth":
+        """Return the ground truth with these weights of queries: (Q,) finite numbers above 0, or None for equal ones.
+
+        Raises:
+            InputError: They are not one such number for each query.
+        """
+        checked = None if weights is None else _above_zero(weights, self.n_queries, "weights", "queries")
+        return replace(self, weights=checked)
+
+    @classmethod
+    def from_labels(
+        cls,
+        query_labels: ArrayLike,
+        gallery_labels: ArrayLike,
+        exclude_self: bool = False,
+        *,
+        query_cameras: ArrayLike | None = None,
+        gallery_cameras: ArrayLike | None = None,
+    ) -> "GroundTruth":
+        """Build the ground truth from labels: all gallery items with the query's label are positives.
+
+        Cost: O(N log N + number of positives).
+
+        Args:
+            query_labels: (Q,) integers or text.
+            gallery_labels: (N,) integers or text.
+            exclude_self: Query i is gallery item i, which is ignored for itself; needs equal labels on both sides.
+            query_cameras: (Q,) integers or text. With cameras on both sides, items of the same label and the same
+                camera are ignored (the Market-1501 protocol).
+            gallery_cameras: (N,) integers or text.
+
+        Raises:
+            InputError: Labels are not 1-D integers or text, or exclude_self is set and the two sides differ.
+        """
+        query_labels, gallery_labels = as_labels((query_labels, "query labels"), (gallery_labels, "gallery labels"))
+        n_queries, n_gallery = len(query_labels), len(gallery_labels)
+        if exclude_self and not np.array_equal(query_labels, gallery_labels):
+            raise InputError(
+                f"exclude_self needs the gallery items as queries, with the same labels in the same order; got "
+                f"{n_queries} queries and {n_gallery} items, or different labels"
+            )
+        by_label = np.argsort(gallery_labels, kind="stable")
+        first = np.searchsorted(gallery_labels, query_labels, side="left", sorter=by_label)
+        last = np.searchsorted(gallery_labels, query_labels, side="right", sorter=by_label)
+        starts = np.concatenate([[0], np.cumsum(last - first)])
+        # Entry j of the flat list is entry j - starts[q] of query q's run in by_label.
+        item = by_label[np.arange(starts[-1]) - np.repeat(starts[:-1] - first, last - first)].astype(np.int64)
+        query = np.repeat(np.arange(n_queries), last - first)
+        skip = (item == query) if exclude_self else np.zeros(len(item), bool)
+        if query_cameras is not None and gallery_cameras is not None:
+            of_query, of_item = as_labels((query_cameras, "query cameras"), (gallery_cameras, "gallery cameras"))
+            skip |= of_query[query] == of_item[item]
+
+        def row_starts(of: IntArray) -> IntArray:
+            return np.concatenate([[0], np.cumsum(np.bincount(of, minlength=n_queries))])
+
+        return cls(n_gallery, item[~skip], row_starts(query[~skip]), item[skip], row_starts(query[skip]))
+
+    @classmethod
+    def from_positives(
+        cls,
+        positives: Sequence[Sequence[int] | IntArray],
+        ignored: Sequence[Sequence[int] | IntArray] | None = None,
+        *,
+        n_gallery: int,
+        grades: Sequence[Sequence[float] | Floats] | None = None,
+    ) -> "GroundTruth":
+        """Build the ground truth from lists of gallery positions. A position in both lists counts as ignored.
+
+        Args:
+            positives: For each query, the positions of its relevant items.
+            ignored: For each query, the positions that are left out of its ranking; None for none.
+            n_gallery: Number of gallery items, N.
+            grades: For each query, how relevant each of its positives is, above 0, in the same order; None if all are
+                equal.
+
+        Raises:
+            InputError: A position is outside 0..n_gallery-1, the lists differ in length, or a grade is not above 0.
+        """
+        if ignored is None:
+            ignored = [[] for _ in positives]
+        if len(ignored) != len(positives):
+            raise InputError(
+                f"got {len(positives)} lists of positives but {len(ignored)} of ignored items; give one for each query"
+            )
+        try:
+            ignored_sets = [np.unique(np.asarray(row, np.int64)) for row in ignored]
+            positive_sets = [
+                np.setdiff1d(np.asarray(row, np.int64), skip) for row, skip in zip(positives, ignored_sets, strict=True)
+            ]
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"positives and ignored items are lists of gallery positions, as integers: {error}"
+            ) from error
+        for name, rows in (("positives", positive_sets), ("ignored items", ignored_sets)):
+            for query, row in enumerate(rows):
+                if len(row) and (row[0] < 0 or row[-1] >= n_gallery):
+                    raise InputError(f"the {name} of query {query} include a position outside 0..{n_gallery - 1}")
+        graded = None if grades is None else _grades_of(positives, grades, positive_sets)
+        return cls(n_gallery, *_csr(positive_sets), *_csr(ignored_sets), graded)
+
+
+def _grades_of(
+    given: Sequence[Sequence[int] | IntArray], grades: Sequence[Sequence[float] | Floats], kept: Sequence[IntArray]
+) -> Floats:
+    """The grades of the positives that are kept, from those of all positives in the caller's order."""
+    if len(grades) != len(given):
+        raise InputError(f"got {len(given)} lists of positives but {len(grades)} of grades; give one for each query")
+    rows = [np.empty(0)]
+    for query, (items, of_items, stay) in enumerate(zip(given, grades, kept, strict=True)):
+        own = as_array(of_items, f"the grades of query {query}")
+        if own.shape != (len(items),):
+            raise InputError(f"query {query} has {len(items)} positives but grades as {describe_array(own)}")
+        unique, first, again = np.unique(np.asarray(items, np.int64), return_index=True, return_inverse=True)
+        if len(unique) < len(own) and (own[first][again] != own).any():
+            raise InputError(f"the positives of query {query} list an item twice, with different grades")
+        rows.append(own[first][np.isin(unique, stay)])
+    return np.concatenate(rows)
+
+
+def _above_zero(given: ArrayLike, wanted: int, name: str, what: str) -> Floats:
+    """Finite numbers above 0, one for each query or right answer."""
+    array = as_array(given, name)
+    if array.shape != (wanted,) or array.dtype.kind not in "fiu":
+        raise InputError(f"{name} must be a number for each of {wanted} {what}, got {describe_array(array)}")
+    numbers = array.astype(np.float64)
+    bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers > 0)))
+    if len(bad):
+        raise InputError(f"{name} must be finite and above 0, but entry {bad[0]} is {numbers[bad[0]]:g}")
+    return numbers
+
+
+def _csr(rows: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
+    starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    return np.concatenate([np.empty(0, np.int64), *rows]), starts

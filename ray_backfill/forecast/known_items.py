@@ -1,0 +1,146 @@
+"""The gallery items whose new embeddings a forecast has."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.progress import say
+from ray_backfill.data.importing.matching import plain_ids
+from ray_backfill.data.sources import Source, open_source
+from ray_backfill.data.store import EmbeddingFolder, read_train, vector_column, write_parquet
+from ray_backfill.data.store import take as take_rows
+from ray_backfill.data.store.loose import FINE, PROBLEMS, ZERO, read_vectors_loosely
+from ray_backfill.engine.systems import FloatArray, IntArray
+from ray_backfill.forecast import Known, Sample
+from ray_backfill.forecast.methods import KnownItems
+from ray_backfill.forecast.sample import PILOT
+from ray_backfill.forecast.stored_sample import StoredSample, free_pairs, positions_of
+from ray_backfill.learn.stand_in_map import fit_stand_in
+
+_NOTHING = np.empty(0, np.int64)
+# Share of a sample that may lack a new embedding, such as unreadable images. If more does, a file was forgotten.
+_MISSING = 0.01
+
+
+def find_known(folder: EmbeddingFolder, stored: StoredSample, new: Sequence[str]) -> KnownItems:
+    """The new embeddings of the sample, and what else the sources ``new`` hold. Without sources: the gallery's own.
+
+    Up to 1 % of the sample may lack a new embedding; such items count as not sampled, which is said.
+
+    Raises:
+        InputError: More items of the sample have no new embedding, or a vector cannot be used.
+    """
+    sample, distance = stored.sample, stored.settings.distance
+    if not new:
+        if "new" not in folder.gallery.vectors:
+            raise InputError(f"{folder.path} has no new embeddings; give them with --new SOURCE (id and new)")
+        return known_items(folder, sample, sample.position, folder.gallery.new[sample.position], distance)
+    found = [(source.name, *_read_new(source, folder, distance)) for source in map(open_source, new)]
+    own, places = np.unique(np.concatenate([position for _, position, _ in found]), return_index=True)
+    vectors = np.concatenate([each for *_, each in found])[places]
+    for name, position, given in found:
+        if not np.array_equal(vectors[np.searchsorted(own, position)], given):
+            raise InputError(f"{name} repeats an id of --new with another vector; drop one of them")
+    missing = np.setdiff1d(sample.position, own)
+    if len(missing):
+        lacks = f"--new lacks {len(missing):,} of the {len(sample):,} items of the sample, such as "
+        lacks += str(folder.gallery.id[missing[0]])
+        if len(missing) > _MISSING * len(sample):
+            raise InputError(
+                f"{lacks}; embed them, too (up to 1 % may be missing), or name all files, those of earlier rounds, too"
+            )
+        say(f"{lacks}; they count as not sampled")
+    done = _NOTHING if len(own) == len(folder.gallery) else _backfilled(found, np.intersect1d(sample.position, own))
+    return known_items(folder, sample, own, vectors, distance, done)
+
+
+def _backfilled(found: Sequence[tuple[str, IntArray, FloatArray]], sampled: IntArray) -> IntArray:
+    """Positions of what the backfill has done so far: of sources with items that no sample listed. sampled: positions
+    of those items of the sample that are in any source.
+
+    Sampled items among them cannot stand for items that are still to be done: an order is no random choice.
+    """
+    more = [(name, position) for name, position, _ in found if not np.isin(position, sampled).all()]
+    if not more:
+        return _NOTHING
+    of_sample = [position for _, position, _ in found if np.isin(position, sampled).all()]
+    if len(np.setdiff1d(sampled, np.concatenate([_NOTHING, *of_sample]))):
+        raise InputError(
+            f"{more[0][0]} has items that no sample lists, beside items of the sample; give the sample as a file of its"
+            " own, and all that the backfill has done so far as another one"
+        )
+    return np.unique(np.concatenate([position for _, position in more]))
+
+
+def _read_new(source: Source, folder: EmbeddingFolder, distance: str) -> tuple[IntArray, FloatArray]:
+    """Positions in the gallery, and new embeddings."""
+    source.need(("id", "new"))
+    assert folder.queries is not None
+    ids, vectors, problems, dims = [], [], [], folder.queries.new.shape[1]
+    for batch in source.read(("id", "new"), 0):
+        read = read_vectors_loosely(batch.column("new"))
+        if read[0].shape[1] not in (0, dims):
+            have = f"{source.name} has vectors of {read[0].shape[1]} dimensions"
+            raise InputError(f"{have}, the queries' new embeddings have {dims}; use one model")
+        ids.append(batch.column("id"))
+        vectors.append(read[0])
+        problems.append(read[1])
+    if not ids:
+        raise InputError(f"{source.name} has no rows")
+    wrong = np.concatenate(problems)
+    bad = np.flatnonzero((wrong != FINE) & ((wrong != ZERO) | (distance == "cosine")))
+    if len(bad):
+        raise InputError(f"{source.name}, column 'new', row {bad[0]}: {PROBLEMS[int(wrong[bad[0]])]}; embed it again")
+    own = np.asarray(plain_ids(ids, source, "id").to_pylist())
+    position = positions_of(folder.gallery.id, own)
+    if (position < 0).any():
+        lacking = own[position < 0]
+        raise InputError(f"{source.name} has {len(lacking):,} ids that the gallery lacks, such as {lacking[0]}")
+    new: FloatArray = np.concatenate(vectors)
+    return position, new
+
+
+def known_items(
+    folder: EmbeddingFolder, sample: Sample, position: IntArray, new: FloatArray, distance: str,
+    done: IntArray = _NOTHING,
+) -> KnownItems:  # fmt: skip
+    """Items of a sample and others, which no sample listed. position: (n,). new: (n, d) their new embeddings. done:
+    what the backfill has done so far; such items stand for no others.
+
+    Stand-ins for other items are fitted on the pilot, the queries and the train split.
+    """
+    weight_N = np.zeros(len(folder.gallery))
+    pilot_N, done_N = (np.zeros(len(folder.gallery), np.bool_) for _ in range(2))
+    weight_N[sample.position] = sample.weight
+    pilot_N[sample.position[sample.reason == PILOT]] = True
+    done_N[done] = True
+    known = Known(
+        position, weight_N[position], pilot_N[position], sample.queries, sample.group, sample.n_groups, done_N[position]
+    )
+    old, free = free_pairs(folder)
+    of_pilot = folder.gallery.old[position[known.pilot]]
+    both = (np.concatenate([of_pilot, old]), np.concatenate([new[known.pilot], free]))
+    return KnownItems(known, new, fit_stand_in(*both, distance), len(sample))
+
+
+def with_stand_ins(folder: EmbeddingFolder, items: KnownItems) -> EmbeddingFolder:
+    """The folder with stand-ins as new embeddings."""
+    vectors = {"old": folder.gallery.old, "new": items.stand_in(folder.gallery.old)}
+    return replace(folder, gallery=replace(folder.gallery, vectors=vectors))
+
+
+def with_pilot(folder: EmbeddingFolder, items: KnownItems, place: Path) -> EmbeddingFolder:
+    """The folder with the pilot as its train split, which is written to ``place``, where fits read it again."""
+    pilot = items.known.position[items.known.pilot]
+    rows = take_rows(folder.gallery, pilot)
+    columns = {"id": pa.array(rows.id), "old": vector_column(folder.gallery.old[pilot])}
+    columns["new"] = vector_column(items.new[items.known.pilot])
+    if rows.label is not None:
+        columns["label"] = pa.array(rows.label)
+    write_parquet(place / "train.parquet", pa.table(columns))
+    split = read_train(place)
+    return replace(folder, path=place, train=split.train, validation=split.validation)

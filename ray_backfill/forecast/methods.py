@@ -1,0 +1,138 @@
+"""Forecasts the methods of a comparison, whose folder has stand-ins as new embeddings, in this process or in shards."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.compare.resolve import Comparison
+from ray_backfill.compare.tables.results import NEW, OLD
+from ray_backfill.core.progress import Stage
+from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.replay import Curve, replay
+from ray_backfill.engine.systems import FloatArray, RetrievalSystem, Switch, UpgradePair
+from ray_backfill.forecast import Forecast, Forms, Known, KnownForms, Slices, forecast_pair
+from ray_backfill.forecast.calibration import Calibration
+from ray_backfill.forecast.estimate import exact_units
+from ray_backfill.learn.methods import Embeddings, Method
+from ray_backfill.learn.stand_in_map import StandInMap
+
+# Metric -> (Q,) exact values at t = 0; NaN for queries without right answers.
+Starts = Mapping[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, eq=False)
+class KnownItems:
+    """Gallery items whose new embeddings are given: (n, d) ``new``. stand_in: predicts those of the others. sampled:
+    number of items of the sample.
+    """
+
+    known: Known
+    new: FloatArray
+    stand_in: StandInMap
+    sampled: int
+
+
+class Gallery(NamedTuple):
+    """Where the items of a comparison are. of_method: distances to them. starts: method -> its metrics at t = 0."""
+
+    of_method: Callable[[Method], Forms | Slices]
+    starts: Callable[[Sequence[Method]], Mapping[str, Starts]]
+
+
+def gallery_here(comparison: Comparison) -> Gallery:
+    """The gallery in this process."""
+
+    def of_method(method: Method) -> Forms:
+        pair = comparison.pair(method)
+        return forms_of(method, comparison.embeddings, pair, comparison.evaluation.distance)
+
+    return Gallery(of_method, lambda methods: exact_starts(comparison, methods))
+
+
+def can_be_forecast(method: Method) -> bool:
+    """Whether the engine knows how this method serves: no cascade, no step at the end, and nothing that hides items."""
+    return not method.recalls and (method.name == NEW or not method.is_reference) and method.name != "instant"
+
+
+def forecast_method(
+    comparison: Comparison, method: Method, items: KnownItems, gallery: Gallery, starts: Starts,
+    bar: Stage | None = None,
+) -> Forecast:  # fmt: skip
+    """The forecast of a method; if every item is known, its exact curves. Of {new, new}, only the end has a meaning."""
+    known, size = items.known, len(comparison.folder.gallery)
+    if len(known.position) == size:
+        return _exact(comparison, method, items)
+    forms, switch = _known_forms(comparison, method, items)
+    orders = {"": np.arange(size)} if method.name == NEW else comparison.orders_of(method)
+    return forecast_pair(
+        gallery.of_method(method), known, forms, comparison.truth, orders, switch, starts,
+        comparison.evaluation.points, method.forward or method.name, bool(method.forward), bar,
+    )  # fmt: skip
+
+
+def forms_of(method: Method, embeddings: Embeddings, pair: UpgradePair, distance: str) -> Forms:
+    """Distances to the items of these embeddings. {new, new} is forecast as a method that replaces {old, old}."""
+    old = RetrievalSystem(embeddings.query["old"], embeddings.gallery["old"])
+    is_old = method.name == NEW or method.backward == OLD
+    return Forms.of(pair.forward, old, None if is_old else pair.backward, distance)
+
+
+def _known_forms(comparison: Comparison, method: Method, items: KnownItems) -> tuple[KnownForms, Switch]:
+    """Distances to the known items, and how the method switches."""
+    query, distance = comparison.embeddings.query, comparison.evaluation.distance
+    old = comparison.folder.gallery.old[items.known.position]
+    maps = comparison.maps.of(method)
+    stand_in = method.pair(Embeddings(query, {"old": old, "new": items.stand_in(old)}), maps)
+    after = method.pair(Embeddings(query, {"old": old, "new": items.new}), maps)
+    systems = (stand_in.forward, RetrievalSystem(query["old"], old), after.forward)
+    return KnownForms(*(ProductForm.of(system, distance) for system in systems)), after.switch
+
+
+def exact_starts(comparison: Comparison, methods: Sequence[Method]) -> dict[str, Starts]:
+    """Method -> its metrics at t = 0, which need no new embedding of the gallery.
+
+    Cost: one pass over the gallery for each distinct backward system.
+    """
+    how, given = comparison.evaluation, comparison.embeddings
+    old = RetrievalSystem(given.query["old"], given.gallery["old"])
+    found: dict[str, Starts] = {}
+    for name, those in by_backward(methods).items():
+        backward = old if name == OLD else comparison.pair(those[0]).backward
+        curve = replay(
+            UpgradePair(backward, backward), comparison.truth, np.arange(len(old.gallery)), 2, how.metrics, how.distance
+        )
+        found |= dict.fromkeys((method.name for method in those), starts_of(curve, comparison))
+    return found
+
+
+def by_backward(methods: Sequence[Method]) -> dict[str, list[Method]]:
+    """Methods by what serves items before their backfill: {old, old}, or the first method that has its own system."""
+    found: dict[str, list[Method]] = {}
+    for method in methods:
+        found.setdefault(OLD if method.backward in (OLD, NEW) else method.name, []).append(method)
+    return found
+
+
+def starts_of(curve: Curve, comparison: Comparison) -> Starts:
+    """The first values of a curve, of all queries."""
+    found = {metric: np.full(comparison.truth.n_queries, np.nan) for metric in comparison.evaluation.metrics}
+    for metric, values in curve.per_query.items():
+        found[metric][curve.scored] = values[:, 0]
+    return found
+
+
+def _exact(comparison: Comparison, method: Method, items: KnownItems) -> Forecast:
+    """The exact curves of a method, as a forecast without any error."""
+    how, old, query = comparison.evaluation, comparison.folder.gallery.old, comparison.embeddings.query
+    new = np.empty((len(old), items.new.shape[1]), items.new.dtype)
+    new[items.known.position] = items.new
+    pair = method.pair(Embeddings(query, {"old": old, "new": new}), comparison.maps.of(method))
+    if method.name == NEW:
+        pair = UpgradePair(RetrievalSystem(query["old"], old), pair.forward)
+    orders = {"": np.arange(len(old))} if method.name == NEW else comparison.orders_of(method)
+    curves = replay(pair, comparison.truth, orders, how.points, how.metrics, how.distance)
+    units = {order: {m: exact_units(values) for m, values in each.per_query.items()} for order, each in curves.items()}
+    return Forecast(units, Calibration(1.0, 0.0), [])

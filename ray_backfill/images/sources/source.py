@@ -1,0 +1,147 @@
+"""The ImageSource of data sets that consist of image files.
+
+Shapes: N rows of a split; B rows read; S pixels per side; C channels.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.images.sources import SPLITS, Items, Pixels
+from ray_backfill.images.sources.decode import decode
+
+# Part of every fingerprint: increase it whenever a change to the decoder changes pixels.
+_DECODER_VERSION = 2
+# Remote files fetched concurrently: each takes a round trip of tens of milliseconds and almost no work.
+_FETCHERS = 16
+
+
+class Files(Protocol):
+    """Image files that are read by position, 0 .. len - 1. Picklable; holds no Python object per file."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether each read is a network round trip, so that reading many concurrently is as fast as reading one."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, position: int) -> bytes:
+        """The bytes of a file. Thread-safe. Raises the system's error if the file cannot be read.
+
+        Raises:
+            InputError: no file can be read at all, for example without credentials.
+        """
+
+    def name(self, position: int) -> str:
+        """The path of a file below the root, separated by "/"."""
+
+    def where(self, position: int) -> str:
+        """The location of a file, for messages."""
+
+    def digest(self) -> str:
+        """Hash of the name, the size, and the modification time or checksum of every file."""
+
+
+@dataclass
+class FileSource:
+    """A data set of image files.
+
+    name: the data set's name. settings: the data set's own dataclass with ``image_size``; all fields except the
+    location of the images enter the fingerprint. splits_items: the rows of each split; an id is the position of its
+    file in ``listing``. positions: (N,) int64 file positions of each split, if ids are not positions. facts: other
+    values for the fingerprint. inverted: read dark strokes on white as bright strokes on black.
+    """
+
+    name: str
+    settings: Any
+    listing: Files
+    splits_items: dict[str, Items]
+    positions: dict[str, NDArray[np.int64]] | None = None
+    channels: int = 3
+    facts: dict[str, Any] = field(default_factory=dict)
+    resample: Image.Resampling = Image.Resampling.BILINEAR
+    inverted: bool = False
+    splits: tuple[str, ...] = field(init=False)
+    image_size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.splits = tuple(split for split in SPLITS if split in self.splits_items)
+        self.image_size = self.settings.image_size
+
+    def items(self, split: str) -> Items:
+        """The rows of ``split``. Raises InputError if there is no such split."""
+        if split not in self.splits_items:
+            raise InputError(f"{self.name} has no split {split!r}; it has: {', '.join(self.splits)}")
+        return self.splits_items[split]
+
+    def read(self, split: str, rows: NDArray[np.int64]) -> Pixels:
+        """Decode (B, S, S, C) uint8. A missing or damaged file is reported in ``broken`` with zero pixels.
+
+        Raises:
+            InputError: no such split, or no file can be read at all (no credentials, no network).
+        """
+        positions = self._positions(split, rows)
+        pixels_BSSC = np.zeros((len(positions), self.image_size, self.image_size, self.channels), np.uint8)
+        broken = {}
+        for i, data in enumerate(_fetch(self.listing, positions)):
+            try:
+                if isinstance(data, Exception):
+                    raise data
+                image_SSC = decode(data, self.image_size, self.channels, self.resample)
+            except InputError:
+                raise
+            # Pillow and zipfile raise a dozen unrelated errors for damaged data, and one bad file in a million must
+            # not end a run; the reason is recorded.
+            except Exception as error:
+                broken[i] = f"{self.listing.where(positions[i])}: {_reason(error)}"
+                continue
+            pixels_BSSC[i] = 255 - image_SSC if self.inverted else image_SSC
+        return Pixels(pixels_BSSC, broken)
+
+    def names(self, split: str, rows: NDArray[np.int64]) -> list[str] | None:
+        """Paths below the root."""
+        return [self.listing.name(position) for position in self._positions(split, rows)]
+
+    def _positions(self, split: str, rows: NDArray[np.int64]) -> list[int]:
+        ids_N = self.items(split).ids_N
+        positions_N = ids_N if self.positions is None else self.positions[split]
+        return positions_N[rows].tolist()
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Names, sizes and checksums (or times) of the files, not their pixels; independent of the root's path."""
+        own = facts_of(self.settings) | self.facts
+        return {"dataset": self.name, "decoder": _DECODER_VERSION, "files": self.listing.digest(), **own}
+
+
+def _fetch(listing: Files, positions: list[int]) -> Iterator[bytes | Exception]:
+    """Yields the bytes of each file in order, or the error if it cannot be read."""
+
+    def fetch(position: int) -> bytes | Exception:
+        try:
+            return listing.read(position)
+        except Exception as error:
+            return error
+
+    if not listing.remote:
+        yield from map(fetch, positions)
+        return
+    with ThreadPoolExecutor(_FETCHERS) as pool:
+        yield from pool.map(fetch, positions)
+
+
+def _reason(error: Exception) -> str:
+    """The reason in one reproducible line: Pillow's own message for unknown data contains a memory address."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image of a known format"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def facts_of(settings: Any) -> dict[str, Any]:
+    """The settings without the location of the images, as moved images are still the same."""
+    return {name: value for name, value in asdict(settings).items() if name not in ("root", "images")}

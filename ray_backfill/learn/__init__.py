@@ -1,0 +1,1 @@
+"""Methods, and how they are fitted: one file per paper."""

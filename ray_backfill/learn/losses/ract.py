@@ -1,0 +1,73 @@
+"""Regression-alleviating compatible training: new embeddings are contrasted with old and with new ones.
+
+Source: Zhang et al., "Hot-Refresh Model Upgrades with Regression-Alleviating Compatible Training", 2022, section 3.3;
+tau 0.5 and weight 1 as in FastFill's re-run; the authors' code has tau 0.01 and the 10 hardest negatives of each kind.
+
+Shapes: b images of this worker, B images of all workers, d dimensions.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ray_backfill.learn.models.backbones import Backbone
+from ray_backfill.learn.models.checkpoints import BackboneInfo
+from ray_backfill.learn.models.gather import gather
+from ray_backfill.learn.training.objective import Objective, OldModel, classification_losses, fit_width
+from ray_backfill.learn.training.settings import ObjectiveSettings
+
+
+class RegressionAlleviating(Objective):
+    """Classification loss, plus a contrastive loss against the frozen old model on the same views."""
+
+    hard = False
+
+    def __init__(
+        self, backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
+    ) -> None:
+        super().__init__(backbone, info, settings, old)
+        assert old is not None
+        # torch does not find the old network in a tuple, so it is not trained, put in train mode or saved.
+        self._old, self._hardest = (old,), settings.compatible.hard_negatives if self.hard else None
+
+    def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
+        new_bd, logits_bC = self.backbone(views[0])
+        losses_b = classification_losses(logits_bC, target_B, self.settings, self.backbone.cosine_scale)
+        settings = self.settings.compatible
+        contrast_b = contrast(new_bd, self._old[0].embed(views[0]), target_B, settings.ract_tau, self._hardest)
+        return losses_b + settings.ract_weight * contrast_b, logits_bC.argmax(1) == target_B
+
+
+class HardestNegatives(RegressionAlleviating):
+    """``RegressionAlleviating`` with only the hardest negatives of each kind."""
+
+    hard = True
+
+
+def contrast(new_bd: Tensor, old_bd: Tensor, target_b: Tensor, tau: float, hardest: int | None = None) -> Tensor:
+    """(b,) InfoNCE loss of each new embedding: its own old embedding against old and new ones of other classes.
+
+    Similarities are cosines / tau; to compare with old embeddings, the new one is truncated or zero-padded to their
+    dimension. The items of all workers take part, with gradient. The loss is 0 where the target is -1.
+
+    Cost: O(b B d).
+    """
+    target_B = gather(target_b)
+    # Unreadable images (-1) are not negatives.
+    other_bB = (target_b[:, None] != target_B[None, :]) & (target_B[None, :] >= 0)
+    new_bd, towards_old_bd = F.normalize(new_bd, dim=1), F.normalize(fit_width(new_bd, old_bd.shape[1]), dim=1)
+    old_bd = F.normalize(old_bd, dim=1)
+    positive_b = (towards_old_bd * old_bd).sum(1) / tau
+    negatives = [towards_old_bd @ gather(old_bd).T / tau, new_bd @ gather(new_bd).T / tau]
+    kept = [_hardest(logits_bB.masked_fill(~other_bB, -torch.inf), hardest) for logits_bB in negatives]
+    everything_b = torch.cat([positive_b[:, None], *kept], dim=1).logsumexp(1)
+    return (everything_b - positive_b) * (target_b >= 0)
+
+
+def _hardest(logits_bB: Tensor, hardest: int | None) -> Tensor:
+    """The largest logits of each row; all of them if ``hardest`` is None."""
+    if hardest is None:
+        return logits_bB
+    return logits_bB.topk(min(hardest, logits_bB.shape[1]), dim=1).values

@@ -1,0 +1,153 @@
+"""Upgrade methods; one file per paper, found by module name.
+
+A module defines ``METHODS``, a tuple of ``Method``. Each method states which pair of retrieval systems serves the
+gallery during the backfill, and what has to be fitted or trained for it. A module may also define ``BACKBONES``, a
+tuple of ``BackboneKind``: networks that are trained in addition to the old and the new one.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from ray_backfill.core.errors import unknown_name
+from ray_backfill.core.plugins import load_plugin, plugin_names, rows_from_outside
+from ray_backfill.engine.systems import FloatArray, UpgradePair
+from ray_backfill.learn.models.settings import BackboneSettings
+from ray_backfill.learn.training.fit import Fit
+
+if TYPE_CHECKING:
+    from ray_backfill.learn.training.objective import MakeObjective
+
+# Families of methods, in the order in which pages show them.
+POLICIES = "Policies"
+# Methods that explain the results of others. They are never recommended.
+CONTROLS = "Controls"
+# The number of candidates in the names of cascades; any other is understood, too.
+RECALLS = 100
+FAMILIES = ("References", POLICIES, "A new backbone", "Maps old to new", "Rank merge", "Adapters", CONTROLS)
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Input of a method: model name -> (Q, d) queries, and model name -> (N, d) gallery items."""
+
+    query: Mapping[str, FloatArray]
+    gallery: Mapping[str, FloatArray]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the comparison.
+
+    name: for the command line. title: for tables. source: paper and equation. family: one of ``FAMILIES``; controls
+        explain the results of other methods, and "all" leaves them out.
+    pair: makes both systems from embeddings and the fitted network (None if ``fit`` is None).
+    fit: what is fitted on the stored embeddings of the train split.
+    models: models whose embeddings the pair needs; others than old and new are backbones trained for the method.
+    backward, forward: the model x whose plain system {x, x} is this system of the pair; "" for any other system.
+    aligned: the backward gallery approximates the forward one by a map.
+    is_reference: serves one system at a time, so merges do not apply.
+    recalls: number K of candidates that the backward system recalls and the forward system re-ranks, until t = 1; 0 if
+        it is no cascade. Names that end in @100 stand for any other K, too.
+    is_recommended: takes part by default if no methods are named.
+    glossary: word -> meaning, for words that a page about this method should explain.
+    version: part of the key of a run; increase it when a change alters the method's results or its map.
+    """
+
+    name: str
+    title: str
+    source: str
+    pair: Callable[[Embeddings, Any], UpgradePair]
+    family: str
+    fit: Fit | None = None
+    models: tuple[str, ...] = ("old", "new")
+    backward: str = ""
+    forward: str = ""
+    aligned: bool = False
+    is_reference: bool = False
+    is_recommended: bool = False
+    recalls: int = 0
+    glossary: Mapping[str, str] = field(default_factory=dict, hash=False)
+    version: int = 1
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether a network is trained on stored embeddings; a formula is not trained."""
+        return self.fit is not None and self.fit.is_trained
+
+    @property
+    def learns_new(self) -> bool:
+        """Whether it trains rho, a head on top of the new model, so that it does not end at {new, new}."""
+        return self.fit is not None and self.fit.learn_new
+
+    @property
+    def has_sigma(self) -> bool:
+        """Whether its network estimates its uncertainty about an item."""
+        return self.fit is not None and self.fit.has_sigma
+
+
+@dataclass(frozen=True)
+class BackboneKind:
+    """A backbone that some methods need besides old and new.
+
+    name: for the command line. title: for tables. source: paper. like: the model whose architecture, training settings
+    and classes it has. needs_old: its training needs the frozen old backbone; otherwise its objective gets None.
+    dim_of: size of its embedding for a number of classes, if it cannot have that of ``like``.
+    """
+
+    name: str
+    title: str
+    source: str
+    like: Literal["old", "new"]
+    objective: MakeObjective
+    needs_old: bool
+    dim_of: Callable[[int], int] | None = None
+
+    def backbone(self, like: BackboneSettings, classes: int) -> BackboneSettings:
+        """Its architecture. like: that of the model it is like. classes: labels 0, 1, ... of the whole train split."""
+        # Who chooses the dimension puts the embedding anywhere in it, also where values are negative.
+        return like if self.dim_of is None else replace(like, dim=self.dim_of(classes), last_layer="linear")
+
+
+def all_backbones() -> dict[str, BackboneKind]:
+    """Every kind of backbone besides old and new by name, in the order of modules and of their tables."""
+    return {kind.name: kind for kind in _rows("BACKBONES")}
+
+
+def all_methods() -> dict[str, Method]:
+    """Every known method by name: first the baselines, then in the order of modules and of their tables."""
+    return {method.name: method for method in _rows("METHODS")}
+
+
+def _rows(table: str) -> list[Any]:
+    """The rows of this table in all own modules, then those that other distributions register."""
+    package = sys.modules[__name__]
+    names = sorted(plugin_names(package), key=lambda name: (name != "baselines", name))
+    ours = [row for name in names for row in getattr(load_plugin(package, name), table, ())]
+    return [*ours, *rows_from_outside(table)]
+
+
+def find_methods(names: tuple[str, ...]) -> list[Method]:
+    """The methods of these names. Raises InputError for an unknown name; the message names similar ones."""
+    known = all_methods()
+    return [known[name] if name in known else _of_any_recall(name, known) for name in names]
+
+
+def _of_any_recall(name: str, known: Mapping[str, Method]) -> Method:
+    """A cascade with its own number of candidates."""
+    base, _, number = name.partition("@")
+    cascade = known.get(f"{base}@{RECALLS}")
+    if cascade is None or not re.fullmatch("[1-9][0-9]{0,8}", number):
+        raise unknown_name("method", name, known)
+    title = cascade.title.replace(str(RECALLS), number)
+    return replace(cascade, name=name, title=title, recalls=int(number))
+
+
+def models_of(methods: Sequence[Method]) -> tuple[str, ...]:
+    """The backbones that these methods need: old, new, then further kinds in the order of ``all_backbones``."""
+    needed = {model for method in methods for model in method.models}
+    return ("old", "new", *(name for name in all_backbones() if name in needed))

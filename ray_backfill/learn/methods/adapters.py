@@ -1,0 +1,228 @@
+"""Adapters: small maps between the embeddings of two models, fitted on pairs of embeddings alone, without labels.
+
+Each kind comes in two directions: ``_gallery`` maps the old gallery into the new space, {new, A(old)}; ``_query`` maps
+new queries into the old space, {A(new), old}. Source: Schönemann 1966 (Procrustes), Izenman 1975 (reduced-rank
+regression), Mukherjee and Zhu 2011 (the same with a ridge penalty), and "drift adapters", 2025 (low-rank affine,
+residual MLP) for retrieval. Penalties and ranks that are not given are chosen by cross-validation: with as many
+dimensions as hundreds of items plain least squares learns noise (docs/results/wide.md).
+
+Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
+from ray_backfill.learn.methods import Embeddings, Method
+from ray_backfill.learn.methods.baselines import new_system
+from ray_backfill.learn.models.apply import transform
+from ray_backfill.learn.training.adapters import Formula, FormulaFit, ResidualFit, Wide
+from ray_backfill.learn.training.cross_validation import best_of, parts, squared_error
+from ray_backfill.learn.training.fit import Choice, Fit
+from ray_backfill.learn.training.settings import AdapterSettings
+
+_GLOSSARY = {
+    "Adapter": "A small map between the embeddings of two models, fitted on pairs of embeddings without labels. "
+    "gallery: it maps the old gallery into the new space; query: it maps new queries into the old space."
+}
+
+
+Pair = Callable[[Embeddings, Any], UpgradePair]
+
+# Penalties, in units of the inputs' mean variance per dimension, and ranks, as shares of the smaller dimension, among
+# which cross-validation chooses.
+STRENGTHS = (1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+RANK_SHARES = tuple(i / 8 for i in range(1, 9))
+
+
+def procrustes(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    return rotation(x_Np, y_Nq), np.zeros(y_Nq.shape[1])
+
+
+def procrustes_centred(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    return about_means(x_Np, y_Nq, rotation)
+
+
+def least_squares(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    """Without a penalty; only for comparison where there are fewer than some 10 items per dimension."""
+    return about_means(x_Np, y_Nq, lambda x, y: regression(x, y, 0.0))
+
+
+def relaxed(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    """Drawn to the rotation."""
+    strength = settings.relaxation if settings.relaxation is not None else relaxation_of(x_Np, y_Nq)
+    return about_means(x_Np, y_Nq, lambda x, y: regression(x, y, strength, towards=rotation(x, y)))
+
+
+def ridge(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    """Drawn to zero, then stretched: see ``stretch``."""
+    strength = settings.ridge if settings.ridge is not None else penalty_of(x_Np, y_Nq)
+    fit = partial(regression, strength=strength)
+    return about_means(x_Np, y_Nq, lambda x, y: fit(x, y) * stretch(x_Np, y_Nq, fit))
+
+
+def low_rank(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    """Ridge of a rank, stretched."""
+    strength = penalty_of(x_Np, y_Nq)
+    rank = rank_of(x_Np, y_Nq, strength, settings.rank_share)
+    fit = partial(reduced_rank, rank=rank, strength=strength)
+    return about_means(x_Np, y_Nq, lambda x, y: fit(x, y) * stretch(x_Np, y_Nq, fit))
+
+
+def penalty_of(x_Np: Wide, y_Nq: Wide) -> float:
+    """The strength of the ridge penalty that predicts held-out items best. Cost: O(N p (p + q) + p^3)."""
+    errors = []
+    for part in parts(x_Np, y_Nq):
+        scale, basis = np.linalg.eigh(part.x.T @ part.x)
+        weight, held_x = basis.T @ (part.x.T @ part.y), part.held_x @ basis
+        mean = scale.mean()
+        shrunk = ((held_x / (scale + strength * mean)) @ weight for strength in STRENGTHS)
+        errors.append([squared_error(predicted, part.held_y) for predicted in shrunk])
+    return best_of(STRENGTHS, errors)
+
+
+def relaxation_of(x_Np: Wide, y_Nq: Wide) -> float:
+    """The strength of the pull to the rotation that predicts held-out items best."""
+    errors = []
+    for part in parts(x_Np, y_Nq):
+        turn = rotation(part.x, part.y)
+        scale, basis = np.linalg.eigh(part.x.T @ part.x)
+        # What is left to learn beside the rotation shrinks to zero as a ridge does.
+        left, held_x = basis.T @ (part.x.T @ (part.y - part.x @ turn)), part.held_x @ basis
+        mean, turned = scale.mean(), part.held_x @ turn
+        drawn = (turned + (held_x / (scale + strength * mean)) @ left for strength in STRENGTHS)
+        errors.append([squared_error(predicted, part.held_y) for predicted in drawn])
+    return best_of(STRENGTHS, errors)
+
+
+def rank_of(x_Np: Wide, y_Nq: Wide, strength: float, share: float | None) -> int:
+    """The share of the smaller dimension; None: that rank, of eight, which predicts held-out items best."""
+    smaller = min(x_Np.shape[1], y_Nq.shape[1])
+    if share is not None:
+        return max(1, round(share * smaller))
+    ranks = [max(1, round(each * smaller)) for each in RANK_SHARES]
+    errors = []
+    for part in parts(x_Np, y_Nq):
+        weight, directions = regression(part.x, part.y, strength), main_directions(part.x, part.y, strength)
+        coordinates = part.held_x @ weight @ directions
+        errors.append([squared_error(coordinates[:, :r] @ directions[:, :r].T, part.held_y) for r in ranks])
+    return best_of(ranks, errors)
+
+
+def stretch(x_Np: Wide, y_Nq: Wide, fit: Callable[[Wide, Wide], Wide]) -> float:
+    """Factor by which predictions of unseen items must be drawn apart to vary as much as the targets do.
+
+    A penalised map predicts unseen items closer to their mean than true embeddings lie, the more so the less it knows:
+    every one of them then is closer to a query than an embedding of the new model, and the merged ranking shows mapped
+    items first (docs/results/wide.md).
+    """
+    predicted = true = 0.0
+    for part in parts(x_Np, y_Nq):
+        predicted += squared_error(part.held_x @ fit(part.x, part.y), np.zeros(()))
+        true += squared_error(part.held_y, np.zeros(()))
+    return float(np.sqrt(true / predicted)) if predicted > 0 else 1.0
+
+
+def about_means(x_Np: Wide, y_Nq: Wide, weight_of: Callable[[Wide, Wide], Wide]) -> tuple[Wide, Wide]:
+    """Fit the (p, q) weight W on centred inputs and targets; returns it with the (q,) bias b of the map x W + b."""
+    mean_x, mean_y = x_Np.mean(0), y_Nq.mean(0)
+    weight = weight_of(x_Np - mean_x, y_Nq - mean_y)
+    return weight, mean_y - mean_x @ weight
+
+
+def rotation(x_Np: Wide, y_Nq: Wide) -> Wide:
+    """(p, q) W with orthonormal rows or columns: the polar factor of x^T y, which minimises ||x W - y||^2 for p <= q.
+
+    Source: Schönemann 1966, for p = q.
+    """
+    u, _, vt = np.linalg.svd(x_Np.T @ y_Nq, full_matrices=False)
+    return u @ vt
+
+
+def regression(x_Np: Wide, y_Nq: Wide, strength: float, towards: Wide | None = None) -> Wide:
+    """(p, q) W that minimises ||x W - y||^2 + strength * s * ||W - towards||^2, s = trace(x^T x) / p.
+
+    towards: default 0, which is ridge regression. Deviates: in the literature lambda-orthogonal maps are trained under
+    a constraint; a penalty towards the rotation has a closed form and the same two limits.
+    """
+    gram, cross = x_Np.T @ x_Np, x_Np.T @ y_Nq
+    weight = strength * np.trace(gram) / len(gram)
+    if weight == 0:
+        return np.linalg.lstsq(x_Np, y_Nq, rcond=None)[0].astype(np.float64)
+    right = cross if towards is None else cross + weight * towards
+    return np.linalg.solve(gram + weight * np.eye(len(gram)), right)
+
+
+def reduced_rank(x_Np: Wide, y_Nq: Wide, rank: int, strength: float = 0.0) -> Wide:
+    """(p, q) W of at most this rank that minimises what ``regression`` does. Source: Izenman 1975 (identity weights)
+    without a penalty, Mukherjee and Zhu 2011 with one."""
+    directions = main_directions(x_Np, y_Nq, strength)[:, :rank]
+    return regression(x_Np, y_Nq, strength) @ directions @ directions.T
+
+
+def main_directions(x_Np: Wide, y_Nq: Wide, strength: float) -> Wide:
+    """(q, min(p, q)) directions of the fitted values, the largest first; a penalty counts as p more items."""
+    weight = regression(x_Np, y_Nq, strength)
+    penalty = strength * float((x_Np**2).sum()) / x_Np.shape[1]
+    fitted = weight.T @ (x_Np.T @ x_Np) @ weight + penalty * weight.T @ weight
+    return np.linalg.eigh(fitted)[1][:, ::-1][:, : min(weight.shape)]
+
+
+def _gallery(e: Embeddings, network: Any) -> UpgradePair:
+    """{new, A(old)} and {new, new}."""
+    return UpgradePair(RetrievalSystem(e.query["new"], transform(network, e.gallery["old"])), new_system(e))
+
+
+def query_pair(e: Embeddings, network: Any) -> UpgradePair:
+    """{A(new), old} and {new, new}."""
+    return UpgradePair(RetrievalSystem(transform(network, e.query["new"]), e.gallery["old"]), new_system(e))
+
+
+def _both_ways(name: str, title: str, fit: Callable[[str, str], Fit]) -> tuple[Method, Method]:
+    """Both directions of an adapter. fit: makes the fit from a source and a target model."""
+
+    def method(direction: str, source: str, pair: Pair, own: Fit, aligned: bool) -> Method:
+        full = f"{name}_{direction}"
+        return Method(
+            full, f"{title}, {direction}", source, pair, "Adapters", own, forward="new", aligned=aligned,
+            is_recommended=full in _RECOMMENDED, glossary=_GLOSSARY,
+        )  # fmt: skip
+
+    return (
+        method("gallery", "old -> new", _gallery, fit("old", "new"), aligned=True),
+        method("query", "new -> old", query_pair, fit("new", "old"), aligned=False),
+    )
+
+
+# The best-known baseline, and the two maps that docs/results/wide.md finds near the best whatever the dimensions. All
+# map the gallery: queries mapped into an old space of another number of dimensions lose more than they gain.
+_RECOMMENDED = ("procrustes_gallery", "relaxed_gallery", "ridge_gallery")
+
+FORMULAS: dict[Formula, str] = {
+    procrustes: "Procrustes",
+    procrustes_centred: "centred Procrustes",
+    relaxed: "relaxed Procrustes",
+    least_squares: "least squares",
+    ridge: "ridge",
+    low_rank: "low-rank affine",
+}
+
+# What --tune may choose.
+_PENALTIES = (0.0, *STRENGTHS)
+_SPACES: dict[Formula, tuple[Choice, ...]] = {
+    relaxed: (Choice("adapters.relaxation", _PENALTIES),),
+    ridge: (Choice("adapters.ridge", _PENALTIES),),
+    low_rank: (Choice("adapters.rank_share", RANK_SHARES),),
+}
+
+METHODS = (
+    *(
+        method
+        for formula, title in FORMULAS.items()
+        for method in _both_ways(formula.__name__, title, partial(FormulaFit, formula, space=_SPACES.get(formula, ())))
+    ),
+    *_both_ways("residual_mlp", "residual MLP", partial(ResidualFit, relaxed)),
+)

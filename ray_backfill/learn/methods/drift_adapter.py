@@ -1,0 +1,73 @@
+"""Drift-Adapter as published: three maps of new queries into the old space, with a diagonal scaling matrix.
+
+Source: Vejendla, "Drift-Adapter: A Practical Approach to Near Zero-Downtime Embedding Model Upgrades in Vector
+Databases", EMNLP 2025 (arXiv 2509.23471), section 3: orthogonal Procrustes, low-rank affine U V^T x + t of rank 64, a
+residual MLP x + W2 GELU(W1 x + b1) + b2 with 256 hidden units, and S g(x) with a diagonal S (DSM), all fitted on the
+squared error of pairs of embeddings. Procrustes without S is the method ``procrustes_query``.
+S has no effect on the low-rank map, and is left out there: S U V^T x + S t is a map of the same kind, so the best one
+has S = 1.
+Deviates: the best low-rank map is computed, not trained. How the paper trains the MLP is not known to us; here it is
+trained like the other networks, by --transforms, on all pairs.
+
+Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ray_backfill.learn.methods import Method
+from ray_backfill.learn.methods.adapters import about_means, query_pair, reduced_rank, rotation
+from ray_backfill.learn.training.adapters import FormulaFit, ScaledResidualFit, Wide
+from ray_backfill.learn.training.fit import Choice, Fit
+from ray_backfill.learn.training.settings import AdapterSettings
+
+
+def drift_procrustes(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    """The rotation, then the best scaling of each of its results."""
+    weight = rotation(x_Np, y_Nq)
+    return weight * scaling(x_Np @ weight, y_Nq), np.zeros(y_Nq.shape[1])
+
+
+def drift_low_rank(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
+    rank = min(settings.drift_rank, x_Np.shape[1], y_Nq.shape[1])
+    return about_means(x_Np, y_Nq, lambda x, y: reduced_rank(x, y, rank))
+
+
+def scaling(predicted_Nq: Wide, y_Nq: Wide) -> Wide:
+    """(q,) diagonal of the S that minimises ||predicted S - y||^2; 1 where all predictions are 0."""
+    products, squares = (predicted_Nq * y_Nq).sum(0), (predicted_Nq**2).sum(0)
+    return np.where(squares > 0, products / np.where(squares > 0, squares, 1), 1.0)
+
+
+_GLOSSARY = {
+    "Drift-Adapter": "A small map of new queries into the old space, so that they search the old gallery as it is.",
+    "DSM": "Diagonal scaling matrix: Drift-Adapter's factor for each dimension of the mapped query.",
+}
+
+
+def _method(name: str, title: str, source: str, fit: Callable[[str, str], Fit]) -> Method:
+    return Method(
+        name, f"Drift-Adapter {title}", source, query_pair, "Adapters", fit("new", "old"), forward="new",
+        glossary=_GLOSSARY,
+    )  # fmt: skip
+
+
+# What --tune may choose.
+_RANKS = (Choice("adapters.drift_rank", (8, 16, 24, 32, 48, 64, 96, 128)),)
+
+METHODS = (
+    _method(
+        "drift_procrustes",
+        "Procrustes + DSM",
+        "Drift-Adapter, section 3",
+        lambda source, target: FormulaFit(drift_procrustes, source, target),
+    ),
+    _method(
+        "drift_low_rank",
+        "low-rank affine",
+        "Drift-Adapter, section 3: rank 64",
+        lambda source, target: FormulaFit(drift_low_rank, source, target, _RANKS),
+    ),
+    _method("drift_mlp", "MLP + DSM", "Drift-Adapter, section 3: 256 hidden units", ScaledResidualFit),
+)

@@ -1,0 +1,119 @@
+"""Maps from one model's stored embeddings to another's: FCT's transformation, closed-form affine maps, residual MLPs.
+
+Shapes: N or B items, d_in and d_out dimensions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ray_backfill.learn.models.heads import GlobalBatchNorm
+
+
+@dataclass(frozen=True)
+class TransformShape:
+    """Shape of h. input_dims: embedding size of each input model. uncertainty: also estimate a log variance."""
+
+    input_dims: tuple[int, ...]
+    output_dim: int
+    hidden: int = 2048
+    uncertainty: bool = False
+
+
+class Transform(nn.Module):
+    """FCT's h: a branch for each of two inputs, and a mixer; optionally with FastFill's uncertainty on top.
+
+    Source: forward compatible training, the authors' code: branches in -> 2 in -> 2 out, mixer 4 out -> hidden ->
+    hidden -> out; Linear-BatchNorm-ReLU except for the last layer. Without side information both branches get the old
+    embedding. FastFill, appendix A.2: one Linear layer on h gives log sigma^2.
+    """
+
+    def __init__(self, shape: TransformShape) -> None:
+        super().__init__()
+        self.shape = shape
+        out = shape.output_dim
+        first, second = (shape.input_dims * 2)[:2]
+        self.branches = nn.ModuleList(
+            [nn.Sequential(*_block(d, 2 * d), *_block(2 * d, 2 * out)) for d in (first, second)]
+        )
+        self.mixer = nn.Sequential(
+            *_block(4 * out, shape.hidden), *_block(shape.hidden, shape.hidden), nn.Linear(shape.hidden, out)
+        )
+        self.uncertainty = nn.Linear(out, 1) if shape.uncertainty else None
+
+    def forward(self, *inputs_Bd: Tensor) -> Tensor:
+        """One (B, d) tensor for each input -> (B, d_out)."""
+        two = (inputs_Bd * 2)[:2]
+        return self.mixer(torch.cat([branch(x_Bd) for branch, x_Bd in zip(self.branches, two, strict=True)], dim=1))
+
+    def log_variance(self, h_Bd: Tensor) -> Tensor:
+        """(B, d_out) results of ``forward`` -> (B,) log sigma^2."""
+        assert self.uncertainty is not None
+        return self.uncertainty(h_Bd).squeeze(1)
+
+    def rescale(self, inputs: Sequence[float], output: float) -> None:
+        """Turn the map of x / s, for each input with its s, to y / ``output`` into that of x to y."""
+        with torch.no_grad():
+            for branch, scale in zip(self.branches, (tuple(inputs) * 2)[:2], strict=True):
+                next(branch.parameters()).div_(scale)  # the weight of its first layer
+            for weight_or_bias in self.mixer[-1].parameters():
+                weight_or_bias.mul_(output)
+            if self.uncertainty is not None:
+                self.uncertainty.weight.div_(output)
+
+
+@dataclass(frozen=True)
+class AffineShape:
+    """Shape of the map. unit: inputs are scaled to length 1 first."""
+
+    input_dim: int
+    output_dim: int
+    unit: bool = True
+
+
+class Affine(nn.Module):
+    """x W + b, with x scaled to length 1 if ``unit`` is set."""
+
+    def __init__(self, shape: AffineShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.linear = nn.Linear(shape.input_dim, shape.output_dim)
+
+    def forward(self, x_Bd: Tensor) -> Tensor:
+        """(B, d_in) -> (B, d_out)."""
+        return self.linear(F.normalize(x_Bd, dim=1) if self.shape.unit else x_Bd)
+
+
+@dataclass(frozen=True)
+class ResidualShape:
+    """Shape of the map. unit: inputs are scaled to length 1 first."""
+
+    input_dim: int
+    output_dim: int
+    hidden: int = 256
+    unit: bool = True
+
+
+class Residual(nn.Module):
+    """An affine map plus a small MLP that is zero at first, so that training starts from the affine map."""
+
+    def __init__(self, shape: ResidualShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.base = nn.Linear(shape.input_dim, shape.output_dim)
+        self.inner = nn.Linear(shape.input_dim, shape.hidden)
+        self.outer = nn.Linear(shape.hidden, shape.output_dim)
+        nn.init.zeros_(self.outer.weight)
+        nn.init.zeros_(self.outer.bias)
+
+    def forward(self, x_Bd: Tensor) -> Tensor:
+        """(B, d_in) -> (B, d_out)."""
+        x_Bd = F.normalize(x_Bd, dim=1) if self.shape.unit else x_Bd
+        return self.base(x_Bd) + self.outer(F.gelu(self.inner(x_Bd)))
+
+
+def _block(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.Linear(inputs, outputs), GlobalBatchNorm(outputs), nn.ReLU()]

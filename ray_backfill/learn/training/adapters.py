@@ -1,0 +1,111 @@
+"""Declares the fits of adapters: small maps between the embeddings of two models. ``adapter_loop`` needs torch.
+
+Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.learn.training.fit import OF_STEPS, Choice, Device, Fit, Fitted, OnEpoch, TrainSet, share_of_batch
+from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
+
+Wide = NDArray[np.float64]
+# X and Y -> weight W, (p, q), and bias b, (q,), of the map X W + b.
+Formula = Callable[[Wide, Wide, AdapterSettings], tuple[Wide, Wide]]
+
+
+@dataclass(frozen=True)
+class FormulaFit(Fit):
+    """An affine map from the embeddings of ``source`` to those of ``target``, recorded by the formula's name.
+
+    space: settings of the formula, if it has any.
+    """
+
+    formula: Formula
+    source: str
+    target: str
+    space: tuple[Choice, ...] = ()
+
+    option = "adapters"
+    is_trained = False
+
+    @property
+    def models(self) -> tuple[str, str]:
+        return self.source, self.target
+
+    def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
+        this = {"kind": self.formula.__name__, "source": self.source, "target": self.target}
+        return {"fit": this, "adapters": asdict(settings.adapters), "unit": distance == "cosine"}
+
+    def share(self, data: TrainSet, settings: FitSettings, workers: int) -> int:
+        """A formula needs all items at once, on one worker."""
+        return len(data)
+
+    def fit(
+        self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
+    ) -> Fitted:
+        from ray_backfill.learn.training.adapter_loop import fit_affine
+
+        source, target = (data.vectors[model] for model in self.models)
+        # The two products that every formula needs; the cost of the rest does not grow with the items.
+        flops = 2 * len(source) * source.shape[1] * (source.shape[1] + target.shape[1])
+        return Fitted(fit_affine(self, data, settings.adapters, distance), flops)
+
+
+@dataclass(frozen=True)
+class ResidualFit(FormulaFit):
+    """A small MLP on top of an affine map, trained on the squared error. formula: the affine map to start from."""
+
+    space: tuple[Choice, ...] = OF_STEPS
+
+    option = "transforms"  # epochs, batches and learning rate; --adapters has the settings of the formula
+    is_trained = True
+
+    def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
+        of_formula = super().recorded(settings, distance)
+        this = of_formula["fit"] | {"kind": "residual_mlp"}
+        return of_formula | {"fit": this, "training": asdict(settings.transforms)}
+
+    def share(self, data: TrainSet, settings: FitSettings, workers: int) -> int:
+        return share_of_batch(len(data), settings.transforms, workers)
+
+    def fit(
+        self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
+    ) -> Fitted:
+        from ray_backfill.learn.training.adapter_loop import fit_affine, train_residual
+
+        base = fit_affine(self, data, settings.adapters, distance)
+        return train_residual(base, data, self.models, settings.transforms, device, on_epoch)
+
+
+@dataclass(frozen=True)
+class ScaledResidualFit(Fit):
+    """Drift-Adapter's MLP from the embeddings of ``source`` to those of ``target``, trained on the squared error."""
+
+    source: str
+    target: str
+
+    option = "transforms"
+    space = OF_STEPS
+
+    @property
+    def models(self) -> tuple[str, str]:
+        return self.source, self.target
+
+    def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
+        this = {"kind": "scaled_residual", **asdict(self)}
+        return {"fit": this, "training": asdict(settings.transforms), "unit": distance == "cosine"}
+
+    def share(self, data: TrainSet, settings: FitSettings, workers: int) -> int:
+        return share_of_batch(len(data), settings.transforms, workers)
+
+    def fit(
+        self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
+    ) -> Fitted:
+        from ray_backfill.learn.training.adapter_loop import train_scaled_residual
+
+        return train_scaled_residual(data, self.models, distance == "cosine", settings.transforms, device, on_epoch)

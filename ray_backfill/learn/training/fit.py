@@ -1,0 +1,226 @@
+"""Fits: what methods learn from stored embeddings. A fit checks its data, runs the training and estimates its cost.
+
+Fits are declared here and in ``heads``, ``transforms`` and ``adapters`` without torch, so that listing the methods is
+fast. The loops that train them load torch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.data.store import Classifier, EmbeddingFolder, TrainSplit, read_train
+from ray_backfill.engine.systems import FloatArray
+from ray_backfill.learn.training.settings import FitSettings, TransformTraining
+
+if TYPE_CHECKING:
+    import torch
+
+# Device to train on; None: the CPU.
+Device: TypeAlias = "torch.device | None"
+# Fewer items than this say nothing about a map between two spaces.
+FEWEST_ITEMS = 10
+# Called with an epoch (from 1) and its mean loss over all workers.
+OnEpoch = Callable[[int, float], None] | None
+
+
+@dataclass(frozen=True)
+class TrainSet:
+    """Stored embeddings of N items to fit on.
+
+    vectors: model name -> (N, d) float. label: (N,) integers or strings; None if the items have no labels.
+    classifier: the new model's classifier; None if it is unknown. views: model name -> (V, N, d) embeddings of V
+    further views of each item, for all models or none. Only trained fits use them: each time that an item is in a
+    batch, they draw one of its 1 + V views. Formulas, classifiers and means are of ``vectors`` alone.
+    """
+
+    vectors: Mapping[str, NDArray[np.floating]]
+    label: NDArray[Any] | None
+    classifier: Classifier | None = None
+    views: Mapping[str, NDArray[np.floating]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.vectors.values())))
+
+    @property
+    def n_views(self) -> int:
+        """Number of views of each item, the plain one included."""
+        return 1 + max(map(len, self.views.values()), default=0)
+
+
+def train_set(split: TrainSplit | EmbeddingFolder) -> TrainSet:
+    """What fits learn from, of a folder with a train split."""
+    assert split.train is not None
+    return TrainSet(split.train.vectors, split.train.label, split.classifier, split.train_views)
+
+
+def read_train_set(folder: Path, models: Sequence[str]) -> TrainSet:
+    """Read the train split alone. folder: has been validated. models: whose embeddings are read."""
+    return train_set(read_train(folder, models))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Result of a fit: the network in eval mode, and the floating-point operations that it took on all workers."""
+
+    network: torch.nn.Module
+    flops: int
+
+
+@dataclass(frozen=True)
+class FitCost:
+    """Predicted cost of a fit. items: over all steps. flops: over all workers, including gradients."""
+
+    epochs: int
+    steps: int
+    items: int
+    flops: float
+
+
+class Choice(NamedTuple):
+    """A setting and the values that --tune may give it. name: in ``FitSettings``, as in heads.loss.tau."""
+
+    name: str
+    values: tuple[Any, ...]
+
+
+# What every training by --transforms depends on.
+OF_STEPS = (
+    Choice("transforms.lr", (1.5e-4, 5e-4, 1.5e-3, 5e-3)),
+    Choice("transforms.weight_decay", (0.0, 2.0**-15, 1e-3)),
+)
+
+
+class Fit(ABC):
+    """One way to learn from stored embeddings. Each kind of fit is a frozen dataclass.
+
+    option: the group of command-line options with its settings: heads, transforms or adapters.
+    is_trained: False for a formula, which has no steps and needs no workers.
+    costs_of_weights: whether a step has operations on weights alone, whatever the number of items.
+    learn_new: whether it trains rho, a head on top of the new model.
+    """
+
+    option: str
+    is_trained = True
+    learn_new = False
+    costs_of_weights = False
+
+    @property
+    @abstractmethod
+    def models(self) -> tuple[str, ...]:
+        """The models whose stored embeddings it is fitted on."""
+
+    @property
+    def needs_labels(self) -> bool:
+        return False
+
+    @property
+    def has_sigma(self) -> bool:
+        """Whether its network estimates its uncertainty about an item (``log_variances``)."""
+        return False
+
+    @property
+    def space(self) -> tuple[Choice, ...]:
+        """The settings that --tune tries all combinations of, the published values among them; (): none."""
+        return ()
+
+    def epochs(self, settings: FitSettings) -> int:
+        """Number of training epochs; 1 for a formula."""
+        return getattr(settings, self.option).epochs if self.is_trained else 1
+
+    @abstractmethod
+    def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
+        """Everything except the data that determines the result, as plain data for a manifest."""
+
+    @abstractmethod
+    def share(self, data: TrainSet, settings: FitSettings, workers: int) -> int:
+        """Number of items per worker in a batch. Raises InputError if the workers cannot divide the data or a batch."""
+
+    def check(self, data: TrainSet, settings: FitSettings, workers: int) -> None:
+        """Raises InputError if these data are too few to be fitted on, or for this number of workers."""
+        if len(data) < FEWEST_ITEMS:
+            raise InputError(f"needs at least {FEWEST_ITEMS} items in the train split to be fitted on, not {len(data)}")
+        self.share(data, settings, workers)
+
+    @abstractmethod
+    def fit(
+        self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
+    ) -> Fitted:
+        """Fit; under DDP every worker calls this with the same arguments.
+
+        W workers draw the same batches and process a share of each, so the result is that of a single worker.
+        distance: the distance of the comparison; for cosine, adapters are fitted on vectors of length 1.
+
+        Raises:
+            InputError: See ``check``.
+        """
+
+    def cost(
+        self, dims: Mapping[str, int], n_items: int, n_classes: int, settings: FitSettings, distance: str, workers: int
+    ) -> FitCost:
+        """Predict the cost of ``fit``. dims: embedding size of each model. n_items, n_classes: size of the train split.
+
+        A step on n items costs k + a n + c n^2 operations (k: of the weights alone, if ``costs_of_weights``; c: of
+        pairs of items). Counting the operations of the fit on tiny batches gives the coefficients. A formula has no
+        steps and costs almost nothing.
+
+        Raises:
+            InputError: There are too few items for the number of workers.
+        """
+        if not self.is_trained:
+            return FitCost(1, 0, n_items, 0.0)
+        batch = workers * self.share(_invented(dict.fromkeys(dims, 0), n_items, n_classes), settings, workers)
+        heads, transforms, n = settings.heads, settings.transforms, 2 * settings.heads.items
+        one, two, *more = (
+            self.fit(
+                _invented(dims, size, n_classes, heads.items),
+                replace(
+                    settings,
+                    heads=replace(heads, epochs=1, classes=size // heads.items),
+                    transforms=replace(transforms, epochs=1, batch=size),
+                ),
+                distance,
+            ).flops
+            for size in (n, 2 * n, *([3 * n] if self.costs_of_weights else []))
+        )
+        k = 3 * one - 3 * two + more[0] if more else 0
+        c = (two - 2 * one + k) / (2 * n**2)
+        a = (one - k) / n - c * n
+        steps = max(1, n_items // batch) * self.epochs(settings)
+        return FitCost(self.epochs(settings), steps, steps * batch, (k + a * batch + c * batch**2) * steps)
+
+    def distance_problem(self, settings: FitSettings, distance: str) -> str:
+        """Why its result cannot be compared by this distance; "" if it can."""
+        return ""
+
+    def classifier_problem(self, settings: FitSettings, classification: str) -> str:
+        """Why it cannot use the classifier of a new model that was trained by softmax or arcface; "" if it can."""
+        return ""
+
+    def log_variances(self, gallery: Mapping[str, FloatArray], network: Any) -> NDArray[np.float64]:
+        """(N,) log sigma^2 of each gallery item, from its stored embeddings alone; only where ``has_sigma``."""
+        raise NotImplementedError
+
+
+def _invented(dims: Mapping[str, int], n: int, n_classes: int, per_class: int = 1) -> TrainSet:
+    """n random items, ``per_class`` in a row from each class."""
+    rng = np.random.default_rng(0)
+    vectors = {model: rng.normal(size=(n, dim)).astype(np.float32) for model, dim in dims.items()}
+    weight, bias = np.zeros((n_classes, dims["new"]), np.float32), np.zeros(n_classes, np.float32)
+    label = np.arange(n) // per_class % n_classes
+    return TrainSet(vectors, label, Classifier(np.arange(n_classes), weight, bias))
+
+
+def share_of_batch(n_items: int, settings: TransformTraining, workers: int) -> int:
+    """Number of items per worker in a batch. Raises InputError if it is less than 2."""
+    share = min(settings.batch, n_items) // workers
+    if share < 2:
+        raise InputError(f"{n_items} train items (batch {settings.batch}) are too few for {workers} workers")
+    return share

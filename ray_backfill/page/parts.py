@@ -1,0 +1,205 @@
+"""Parts shared by all HTML pages: template environment, charts and tables as values, settings as names and values."""
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from ray_backfill.core.stages import write_whole
+from ray_backfill.page.charts import Chart, Curve, places_of, values_at
+from ray_backfill.page.heading import without_folders
+from ray_backfill.page.numbers import percent, percent_sign, tick
+from ray_backfill.page.svg import box_of, chart_svg, swatch_svg
+
+FOLDER = Path(__file__).parent
+FEW_LINES = 6  # lines of a chart that are described to a screen reader one by one
+DATA_WORDS = {
+    "gallery_items": "gallery items",
+    "queries": "queries",
+    "queries_skipped": "queries skipped (no right answer)",
+    "queries_weighted_by": "queries weighted by",
+    "old_dim": "dimensions of the old embedding",
+    "new_dim": "dimensions of the new embedding",
+    "validation_items": "validation items",
+    "validation_from": "validation items from",
+    "not_checked": "fitted methods not checked",
+    "broken_images": "broken images",
+    "fingerprint": "fingerprint",
+}
+
+
+class Head(NamedTuple):
+    """The head of a column."""
+
+    label: str
+    css: str = ""
+
+
+class Cell(NamedTuple):
+    """A cell. sort: what its column is sorted by, None: its text. width: of a bar behind the text, in per cent.
+
+    mark: a verdict, which is shown as a tick, a cross or a question mark; mark_words: on what.
+    """
+
+    text: str
+    sort: str | None = None
+    css: str = ""
+    width: float = 0.0
+    mark: str = ""
+    mark_words: str = ""
+
+
+class TableRow(NamedTuple):
+    """A row; its first cell is its name."""
+
+    css: str
+    cells: list[Cell]
+
+
+class PageTable(NamedTuple):
+    """A table. label: for screen readers."""
+
+    label: str
+    heads: list[Head]
+    rows: list[TableRow]
+    css: str = ""
+
+
+class Entry(NamedTuple):
+    """A line of a chart's legend. values: what it is at each place, as text."""
+
+    curve: Curve
+    swatch: Markup
+    values: str
+
+
+class PageChart(NamedTuple):
+    """A chart for a page. places: where the legend can tell values. names: of places, if they have any.
+
+    box: edges of the panel, and ends of its axis.
+    """
+
+    chart: Chart
+    svg: Markup
+    entries: list[Entry]
+    places: str
+    names: str
+    box: str
+
+
+def write_pages(folder: Path, curves_png: Callable[[], bytes], page: Callable[[], str]) -> None:
+    """Make ``curves.png`` and ``report.html`` and write them atomically; older files are replaced."""
+    try:
+        drawn, text = curves_png(), page()
+    except Exception as error:
+        error.add_note(f"The results in {folder} are complete; ray-backfill report makes their page again.")
+        raise
+    write_whole(folder / "curves.png", lambda temporary: temporary.write_bytes(drawn))
+    write_whole(folder / "report.html", lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def page_environment(templates: Path) -> Environment:
+    """The environment for the templates of this folder and of ``templates``: filters, the script and its hash."""
+    # Autoescape for every template: titles, notes and settings come from users.
+    environment = Environment(
+        loader=FileSystemLoader([templates, FOLDER]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(percent=percent, percent_sign=percent_sign, tick=tick)
+    script = "\n" + (FOLDER / "page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    # The policy allows this one script by its hash, so text from users can never become a script.
+    environment.globals.update(script=Markup(script), script_hash=f"sha256-{digest}")
+    return environment
+
+
+def page_charts(charts: Sequence[Chart], name: str) -> list[PageChart]:
+    """Charts drawn for a page. name: unique in the page."""
+    return [_page_chart(chart, f"{name}-{index}") for index, chart in enumerate(charts)]
+
+
+def text_table(label: str, names: Sequence[str], rows: Sequence[Sequence[str]], css: str = "") -> PageTable:
+    """A table of texts; the first column names the rows."""
+    heads = [Head(name, "name" if index == 0 else "") for index, name in enumerate(names)]
+    return PageTable(label, heads, [TableRow("", [Cell(text) for text in row]) for row in rows], css)
+
+
+def bind(sentence: str) -> str:
+    """Keep numbers and their per cent sign on one line."""
+    return sentence.replace(" %", "\u00a0%")
+
+
+def data_facts(facts: Mapping[str, Any]) -> dict[str, str]:
+    """The known facts about the data, in words; without its notes."""
+    known = [k for k in DATA_WORDS if k in facts]
+    rest = [k for k in facts if k not in DATA_WORDS and k != "notes"]
+    return {DATA_WORDS.get(k, k.replace("_", " ")): plain(facts[k]) for k in known + rest}
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as dotted option names with values."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", plain(value)
+
+
+def plain(value: Any) -> str:
+    """A setting's value as readable text, without the folders of a path."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "\u2013"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list) and all(isinstance(v, str | int | float) for v in value):
+        return without_folders(", ".join(str(v) for v in value))
+    return without_folders(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def _page_chart(chart: Chart, name: str) -> PageChart:
+    places = places_of(chart)
+    entries = [
+        Entry(
+            curve,
+            Markup(swatch_svg(curve.style)),
+            " ".join(_told(y) for y in values_at(curve, places)),
+        )
+        for curve in chart.curves
+    ]
+    box = " ".join(f"{edge:g}" for edge in (*box_of(chart), *chart.x_range))
+    told = " ".join(f"{x:.4g}" for x in places)
+    names = "\t".join(f"{label} %" if label[:1].isdigit() else label for label in chart.bars)
+    return PageChart(chart, Markup(chart_svg(chart, name, _described(chart))), entries, told, names, box)
+
+
+def _told(y: float) -> str:
+    if not math.isfinite(y):
+        return ""
+    return f"{y:.1f}" if abs(y) < 1000 else f"{y:,.0f}"
+
+
+def _described(chart: Chart) -> str:
+    """What the chart shows, in a sentence."""
+    shown = chart.shown
+    lines = [words for curve in shown[:FEW_LINES] if (words := _course(curve))]
+    more = f"; and {len(shown) - FEW_LINES} more" if len(shown) > FEW_LINES else ""
+    return f"{chart.title}, {chart.unit}, {len(shown)} lines over the {chart.x_unit}: {'; '.join(lines)}{more}."
+
+
+def _course(curve: Curve) -> str:
+    known = curve.y[[bool(math.isfinite(y)) for y in curve.y]]
+    if not len(known):
+        return ""
+    first, last = _told(known[0]), _told(known[-1])
+    if first == last:
+        return f"{curve.title} starts and ends at {first}"
+    return f"{curve.title} {'rises' if known[-1] > known[0] else 'falls'} from {first} to {last}"

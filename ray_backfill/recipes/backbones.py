@@ -1,0 +1,159 @@
+"""Trains a backbone with Ray Train: DDP, a checkpoint per epoch, resumed after a stop."""
+
+import hashlib
+import math
+import shutil
+import tempfile
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import ray.train
+import ray.train.torch
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.progress import Stage, say, stage
+from ray_backfill.core.runkey import RunKey
+from ray_backfill.core.stages import begin_stage, finish_stage, read_json, write_json
+from ray_backfill.images.datasets import open_source
+from ray_backfill.images.sources import ImageSource
+from ray_backfill.learn.methods import all_backbones
+from ray_backfill.learn.models.checkpoints import BackboneInfo, load_backbone, save_backbone
+from ray_backfill.learn.models.gather import rank_and_size
+from ray_backfill.learn.models.settings import BackboneSettings
+from ray_backfill.learn.training.arithmetic import embed_macs, embed_parameters
+from ray_backfill.learn.training.backbone_loop import Epoch, images_per_worker, train_backbone, training_rows
+from ray_backfill.learn.training.feeding import feeding
+from ray_backfill.learn.training.objective import Classification, OldModel
+from ray_backfill.learn.training.settings import BackboneTraining
+from ray_backfill.workers.progress import sent_to, shown_in
+from ray_backfill.workers.session import session
+from ray_backfill.workers.settings import Workers
+from ray_backfill.workers.train import run_ddp
+
+# Share of the time spent waiting for pixels above which it is reported.
+_WAITS = 0.1
+
+
+@dataclass(frozen=True)
+class BackboneJob:
+    """What to train. title: for the terminal. data: the ``Settings`` of a source. classes: its classes to train on.
+
+    kind: name of a ``BackboneKind``; empty: a plain classifier, as for old and new. old: folder of the trained old
+    backbone, for kinds that need it.
+    """
+
+    title: str
+    data: Any
+    classes: list[int]
+    backbone: BackboneSettings
+    training: BackboneTraining
+    kind: str = ""
+    old: Path | None = None
+
+    def key(self, source: ImageSource) -> RunKey:
+        """What determines the trained network."""
+        plain = {
+            "data": source.fingerprint(),
+            "classes": self.classes,
+            "backbone": asdict(self.backbone),
+            "training": asdict(self.training),
+        }
+        kind = {"kind": self.kind} if self.kind else {}
+        old = {"old": backbone_identity(self.old)} if self.kind and self.old else {}
+        return RunKey("backbone", plain | kind | old)
+
+
+def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers, overwrite: bool = False) -> Path:
+    """Train a backbone into ``folder``, on storage that all nodes share; does nothing if it is already there.
+
+    overwrite: replace a backbone of other settings.
+
+    Returns: the folder, for ``load_backbone``. Its manifest contains the ``history`` of the epochs, the
+    ``training_flops`` of all workers, the cost of one embedding (``macs``, ``parameters``), and in ``feeding`` what
+    limited the rate of the first worker.
+
+    Raises:
+        InputError: The folder belongs to other settings, or the data cannot be trained on.
+    """
+    source, training, title = open_source(job.data), job.training, job.title
+    key = job.key(source)
+    rows = training_rows(source.items("train").labels_N, job.classes)
+    images_per_worker(len(rows), job.classes, training, workers.number)  # fail before the workers start
+    if begin_stage(folder, key, overwrite):
+        return folder
+    with session(), stage(f"train {title}", unit="steps") as shown, shown_in(shown) as board:
+        threads = max(1, int(workers.cpus))
+        config = {"job": job, "folder": str(folder), "threads": threads, "board": board}
+        facts = run_ddp(_worker, config, workers, "ray", folder)
+    if facts.get("feeding", {}).get("limit") == "decode":
+        say(f"train {title}: {facts['feeding']['bottleneck']}")
+    if not math.isfinite(facts["history"][-1]["loss"]):
+        raise InputError(f"training the {title} diverged (its loss is not finite); lower its lr and give --overwrite")
+    finish_stage(folder, facts)
+    shutil.rmtree(folder / "ray", ignore_errors=True)  # the checkpoints are no longer needed
+    return folder
+
+
+def backbone_identity(folder: Path) -> dict[str, Any]:
+    """The identity of a trained backbone: its training settings and a hash of its weights."""
+    weights = hashlib.blake2b((folder / "model.safetensors").read_bytes(), digest_size=12).hexdigest()
+    return read_json(folder / "manifest.json")["settings"] | {"weights": weights}
+
+
+def _worker(config: dict[str, Any]) -> dict[str, Any]:
+    """Runs on every DDP worker; the first one reports progress."""
+    with sent_to(config["board"], rank_and_size()[0] == 0), stage("train", unit="steps") as shown:
+        return _train(config, shown)
+
+
+def _train(config: dict[str, Any], shown: Stage) -> dict[str, Any]:
+    """Train; rank 0 reports checkpoints and writes the finished network."""
+    job: BackboneJob = config["job"]
+    source, training = open_source(job.data), job.training
+    info = BackboneInfo(
+        job.backbone, source.channels, source.image_size, job.classes, cosine_scale=training.cosine_scale
+    )
+    rows = training_rows(source.items("train").labels_N, job.classes)
+    is_first = rank_and_size()[0] == 0
+    history: list[dict[str, float]] = []
+
+    def on_epoch(epoch: Epoch) -> None:
+        metrics = {"epoch": epoch.epoch, "loss": epoch.loss, "accuracy": epoch.accuracy}
+        history.append(metrics)
+        if not is_first:
+            ray.train.report(metrics)
+            return
+        with tempfile.TemporaryDirectory() as temporary:
+            epoch.save(Path(temporary))
+            write_json(Path(temporary) / "history.json", {"epochs": history})
+            ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(temporary))
+        waits = f", waits for pixels {100 * epoch.waited:.0f} %" if epoch.waited > _WAITS else ""
+        quality = f"loss {epoch.loss:.2f}, accuracy {100 * epoch.accuracy:.0f} %"
+        shown.note(f"epoch {epoch.epoch} of {training.epochs}, {quality}{waits}")
+
+    objective = all_backbones()[job.kind].objective if job.kind else Classification
+    old = OldModel(*load_backbone(job.old)) if job.old else None
+    checkpoint = ray.train.get_checkpoint()
+    with checkpoint.as_directory() if checkpoint else nullcontext() as folder:
+        resume_from = Path(folder) if folder else None
+        if resume_from:
+            history += read_json(resume_from / "history.json")["epochs"]
+        device = ray.train.torch.get_device()
+        threads: int = config["threads"]
+        done = train_backbone(
+            source, rows, info, training, device, resume_from, on_epoch, objective, old, threads, shown
+        )
+    if is_first:
+        save_backbone(Path(config["folder"]), done.network, info)
+    fed = feeding(done.work, threads, device.type == "cuda")
+    return {
+        "images": len(rows),
+        "broken_images": len(done.broken),
+        "history": history,
+        "workers": rank_and_size()[1],
+        "training_flops": done.flops,
+        "macs": embed_macs(done.network, info.channels, info.image_size),
+        "parameters": embed_parameters(done.network),
+    } | ({"feeding": fed.facts()} if fed else {})

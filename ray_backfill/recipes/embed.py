@@ -1,0 +1,306 @@
+"""Streams images through embedding actors with Ray Data: one decode for all models, Parquet part files as the result.
+
+The rows of a split are divided into parts of a fixed size. An actor decodes and embeds one part at a time and writes
+it atomically. So a finished part is never embedded twice, whatever fails in between, and only a few numbers travel
+through Ray. Further views of train images are made from the same decoded pixels and stored in files of their own.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray.data
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.progress import stage
+from ray_backfill.core.runkey import RunKey
+from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, remove_halves
+from ray_backfill.data.store import vector_column, write_parquet
+from ray_backfill.images.datasets import open_source
+from ray_backfill.images.sources import ImageSource
+from ray_backfill.images.sources.reading import DecodeTimes, read_ahead, require_readable
+from ray_backfill.learn.models.backbones import pixels_to_float
+from ray_backfill.learn.models.checkpoints import load_backbone
+from ray_backfill.learn.training.augment import own_view
+from ray_backfill.learn.training.feeding import Work, feeding, total
+from ray_backfill.learn.training.settings import BackboneTraining
+from ray_backfill.recipes.backbones import backbone_identity
+from ray_backfill.recipes.embed_parts import BROKEN, Part, collect_broken, split_parts, split_rows
+from ray_backfill.workers.session import placed, session
+from ray_backfill.workers.settings import EmbedActors, EmbedSettings
+
+_Outputs = dict[str, NDArray[Any]]  # of a batch or a part: column -> (B,) or (B, d)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Input of every actor: paths and settings, no weights. gallery_models: models that embed the gallery. only: ids of
+    the gallery items to embed, instead of all splits.
+
+    training: of the new model; its augmentation and its seed make the views.
+    """
+
+    data: Any
+    models: dict[str, str]
+    gallery_models: tuple[str, ...]
+    folder: str
+    train_classes: list[int]
+    training: BackboneTraining
+    settings: EmbedSettings
+    only: tuple[int, ...]
+    threads: int
+    on_gpu: bool
+
+
+def embed_stage(
+    folder: Path,
+    data: Any,
+    models: Mapping[str, Path],
+    train_classes: list[int],
+    training: BackboneTraining,
+    settings: EmbedSettings,
+    actors: EmbedActors,
+    gallery_models: Sequence[str] | None = None,
+    overwrite: bool = False,
+    only: Sequence[int] = (),
+) -> Path:
+    """Embed all splits of a data set with all models into a folder of the data contract (see ``store``).
+
+    The old classifier adds its top probability (``old_score``), entropy in nats (``old_entropy``), lead of the first
+    class over the second (``old_margin``) and label of the first class (``old_class``). The new classifier is stored as
+    ``classifier.parquet`` (label, weight, bias). Broken images are left out and listed in ``broken.parquet``. Further
+    views of the train images (``settings.views`` in all), random but equal for all models: ``train_views.parquet``.
+
+    folder: on storage that all nodes share. data: the ``Settings`` of a source. models: name -> folder of a trained
+    backbone, including "old" and "new"; each becomes a column of vectors. train_classes: only images of these classes
+    (those of the new model) become the train split. training: of the new model; its augmentation and seed make views.
+    gallery_models: models that embed the gallery, including "old"; default: all. overwrite: replace other embeddings.
+    only: ids of the gallery items to embed, instead of all splits.
+
+    Raises:
+        InputError: The folder belongs to other settings or weights, the cluster is too small, or none of some sampled
+            images of a split can be read.
+    """
+    source = open_source(data)
+    wanted = _wanted(source, train_classes, models, training, settings, gallery_models, only)
+    if _holds_more(folder, wanted) or begin_stage(folder, wanted, overwrite):
+        return folder
+    parts = list(split_parts(source, train_classes, settings, only))
+    missing = [part for part in parts if not all(path.exists() for path in part.paths(folder))]
+    images = sum(len(part) for part in parts)
+    facts: dict[str, Any] = {}
+    if missing:
+        require_readable(source)
+        paths = {name: str(path) for name, path in models.items()}
+        of_job = data, paths, tuple(gallery_models or paths), str(folder), train_classes, training, settings
+        with session():
+            number, on_gpu = placed(actors.number, actors.cpus, "--actors", spare_cpus=1)
+            job = _Job(*of_job, tuple(only), max(1, int(actors.cpus)), on_gpu)
+            facts = _embed_all(missing, images, job, min(number, len(missing)), actors.cpus)
+    write_parquet(folder / "broken.parquet", broken := collect_broken(folder, parts))
+    write_parquet(folder / "classifier.parquet", _classifier(models["new"]))
+    remove_halves(folder)
+    finish_stage(folder, {"images": images - len(broken), "broken_images": len(broken)} | facts)
+    return folder
+
+
+def _wanted(
+    source: ImageSource,
+    train_classes: list[int],
+    models: Mapping[str, Path],
+    training: BackboneTraining,
+    settings: EmbedSettings,
+    gallery_models: Sequence[str] | None,
+    only: Sequence[int] = (),
+) -> RunKey:
+    """What determines the content of the folder."""
+    wanted: dict[str, Any] = {
+        "data": source.fingerprint(),
+        "train_classes": train_classes,
+        "models": {name: backbone_identity(path) for name, path in models.items()},
+        "embed": settings.identity(),
+    }
+    if only:
+        wanted["only"] = list(only)
+    if settings.views > 1:
+        wanted["views"] = {"augmentation": asdict(training.augmentation), "seed": training.seed}
+    if gallery_models is not None:
+        wanted["gallery_models"] = list(gallery_models)
+    return RunKey("embeddings", wanted)
+
+
+def _classifier(backbone: Path) -> pa.Table:
+    """A backbone's classifier as plain data; for a cosine classifier, normalised weights and bias 0."""
+    network, info = load_backbone(backbone)
+    weight_Cd, bias = network.classifier.weight.detach(), network.classifier.bias
+    if network.cosine_scale is not None:
+        weight_Cd = F.normalize(weight_Cd, dim=1)
+    bias_C = torch.zeros(len(weight_Cd)) if bias is None else bias.detach()
+    return pa.table(
+        {
+            "label": pa.array(info.classes, pa.int64()),
+            "weight": vector_column(weight_Cd.numpy()),
+            "bias": pa.array(bias_C.numpy()),
+        }
+    )
+
+
+def _holds_more(folder: Path, wanted: RunKey) -> bool:
+    """Whether the folder is finished and contains the embeddings of these models, and possibly of others."""
+    if not is_finished(folder):
+        return False
+    manifest, models = read_json(folder / "manifest.json"), wanted.settings["models"]
+    found = manifest["settings"]
+    there = {name: identity for name, identity in found.get("models", {}).items() if name in models}
+    return not wanted.difference(manifest | {"settings": found | {"models": there}})
+
+
+def _embed_all(missing: list[Part], images: int, job: _Job, actors: int, cpus: float) -> dict[str, Any]:
+    """Embed the missing parts; returns the rate and its bottleneck. images: number of images in all parts."""
+    done = sum(len(part) for part in missing)
+    works: list[Work] = []
+    since = time.perf_counter()
+    with stage("embed", images, "images", done=images - done) as bar:
+        for work in _run(missing, job, actors, cpus):
+            works.append(work)
+            bar.advance(work.images)
+            if so_far := feeding(total(works), job.threads, job.on_gpu):
+                bar.note(f"{so_far.limit}-bound")
+        if found := feeding(total(works), job.threads, job.on_gpu):
+            bar.note(found.sentence())
+    if found is None:
+        return {}
+    return {
+        "feeding": {"actors": actors, "images_per_s": round(done / (time.perf_counter() - since), 1)} | found.facts()
+    }
+
+
+def _run(parts: list[Part], job: _Job, actors: int, cpus: float) -> Iterator[Work]:
+    """Embed the parts; yields the work of each finished part. Raises the InputError of an actor."""
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    finished = ray.data.from_items([asdict(part) for part in parts], override_num_blocks=len(parts)).map(
+        _Embedder,
+        fn_constructor_kwargs={"job": job},
+        compute=ray.data.ActorPoolStrategy(size=actors),
+        num_cpus=cpus,
+        num_gpus=1 if job.on_gpu else 0,
+    )
+    for row in finished.iter_rows():
+        if problem := row.pop("problem"):
+            raise InputError(problem)
+        yield Work(**row)
+
+
+class _Embedder:
+    """One actor: the models and the source stay loaded; each call embeds and writes a part."""
+
+    def __init__(self, job: _Job) -> None:
+        self._job, self._source = job, open_source(job.data)
+        self._device = torch.device("cuda" if job.on_gpu else "cpu")
+        torch.set_num_threads(job.threads)
+        self._models = {name: load_backbone(Path(path))[0].to(self._device) for name, path in job.models.items()}
+        self._old_classes = torch.tensor(load_backbone(Path(job.models["old"]))[1].classes, device=self._device)
+
+    def __call__(self, part: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return asdict(self._make(Part(**part))) | {"problem": ""}
+        except InputError as error:  # Ray Data would wrap it in a long traceback and lose its type
+            return asdict(Work()) | {"problem": str(error)}
+
+    def _make(self, part: Part) -> Work:
+        """Embed a part and write it; returns the work done."""
+        decoding, started, started_cpu = DecodeTimes(), time.perf_counter(), time.process_time()
+        tables = self._embed(part, decoding)
+        embedded, embedded_cpu = time.perf_counter(), time.thread_time()
+        for path, table in zip(part.paths(Path(self._job.folder)), tables, strict=True):
+            write_parquet(path, table)
+        return Work(
+            images=len(part),
+            model_s=embedded - started - decoding.wait_s,
+            write_s=time.perf_counter() - embedded,
+            write_cpu_s=time.thread_time() - embedded_cpu,
+            cpu_s=time.process_time() - started_cpu,
+            **asdict(decoding),
+        )
+
+    def _embed(self, part: Part, decoding: DecodeTimes) -> list[pa.Table]:
+        """The tables of a part's files."""
+        split, size = part.split, self._job.settings.batch
+        items = self._source.items(split)
+        of_split = split_rows(self._source, split, self._job.train_classes, self._job.only)
+        rows = of_split[part.start : part.stop]
+        batches = [rows[i : i + size] for i in range(0, len(rows), size)]
+        kept_rows, outputs, broken = [], [], []
+        of_views: list[list[_Outputs]] = [[] for _ in range(1, part.views)]
+        models = self._job.gallery_models if split == "gallery" else tuple(self._models)
+        for of_batch, pixels in read_ahead(self._source, split, batches, self._job.threads, decoding):
+            kept = np.setdiff1d(np.arange(len(of_batch)), list(pixels.broken))
+            broken += [[int(items.ids_N[of_batch[i]]), reason] for i, reason in pixels.broken.items()]
+            kept_rows.append(of_batch[kept])
+            if len(kept):
+                outputs.append(self._forward(pixels.pixels_BSSC[kept], models))
+                for view, of_view in enumerate(of_views, 1):
+                    of_view.append(self._forward_view(pixels.pixels_BSSC[kept], items.ids_N[of_batch[kept]], view))
+        rows = np.concatenate(kept_rows)
+        if not outputs:  # all images are broken: no rows, but the same columns as the other parts
+            size_1 = np.zeros((1, self._source.image_size, self._source.image_size, self._source.channels), np.uint8)
+            outputs = [{name: values[:0] for name, values in self._forward(size_1, models).items()}]
+            of_views = [[{name: outputs[0][name] for name in models}] for _ in of_views]
+        ids = {"id": pa.array(items.ids_N[rows])}
+        columns = ids | {"label": pa.array(items.labels_N[rows])} | self._columns(outputs)
+        for name, numbers_N in (("group", items.groups_N), ("camera", items.cameras_N)):
+            if numbers_N is not None:
+                columns[name] = pa.array(numbers_N[rows])
+        if items.positives_N is not None:
+            columns["positives"] = items.positives_N.take(pa.array(rows))
+        if (names := self._source.names(split, rows)) is not None:
+            columns["name"] = pa.array(names, pa.string())
+        table = pa.table(columns).replace_schema_metadata({BROKEN: json.dumps(broken)})
+        return [table, *(pa.table(ids | self._columns(of_view)) for of_view in of_views)]
+
+    def _columns(self, outputs: Sequence[_Outputs]) -> dict[str, pa.Array]:
+        """The outputs of all batches, joined: embeddings as vectors in the store's number format."""
+        columns, dtype = {}, self._job.settings.dtype
+        for name in outputs[0]:
+            values = np.concatenate([output[name] for output in outputs])
+            columns[name] = vector_column(values.astype(dtype)) if values.ndim == 2 else pa.array(values)
+        return columns
+
+    def _forward(self, pixels_BSSC: NDArray[np.uint8], models: Sequence[str]) -> _Outputs:
+        """(B, d) embeddings of these models by name, including "old", and (B,) outputs of the old classifier."""
+        with torch.inference_mode():
+            pixels = pixels_to_float(torch.from_numpy(pixels_BSSC).to(self._device))
+            old, logits = self._models["old"](pixels)
+            columns = {"old": old}
+            columns |= {name: self._models[name].embed(pixels) for name in models if name != "old"}
+            columns |= _verdicts(logits, self._old_classes)
+            return {name: tensor.cpu().numpy() for name, tensor in columns.items()}
+
+    def _forward_view(self, pixels_BSSC: NDArray[np.uint8], ids_B: NDArray[np.int64], view: int) -> _Outputs:
+        """(B, d) embeddings of a further view of these images by every model."""
+        how = self._job.training
+        with torch.inference_mode():
+            pixels = pixels_to_float(torch.from_numpy(pixels_BSSC).to(self._device))
+            changed = own_view(pixels, how.augmentation, ids_B, view, how.seed)
+            return {name: model.embed(changed).cpu().numpy() for name, model in self._models.items()}
+
+
+def _verdicts(logits_BC: Tensor, classes_C: Tensor) -> dict[str, Tensor]:
+    """Classifier outputs for each image, as columns of the data contract."""
+    p_BC = logits_BC.softmax(1)
+    top_B2 = p_BC.topk(2, dim=1)
+    return {
+        "old_score": top_B2.values[:, 0],
+        "old_entropy": torch.special.entr(p_BC).sum(1),
+        "old_margin": top_B2.values[:, 0] - top_B2.values[:, 1],
+        "old_class": classes_C[top_B2.indices[:, 0]],
+    }

@@ -1,0 +1,119 @@
+"""Shows the progress of the workers in the driver.
+
+Senders, such as the first worker of a training or each of several tasks, send their running stages to an actor, which
+the driver polls. Ray's own log forwarding would add every other line that they print, and is disabled in jobs.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+
+import ray
+from ray.actor import ActorHandle
+
+from ray_backfill.core.progress import Mirror, Stage, State, relay
+from ray_backfill.workers.waiting import answer_within
+
+# Polling interval of the driver, which is the sending interval of the workers.
+_POLL_S = 0.3
+# How long the driver waits for the board, which may take seconds to answer if all CPUs are busy.
+_PATIENCE_S = 5.0
+# Most senders to show at a time: 64 tasks would fill the screen.
+_MOST_SENDERS = 4
+
+
+@ray.remote(num_cpus=0)
+class _Board:
+    """Holds the running stages of each sender, outermost first."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, list[State]] = {}
+
+    def write(self, sender: str, states: list[State]) -> None:
+        self.states[sender] = states
+
+    def end(self, sender: str) -> None:
+        self.states.pop(sender, None)
+
+    def read(self) -> dict[str, list[State]]:
+        """By sender, the earliest first."""
+        return self.states
+
+
+@contextmanager
+def shown_in(own: Stage) -> Iterator[ActorHandle]:
+    """Within the block, show what is sent to the yielded board; an outermost stage is shown as ``own``."""
+    own.note("starting workers")
+    board = _Board.remote()  # type: ignore[attr-defined]
+    stop, mirrors = threading.Event(), _Mirrors(own)
+
+    def show() -> None:
+        mirrors.show(answer_within(board.read.remote(), _PATIENCE_S))
+
+    def poll() -> None:
+        while not stop.wait(_POLL_S):
+            with suppress(ray.exceptions.RayError, ConnectionError):  # does not stop the work
+                show()
+
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    is_finished = False
+    try:
+        yield board
+        is_finished = True
+    finally:
+        stop.set()
+        thread.join()
+        if is_finished:
+            with suppress(ray.exceptions.RayError, ConnectionError):
+                show()  # the final state
+        mirrors.close(is_finished)
+        ray.kill(board)
+
+
+class _Mirrors:
+    """The rows of all senders below ``own``."""
+
+    def __init__(self, own: Stage) -> None:
+        self._own = own
+        self._of_sender: dict[str, Mirror] = {}
+
+    def show(self, states_of: Mapping[str, Sequence[State]]) -> None:
+        """Show the first few of those that send, and close the rows of those that have ended."""
+        for sender in [sender for sender in self._of_sender if sender not in states_of]:
+            self._of_sender.pop(sender).close(is_finished=True)
+        for sender, states in states_of.items():
+            if sender not in self._of_sender and len(self._of_sender) < _MOST_SENDERS:
+                self._own.note("")  # the workers have started
+                self._of_sender[sender] = Mirror(self._own)
+            if sender in self._of_sender:
+                self._of_sender[sender].show(states)
+
+    def close(self, is_finished: bool) -> None:
+        """Close all rows."""
+        for mirror in self._of_sender.values():
+            mirror.close(is_finished)
+
+
+def sent_to(board: ActorHandle, is_first: bool) -> AbstractContextManager[None]:
+    """In a worker, within the block: the first worker sends its running stages, the others show nothing."""
+    return relay(partial(board.write.remote, "first worker") if is_first else lambda states: None)
+
+
+@contextmanager
+def sent_as_row(board: ActorHandle, sender: str) -> Iterator[None]:
+    """In one of several tasks, within the block: send its outermost step with the amount of the innermost."""
+
+    def send(states: list[State]) -> None:
+        if states:
+            inner = states[-1]
+            row = replace(states[0], total=inner.total, unit=inner.unit, done=inner.done)
+            board.write.remote(sender, [row])
+
+    try:
+        with relay(send):
+            yield
+    finally:
+        board.end.remote(sender)

@@ -1,0 +1,183 @@
+"""Connects to Ray: to the cluster of the current job, or to a local Ray that it starts."""
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import psutil
+import ray
+
+from ray_backfill.core.errors import InputError, Stopped
+from ray_backfill.core.progress import detail, step
+from ray_backfill.workers.nodes import Deaths, but_died, living_resources
+from ray_backfill.workers.notices import rays_notices_as_lines
+from ray_backfill.workers.settings import local_cpus
+from ray_backfill.workers.watchdog import kill, watched
+
+_OBJECT_STORE_BYTES = 500 << 20
+_STARTS = 3
+
+# Ray Data logs an alarming line whenever it starts actors (ray-project/ray#53727), which only this level suppresses.
+# Python errors are not affected.
+_LEVEL, _SILENT = "RAY_BACKEND_LOG_LEVEL", "fatal"
+
+# Ray Train checks its workers every second and watches for cloud preemptions; locally both only delay the start.
+_LOCAL_ENVIRONMENT = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_metrics_report_interval_ms": "1000",
+}
+
+_LOG_LEVELS = {
+    "ray.train": logging.WARNING,
+    "ray.data": logging.WARNING,
+    "ray.data._internal.progress": logging.ERROR,  # reports that its progress bars are disabled
+    "ray._private.authentication": logging.ERROR,  # reports at every start that a token protects the cluster
+    "ray._private.services": logging.ERROR,  # reports in every container that /dev/shm is small
+    "ray._private.worker": logging.WARNING,  # reports "Started a local Ray instance."
+}
+
+
+@contextmanager
+def session() -> Iterator[None]:
+    """A connection to Ray within the block. An existing connection is used.
+
+    If RAY_ADDRESS is set (as by ``ray job submit``), it connects to that cluster and leaves it running; otherwise it
+    starts a local Ray without a dashboard and stops it at the end.
+    """
+    # Importing ray.data sets a level as well, so this must come after it.
+    for name, level in _LOG_LEVELS.items():
+        logging.getLogger(name).setLevel(level)
+    if ray.is_initialized():
+        yield
+        return
+    with rays_notices_as_lines():
+        with step("start Ray"), _without_note_of_level(), _keeping_signal_handlers():
+            is_own = _start()
+        try:
+            with watched() if is_own else nullcontext():
+                yield
+        finally:
+            with detail("stop Ray"):
+                ray.shutdown()
+
+
+def _start() -> bool:
+    """Connect; returns whether Ray was started."""
+    os.environ.setdefault(_LEVEL, _SILENT)
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(log_to_driver=False, logging_level=logging.WARNING)
+        return False
+    for name, value in _LOCAL_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    _start_local()
+    _protect_token()
+    return True
+
+
+def _start_local() -> None:
+    """Start a local Ray. It gives itself 30 seconds, which a busy machine can exceed, so it has several tries.
+
+    Raises:
+        InputError: It did not start in any of them.
+    """
+    before = {child.pid for child in psutil.Process().children()}
+    for _ in range(_STARTS):
+        try:
+            ray.init(
+                address="local",  # even if a head node is running on this machine
+                num_cpus=local_cpus(),
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+            )
+            return
+        except Exception as error:  # of no type of its own
+            if "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+            left = [child for child in psutil.Process().children() if child.pid not in before]
+            kill([child.pid for child in left])
+            psutil.wait_procs(left, timeout=5)
+    raise InputError(f"Ray did not start in {_STARTS} tries: this machine is too busy; run the same command again")
+
+
+@contextmanager
+def _keeping_signal_handlers() -> Iterator[None]:
+    """Keep the program's own handler of SIGTERM. Ray replaces it twice: by a silent exit, then by a trace in C++."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as error:  # Ray's handler, while Ray starts
+        raise Stopped(signal.SIGTERM) from error
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _without_note_of_level() -> Iterator[None]:
+    """Suppress the line "log level is set" that Ray's C++ code writes to stderr; delays all other output.
+
+    Ray writes it before it applies the level, so no setting prevents it.
+    """
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            written.seek(0)
+            lines = written.read().decode(errors="replace").splitlines(keepends=True)
+            sys.stderr.write("".join(line for line in lines if _LEVEL not in line))
+
+
+def _protect_token() -> None:
+    """Make Ray's token private. Ray lets all users of the machine read it, and it permits running code here."""
+    token = Path.home() / ".ray" / "auth_token"
+    if token.exists():
+        token.chmod(0o600)
+
+
+def has_gpus() -> bool:
+    """Whether the connected cluster has a GPU."""
+    return living_resources().get("GPU", 0) >= 1
+
+
+def placed(number: int, cpus: float, option: str, spare_cpus: float = 0, spare_gpus: int = 0) -> tuple[int, bool]:
+    """Number of workers or actors to start on the connected cluster, and whether each gets a GPU.
+
+    On a cluster with GPUs each gets one, and their number is the limit. spare_...: resources left for others.
+
+    Raises:
+        InputError: The cluster has too few CPUs or GPUs, and Ray would wait for them forever.
+    """
+    resources = living_resources()
+    gpus, available = int(resources.get("GPU", 0)), resources.get("CPU", 0)
+    if spare_gpus and spare_gpus >= gpus:
+        raise InputError(
+            f"{spare_gpus} shards on GPUs leave none of {gpus} for {option}; lower --live.shards.number, or set "
+            "--live.old-index.device and --live.new-index.device to cpu"
+        )
+    gpus -= spare_gpus
+    number = min(number, gpus) if gpus else number
+    if number * cpus + spare_cpus > available:
+        raise InputError(
+            f"{number} x {cpus:g} CPUs ({option}) and {spare_cpus:g} for Ray's own tasks were requested, but the Ray "
+            f"cluster has {available:g}{but_died(Deaths())}; lower {option}.number or {option}.cpus"
+        )
+    return number, gpus > 0

@@ -1,0 +1,82 @@
+"""Runs jobs side by side: each is a Ray task of one thread, as many at a time as there are CPUs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import ray
+from ray.actor import ActorHandle
+
+from ray_backfill.core.errors import InputError, input_error_in
+from ray_backfill.core.progress import Stage
+from ray_backfill.learn.methods import find_methods
+from ray_backfill.workers.progress import shown_in
+from ray_backfill.workers.waiting import Room, answer_of, wait_for_one
+
+
+class OfMethod(Protocol):
+    """A job that works on the map of one method."""
+
+    @property
+    def method(self) -> str:
+        """Its name."""
+
+
+# A task holds its vectors as they are read and as tensors, and some more while they are read.
+_COPIES = 3
+
+
+def run_side_by_side(
+    run: Callable[[Any, ActorHandle], None],
+    jobs: Sequence[OfMethod],
+    train_bytes: int,
+    shown: Stage,
+    max_failures: int,
+) -> None:
+    """Run each job as a task.
+
+    train_bytes: size of what every task reads (``EmbeddingFolder.train_bytes``). shown: counts the jobs on the
+    terminal. max_failures: number of deaths of a task's process to recover from.
+
+    Raises:
+        InputError: A job failed. The others are stopped; what is finished is kept.
+    """
+    options = {"num_cpus": 1, "memory": _memory(train_bytes), "max_retries": max_failures}
+    task = ray.remote(**options)(run)
+    with shown_in(shown) as board:
+        jobs_of = {task.remote(job, board): job for job in jobs}
+        running, room = (
+            list(jobs_of),
+            Room("maps", {"CPU": 1}, "start nodes again, and run the same command"),
+        )
+        try:
+            while running:
+                done, running = wait_for_one(running, room)
+                for each in done:
+                    _check(each, jobs_of[each])
+                    shown.advance()
+        except BaseException:
+            for each in running:
+                ray.cancel(each, force=True)
+            raise
+
+
+def _memory(train_bytes: int) -> int:
+    """Memory to reserve for a task, so that large data are not read more often than they fit; at most a whole node."""
+    nodes = (node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"])
+    return int(min(_COPIES * train_bytes, max(nodes)))
+
+
+def _check(task: ray.ObjectRef, job: OfMethod) -> None:
+    """Raise what ended the task, if it did not succeed."""
+    title = find_methods((job.method,))[0].title
+    try:
+        answer_of(task)
+    except ray.exceptions.RayTaskError as error:
+        if problem := input_error_in(error):
+            raise InputError(f"{title}: {problem}") from error
+        raise
+    except ray.exceptions.RayError as error:
+        raise InputError(
+            f"{title}: the process that fitted its map died, perhaps for lack of memory; the same command fits what is "
+            "missing"
+        ) from error

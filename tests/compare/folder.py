@@ -1,0 +1,27 @@
+"""A small folder of embeddings for the tests of this room."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ray_backfill.data.store import vector_column, write_parquet
+
+CLASSES = 6
+
+
+def vectors(labels: np.ndarray, d: int, noise: float, seed: int) -> np.ndarray:
+    centres = np.random.default_rng(9).normal(size=(CLASSES, 8))[:, :d]
+    return (centres[labels] + noise * np.random.default_rng(seed).normal(size=(len(labels), d))).astype(np.float32)
+
+
+def write_split(path: Path, rows: int, first_id: int, **more: Any) -> None:
+    labels = np.arange(rows) % CLASSES
+    columns = {
+        "id": np.arange(first_id, first_id + rows),
+        "old": vector_column(vectors(labels, 4, 1.0, first_id)),
+        "new": vector_column(vectors(labels, 8, 0.6, first_id + 1)),
+        "label": labels,
+    } | more
+    write_parquet(path, pa.table({k: v for k, v in columns.items() if v is not None}))

@@ -1,0 +1,453 @@
+"""Verdicts and answers against hand-made cases."""
+
+import io
+import json
+import math
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from ray_backfill.compare.report.answers import answer, conditions, fall_in_words, runner_up, safety, warnings
+from ray_backfill.compare.report.crossings import crossings
+from ray_backfill.compare.report.html import render
+from ray_backfill.compare.report.reading import read_results
+from ray_backfill.compare.report.results import Line, Results, Row
+from ray_backfill.compare.report.selection import find_row
+from ray_backfill.compare.report.situation import Situation, find_situation, reference
+from ray_backfill.compare.report.terminal import draw_table
+from ray_backfill.compare.report.verdict import verdict
+from ray_backfill.compare.tables.results import NEGATIVE_FLIPS_VS_OLD, POSITIVE_FLIPS_VS_OLD
+from ray_backfill.core.schema import NO, UNDECIDED, YES
+from ray_backfill.learn.methods import CONTROLS
+from ray_backfill.page import Difference
+from tests.compare.report.folder import METHODS, T, many_methods, write_costs, write_results
+
+NAN = math.nan
+
+
+def results_of(folder: Path, *names: str, **changed: tuple[Any, ...]) -> Results:
+    """The hand-made results with only some methods, or with replaced ones."""
+    chosen = {n: v for n, v in (METHODS | changed).items() if not names or n in names or n in changed}
+    return read_results(write_results(folder, methods=chosen))
+
+
+def row_of(results: Results, method: str, **changed: Any) -> Row:
+    """The method's row in the primary metric, with other numbers."""
+    return replace(next(r for r in results.rows if r.method == method and r.metric == results.primary), **changed)
+
+
+def flat(title: str, value: float) -> tuple[Any, ...]:
+    """A method with the same quality at all moments."""
+    return (title, (value,) * 3, value, value, NAN, YES, 0.0, YES, YES, 0.0)
+
+
+def test_verdict_names_the_best_method(tmp_path: Path) -> None:
+    results = results_of(tmp_path)
+    assert find_situation(results) is Situation.UPGRADE
+    assert verdict(results) == (
+        "Full RM gives users 23.0 points of mAP more than the old service while the backfill runs (95 % interval 21.0 "
+        "to 25.0), where the finished upgrade alone is worth 20.0 points. It is as good as the finished upgrade or "
+        "better at the end: mAP starts at 40.0 % (old service: 30.0 %) and ends at 62.0 % (new model alone: 50.0 %)."
+    )
+    bct = ("BCT", (0.25, 0.45, 0.5), 0.40, 0.4, 0.5, YES, 0.0, YES, YES, 0.0)
+    assert verdict(results_of(tmp_path / "share", "old", "new", bct=bct)) == (
+        "BCT gives users 50 % of the upgrade’s improvement while the backfill runs (95 % interval 40 to 60): "
+        "mAP starts at 25.0 % (old service: 30.0 %) and ends at 50.0 % (new model alone: 50.0 %)."
+    )
+
+
+def with_rho(folder: Path, head_alone: float, **of_rm: Any) -> Results:
+    """Full RM, trained with labels, beside the new model with its head alone."""
+    results_of(folder, "old", "new", "bct", "rm", rho_alone=flat("{rho, rho}, rho alone", head_alone))
+    file = folder / "manifest.json"
+    facts = json.loads(file.read_text(encoding="utf-8"))
+    facts["traits"]["methods"]["rm"] |= {"learns_new": True, "needs_labels": True}
+    facts["traits"]["methods"]["rho_alone"] |= {"is_reference": True, "family": CONTROLS}
+    file.write_text(json.dumps(facts), encoding="utf-8")
+    results = read_results(folder)
+    return replace(results, rows=tuple(replace(row, **of_rm) if row.method == "rm" else row for row in results.rows))
+
+
+def test_what_a_head_adds_is_not_told_as_the_upgrade(tmp_path: Path) -> None:
+    found = with_rho(tmp_path / "above", 0.604, passes_new_at=0.0)
+    said = verdict(found)
+    assert "115 %" not in " ".join((said, runner_up(found), *answer(found).which))
+    assert said.startswith("Full RM gives users 23.0 points of mAP more than the old service")
+    assert (
+        "as good as the finished upgrade or better from the first day, because rho is trained with labels: mAP starts"
+        in said
+    )
+    assert said.endswith("(new model alone: 50.0 %; the new model with the same head alone: 60.4 %).")
+    assert answer(found).which[1] == (
+        "The head rho is supervised training, and a finished upgrade could have it as well: with it alone, the new "
+        "model has 60.4 % mAP, 10.4 points above what it has without. Compatibility is what users get of that before "
+        "the end: 76 % of the way from the old service to it, on average over the backfill."
+    )
+    below = {"gain": 0.8, "auc": 0.46}  # the upgrade is worth 20 points, the head 21
+    assert "0 % of the upgrade’s" not in verdict(with_rho(tmp_path / "small", 0.71, **below))
+    share = verdict(with_rho(tmp_path / "large", 0.604, **below))
+    assert share.startswith("Full RM gives users 80 % of the upgrade’s improvement")
+    assert share.endswith("the new model with the same head alone: 60.4 %).")
+
+
+def test_verdict_names_the_order_where_there_are_several(tmp_path: Path) -> None:
+    results = read_results(write_results(tmp_path, orders=("random", "score")))
+    assert verdict(results).startswith("Full RM (random order) gives users 23.0 points of mAP")
+
+
+def test_verdict_when_nothing_beats_the_old_service(tmp_path: Path) -> None:
+    bad = ("bad", (0.1, 0.2, 0.5), 0.25, 0.27, -0.25, YES, 0.0, NO, YES, 0.1)
+    results = results_of(tmp_path, "old", "new", bad=bad)
+    assert verdict(results) == (
+        "Build the new index beside the old one and switch when it is finished: that beats merging the two, because no "
+        "method serves better than the old service while the backfill runs. The best, bad, has 25.0 % mAP on average "
+        "against 30.0 %."
+    )
+    assert answer(results).when == ()
+
+
+def with_cascade(folder: Path, name: str, *others: str, **changed: tuple[Any, ...]) -> Results:
+    """The hand-made results of some methods, one of which embeds 20 items for every query."""
+    results_of(folder, *others, **changed)
+    file = folder / "manifest.json"
+    facts = json.loads(file.read_text(encoding="utf-8"))
+    facts["traits"]["methods"][name]["recalls"] = 20
+    file.write_text(json.dumps(facts), encoding="utf-8")
+    return read_results(folder)
+
+
+def test_cascades_are_not_recommended_but_told_of(tmp_path: Path) -> None:
+    bad = ("bad", (0.1, 0.2, 0.5), 0.25, 0.27, -0.25, YES, 0.0, NO, YES, 0.1)
+    two = {"bad": bad, "c": flat("cascade of 20", 0.45)}
+    found = with_cascade(tmp_path / "both", "c", "old", "new", **two)
+    assert verdict(found) == (
+        "Build the new index beside the old one and switch when it is finished: that beats merging the two, because no "
+        "method but cascades serves better than the old service while the backfill runs. The best of the others, bad, "
+        "has 25.0 % mAP on average against 30.0 %. Cascade of 20 has 45.0 %, 15.0 points more than the old service; "
+        "the upgrade is worth 20.0 points. Its price: it embeds items for every query."
+    )
+    alone = with_cascade(tmp_path / "alone", "c", "old", "new", c=two["c"])
+    assert find_situation(alone) is Situation.ONLY_CASCADES
+    assert verdict(alone) == (
+        "Only cascades were compared, which embed items for every query. The best cascade, cascade of 20, has 45.0 % "
+        "mAP on average; the old service has 30.0 %."
+    )
+    weak = with_cascade(tmp_path / "weak", "c", "old", "new", bad=bad, c=flat("cascade of 20", 0.29))
+    assert "cascade" not in verdict(weak)
+    harmful = with_cascade(tmp_path / "harmful", "c", "old", "rm_naive", new=flat("new", 0.2), c=two["c"])
+    assert "switch before the end and embed no items for a query, RM naive loses least" in answer(harmful).which[1]
+    assert "Bold: the highest AUC (without cascades)." in render(found)
+    assert "Bold: the highest AUC. " in render(results_of(tmp_path / "none"))
+
+
+def test_a_cascade_is_named_where_the_best_method_is_not_shown_to_beat_the_old_service(tmp_path: Path) -> None:
+    found = with_cascade(tmp_path, "c", "old", "new", "rm_naive", c=flat("cascade of 20", 0.45))
+    assert "cascade" not in verdict(found), "rank merge is shown to be better"
+    best, old = row_of(found, "rm_naive"), row_of(found, "old")
+    pair = (("rm_naive", best.variant), ("old", old.variant), "mAP")
+    assert pair in found.differences
+    open_ = replace(found, differences=found.differences | {pair: Difference(0.04, -0.01, 0.09)})
+    assert verdict(open_).endswith(
+        " These queries do not show that this beats building the new index beside the old one and switching when it is "
+        "finished. Cascade of 20 has 45.0 %, 15.0 points more than the old service; the upgrade is worth 20.0 points. "
+        "Its price: it embeds items for every query."
+    )
+
+
+def as_controls(folder: Path, *names: str) -> Results:
+    """These results, with some of their methods marked as controls."""
+    file = folder / "manifest.json"
+    facts = json.loads(file.read_text(encoding="utf-8"))
+    for name in names:
+        facts["traits"]["methods"][name]["family"] = CONTROLS
+    file.write_text(json.dumps(facts), encoding="utf-8")
+    return read_results(folder)
+
+
+def test_a_control_is_never_recommended(tmp_path: Path) -> None:
+    rho, towards = flat("{rho, rho}, rho alone", 0.6), flat("FCT towards rho alone", 0.59)
+    results_of(tmp_path / "both", rho_alone=rho, fct_rho=towards)
+    found = as_controls(tmp_path / "both", "rho_alone", "fct_rho")
+    for said in (verdict(found), runner_up(found), safety(found), *chain(*vars(answer(found)).values())):
+        assert "rho alone" not in said
+    assert verdict(found).startswith("Full RM ")
+    assert find_row(found, "", "mAP").method == "rm"
+    results_of(tmp_path / "alone", "old", "new", rho_alone=rho)
+    alone = as_controls(tmp_path / "alone", "rho_alone")
+    assert verdict(alone) == "Only old, new and controls were compared, so nothing is recommended."
+    assert answer(alone).which == (verdict(alone),)
+    assert verdict(alone) in render(alone)
+
+
+def retention_of(folder: Path, *names: str, **changed: tuple[Any, ...]) -> Results:
+    """The hand-made results, as if what the new model finds were right."""
+    results_of(folder, *names, **changed)
+    file = folder / "manifest.json"
+    facts = json.loads(file.read_text(encoding="utf-8"))
+    facts["data"]["truth"] = {"name": "new-top1", "is_retention": True, "k": 1}
+    file.write_text(json.dumps(facts), encoding="utf-8")
+    return read_results(folder)
+
+
+def test_retention_never_says_which_model_is_better(tmp_path: Path) -> None:
+    unknown = " Whether the new model is better than the old one is not known."
+    alike = verdict(retention_of(tmp_path / "alike", "old", "rm_naive", new=flat("new", 0.30001)))
+    assert alike == (
+        "Provisional: the old service finds the new model’s first result as well as the new model, as far as these "
+        "queries tell: 30.0 % mAP." + unknown
+    )
+    bad = ("bad", (0.1, 0.2, 0.5), 0.25, 0.27, -0.25, YES, 0.0, NO, YES, 0.1)
+    assert verdict(retention_of(tmp_path / "bad", "old", "new", bad=bad)).startswith(
+        "Provisional: no method keeps more of the new model’s first result than the old service, 30.0 % mAP, while the "
+        "backfill runs. The best, bad, keeps 25.0 % on average"
+    )
+    assert verdict(retention_of(tmp_path / "good")).startswith(
+        "Provisional: of the methods compared, full RM keeps the largest share of the new model’s first result while "
+        "the backfill runs: "
+    )
+    for name in ("alike", "bad", "good"):
+        said = verdict(read_results(tmp_path / name))
+        assert said.endswith(unknown)
+        assert "pgrade" not in said
+
+
+def test_a_harmful_upgrade_is_not_recommended(tmp_path: Path) -> None:
+    results = results_of(tmp_path, "old", "rm_naive", new=flat("new", 0.2))
+    assert verdict(results) == (
+        "Do not upgrade: the new model is worse than the old one, with 20.0 % mAP against 30.0 %, a difference of "
+        "−10.0 points (95 % interval −12.0 to −8.0)."
+    )
+    which, *others = vars(answer(results)).values()
+    assert which[1] == (
+        "If the upgrade is needed for another reason: of the methods that switch before the end, RM naive loses least, "
+        "with 34.0 % mAP on average."
+    )
+    assert others == [(), (), ()]
+
+
+def disagreeing(folder: Path, new: float, cmc: float, low: float = 0.001) -> Results:
+    """The new model by mAP and by CMC@1, with the same width of both intervals; it wins 5.3 and loses 3.8 queries."""
+    found = results_of(folder, "old", "new", "rm_naive", new=flat("new", new))
+    old_row, new_row = (reference(found, name, "CMC@1") for name in ("old", "new"))
+    assert old_row is not None
+    assert new_row is not None
+    step = Difference(cmc - old_row.auc, cmc - old_row.auc - low, cmc - old_row.auc + low)
+    key = ("new", new_row.variant), ("old", old_row.variant), "CMC@1"
+    flips = {POSITIVE_FLIPS_VS_OLD: 0.053, NEGATIVE_FLIPS_VS_OLD: 0.038}
+    lines = {
+        ("new", new_row.variant, name): Line(np.array(T), np.full(3, share), np.full(3, NAN), np.full(3, NAN))
+        for name, share in flips.items()
+    }
+    return replace(
+        found,
+        rows=tuple(replace(row, auc=cmc) if row == new_row else row for row in found.rows),
+        differences=found.differences | {key: step},
+        lines=found.lines | lines,
+    )
+
+
+def test_metrics_that_disagree_are_told_in_the_first_line(tmp_path: Path) -> None:
+    harmful = disagreeing(tmp_path / "harmful", 0.2, 0.515)  # old: 30 % mAP, 50 % CMC@1
+    assert find_situation(harmful) is Situation.WORSE
+    said = verdict(harmful)
+    assert said == (
+        "The new model is worse by mAP (30.0 → 20.0) but better by CMC@1 (50.0 → 51.5: 5.3 % of the queries win a "
+        "right first result, 3.8 % lose one). Do not upgrade if mAP is what your users notice. If CMC@1 is, compare "
+        "the methods by it: --metrics CMC@1 mAP."
+    )
+    assert answer(harmful).which[0] == said
+    assert "The new model is worse by mAP (30.0 → 20.0) but better by CMC@1 (50.0 → 51.5: 5.3" in render(harmful)
+    out = io.StringIO()
+    draw_table(harmful, Console(file=out, width=400))
+    assert said in " ".join(out.getvalue().split())
+
+    useful = verdict(disagreeing(tmp_path / "useful", 0.5, 0.45))
+    assert useful.startswith("The new model is better by mAP (30.0 → 50.0) but worse by CMC@1 (50.0 → 45.0: ")
+    assert "lose one). RM naive gives users 20 % of the upgrade’s improvement" in useful
+    alike = verdict(disagreeing(tmp_path / "alike", 0.31, 0.515))
+    assert alike.startswith(
+        "The new model is not told apart from the old one by these queries by mAP (30.0 → 31.0) but better by CMC@1 ("
+    )
+    worse = verdict(disagreeing(tmp_path / "worse", 0.31, 0.45))
+    assert worse.endswith(" lose one). Do not upgrade on this evidence.")
+
+
+def test_metrics_that_may_agree_are_not_said_to_disagree(tmp_path: Path) -> None:
+    within = disagreeing(tmp_path / "within", 0.2, 0.515, low=0.016)  # the interval of CMC@1 holds 0
+    assert verdict(within).startswith("Do not upgrade: the new model is worse than the old one, with 20.0 % mAP")
+    both = disagreeing(tmp_path / "both", 0.5, 0.6)
+    assert verdict(both).startswith("RM naive gives users")
+
+
+def test_models_that_are_alike_are_not_an_upgrade(tmp_path: Path) -> None:
+    results = results_of(tmp_path, "old", "rm_naive", new=flat("new", 0.31))
+    assert verdict(results).startswith(
+        "Do not upgrade on this evidence: these queries do not tell the new model from the old one, with 31.0 % mAP "
+    )
+    assert "improvement" not in " ".join(answer(results).which)
+
+
+def test_without_intervals_nothing_is_recommended(tmp_path: Path) -> None:
+    data = {"gallery_items": 100, "queries": 1}
+    results = read_results(write_results(tmp_path, data=data))
+    assert find_situation(results) is Situation.TOO_FEW_QUERIES
+    assert verdict(results).startswith("These results have no intervals, so nothing is recommended")
+    assert warnings(results) == (
+        "Only one query was scored: too few to tell methods apart. Use at least 30, better hundreds.",
+    )
+
+
+def test_few_queries_and_losses_are_told(tmp_path: Path) -> None:
+    data = {"queries": 31, "queries_skipped": 2, "broken_images": 4, "notes": ["old was stored as float16"]}
+    assert warnings(read_results(write_results(tmp_path, data=data))) == (
+        "Only 29 queries were scored: too few to tell methods apart. Use at least 30, better hundreds.",
+        "Queries without a right answer in the gallery, left out: 2; skipped_queries.parquet lists them.",
+        "Images that could not be read, left out: 4; broken.parquet beside the embeddings lists them.",
+        "old was stored as float16",
+    )
+
+
+def test_verdict_without_methods(tmp_path: Path) -> None:
+    assert verdict(results_of(tmp_path, "old", "new")).startswith("Only old and new were compared")
+    only = read_results(write_results(tmp_path / "oracle", orders=("oracle_loss",)))
+    assert verdict(only).startswith("Only oracle orders were compared")
+    offline = ("offline", (0.3, 0.3, 0.5), 0.6, 0.4, 1.5, YES, 0.0, YES, YES, 0.0)
+    best = read_results(write_results(tmp_path / "offline", METHODS | {"offline": offline}, ("oracle_loss", "a")))
+    assert verdict(best).startswith("Offline gives users 30.0 points of mAP more")
+
+
+def test_runner_up(tmp_path: Path) -> None:
+    lead = "; 18.0 points behind (95 % interval 16.0 to 20.0)"
+    assert runner_up(results_of(tmp_path)) == f"Next best: BCT, AUC 35.0 %, 25 % of the improvement{lead}."
+    assert runner_up(results_of(tmp_path, "old", "new", "rm")) == ""
+    close = dict(METHODS) | {"bct": (METHODS["bct"][0], METHODS["bct"][1], 0.52, *METHODS["bct"][3:])}
+    assert runner_up(read_results(write_results(tmp_path, close))).endswith(
+        "; 1.0 points behind (95 % interval −1.0 to 3.0), so these queries do not distinguish the two."
+    )
+
+
+def test_a_verdict_on_a_condition_is_that_of_all_metrics(tmp_path: Path) -> None:
+    results = results_of(tmp_path)
+    row = row_of(results, "rm")
+    assert conditions(results, row) == (YES, YES, YES)
+    for verdict_on_cmc, expected in ((UNDECIDED, UNDECIDED), (NO, NO)):
+        rows = tuple(
+            replace(r, never_falls=verdict_on_cmc) if (r.method, r.metric) == ("rm", "CMC@1") else r
+            for r in results.rows
+        )
+        changed = replace(results, rows=rows)
+        assert conditions(changed, row) == (YES, YES, expected)
+        assert safety(changed) == ("None of 3 methods is shown to meet all three safety conditions in mAP and CMC@1.")
+
+
+def test_the_safe_methods_are_named_and_counted(tmp_path: Path) -> None:
+    assert safety(results_of(tmp_path)) == (
+        "All three safety conditions hold in mAP and CMC@1 for 1 of 3 methods: full RM."
+    )
+    many = {n: (f"{v[0]}, query" if n == "m1" else v[0], *v[1:]) for n, v in many_methods(30).items()}
+    assert safety(read_results(write_results(tmp_path, many, ("a", "b")))) == (
+        "All three safety conditions hold in mAP and CMC@1 for 31 of 33 methods, each in its best order: "
+        "full RM; method 0; method 1, query; method 2; method 3; method 4 and 25 more."
+    )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ((0.0, 0.0, 0.001, YES), "never falls at 101 moments"),
+        ((0.0012, 0.0, 0.003, YES), "falls by at most 0.12 points at 101 moments"),
+        (
+            (0.006, 0.0, 0.052, UNDECIDED),
+            "falls by at most 0.60 points at 101 moments, but these queries do not exclude a fall of 5.2 points",
+        ),
+        (
+            (0.23, 0.2, 0.26, NO),
+            "falls by up to 23.0 points between 10 and 45 % of the backfill (95 % interval 20.0 to 26.0, at 101 "
+            "moments)",
+        ),
+        ((0.23, NAN, NAN, UNDECIDED), "falls by at most 23.0 points at 101 moments"),
+    ],
+)
+def test_falls_in_words(tmp_path: Path, numbers: tuple[float, float, float, str], words: str) -> None:
+    size, low, high, never = numbers
+    row = row_of(
+        results_of(tmp_path), "rm", moments=101, largest_fall=size, largest_fall_low=low, largest_fall_high=high,
+        fall_start=0.1, fall_end=0.45, never_falls=never,
+    )  # fmt: skip
+    assert fall_in_words(row) == words
+
+
+def test_where_another_method_is_better(tmp_path: Path) -> None:
+    early = ("early", (0.47, 0.45, 0.5), 0.4, 0.4, 0.5, YES, 0.0, YES, YES, 0.0)
+    late = ("late, later", (0.1, 0.3, 0.64), 0.3, 0.3, 0.2, YES, 0.0, NO, YES, 0.0)
+    hardly = ("hardly", (0.404, 0.3, 0.3), 0.3, 0.3, 0.2, YES, 0.0, NO, YES, 0.0)
+    results = results_of(tmp_path, early=early, late=late, hardly=hardly)
+    best = results.best()
+    assert best is not None
+    found = crossings(results, best)
+    assert [(each.row.method, each.start, each.end, round(each.lead, 9)) for each in found] == (
+        [("early", 0.0, 0.0, 0.07), ("late", 1.0, 1.0, 0.02)]
+    )
+    assert answer(results).which[2:] == (
+        "At the start of the backfill early serves better, by up to 7.0 points.",
+        "At the end of the backfill late, later serves better, by up to 2.0 points.",
+    )
+
+
+def test_the_four_answers(tmp_path: Path) -> None:
+    results = read_results(write_costs(write_results(tmp_path), query_backbone_macs=1_000_000))
+    found = answer(results)
+    assert found.when == (
+        "mAP is as good as the old service from the start, has half of the improvement from 50 % of the backfill on "
+        "and is as good as the new model alone only at the end.",
+        "CMC@1 is as good as the old service from the start, has half of the improvement from 50 % of the backfill on "
+        "and is as good as the new model alone only at the end.",
+        "These are averages over all queries; a loss of at most 0.5 points counts as none.",
+    )
+    assert found.cost == (
+        "While the backfill runs, each query is embedded by both models: +13 % query compute against the new model "
+        "alone.",
+        "Fitting its map takes 1.8 G FLOPs.",
+        "The vectors of the gallery grow from 3.2 MB to 6.3 MB in float32 (+100 %).",
+        "After the backfill only the new model is needed: nothing of the method remains.",
+    )
+    assert found.risk == (
+        "At any one moment, up to 6.2 % of all queries lose the right first result that the old service gives them, "
+        "0.0 % on the day of "
+        "the switch (the finished upgrade alone: 10.0 %).",
+        "mAP never falls at 3 moments.",
+        "CMC@1 never falls at 3 moments.",
+        "All three safety conditions hold in mAP and CMC@1 for 1 of 3 methods: full RM.",
+    )
+
+
+def test_a_start_that_is_not_decided_is_not_told_as_safe(tmp_path: Path) -> None:
+    unsure = ("RM", (0.40, 0.55, 0.62), 0.53, 0.5233, 1.15, YES, 0.0, UNDECIDED, YES, 0.031)
+    words = "Whether mAP is lower at the start than in the old service is left open by these queries."
+    assert words in answer(results_of(tmp_path / "a", "old", "new", rm=unsure)).when
+    assert words not in answer(results_of(tmp_path / "b")).when
+
+
+def test_the_machine_time_of_a_run_that_trained(tmp_path: Path) -> None:
+    timings = {"backbones/old": 41.2, "backbones/new": 90.7, "embeddings": 18.0, "maps": 0.0, "replay": 7.7}
+    cost = answer(read_results(write_results(tmp_path, timings_s=timings))).cost
+    words = "training the new model took 91 s and embedding everything by both models took 18 s"
+    assert f"On the machine of this run, {words}." in cost
+
+
+def test_a_drop_at_the_switch_is_a_risk(tmp_path: Path) -> None:
+    bct = ("BCT", (0.25, 0.55, 0.60), 0.54, 0.5, 1.2, YES, 0.0, NO, YES, 0.1)
+    assert "mAP drops on the day of the switch: −5.0 points (95 % interval −6.0 to −4.0)." in (
+        answer(results_of(tmp_path, "old", "new", bct=bct)).risk
+    )
+
+
+def test_what_an_interval_says_about_the_better_one() -> None:
+    assert Difference(0.02, 0.01, 0.03).verdict == "better"
+    assert Difference(-0.02, -0.03, -0.01).verdict == "worse"
+    assert Difference(0.02, -0.01, 0.05).verdict == "not distinguishable"

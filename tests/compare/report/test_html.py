@@ -1,0 +1,280 @@
+"""The page: correct numbers, answers in their place, no external resources, no injection through titles."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from ray_backfill.compare.report import html, read_results, write_report
+from ray_backfill.compare.tables.results import LeftOut, MethodTraits
+from ray_backfill.page import parts
+from tests.compare.report.folder import MANIFEST, METHODS, made_traits, many_methods, write_costs, write_results
+from tests.compare.report.page import Page
+
+
+@pytest.fixture(autouse=True)
+def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts are drawn only for tests that look at them: drawing takes most of the time."""
+    if "drawn" not in request.keywords:
+        monkeypatch.setattr(parts, "chart_svg", lambda chart, name, label: f'<svg aria-label="{name}"></svg>')
+
+
+def page(folder: Path) -> Page:
+    return Page(html.render(read_results(folder)))
+
+
+def test_numbers_of_both_metrics(tmp_path: Path) -> None:
+    rows = page(write_results(tmp_path)).rows
+    heads = ["method", "AUC", "95 % interval", "gain", "start", "end", "largest fall"]
+    heads += ["as old from", "half gain from", "as new from"]
+    assert [*heads, "flips vs old", "flips vs own start"] in rows
+    steps = ["start", "50 %", "end"]
+    marked = ["40.0✓", "62.0✓", "0.0✓"]
+    assert ["full RM", "53.0", "52.0 to 54.0", "115 %", *marked, *steps, "6.2", "3.1"] in rows
+    marked = ["30.0✓", "50.0✓", "2.0✗"]
+    assert ["RM naive", "34.0", "33.0 to 35.0", "20 %", *marked, *steps, "15.0", "7.5"] in rows
+    assert ["old", "30.0", "29.0 to 31.0", "0 %", "30.0", "30.0", "0.0", "–", "–", "–", "0.0", "0.0"] in rows
+    assert heads in rows  # the second metric
+    assert ["full RM", "73.0", "72.0 to 74.0", "115 %", "60.0✓", "82.0✓", "0.0✓", *steps] in rows
+    assert ["BCT", "18.0", "16.0 to 20.0", "better"] in rows
+
+
+def test_marks_have_words_for_screen_readers(tmp_path: Path) -> None:
+    text = page(write_results(tmp_path)).text
+    assert '<span class="mark no" aria-hidden="true">✗</span><span class="hidden">, never falls: no</span>' in text
+    assert '<span class="hidden">, starts no worse than old: yes</span>' in text
+
+
+def test_four_questions_are_answered_in_order(tmp_path: Path) -> None:
+    shown = page(write_results(tmp_path))
+    assert shown.headings[:6] == ["Online backfill report", *html.QUESTIONS.values(), shown.headings[5]]
+    assert "<li>Best: full RM, AUC 53.0\u00a0%.</li>" in shown.text
+    assert shown.text.count("Full RM gives users 23.0 points of mAP") == 1, "the verdict stands above the questions"
+
+
+def test_where_nothing_is_recommended_there_are_no_questions(tmp_path: Path) -> None:
+    worse = METHODS | {"new": ("new", (0.2, 0.2, 0.2), 0.2, *METHODS["new"][3:])}
+    shown = page(write_results(tmp_path, worse))
+    assert "Do not upgrade: the new model is worse than the old one" in shown.text
+    assert not set(html.QUESTIONS.values()) & set(shown.headings)
+    assert "If the upgrade is needed for another reason" in shown.text
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"name": "shop", "recipe": "gldv2"}, {"data set": "shop", "recipe": "gldv2"}),
+        ({"path": "/home/me/runs/shop/embeddings"}, {"data set": "shop", "recipe": None}),
+        ({}, {"data set": None, "recipe": None}),
+    ],
+)
+def test_data_set_recipe_and_date_stand_at_the_top(
+    tmp_path: Path, data: dict[str, str], expected: dict[str, str | None]
+) -> None:
+    top, _, _ = page(write_results(tmp_path, data=data)).text.partition('class="verdict"')
+    for word, value in (expected | {"date": "2026-01-02 03:04 UTC"}).items():
+        assert (f"<dt>{word}</dt>" in top) == (value is not None)
+        assert value is None or f"<dt>{word}</dt><dd>{value}</dd>" in top
+
+
+def test_invented_data_and_warnings_stand_above_the_verdict(tmp_path: Path) -> None:
+    for number, data in enumerate(({"is_synthetic": True}, {"embeddings": "synthetic: no image was seen"})):
+        text = page(write_results(tmp_path / str(number), data=data)).text
+        assert text.index("Invented data: ") < text.index('class="verdict"')
+    text = page(write_results(tmp_path / "real")).text
+    assert "Invented data" not in text
+    assert text.index("old was stored as float16") < text.index('class="verdict"')
+    assert text.index("left out: 9; skipped_queries.parquet lists them.") < text.index('class="verdict"')
+
+
+def test_what_was_run_is_folded_away(tmp_path: Path) -> None:
+    shown = page(write_results(tmp_path))
+    for row in (
+        ["gallery items", "12,345"],
+        ["simulate.metrics", "mAP, CMC@1"],
+        ["heads.rm.tau", "0.1"],
+        ["seed", "7"],
+        ["numpy", "2.4.6"],
+        ["replay", "1.2"],
+    ):
+        assert row in shown.rows
+        assert row not in shown.open
+    assert ["fct", "needs a train table"] in shown.open
+    assert "<pre>python jobs/simulate.py --data shop --out runs/shop</pre>" in shown.text
+
+
+def test_no_path_of_a_machine_is_told(tmp_path: Path) -> None:
+    home = "/home/somebody/work"
+    facts: dict[str, Any] = {
+        "command": f"python {home}/jobs/simulate.py --data={home}/shop --out '{home}/my runs/shop'",
+        "data": MANIFEST["data"] | {"path": f"{home}/shop", "notes": [f"{home}/shop/queries.parquet is old"]},
+        "settings": {"data": f"{home}/shop", "files": [f"{home}/a", f"{home}/b"]},
+        "left_out": [{"kind": "method", "name": "fct", "reason": f"no {home}/shop/train.parquet"}],
+    }
+    text = page(write_results(tmp_path, **facts)).text
+    assert "somebody" not in text
+    assert "<pre>python simulate.py --data=shop --out &#39;shop&#39;</pre>" in text
+    assert "queries.parquet is old" in text
+    assert "no train.parquet" in text
+
+
+@pytest.mark.slow
+@pytest.mark.drawn
+def test_the_page_needs_nothing_else_and_runs_one_script_only(tmp_path: Path) -> None:
+    write_report(write_results(tmp_path))
+    shown = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert all(re.fullmatch("#[a-z0-9]+", address) for address in shown.addresses), "parts of the same drawing"
+    assert len(set(shown.ids)) == len(shown.ids)
+    assert not re.search(r"https?://|@import|url\((?!#)", shown.text)
+    assert not shown.tags & {"link", "iframe", "img", "object"}
+    scripts = re.findall(r"<script>(.*?)</script>", shown.text, flags=re.DOTALL)
+    assert len(scripts) == shown.text.count("<script") == 1
+    digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert f'content="{policy}"' in shown.text
+    # 2 metrics and 4 kinds of flips; every line of a legend is drawn.
+    assert [len(lines) for lines in shown.lines] == [5] * 6
+    assert [set(legend) for legend in shown.legends[:2]] == [{"old", "new", "RM naive", "full RM", "BCT"}] * 2
+    assert shown.legends[0]["full RM"] == "53.0"
+    assert len([label for label in shown.labels if "full RM rises from 40.0 to 62.0" in label]) == 1
+
+
+def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>$x_{'\""
+    methods = METHODS | {"rm": (hostile, *METHODS["rm"][1:])}
+    write_results(
+        tmp_path,
+        methods=methods,
+        orders=("score", hostile),
+        command=hostile,
+        settings={hostile: hostile},
+        left_out=[{"kind": "method", "name": "fct", "reason": hostile}],
+        data={"notes": [hostile], "name": hostile, "recipe": hostile},
+    )
+    shown = page(tmp_path)
+    assert shown.text.count("<script") == 1  # the page's own
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in shown.text
+    assert any(row and row[0] == hostile for row in shown.rows)
+
+
+@pytest.mark.drawn
+def test_hostile_titles_stay_texts_in_charts(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>\"'"
+    methods = METHODS | {'"><script>': (hostile, *METHODS["rm"][1:])}
+    shown = page(write_results(tmp_path, methods, flips=False))
+    assert shown.text.count("<script") == 1
+    assert '"><script>' in shown.lines[0]
+    assert any(hostile in label for label in shown.labels)
+
+
+def test_undefined_numbers_are_dashes(tmp_path: Path) -> None:
+    write_results(tmp_path, intervals=False)
+    summary = pd.read_parquet(tmp_path / "summary.parquet")
+    missing = float("nan")
+    undefined = summary.assign(gain=missing, starts_at_old="undecided", largest_fall=missing, passes_new_at=missing)
+    undefined.to_parquet(tmp_path / "summary.parquet")
+    shown = page(tmp_path)
+    row = ["full RM", "53.0", "–", "–", "40.0?", "62.0✓", "–✓", "start", "–", "never", "6.2", "3.1"]
+    assert row in shown.rows
+    assert not re.search(r"\bnan\b", shown.text.partition("<script>")[0], flags=re.IGNORECASE)
+    assert "bands are 95" not in shown.text
+
+
+def test_a_bare_manifest_and_no_flips_still_make_a_page(tmp_path: Path) -> None:
+    write_results(tmp_path, flips=False)
+    traits = asdict(made_traits(METHODS, ("score",), ("raw",)))
+    (tmp_path / "manifest.json").write_text(json.dumps({"primary_metric": "mAP", "traits": traits}))
+    shown = page(tmp_path)
+    assert len(shown.lines) == 2
+    assert "Which queries change for users?" not in shown.headings
+
+
+@pytest.mark.parametrize("orders", [("score", "oracle_loss"), tuple("abcdef")])
+def test_several_orders(tmp_path: Path, orders: tuple[str, ...]) -> None:
+    shown = page(write_results(tmp_path, orders=orders))
+    assert ["full RM", orders[0], "53.0", "52.0 to 54.0", "115 %"] in [row[:5] for row in shown.rows]
+    assert ("† An upper bound" in shown.text) == ("oracle_loss" in orders)
+    assert ("with the highest AUC are drawn" in shown.text) == (len(orders) > 4)
+
+
+def test_hundreds_of_rows_are_folded_away(tmp_path: Path) -> None:
+    orders, merges = ("oracle_loss", "score", "random"), ("raw", "csls")
+    shown = page(write_results(tmp_path, many_methods(12), orders, merges=merges))
+    own = [row for row in shown.open if row[0] == "method 3"]
+    # Once each: in numbers, by order, by merge, with its best order, and in the differences.
+    numbers = ["32.6", "31.6 to 33.6", "14 %", "30.0✓", "40.0✓", "0.0✓", "start", "50 %", "end", "2.0", "1.0"]
+    assert own == [
+        ["method 3", "score", "raw", *numbers],
+        ["method 3", "33.6", "32.6", "31.6"],
+        ["method 3", "32.6", "32.2"],
+        ["method 3", "score", "32.6", "31.6", "1.0", "−1.0 to 3.0"],
+        ["method 3", "score", "raw", "19.4", "17.4 to 21.4", "better"],
+    ]
+    everything = [row for row in shown.rows if row[0] == "method 3" and len(row) == len(own[0])]
+    assert len(everything) == 1 + len(orders) * len(merges)
+    assert ["method 3", "oracle_loss †", "raw"] in [row[:3] for row in everything]
+    assert "mAP: all 92 rows, every order and merge" in shown.text
+    assert "the 8 best of 15 methods" in shown.text
+    assert "15 methods, 3 orders, 2 merges" in shown.text
+    assert 'class="top" style="--s:' in shown.text
+
+
+def test_all_methods_are_in_the_chart_and_the_weaker_ones_start_switched_off(tmp_path: Path) -> None:
+    shown = page(write_results(tmp_path, many_methods(12)))
+    assert len(shown.legends[0]) == 17
+    first = shown.text[: shown.text.index("</figure>")]
+    assert first.count('class="off"') == 15 - 8
+    assert re.search(r'data-key="m11"[^>]* class="off"', first)
+
+
+def test_costs_as_people_write_them(tmp_path: Path) -> None:
+    traits = {"rm": {"needs_labels": True, "stays": True}}
+    shown = page(write_costs(_with_traits(write_results(tmp_path), traits)))
+    heads = ["method", "models that embed a query", "other MACs per query", "other parameters", "MACs per gallery item"]
+    # Uncounted costs have no column.
+    assert [*heads, "FLOPs to fit", "models to train", "needs labels", "after the backfill"] in shown.rows
+    costs = ["131.1 k", "132.9 k", "0", "1.8 G", "new"]
+    assert ["full RM", "old + new", *costs, "yes", "its maps stay"] in shown.rows
+    assert ["BCT", "old + new", *costs, "no", "only the new model"] in shown.rows
+    known = page(write_costs(tmp_path, query_backbone_macs=2.5e12))
+    assert ["full RM", "old + new", "2.5 T", *costs, "yes", "its maps stay"] in known.rows
+
+
+def _with_traits(folder: Path, changed: Mapping[str, Mapping[str, Any]]) -> Path:
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for name, traits in changed.items():
+        manifest["traits"]["methods"][name] = asdict(MethodTraits(name, "family")) | dict(traits)
+    path.write_text(json.dumps(manifest))
+    return folder
+
+
+def test_an_oracle_order_is_marked_where_it_is_the_only_one(tmp_path: Path) -> None:
+    text = page(write_results(tmp_path, orders=("oracle_loss",))).text
+    assert "<dd>oracle_loss †</dd>" in text
+    assert "† An upper bound" in text
+
+
+def test_methods_left_out_for_one_reason_stand_together(tmp_path: Path) -> None:
+    gone = (
+        LeftOut("method", "fct", "no labels"),
+        LeftOut("merge", "isotonic", "no labels"),
+        LeftOut("method", "rm", "?"),
+    )
+    rows = page(write_results(tmp_path, left_out=[asdict(each) for each in gone])).rows
+    assert ["fct, isotonic merge", "no labels"] in rows
+    assert ["rm", "?"] in rows
+
+
+def test_scroll_boxes_can_be_reached_and_have_a_name(tmp_path: Path) -> None:
+    text = page(write_costs(write_results(tmp_path, orders=("a", "b")))).text
+    boxes = re.findall(r'<div class="scroll"[^>]*>', text)
+    assert len(boxes) > 4
+    assert all('tabindex="0" role="region" aria-label="' in box for box in boxes)

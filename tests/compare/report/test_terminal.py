@@ -1,0 +1,106 @@
+"""The table in the terminal shows the hand-made numbers."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ray_backfill.compare.report import print_table, read_results
+from ray_backfill.compare.report.terminal import overview
+from tests.compare.report.folder import METHODS, many_methods, write_results
+
+
+def printed(folder: Path, width: int = 160) -> str:
+    """The output on a wide terminal without colours."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    print_table(folder, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_overview_in_per_cent(tmp_path: Path) -> None:
+    frame = overview(read_results(write_results(tmp_path)))
+    assert list(frame.columns) == (["method", "AUC mAP", "gain", "M_0", "M_1", "falls", "neg. flips", "AUC CMC@1"])
+    assert frame.iloc[3].tolist() == ["full RM", "53.0", "115.0 %", "40.0 ✓", "62.0 ✓", "0.0 ✓", "6.2", "73.0"]
+    assert frame.iloc[2].tolist() == ["RM naive", "34.0", "20.0 %", "30.0 ✓", "50.0 ✓", "2.0 ✗", "15.0", "54.0"]
+    assert frame.iloc[4].tolist() == ["BCT", "35.0", "25.0 %", "25.0 ✗", "45.0 ✗", "0.0 ✓", "–", "55.0"]
+
+
+def test_the_terminal_prints_rows_verdict_and_explanation(tmp_path: Path) -> None:
+    text = printed(write_results(tmp_path))
+    row = next(line for line in text.splitlines() if "full RM" in line)
+    assert [cell.strip() for cell in row.strip("│ ").split("│")] == (
+        ["full RM", "53.0", "115.0 %", "40.0 ✓", "62.0 ✓", "0.0 ✓", "6.2", "73.0"]
+    )
+    assert "Full RM gives users 23.0 points" in text
+    assert "gain: the share of the upgrade's benefit" in text
+
+
+def test_several_orders_get_a_column(tmp_path: Path) -> None:
+    frame = overview(read_results(write_results(tmp_path, orders=("score", "random"))))
+    assert frame["order"].tolist() == ["–", "–", "score", "score", "score", "random", "random", "random"]
+    assert "random" in printed(tmp_path)
+
+
+def test_titles_are_not_read_as_markup(tmp_path: Path) -> None:
+    title = "[red]me[/red]"
+    write_results(tmp_path, methods=METHODS | {"rm": (title, *METHODS["rm"][1:])})
+    assert title in printed(tmp_path)
+
+
+def test_a_pipe_gets_whole_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_results(tmp_path)
+    print_table(tmp_path)
+    text = capsys.readouterr().out
+    assert any("full RM" in line and "115.0 %" in line and "6.2" in line for line in text.splitlines())
+
+
+def test_eighty_columns_hold_whole_rows(tmp_path: Path) -> None:
+    title = "least squares, gallery"
+    write_results(tmp_path, methods=METHODS | {"rm": (title, *METHODS["rm"][1:])})
+    lines = printed(tmp_path, width=80).splitlines()
+    assert f"{title} 53.0 115.0 % 40.0 ✓ 62.0 ✓ 0.0 ✓ 6.2 73.0" in [" ".join(line.split()) for line in lines]
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_of_many_rows_each_method_is_shown_once(tmp_path: Path) -> None:
+    orders = ("oracle_loss", "score", "random")
+    text = printed(write_results(tmp_path, many_methods(12), orders, merges=("raw", "csls")))
+    rows = [[c.strip() for c in line.strip("│ ").split("│")] for line in text.splitlines() if line.startswith("│")]
+    assert len(rows) == 2 + 15
+    assert [row[0] for row in rows[:5]] == ["old", "new", "full RM", "BCT", "RM naive"]
+    assert rows[2][:4] == ["full RM", "score", "raw", "52.0"]
+    assert "Each method in its best order and merge. All 92 rows: report.html, summary.parquet" in text
+    assert "†" not in text
+
+
+def test_of_many_rows_each_method_stands_once(tmp_path: Path) -> None:
+    results = read_results(write_results(tmp_path, many_methods(12), ("score", "random")))
+    assert len(overview(results)) == 17
+    assert len(results.table("mAP")) == 2 + 15 * 2
+
+
+def test_many_methods_in_one_order_are_sorted_and_nothing_is_missing(tmp_path: Path) -> None:
+    text = printed(write_results(tmp_path, many_methods(30)))
+    assert "All " not in text
+    assert text.index("BCT") < text.index("RM naive") < text.index("method 0") < text.index("method 29")
+
+
+def test_an_oracle_order_is_marked(tmp_path: Path) -> None:
+    text = printed(write_results(tmp_path, orders=("score", "oracle_loss")))
+    assert "oracle_loss †" in text
+    assert "† An upper bound" in text
+    alone = printed(write_results(tmp_path, orders=("oracle_loss",)))
+    assert "oracle_loss † order" in alone
+    assert "Only oracle orders were compared" in alone
+    assert "†" not in printed(write_results(tmp_path))
+
+
+def test_the_reason_stands_before_dozens_of_names(tmp_path: Path) -> None:
+    reasons = {f"m{i}": "needs labels" for i in range(40)} | {"given": "no column order_score"}
+    left_out = [{"kind": "method", "name": name, "reason": reason} for name, reason in reasons.items()]
+    lines = printed(write_results(tmp_path, left_out=left_out)).splitlines()
+    (many,) = [line for line in lines if "needs labels" in line]
+    assert many.strip().startswith("left out: 40 (needs labels): m0, m1, ")
+    assert "left out: given (no column order_score)" in "\n".join(lines)

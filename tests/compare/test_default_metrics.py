@@ -1,0 +1,81 @@
+"""The metrics of a folder of embeddings if none are named: what users of a service see, in every product."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ray_backfill.compare.evaluation import RECOMMENDED, Evaluation
+from ray_backfill.compare.report import read_results
+from ray_backfill.compare.resolve import resolve
+from ray_backfill.compare.run import evaluate_folder
+from ray_backfill.core.errors import InputError
+from ray_backfill.data.store import read_folder
+from ray_backfill.drill.quality import depth
+from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.workers.context import Context
+from tests.compare.folder import CLASSES, write_split
+
+DEFAULT = replace(Evaluation.of_folder(), methods=("rm_naive",), points=3)
+SERVED, FEW = ("nDCG@10", "CMC@1"), "recall@10"
+
+
+def write_folder(path: Path, answers: int) -> Path:
+    """36 queries, each with so many right answers."""
+    path.mkdir()
+    write_split(path / "gallery.parquet", CLASSES * answers, 0)
+    write_split(path / "queries.parquet", 36, 1000)
+    return path
+
+
+@pytest.mark.parametrize(("answers", "expected"), [(10, (*SERVED, FEW)), (11, SERVED)])
+def test_the_default_is_what_users_see(tmp_path: Path, answers: int, expected: tuple[str, ...]) -> None:
+    data = write_folder(tmp_path / "data", answers)
+    results = read_results(evaluate_folder(data, DEFAULT, FitSettings(), Context(tmp_path / "out")))
+    assert results.metrics == expected
+    assert results.primary == "nDCG@10"
+    # Of a drill, the same; its answers are the first items only.
+    comparison = resolve(read_folder(data), DEFAULT, FitSettings(), to_come=())
+    assert comparison.evaluation.metrics == expected
+    assert depth(expected, comparison.truth) == 10
+
+
+@pytest.mark.parametrize(("k", "expected"), [(1, (*SERVED, FEW)), (10, (*SERVED, FEW)), (11, SERVED)])
+def test_what_the_new_model_finds_is_as_many_answers(tmp_path: Path, k: int, expected: tuple[str, ...]) -> None:
+    data, how = write_folder(tmp_path / "data", 30), replace(DEFAULT, truth=(f"new-top{k}",))
+    results = read_results(evaluate_folder(data, how, FitSettings(), Context(tmp_path / "out")))
+    assert results.metrics == expected
+    assert results.rows[-1].end == 1.0
+
+
+def test_half_of_the_queries_decide_and_those_without_an_answer_do_not_count(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    write_split(data / "gallery.parquet", 60, 0, label=np.repeat([0, 1], [50, 10]))
+    for name, few, many, none in (("more", 20, 19, 30), ("less", 19, 20, 30)):
+        labels = np.repeat([1, 0, 7], [few, many, none])
+        write_split(data / "queries.parquet", len(labels), 1000, label=labels)
+        metrics = resolve(read_folder(data), DEFAULT, FitSettings()).evaluation.metrics
+        assert (FEW in metrics) == (name == "more")
+
+
+def test_named_metrics_stay_and_the_word_may_stand_among_them(tmp_path: Path) -> None:
+    folder = read_folder(write_folder(tmp_path / "data", 30))
+    for given, expected in ((("mAP",), ("mAP",)), (("mAP", RECOMMENDED, "CMC@1"), ("mAP", *SERVED))):
+        assert resolve(folder, replace(DEFAULT, metrics=given), FitSettings()).evaluation.metrics == expected
+    assert Evaluation().metrics == ("mAP", "CMC@1"), "recipes have the papers' metrics"
+
+
+def test_a_finished_run_is_found_again_and_extended(tmp_path: Path) -> None:
+    data, where = write_folder(tmp_path / "data", 4), Context(tmp_path / "out")
+    out = evaluate_folder(data, DEFAULT, FitSettings(), where)
+    before = (out / "manifest.json").stat().st_mtime_ns
+    evaluate_folder(data, DEFAULT, FitSettings(), where)
+    assert (out / "manifest.json").stat().st_mtime_ns == before
+    evaluate_folder(data, replace(DEFAULT, methods=("offline",)), FitSettings(), where)
+    assert {"rm_naive", "offline"} < set(read_results(out).methods)
+    # More right answers, and so other metrics: another run.
+    write_split(data / "gallery.parquet", CLASSES * 20, 0)
+    with pytest.raises(InputError):
+        evaluate_folder(data, DEFAULT, FitSettings(), where)

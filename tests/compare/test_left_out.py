@@ -1,0 +1,102 @@
+"""What a folder of embeddings lacks is left out, with the reason, and the rest runs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.resolve import Comparison, resolve
+from ray_backfill.compare.run import evaluate_folder
+from ray_backfill.compare.tables.results import Manifest
+from ray_backfill.core.stages import read_json
+from ray_backfill.data.store import read_folder, vector_column
+from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
+from ray_backfill.workers.context import Context
+from tests.compare.folder import CLASSES, vectors, write_split
+
+pytestmark = pytest.mark.slow
+
+
+def evaluate(folder: Path, out: Path, **change: Any) -> Manifest:
+    """The manifest of a run on a user's folder, from preflight to report."""
+    basic: dict[str, Any] = {"methods": ("rm_naive", "offline"), "orders": ("random",), "points": 5}
+    evaluation = Evaluation(**(basic | change))
+    small = FitSettings(heads=HeadTraining(epochs=1), transforms=TransformTraining(epochs=1, hidden=8))
+    results = evaluate_folder(folder, evaluation, small, Context(out))
+    return Manifest.from_json(read_json(results / "manifest.json"))
+
+
+def reasons(found: Manifest) -> dict[str, str]:
+    return {each.words: each.reason for each in found.left_out}
+
+
+def test_what_cannot_be_fitted_is_left_out_and_the_rest_runs(folder: Path, tmp_path: Path) -> None:
+    methods = ("rm_naive", "procrustes_query", "rm", "fastfill")
+    found = evaluate(folder, tmp_path / "a", methods=methods, merges=("raw", "quantile", "isotonic", "rrf"))
+    assert set(reasons(found)) == {"procrustes_query", "rm", "fastfill", "quantile merge", "isotonic merge"}
+    write_split(folder / "train.parquet", 60, 3000, label=None)
+    found = evaluate(folder, tmp_path / "b", methods=methods, merges=("raw", "quantile", "isotonic"))
+    assert set(reasons(found)) == {"rm", "fastfill", "isotonic merge"}
+    summary = pd.read_parquet(tmp_path / "b" / "results" / "summary.parquet")
+    assert set(summary[summary.method == "procrustes_query"]["merge"]) == {"raw", "quantile"}
+
+
+def test_a_model_that_the_train_split_lacks_goes_without_fitted_merges(folder: Path, tmp_path: Path) -> None:
+    write_split(folder / "train.parquet", 60, 3000)
+    for split, rows, first in (("gallery", 60, 0), ("queries", 12, 1000)):
+        bct = vector_column(vectors(np.arange(rows) % CLASSES, 4, 0.8, first))
+        write_split(folder / f"{split}.parquet", rows, first, bct=bct, side=["left"] * rows)
+    found = evaluate(folder, tmp_path / "out", methods=("bct", "fct_side"), merges=("raw", "quantile", "rrf"))
+    assert reasons(found) == {
+        "fct_side": "needs embeddings of a further model: a column 'side' in gallery.parquet",
+        "bct with fitted merges": "needs a column 'bct' in train.parquet",
+    }
+    summary = pd.read_parquet(tmp_path / "out" / "results" / "summary.parquet")
+    assert set(summary[summary.method == "bct"]["merge"]) == {"raw", "rrf"}
+
+
+def test_all_means_the_methods_that_there_are(folder: Path, tmp_path: Path) -> None:
+    found = evaluate(folder, tmp_path / "out", methods=("all",))
+    assert found.settings["evaluation"]["methods"] == ["old", "new", "offline", "instant", "cascade@100", "rm_naive"]
+    assert {"rm", "fct", "bct"} < set(reasons(found))
+
+
+def comparison_on(folder: Path, items: int, label: Any) -> Comparison:
+    write_split(folder / "train.parquet", items, 3000, label=label)
+    evaluation = Evaluation(methods=("rqt", "cl_s", "rm", "fct", "fastfill", "procrustes_query"), orders=("random",))
+    return resolve(read_folder(folder), evaluation, FitSettings())
+
+
+def test_nothing_is_fitted_on_three_items(folder: Path) -> None:
+    found = comparison_on(folder, 3, [0, 0, 1])
+    reason = "needs at least 10 items in the train split to be fitted on, not 3"
+    methods = ("rqt", "cl_s", "rm", "fct", "fastfill", "procrustes_query")
+    assert {each.name: each.reason for each in found.left_out} == dict.fromkeys(methods, reason)
+    assert [method.name for method in found.methods] == ["old", "new"]
+    assert found.notes == ()
+
+
+def test_no_head_learns_from_classes_of_one_item(folder: Path) -> None:
+    found = comparison_on(folder, 40, np.arange(40))
+    reason = "needs classes of two or more items in the train split; each of its 40 items is alone in its class"
+    reasons = {each.name: each.reason for each in found.left_out}
+    assert {name: reasons[name] for name in ("cl_s", "rm")} == {"cl_s": reason, "rm": reason}
+    assert "classes with more than one item" in reasons["fastfill"]
+    assert {"rqt", "fct", "procrustes_query"} < {method.name for method in found.methods}
+
+
+@pytest.mark.parametrize(("dims", "said"), [(2, ""), (3, "12 train items, 4 per dimension of the embeddings (3)")])
+def test_few_items_per_dimension_are_mentioned(folder: Path, dims: int, said: str) -> None:
+    random = np.random.default_rng(1)
+    wide = {m: vector_column(random.normal(size=(12, dims)).astype(np.float32)) for m in ("old", "new")}
+    for split, first in (("gallery", 0), ("train", 3000)):
+        write_split(folder / f"{split}.parquet", 12, first, **wide, label=np.arange(12) // 2)
+    (folder / "queries.parquet").unlink()
+    evaluation = Evaluation(methods=("procrustes_query",), orders=("random",))
+    notes = resolve(read_folder(folder), evaluation, FitSettings()).notes
+    assert any(said in note and "fit noise there" in note for note in notes) == bool(said)
+    none = Evaluation(methods=("rm_naive",), orders=("random",))
+    assert resolve(read_folder(folder), none, FitSettings()).notes == ()

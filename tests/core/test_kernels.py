@@ -1,0 +1,77 @@
+"""What is kept of compiled loops, and that a machine without a writable folder compiles in every process."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+INNER = "from ray_backfill.core.kernels import kernel\n@kernel\ndef inner(x):\n    return x + 1\n"
+OUTER = (
+    "from inner import inner\nfrom ray_backfill.core.kernels import kernel\nfrom steps import STEP\n"
+    "@kernel\ndef outer(x):\n    return inner(x) + 10 * STEP\n"
+)
+
+
+def printed(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ | environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def outer_of_1(folder: Path, kept: Path) -> str:
+    code = f"import sys; sys.path.insert(0, {str(folder)!r}); from outer import outer; print(outer(1))"
+    return printed(code, NUMBA_CACHE_DIR=str(kept))
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    folder = tmp_path / "package"
+    folder.mkdir()
+    (folder / "inner.py").write_text(INNER)
+    (folder / "steps.py").write_text("STEP = 1\n")
+    (folder / "outer.py").write_text(OUTER)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_changed_import_is_compiled_again(package: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    assert outer_of_1(package, kept) == "12"
+    (package / "inner.py").write_text(INNER.replace("x + 1", "x + 2"))
+    assert outer_of_1(package, kept) == "13"
+    (package / "steps.py").write_text("STEP = 30\n")
+    assert outer_of_1(package, kept) == "303"
+
+
+@pytest.mark.slow
+def test_a_copy_of_the_package_compiles_nothing(package: Path, tmp_path: Path) -> None:
+    kept, copy = tmp_path / "kept", tmp_path / "copy"
+    assert outer_of_1(package, kept) == "12"
+    compiled = {path: path.stat().st_mtime_ns for path in kept.rglob("*.nb?")}
+    assert compiled
+    shutil.copytree(package, copy)
+    assert outer_of_1(copy, kept) == "12"
+    assert {path: path.stat().st_mtime_ns for path in kept.rglob("*.nb?")} == compiled
+
+
+@pytest.mark.slow
+def test_without_a_writable_cache_folder_code_is_kept_beside_the_source(package: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert outer_of_1(package, tmp_path / "file" / "kept") == "12"
+    assert list((package / "__pycache__").rglob("*.nbc"))
+
+
+@pytest.mark.slow
+def test_a_machine_without_a_writable_folder_compiles_in_every_process(package: Path) -> None:
+    code = (
+        "from ray_backfill.core.kernels import KernelCache\n"
+        "KernelCache.from_function = classmethod(lambda *_: None)\n"  # as if no folder could be written
+        f"import ray_backfill, sys; sys.path.insert(0, {str(package)!r}); from outer import outer; print(outer(1))"
+    )
+    assert printed(code) == "12"
+    assert not list(package.rglob("*.nbc"))

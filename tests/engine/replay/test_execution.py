@@ -1,0 +1,105 @@
+"""Execution of a replay: blocks, threads, interruption and GPUs do not change its result."""
+
+import importlib
+import signal
+import threading
+import time
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+import ray_backfill as rb
+from ray_backfill.engine.replay.engine import measure_prepared
+from ray_backfill.engine.replay.shard import GalleryShard, LocalShards, make_forms
+from tests.engine.replay.cases import CUT_METRICS, METRICS, random_pair
+from tests.engine.replay.sharded import prepare_pair
+
+prepare = importlib.import_module("ray_backfill.engine.replay.prepare")
+engine = importlib.import_module("ray_backfill.engine.replay.engine")
+shard_module = importlib.import_module("ray_backfill.engine.replay.shard")
+
+
+def test_blocks_and_tiles_do_not_change_the_result() -> None:
+    rng = np.random.default_rng(5)
+    pair = random_pair(rng, 40, 60, tied=True)
+    labels = rng.integers(0, 6, 60)
+    truth = rb.GroundTruth.from_labels(rng.integers(0, 6, 40), labels)
+    order = rng.permutation(60)
+    for metrics in (METRICS, CUT_METRICS):
+        whole = rb.replay(pair, truth, order, points=3, metrics=metrics)
+        with (
+            patch.object(prepare, "_BLOCK_QUERIES", 7),
+            patch.object(prepare, "_BLOCK_QUERIES_OF_CANDIDATES", 7),
+            patch.object(prepare, "_BLOCK_BYTES", 4000),
+            patch.object(shard_module, "TILE_ITEMS", 11),
+        ):
+            pieces = rb.replay(pair, truth, order, points=3, metrics=metrics, threads=3)
+        with (
+            patch.object(prepare, "_LEAST_ITEMS", 9),
+            patch.object(engine, "split_gallery", wraps=engine.split_gallery) as split,
+        ):
+            parts = rb.replay(pair, truth, order, points=3, metrics=metrics, threads=3)
+        assert split.call_args.args[1] == 3  # few queries: the threads share the gallery
+        for metric in metrics:
+            np.testing.assert_array_equal(pieces.per_query[metric], whole.per_query[metric])
+            np.testing.assert_array_equal(parts.per_query[metric], whole.per_query[metric])
+
+
+def test_full_float32_is_set_only_during_the_replay() -> None:
+    on_device = importlib.import_module("ray_backfill.engine.device")
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32"
+    try:
+        with on_device.full_float32():
+            assert matmul.fp32_precision == "ieee"
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before
+
+
+def test_ctrl_c_and_errors_end_a_replay_at_once() -> None:
+    """A block of queries over a large gallery can take minutes: an error in one thread stops all threads."""
+    rng = np.random.default_rng(11)
+    pair = random_pair(rng, 8, 4000, tied=False)
+    truth = rb.GroundTruth.from_labels(rng.integers(0, 5, 8), rng.integers(0, 5, 4000))
+    systems, prepared = prepare_pair(pair, truth, {"a": np.arange(4000)}, 3, METRICS)
+    main = threading.main_thread().ident
+    assert main is not None
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        pytest.skip("this process was started with Ctrl-C ignored")
+    for stop in (KeyboardInterrupt, MemoryError):
+        tiles: list[int] = []
+
+        def report(comparisons: int, stop: type = stop, tiles: list[int] = tiles) -> None:
+            tiles.append(comparisons)
+            if len(tiles) == 5:
+                if stop is KeyboardInterrupt:
+                    signal.pthread_kill(main, signal.SIGINT)  # as Ctrl-C does; it waits for the other threads
+                else:
+                    raise stop
+            time.sleep(0.01)
+
+        with patch.object(shard_module, "TILE_ITEMS", 4):
+            shard = GalleryShard(make_forms(systems, prepared, "cosine"), 0, prepared, report)
+            with pytest.raises(stop):
+                measure_prepared(prepared, truth, LocalShards([shard]), threads=2)
+        assert len(tiles) < 500  # of 2 x 2 x 1,000
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("metrics", [METRICS, CUT_METRICS])
+@pytest.mark.parametrize("distance", ["cosine", "l2", "inner_product"])
+def test_a_gpu_gives_the_same_curves(metrics: tuple[str, ...], distance: str) -> None:
+    rng = np.random.default_rng(10)
+    for tied in (False, True):
+        pair = random_pair(rng, 300, 70_000, tied)
+        truth = rb.GroundTruth.from_labels(rng.integers(0, 900, 300), rng.integers(0, 900, 70_000))
+        orders = {name: rng.permutation(70_000) for name in "ab"}
+        here = rb.replay(pair, truth, orders, metrics=metrics, distance=distance)
+        there = rb.replay(pair, truth, orders, metrics=metrics, distance=distance, device="cuda")
+        for name in orders:
+            for metric in metrics:
+                np.testing.assert_array_equal(there[name].per_query[metric], here[name].per_query[metric])

@@ -1,0 +1,105 @@
+"""The first items of single queries: against a loop over queries and moments in whole numbers, with many ties."""
+
+import numpy as np
+import pytest
+
+from ray_backfill.engine.merges import RAW, Merge, ScoreMap
+from ray_backfill.engine.replay import NOTHING, FirstItems, Served, find_first, replay
+from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, Switch, UpgradePair
+from tests.engine.replay.cases import random_pair, random_truth
+
+POINTS = 12
+
+
+def by_definition(
+    pair: UpgradePair, truth: GroundTruth, order: np.ndarray, queries: np.ndarray, distance: str, merge: Merge = RAW
+) -> FirstItems:
+    """One query and moment at a time; distances are whole numbers, so that nothing is rounded."""
+    n = pair.n_gallery
+    item = np.full((len(queries), POINTS), NOTHING, np.uint32)
+    is_forward, is_right = np.zeros((2, len(queries), POINTS), np.bool_)
+    for row, q in enumerate(queries):
+        both = {}
+        for name, system in (("backward", pair.backward), ("forward", pair.forward)):
+            query, gallery = system.query[q].astype(int), system.gallery.astype(int)
+            both[name] = ((query - gallery) ** 2).sum(axis=1) if distance == "l2" else -(gallery @ query)
+        for i in range(POINTS):
+            there = n * (i == POINTS - 1) if pair.switch == "at_end" else i * n // (POINTS - 1)
+            done = set(order[:there].tolist())
+            ranked = []
+            for j in range(n):
+                if j in truth.ignored_of(q) or (pair.switch == "only_backfilled" and j not in done):
+                    continue
+                found = both["forward" if j in done else "backward"][j]
+                root = np.float32(np.sqrt(found) if distance == "l2" else found)
+                (score,) = merge.scores(np.array([root]), np.array([j in done]))
+                ranked.append((score, found, j, j in done))
+            if ranked:
+                _, _, item[row, i], is_forward[row, i] = min(ranked)
+                is_right[row, i] = item[row, i] in truth.positives_of(q)
+    return FirstItems(item, is_forward, is_right)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("distance", ["l2", "inner_product"])
+@pytest.mark.parametrize("switch", ["progressively", "at_end", "only_backfilled"])
+def test_first_items_with_ties(seed: int, distance: str, switch: Switch) -> None:
+    rng = np.random.default_rng(seed)
+    pair = random_pair(rng, 15, 40, tied=True)
+    # As many dimensions on both sides, so that items of the two systems tie, too.
+    backward = RetrievalSystem(*(rng.integers(1, 3, (n, 4)).astype(np.float32) for n in (15, 40)))
+    pair = UpgradePair(backward, pair.forward, switch)
+    truth = random_truth(rng, 15, 40)
+    orders = {name: rng.permutation(40) for name in "ab"}
+    queries = rng.permutation(np.setdiff1d(np.arange(15), truth.skipped))[:9]
+    served = Served(0, 1, orders, switch)
+    found = find_first([pair.backward, pair.forward], served, truth, queries, POINTS, distance)
+    curves = replay(pair, truth, orders, POINTS, ("mAP", "CMC@1"), distance)
+    for name, order in orders.items():
+        expected = by_definition(pair, truth, order, queries, distance)
+        np.testing.assert_array_equal(found[name].item, expected.item)
+        np.testing.assert_array_equal(found[name].is_forward, expected.is_forward)
+        np.testing.assert_array_equal(found[name].is_right, expected.is_right)
+        curve = curves[name]
+        np.testing.assert_array_equal(
+            found[name].is_right, curve.top1_correct[np.searchsorted(curve.scored, queries)]
+        )  # fmt: skip
+    if switch == "only_backfilled":
+        assert (found["a"].item[:, 0] == NOTHING).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("switch", ["progressively", "only_backfilled"])
+def test_first_items_of_a_merge(seed: int, switch: Switch) -> None:
+    """Scores of steps tie across systems and within one; then distance and position decide."""
+    rng = np.random.default_rng(seed)
+    pair = random_pair(rng, 15, 40, tied=True)
+    pair = UpgradePair(pair.backward, pair.forward, switch)
+    truth = random_truth(rng, 15, 40)
+    x = np.array([0.0, 1.2, 1.5, 3.0])
+    backward, forward = (ScoreMap(x, np.array(y)) for y in ([3.0, 3.0, 4.0, 4.0], [0.0, 1.0, 4.0, 4.0]))
+    merge = Merge("steps", backward, forward)
+    order = rng.permutation(40)
+    queries = np.setdiff1d(np.arange(15), truth.skipped)[:9]
+    systems, served = [pair.backward, pair.forward], Served(0, 1, {"": order}, switch, merge)
+    found = find_first(systems, served, truth, queries, POINTS, "l2")[""]
+    expected = by_definition(pair, truth, order, queries, "l2", merge)
+    raw = by_definition(pair, truth, order, queries, "l2")
+    np.testing.assert_array_equal(found.item, expected.item)
+    np.testing.assert_array_equal(found.is_forward, expected.is_forward)
+    curve = replay(pair, truth, order, POINTS, ("mAP", "CMC@1"), "l2", merge=merge)
+    np.testing.assert_array_equal(found.is_right, curve.top1_correct[np.searchsorted(curve.scored, queries)])
+    if switch == "progressively":
+        assert (expected.item != raw.item).any()
+
+
+def test_a_query_that_ignores_nearly_everything() -> None:
+    """The candidates for the first place are as many as the ignored items."""
+    rng = np.random.default_rng(0)
+    pair = random_pair(rng, 2, 60, tied=True)
+    truth = GroundTruth.from_positives([[7], [3, 9]], [np.delete(np.arange(60), [7, 50]), []], n_gallery=60)
+    order = rng.permutation(60)
+    systems, served = [pair.backward, pair.forward], Served(0, 1, {"": order})
+    found = find_first(systems, served, truth, np.arange(2), POINTS, "l2")[""]
+    assert set(found.item[0]) <= {7, 50}
+    np.testing.assert_array_equal(found.item, by_definition(pair, truth, order, np.arange(2), "l2").item)

@@ -1,0 +1,79 @@
+"""The merge that is chosen for a method, against every single one on items that the choice has not seen."""
+
+import numpy as np
+import pytest
+
+import ray_backfill as rb
+from ray_backfill.engine.merges import BEST, all_merges, fit_merge
+from ray_backfill.engine.merges.best import Half, precision_of
+
+SINGLE = ("raw", "quantile", "isotonic", "csls")
+
+
+def pair_of(label: np.ndarray, seed: int, offset: float, same: bool = False) -> rb.UpgradePair:
+    """Two models of the same classes. offset: of the old one along one axis, which narrows its cosines."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for d, noise, constant in ((16, 1.5, offset), (24, 1.0, 0.0)):
+        centres = np.random.default_rng(d).normal(size=(label.max() + 1, d))
+        vectors = centres[label] + noise * rng.normal(size=(len(label), d))
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        vectors[:, 0] += constant
+        made.append(rb.RetrievalSystem(vectors.astype(np.float32), vectors.astype(np.float32)))
+    return rb.UpgradePair(made[0], made[0] if same else made[1])
+
+
+LABEL = np.arange(600) % 30
+
+
+def area(pair: rb.UpgradePair, merge: rb.Merge) -> float:
+    truth = rb.GroundTruth.from_labels(LABEL, LABEL, exclude_self=True)
+    return rb.replay(pair, truth, np.random.default_rng(3).permutation(len(LABEL)), 11, merge=merge).auc("mAP")
+
+
+@pytest.mark.parametrize("label", [LABEL, None], ids=["labels", "no labels"])
+def test_a_narrow_model_is_not_merged_raw(label: np.ndarray | None) -> None:
+    train, service = pair_of(LABEL, 0, 4.0), pair_of(LABEL, 1, 4.0)
+    chosen = fit_merge(BEST, train, label, "cosine")
+    assert chosen.name != "raw"
+    single = {
+        name: area(service, fit_merge(name, train, label, "cosine"))
+        for name in SINGLE
+        if label is not None or not all_merges()[name].needs_labels
+    }
+    assert area(service, chosen) > single["raw"] + 0.05
+    assert area(service, chosen) > max(single.values()) - 0.02
+
+
+@pytest.mark.parametrize("distance", ["cosine", "l2", "inner_product"])
+@pytest.mark.parametrize("merge", ["raw", "isotonic"])
+def test_a_trial_measures_what_a_replay_measures(distance: str, merge: str) -> None:
+    pair = pair_of(LABEL[:200], 2, 0.5)
+    place = np.random.default_rng(5).permutation(200)
+    is_right = (LABEL[:200, None] == LABEL[:200]) & ~np.eye(200, dtype=bool)
+    fitted = fit_merge(merge, pair_of(LABEL, 0, 0.5), LABEL, distance)
+    truth = rb.GroundTruth.from_labels(LABEL[:200], LABEL[:200], exclude_self=True)
+    expected = rb.replay(pair, truth, np.argsort(place), 3, "mAP", distance, merge=fitted).auc("mAP")
+    found = precision_of(Half(pair, distance, is_right, place), fitted)
+    assert found == pytest.approx(expected, abs=1e-5 if merge == "raw" else 1e-4)
+
+
+def test_raw_distances_stay_where_no_merge_is_better() -> None:
+    """Of one system that serves before and after, every score map gives the same ranking."""
+    assert fit_merge(BEST, pair_of(LABEL, 0, 0.0, same=True), LABEL, "l2").name == "raw"
+
+
+def test_raw_distances_stay_without_enough_items() -> None:
+    assert fit_merge(BEST, None, None, "cosine").name == "raw"
+    few = LABEL[:20]
+    assert fit_merge(BEST, pair_of(few, 0, 0.0), few, "cosine").name == "raw"
+    assert fit_merge(BEST, pair_of(few, 0, 4.0), few, "cosine").name == "quantile", "but not where they do not compare"
+
+
+def test_labels_of_one_class_do_not_stop_the_choice() -> None:
+    assert fit_merge(BEST, pair_of(LABEL, 0, 4.0), np.zeros(600, int), "cosine").name in SINGLE
+
+
+def test_the_choice_does_not_depend_on_chance() -> None:
+    train = pair_of(LABEL, 0, 4.0)
+    assert fit_merge(BEST, train, LABEL, "cosine").name == fit_merge(BEST, train, LABEL, "cosine").name

@@ -1,0 +1,122 @@
+"""The sentences of a forecast, from hand-made rows."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ray_backfill.forecast.report.page import charts_of, render
+from ray_backfill.forecast.report.reading import ForecastResults
+from ray_backfill.forecast.report.words import cells, heading, told, warnings
+from ray_backfill.forecast.tables import CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
+
+NAN = float("nan")
+
+
+def row(method: str, auc: float, **changes: Any) -> ForecastRow:
+    made = ForecastRow(
+        method, "random", method.upper(), "mAP", 0.2, 0.5, 0.48, 0.52, auc, auc - 0.02, auc + 0.01, 0.4, 0.3, 0.5,
+        0.0, -0.001, 0.001, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.3, 0.2, 1234.0,
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def results(*rows: ForecastRow, **facts: Any) -> ForecastResults:
+    """Method "a" differs from "b", and not from "c"."""
+    manifest = {
+        "evaluation": {"metrics": ["mAP"], "margin": 0.005}, "items": 1000, "known": 100, "queries": 80, "chosen": 70,
+        "lists": 60, "old": {"mAP": 0.2}, "new": {"mAP": [0.5, 0.48, 0.52]}, "command": "",
+    } | facts  # fmt: skip
+    differences = [
+        ForecastDifference("b", "a", "random", "mAP", -0.1, -0.15, -0.05),
+        ForecastDifference("a", "c", "random", "mAP", 0.02, -0.01, 0.05),
+        ForecastDifference("b", "c", "random", "mAP", -0.08, -0.1, -0.06),
+    ]
+    points = [
+        ForecastPoint(each.method, "random", "mAP", t, value, value - 0.02 * t, value + 0.02 * t)
+        for each in rows for t, value in ((0.0, each.start), (1.0, each.end))
+    ]  # fmt: skip
+    known = {each.method for each in rows}
+    kept = [each for each in differences if {each.method, each.other_method} <= known]
+    return ForecastResults(manifest, points, rows, kept, [])
+
+
+A, B, C = row("a", 0.4), row("b", 0.3), row("c", 0.38)
+ENDS = "mAP: the old service has 20.0 %, the new model alone 50.0 % (from 48.0 to 52.0)."
+
+
+@pytest.mark.parametrize(
+    ("rows", "lead"),
+    [
+        ((A,), []),
+        ((B, A), ["A has the highest AUC of mAP; the sample is large enough to tell it from every other method."]),
+        ((B, A, C), ["A has the highest AUC of mAP; the sample does not tell it from: C."]),
+    ],
+)
+def test_the_best_method_is_named_with_what_it_is_not_told_from(rows: tuple[ForecastRow, ...], lead: list[str]) -> None:
+    assert told(results(*rows)) == [*lead, ENDS]
+
+
+def test_metrics_that_disagree_come_first() -> None:
+    both: dict[str, Any] = {"evaluation": {"metrics": ["mAP", "nDCG@100"], "margin": 0.005}}
+    old = {"mAP": 0.2, "nDCG@100": 0.4}
+    worse = results(A, **both, old=old, new={"mAP": [0.5, 0.48, 0.52], "nDCG@100": [0.3, 0.28, 0.32]})
+    assert told(worse)[0] == (
+        "The metrics disagree about the new model: by mAP it is better (20.0 → 50.0), but by nDCG@100 it is worse "
+        "(40.0 → 30.0)."
+    )
+    for end in ([0.39, 0.37, 0.41], [0.5, 0.48, 0.52]):  # not decided, and better as well
+        assert told(results(A, **both, old=old, new={"mAP": [0.5, 0.48, 0.52], "nDCG@100": end}))[0] == ENDS
+
+
+def test_what_is_exact_needs_no_sample() -> None:
+    found = results(A, B, known=1000, new={"mAP": [0.5, 0.5, 0.5]})
+    assert heading(found) == "Exact, from all 1,000 new embeddings, judged by 80 queries"
+    assert told(found)[0] == "A has the highest AUC of mAP."
+    assert warnings(results(A, known=1000, lists=3)) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ([0.15, 0.1, 0.19], "The new model is worse than the old one: do not upgrade on this evidence."),
+        ([0.25, 0.19, 0.3], "The forecast does not tell the new model from the old one: do not upgrade on this"),
+    ],
+)
+def test_an_upgrade_that_is_not_better_is_told(limits: list[float], words: str) -> None:
+    assert words in told(results(A, new={"mAP": limits}))[-1]
+
+
+def test_doubts_are_told() -> None:
+    assert warnings(results(A, B, C)) == []
+    assert "only 50 different lists of right answers" in warnings(results(A, lists=50))[0]
+    assert warnings(results(A, lists=51)) == []
+    assert "recall@100 is above 90 %" in warnings(results(row("a", 0.9, metric="recall@100", end=0.91)))[0]
+    low = row("b", 0.3, start=0.19, end_vs_new=-0.02, end_vs_new_low=-0.03, end_vs_new_high=-0.01)
+    assert warnings(results(A, low)) == [
+        "Start below the old service (20.0 %): B (19.0 %).",
+        "End below the new model alone: B (by 2.0 ± 1.0 points).",
+    ]
+    within = row("b", 0.3, start=0.196, end_vs_new=-0.02, end_vs_new_low=-0.04, end_vs_new_high=0.0)
+    assert warnings(results(A, within)) == [], "inside the margin, and an interval that reaches 0"
+    lines = [CalibrationRow("a", 0.1, 1.0, 50, 0.5, 0.7, ratio) for ratio in (1.24, 1.26)]
+    assert [len(warnings(replace(results(A), calibration=[line]))) for line in lines] == [0, 1]
+
+
+def test_a_row_in_words() -> None:
+    assert heading(results(A)) == "Forecast from 100 of 1,000 new embeddings (10.0 %), judged by 70 of 80 queries"
+    assert cells(A) == ["A", "random", "40.0 ± 2.0", "40.0 % ± 10.0", "20.0", "50.0 ± 2.0", "0.0", "1,234"]
+    doubtful = row("a", 0.4, gain=NAN, largest_fall_high=0.011, to_halve=NAN)
+    assert cells(doubtful)[3:] == ["–", "20.0", "50.0 ± 2.0", "at most 1.1", "–"]
+    assert cells(row("a", 0.4, largest_fall_low=0.002, largest_fall_high=0.011))[6] == "0.2 to 1.1"
+
+
+def test_the_page_shows_the_band_of_the_new_model_and_each_pair_once() -> None:
+    (chart,) = charts_of(results(A, B, C))
+    new = next(each for each in chart.curves if each.key == "new")
+    assert new.interval is not None
+    assert (float(new.interval.low[0]), float(new.interval.high[0])) == (48.0, 52.0)
+    page = render(results(A, B, C))
+    assert "5.0 to 15.0" in page
+    assert "-1.0 to 5.0" in page.replace("−", "-")
+    assert "Which differences are certain?" not in render(results(A))

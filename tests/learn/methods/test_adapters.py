@@ -1,0 +1,204 @@
+"""Adapters against other implementations, and against what each of them minimises."""
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from sklearn.linear_model import LinearRegression, Ridge, RidgeCV
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.learn.methods.adapters import (
+    FORMULAS,
+    METHODS,
+    STRENGTHS,
+    least_squares,
+    low_rank,
+    penalty_of,
+    procrustes,
+    procrustes_centred,
+    rank_of,
+    reduced_rank,
+    regression,
+    relaxation_of,
+    relaxed,
+    ridge,
+    rotation,
+)
+from ray_backfill.learn.training.adapters import Formula, FormulaFit
+from ray_backfill.learn.training.cross_validation import parts
+from ray_backfill.learn.training.fit import TrainSet
+from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
+
+RNG = np.random.default_rng(0)
+
+
+def pair(p: int, q: int, n: int = 200, noise: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    x = RNG.normal(size=(n, p)) + 1.0
+    return x, x @ RNG.normal(size=(p, q)) + 0.5 + noise * RNG.normal(size=(n, q))
+
+
+def error(formula: Formula, x: np.ndarray, y: np.ndarray, settings: AdapterSettings | None = None) -> float:
+    weight, bias = formula(x, y, settings or AdapterSettings())
+    return float(((x @ weight + bias - y) ** 2).sum())
+
+
+def test_procrustes_is_scipys() -> None:
+    x, y = pair(6, 6)
+    np.testing.assert_allclose(rotation(x, y), scipy.linalg.orthogonal_procrustes(x, y)[0], atol=1e-12)
+
+
+@pytest.mark.parametrize(("p", "q"), [(4, 7), (7, 4), (5, 5)])
+def test_a_rotation_is_found_again_whatever_the_dimensions(p: int, q: int) -> None:
+    true = np.linalg.svd(RNG.normal(size=(p, q)), full_matrices=False)
+    w = true[0] @ true[2]
+    x = RNG.normal(size=(300, p))
+    if p > q:  # only what lies in the row space of w can be found
+        x = x @ w @ w.T
+    np.testing.assert_allclose(x @ rotation(x, x @ w), x @ w, atol=1e-9)
+
+
+def test_a_centred_rotation_finds_shifted_clouds_that_the_plain_one_misses() -> None:
+    x = RNG.normal(size=(300, 5)) + 3.0
+    y = (x - 3.0) @ np.linalg.qr(RNG.normal(size=(5, 5)))[0] - 2.0
+    assert error(procrustes_centred, x, y) < 1e-18 * len(x) < error(procrustes, x, y)
+
+
+@pytest.mark.parametrize(("p", "q"), [(4, 7), (7, 4)])
+def test_least_squares_is_scikit_learns(p: int, q: int) -> None:
+    x, y = pair(p, q)
+    weight, bias = least_squares(x, y, AdapterSettings())
+    oracle = LinearRegression().fit(x, y)
+    np.testing.assert_allclose(weight, oracle.coef_.T, atol=1e-9)
+    np.testing.assert_allclose(bias, oracle.intercept_, atol=1e-9)
+
+
+def test_ridge_is_scikit_learns() -> None:
+    x, y = pair(6, 4)
+    centred = x - x.mean(0)
+    weight, bias = ridge(x, y, AdapterSettings(ridge=0.7))
+    oracle = Ridge(alpha=0.7 * (centred**2).sum() / 6).fit(x, y)
+    factor = weight[0, 0] / oracle.coef_[0, 0]
+    np.testing.assert_allclose(weight, factor * oracle.coef_.T, atol=1e-9)
+    np.testing.assert_allclose(bias, y.mean(0) - x.mean(0) @ weight, atol=1e-9)
+
+
+def test_ridge_predicts_unseen_items_with_the_spread_of_the_targets() -> None:
+    """Wide vectors and few items: without the factor the predictions stay close to their mean."""
+    x, y = pair(60, 60, n=500, noise=8.0)
+    weight, bias = ridge(x[:200], y[:200], AdapterSettings())
+    unseen = x[200:] @ weight + bias
+    oracle = RidgeCV([a * 200 for a in STRENGTHS]).fit(x[:200], y[:200]).predict(x[200:])
+    spread = y[200:].var(0).sum()
+    assert oracle.var(0).sum() < 0.8 * spread
+    assert unseen.var(0).sum() == pytest.approx(spread, rel=0.1)
+
+
+def test_the_penalty_is_what_scikit_learn_finds_by_the_same_parts() -> None:
+    x, y = pair(20, 30, n=100, noise=5.0)
+    errors = np.zeros(len(STRENGTHS))
+    for part in parts(x, y):
+        scale = (part.x**2).sum() / 20
+        for i, strength in enumerate(STRENGTHS):
+            oracle = Ridge(alpha=strength * scale, fit_intercept=False).fit(part.x, part.y)
+            errors[i] += ((oracle.predict(part.held_x) - part.held_y) ** 2).sum()
+    assert penalty_of(x, y) == STRENGTHS[errors.argmin()] not in (STRENGTHS[0], STRENGTHS[-1])
+
+
+def test_the_relaxation_is_that_of_least_error_on_held_out_items() -> None:
+    x = RNG.normal(size=(100, 20))
+    turn = np.linalg.qr(RNG.normal(size=(20, 20)))[0]
+    y = x @ (turn + 0.1 * RNG.normal(size=(20, 20))) + 0.5 * RNG.normal(size=(100, 20))
+    errors = []
+    for strength in STRENGTHS:
+        fits = [(part, regression(part.x, part.y, strength, rotation(part.x, part.y))) for part in parts(x, y)]
+        errors.append(sum(((part.held_x @ weight - part.held_y) ** 2).sum() for part, weight in fits))
+    assert relaxation_of(x, y) == STRENGTHS[int(np.argmin(errors))] not in (STRENGTHS[0], STRENGTHS[-1])
+
+
+def test_the_rank_is_that_of_what_can_be_predicted() -> None:
+    x = RNG.normal(size=(300, 16))
+    true = RNG.normal(size=(16, 4)) @ RNG.normal(size=(4, 24))
+    y = x @ true + 2.0 * RNG.normal(size=(300, 24))
+    assert rank_of(x, y, penalty_of(x, y), None) == 4
+    assert np.linalg.matrix_rank(low_rank(x, y, AdapterSettings())[0]) == 4
+    assert np.linalg.matrix_rank(low_rank(x, y, AdapterSettings(rank_share=0.5))[0]) == 8
+
+
+@pytest.mark.parametrize(("n", "expected"), [(10, 5), (999, 5), (1000, 1)])
+def test_every_item_is_held_out_once_or_a_fifth_of_many(n: int, expected: int) -> None:
+    x, y = RNG.normal(size=(n, 3)), RNG.normal(size=(n, 2))
+    found = list(parts(x, y))
+    assert len(found) == expected
+    assert {len(part.x) + len(part.held_x) for part in found} == {n}
+    for part in found:
+        np.testing.assert_allclose(part.x.mean(0), 0, atol=1e-12)
+    if expected == 5:
+        assert sum(len(part.held_x) for part in found) == n
+
+
+@pytest.mark.parametrize("formula", [ridge, relaxed])
+def test_recommended_maps_predict_wide_vectors_better_than_least_squares(formula: Formula) -> None:
+    """200 items of 150 dimensions, as of the wide models of docs/results/wide.md: least squares learns the noise."""
+    x = RNG.normal(size=(2000, 150))
+    y = x @ np.linalg.qr(RNG.normal(size=(150, 150)))[0] + 0.7 * RNG.normal(size=(2000, 150))
+
+    def cosine(chosen: Formula) -> float:
+        weight, bias = chosen(x[:200], y[:200], AdapterSettings())
+        predicted = x[200:] @ weight + bias
+        lengths = np.linalg.norm(predicted, axis=1) * np.linalg.norm(y[200:], axis=1)
+        return float(((predicted * y[200:]).sum(1) / lengths).mean())
+
+    assert cosine(formula) > cosine(least_squares) + 0.1
+
+
+def test_recommended_maps_are_of_the_gallery_and_penalised() -> None:
+    """Query maps fail between unequal dimensions, plain least squares on wide vectors (docs/results/wide.md)."""
+    assert {m.name for m in METHODS if m.is_recommended} == {"procrustes_gallery", "relaxed_gallery", "ridge_gallery"}
+
+
+def test_least_squares_copes_with_dimensions_that_say_nothing() -> None:
+    x, y = pair(4, 3)
+    x = np.hstack([x, x[:, :1], np.zeros((len(x), 1))])
+    np.testing.assert_allclose(error(least_squares, x, y), error(least_squares, x[:, :4], y), rtol=1e-9)
+
+
+def test_the_relaxed_map_lies_between_its_two_ends() -> None:
+    x, y = pair(5, 5)
+    free, tight = (relaxed(x, y, AdapterSettings(relaxation=r))[0] for r in (1e-12, 1e12))
+    np.testing.assert_allclose(free, least_squares(x, y, AdapterSettings())[0], atol=1e-6)
+    np.testing.assert_allclose(tight, procrustes_centred(x, y, AdapterSettings())[0], atol=1e-6)
+    errors = [error(relaxed, x, y, AdapterSettings(relaxation=r)) for r in (0.0, 0.1, 1.0, 10.0)]
+    assert errors == sorted(errors)
+
+
+def test_reduced_rank_is_the_best_of_its_rank() -> None:
+    """No small step within maps of that rank makes it better, and random ones of that rank are worse."""
+    x, y = pair(6, 5, noise=1.0)
+    weight = reduced_rank(x, y, 2)
+    assert np.linalg.matrix_rank(weight) == 2
+    best = ((x @ weight - y) ** 2).sum()
+    left, scale, right = np.linalg.svd(weight)
+    for _ in range(200):
+        a = left[:, :2] * scale[:2] + 1e-2 * RNG.normal(size=(6, 2))
+        b = right[:2] + 1e-2 * RNG.normal(size=(2, 5))
+        assert ((x @ (a @ b) - y) ** 2).sum() > best
+    np.testing.assert_allclose(reduced_rank(x, y, 5), regression(x, y, 0.0), atol=1e-9)
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+@pytest.mark.parametrize("distance", ["cosine", "l2"])
+def test_the_network_is_the_formula(formula: Formula, distance: str) -> None:
+    x, y = (v.astype(np.float32) for v in pair(4, 6))
+    data, unit = TrainSet({"old": x, "new": y}, None), distance == "cosine"
+    network = FormulaFit(formula, "old", "new").fit(data, FitSettings(), distance).network
+    wide = [v.astype(np.float64) / (np.linalg.norm(v, axis=1, keepdims=True) if unit else 1) for v in (x, y)]
+    weight, bias = formula(wide[0], wide[1], AdapterSettings())
+    with torch.no_grad():
+        np.testing.assert_allclose(network(torch.from_numpy(x)).numpy(), wide[0] @ weight + bias, rtol=1e-4, atol=1e-5)
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(InputError, match=r"--adapters\.ridge must be finite and not negative"):
+        AdapterSettings(ridge=-1)
+    with pytest.raises(InputError, match="at most 1"):
+        AdapterSettings(rank_share=1.5)

@@ -1,0 +1,110 @@
+"""SLERP against the padded formula of its paper, its two ends, the chosen point, and what needs no labels."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+from ray_backfill.compare.resolve import check_distances_agree
+from ray_backfill.core.errors import InputError
+from ray_backfill.learn.methods import Embeddings, all_methods
+from ray_backfill.learn.models.slerp import Slerp, SlerpShape
+from ray_backfill.learn.training.fit import TrainSet
+from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.learn.training.slerp import ALPHAS, recall_at_1
+
+METHOD = all_methods()["slerp"]
+
+
+def embeddings(old_dim: int, new_dim: int, n: int = 60, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Items of 6 classes; the new model has less noise."""
+    rng, label = np.random.default_rng(seed), np.arange(n) % 6
+    centres = np.random.default_rng(9).normal(size=(6, max(old_dim, new_dim)))[label]
+    noisy = {"old": (old_dim, 1.0), "new": (new_dim, 0.3)}
+    return {m: (centres[:, :d] + s * rng.normal(size=(n, d))).astype(np.float32) for m, (d, s) in noisy.items()}, label
+
+
+def fitted(data: TrainSet) -> Slerp:
+    assert METHOD.fit is not None
+    network = METHOD.fit.fit(data, FitSettings(), "cosine").network
+    assert isinstance(network, Slerp)
+    return network
+
+
+@pytest.mark.parametrize(("old_dim", "new_dim"), [(5, 5), (4, 7), (7, 4)])
+def test_it_is_the_papers_formula_in_the_padded_space(old_dim: int, new_dim: int) -> None:
+    """There old embeddings are filled up with zeros and the rotation is square; the gallery is zero where we cut."""
+    train, _ = embeddings(old_dim, new_dim)
+    width = max(old_dim, new_dim)
+    unit = {m: v / np.linalg.norm(v, axis=1, keepdims=True) for m, v in train.items()}
+    padded = {m: np.pad(v.astype(np.float64), ((0, 0), (0, width - v.shape[1]))) for m, v in unit.items()}
+    turned = padded["new"] @ scipy.linalg.orthogonal_procrustes(padded["new"], padded["old"])[0]
+    network = fitted(TrainSet(train, None))
+    assert network.shape.alpha == 0.5
+    for alpha in (0.0, 0.3, 1.0):
+        at = Slerp(replace(network.shape, alpha=alpha))
+        at.load_state_dict(network.state_dict())
+        with torch.no_grad():
+            found = at(torch.from_numpy(train["old"]), torch.from_numpy(train["new"])).numpy()
+        for i in range(60):
+            u, v = padded["old"][i].tolist(), turned[i].tolist()
+            theta = math.acos(sum(a * b for a, b in zip(u, v, strict=True)))
+            first, second = (math.sin(share * theta) / math.sin(theta) for share in (1 - alpha, alpha))
+            expected = [first * a + second * b for a, b in zip(u, v, strict=True)]
+            assert math.hypot(*expected) == pytest.approx(1)
+            np.testing.assert_allclose(found[i], expected[:old_dim], atol=2e-4)
+
+
+def test_queries_that_agree_stay_where_they_are() -> None:
+    """The angle is zero there, and so is its sine."""
+    network = Slerp(SlerpShape(3, 3, 0.5))
+    with torch.no_grad():
+        network.rotation.weight.copy_(torch.eye(3))
+        same = torch.tensor([[1.0, 2.0, 2.0]])
+        torch.testing.assert_close(network(same, 5 * same), same / 3, atol=1e-4, rtol=0)
+
+
+def test_recall_is_that_of_a_plain_loop() -> None:
+    train, label = embeddings(4, 4, n=30)
+    hits = 0
+    for i in range(10):
+        cosines = [
+            float(train["new"][i] @ v) / np.linalg.norm(train["new"][i]) / np.linalg.norm(v) for v in train["old"]
+        ]
+        best = max((j for j in range(30) if j != i), key=lambda j: cosines[j])
+        hits += label[best] == label[i]
+    assert 0 < hits < 10
+    assert recall_at_1(train["new"][:10], train["old"], label) == hits / 10
+
+
+def test_the_point_with_the_best_recall_is_chosen() -> None:
+    train, label = embeddings(6, 6, n=300)
+    network = fitted(TrainSet(train, label))
+    found = []
+    for alpha in ALPHAS:
+        at = Slerp(replace(network.shape, alpha=alpha))
+        at.load_state_dict(network.state_dict())
+        with torch.no_grad():
+            queries = at.double()(torch.from_numpy(train["old"]).double(), torch.from_numpy(train["new"]).double())
+        found.append(recall_at_1(queries.numpy(), train["old"], label))
+    assert network.shape.alpha == ALPHAS[found.index(max(found))]
+    assert 0 < network.shape.alpha < 1, "a point between is better than both ends on these data"
+
+
+def test_the_pair_embeds_queries_by_both_models_and_leaves_the_gallery() -> None:
+    (query, _), (gallery, _) = embeddings(4, 7, 5, 1), embeddings(4, 7, 8, 2)
+    network = fitted(TrainSet(embeddings(4, 7)[0], None))
+    pair = METHOD.pair(Embeddings(query, gallery), network)
+    assert pair.backward.gallery is gallery["old"]
+    assert pair.forward.query is query["new"]
+    with torch.no_grad():
+        expected = network.double()(*(torch.from_numpy(query[m]).double() for m in ("old", "new")))
+    np.testing.assert_allclose(pair.backward.query, expected, atol=1e-6)
+
+
+def test_it_is_refused_for_other_distances() -> None:
+    with pytest.raises(InputError, match="method 'slerp': SLERP is made for the cosine distance, not for l2; leave"):
+        check_distances_agree([METHOD], "l2", FitSettings())

@@ -1,0 +1,67 @@
+"""What bounds a rate, on figures that a pencil can follow."""
+
+import pytest
+
+from ray_backfill.learn.training.feeding import Feeding, Work, feeding, total
+
+
+def on_gpu(decode_per_cpu: float, model: float, write: float, cpus: int) -> Feeding:
+    """Of 9,000 images on one GPU."""
+    work = Work(9000, decode_s=9000 / decode_per_cpu, model_s=9000 / model, write_s=9000 / write)
+    found = feeding(work, cpus, on_gpu=True)
+    assert found is not None
+    return found
+
+
+def test_few_decoders_bound_a_gpu() -> None:
+    found = on_gpu(55, 900, 1e9, cpus=4)
+    assert found.fed == pytest.approx(220)
+    assert found.cpus_needed == 17  # 900 / 55 = 16.4
+    assert found.sentence() == "decode-bound: 4 CPUs per GPU give 220 img/s, 17 would give 900"
+    assert on_gpu(55, 900, 1e9, cpus=1).sentence() == "decode-bound: 1 CPU per GPU gives 55 img/s, 17 would give 900"
+
+
+def test_an_exact_number_of_decoders_is_enough() -> None:
+    found = on_gpu(100, 900, 1e9, cpus=9)
+    assert (found.limit, found.cpus_needed) == ("model", 9)
+    assert on_gpu(100, 900, 1e9, cpus=8).limit == "decode"
+
+
+def test_many_decoders_wait_for_the_gpu() -> None:
+    assert on_gpu(55, 900, 1e9, cpus=40).sentence() == (
+        "model-bound: a GPU takes 900 img/s, 40 CPUs per GPU could give 2,200; 17 would do"
+    )
+    assert on_gpu(55, 900, 1e9, cpus=17).sentence().endswith("17 CPUs per GPU could give 935")
+
+
+def test_what_writes_does_not_compute() -> None:
+    found = on_gpu(500, 900, 450, cpus=2)
+    assert found.consumed == pytest.approx(300)  # 1/900 + 1/450 = 3/900
+    assert (found.limit, found.cpus_needed) == ("write", 1)
+    assert on_gpu(500, 900, 1800, cpus=2).limit == "model"
+
+
+def test_pixels_in_memory_have_no_rate() -> None:
+    found = feeding(Work(9000, model_s=10), 4, on_gpu=True)
+    assert found is not None
+    assert found.sentence() == "model-bound: a GPU takes 900 img/s, all pixels are in memory"
+    assert {name for name in found.facts() if "images_per_s" in name} == {"model_images_per_s_per_device"}
+
+
+def test_on_cpus_alone_shares_of_their_time_are_told() -> None:
+    # 10 s of decoding (in 25 s by the clock: the model had the core), 2 of writing, and 8 for the rest.
+    work = Work(1000, decode_s=25, decode_cpu_s=10, wait_s=3, model_s=15, write_s=2, write_cpu_s=2, cpu_s=20)
+    found = feeding(work, 1, on_gpu=False)
+    assert found is not None
+    assert found.sentence() == "CPU only, decode-bound: of the CPU time decoding 50 %, the models 40 %, writing 10 %"
+    facts = found.facts()
+    assert facts["decode_images_per_s_per_cpu"] == 100
+    assert facts["cpu_shares"] == {"decode": 0.5, "model": 0.4, "write": 0.1}
+    assert facts["waited_for_pixels"] == 0.15  # of 20 s
+
+
+def test_work_adds_up_and_nothing_done_says_nothing() -> None:
+    one, two = Work(1, 2, 3, 4, 5, 6, 7, 8), Work(10, 20, 30, 40, 50, 60, 70, 80)
+    assert total([one, two]) == Work(11, 22, 33, 44, 55, 66, 77, 88)
+    assert feeding(total([]), 1, on_gpu=True) is None
+    assert feeding(Work(5), 1, on_gpu=True) is not None, "what took no time is no error"

@@ -1,0 +1,260 @@
+"""Plans against hand-computed arithmetic, published sizes of networks, and what real trainings count and do."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.data.store import vector_column, write_parquet
+from ray_backfill.images.class_split import Protocol, split_classes
+from ray_backfill.images.datasets import landmarks, open_source
+from ray_backfill.learn.methods import all_backbones
+from ray_backfill.learn.models.checkpoints import BackboneInfo
+from ray_backfill.learn.models.settings import BackboneSettings
+from ray_backfill.learn.training import pixels
+from ray_backfill.learn.training.backbone_loop import train_backbone, training_rows
+from ray_backfill.learn.training.objective import Classification, OldModel
+from ray_backfill.learn.training.settings import BackboneTraining, FitSettings, HeadTraining, TransformTraining
+from ray_backfill.learn.training.step_cost import network_cost, step_flops
+from ray_backfill.recipes import ModelRecipe, Recipe
+from ray_backfill.recipes.planning.counts import Counts, ModelCounts, count_images
+from ray_backfill.recipes.planning.describe import describe_plan
+from ray_backfill.recipes.planning.plan import Plan, plan_upgrade
+from ray_backfill.recipes.planning.settings import PlanningSettings
+from ray_backfill.workers.settings import EmbedActors, EmbedSettings, Workers
+
+pytestmark = pytest.mark.slow
+
+COUNTS = Counts(
+    train=1000,
+    gallery=300,
+    queries=50,
+    labels=10,
+    old=ModelCounts(400, 4),
+    new=ModelCounts(1000, 10),
+    image_size=16,
+    channels=3,
+    column_bytes=36,
+    origin="by hand",
+    is_exact=True,
+)
+
+
+def small_recipe(methods: tuple[str, ...] = ("rm_naive", "rm"), kind: str = "extended") -> Recipe[landmarks.Settings]:
+    def model(width: int, epochs: int, seed: int) -> ModelRecipe:
+        return ModelRecipe(
+            BackboneSettings("convnet", dim=12, width=width), BackboneTraining(epochs=epochs, batch=64, seed=seed)
+        )
+
+    return Recipe(
+        images=landmarks.Settings(image_size=16, landmarks=10, train_images=70, gallery_images=20, queries=8),
+        protocol=Protocol(kind, old_share=0.4),  # type: ignore[arg-type]
+        old=model(2, epochs=3, seed=0),
+        new=model(4, epochs=5, seed=1),
+        embed=EmbedSettings(),
+        fits=FitSettings(
+            heads=HeadTraining(epochs=7, classes=4, items=4), transforms=TransformTraining(epochs=6, batch=100)
+        ),
+        evaluation=Evaluation(methods=methods),
+    )
+
+
+def convnet_macs(width: int, dim: int, size: int = 16) -> int:
+    """Four 3 x 3 convolutions, each followed by a halving, and the linear layer."""
+    widths, macs = [3, width, 2 * width, 4 * width, 4 * width], 4 * width * dim
+    for block in range(4):
+        macs += 9 * widths[block] * widths[block + 1] * (size // 2**block) ** 2
+    return macs
+
+
+def plan(recipe: Recipe[landmarks.Settings], counts: Counts = COUNTS, **settings: float) -> Plan:
+    return plan_upgrade(recipe, counts, Workers(2, 1.0), EmbedActors(3, 2.0), PlanningSettings(**settings))
+
+
+def count_steps(optimizer: type[torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows with every step that an optimizer really takes."""
+    steps: list[int] = []
+    step = optimizer.step
+
+    def counted(self: torch.optim.Optimizer) -> None:
+        steps.append(1)
+        step(self)
+
+    monkeypatch.setattr(optimizer, "step", counted)
+    return steps
+
+
+def test_steps_images_and_hours_by_hand() -> None:
+    found = plan(small_recipe(), gpu_tflops=1e-6, utilisation=0.5, decode_images_per_s_per_cpu=2.0)
+    old, new, embed, head, rm = found.stages
+    assert (head.steps, head.images) == (rm.steps, rm.images), "the reference {rho(new), rho(new)} is trained alike"
+    # 400 images in batches of 2 x 32 give 6 steps, 3 times; 1000 give 15, 5 times.
+    assert (old.steps, old.images) == (18, 18 * 64)
+    assert (new.steps, new.images) == (75, 75 * 64)
+    # All fit into memory: each of two workers decodes each image once, by one CPU at 2 images/s.
+    assert (old.decoded, new.decoded) == (800, 2000)
+    assert new.decode_hours == pytest.approx(2000 / (2 * 2.0) / 3600)
+    # Each of 1000 train images is decoded once and embedded in 4 views.
+    assert (embed.images, embed.decoded, embed.gpus, embed.cpus) == (4350, 1350, 3, 6.0)
+    macs = convnet_macs(2, 12) + convnet_macs(4, 12)
+    verdicts = 2 * 12 * 4 * 1350  # the old classifier has 4 classes; further views need none
+    assert embed.flops == 2 * macs * 4350 + verdicts
+    assert embed.gpu_hours == pytest.approx(embed.flops / 0.5e6 / 3600)
+    assert embed.hours == pytest.approx(max(embed.gpu_hours / 3, 1350 / (6 * 2.0) / 3600))
+    # 4 classes x 4 items make a batch of 16.
+    assert (rm.epochs, rm.steps, rm.images, rm.decoded) == (7, 1000 // 16 * 7, 1000 // 16 * 16 * 7, 0)
+    assert found.hours == pytest.approx(sum(stage.hours for stage in found.stages))
+    assert found.held_gpu_hours == pytest.approx(sum(s.hours * s.gpus for s in found.stages))
+    assert found.models == {"old": convnet_macs(2, 12), "new": convnet_macs(4, 12)}
+
+
+def test_every_trial_of_settings_is_counted() -> None:
+    recipe = small_recipe(("rm", "least_squares_gallery"))
+    (fit,) = [stage for stage in plan(recipe).stages if stage.name == "fit rm"]
+    found = {each.name: each for each in plan(replace(recipe, fits=replace(recipe.fits, tune=5))).stages}
+    tune = found["tune rm"]
+    assert (tune.steps, tune.images, tune.flops) == (5 * fit.steps, 5 * fit.images, 5 * fit.flops)
+    assert found["fit rm"] == fit
+    assert "tune least_squares_gallery" not in found, "a formula without settings has no trials"
+
+
+def test_training_costs_three_times_a_forward_pass_but_for_the_gradient_of_images() -> None:
+    info = BackboneInfo(BackboneSettings("convnet", 12, 4), 3, 16, list(range(10)))
+    forward = convnet_macs(4, 12) + 12 * 10
+    first_layer = 9 * 3 * 4 * 16**2  # nobody needs the gradient of its input
+    assert step_flops(info, BackboneTraining(), batch=64) == 2 * 64 * (3 * forward - first_layer)
+
+
+@pytest.mark.parametrize(("arch", "giga_macs"), [("resnet18", 1.8), ("resnet50", 4.1), ("vit_b_32", 4.4)])
+def test_known_sizes_of_networks(arch: str, giga_macs: float) -> None:
+    # ResNet-18: RM, appendix B.3. The others: torchvision's table of models (4.09 and 4.41).
+    assert network_cost(BackboneSettings(arch), 3, 224).macs / 1e9 == pytest.approx(giga_macs, abs=0.06)
+
+
+@pytest.mark.parametrize("kind", ["", *all_backbones()])
+def test_a_backbone_training_does_what_was_planned(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = small_recipe()
+    recipe = replace(
+        recipe,
+        old=replace(recipe.old, training=BackboneTraining(epochs=2, batch=8)),
+        new=replace(recipe.new, training=BackboneTraining(epochs=2, batch=32)),
+    )
+    counts = count_images(recipe)
+    planned = {
+        s.name: s for s in plan_upgrade(recipe, counts, Workers(1), EmbedActors(), models=(kind or "new",)).stages
+    }
+    stage = planned[f"train {kind or 'new'}"]
+    source = open_source(recipe.images)
+    both = dict(zip(("old", "new"), split_classes(source.items("train").labels_N, recipe.protocol), strict=True))
+    infos = {
+        role: BackboneInfo(model.backbone, 3, 16, both[role])
+        for role, model in (("old", recipe.old), ("new", recipe.new))
+    }
+    of_kind = all_backbones().get(kind)
+    role = of_kind.like if of_kind else "new"
+    old = OldModel(infos["old"].build(), infos["old"]) if of_kind and of_kind.needs_old else None
+    rows = training_rows(source.items("train").labels_N, both[role])
+    steps = count_steps(torch.optim.SGD, monkeypatch)
+    training = (recipe.old if role == "old" else recipe.new).training
+    objective = of_kind.objective if of_kind else Classification
+    info = infos[role]
+    if of_kind:
+        info = replace(info, backbone=of_kind.backbone(info.backbone, counts.labels))
+    trained = train_backbone(source, rows, info, training, make_objective=objective, old=old)
+    assert stage.steps == len(steps)
+    assert stage.flops == trained.flops
+
+
+def test_images_that_do_not_fit_into_memory_are_decoded_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pixels, "CACHE_BYTES", 2 * 500 * 16 * 16 * 3)  # 500 images for each of two workers
+    old, new, *_ = plan(small_recipe()).stages
+    assert old.decoded == 2 * 400
+    assert new.decoded == new.images == 75 * 64
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_storage_is_that_of_a_real_file(tmp_path: Path, dtype: Literal["float32", "float16"]) -> None:
+    rng = np.random.default_rng(0)
+    rows, dims = 4000, (128, 96)
+    counts = replace(COUNTS, gallery=rows, queries=0, column_bytes=36 + 4 + 30)
+    recipe = small_recipe()
+    recipe = replace(
+        recipe,
+        embed=EmbedSettings(dtype=dtype),
+        old=replace(recipe.old, backbone=replace(recipe.old.backbone, dim=dims[0])),
+        new=replace(recipe.new, backbone=replace(recipe.new.backbone, dim=dims[1])),
+    )
+    vectors = {
+        name: vector_column(rng.normal(size=(rows, dim)).astype(dtype))
+        for name, dim in zip(("old", "new"), dims, strict=True)
+    }
+    verdicts = {name: rng.random(rows, dtype=np.float32) for name in ("old_score", "old_entropy", "old_margin")}
+    numbers = {"id": np.arange(rows), "label": rng.integers(0, 1000, rows), "old_class": rng.integers(0, 1000, rows)}
+    names = {"name": [f"val/n{rng.integers(10**8):08d}/{rng.integers(10**14):015d}" for _ in range(rows)]}
+    write_parquet(tmp_path / "gallery.parquet", pa.table(numbers | vectors | verdicts | names))
+    views = {"id": np.arange(3000)} | {name: pa.array(column[:3000]) for name, column in vectors.items()}
+    write_parquet(tmp_path / "train_views.parquet", pa.table(views))
+    stored = {s.name.split(",")[0]: s.size_bytes for s in plan(recipe, counts).storage}
+    assert stored["embeddings/train_views.parquet"] == pytest.approx(
+        (tmp_path / "train_views.parquet").stat().st_size, rel=0.05
+    )
+    one_view = plan(replace(recipe, embed=EmbedSettings(views=1)), counts)
+    assert not any("views" in stored.name for stored in one_view.storage)
+    assert [s.images for s in one_view.stages if s.name == "embed"] == [5000]
+    assert stored["embeddings/gallery.parquet"] == pytest.approx(
+        (tmp_path / "gallery.parquet").stat().st_size, rel=0.05
+    )
+
+
+def test_checkpoints_and_finished_networks(tmp_path: Path) -> None:
+    info = BackboneInfo(BackboneSettings("convnet", 12, 4), 3, 16, list(range(10)))
+    network = info.build()
+    weights = sum(parameter.numel() for parameter in network.parameters()) * 4
+    stored = {
+        s.name: s for s in plan_upgrade(small_recipe(), COUNTS, Workers(), EmbedActors(), models=("new",)).storage
+    }
+    assert stored["finished backbones"].size_bytes == weights
+    largest = next(s for s in stored.values() if not s.is_kept)
+    assert largest.size_bytes == 3 * 2 * weights  # three checkpoints, each with weights and momentum
+
+
+def test_a_plan_in_words_says_what_it_assumes() -> None:
+    text = describe_plan(plan(small_recipe(), decode_images_per_s_per_cpu=0.5))
+    for part in (
+        "1,000 train, 300 gallery, 50 queries",
+        "4 classes, 400 images",
+        "10 classes, 1,000 images",
+        "by hand",
+    ):
+        assert part in text
+    assert "--planning.utilisation 0.1" in text
+    assert "--planning.decode-images-per-s-per-cpu 0.5" in text
+    assert "estimates" in text
+    assert "decoding slows down train old most: 1 CPU per GPU gives 7 img/s" in describe_plan(
+        plan(small_recipe(), decode_images_per_s_per_cpu=7.0)
+    )
+    assert "decoding slows down" not in describe_plan(plan(small_recipe(), decode_images_per_s_per_cpu=1e12))
+    assert max(len(line) for line in text.splitlines()) <= 140
+
+
+def test_so_many_cpus_as_it_says_would_feed_a_gpu() -> None:
+    def planned(cpus: float) -> str:
+        slow = PlanningSettings(gpu_tflops=1e-4, decode_images_per_s_per_cpu=3.0)
+        return describe_plan(plan_upgrade(small_recipe(), COUNTS, Workers(2, cpus), EmbedActors(3, 100.0), slow))
+
+    found = re.search(r"1 CPU per GPU gives 3 img/s, (\d+) would be enough; set --workers.cpus", planned(1))
+    assert found is not None
+    assert "decoding slows down" not in planned(int(found[1]))
+    assert "decoding slows down" in planned(int(found[1]) - 1)
+
+
+def test_a_backbone_of_another_size_is_planned_with_its_own() -> None:
+    """d-Simplex: as many dimensions as there are labels, less one."""
+    found, numbers = plan(small_recipe(("dsimplex",))), 2 * 12 + 2 * 9
+    assert any(f"x {numbers} " in stored.name for stored in found.storage)
