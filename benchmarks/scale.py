@@ -28,8 +28,8 @@ from ray_backfill.compare import write as results
 from ray_backfill.core.stages import read_json, write_json
 from ray_backfill.data.store import MAPPED_BYTES, EmbeddingFolder
 from ray_backfill.learn.methods import find_methods
-from ray_backfill.recipes import run_pipeline as pipeline
-from ray_backfill.recipes.synthetic import SyntheticGallery
+from ray_backfill.recipes.run import pipeline
+from ray_backfill.recipes.run.synthetic import SyntheticGallery
 from ray_backfill.workers.context import Context
 
 # Timed parts of the job: name in the table, owner of the attribute, and name of the attribute.

@@ -25,7 +25,7 @@ from ray_backfill.learn.methods.adapters import regression
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.page.drawing import COLOURS, FAINT, INK, blank_figure, to_png
-from ray_backfill.recipes.synthetic import MODELS, SyntheticGallery, draw_gallery
+from ray_backfill.recipes.run.synthetic import MODELS, SyntheticGallery, draw_gallery
 
 Values = NDArray[np.float64]
 # The size of the demo's landmarks: 200 classes, of which its old model learns 60. Models of 200 classes spread them

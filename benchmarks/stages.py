@@ -29,7 +29,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.data.store import vector_column, write_parquet
 from ray_backfill.engine.index import IndexSettings, make_partition
 from ray_backfill.engine.systems import FloatArray
-from ray_backfill.images.datasets import landmarks, open_source
+from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.learn.models.backbones import Backbone, pixels_to_float
 from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.recipes import load_recipe
@@ -52,7 +52,7 @@ class Stage:
 def landmark_stages() -> list[Stage]:
     """Rendering and both models of the recipe."""
     recipe, rows = load_recipe("landmarks"), np.arange(_BATCH)
-    source = open_source(landmarks.Settings())
+    source = open_images(landmarks.Settings())
     found = [
         Stage(
             "decode", "rendered landmark of 32 x 32", "arithmetic", cpu_s(lambda: source.read("gallery", rows)) / _BATCH

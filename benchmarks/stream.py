@@ -27,7 +27,7 @@ from ray_backfill.recipes import load_recipe
 
 def embed(arguments: argparse.Namespace) -> None:
     """The work of the watched process: the embedding stage as in every job."""
-    from ray_backfill.recipes.embed import embed_stage
+    from ray_backfill.recipes.run.embed import embed_stage
     from ray_backfill.workers.settings import EmbedActors, EmbedSettings
 
     models = make_backbones(arguments.out)

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.processes import Sample
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage
-from ray_backfill.images.datasets import landmarks, open_source
+from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.recipes import load_recipe
 
 BATCH, _WARM_UP_S = 256, 2.0
@@ -122,7 +122,7 @@ def _forward(
 
     torch.set_num_threads(threads)
     networks = [load_backbone(folder)[0] for folder in models.values()]
-    source = open_source(data)
+    source = open_images(data)
     batches = [np.arange(i, i + BATCH) % data.gallery_images for i in range(0, 16 * BATCH, BATCH)]
     decoded = [source.read("gallery", rows).pixels_BSSC for rows in batches]
     ends, images, cpu_s = None, 0, 0.0

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.processes import Sample
 from benchmarks.stream_rates import LIMIT, Bare, Streamed, data_of, steady
-from ray_backfill.images.datasets import open_source
+from ray_backfill.images.datasets import open_images
 from ray_backfill.page.drawing import COLOURS, FAINT, GRID, INK, blank_figure, to_png
 
 _KINDS = ("actors", "Ray", "driver")
@@ -51,7 +51,7 @@ def print_report(
         f"median of the first tenth {first:,.0f} MB, of the last {last:,.0f} MB"
     )
     since = time.perf_counter()
-    source = open_source(data_of(arguments.images + 1))  # a new source, so that listing is not cached
+    source = open_images(data_of(arguments.images + 1))  # a new source, so that listing is not cached
     listed = len(source.items("gallery"))
     print(f"Listing {listed - 1:,} items took {time.perf_counter() - since:.2f} s")
     failed = []

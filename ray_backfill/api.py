@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ray_backfill.core.errors import InputError, input_error_in, local_path
-from ray_backfill.core.run_lock import claimed
+from ray_backfill.core.run_lock import locked
 
 if TYPE_CHECKING:
     from ray_backfill.compare.report import Results
@@ -205,7 +205,7 @@ def _running(out: str | Path | None, command: str, place: Mapping[str, Any], ove
 
     with ExitStack() as stack:
         to = local_path(stack.enter_context(TemporaryDirectory()) if out is None else out).absolute()
-        stack.enter_context(claimed(to, "out", command))
+        stack.enter_context(locked(to, "out", command))
         try:
             yield Context(to, place=ReplayPlace(**place), command=command, overwrite=overwrite)
         except Exception as error:

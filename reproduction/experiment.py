@@ -36,7 +36,7 @@ from ray_backfill.learn.models.checkpoints import load_network
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.learn.training.stand_in import fit_classifier
 from ray_backfill.recipes import Recipe, describe_recipe, load_recipe
-from ray_backfill.recipes.run_pipeline import run_recipe
+from ray_backfill.recipes.run.pipeline import run_recipe
 from ray_backfill.workers.context import Context
 from ray_backfill.workers.session import session
 from reproduction.further_runs import long_of, run_long, run_published

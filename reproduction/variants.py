@@ -6,7 +6,7 @@ from pathlib import Path
 from ray_backfill.compare.keys import map_key
 from ray_backfill.compare.ray import MapJob, fit_side_by_side
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.progress import stage
+from ray_backfill.core.progress import task
 from ray_backfill.core.stages import begin_stage, is_finished
 from ray_backfill.data.store import EmbeddingFolder
 from ray_backfill.learn.methods import find_methods
@@ -27,7 +27,7 @@ def fit_variants(
     jobs = [MapJob(name, settings, distance, folder.path, out / str(i)) for i, (name, settings) in enumerate(wanted)]
     missing = [job for job in jobs if not _begin(job, folder)]
     if missing:
-        with session(), stage("fit variants", len(missing), "variants") as shown:
+        with session(), task("fit variants", len(missing), "variants") as shown:
             fit_side_by_side(missing, folder.train_bytes, shown, max_failures)
     for job in jobs:
         if not is_finished(job.out):

@@ -19,8 +19,8 @@ from ray_backfill.engine.index import IndexSettings
 from ray_backfill.images.class_split import Protocol, split_classes
 from ray_backfill.images.datasets import landmarks
 from ray_backfill.learn.training import settings as training
-from ray_backfill.recipes.planning.settings import PlanningSettings
-from ray_backfill.recipes.synthetic import SyntheticGallery
+from ray_backfill.recipes.run.planning.settings import PlanningSettings
+from ray_backfill.recipes.run.synthetic import SyntheticGallery
 from ray_backfill.workers.settings import EmbedActors, EmbedSettings, ReplayPlace, Workers
 from reproduction.settings import Experiment
 
@@ -49,7 +49,7 @@ def used(settings: Any) -> None:
     if isinstance(settings, Evaluation):
         settings.check()
     elif isinstance(settings, landmarks.Settings):
-        landmarks.open_source(settings)
+        landmarks.open_images(settings)
     elif isinstance(settings, Protocol):
         split_classes(np.arange(10), settings)
 

@@ -8,7 +8,7 @@ from typing import Any
 from ray_backfill.cli.options import RecipeJob
 from ray_backfill.cli.shell import checked_out, command_line
 from ray_backfill.cli.stopping import interruptible
-from ray_backfill.core.run_lock import claimed
+from ray_backfill.core.run_lock import locked
 from ray_backfill.images.datasets import download
 from ray_backfill.workers.context import Context
 
@@ -23,7 +23,7 @@ def running(job: Any) -> Iterator[Context]:
     """
     given = {name: getattr(job, name) for name in ("workers", "actors", "place", "overwrite") if hasattr(job, name)}
     out, command = checked_out(job.out), command_line()
-    with interruptible(), claimed(out, "--out", command):
+    with interruptible(), locked(out, "--out", command):
         yield Context(out, command=command, recipe=getattr(job, "recipe", ""), **given)
 
 
@@ -41,7 +41,7 @@ def prepared(job: RecipeJob[Any], last_stage: str = "maps", model: str | None = 
         with interruptible():
             download(job.settings.images)
     if job.dry_run:
-        from ray_backfill.recipes.planning.dry_run import dry_run
+        from ray_backfill.recipes.run.planning.dry_run import dry_run
 
         print(dry_run(job.settings, job.workers, job.actors, job.planning, last_stage, model))
         sys.exit(0)

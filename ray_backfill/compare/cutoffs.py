@@ -21,7 +21,7 @@ from ray_backfill.compare.permutations import by_order, further_permutations
 from ray_backfill.compare.resolve import Comparison, System
 from ray_backfill.compare.tables.cutoffs import CutoffRow
 from ray_backfill.compare.tables.results import OLD, LeftOut
-from ray_backfill.core.progress import detail, stage
+from ray_backfill.core.progress import detail, task
 from ray_backfill.core.schema import block
 from ray_backfill.engine.merges import BEST, RAW, Merge, all_merges, fit_merge
 from ray_backfill.engine.replay import Within, count_within, slice_of_item
@@ -88,7 +88,7 @@ def cutoff_table(comparison: Comparison) -> pd.DataFrame | None:
         return None
     how = comparison.evaluation
     given_C = np.array(list(dict.fromkeys(how.cutoffs)))
-    with stage("cut-offs", len(comparison.systems), "systems") as bar:
+    with task("cut-offs", len(comparison.systems), "systems") as bar:
         slices: dict[bytes, NDArray[np.uint16]] = {}
         with detail("translate", len(comparison.methods), "methods") as methods:
             plans = []

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ray_backfill.compare.keys import map_key
-from ray_backfill.core.progress import stage
+from ray_backfill.core.progress import task
 from ray_backfill.core.stages import begin_stage, is_finished
 from ray_backfill.data.store import EmbeddingFolder
 from ray_backfill.learn.methods import Method
@@ -41,7 +41,7 @@ def fit_stage(
         return folders
     of_formulas = [m for m in methods if m.name in missing and not m.is_trained]
     trained = [m for m in methods if m.name in missing and m.is_trained]
-    with stage("fit maps", len(missing), "methods") as shown:
+    with task("fit maps", len(missing), "methods") as shown:
         for method in of_formulas:
             _fit_here(out, folder, method, own[method.name], distance)
             shown.advance()

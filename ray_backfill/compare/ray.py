@@ -21,7 +21,7 @@ from ray_backfill.compare.replay import Curves, Serving, Systems, distinct_syste
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.trial import Trial, run_trial
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.progress import Stage, State, stage
+from ray_backfill.core.progress import State, Task, task
 from ray_backfill.data.store import EmbeddingFolder, read_vectors
 from ray_backfill.engine.replay import Curve, FirstItems
 from ray_backfill.engine.replay.block import Block, Thresholds
@@ -244,7 +244,7 @@ class MapJob:
     out: Path
 
 
-def fit_side_by_side(jobs: Sequence[MapJob], train_bytes: int, shown: Stage, max_failures: int) -> None:
+def fit_side_by_side(jobs: Sequence[MapJob], train_bytes: int, shown: Task, max_failures: int) -> None:
     """Fit every map; one whose training diverges is left unfinished.
 
     train_bytes: size of what every task reads (``EmbeddingFolder.train_bytes``). shown: counts the maps on the
@@ -256,7 +256,7 @@ def fit_side_by_side(jobs: Sequence[MapJob], train_bytes: int, shown: Stage, max
     run_side_by_side(_fit_alone, jobs, train_bytes, shown, max_failures)
 
 
-def try_side_by_side(trials: Sequence[Trial], train_bytes: int, shown: Stage, max_failures: int) -> None:
+def try_side_by_side(trials: Sequence[Trial], train_bytes: int, shown: Task, max_failures: int) -> None:
     """Run trials of settings; see ``fit_side_by_side``."""
     run_side_by_side(_try_alone, trials, train_bytes, shown, max_failures)
 
@@ -283,7 +283,7 @@ def train_maps(
     settings: Mapping[str, FitSettings],
     distance: str,
     workers: Workers,
-    shown: Stage,
+    shown: Task,
 ) -> None:
     """Train the maps of these methods into ``out/<method>``. See ``fit_stage``.
 
@@ -321,7 +321,7 @@ def _train_together(
     settings: Mapping[str, FitSettings],
     distance: str,
     workers: Workers,
-    shown: Stage,
+    shown: Task,
 ) -> None:
     """Train one map after the other in one group of DDP workers."""
     assert folder.train is not None
@@ -347,7 +347,7 @@ def _worker(config: dict[str, Any]) -> None:
     before: State = config["shown"]
     with (
         sent_to(config["board"], rank_and_size()[0] == 0),
-        stage(before.title, before.total, before.unit, before.done) as shown,
+        task(before.title, before.total, before.unit, before.done) as shown,
     ):
         folder, out = Path(config["data"]), Path(config["out"])
         data, device = read_train_set(folder, config["models"]), get_device()

@@ -12,7 +12,7 @@ from ray_backfill.compare.flips import FindFirst, find_flips
 from ray_backfill.compare.permutations import by_order, further_permutations
 from ray_backfill.compare.replayed import Replayed, judge
 from ray_backfill.compare.resolve import Comparison, System
-from ray_backfill.core.progress import stage, step
+from ray_backfill.core.progress import step, task
 from ray_backfill.engine.merges import RAW
 from ray_backfill.engine.metrics import parse_metric
 from ray_backfill.engine.replay import Curve, FirstItems, Served, find_first, replay_pairs
@@ -77,7 +77,7 @@ def replay_methods(comparison: Comparison, serve: Callable[[Sequence[Method]], S
     curves: dict[Key, Replayed] = {}
     further = further_permutations(comparison.orders, comparison.evaluation.permutations)
     references = [method.name for method in comparison.methods if method.is_reference]
-    with stage("replay", len(comparison.methods), "methods") as bar:
+    with task("replay", len(comparison.methods), "methods") as bar:
         for methods in _groups(comparison):
             with step(", ".join(method.title for method in methods)):
                 serving = serve(methods)

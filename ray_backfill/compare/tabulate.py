@@ -25,7 +25,7 @@ from ray_backfill.compare.tables.results import (
     PermutationRow,
     SummaryRow,
 )
-from ray_backfill.core.progress import stage
+from ray_backfill.core.progress import task
 from ray_backfill.core.schema import block, frame
 from ray_backfill.data.query_groups import Slice
 from ray_backfill.data.truths import parse_truth
@@ -67,7 +67,7 @@ def tabulate(methods: Sequence[Method], curves: Curves, evaluation: Evaluation, 
     }
     by_name = {method.name: method for method in methods}
     has_gain = not parse_truth(evaluation.truth)[0].is_retention
-    with stage("intervals", len(curves), "curves") as shown:
+    with task("intervals", len(curves), "curves") as shown:
         points: list[pd.DataFrame] = []
         for key in curves:
             points += _points(curves, key, metrics)

@@ -12,7 +12,7 @@ from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.trial import Trial, run_trial
 from ray_backfill.compare.validation import why_not_judged
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.progress import Stage, stage
+from ray_backfill.core.progress import Task, task
 from ray_backfill.core.stages import begin_stage, read_json
 from ray_backfill.data.store import EmbeddingFolder
 from ray_backfill.learn.methods import Method, find_methods
@@ -74,7 +74,7 @@ def _run(missing: Sequence[Trial], folder: EmbeddingFolder, workers: Workers) ->
     here = [trial for trial in missing if not is_trained[trial.method]]
     if len(trained) == 1 and not has_more_than_cpus():
         here, trained = [*here, *trained], []
-    with stage("tune", len(missing), "trials") as shown:
+    with task("tune", len(missing), "trials") as shown:
         _run_here(here, shown)
         if trained:
             from ray_backfill.compare.ray import try_side_by_side
@@ -84,7 +84,7 @@ def _run(missing: Sequence[Trial], folder: EmbeddingFolder, workers: Workers) ->
                 try_side_by_side(trained, folder.train_bytes, shown, workers.max_failures)
 
 
-def _run_here(trials: Sequence[Trial], shown: Stage) -> None:
+def _run_here(trials: Sequence[Trial], shown: Task) -> None:
     from ray_backfill.learn.training.fit_into import one_thread
 
     for trial in trials:

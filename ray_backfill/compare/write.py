@@ -30,7 +30,7 @@ from ray_backfill.compare.tables.results import TABLES, Manifest
 from ray_backfill.compare.tabulate import tabulate
 from ray_backfill.compare.traits import traits_of
 from ray_backfill.core.printable import printable_in
-from ray_backfill.core.progress import stage
+from ray_backfill.core.progress import task
 from ray_backfill.core.schema import block, frame, write_table
 from ray_backfill.core.stages import begin_stage, finish_stage, note_facts, read_json, replaced_whole
 from ray_backfill.engine.merges import RAW
@@ -130,7 +130,7 @@ def write_results(
             begin_stage(new, key)
             tables = tabulate(methods, curves, evaluation, comparison.slices)
             cutoffs = cutoff_table(comparison)
-            display.enter_context(stage("write report"))
+            display.enter_context(task("write report"))
             dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
             frames = vars(tables) | {"costs": cost_table(methods, dims, comparison.maps, facts.backbones)}
             frames |= {"queries": scored_queries(comparison), "skipped_queries": skipped_queries(comparison)}

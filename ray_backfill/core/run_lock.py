@@ -25,7 +25,7 @@ _STAGES = ("backbones", "embeddings", "before", "maps", "results", "live")
 
 
 @contextmanager
-def claimed(folder: Path, option: str, command: str) -> Iterator[None]:
+def locked(folder: Path, option: str, command: str) -> Iterator[None]:
     """Within the block, the folder exists and belongs to this process; nothing remains of an empty folder.
 
     A folder that cannot be written is accepted without a claim if it holds finished stages, which can be shown again.

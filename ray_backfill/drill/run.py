@@ -20,7 +20,7 @@ from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.compare.run import fit_maps
 from ray_backfill.compare.write import now, skipped_queries, versions, weighting
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.progress import stage, step
+from ray_backfill.core.progress import step, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.schema import write_table
 from ray_backfill.core.stages import (
@@ -149,7 +149,7 @@ def run_resolved(
         timings_s = {"drill": round(time.perf_counter() - started, 2)}
     gallery = {model: comparison.folder.gallery.vectors[model] for model in old_models(method)}
     known = Known(plan, sides, comparison.truth, evaluation.metrics, evaluation.points, queries, gallery)
-    with stage("write report"):
+    with task("write report"):
         if (skipped := skipped_queries(comparison)) is not None:
             write_table(drill_folder / "skipped_queries.parquet", skipped)
         return _conclude(drill_folder, known, _facts(comparison, sides, live, plan, context, recipe), timings_s)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.core.progress import Stage
+from ray_backfill.core.progress import Task
 from ray_backfill.engine.systems import GroundTruth, IntArray
 from ray_backfill.forecast.counts import count
 from ray_backfill.forecast.draws import Drawn, draw_entries
@@ -63,7 +63,7 @@ class ChosenQueries:
     points: int
     metrics: Mapping[str, SumMetric]
 
-    def measure(self, slices: Slices, pool: Executor, bar: Stage | None) -> list[Measured]:
+    def measure(self, slices: Slices, pool: Executor, bar: Task | None) -> list[Measured]:
         """Expected metrics of all chosen queries, by one pass over the gallery for each block of them."""
         found: list[Measured] = []
         rows_N = np.full(self.truth.n_gallery, -1)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ray_backfill.core.progress import Stage
+from ray_backfill.core.progress import Task
 from ray_backfill.engine.replay import usable_cpus
 from ray_backfill.engine.systems import GroundTruth, IntArray, Switch
 from ray_backfill.forecast.calibration import Calibration, Checked
@@ -36,7 +36,7 @@ class Forecast:
 def forecast_pair(
     gallery: Forms | Slices, known: Known, forms: KnownForms, truth: GroundTruth, orders: Mapping[str, IntArray],
     switch: Switch, starts: Mapping[str, Floats], points: int,
-    system: str, is_plain: bool, bar: Stage | None = None,
+    system: str, is_plain: bool, bar: Task | None = None,
 ) -> Forecast:  # fmt: skip
     """Forecast the curves of a method.
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.tables.results import NEW, OLD
-from ray_backfill.core.progress import Stage
+from ray_backfill.core.progress import Task
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.replay import Curve, replay
 from ray_backfill.engine.systems import FloatArray, RetrievalSystem, Switch, UpgradePair
@@ -59,7 +59,7 @@ def can_be_forecast(method: Method) -> bool:
 
 def forecast_method(
     comparison: Comparison, method: Method, items: KnownItems, gallery: Gallery, starts: Starts,
-    bar: Stage | None = None,
+    bar: Task | None = None,
 ) -> Forecast:  # fmt: skip
     """The forecast of a method; if every item is known, its exact curves. Of {new, new}, only the end has a meaning."""
     known, size = items.known, len(comparison.folder.gallery)

@@ -11,7 +11,7 @@ from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.compare.run import fit_maps
 from ray_backfill.compare.tables.results import HEAD_ALONE
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.progress import stage, step
+from ray_backfill.core.progress import step, task
 from ray_backfill.core.schema import write_table
 from ray_backfill.core.stages import replaced_whole, write_json
 from ray_backfill.engine.merges import RAW
@@ -105,7 +105,7 @@ def forecast_methods(comparison: Comparison, items: KnownItems, gallery: Gallery
     methods = [method for method in comparison.methods if can_be_forecast(method)]
     with step("measure the start"):
         starts = gallery.starts(methods)
-    with stage("forecast", len(methods) * len(items.known.queries), "method-query pairs") as bar:
+    with task("forecast", len(methods) * len(items.known.queries), "method-query pairs") as bar:
         return {m: forecast_method(comparison, m, items, gallery, starts[m.name], bar) for m in methods}
 
 

@@ -13,7 +13,7 @@ from functools import partial
 import ray
 from ray.actor import ActorHandle
 
-from ray_backfill.core.progress import Mirror, Stage, State, relay
+from ray_backfill.core.progress import Mirror, State, Task, relay
 from ray_backfill.workers.waiting import answer_within
 
 # Polling interval of the driver, which is the sending interval of the workers.
@@ -43,7 +43,7 @@ class _Board:
 
 
 @contextmanager
-def shown_in(own: Stage) -> Iterator[ActorHandle]:
+def shown_in(own: Task) -> Iterator[ActorHandle]:
     """Within the block, show what is sent to the yielded board; an outermost stage is shown as ``own``."""
     own.note("starting workers")
     board = _Board.remote()  # type: ignore[attr-defined]
@@ -76,7 +76,7 @@ def shown_in(own: Stage) -> Iterator[ActorHandle]:
 class _Mirrors:
     """The rows of all senders below ``own``."""
 
-    def __init__(self, own: Stage) -> None:
+    def __init__(self, own: Task) -> None:
         self._own = own
         self._of_sender: dict[str, Mirror] = {}
 

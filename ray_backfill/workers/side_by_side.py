@@ -7,7 +7,7 @@ import ray
 from ray.actor import ActorHandle
 
 from ray_backfill.core.errors import InputError, input_error_in
-from ray_backfill.core.progress import Stage
+from ray_backfill.core.progress import Task
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.workers.progress import shown_in
 from ray_backfill.workers.waiting import Room, answer_of, wait_for_one
@@ -29,7 +29,7 @@ def run_side_by_side(
     run: Callable[[Any, ActorHandle], None],
     jobs: Sequence[OfMethod],
     train_bytes: int,
-    shown: Stage,
+    shown: Task,
     max_failures: int,
 ) -> None:
     """Run each job as a task.

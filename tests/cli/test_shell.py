@@ -9,7 +9,7 @@ import pytest
 import ray_backfill as rb
 from ray_backfill.cli.main import main
 from ray_backfill.cli.shell import run_job
-from ray_backfill.core.run_lock import claimed
+from ray_backfill.core.run_lock import locked
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_other_errors_of_the_system_keep_their_traceback() -> None:
 def test_a_folder_in_use_is_refused(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with claimed(tmp_path, "--out", "ray-backfill drill"):
+    with locked(tmp_path, "--out", "ray-backfill drill"):
         line = error_of(monkeypatch, capsys, "simulate", "--data", str(data), "--out", str(tmp_path))
         with pytest.raises(rb.InputError, match="in use by process"):
             rb.simulate(data, out=tmp_path)

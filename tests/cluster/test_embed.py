@@ -19,15 +19,15 @@ from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, rea
 from ray_backfill.data.store import EmbeddingFolder, read_folder, read_table
 from ray_backfill.data.truth import ground_truth
 from ray_backfill.images.class_split import Protocol
-from ray_backfill.images.datasets import Divided, image_folder, landmarks, manifest, open_source
+from ray_backfill.images.datasets import Divided, image_folder, landmarks, manifest, open_images
 from ray_backfill.learn.models.backbones import pixels_to_float
 from ray_backfill.learn.models.checkpoints import BackboneInfo, load_backbone, save_backbone
 from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.augment import augment, own_view
 from ray_backfill.learn.training.settings import Augmentation, BackboneTraining
-from ray_backfill.recipes import embed
-from ray_backfill.recipes.embed import embed_stage
-from ray_backfill.recipes.embed_parts import Part, split_parts, split_rows
+from ray_backfill.recipes.run import embed
+from ray_backfill.recipes.run.embed import embed_stage
+from ray_backfill.recipes.run.embed_parts import Part, split_parts, split_rows
 from ray_backfill.workers.settings import EmbedActors, EmbedSettings
 from tests.images.datasets._pictures import noisy_jpeg, plain, write_tree
 from tests.images.datasets._published_more import small_gldv2, small_market
@@ -53,7 +53,7 @@ def test_vectors_scores_and_labels_are_those_of_the_models(tmp_path: Path, monke
     old, new, bct = (backbone(tmp_path / name, i, 6 + 2 * i) for i, name in enumerate(("old", "new", "bct")))
     models = {"old": old, "new": new, "bct": bct}
     out = embed_stage(tmp_path / "e", DIVIDED, models, [0, 2], TRAINING, SETTINGS, EmbedActors(number=2))
-    folder, source = read_folder(out), open_source(DIVIDED)
+    folder, source = read_folder(out), open_images(DIVIDED)
     assert folder.queries is not None
     assert folder.train is not None
     validation = read_table(out / "validation.parquet")
@@ -121,7 +121,7 @@ def _resume_without_one_part(out: Path, models: dict[str, Path], monkeypatch: py
 def _views_are_those_of_each_image_alone(folder: EmbeddingFolder, models: dict[str, Path]) -> None:
     """Whatever batch, part and actor it was in; and all models see the same ones."""
     assert folder.train is not None
-    source, networks = open_source(DIVIDED), {name: load_backbone(models[name])[0] for name in ("old", "new")}
+    source, networks = open_images(DIVIDED), {name: load_backbone(models[name])[0] for name in ("old", "new")}
     rows = split_rows(source, "train", [0, 2])
     pixels = pixels_to_float(torch.from_numpy(source.read("train", rows).pixels_BSSC))
     assert {name: len(views) for name, views in folder.train_views.items()} == {"old": 2, "new": 2}
@@ -155,14 +155,14 @@ def test_one_view_is_the_store_of_before(tmp_path: Path) -> None:
     for views in (1, 2):
         out, settings = tmp_path / f"e{views}", replace(IN_PARTS, views=views)
         actor = embed._Embedder(job_alone(out, tmp_path, settings))
-        for part in split_parts(open_source(MANY), [0, 2], settings):
+        for part in split_parts(open_images(MANY), [0, 2], settings):
             actor._make(part)
         files[views] = {str(path.relative_to(out)): path.read_bytes() for path in out.glob("*/*")}
     torch.set_num_threads(threads)
     assert set(files[2]) - set(files[1]) == {"train_views.parquet/view-001-part-000000.parquet"}
     assert all(files[2][name] == content for name, content in files[1].items())
     models = {name: tmp_path / name for name in ("old", "new")}
-    wanted = embed._wanted(open_source(MANY), [0, 2], models, TRAINING, replace(IN_PARTS, views=1), None).settings
+    wanted = embed._wanted(open_images(MANY), [0, 2], models, TRAINING, replace(IN_PARTS, views=1), None).settings
     assert wanted["embed"] == {"part_rows": 40, "batch": 4}
     assert set(wanted) == {"data", "train_classes", "models", "embed"}
 
@@ -191,7 +191,7 @@ def test_a_broken_image_is_listed_and_costs_no_other_row(tmp_path: Path, capsys:
     assert broken[0]["id"] not in np.concatenate([folder.gallery.id, folder.train.id])
     assert broken[0]["reason"]
     # Names are those of the images that are left.
-    source, table = open_source(images), pq.read_table(out / "gallery.parquet")
+    source, table = open_images(images), pq.read_table(out / "gallery.parquet")
     left = np.flatnonzero(np.isin(source.items("gallery").ids_N, table["id"]))
     assert table["name"].to_pylist() == source.names("gallery", left)
     manifest = read_json(out / "manifest.json")
@@ -208,7 +208,7 @@ def test_cameras_positives_and_names_arrive(tmp_path: Path) -> None:
     settings = EmbedSettings(part_rows=2, batch=4)  # more than one part a split
     old, new = backbone(tmp_path / "old", 0, 6), backbone(tmp_path / "new", 1, 8)
     for images in (small_market(tmp_path / "market"), small_gldv2(tmp_path / "gldv2")):
-        source, classes = open_source(images), np.unique(open_source(images).items("train").labels_N).tolist()
+        source, classes = open_images(images), np.unique(open_images(images).items("train").labels_N).tolist()
         models = {"old": str(old), "new": str(new)}
         out = tmp_path / f"e-{source.fingerprint()['dataset']}"
         actor = embed._Embedder(
@@ -248,7 +248,7 @@ def job_alone(folder: Path, backbones: Path, settings: EmbedSettings = IN_PARTS)
 
 
 def parts_of_many() -> list[Part]:
-    return list(split_parts(open_source(MANY), [0, 2], IN_PARTS))
+    return list(split_parts(open_images(MANY), [0, 2], IN_PARTS))
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -263,7 +263,7 @@ def test_a_run_killed_at_a_random_moment_is_continued_to_the_same_bytes(tmp_path
     took = time.perf_counter() - since
     torch.set_num_threads(threads)  # an actor takes as many as it has CPUs
 
-    wanted = embed._wanted(open_source(MANY), [0, 2], models, TRAINING, IN_PARTS, None)
+    wanted = embed._wanted(open_images(MANY), [0, 2], models, TRAINING, IN_PARTS, None)
     begin_stage(killed, wanted)
     command = [sys.executable, "-c", _EMBED_ALONE, str(killed), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:

@@ -7,12 +7,12 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from ray_backfill.core.progress import State, outputs, stage, step
+from ray_backfill.core.progress import State, outputs, step, task
 from ray_backfill.workers.progress import _Mirrors, sent_to, shown_in
 
 
 def _work(board: ActorHandle, is_first: bool) -> None:
-    with sent_to(board, is_first), stage("train", 2, "epochs") as shown:
+    with sent_to(board, is_first), task("train", 2, "epochs") as shown:
         with step("epoch 1", 46, "steps") as steps:
             steps.advance(12)
             time.sleep(4)  # workers send, and the driver asks, three times a second; a busy machine is slower
@@ -25,7 +25,7 @@ def test_the_first_worker_is_shown(capsys: pytest.CaptureFixture[str], monkeypat
     monkeypatch.setattr(outputs, "HEARTBEAT_S", 0.5)
     monkeypatch.setattr(outputs, "LONGEST_HEARTBEAT_S", 0.5)
     work = ray.remote(num_cpus=0)(_work)
-    with stage("train old backbone") as own, shown_in(own) as board:
+    with task("train old backbone") as own, shown_in(own) as board:
         assert own.text == "starting workers"
         ray.get([work.remote(board, is_first) for is_first in (True, False)])
     beat, *beats, end = capsys.readouterr().err.splitlines()
@@ -37,7 +37,7 @@ def test_the_first_worker_is_shown(capsys: pytest.CaptureFixture[str], monkeypat
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_board_that_does_not_answer_costs_only_the_progress(capsys: pytest.CaptureFixture[str]) -> None:
-    with stage("train old backbone") as own, shown_in(own) as board:
+    with task("train old backbone") as own, shown_in(own) as board:
         ray.kill(board)
         time.sleep(1)
     assert capsys.readouterr().err.startswith("train old backbone: done in ")
@@ -45,7 +45,7 @@ def test_a_board_that_does_not_answer_costs_only_the_progress(capsys: pytest.Cap
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_task_cannot_take_a_stage_along() -> None:
-    with stage("train") as own, pytest.raises((TypeError, pickle.PicklingError), match="another process"):
+    with task("train") as own, pytest.raises((TypeError, pickle.PicklingError), match="another process"):
         ray.get(ray.remote(lambda: own.advance()).remote())
 
 
@@ -55,7 +55,7 @@ def test_of_many_tasks_the_first_four_have_rows(
     monkeypatch.setattr(outputs, "HEARTBEAT_S", 0.1)
     monkeypatch.setattr(outputs, "LONGEST_HEARTBEAT_S", 0.1)
     tasks = {str(i): [State("step", f"map {i}", 10, "steps", i)] for i in range(6)}
-    with stage("fit maps", 6, "methods") as own:
+    with task("fit maps", 6, "methods") as own:
         mirrors = _Mirrors(own)
         for running in (tasks, {"5": tasks["5"]}):  # the others have ended
             mirrors.show(running)

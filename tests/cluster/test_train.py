@@ -22,8 +22,8 @@ from ray_backfill.learn.models.checkpoints import BackboneInfo, load_backbone, l
 from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import BackboneTraining, FitSettings, HeadTraining, TransformTraining
-from ray_backfill.recipes import backbones
-from ray_backfill.recipes.backbones import BackboneJob, train_backbone_stage
+from ray_backfill.recipes.run import backbones
+from ray_backfill.recipes.run.backbones import BackboneJob, train_backbone_stage
 from ray_backfill.workers.settings import Workers
 from ray_backfill.workers.train import run_ddp
 

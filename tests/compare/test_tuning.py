@@ -21,7 +21,7 @@ from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 from ray_backfill.learn.training.tuning import Tuned
 from ray_backfill.recipes import load_recipe
-from ray_backfill.recipes.run_checks import check_evaluation
+from ray_backfill.recipes.run.checks import check_evaluation
 from ray_backfill.workers.context import Context
 from ray_backfill.workers.settings import Workers
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ray_backfill.images.datasets import landmarks, open_source
+from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.learn.methods import BackboneKind, all_backbones, all_methods
 from ray_backfill.learn.models.checkpoints import BackboneInfo
 from ray_backfill.learn.models.settings import BackboneSettings
@@ -13,7 +13,7 @@ from ray_backfill.learn.training.backbone_loop import Epoch, train_backbone, tra
 from ray_backfill.learn.training.objective import OldModel
 from ray_backfill.learn.training.settings import BackboneTraining
 
-SOURCE = open_source(landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4))
+SOURCE = open_images(landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4))
 INFO = BackboneInfo(BackboneSettings(dim=8, width=4), channels=3, image_size=16, classes=[0, 1, 3])
 OLD = replace(INFO, backbone=replace(INFO.backbone, dim=6), classes=[0, 1])
 

@@ -24,7 +24,7 @@ from ray_backfill.images.datasets import (
     landmarks,
     manifest,
     omniglot,
-    open_source,
+    open_images,
     places365,
     tiny_imagenet,
 )
@@ -73,7 +73,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 @pytest.fixture
 def source(settings: Any) -> ImageSource:
-    return open_source(settings)
+    return open_images(settings)
 
 
 def test_settings_are_frozen_json(settings: Any) -> None:
@@ -133,7 +133,7 @@ def test_pixels(source: ImageSource) -> None:
 def test_opening_again_and_pickling_change_nothing(settings: Any, source: ImageSource) -> None:
     rows = np.array([1, 0])
     before = source.read("gallery", rows).pixels_BSSC
-    for other in (open_source(settings), pickle.loads(pickle.dumps(source))):
+    for other in (open_images(settings), pickle.loads(pickle.dumps(source))):
         assert other.splits == source.splits
         for split in source.splits:
             np.testing.assert_array_equal(other.items(split).ids_N, source.items(split).ids_N)
@@ -152,7 +152,7 @@ def test_the_fingerprint_follows_every_setting(settings: Any, source: ImageSourc
             value = {"queries": "private"}[f.name]
         else:
             value = {"channels": 1}.get(f.name, value + 1 if isinstance(value, int) else value / 2 or 0.5)
-        seen.append(json.dumps(open_source(replace(settings, **{f.name: value})).fingerprint()))
+        seen.append(json.dumps(open_images(replace(settings, **{f.name: value})).fingerprint()))
     assert len(set(seen)) == len(seen)
 
 
@@ -168,7 +168,7 @@ def test_numbers_out_of_range_are_refused(settings: Any) -> None:
     wrong: dict[str, float] = {"image_size": 0, "per_class": 0, "channels": 4, "train_fraction": 1.0}
     for field in wrong.keys() & {f.name for f in fields(settings)}:
         with pytest.raises(InputError, match=rf"^{name}: {field} must be .*, not {wrong[field]}"):
-            dataset_module(name).open_source(replace(settings, **{field: wrong[field]}))
+            dataset_module(name).open_images(replace(settings, **{field: wrong[field]}))
 
 
 def test_what_is_not_there_is_said_with_where_to_get_it(settings: Any, tmp_path: Path) -> None:
@@ -182,4 +182,4 @@ def test_what_is_not_there_is_said_with_where_to_get_it(settings: Any, tmp_path:
         (str(tmp_path / "nowhere"), r"there is no \w+.* \(in '.*nowhere'\)"),
     ):
         with pytest.raises(NotThereError, match=rf"^{name}: {problem}\. {where}$"):
-            module.open_source(replace(settings, root=root))
+            module.open_images(replace(settings, root=root))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_backfill.core.progress import Mirror, State, detail, outputs, relay, say, stage, stages, step, track
+from ray_backfill.core.progress import Mirror, State, detail, outputs, relay, say, step, task, tasks, track
 from tests.terminal import on_terminal, screen
 
 ROOT = Path(__file__).parents[2]
@@ -30,15 +30,15 @@ def lines_of(written: str) -> list[str]:
 
 
 def test_each_stage_leaves_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with stage("train old backbone", unit="steps") as shown:
+    with task("train old backbone", unit="steps") as shown:
         shown.expect(100)
         for epoch in (1, 2):
             list(track(range(50), "decode", "images"))
             shown.advance(50)
             shown.note(f"epoch {epoch} of 2, loss {epoch}.50")
-    with stage("embed", 12_345_678, "images", done=12_000_000) as shown:
+    with task("embed", 12_345_678, "images", done=12_000_000) as shown:
         shown.advance(345_678)
-    with stage("write report"), step("draw figures"):
+    with task("write report"), step("draw figures"):
         pass
     said = capsys.readouterr()
     assert said.out == ""
@@ -52,8 +52,8 @@ def test_each_stage_leaves_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_steps_leave_a_line_if_they_took_long_and_are_no_part_of_a_stage(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "LONG_S", 0.1)
-    with stage("replay", 1, "methods") as shown:
+    monkeypatch.setattr(tasks, "LONG_S", 0.1)
+    with task("replay", 1, "methods") as shown:
         with step("full RM"), detail("compare", 100, "pairs"):
             time.sleep(0.15)
         shown.advance()
@@ -66,7 +66,7 @@ def test_steps_leave_a_line_if_they_took_long_and_are_no_part_of_a_stage(
 
 @pytest.mark.usefixtures("hasty")
 def test_a_heartbeat_breaks_the_silence(capsys: pytest.CaptureFixture[str]) -> None:
-    with stage("train", 3, "epochs") as shown:
+    with task("train", 3, "epochs") as shown:
         shown.advance()
         shown.note("loss 4.10")
         with detail("epoch 2", 46, "steps") as steps:
@@ -87,7 +87,7 @@ def test_heartbeats_become_rare(capsys: pytest.CaptureFixture[str], monkeypatch:
     began_s, told = now_s, []
     for _ in range(2 * 3600):
         now_s += 0.5
-        lines.beat([stages.Stage(State("stage", "replay"))])
+        lines.beat([tasks.Task(State("stage", "replay"))])
         if said := capsys.readouterr().err:
             told += [now_s - began_s] * said.count("\n")
     assert told[:6] == [10, 30, 70, 150, 310, 630]
@@ -97,7 +97,7 @@ def test_heartbeats_become_rare(capsys: pytest.CaptureFixture[str], monkeypatch:
 def test_the_time_left_is_estimated_from_the_last_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    shown = stages.Stage(State("stage", "train"))
+    shown = tasks.Task(State("stage", "train"))
     now_s += 30
     assert shown.status() == "running for 30 s"
     shown.expect(1000, done=100)
@@ -122,7 +122,7 @@ def test_the_time_left_is_estimated_from_the_last_counts(monkeypatch: pytest.Mon
 def test_counting_anew_starts_the_estimate_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    shown = stages.Stage(State("stage", "train", 100))
+    shown = tasks.Task(State("stage", "train", 100))
     for done in (10, 20, 30, 40, 50, 60):
         now_s += 1
         shown.take(State("stage", "train", 100, "steps", done))
@@ -132,12 +132,12 @@ def test_counting_anew_starts_the_estimate_anew(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_fails_leaves_no_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyboardInterrupt), stage("replay"), step("full RM"):
+    with pytest.raises(KeyboardInterrupt), task("replay"), step("full RM"):
         raise KeyboardInterrupt
     for _ in track(range(3), "list"):
         break
     assert capsys.readouterr().err == ""
-    with stage("embed"):
+    with task("embed"):
         pass
     assert capsys.readouterr().err.startswith("embed: done in 0.0 s"), "what failed before is not in the way"
 
@@ -167,9 +167,9 @@ def test_what_runs_in_a_worker_is_shown_in_the_driver(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outputs.Relay, "pause_s", 0.01)
-    monkeypatch.setattr(stages, "LONG_S", 0.1)
+    monkeypatch.setattr(tasks, "LONG_S", 0.1)
     sent: list[list[State]] = []
-    with relay(sent.append), stage("train", 2, "epochs") as there:
+    with relay(sent.append), task("train", 2, "epochs") as there:
         with step("full RM", 60, "epochs") as inside:
             inside.advance(7)
             time.sleep(0.1)
@@ -181,7 +181,7 @@ def test_what_runs_in_a_worker_is_shown_in_the_driver(
     ]  # fmt: skip
     assert [(s.title, s.done, s.text) for s in sent[-1]] == [("train", 2, "loss 1.0")], "its last words"
 
-    with stage("fit maps") as own:
+    with task("fit maps") as own:
         mirror = Mirror(own)
         mirror.show(sent[0])
         time.sleep(0.25)
@@ -194,8 +194,8 @@ def test_what_runs_in_a_worker_is_shown_in_the_driver(
 
 _PROGRAM = """
 import sys, time
-from ray_backfill.core.progress import say, stage, step, track
-with stage("replay", 2, "methods") as shown:
+from ray_backfill.core.progress import say, task, step, track
+with task("replay", 2, "methods") as shown:
     for method in ("old", "full RM"):
         with step(method):
             for _ in track(range(12), "compare", "pairs"):
@@ -204,7 +204,7 @@ with stage("replay", 2, "methods") as shown:
         print("on stdout")
         print("on stderr", file=sys.stderr)
     say("t = 0.50")
-with stage("write report"):
+with task("write report"):
     pass
 """
 
@@ -247,7 +247,7 @@ def test_a_terminal_ends_with_whole_lines_only() -> None:
 
 def test_no_row_is_wider_than_the_terminal() -> None:
     title = "list /a/very/long/path/of/a/folder/with/images/that/are/far/away/from/here"
-    program = f"import time\nfrom ray_backfill.core.progress import stage\nwith stage({title!r}, 3, 'files') as s:\n"
+    program = f"import time\nfrom ray_backfill.core.progress import task\nwith task({title!r}, 3, 'files') as s:\n"
     written = on_terminal(program + "    s.note('x' * 90)\n    time.sleep(0.5)\n", ROOT, columns=60)
     rows = [line for part in written.split("\x1b[2K") for line in screen(part) if "━" in line or "… " in line]
     assert rows

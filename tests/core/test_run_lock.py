@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.run_lock import LOCK, claimed
+from ray_backfill.core.run_lock import LOCK, locked
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, write_json
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from ray_backfill.core.run_lock import claimed
-with claimed(Path(sys.argv[1]), "--out", "ray-backfill simulate --data mine"):
-    print("claimed", flush=True)
+from ray_backfill.core.run_lock import locked
+with locked(Path(sys.argv[1]), "--out", "ray-backfill simulate --data mine"):
+    print("locked", flush=True)
     time.sleep(60)
 """
 
@@ -29,24 +29,24 @@ def test_the_other_process_is_named_and_its_claim_ends_when_it_is_killed(tmp_pat
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         try:
-            assert holder.stdout.readline() == "claimed\n"
-            with pytest.raises(InputError) as error, claimed(tmp_path, "--out", "mine"):
+            assert holder.stdout.readline() == "locked\n"
+            with pytest.raises(InputError) as error, locked(tmp_path, "--out", "mine"):
                 pass
         finally:
             holder.kill()
     said = str(error.value)
     assert said.startswith(f"--out {tmp_path} is in use by process {holder.pid} on {os.uname().nodename} since 20")
     assert "(ray-backfill simulate --data mine)" in said
-    with claimed(tmp_path, "--out", "mine"):
+    with locked(tmp_path, "--out", "mine"):
         assert f'"pid": {os.getpid()}' in (tmp_path / LOCK).read_text()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_writes_nothing_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="wrong"), claimed(tmp_path / "runs" / "mine", "--out", ""):
+    with pytest.raises(InputError, match="wrong"), locked(tmp_path / "runs" / "mine", "--out", ""):
         raise InputError("wrong")
     assert list(tmp_path.iterdir()) == []
-    with claimed(tmp_path / "runs" / "mine", "--out", ""):
+    with locked(tmp_path / "runs" / "mine", "--out", ""):
         (tmp_path / "runs" / "mine" / "table").write_text("")
     assert [path.name for path in (tmp_path / "runs" / "mine").iterdir()] == ["table"]
 
@@ -56,7 +56,7 @@ def test_a_disk_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch: pytest
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with claimed(tmp_path, "--out", ""), claimed(tmp_path, "--out", ""):
+    with locked(tmp_path, "--out", ""), locked(tmp_path, "--out", ""):
         (tmp_path / "table").write_text("")
     assert (tmp_path / "table").exists()
 
@@ -73,7 +73,7 @@ def test_a_lock_file_that_its_owner_deleted_is_not_taken_for_a_lock(
         taken.append(file)
 
     monkeypatch.setattr(fcntl, "flock", lock_late)
-    with claimed(tmp_path, "--out", ""):
+    with locked(tmp_path, "--out", ""):
         assert len(taken) == 2
         assert (tmp_path / LOCK).exists()
 
@@ -90,7 +90,7 @@ def test_folders_that_cannot_be_made_are_named_with_the_reason(tmp_path: Path) -
         (Path("/proc"), "is not writable: "),
         (tmp_path / ("x" * 300), "file name too long; give another folder"),
     ]:
-        with pytest.raises(InputError) as error, claimed(folder, "--out", ""):
+        with pytest.raises(InputError) as error, locked(folder, "--out", ""):
             pass
         assert reason in str(error.value), folder
         assert str(error.value).startswith(f"--out {folder} ")
@@ -113,13 +113,13 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("read_only")
 def test_only_finished_stages_may_lie_on_a_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="is not writable: read-only file system"), claimed(tmp_path, "--out", ""):
+    with pytest.raises(InputError, match="is not writable: read-only file system"), locked(tmp_path, "--out", ""):
         pass
     with monkeypatch.context() as writable:
         writable.undo()
         begin_stage(tmp_path / "results", RunKey("simulation", {}))
         finish_stage(tmp_path / "results")
-    with claimed(tmp_path, "--out", ""):
+    with locked(tmp_path, "--out", ""):
         pass
 
 
@@ -128,8 +128,8 @@ def test_a_stage_that_cannot_be_continued_is_named_at_the_start(
 ) -> None:
     (tmp_path / "results").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "results")
-    with pytest.raises(InputError, match="results is not writable; make it writable"), claimed(tmp_path, "--out", ""):
+    with pytest.raises(InputError, match="results is not writable; make it writable"), locked(tmp_path, "--out", ""):
         pass
     write_json(tmp_path / "results" / "manifest.json", {"finished": True})
-    with claimed(tmp_path, "--out", ""):
+    with locked(tmp_path, "--out", ""):
         pass

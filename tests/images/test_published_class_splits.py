@@ -22,7 +22,7 @@ from ray_backfill.data.truth import ground_truth
 from ray_backfill.engine.replay import Curve, replay
 from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, UpgradePair
 from ray_backfill.images.class_split import Protocol, split_classes
-from ray_backfill.images.datasets import image_folder, open_source
+from ray_backfill.images.datasets import image_folder, open_images
 from ray_backfill.images.sources import ImageSource
 from ray_backfill.learn.methods import find_methods
 from tests.images.datasets._pictures import noisy_jpeg, write_tree
@@ -88,7 +88,7 @@ def test_market_1501(tmp_path: Path) -> None:
         "bounding_box_test/0007_c3s1_000001_00.jpg": (50, 30),  # R, a positive
         "bounding_box_test/0009_c1s1_000001_00.jpg": 40,  # O, another person
     }
-    folder = embed(open_source(market(tmp_path / "m", images)), tmp_path / "e")
+    folder = embed(open_images(market(tmp_path / "m", images)), tmp_path / "e")
     assert folder.gallery.label is not None
     assert folder.gallery.label.tolist() == [0, 7, 7, 7, 7, 9]
     truth, curve = curve_of(folder, [3, 1, 0, 4, 2, 5], 3, "mAP", "CMC@1")
@@ -114,7 +114,7 @@ def gldv2_of_105(root: Path) -> ImageSource:
     gldv2_tables(root, {1: [hexadecimal(9)]}, index, queries)
     levels: dict[str, Levels | int] = {f"index/{row}": 40 for row in rows}
     levels |= {f"index/{rows[0]}": 20, f"index/{rows[104]}": (80, 10), f"train/{hexadecimal(9)}": 0}
-    return open_source(landmarks_v2(root, levels | {f"test/{query}": 0 for query in queries}))
+    return open_images(landmarks_v2(root, levels | {f"test/{query}": 0 for query in queries}))
 
 
 def test_google_landmarks_v2(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_missing_gallery_images_are_not_positives(tmp_path: Path) -> None:
     (tmp_path / "g" / place("index", ROWS[3])).unlink()
     (tmp_path / "g" / place("index", ROWS[1])).write_bytes(noisy_jpeg()[:700])
     (tmp_path / "g" / place("train", TRAIN[12][0])).unlink()
-    folder = embed(open_source(settings), tmp_path / "e")
+    folder = embed(open_images(settings), tmp_path / "e")
     assert folder.gallery.id.tolist() == [0, 2, 4]
     assert folder.train is not None
     assert folder.train.label is not None
@@ -164,7 +164,7 @@ def test_a_validation_split_is_queries_and_gallery(tmp_path: Path) -> None:
     levels = {"a/1": 10, "a/2": 40, "b/1": 20, "b/2": 90, "c/1": 200}
     files = {f"val/{name}.jpg": flat(level, level // 2 if name == "b/2" else level) for name, level in levels.items()}
     write_tree(tmp_path / "i", files | {"train/a/1.jpg": flat(1)})
-    folder = embed(open_source(image_folder.Settings(str(tmp_path / "i"), image_size=8)), tmp_path / "e")
+    folder = embed(open_images(image_folder.Settings(str(tmp_path / "i"), image_size=8)), tmp_path / "e")
     truth, curve = curve_of(folder, [0, 1, 2, 3, 4], 2, "mAP", "CMC@1")
     assert (truth.n_queries, truth.skipped.tolist()) == (5, [4])  # c has no other image
     # Old model, distances to a1, a2, b1, b2, c1 (10, 40, 20, 90, 200) without the query itself, rank of the positive:
@@ -187,7 +187,7 @@ def test_vggface2_gap_between_genders(tmp_path: Path, order: list[int], gap: lis
         "test/n000009/0001_01.jpg": (70, 35),  # m
         "test/n000009/0002_01.jpg": (80, 45),  # n
     }
-    folder = embed(open_source(vggface(tmp_path / "v", images, people)), tmp_path / "e")
+    folder = embed(open_images(vggface(tmp_path / "v", images, people)), tmp_path / "e")
     group = folder.gallery.group
     assert group is not None
     assert group.tolist() == [0, 0, 1, 1]
@@ -217,18 +217,18 @@ def test_protocols_split_the_classes_of_data_sets(tmp_path: Path) -> None:
     """Labels are the data sets' own numbers, with gaps."""
     train = {f"bounding_box_train/{who:04d}_c1s1_000001_00.jpg": 0 for who in (2, 7, 10, 11, 1500)}
     others = {"query/0001_c1s1_000001_00.jpg": 0, "bounding_box_test/0001_c2s1_000001_00.jpg": 0}
-    identities = open_source(market(tmp_path / "m", train | others)).items("train").labels_N
+    identities = open_images(market(tmp_path / "m", train | others)).items("train").labels_N
     assert split_classes(identities, Protocol("extended")) == ([2, 7], [2, 7, 10, 11, 1500])
 
     landmarks = {100 * i + 3: [hexadecimal(2 * i), hexadecimal(2 * i + 1)] for i in range(10)}
     settings = small_gldv2(tmp_path / "g")
     gldv2_tables(tmp_path / "g", landmarks, INDEX, QUERIES)
-    old, new = split_classes(open_source(settings).items("train").labels_N, Protocol("open", old_share=0.3, seed=1))
+    old, new = split_classes(open_images(settings).items("train").labels_N, Protocol("open", old_share=0.3, seed=1))
     assert (old, new) == ([403, 703, 803], [3, 103, 203, 303, 503, 603, 903])
 
     genders = {f"n{i:06d}": "f" if i % 3 == 0 else "m" for i in range(1, 13)}
     faces: dict[str, Levels | int] = {f"train/{person}/0001_01.jpg": 0 for person in genders}
-    people = open_source(vggface(tmp_path / "v", faces | {"test/n000001/0001_01.jpg": 0}, genders)).items("train")
+    people = open_images(vggface(tmp_path / "v", faces | {"test/n000001/0001_01.jpg": 0}, genders)).items("train")
     old, _ = split_classes(people.labels_N, Protocol("biased", old_counts=(1, 5)), people.groups_N)
     assert (len(old), len([who for who in old if who % 3 == 0])) == (6, 1)
 

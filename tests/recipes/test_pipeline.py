@@ -10,12 +10,12 @@ import pytest
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json
-from ray_backfill.images.datasets import open_source
+from ray_backfill.images.datasets import open_images
 from ray_backfill.learn.methods import Method, find_methods, models_of
 from ray_backfill.recipes import load_recipe
-from ray_backfill.recipes import run_images as images
-from ray_backfill.recipes.run_checks import check_recipe
-from ray_backfill.recipes.run_images import recipe_classes, train_recipe_backbone
+from ray_backfill.recipes.run import images
+from ray_backfill.recipes.run.checks import check_recipe
+from ray_backfill.recipes.run.images import recipe_classes, train_recipe_backbone
 from ray_backfill.workers.context import Context
 
 RECIPE = load_recipe("landmarks")
@@ -65,12 +65,12 @@ def test_no_backbone_learns_what_is_held_out_for_validation(tmp_path: Path, monk
     monkeypatch.setattr(images, "note_facts", lambda *_: None)
     for role in ("old", "new"):
         train_recipe_backbone(RECIPE, role, Context(tmp_path))
-    held = set(open_source(RECIPE.source).items("validation").ids_N.tolist())
-    whole = len(open_source(RECIPE.images).items("train").ids_N)
+    held = set(open_images(RECIPE.source).items("validation").ids_N.tolist())
+    whole = len(open_images(RECIPE.images).items("train").ids_N)
     assert len(held) == pytest.approx(0.1 * whole, rel=0.05)
     assert len(jobs) == 2
     for job in jobs:
-        assert not held & set(open_source(job.data).items("train").ids_N.tolist())
+        assert not held & set(open_images(job.data).items("train").ids_N.tolist())
 
 
 def test_what_cannot_be_trained_is_said_for_kinds_like_it() -> None:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.store import EmbeddingFolder, read_folder, write_parquet
-from ray_backfill.recipes import synthetic
-from ray_backfill.recipes.synthetic import ModelView, SyntheticGallery, class_sizes, draw_gallery
+from ray_backfill.recipes.run import synthetic
+from ray_backfill.recipes.run.synthetic import ModelView, SyntheticGallery, class_sizes, draw_gallery
 
 OLD = ModelView(seen=5, within=0.6, own=0.2, offset=0.3, noise=0.1, fall=0.5)
 NEW = ModelView(seen=8, within=0.3, own=0.1, offset=0.1, noise=0.2)

@@ -21,8 +21,8 @@ def run(arguments: Sequence[str]) -> None:
     check_names(job)
     from ray_backfill.cli.context import prepared, running
     from ray_backfill.compare.run import fit_folder
-    from ray_backfill.recipes.run_checks import check_evaluation
-    from ray_backfill.recipes.run_images import embed_recipe
+    from ray_backfill.recipes.run.checks import check_evaluation
+    from ray_backfill.recipes.run.images import embed_recipe
 
     if isinstance(job, FolderJob):
         data = given_folder(job.data)

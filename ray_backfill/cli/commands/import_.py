@@ -49,11 +49,11 @@ def run(arguments: Sequence[str]) -> None:
     if not given:
         raise InputError("nothing to import: give --gallery, --queries, --train or --validation")
     from ray_backfill.cli.stopping import interruptible
-    from ray_backfill.core.run_lock import claimed
+    from ray_backfill.core.run_lock import locked
     from ray_backfill.data.importing.importing import import_split, imported
 
     out = checked_out(job.out)
-    with interruptible(), claimed(out, "--out", command_line()):
+    with interruptible(), locked(out, "--out", command_line()):
         for split, texts in given.items():
             path = out / f"{split}.parquet"
             import_split(path, texts, job.columns, job.drop_broken, job.overwrite)

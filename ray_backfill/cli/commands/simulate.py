@@ -39,13 +39,13 @@ def run(arguments: Sequence[str]) -> None:
                 data = cleaned(data, context.out / "cleaned", context.overwrite)
             results = evaluate_folder(data, job.evaluation, job.fits, context, show_first=print_first_table)
     elif isinstance(job, ScaleJob):
-        from ray_backfill.recipes.run_pipeline import evaluate_synthetic
+        from ray_backfill.recipes.run.pipeline import evaluate_synthetic
 
         print("These embeddings are synthetic: they show scale and arithmetic, not which method is better.")
         with running(job) as context:
             results = evaluate_synthetic(job.gallery, job.evaluation, job.fits, context)
     else:
-        from ray_backfill.recipes.run_pipeline import run_recipe
+        from ray_backfill.recipes.run.pipeline import run_recipe
 
         settings = prepared(job).settings
         with running(job) as context:

@@ -1,6 +1,6 @@
 """What the terminal shows while work runs.
 
-    with stage("embed", total=1730, unit="images") as bar:
+    with task("embed", total=1730, unit="images") as bar:
         bar.advance(256)
 
 On a terminal all that runs has a row in a live display. Elsewhere nothing is redrawn: a line says that a stage has
@@ -19,29 +19,29 @@ from typing import Any, TypeVar
 
 from ray_backfill.core.printable import printable
 from ray_backfill.core.progress.outputs import Output, Relay, output_for_stderr
-from ray_backfill.core.progress.stages import Stage, State
+from ray_backfill.core.progress.tasks import State, Task
 
-__all__ = ["Mirror", "Stage", "State", "detail", "relay", "say", "stage", "step", "track"]
+__all__ = ["Mirror", "State", "Task", "detail", "relay", "say", "stage", "step", "track"]
 
 T = TypeVar("T")
 
 
 @contextmanager
-def stage(title: str, total: int | None = None, unit: str = "", done: int = 0) -> Iterator[Stage]:
+def task(title: str, total: int | None = None, unit: str = "", done: int = 0) -> Iterator[Task]:
     """A part of a run that users know by name. done: what earlier runs have done of the total."""
     with _shown(State("stage", title, total, unit, done)) as running:
         yield running
 
 
 @contextmanager
-def step(title: str, total: int | None = None, unit: str = "") -> Iterator[Stage]:
+def step(title: str, total: int | None = None, unit: str = "") -> Iterator[Task]:
     """A part of a stage that users know by name, too, or something that is seldom long."""
     with _shown(State("step", title, total, unit)) as running:
         yield running
 
 
 @contextmanager
-def detail(title: str, total: int | None = None, unit: str = "") -> Iterator[Stage]:
+def detail(title: str, total: int | None = None, unit: str = "") -> Iterator[Task]:
     """How far a stage or a step is."""
     with _shown(State("detail", title, total, unit)) as running:
         yield running
@@ -74,9 +74,9 @@ def relay(send: Callable[[list[State]], Any]) -> Iterator[None]:
 class Mirror:
     """Shows what runs in another process: its outermost stage as ``own``, the rest below that."""
 
-    def __init__(self, own: Stage) -> None:
+    def __init__(self, own: Task) -> None:
         self._own = own
-        self._below: list[Stage] = []
+        self._below: list[Task] = []
 
     def show(self, states: Sequence[State]) -> None:
         """What runs there now, outermost first."""
@@ -103,21 +103,21 @@ class _Display:
     def __init__(self) -> None:
         self.make_output: Callable[[], Output] = output_for_stderr
         self._lock = threading.RLock()
-        self._running: list[Stage] = []  # outermost first
+        self._running: list[Task] = []  # outermost first
         self._output: Output | None = None
         self._ended = threading.Event()
 
-    def open(self, state: State, outer: Sequence[Stage] | None = None) -> Stage:
+    def open(self, state: State, outer: Sequence[Task] | None = None) -> Task:
         """outer: what it is a part of; None: everything that runs."""
         with self._lock:
-            opened = Stage(state, self._running if outer is None else outer)
+            opened = Task(state, self._running if outer is None else outer)
             self._running.append(opened)
             if self._output is None:
                 self._output, self._ended = self.make_output(), threading.Event()
                 threading.Thread(target=self._keep_showing, args=(self._output, self._ended), daemon=True).start()
         return opened
 
-    def close(self, closed: Stage, is_finished: bool) -> None:
+    def close(self, closed: Task, is_finished: bool) -> None:
         with self._lock:
             assert self._output is not None
             self._running.remove(closed)
@@ -142,7 +142,7 @@ class _Display:
 
 
 @contextmanager
-def _shown(state: State) -> Iterator[Stage]:
+def _shown(state: State) -> Iterator[Task]:
     """Show it for the length of the block. What fails leaves no line: the error says it."""
     running = _display.open(state)
     is_finished = False

@@ -11,7 +11,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from ray_backfill.core.progress.stages import Stage
+from ray_backfill.core.progress.tasks import Task
 
 _BAR_WIDTH = 16
 
@@ -29,7 +29,7 @@ class Drawing:
         )
         self._live.start()
 
-    def draw(self, stages: Sequence[Stage]) -> None:
+    def draw(self, stages: Sequence[Task]) -> None:
         """Replace all rows by those of these stages, outermost first."""
         width = self._live.console.width
         bar_width = min(_BAR_WIDTH, width // 5)

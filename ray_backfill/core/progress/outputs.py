@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TextIO
 
-from ray_backfill.core.progress.stages import Kind, Stage, State
+from ray_backfill.core.progress.tasks import Kind, State, Task
 
 # In a pipe a line tells what runs after so many seconds without one. The pause doubles with every such line.
 HEARTBEAT_S, LONGEST_HEARTBEAT_S = 10.0, 600.0
@@ -19,10 +19,10 @@ class Output(Protocol):
 
     pause_s: float
 
-    def beat(self, running: Sequence[Stage]) -> None:
+    def beat(self, running: Sequence[Task]) -> None:
         """Called after every pause. running: outermost first."""
 
-    def end(self, closed: Stage, line: str, running: Sequence[Stage]) -> None:
+    def end(self, closed: Task, line: str, running: Sequence[Task]) -> None:
         """Called when a stage has ended. line: what to tell about it, or empty. running: what still runs."""
 
     def tell(self, line: str) -> None:
@@ -45,13 +45,13 @@ class Lines:
     def __init__(self) -> None:
         self._stderr, self._last_s, self._patience_s = _Stderr(), time.monotonic(), HEARTBEAT_S
 
-    def beat(self, running: Sequence[Stage]) -> None:
+    def beat(self, running: Sequence[Task]) -> None:
         visible = _visible(running)
         if visible and time.monotonic() - self._last_s >= self._patience_s:
             self.tell("; ".join(f"{stage.title}: {stage.status()}" for stage in visible))
             self._patience_s = min(2 * self._patience_s, LONGEST_HEARTBEAT_S)
 
-    def end(self, closed: Stage, line: str, running: Sequence[Stage]) -> None:
+    def end(self, closed: Task, line: str, running: Sequence[Task]) -> None:
         is_part = closed.kind == "step" and bool(running)  # dozens of methods would be dozens of lines
         if line and not is_part:
             self.tell(line)
@@ -73,7 +73,7 @@ class Rows:
         self._stderr = _Stderr()
         self._drawing: Any = None
 
-    def beat(self, running: Sequence[Stage]) -> None:
+    def beat(self, running: Sequence[Task]) -> None:
         visible = _visible(running)
         if self._drawing is None and visible:
             from ray_backfill.core.progress.drawing import Drawing
@@ -82,7 +82,7 @@ class Rows:
         if self._drawing is not None:
             self._drawing.draw(visible)
 
-    def end(self, closed: Stage, line: str, running: Sequence[Stage]) -> None:
+    def end(self, closed: Task, line: str, running: Sequence[Task]) -> None:
         if self._drawing is not None:
             self.beat(running)  # the row goes before the line comes
         if line:
@@ -108,10 +108,10 @@ class Relay:
     def __init__(self, send: Callable[[list[State]], Any]) -> None:
         self._send = send
 
-    def beat(self, running: Sequence[Stage]) -> None:
+    def beat(self, running: Sequence[Task]) -> None:
         self._send([stage.state() for stage in running])
 
-    def end(self, closed: Stage, line: str, running: Sequence[Stage]) -> None:
+    def end(self, closed: Task, line: str, running: Sequence[Task]) -> None:
         if closed.kind == "stage":  # the others may be many and short
             self.beat([*running, closed])
 
@@ -122,7 +122,7 @@ class Relay:
         """The other side knows when this one has ended."""
 
 
-def _visible(running: Sequence[Stage]) -> list[Stage]:
+def _visible(running: Sequence[Task]) -> list[Task]:
     now = time.monotonic()
     return [stage for stage in running if now - stage.began_s >= VISIBLE_S[stage.kind]]
 

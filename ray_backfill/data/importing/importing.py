@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.progress import say, stage
+from ray_backfill.core.progress import say, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import (
     OtherSettingsError,
@@ -164,7 +164,7 @@ def _write_parts(
     notes = [PartNote(**read_json(_note(folder, number))) for number in range(done)]
     left_out = [(id_, reason) for note in notes for id_, reason in note.left_out]
     dims = notes[-1].dims if notes else {}
-    with stage("import", n_rows, "rows", done=min(done * PART_ROWS, n_rows)) as bar:
+    with task("import", n_rows, "rows", done=min(done * PART_ROWS, n_rows)) as bar:
         batches = read_batches(sources, columns, id_column, matched, done * PART_ROWS)
         for number in range(done, -(-n_rows // PART_ROWS)):
             rows = range(number * PART_ROWS, min((number + 1) * PART_ROWS, n_rows), BATCH_ROWS)

@@ -6,7 +6,7 @@ new driver can continue after one that was killed.
 
 from functools import partial
 
-from ray_backfill.core.progress import say, stage, step
+from ray_backfill.core.progress import say, step, task
 from ray_backfill.drill.answers import write_answers
 from ray_backfill.drill.events import Sender
 from ray_backfill.drill.journal import CheckpointMeasured, Finished, Journal, Started, of_type
@@ -41,7 +41,7 @@ def run_drill(job: DrillJob) -> None:
         return
     driver = Driver(job)
     try:
-        with stage("start shards"):
+        with task("start shards"):
             driver.start()
         if not entries:
             with step("serve before the backfill"):
@@ -63,7 +63,7 @@ def _backfill(driver: "Driver", measured: set[int]) -> None:
     before = sum(len(o.positions) for o in plan.operations[:done] if o.kind == "backfill")
     with (
         driver.embedding.running(plan) as arrivals,
-        stage("backfill", total, "items", done=before) as bar,
+        task("backfill", total, "items", done=before) as bar,
     ):
         for checkpoint in plan.checkpoints:
             for operation in plan.operations[done : checkpoint.applied]:

@@ -25,7 +25,7 @@ from ray_backfill.drill.operations import DrillPlan, read_plan
 from ray_backfill.drill.parts import Embedded, part_path, write_part
 from ray_backfill.drill.throttle import ThrottleSettings, TokenBucket
 from ray_backfill.engine.systems import FloatArray, IntArray
-from ray_backfill.images.datasets import open_source
+from ray_backfill.images.datasets import open_images
 from ray_backfill.images.sources.reading import read_ahead
 from ray_backfill.learn.models.backbones import Backbone, pixels_to_float
 from ray_backfill.learn.models.checkpoints import load_backbone
@@ -177,7 +177,7 @@ def _from_store(source: FromStore, wait: Callable[[int], None]) -> Embed:
 
 
 def _from_images(source: FromImages, wait: Callable[[int], None]) -> Embed:
-    images = open_source(source.data)
+    images = open_images(source.data)
     device = torch.device("cuda" if source.on_gpu else "cpu")
     torch.set_num_threads(source.threads)
     ids_N = np.concatenate([read_checked(f, ["id"])["id"].to_numpy() for f in _files(source.gallery)])

@@ -1,7 +1,7 @@
 """Data sets: one module each (or a package, if it needs more), found by module name.
 
 A data set's module defines ``Settings`` (a frozen dataclass with all that a worker needs to open it again) and
-``open_source(settings) -> ImageSource``. A published data set adds ``PUBLISHED`` (a ``Published`` with its full size;
+``open_images(settings) -> ImageSource``. A published data set adds ``PUBLISHED`` (a ``Published`` with its full size;
 also ``published(settings)`` if the size depends on the settings), ``HOME`` (where to get it, and the conditions),
 ``LAYOUT`` (the expected folder layout) and, if its owner allows free download, ``download(root: Path) -> Path``.
 """
@@ -137,19 +137,19 @@ class Divided:
 
 
 @lru_cache(maxsize=4)
-def open_source(settings: Any) -> ImageSource:
+def open_images(settings: Any) -> ImageSource:
     """Open the source described by ``settings``: a ``Settings`` of one of these modules, or ``Divided``.
 
     Cached per process. There is no split "validation" if the share is too small for a single image or class.
     """
     if isinstance(settings, Divided):
-        whole, protocol = open_source(settings.images), settings.protocol
+        whole, protocol = open_images(settings.images), settings.protocol
         labels_N = whole.items("train").labels_N
         is_unseen = not np.isin(whole.items("gallery").labels_N, labels_N).any()
         held_N = validation_mask(labels_N, protocol, is_unseen)
         facts = {"share": protocol.validation, "of": "classes" if is_unseen else "images", "seed": protocol.seed}
         return HeldOut(whole, held_N, facts) if held_N.any() else whole
-    source: ImageSource = dataset_module(dataset_name(settings)).open_source(settings)
+    source: ImageSource = dataset_module(dataset_name(settings)).open_images(settings)
     return source
 
 

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import pooch
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.progress import Stage, stage
+from ray_backfill.core.progress import Task, task
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _fetch(archive: Archive, folder: Path, root: Path) -> Path:
     """Download the file to ``folder``. pooch deletes a file with a wrong checksum."""
     pooch.get_logger().setLevel("WARNING")
     try:
-        with stage(f"download {archive.name}", unit="bytes") as shown:
+        with task(f"download {archive.name}", unit="bytes") as shown:
             # Some servers refuse the name under which Python introduces itself.
             downloader = pooch.HTTPDownloader(
                 progressbar=_Progress(shown), chunk_size=1 << 20, headers={"User-Agent": "ray-backfill"}
@@ -81,7 +81,7 @@ def _fetch(archive: Archive, folder: Path, root: Path) -> Path:
 class _Progress:
     """What pooch tells about a download, for ``progress``."""
 
-    def __init__(self, shown: Stage) -> None:
+    def __init__(self, shown: Task) -> None:
         self._shown = shown
 
     @property

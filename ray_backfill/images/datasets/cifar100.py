@@ -97,7 +97,7 @@ class _Cifar:
         return {"dataset": "cifar100", "content": self._content, **facts_of(self.settings)}
 
 
-def open_source(settings: Settings) -> ImageSource:
+def open_images(settings: Settings) -> ImageSource:
     """Find the files and check their sizes and labels.
 
     Raises:

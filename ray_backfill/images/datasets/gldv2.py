@@ -56,7 +56,7 @@ def published(settings: Settings) -> Published:
     return replace(PUBLISHED, queries=_N_QUERIES[settings.queries])
 
 
-def open_source(settings: Settings) -> ImageSource:
+def open_images(settings: Settings) -> ImageSource:
     """Read the tables; no folder is listed and nothing is decoded.
 
     Raises:

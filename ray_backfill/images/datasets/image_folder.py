@@ -41,7 +41,7 @@ class Settings:
     """Random seed for the division into train and gallery images."""
 
 
-def open_source(settings: Settings) -> ImageSource:
+def open_images(settings: Settings) -> ImageSource:
     """List the images; nothing is decoded.
 
     Raises:

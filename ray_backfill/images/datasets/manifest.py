@@ -59,7 +59,7 @@ class Settings:
     """Random seed for the division into train and gallery images."""
 
 
-def open_source(settings: Settings) -> ImageSource:
+def open_images(settings: Settings) -> ImageSource:
     """Read the manifest without checking that its images exist; a missing one is reported when it is read.
 
     Raises:

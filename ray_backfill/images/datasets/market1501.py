@@ -40,7 +40,7 @@ class Settings(PublishedSettings):
     """Location and image size."""
 
 
-def open_source(settings: Settings) -> ImageSource:
+def open_images(settings: Settings) -> ImageSource:
     """List the images; nothing is decoded. Labels are identity numbers.
 
     Raises:

@@ -46,7 +46,7 @@ class Settings:
     1."""
 
 
-def open_source(settings: Settings) -> ImageSource:
+def open_images(settings: Settings) -> ImageSource:
     """List the drawings. Labels number the sorted (alphabet, character) pairs.
 
     Raises:

@@ -30,7 +30,7 @@ class Settings(PublishedSettings):
     """Location and image size."""
 
 
-def open_source(settings: Settings) -> ImageSource:
+def open_images(settings: Settings) -> ImageSource:
     """List the images; nothing is decoded.
 
     Raises:

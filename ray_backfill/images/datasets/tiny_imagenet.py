@@ -41,7 +41,7 @@ class Settings:
     """Photographs of each class of the gallery that are queries instead; 0: gallery items query the others."""
 
 
-def open_source(settings: Settings) -> ImageSource:
+def open_images(settings: Settings) -> ImageSource:
     """List the photographs; nothing is decoded.
 
     Raises:

@@ -45,7 +45,7 @@ class Settings(PublishedSettings):
     """Random seed for the sample of gallery images."""
 
 
-def open_source(settings: Settings) -> ImageSource:
+def open_images(settings: Settings) -> ImageSource:
     """List the images; nothing is decoded. Labels are the numbers of the people, groups 0 (f) and 1 (m).
 
     Raises:

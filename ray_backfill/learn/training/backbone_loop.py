@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.progress import Stage, State
+from ray_backfill.core.progress import State, Task
 from ray_backfill.images.sources import ImageSource
 from ray_backfill.learn.models.backbones import Backbone, pixels_to_float
 from ray_backfill.learn.models.checkpoints import BackboneInfo
@@ -86,7 +86,7 @@ def train_backbone(
     make_objective: MakeObjective = Classification,
     old: OldModel | None = None,
     threads: int = 1,
-    shown: Stage | None = None,
+    shown: Task | None = None,
 ) -> TrainedBackbone:
     """Train on the given rows of the train split; under DDP every worker calls this with the same arguments.
 
@@ -107,7 +107,7 @@ def train_backbone(
     steps = len(rows) // (batch * size)
     training = _Training(objective, info, settings, steps, resume_from)
     done, started, started_cpu = training.epoch, time.perf_counter(), time.process_time()
-    shown = shown or Stage(State("stage", "train"))
+    shown = shown or Task(State("stage", "train"))
     shown.expect(steps * settings.epochs, steps * done)
     for epoch in range(done + 1, settings.epochs + 1):
         mine = training.begin(epoch, rows, batch)

@@ -31,7 +31,7 @@ from ray_backfill.drill.ray.embedding import FromImages, _without_useless, embed
 from ray_backfill.drill.schedule import TrafficSettings
 from ray_backfill.drill.throttle import ThrottleSettings
 from ray_backfill.engine.index import IndexSettings
-from ray_backfill.images.datasets import open_source
+from ray_backfill.images.datasets import open_images
 from ray_backfill.images.datasets.image_folder import Settings
 from ray_backfill.learn.models.backbones import pixels_to_float
 from ray_backfill.learn.models.checkpoints import BackboneInfo, load_backbone, save_backbone
@@ -301,7 +301,7 @@ def test_an_image_that_broke_keeps_its_old_embedding(tmp_path: Path, monkeypatch
     """Real images and a real network; one image has become unreadable when its turn comes."""
     tree = {f"{split}/c{i % 4}/{i}.png": drawing(i) for split in ("train", "gallery", "queries") for i in range(24)}
     source = Settings(str(write_tree(tmp_path / "images", tree)), image_size=16)
-    gallery = open_source(source).items("gallery")
+    gallery = open_images(source).items("gallery")
     info = BackboneInfo(BackboneSettings(dim=6, width=4), 3, 16, [0, 1, 2, 3])
     torch.manual_seed(0)
     save_backbone(tmp_path / "new", info.build(), info)
@@ -324,14 +324,14 @@ def test_an_image_that_broke_keeps_its_old_embedding(tmp_path: Path, monkeypatch
     drill = Finished(folder, served)
     assert sorted(served) == list(range(24)), "it is still served"
     (kept,) = [position for position, (side, _) in served.items() if side == "old"]
-    assert open_source(source).read("gallery", np.array([kept])).broken
+    assert open_images(source).read("gallery", np.array([kept])).broken
     checkpoints, quality = drill.table("checkpoints"), drill.table("quality")
     assert checkpoints.kept_old.tolist()[-1] == 1
     assert (checkpoints.old_items + checkpoints.new_items == 24).all()
     assert (quality.live == quality.exact).all()
     assert drill.table("incidents").detail.tolist() == [f"item {kept}"]
     # The others have the network's embeddings of their pixels.
-    pixels = open_source(source).read("gallery", np.arange(24)).pixels_BSSC
+    pixels = open_images(source).read("gallery", np.arange(24)).pixels_BSSC
     with torch.inference_mode():
         expected = load_backbone(tmp_path / "new")[0].embed(pixels_to_float(torch.from_numpy(pixels))).numpy()
     for position, (side, vector) in served.items():

@@ -10,7 +10,7 @@ from PIL import Image
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.images.datasets import cifar100, download, image_folder, landmarks
-from ray_backfill.images.datasets.cifar100 import Settings, open_source
+from ray_backfill.images.datasets.cifar100 import Settings, open_images
 from ray_backfill.images.sources.decode import decode
 from tests.images.datasets._pictures import encode, write_tree
 from tests.images.datasets._published import CIFAR_TEST, cifar_binary
@@ -20,7 +20,7 @@ ALL = {"train": np.arange(5), "gallery": np.arange(4)}
 
 def test_labels_and_pixels(tmp_path: Path) -> None:
     cifar_binary(tmp_path)
-    source = open_source(Settings(str(tmp_path)))
+    source = open_images(Settings(str(tmp_path)))
     assert source.splits == ("train", "gallery")
     assert source.items("train").labels_N.tolist() == [19, 29, 0, 99, 0]
     assert source.items("gallery").labels_N.tolist() == [49, 0, 99, 0]
@@ -38,17 +38,17 @@ def test_other_sizes_are_made_as_those_of_image_files(tmp_path: Path, size: int)
     image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     file = cifar_binary(tmp_path) / "train.bin"
     file.write_bytes(bytes([19, 99]) + image.transpose(2, 0, 1).tobytes())
-    pixels = open_source(Settings(str(tmp_path), size)).read("train", np.array([0])).pixels_BSSC
+    pixels = open_images(Settings(str(tmp_path), size)).read("train", np.array([0])).pixels_BSSC
     np.testing.assert_array_equal(pixels, [decode(encode(Image.fromarray(image)), size, 3)])
 
 
 def test_the_root_may_be_the_inner_folder(tmp_path: Path) -> None:
-    assert len(open_source(Settings(str(cifar_binary(tmp_path)))).items("train")) == 5
+    assert len(open_images(Settings(str(cifar_binary(tmp_path)))).items("train")) == 5
 
 
 def test_a_pickled_source_is_small_and_reads_the_same(tmp_path: Path) -> None:
     cifar_binary(tmp_path)
-    source = open_source(Settings(str(tmp_path)))
+    source = open_images(Settings(str(tmp_path)))
     before = source.fingerprint()
     sent = pickle.dumps(source)
     assert len(sent) < 2000  # the images have 9 x 3072 bytes
@@ -60,20 +60,20 @@ def test_a_pickled_source_is_small_and_reads_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("position", [1, 2, -1])
 def test_the_fingerprint_follows_every_byte_that_counts(tmp_path: Path, position: int) -> None:
     file = cifar_binary(tmp_path) / "test.bin"
-    before = open_source(Settings(str(tmp_path))).fingerprint()
+    before = open_images(Settings(str(tmp_path))).fingerprint()
     content = bytearray(file.read_bytes())
     content[position] ^= 1
     file.write_bytes(content)
-    assert open_source(Settings(str(tmp_path))).fingerprint() != before
+    assert open_images(Settings(str(tmp_path))).fingerprint() != before
 
 
 def test_the_fingerprint_tells_train_from_gallery(tmp_path: Path) -> None:
     folder = cifar_binary(tmp_path)
-    before = open_source(Settings(str(tmp_path))).fingerprint()
+    before = open_images(Settings(str(tmp_path))).fingerprint()
     train, test = (folder / "train.bin").read_bytes(), (folder / "test.bin").read_bytes()
     (folder / "train.bin").write_bytes(train + test[:3074])
     (folder / "test.bin").write_bytes(test[3074:])
-    assert open_source(Settings(str(tmp_path))).fingerprint() != before
+    assert open_images(Settings(str(tmp_path))).fingerprint() != before
 
 
 @pytest.mark.parametrize("length", [0, 3074 * 3 - 1, 3073 * 2])
@@ -81,14 +81,14 @@ def test_a_truncated_binary_file(tmp_path: Path, length: int) -> None:
     file = cifar_binary(tmp_path) / "test.bin"
     file.write_bytes(file.read_bytes()[:length])
     with pytest.raises(InputError, match=rf"test\.bin is truncated.*{length} bytes.*download it again"):
-        open_source(Settings(str(tmp_path)))
+        open_images(Settings(str(tmp_path)))
 
 
 def test_records_of_another_kind(tmp_path: Path) -> None:
     file = cifar_binary(tmp_path) / "train.bin"
     file.write_bytes(bytes([4, 100]) + bytes(3072))
     with pytest.raises(InputError, match=r"train\.bin is not CIFAR-100: it has labels outside 0 to 99"):
-        open_source(Settings(str(tmp_path)))
+        open_images(Settings(str(tmp_path)))
 
 
 @pytest.mark.parametrize("names", [["cifar-100-python/train"], ["cifar-100-python.tar.gz"], ["train", "test", "meta"]])
@@ -96,15 +96,15 @@ def test_the_python_version_is_refused_with_the_remedy(tmp_path: Path, names: li
     write_tree(tmp_path, dict.fromkeys(names, b""))
     remedy = r"add --download, or unpack cifar-100-binary\.tar\.gz there.* Where to get it: .*kriz/cifar\.html"
     with pytest.raises(InputError, match=f"this is the Python version, but only the binary version is read: {remedy}"):
-        open_source(Settings(str(tmp_path)))
+        open_images(Settings(str(tmp_path)))
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the files are missing"):
-        open_source(Settings(str(tmp_path)))
+        open_images(Settings(str(tmp_path)))
     (cifar_binary(tmp_path) / "test.bin").unlink()
     with pytest.raises(InputError, match=r"cifar-100-binary/test\.bin is missing"):
-        open_source(Settings(str(tmp_path)))
+        open_images(Settings(str(tmp_path)))
 
 
 def test_an_archive_that_is_there_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_an_archive_that_is_there_is_unpacked(tmp_path: Path, monkeypatch: pytes
         members.add(cifar_binary(tmp_path / "made"), "cifar-100-binary")
     settings = Settings(str(tmp_path))
     with pytest.raises(InputError, match=rf"{archive.name} is not unpacked: add --download"):
-        open_source(settings)
+        open_images(settings)
     with pytest.raises(InputError, match=f"instead of {cifar100.ARCHIVE.md5}"):
         download(settings)  # it is not the true one
     # Taken for the true one; there is no network.
@@ -122,7 +122,7 @@ def test_an_archive_that_is_there_is_unpacked(tmp_path: Path, monkeypatch: pytes
     )
     monkeypatch.setattr(cifar100, "ARCHIVE", true)
     download(settings)
-    assert open_source(settings).items("gallery").labels_N.tolist() == [fine for _, fine in CIFAR_TEST]
+    assert open_images(settings).items("gallery").labels_N.tolist() == [fine for _, fine in CIFAR_TEST]
     archive.unlink()
     download(settings)  # nothing to do: neither archive nor network is needed
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets.gldv2 import Settings, open_source
+from ray_backfill.images.datasets.gldv2 import Settings, open_images
 from tests.images.datasets._pictures import write_tree
 from tests.images.datasets._published_more import (
     INDEX,
@@ -24,7 +24,7 @@ LATER = 1_000_000
 
 
 def rows_of(settings: Settings) -> list[object]:
-    source = open_source(settings)
+    source = open_images(settings)
     positives = source.items("queries").positives_N
     assert positives is not None
     return [
@@ -39,7 +39,7 @@ def rows_of(settings: Settings) -> list[object]:
 
 def test_tables_become_splits(tmp_path: Path) -> None:
     settings = small_gldv2(tmp_path)
-    source = open_source(settings)
+    source = open_images(settings)
     assert source.splits == ("train", "gallery", "queries")
     assert source.items("queries").labels_N.tolist() == [-1] * 4
     labels, train, landmarks, gallery, queries, positives = rows_of(settings)
@@ -57,7 +57,7 @@ def test_private_and_public_queries(tmp_path: Path, queries: str, positives: lis
 
 
 def test_pixels_are_those_of_the_named_file(tmp_path: Path) -> None:
-    source = open_source(small_gldv2(tmp_path))
+    source = open_images(small_gldv2(tmp_path))
     first = 0
     for split, count in (("train", 6), ("gallery", 5)):
         pixels = source.read(split, np.arange(count)).pixels_BSSC
@@ -69,14 +69,14 @@ def test_pixels_are_those_of_the_named_file(tmp_path: Path) -> None:
 
 def test_windows_line_ends_and_other_places_change_nothing(tmp_path: Path) -> None:
     settings = small_gldv2(tmp_path)
-    before, fingerprint = rows_of(settings), open_source(settings).fingerprint()
+    before, fingerprint = rows_of(settings), open_images(settings).fingerprint()
     gldv2_tables(tmp_path, TRAIN, INDEX, QUERIES, end="\r\n")
     assert rows_of(settings) == before
     (tmp_path / "metadata").mkdir()
     (tmp_path / "train_clean.csv").rename(tmp_path / "metadata" / "train_clean.csv")
     (tmp_path / "index_image_to_landmark.csv").rename(tmp_path / "index" / "index_image_to_landmark.csv")
     assert rows_of(settings) == before
-    assert open_source(settings).fingerprint() == fingerprint
+    assert open_images(settings).fingerprint() == fingerprint
 
 
 def test_the_whole_train_set(tmp_path: Path) -> None:
@@ -92,28 +92,28 @@ def test_the_whole_train_set(tmp_path: Path) -> None:
 def test_an_index_without_landmarks_or_with_some(tmp_path: Path) -> None:
     settings = small_gldv2(tmp_path)
     (tmp_path / "index.csv").write_text("\n".join(["id", *reversed(ROWS)]))
-    assert open_source(settings).items("gallery").labels_N.tolist() == [LATER + i for i in (4, 4, 4, 9, 9)]
+    assert open_images(settings).items("gallery").labels_N.tolist() == [LATER + i for i in (4, 4, 4, 9, 9)]
     assert rows_of(settings)[-1] == [[4, 3], [0, 2], [1], [3, 4, 0]]
     (tmp_path / "index_image_to_landmark.csv").write_text(f"id,landmark_id\n{ROWS[3]},4\n")
-    assert open_source(settings).items("gallery").labels_N.tolist() == [-1, LATER + 4, -1, -1, -1]
+    assert open_images(settings).items("gallery").labels_N.tolist() == [-1, LATER + 4, -1, -1, -1]
     (tmp_path / "index_image_to_landmark.csv").write_text(f"id,landmark_id\n{ROWS[3]},4\n{ROWS[3]},5\n")
     with pytest.raises(InputError, match=f"{ROWS[3]} occurs twice"):
-        open_source(settings)
+        open_images(settings)
     (tmp_path / "index_image_to_landmark.csv").unlink()
-    assert open_source(settings).items("gallery").labels_N.tolist() == [-1] * 5
+    assert open_images(settings).items("gallery").labels_N.tolist() == [-1] * 5
 
 
 def test_the_fingerprint_follows_labels_and_answers(tmp_path: Path) -> None:
     settings = small_gldv2(tmp_path)
-    seen = {str(open_source(settings).fingerprint())}
+    seen = {str(open_images(settings).fingerprint())}
     other = QUERIES | {hexadecimal(203): ([ROWS[4]], "Private")}
     for tables in ((TRAIN, INDEX, other), (TRAIN, INDEX | {ROWS[0]: 8}, QUERIES), ({**TRAIN, 8: []}, INDEX, QUERIES)):
         gldv2_tables(tmp_path, *tables)
-        seen.add(str(open_source(settings).fingerprint()))
+        seen.add(str(open_images(settings).fingerprint()))
     assert len(seen) == 3  # a landmark without images changes nothing
     whose = {hexadecimal(200): ([ROWS[0]], "Private"), hexadecimal(203): ([ROWS[1], ROWS[3]], "Private")}
     gldv2_tables(tmp_path, TRAIN, INDEX, QUERIES | whose)
-    assert str(open_source(settings).fingerprint()) not in seen  # the same answers, one of them to another query
+    assert str(open_images(settings).fingerprint()) not in seen  # the same answers, one of them to another query
 
 
 def test_queries_without_answers_and_quoted_fields(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_rows_are_no_python_objects(tmp_path: Path) -> None:
     del lines
     tracemalloc.start()
     try:
-        source = open_source(settings)
+        source = open_images(settings)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -163,19 +163,19 @@ def test_tables_that_do_not_fit(tmp_path: Path, table: str, text: str, complaint
     settings = small_gldv2(tmp_path)
     (tmp_path / table).write_text(text)
     with pytest.raises(InputError, match=complaint):
-        open_source(settings)
+        open_images(settings)
 
 
 def test_a_folder_that_is_not_the_data_set(tmp_path: Path) -> None:
     settings = small_gldv2(tmp_path)
     with pytest.raises(InputError, match="unknown queries 'secret'; known: all, private, public"):
-        open_source(replace(settings, queries="secret"))
+        open_images(replace(settings, queries="secret"))
     for name in ("retrieval_solution_v2.1.csv", "index_image_to_landmark.csv", "train_clean.csv"):
         (tmp_path / name).unlink()
         with pytest.raises(InputError, match=rf"there is no file {name}.* Where to get it: https://github\.com"):
-            open_source(settings)
+            open_images(settings)
         small_gldv2(tmp_path)
     shutil.rmtree(tmp_path / "test")
     write_tree(tmp_path, {"other/1.jpg": b""})
     with pytest.raises(InputError, match="there is no folder test"):
-        open_source(settings)
+        open_images(settings)

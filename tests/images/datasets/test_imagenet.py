@@ -8,7 +8,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets.imagenet import Settings, open_source
+from ray_backfill.images.datasets.imagenet import Settings, open_images
 from ray_backfill.images.sources import ImageSource
 from tests.images.datasets._pictures import encode, names, noisy_jpeg
 from tests.images.datasets._published import (
@@ -27,7 +27,7 @@ GROUND_TRUTH = f"{DEVKIT}/ILSVRC2012_validation_ground_truth.txt"
 
 
 def opened(root: Path) -> ImageSource:
-    return open_source(Settings(str(root), image_size=16))
+    return open_images(Settings(str(root), image_size=16))
 
 
 def labels_by_name(source: ImageSource, split: str) -> dict[str, int]:

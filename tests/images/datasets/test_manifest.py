@@ -12,7 +12,7 @@ from pyarrow import fs
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.images.datasets import manifest
-from ray_backfill.images.datasets.manifest import Settings, open_source
+from ray_backfill.images.datasets.manifest import Settings, open_images
 from ray_backfill.images.sources import ImageSource, paths
 from tests.images.datasets._pictures import names, noisy_jpeg, plain, write_tree
 
@@ -26,7 +26,7 @@ def write_csv(path: Path, *lines: str, end: str = "\n", mark: bytes = b"") -> Pa
 
 
 def opened(path: Path, **settings: Any) -> ImageSource:
-    return open_source(Settings(str(path), **settings))
+    return open_images(Settings(str(path), **settings))
 
 
 def rows(source: ImageSource, split: str) -> list[tuple[str, int, int]]:
@@ -137,7 +137,7 @@ def test_without_splits_each_class_is_divided_as_in_a_folder_tree(tmp_path: Path
 def manifest_of_tree(root: Path) -> set[str]:
     from ray_backfill.images.datasets import image_folder
 
-    source = image_folder.open_source(image_folder.Settings(str(root), train_fraction=0.7))
+    source = image_folder.open_images(image_folder.Settings(str(root), train_fraction=0.7))
     return {name.removesuffix(".png") for name in names(source, "train")}
 
 
@@ -278,7 +278,7 @@ def test_text_that_is_not_utf8(tmp_path: Path) -> None:
 def test_no_manifest(tmp_path: Path, root: str) -> None:
     (tmp_path / "m.txt").write_text("path,label\n1,a\n")
     with pytest.raises(InputError, match=r"expected a \.csv or \.parquet file, or a folder"):
-        open_source(Settings(root and str(tmp_path / root)))
+        open_images(Settings(root and str(tmp_path / root)))
 
 
 def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:

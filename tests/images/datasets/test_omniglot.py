@@ -7,8 +7,8 @@ import pytest
 from ray_backfill.core.errors import InputError
 from ray_backfill.images.class_split import Protocol
 from ray_backfill.images.datasets import Divided
-from ray_backfill.images.datasets import open_source as open_any
-from ray_backfill.images.datasets.omniglot import Settings, open_source
+from ray_backfill.images.datasets import open_images as open_any
+from ray_backfill.images.datasets.omniglot import Settings, open_images
 from ray_backfill.images.sources import ImageSource
 from ray_backfill.images.sources.source import FileSource
 from tests.images.datasets._pictures import drawing, omniglot_zips, plain, write_zip
@@ -23,7 +23,7 @@ def drawers(source: ImageSource, split: str) -> set[int]:
 
 
 def test_drawers_divide_the_images_and_shared_alphabets_count_once(tmp_path: Path) -> None:
-    source = open_source(Settings(str(omniglot_zips(tmp_path)), train_drawers=15))
+    source = open_images(Settings(str(omniglot_zips(tmp_path)), train_drawers=15))
     assert source.splits == ("train", "gallery")
     assert np.bincount(source.items("train").labels_N).tolist() == [15, 15, 15]
     assert np.bincount(source.items("gallery").labels_N).tolist() == [5, 5, 5]
@@ -32,7 +32,7 @@ def test_drawers_divide_the_images_and_shared_alphabets_count_once(tmp_path: Pat
 
 
 def test_unseen_characters_are_left_to_the_gallery(tmp_path: Path) -> None:
-    source = open_source(Settings(str(omniglot_zips(tmp_path)), train_drawers=15, unseen=0.5, groups=True))
+    source = open_images(Settings(str(omniglot_zips(tmp_path)), train_drawers=15, unseen=0.5, groups=True))
     train, gallery = source.items("train"), source.items("gallery")
     # Of Greek's two characters one is unseen; half of Latin's only one rounds to none.
     assert len(np.unique(gallery.labels_N)) == 1
@@ -43,11 +43,11 @@ def test_unseen_characters_are_left_to_the_gallery(tmp_path: Path) -> None:
     assert not set(train.labels_N) & set(gallery.labels_N)
     assert (len(train), len(np.unique(train.labels_N))) == (30, 2)
     assert (
-        open_source(Settings(str(tmp_path), unseen=0.5)).fingerprint()
-        != open_source(Settings(str(tmp_path))).fingerprint()
+        open_images(Settings(str(tmp_path), unseen=0.5)).fingerprint()
+        != open_images(Settings(str(tmp_path))).fingerprint()
     )
     with pytest.raises(InputError, match=r"unseen 0\.1 is less than one character of each half"):
-        open_source(Settings(str(tmp_path), unseen=0.1))
+        open_images(Settings(str(tmp_path), unseen=0.1))
 
 
 def test_validation_of_unseen_characters_holds_out_whole_characters(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_validation_of_unseen_characters_holds_out_whole_characters(tmp_path: Pa
 
 
 def test_strokes_are_bright_on_dark_and_averaged(tmp_path: Path) -> None:
-    source = open_source(Settings(str(omniglot_zips(tmp_path)), image_size=7))
+    source = open_images(Settings(str(omniglot_zips(tmp_path)), image_size=7))
     # Drawer 1's bar covers rows 4 to 18 of 105, and each of our 7 rows averages 15: 11/15 and 4/15 of full white.
     pixels = source.read("train", np.array([0])).pixels_BSSC[0, :, :, 0]
     assert pixels.dtype == np.uint8
@@ -73,7 +73,7 @@ def test_classes_are_sorted_by_alphabet_then_character(tmp_path: Path) -> None:
     names = ["top/Latin/character01/0001_01.png", "top/Latin(old)/character01/0002_01.png"]
     for number in (1, 2):
         write_zip(tmp_path / f"omniglot_small{number}.zip", dict.fromkeys(names, drawing(0)))
-    source = open_source(Settings(str(tmp_path)))
+    source = open_images(Settings(str(tmp_path)))
     assert isinstance(source, FileSource)
     by_label = {int(label): source.listing.name(i).rpartition("/")[0] for i, label in zip(*_rows(source), strict=True)}
     assert by_label == {0: "Latin/character01", 1: "Latin(old)/character01"}
@@ -88,20 +88,20 @@ def test_the_authors_file_names_are_known(tmp_path: Path) -> None:
     omniglot_zips(tmp_path)
     for number in (1, 2):
         (tmp_path / f"omniglot_small{number}.zip").rename(tmp_path / f"images_background_small{number}.zip")
-    assert len(open_source(Settings(str(tmp_path))).items("train")) == 3 * 12
+    assert len(open_images(Settings(str(tmp_path))).items("train")) == 3 * 12
 
 
 @pytest.mark.parametrize("root", ["", "nowhere", "."])
 def test_missing_files_are_named(tmp_path: Path, root: str) -> None:
     with pytest.raises(InputError, match=r"expected omniglot_small1\.zip and omniglot_small2\.zip in"):
-        open_source(Settings(root and str(tmp_path / root)))
+        open_images(Settings(root and str(tmp_path / root)))
 
 
 def test_other_images_are_refused(tmp_path: Path) -> None:
     for number in (1, 2):
         write_zip(tmp_path / f"omniglot_small{number}.zip", {"top/cat/1.png": plain(), "top/dog/1.png": plain()})
     with pytest.raises(InputError, match=r"1\.png is not alphabet/character/NNNN_DD\.png"):
-        open_source(Settings(str(tmp_path)))
+        open_images(Settings(str(tmp_path)))
 
 
 @pytest.mark.parametrize("folder", ["cat", "deep/cat/more"])
@@ -110,7 +110,7 @@ def test_drawings_at_another_depth_are_refused(tmp_path: Path, folder: str) -> N
     for number in (1, 2):
         write_zip(tmp_path / f"omniglot_small{number}.zip", members)
     with pytest.raises(InputError, match=rf"{folder}/0001_01\.png is not alphabet/character/NNNN_DD\.png"):
-        open_source(Settings(str(tmp_path)))
+        open_images(Settings(str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,12 @@ def test_drawings_at_another_depth_are_refused(tmp_path: Path, folder: str) -> N
 )
 def test_settings_out_of_range(tmp_path: Path, name: str, value: int) -> None:
     with pytest.raises(InputError, match=name):
-        open_source(Settings(str(tmp_path), **{name: value}))  # type: ignore[arg-type]
+        open_images(Settings(str(tmp_path), **{name: value}))  # type: ignore[arg-type]
 
 
 @needs_the_images
 def test_two_subgroups_are_halves_of_the_alphabets() -> None:
-    source = open_source(Settings(str(REAL), groups=True))
+    source = open_images(Settings(str(REAL), groups=True))
     train, gallery = source.items("train"), source.items("gallery")
     assert train.groups_N is not None
     assert gallery.groups_N is not None
@@ -138,7 +138,7 @@ def test_two_subgroups_are_halves_of_the_alphabets() -> None:
 
 @needs_the_images
 def test_the_real_images() -> None:
-    source = open_source(Settings(str(REAL)))
+    source = open_images(Settings(str(REAL)))
     assert np.bincount(source.items("train").labels_N).tolist() == [12] * 242
     assert np.bincount(source.items("gallery").labels_N).tolist() == [8] * 242
     assert drawers(source, "gallery") == set(range(13, 21))

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets.places365 import Settings, open_source
+from ray_backfill.images.datasets.places365 import Settings, open_images
 from tests.images.datasets._published import jpeg, places_easy
 
 
 @pytest.mark.parametrize("inner", ["", "places365_standard"])
 def test_labels_and_pixels(tmp_path: Path, inner: str) -> None:
-    source = open_source(Settings(str(places_easy(tmp_path) / inner), image_size=16))
+    source = open_images(Settings(str(places_easy(tmp_path) / inner), image_size=16))
     assert source.splits == ("train", "gallery")
     assert source.items("train").labels_N.tolist() == [0, 0, 1, 1, 2, 2]
     assert source.items("gallery").labels_N.tolist() == [0, 0, 2, 2]
@@ -28,7 +28,7 @@ def test_nested_classes_and_a_class_with_one_image(tmp_path: Path) -> None:
     for split in ("train", "val"):
         (folder / split / "apartment" / "outdoor").mkdir(parents=True)
         (folder / split / "apartment" / "outdoor" / "00000001.jpg").write_bytes(jpeg((100,), "L"))
-    source = open_source(Settings(str(tmp_path), image_size=16))
+    source = open_images(Settings(str(tmp_path), image_size=16))
     # airfield, apartment/outdoor, apartment_building-outdoor, zen_garden
     assert source.items("train").labels_N.tolist() == [0, 0, 1, 2, 2, 3, 3]
     assert source.items("gallery").labels_N.tolist() == [0, 0, 1, 3, 3]
@@ -39,4 +39,4 @@ def test_nested_classes_and_a_class_with_one_image(tmp_path: Path) -> None:
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     shutil.rmtree(places_easy(tmp_path) / "places365_standard" / "val")
     with pytest.raises(InputError, match=r"there is no folder val \(in .*places365_standard'\)"):
-        open_source(Settings(str(tmp_path)))
+        open_images(Settings(str(tmp_path)))

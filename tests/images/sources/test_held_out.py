@@ -7,7 +7,7 @@ import pytest
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.images.class_split import Protocol
-from ray_backfill.images.datasets import Divided, landmarks, open_source
+from ray_backfill.images.datasets import Divided, landmarks, open_images
 
 IMAGES = landmarks.Settings(image_size=8, landmarks=20, train_images=100, gallery_images=40, queries=10)
 KINDS = ("open", "extended")
@@ -15,8 +15,8 @@ KINDS = ("open", "extended")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_train_and_validation_divide_the_train_images(kind: str) -> None:
-    whole = open_source(IMAGES)
-    source = open_source(Divided(IMAGES, Protocol(kind, validation=0.2)))  # type: ignore[arg-type]
+    whole = open_images(IMAGES)
+    source = open_images(Divided(IMAGES, Protocol(kind, validation=0.2)))  # type: ignore[arg-type]
     assert source.splits == ("train", "gallery", "queries", "validation")
     train, validation = source.items("train"), source.items("validation")
     assert len(train)
@@ -28,7 +28,7 @@ def test_train_and_validation_divide_the_train_images(kind: str) -> None:
 
 
 def test_pixels_are_those_of_the_same_images() -> None:
-    whole, source = open_source(IMAGES), open_source(Divided(IMAGES, Protocol("extended", validation=0.2)))
+    whole, source = open_images(IMAGES), open_images(Divided(IMAGES, Protocol("extended", validation=0.2)))
     for split in ("validation", "train", "gallery"):
         ids = source.items(split).ids_N[[4, 2]]
         there = whole.items("gallery" if split == "gallery" else "train").ids_N
@@ -38,13 +38,13 @@ def test_pixels_are_those_of_the_same_images() -> None:
 
 def test_what_was_held_out_is_part_of_the_fingerprint_and_survives_pickling() -> None:
     wanted = [Protocol("extended", validation=v, seed=s) for v, s in ((0.0, 0), (0.2, 0), (0.3, 0), (0.2, 1))]
-    sources = [open_source(Divided(IMAGES, protocol)) for protocol in wanted]
+    sources = [open_images(Divided(IMAGES, protocol)) for protocol in wanted]
     assert len({str(source.fingerprint()) for source in sources}) == 4
-    assert sources[0].fingerprint() == open_source(IMAGES).fingerprint(), "nothing is held out"
+    assert sources[0].fingerprint() == open_images(IMAGES).fingerprint(), "nothing is held out"
     again = pickle.loads(pickle.dumps(sources[1]))
     np.testing.assert_array_equal(again.items("validation").ids_N, sources[1].items("validation").ids_N)
 
 
 def test_an_unknown_split_is_refused() -> None:
     with pytest.raises(InputError, match="has no split 'nowhere'"):
-        open_source(Divided(IMAGES, Protocol(validation=0.2))).items("nowhere")
+        open_images(Divided(IMAGES, Protocol(validation=0.2))).items("nowhere")

@@ -92,7 +92,7 @@ def test_what_a_source_raises_is_raised() -> None:
 
 def test_one_image_that_can_be_read_is_enough_but_of_each_split(tmp_path: Path) -> None:
     write_tree(tmp_path, {f"{split}/c/{i:03d}.png": b"" for split in ("train", "val") for i in range(40)})
-    source = image_folder.open_source(image_folder.Settings(str(tmp_path)))
+    source = image_folder.open_images(image_folder.Settings(str(tmp_path)))
     with pytest.raises(
         InputError, match=r"none of 16 images tried in the split 'train' .* the first: .*train/c/000\.png: not"
     ):
@@ -107,4 +107,4 @@ def test_one_image_that_can_be_read_is_enough_but_of_each_split(tmp_path: Path) 
 def test_a_split_of_one_broken_image(tmp_path: Path) -> None:
     write_tree(tmp_path, {"train/c/0.png": plain((1, 2, 3)), "val/c/0.png": b""})
     with pytest.raises(InputError, match="none of 1 images tried in the split 'gallery'"):
-        require_readable(image_folder.open_source(image_folder.Settings(str(tmp_path))))
+        require_readable(image_folder.open_images(image_folder.Settings(str(tmp_path))))

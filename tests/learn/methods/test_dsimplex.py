@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets import landmarks, open_source
+from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.learn.losses.dsimplex import FixedSimplex, simplex
 from ray_backfill.learn.methods import Embeddings, all_backbones, all_methods
 from ray_backfill.learn.models.backbones import pixels_to_float
@@ -19,7 +19,7 @@ from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.backbone_loop import train_backbone, training_rows
 from ray_backfill.learn.training.settings import BackboneTraining, ObjectiveSettings
 from ray_backfill.recipes import load_recipe
-from ray_backfill.recipes import run_images as images
+from ray_backfill.recipes.run import images
 from ray_backfill.workers.context import Context
 
 INFO = BackboneInfo(BackboneSettings(dim=7, width=2), 1, 8, classes=[1, 3, 4, 7])
@@ -86,7 +86,7 @@ def test_the_pair_is_of_both_models_as_they_are() -> None:
 @pytest.mark.slow
 def test_two_models_that_never_met_agree_about_classes() -> None:
     """Old knows labels 0 and 1, new knows 0, 1 and 2: new embeddings find old ones of their class."""
-    source = open_source(landmarks.Settings(image_size=16, landmarks=3, train_images=192, gallery_images=16, queries=4))
+    source = open_images(landmarks.Settings(image_size=16, landmarks=3, train_images=192, gallery_images=16, queries=4))
     labels = source.items("train").labels_N
     training = BackboneTraining(epochs=25, batch=24, lr=0.1, warmup_epochs=1)
     embedded: dict[str, torch.Tensor] = {}

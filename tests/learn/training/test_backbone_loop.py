@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch.multiprocessing.spawn import spawn
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.progress import Stage, State
-from ray_backfill.images.datasets import landmarks, open_source
+from ray_backfill.core.progress import State, Task
+from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.images.sources import ImageSource, Pixels
 from ray_backfill.learn.methods import all_backbones
 from ray_backfill.learn.models.backbones import pixels_to_float
@@ -36,7 +36,7 @@ from tests.learn.training._workers import leave_together
 
 pytestmark = pytest.mark.slow
 
-SOURCE = open_source(landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4))
+SOURCE = open_images(landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4))
 INFO = BackboneInfo(BackboneSettings(dim=8, width=4), channels=3, image_size=16, classes=[0, 1, 3])
 LABELS = SOURCE.items("train").labels_N
 ROWS = training_rows(LABELS, INFO.classes)
@@ -67,11 +67,11 @@ def test_the_steps_of_all_epochs_are_counted_also_after_a_resume(tmp_path: Path)
         if epoch.epoch == 2:
             epoch.save(tmp_path)
 
-    shown = Stage(State("stage", "train"))
+    shown = Task(State("stage", "train"))
     train_backbone(SOURCE, ROWS, INFO, TRAINING, on_epoch=save, shown=shown)
     steps = len(ROWS) // TRAINING.batch
     assert counted == [(epoch * steps, 3 * steps) for epoch in (1, 2, 3)]
-    shown = Stage(State("stage", "train"))
+    shown = Task(State("stage", "train"))
     train_backbone(SOURCE, ROWS, INFO, TRAINING, resume_from=tmp_path, on_epoch=save, shown=shown)
     assert counted[3:] == [(3 * steps, 3 * steps)]
 

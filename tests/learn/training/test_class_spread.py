@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from ray_backfill.images.datasets import landmarks, open_source
+from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.images.sources import Pixels
 from ray_backfill.learn.models.backbones import pixels_to_float
 from ray_backfill.learn.training.class_spread import ClassSpread, class_spread
 from ray_backfill.learn.training.pixels import PixelFeed
 from tests.learn.training._workers import leave_together
 
-SOURCE = open_source(landmarks.Settings(image_size=16, landmarks=4, train_images=61, gallery_images=16, queries=4))
+SOURCE = open_images(landmarks.Settings(image_size=16, landmarks=4, train_images=61, gallery_images=16, queries=4))
 LABELS = SOURCE.items("train").labels_N
 # Rows of three of the four classes, and their positions; the others are -1, to be noticed if they were used.
 ROWS = np.flatnonzero(np.isin(LABELS, [0, 1, 3]))

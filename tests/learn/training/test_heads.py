@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.progress import Stage, State
+from ray_backfill.core.progress import State, Task
 from ray_backfill.learn.losses.rank_merge import cl_m, cl_s, mcl, rqt
 from ray_backfill.learn.models.gather import gather, rank_and_size
 from ray_backfill.learn.models.heads import Heads, HeadShape
@@ -66,11 +66,11 @@ def test_the_same_seed_trains_the_same_heads() -> None:
 
 @pytest.mark.parametrize(("fit", "steps"), [(RM, 2 * 48 // 16), (FASTFILL, 3 * 48 // 24)], ids=["heads", "transform"])
 def test_the_steps_of_all_epochs_are_counted(fit: Fit, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[Stage] = []
+    shown: list[Task] = []
 
     @contextmanager
-    def kept(title: str, total: int, unit: str) -> Iterator[Stage]:
-        shown.append(Stage(State("detail", title, total, unit)))
+    def kept(title: str, total: int, unit: str) -> Iterator[Task]:
+        shown.append(Task(State("detail", title, total, unit)))
         yield shown[0]
 
     monkeypatch.setattr(map_loop, "detail", kept)

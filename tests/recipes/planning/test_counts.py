@@ -10,9 +10,9 @@ import pytest
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.images.class_split import Protocol
-from ray_backfill.images.datasets import landmarks, open_source
+from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.recipes import NO_ROOT, Recipe, load_recipe
-from ray_backfill.recipes.planning.counts import ModelCounts, count_images
+from ray_backfill.recipes.run.planning.counts import ModelCounts, count_images
 from tests.images.datasets._published_more import small_market
 from tests.recipes.planning.test_plan import small_recipe
 
@@ -20,7 +20,7 @@ from tests.recipes.planning.test_plan import small_recipe
 def test_data_that_are_there_are_counted() -> None:
     recipe = small_recipe(kind="open")
     counts = count_images(recipe)
-    source = open_source(recipe.images)
+    source = open_images(recipe.images)
     labels = source.items("train").labels_N
     assert counts.is_exact
     assert (counts.train, counts.gallery, counts.queries) == (70, 20, 8)
@@ -39,7 +39,7 @@ def test_what_is_held_out_for_validation_is_embedded_and_trains_nothing(kind: An
     held = replace(recipe, protocol=replace(recipe.protocol, validation=0.1))
     counts = count_images(held)
     assert (counts.old.classes, counts.new.classes) == classes
-    validation = len(open_source(held.source).items("validation"))
+    validation = len(open_images(held.source).items("validation"))
     assert counts.validation == counts.embedded["validation"] == validation
     learned = counts.new.images + (counts.old.images if kind == "open" else 0)
     assert learned == 70 - validation

@@ -13,7 +13,7 @@ import torch
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.data.store import vector_column, write_parquet
 from ray_backfill.images.class_split import Protocol, split_classes
-from ray_backfill.images.datasets import landmarks, open_source
+from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.learn.methods import all_backbones
 from ray_backfill.learn.models.checkpoints import BackboneInfo
 from ray_backfill.learn.models.settings import BackboneSettings
@@ -23,10 +23,10 @@ from ray_backfill.learn.training.objective import Classification, OldModel
 from ray_backfill.learn.training.settings import BackboneTraining, FitSettings, HeadTraining, TransformTraining
 from ray_backfill.learn.training.step_cost import network_cost, step_flops
 from ray_backfill.recipes import ModelRecipe, Recipe
-from ray_backfill.recipes.planning.counts import Counts, ModelCounts, count_images
-from ray_backfill.recipes.planning.describe import describe_plan
-from ray_backfill.recipes.planning.plan import Plan, plan_upgrade
-from ray_backfill.recipes.planning.settings import PlanningSettings
+from ray_backfill.recipes.run.planning.counts import Counts, ModelCounts, count_images
+from ray_backfill.recipes.run.planning.describe import describe_plan
+from ray_backfill.recipes.run.planning.plan import Plan, plan_upgrade
+from ray_backfill.recipes.run.planning.settings import PlanningSettings
 from ray_backfill.workers.settings import EmbedActors, EmbedSettings, Workers
 
 pytestmark = pytest.mark.slow
@@ -150,7 +150,7 @@ def test_a_backbone_training_does_what_was_planned(kind: str, monkeypatch: pytes
         s.name: s for s in plan_upgrade(recipe, counts, Workers(1), EmbedActors(), models=(kind or "new",)).stages
     }
     stage = planned[f"train {kind or 'new'}"]
-    source = open_source(recipe.images)
+    source = open_images(recipe.images)
     both = dict(zip(("old", "new"), split_classes(source.items("train").labels_N, recipe.protocol), strict=True))
     infos = {
         role: BackboneInfo(model.backbone, 3, 16, both[role])

@@ -124,7 +124,7 @@ def _shares(count: int, weights_L: NDArray[np.float64]) -> NDArray[np.int64]:
     return sizes_L
 
 
-def open_source(settings: Settings) -> ImageSource:
+def open_images(settings: Settings) -> ImageSource:
     """A source with train, gallery and queries. Raises InputError for settings out of range."""
     require_counts(settings, "image_size", "landmarks", "train_images", "gallery_images", "queries")
     for name in ("zipf", "difficulty"):

@@ -27,13 +27,13 @@ class State:
     text: str = ""
 
 
-class Stage:
+class Task:
     """A running stage, step or detail. Any thread may report to it. It stays in its process: it does not pickle.
 
     outer: what it is a part of, outermost first.
     """
 
-    def __init__(self, state: State, outer: Sequence["Stage"] = ()) -> None:
+    def __init__(self, state: State, outer: Sequence["Task"] = ()) -> None:
         self.outer = tuple(outer)
         self.kind, self.title = state.kind, state.title
         self.total, self.unit, self.text = state.total, state.unit, state.text

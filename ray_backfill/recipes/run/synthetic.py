@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.compare.origin import SYNTHETIC
 from ray_backfill.core.errors import InputError, require_positive
-from ray_backfill.core.progress import stage
+from ray_backfill.core.progress import task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, remove_halves
 from ray_backfill.data.store import SPLITS, vector_column, write_parquet
@@ -146,7 +146,7 @@ def draw_gallery(settings: SyntheticGallery, folder: Path, overwrite: bool = Fal
         return folder
     drawing = Drawing(settings)
     total = settings.items + settings.queries + settings.train_items
-    with stage("draw", total, "items") as bar:
+    with task("draw", total, "items") as bar:
         for split in ("queries", "train", "gallery"):
             for part, first, last in drawing.parts(split):
                 path = folder / f"{split}.parquet" / f"part-{part:05d}.parquet"

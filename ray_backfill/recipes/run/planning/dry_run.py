@@ -5,11 +5,11 @@ from typing import Any
 from ray_backfill.core.errors import unknown_name
 from ray_backfill.learn.methods import all_backbones, models_of
 from ray_backfill.recipes import Recipe
-from ray_backfill.recipes.planning.counts import count_images
-from ray_backfill.recipes.planning.describe import describe_plan
-from ray_backfill.recipes.planning.plan import STAGES, plan_upgrade
-from ray_backfill.recipes.planning.settings import PlanningSettings
-from ray_backfill.recipes.run_checks import check_choices, check_evaluation, check_recipe
+from ray_backfill.recipes.run.checks import check_choices, check_evaluation, check_recipe
+from ray_backfill.recipes.run.planning.counts import count_images
+from ray_backfill.recipes.run.planning.describe import describe_plan
+from ray_backfill.recipes.run.planning.plan import STAGES, plan_upgrade
+from ray_backfill.recipes.run.planning.settings import PlanningSettings
 from ray_backfill.workers.settings import EmbedActors, Workers
 
 

@@ -14,13 +14,13 @@ from ray_backfill.compare.ray import check_shards, for_maps
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.compare.size import check_memory
 from ray_backfill.core.stages import is_finished
-from ray_backfill.images.datasets import open_source
+from ray_backfill.images.datasets import open_images
 from ray_backfill.learn.methods import models_of
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.recipes import Recipe
-from ray_backfill.recipes.run_checks import check_evaluation, check_recipe
-from ray_backfill.recipes.run_images import embed_recipe, timed
-from ray_backfill.recipes.synthetic import SyntheticGallery, draw_gallery
+from ray_backfill.recipes.run.checks import check_evaluation, check_recipe
+from ray_backfill.recipes.run.images import embed_recipe, timed
+from ray_backfill.recipes.run.synthetic import SyntheticGallery, draw_gallery
 from ray_backfill.workers.context import Context
 from ray_backfill.workers.session import placed, session
 
@@ -37,7 +37,7 @@ def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
     to_train = [model for model in models if context.overwrite or not is_finished(out / "backbones" / model)]
     check_recipe(recipe, 1, to_train)
     check_evaluation(recipe, 1)
-    source = open_source(recipe.source)
+    source = open_images(recipe.source)
     n_queries = len(source.items("queries" if "queries" in source.splits else "gallery"))
     check_memory(recipe.evaluation, len(methods), n_queries)
     context.place.check_local()

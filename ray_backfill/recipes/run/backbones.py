@@ -13,10 +13,10 @@ import ray.train
 import ray.train.torch
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.progress import Stage, say, stage
+from ray_backfill.core.progress import Task, say, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json, write_json
-from ray_backfill.images.datasets import open_source
+from ray_backfill.images.datasets import open_images
 from ray_backfill.images.sources import ImageSource
 from ray_backfill.learn.methods import all_backbones
 from ray_backfill.learn.models.checkpoints import BackboneInfo, load_backbone, save_backbone
@@ -77,13 +77,13 @@ def train_backbone_stage(folder: Path, job: BackboneJob, workers: Workers, overw
     Raises:
         InputError: The folder belongs to other settings, or the data cannot be trained on.
     """
-    source, training, title = open_source(job.data), job.training, job.title
+    source, training, title = open_images(job.data), job.training, job.title
     key = job.key(source)
     rows = training_rows(source.items("train").labels_N, job.classes)
     images_per_worker(len(rows), job.classes, training, workers.number)  # fail before the workers start
     if begin_stage(folder, key, overwrite):
         return folder
-    with session(), stage(f"train {title}", unit="steps") as shown, shown_in(shown) as board:
+    with session(), task(f"train {title}", unit="steps") as shown, shown_in(shown) as board:
         threads = max(1, int(workers.cpus))
         config = {"job": job, "folder": str(folder), "threads": threads, "board": board}
         facts = run_ddp(_worker, config, workers, "ray", folder)
@@ -104,14 +104,14 @@ def backbone_identity(folder: Path) -> dict[str, Any]:
 
 def _worker(config: dict[str, Any]) -> dict[str, Any]:
     """Runs on every DDP worker; the first one reports progress."""
-    with sent_to(config["board"], rank_and_size()[0] == 0), stage("train", unit="steps") as shown:
+    with sent_to(config["board"], rank_and_size()[0] == 0), task("train", unit="steps") as shown:
         return _train(config, shown)
 
 
-def _train(config: dict[str, Any], shown: Stage) -> dict[str, Any]:
+def _train(config: dict[str, Any], shown: Task) -> dict[str, Any]:
     """Train; rank 0 reports checkpoints and writes the finished network."""
     job: BackboneJob = config["job"]
-    source, training = open_source(job.data), job.training
+    source, training = open_images(job.data), job.training
     info = BackboneInfo(
         job.backbone, source.channels, source.image_size, job.classes, cosine_scale=training.cosine_scale
     )

@@ -2,7 +2,7 @@
 
 import math
 
-from ray_backfill.recipes.planning.plan import Plan, Stage
+from ray_backfill.recipes.run.planning.plan import Plan, Stage
 
 _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 

@@ -11,7 +11,7 @@ from ray_backfill.compare.resolve import check_distances_agree
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.orders import find_order
 from ray_backfill.images.class_split import split_classes
-from ray_backfill.images.datasets import open_source
+from ray_backfill.images.datasets import open_images
 from ray_backfill.images.sources import ImageSource
 from ray_backfill.images.sources.held_out import VALIDATION
 from ray_backfill.images.sources.reading import require_readable
@@ -30,7 +30,7 @@ def check_recipe(recipe: Recipe[Any], workers: int, models: Sequence[str] = ("ol
 
     models: backbones that still have to be trained: old, new, or kinds of backbones, which are like one of the two.
     """
-    source = open_source(recipe.source)
+    source = open_images(recipe.source)
     train = source.items("train")
     labels = train.labels_N
     kinds = all_backbones()
@@ -76,7 +76,7 @@ def check_evaluation(recipe: Recipe[Any], workers: int) -> None:
     """Raises InputError for methods, orders and queries that could not be evaluated after the embedding."""
     check_choices(recipe)
     methods = recipe.evaluation.find_methods()
-    source = open_source(recipe.source)
+    source = open_images(recipe.source)
     train = source.items("train").labels_N
     _, new_classes = split_classes(train, recipe.protocol, source.items("train").groups_N)
     rows = training_rows(train, new_classes)

@@ -11,13 +11,13 @@ from ray_backfill.drill.ray.embedding import FromImages
 from ray_backfill.drill.run import check_drill, check_room, run_resolved
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.engine.index import check_index
-from ray_backfill.images.datasets import open_source
+from ray_backfill.images.datasets import open_images
 from ray_backfill.learn.methods import models_of
 from ray_backfill.learn.sides import old_models
 from ray_backfill.recipes import Recipe
-from ray_backfill.recipes.embed import embed_stage
-from ray_backfill.recipes.run_checks import check_evaluation, check_recipe
-from ray_backfill.recipes.run_images import recipe_classes, train_recipe_backbone
+from ray_backfill.recipes.run.checks import check_evaluation, check_recipe
+from ray_backfill.recipes.run.embed import embed_stage
+from ray_backfill.recipes.run.images import recipe_classes, train_recipe_backbone
 from ray_backfill.workers.context import Context
 from ray_backfill.workers.session import session
 
@@ -39,7 +39,7 @@ def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> P
         check_room(live, actors)
         backbones = {role: train_recipe_backbone(recipe, role, context) for role in roles}
         # Without separate queries, gallery items serve as queries, so all models embed the gallery.
-        gallery_models = old_models(method) if "queries" in open_source(recipe.images).splits else None
+        gallery_models = old_models(method) if "queries" in open_images(recipe.images).splits else None
         _, classes = recipe_classes(recipe)
         before = embed_stage(
             out / "before", recipe.source, backbones, classes, recipe.new.training, recipe.embed, actors,

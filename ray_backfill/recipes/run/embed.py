@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.progress import stage
+from ray_backfill.core.progress import task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, remove_halves
 from ray_backfill.data.store import vector_column, write_parquet
-from ray_backfill.images.datasets import open_source
+from ray_backfill.images.datasets import open_images
 from ray_backfill.images.sources import ImageSource
 from ray_backfill.images.sources.reading import DecodeTimes, read_ahead, require_readable
 from ray_backfill.learn.models.backbones import pixels_to_float
@@ -33,8 +33,8 @@ from ray_backfill.learn.models.checkpoints import load_backbone
 from ray_backfill.learn.training.augment import own_view
 from ray_backfill.learn.training.feeding import Work, feeding, total
 from ray_backfill.learn.training.settings import BackboneTraining
-from ray_backfill.recipes.backbones import backbone_identity
-from ray_backfill.recipes.embed_parts import BROKEN, Part, collect_broken, split_parts, split_rows
+from ray_backfill.recipes.run.backbones import backbone_identity
+from ray_backfill.recipes.run.embed_parts import BROKEN, Part, collect_broken, split_parts, split_rows
 from ray_backfill.workers.session import placed, session
 from ray_backfill.workers.settings import EmbedActors, EmbedSettings
 
@@ -90,7 +90,7 @@ def embed_stage(
         InputError: The folder belongs to other settings or weights, the cluster is too small, or none of some sampled
             images of a split can be read.
     """
-    source = open_source(data)
+    source = open_images(data)
     wanted = _wanted(source, train_classes, models, training, settings, gallery_models, only)
     if _holds_more(folder, wanted) or begin_stage(folder, wanted, overwrite):
         return folder
@@ -169,7 +169,7 @@ def _embed_all(missing: list[Part], images: int, job: _Job, actors: int, cpus: f
     done = sum(len(part) for part in missing)
     works: list[Work] = []
     since = time.perf_counter()
-    with stage("embed", images, "images", done=images - done) as bar:
+    with task("embed", images, "images", done=images - done) as bar:
         for work in _run(missing, job, actors, cpus):
             works.append(work)
             bar.advance(work.images)
@@ -204,7 +204,7 @@ class _Embedder:
     """One actor: the models and the source stay loaded; each call embeds and writes a part."""
 
     def __init__(self, job: _Job) -> None:
-        self._job, self._source = job, open_source(job.data)
+        self._job, self._source = job, open_images(job.data)
         self._device = torch.device("cuda" if job.on_gpu else "cpu")
         torch.set_num_threads(job.threads)
         self._models = {name: load_backbone(Path(path))[0].to(self._device) for name, path in job.models.items()}

@@ -9,12 +9,12 @@ from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.parquet import read_checked
 from ray_backfill.core.stages import OtherSettingsError, is_finished, note_facts, read_json
 from ray_backfill.images.class_split import split_classes
-from ray_backfill.images.datasets import open_source
+from ray_backfill.images.datasets import open_images
 from ray_backfill.learn.methods import all_backbones, models_of
 from ray_backfill.recipes import Recipe
-from ray_backfill.recipes.backbones import BackboneJob, train_backbone_stage
-from ray_backfill.recipes.embed import embed_stage
-from ray_backfill.recipes.run_checks import check_recipe
+from ray_backfill.recipes.run.backbones import BackboneJob, train_backbone_stage
+from ray_backfill.recipes.run.checks import check_recipe
+from ray_backfill.recipes.run.embed import embed_stage
 from ray_backfill.workers.context import Context
 
 
@@ -96,13 +96,13 @@ def _embed(recipe: Recipe[Any], context: Context, folder: Path, **options: Any) 
 
 def recipe_classes(recipe: Recipe[Any]) -> tuple[list[int], list[int]]:
     """The classes of the old and of the new model."""
-    train = open_source(recipe.source).items("train")
+    train = open_images(recipe.source).items("train")
     return split_classes(train.labels_N, recipe.protocol, train.groups_N)
 
 
 def _labels(recipe: Recipe[Any]) -> int:
     """Number of labels of the train split, from 0 on."""
-    return int(open_source(recipe.images).items("train").labels_N.max()) + 1
+    return int(open_images(recipe.images).items("train").labels_N.max()) + 1
 
 
 def timed(folder: Path, stage: Callable[[], Path]) -> Path:

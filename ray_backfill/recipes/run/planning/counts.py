@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.images.class_split import Protocol, split_classes
-from ray_backfill.images.datasets import NotThereError, Published, open_source, published
+from ray_backfill.images.datasets import NotThereError, Published, open_images, published
 from ray_backfill.images.sources import ImageSource
 from ray_backfill.learn.training.backbone_loop import training_rows
 from ray_backfill.recipes import NO_ROOT, Recipe
@@ -61,7 +61,7 @@ def count_images(recipe: Recipe[Any]) -> Counts:
             the data.
     """
     try:
-        source = open_source(recipe.source)
+        source = open_images(recipe.source)
     except NotThereError as error:
         size = published(recipe.images)
         if size is None:

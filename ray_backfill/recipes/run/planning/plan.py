@@ -14,8 +14,8 @@ from ray_backfill.learn.training.objective import Classification
 from ray_backfill.learn.training.step_cost import network_cost, step_flops
 from ray_backfill.learn.training.tuning import trials_of
 from ray_backfill.recipes import ModelRecipe, Recipe
-from ray_backfill.recipes.planning.counts import Counts, ModelCounts
-from ray_backfill.recipes.planning.settings import PlanningSettings
+from ray_backfill.recipes.run.planning.counts import Counts, ModelCounts
+from ray_backfill.recipes.run.planning.settings import PlanningSettings
 from ray_backfill.workers.settings import EmbedActors, Workers
 
 STAGES = ("backbones", "embeddings", "maps")
