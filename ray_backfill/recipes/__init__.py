@@ -103,7 +103,7 @@ def _find(name: str) -> NamedRecipe:
 def _known() -> dict[str, NamedRecipe]:
     package = sys.modules[__name__]
     modules = [load_plugin(package, module) for module in plugin_names(package)]
-    rows = [row for module in modules for row in module.RECIPES]
+    rows = [row for module in modules for row in getattr(module, "RECIPES", ())]
     return {row.name: row for row in (*rows, *rows_from_outside("RECIPES"))}
 
 
