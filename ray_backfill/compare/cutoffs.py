@@ -24,7 +24,7 @@ from ray_backfill.compare.tables.results import OLD, LeftOut
 from ray_backfill.core.progress import detail, task
 from ray_backfill.core.schema import block
 from ray_backfill.engine.merges import BEST, RAW, Merge, all_merges, fit_merge
-from ray_backfill.engine.replay import Within, count_within, slice_of_item
+from ray_backfill.engine.replay import Within, count_within, segment_of_item
 from ray_backfill.engine.statistics import relative_weights
 from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, Switch, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method
@@ -168,7 +168,7 @@ def _plan(comparison: Comparison, method: Method, given_C: Distances, slices: di
         orders |= further_permutations(comparison.orders, how.permutations)
     rows = {}
     for name, order in orders.items():
-        own = slice_of_item(order, how.points, one.switch)
+        own = segment_of_item(order, how.points, one.switch)
         slices.setdefault(own.tobytes(), own)
         rows[name] = list(slices).index(own.tobytes())
     carried = carry(comparison.merges, method, maps, given_C)

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from ray_backfill.core.errors import InputError
 from ray_backfill.drill.operations import NEW, NOWHERE
 from ray_backfill.engine.merges import Merge
-from ray_backfill.engine.metrics import measure, metric_codes, parse_metric
-from ray_backfill.engine.metrics.rankings import Rankings, RightAnswers
+from ray_backfill.engine.metrics import Rankings, RightAnswers, measure, metric_codes, parse_metric
 from ray_backfill.engine.replay import replay_moment
 from ray_backfill.engine.statistics import Weights, relative_weights
 from ray_backfill.engine.systems import GroundTruth, IntArray, UpgradePair

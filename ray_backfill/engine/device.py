@@ -65,10 +65,16 @@ class DeviceCounter:
     """``counting.Counter`` on a device. hist: the counts by exact keys, which are made on the CPU."""
 
     def __init__(
-        self, tiles: DeviceTiles, block: Block, union: Union, slices_ON: NDArray[np.uint16], n_slices: int, first: int
+        self,
+        tiles: DeviceTiles,
+        block: Block,
+        union: Union,
+        segments_ON: NDArray[np.uint16],
+        n_segments: int,
+        first: int,
     ) -> None:
         device, lengths = tiles.device, np.diff(union.starts)
-        self.tiles, self.left, self.slices_ON = tiles, tiles.queries(block.queries), slices_ON
+        self.tiles, self.left, self.segments_ON = tiles, tiles.queries(block.queries), segments_ON
         self.block, self.union, self.first = block, union, first
         bins = make_bins(tiles.form, block, union)
         # Rows of unequal length are padded with thresholds that no item reaches.
@@ -76,8 +82,8 @@ class DeviceCounter:
         padded = np.full((2, *used.shape), np.inf, np.float32)
         padded[0, used], padded[1, used] = bins.low, bins.high
         self.low, self.high = torch.from_numpy(padded).to(device)
-        self.starts = hist_starts(union, n_slices)
-        self.hist = np.zeros((len(slices_ON), self.starts[-1]), np.int32)
+        self.starts = hist_starts(union, n_segments)
+        self.hist = np.zeros((len(segments_ON), self.starts[-1]), np.int32)
         self.base = torch.from_numpy(self.starts[:-1, None]).to(device)
         self.none = torch.from_numpy(lengths[:, None]).to(device)
         self.counted = torch.zeros(self.hist.shape, dtype=torch.int64, device=device)
@@ -95,15 +101,15 @@ class DeviceCounter:
         place = torch.searchsorted(self.high, v_bn)
         undecided = torch.searchsorted(self.low, v_bn, right=True) != place
         counted_at = torch.where(undecided, self.none, place)
-        for o, slices in enumerate(self.slices_ON[:, first:last].astype(np.int64)):
-            slices_n = torch.from_numpy(slices).to(v_bn.device)
+        for o, segments in enumerate(self.segments_ON[:, first:last].astype(np.int64)):
+            slices_n = torch.from_numpy(segments).to(v_bn.device)
             at = self.base + slices_n * (self.none + 1) + counted_at
             self.counted[o] += torch.bincount(at.flatten(), minlength=self.counted.shape[1])
         rows, columns = undecided.nonzero(as_tuple=True)
         places = place[rows, columns].cpu().numpy()
         place_exactly(
             self.tiles.form, self.block, self.union, self.first, rows.cpu().numpy(), first + columns.cpu().numpy(),
-            places, self.slices_ON, self.hist, self.starts,
+            places, self.segments_ON, self.hist, self.starts,
         )  # fmt: skip
 
     def finish(self) -> NDArray[np.int32]:

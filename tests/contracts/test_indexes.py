@@ -9,7 +9,7 @@ import pytest
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import DISTANCES, exact_distances
 from ray_backfill.engine.index import Found, IndexSettings, Partition, check_index, make_partition
-from ray_backfill.engine.index.faiss_kinds import Kind
+from ray_backfill.engine.index.faiss_index import Kind
 
 D, ROWS = 16, 4000
 

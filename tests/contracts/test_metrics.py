@@ -12,8 +12,16 @@ from sklearn.metrics import ndcg_score
 
 import ray_backfill as rb
 from ray_backfill.engine.distances import exact_distances
-from ray_backfill.engine.metrics import KINDS, MetricKind, measure, metric_codes, metric_forms, parse_metric
-from ray_backfill.engine.metrics.rankings import Rankings, RightAnswers
+from ray_backfill.engine.metrics import (
+    KINDS,
+    MetricKind,
+    Rankings,
+    RightAnswers,
+    measure,
+    metric_codes,
+    metric_forms,
+    parse_metric,
+)
 from tests.engine.replay.cases import gains_of, random_pair, random_truth
 
 # Name -> the same measure of ir_measures.

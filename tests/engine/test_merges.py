@@ -13,7 +13,8 @@ from sklearn.linear_model import LogisticRegression
 
 import ray_backfill as rb
 from ray_backfill.engine.distances import exact_distances
-from ray_backfill.engine.merges import RAW, Merge, ScoreMap, all_merges, csls, fit_merge, fitting
+from ray_backfill.engine.merges import RAW, Merge, ScoreMap, all_merges, csls, fit_merge
+from ray_backfill.engine.merges import score_map as fitting
 
 OFF_DIAGONAL = ~np.eye(60, dtype=bool)
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.engine.metrics import measure, metric_codes, metric_forms, parse_metric
-from ray_backfill.engine.metrics.rankings import Rankings, RightAnswers
+from ray_backfill.engine.metrics import Rankings, RightAnswers, measure, metric_codes, metric_forms, parse_metric
 
 
 def value(ranks: list[int], name: str, n_right: int = 3, grades: list[float] | None = None) -> float:

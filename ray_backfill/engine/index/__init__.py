@@ -30,7 +30,7 @@ def check_index(settings: IndexSettings, dim: int, distance: str) -> None:
     if dim < 1:
         raise InputError(f"embeddings must have at least one dimension, got {dim}")
     if settings.kind != "exact":
-        from ray_backfill.engine.index.faiss_kinds import describe
+        from ray_backfill.engine.index.faiss_index import describe
 
         describe(settings, distance, dim)
 

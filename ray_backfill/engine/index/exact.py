@@ -21,8 +21,18 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm, lengths
-from ray_backfill.engine.index.partition import Found, as_new_positions, as_vectors, refuse_zero, sorted_found
-from ray_backfill.engine.index.rows import Column, Rows, refuse_living, refuse_missing, refuse_repeated
+from ray_backfill.engine.index.partition import (
+    Column,
+    Found,
+    Rows,
+    as_new_positions,
+    as_vectors,
+    refuse_living,
+    refuse_missing,
+    refuse_repeated,
+    refuse_zero,
+    sorted_found,
+)
 from ray_backfill.engine.systems import FloatArray, IntArray
 
 # First row, (b, n) products, (n,) factor, (n,) offset.

@@ -11,8 +11,8 @@ from ray_backfill.core.plugins import rows_from_outside
 from ray_backfill.engine.distances import check_distance
 from ray_backfill.engine.merges.best import choose
 from ray_backfill.engine.merges.csls import fit_csls
-from ray_backfill.engine.merges.fitting import Maps, fit_isotonic, fit_logistic, fit_quantile
 from ray_backfill.engine.merges.merge import RAW, Merge
+from ray_backfill.engine.merges.score_map import Maps, fit_isotonic, fit_logistic, fit_quantile
 from ray_backfill.engine.systems import IntArray, UpgradePair, as_labels
 
 # The merge that is chosen for each method.

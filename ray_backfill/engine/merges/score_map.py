@@ -2,7 +2,9 @@
 
 A score is computed in float64 by operations that stay monotone after rounding, and is capped at the score of the next
 knot. Therefore computed scores never decrease with the distance, and bisection over the float32 numbers inverts the map
-exactly. Shapes: K knots; segment j of K + 1 ends at knot j.
+exactly. Maps are fitted on pairs of train items.
+
+Shapes: K knots; segment j of K + 1 ends at knot j; P sampled pairs i != j of train items.
 """
 
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.kernels import Array, kernel
+from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.systems import IntArray, UpgradePair
 
 _LARGEST = np.finfo(np.float32).max
 
@@ -21,9 +25,11 @@ _LARGEST = np.finfo(np.float32).max
 class _Segments(NamedTuple):
     """The segments of a map: score(d) = min(y + (d - x) * slope, cap) in the segment of d.
 
-    ordinals: (K + 2,) the first float32 number of each segment, and the last float32 number, as consecutive integers.
+    knots: (K,) the distances at which segments end. ordinals: (K + 2,) the first float32 number of each segment, and
+    the last float32 number, as consecutive integers.
     """
 
+    knots: NDArray[np.float64]
     x: NDArray[np.float64]
     y: NDArray[np.float64]
     slope: NDArray[np.float64]
@@ -65,7 +71,7 @@ class ScoreMap:
     def __call__(self, distances: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return the (n,) float64 scores of (n,) float32 distances."""
         out = np.empty(len(distances))
-        _find_scores(distances, self.distances, *self._segments[:4], out)
+        _find_scores(distances, self._segments, out)
         return out
 
     def first_not_before(
@@ -77,7 +83,7 @@ class ScoreMap:
         Also returns whether the two tie. Cost: about 30 comparisons per distance.
         """
         out, ties = np.empty(len(distances), np.float32), np.empty(len(distances), np.bool_)
-        _find_first_not_before(distances, scores, self.distances, *self._segments, out, ties)
+        _find_first_not_before(distances, scores, self._segments, out, ties)
         return out, ties
 
     @cached_property
@@ -87,7 +93,7 @@ class ScoreMap:
             inner = np.diff(y) / np.diff(x) if len(x) > 1 else np.zeros(1)
         slope = np.concatenate([inner[:1], inner if len(x) > 1 else [], inner[-1:]])
         ordinals = np.concatenate([[_ordinal(-_LARGEST)], _first_ordinals(x), [_ordinal(_LARGEST)]]).astype(np.int64)
-        return _Segments(np.append(x[0], x), np.append(y[0], y), slope, np.append(y, np.inf), ordinals)
+        return _Segments(x, np.append(x[0], x), np.append(y[0], y), slope, np.append(y, np.inf), ordinals)
 
 
 def identity() -> ScoreMap:
@@ -108,23 +114,21 @@ def _first_ordinals(x: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 @kernel
-def _find_scores(distances: Array, knots: Array, x: Array, y: Array, slope: Array, cap: Array, out: Array) -> None:
+def _find_scores(distances: Array, segments: _Segments, out: Array) -> None:
     for i in range(len(distances)):
-        out[i] = _score(distances[i], knots, x, y, slope, cap)
+        out[i] = _score(distances[i], segments)
 
 
 @kernel
-def _score(distance: float, knots: Array, x: Array, y: Array, slope: Array, cap: Array) -> float:
+def _score(distance: float, segments: _Segments) -> float:
     d = np.float64(distance)
-    j = np.searchsorted(knots, d, side="right")
-    return min(y[j] + (d - x[j]) * slope[j], cap[j])
+    j = np.searchsorted(segments.knots, d, side="right")
+    return min(segments.y[j] + (d - segments.x[j]) * segments.slope[j], segments.cap[j])
 
 
 @kernel
-def _find_first_not_before(
-    distances: Array, scores: Array, knots: Array, x: Array, y: Array, slope: Array, cap: Array, ordinals: Array,
-    out: Array, ties: Array,
-) -> None:  # fmt: skip
+def _find_first_not_before(distances: Array, scores: Array, segments: _Segments, out: Array, ties: Array) -> None:
+    knots, x, y, slope, cap, ordinals = segments
     for i in range(len(distances)):
         d, score = np.float64(distances[i]), scores[i]
         # Find the first knot that does not rank before: the result is in the segment that ends there, or is its end.
@@ -145,10 +149,158 @@ def _find_first_not_before(
             else:
                 last = half
         out[i] = _number(first)
-        ties[i] = out[i] == distances[i] and _score(out[i], knots, x, y, slope, cap) == score
+        ties[i] = out[i] == distances[i] and _score(out[i], segments) == score
 
 
 @kernel
 def _number(ordinal: int) -> Any:
     bits = ordinal if ordinal >= 0 else -ordinal - 0x80000000
     return np.int32(bits).view(np.float32)
+
+
+# Most pairs in a sample: enough to resolve the closest millionth, in about a second.
+MOST_PAIRS = 1 << 20
+# Most items that are drawn from one class, so that large classes do not dominate.
+_MOST_OF_A_CLASS = 40
+# Quantiles that become knots: this many evenly spaced ones, and this many per factor of ten towards the closest pair.
+_EVEN_QUANTILES = 128
+_QUANTILES_A_DECADE = 64
+# Inverse strength of the regularisation: negligible, but slopes stay finite if the distance separates all matches.
+_WEAK = 1e6
+
+Maps = tuple[ScoreMap, ScoreMap]
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """backward, forward: (P,) float64 distances. is_match: (P,) whether both items have the same class, if needed."""
+
+    backward: NDArray[np.float64]
+    forward: NDArray[np.float64]
+    is_match: NDArray[np.bool_] | None = None
+
+
+def fit_quantile(train: UpgradePair, label: IntArray | None, distance: str, seed: int) -> Maps:
+    """Map each backward distance to the forward distance of the same quantile; keep forward distances.
+
+    Knots are dense at small distances, which decide the top of the ranking.
+    """
+    n = train.n_gallery
+    if n * (n - 1) <= MOST_PAIRS:
+        i, j = _all_pairs(np.arange(n))
+    else:
+        rng = np.random.default_rng(seed)
+        i, j = rng.integers(0, n, MOST_PAIRS), rng.integers(0, n - 1, MOST_PAIRS)
+        j += j >= i
+    sample = _Sample(*_distances(train, distance, i, j))
+    q = quantiles(len(i))
+    x, of_x = np.unique(np.quantile(sample.backward, q), return_inverse=True)
+    # A backward distance that many pairs share maps to the mean of their forward distances.
+    y = np.bincount(of_x, np.quantile(sample.forward, q)) / np.bincount(of_x)
+    return ScoreMap(x, np.maximum.accumulate(y)), identity()
+
+
+def fit_isotonic(train: UpgradePair, label: IntArray | None, distance: str, seed: int) -> Maps:
+    """Map distances to -P(match | distance), by isotonic regression; constant beyond the sampled distances."""
+    from sklearn.isotonic import IsotonicRegression
+
+    assert label is not None
+
+    def fit(distances: NDArray[np.float64], is_match: NDArray[np.bool_]) -> ScoreMap:
+        model = IsotonicRegression(increasing=False).fit(distances, is_match.astype(np.float64))
+        x, y = model.X_thresholds_, -model.y_thresholds_
+        # An extra knot at each end, because a map continues with the slope of its end segments.
+        x = np.concatenate([[x[0] - 1], x, [x[-1] + 1]])
+        return ScoreMap(x, np.maximum.accumulate(np.concatenate([y[:1], y, y[-1:]])))
+
+    sample = _labelled_sample(train, label, distance, seed)
+    assert sample.is_match is not None
+    return fit(sample.backward, sample.is_match), fit(sample.forward, sample.is_match)
+
+
+def fit_logistic(train: UpgradePair, label: IntArray | None, distance: str, seed: int) -> Maps:
+    """Map distances to -logit P(match | distance), linear in the distance, by logistic regression.
+
+    If matches are not closer than other pairs, all distances get the same uninformative score, minus the logit of the
+    share of matches; raw distances then decide.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    assert label is not None
+
+    def fit(distances: NDArray[np.float64], is_match: NDArray[np.bool_]) -> ScoreMap:
+        centre, spread = distances.mean(), distances.std()
+        share = is_match.mean()
+        uninformative = ScoreMap(np.array([centre]), np.array([np.log((1 - share) / share)]))
+        if spread == 0:
+            return uninformative
+        model = LogisticRegression(C=_WEAK, tol=1e-8).fit(((distances - centre) / spread)[:, None], is_match)
+        slope = -float(model.coef_[0, 0])
+        if slope <= 0:
+            return uninformative
+        at_centre = -float(model.intercept_[0])
+        return ScoreMap(np.array([centre, centre + spread]), np.array([at_centre, at_centre + slope]))
+
+    sample = _labelled_sample(train, label, distance, seed)
+    assert sample.is_match is not None
+    return fit(sample.backward, sample.is_match), fit(sample.forward, sample.is_match)
+
+
+def quantiles(n_pairs: int) -> NDArray[np.float64]:
+    """Return (K,) quantiles, ascending from 0 to 1; small ones are equally many for each factor of ten."""
+    decades = np.log10(max(n_pairs, 10))
+    dense = np.geomspace(1 / max(n_pairs, 10), 1, int(np.ceil(decades * _QUANTILES_A_DECADE)))
+    return np.unique(np.concatenate([[0.0], dense, np.linspace(0, 1, _EVEN_QUANTILES + 1)]))
+
+
+def _labelled_sample(train: UpgradePair, label: IntArray, distance: str, seed: int) -> _Sample:
+    """Sample all pairs of items of some randomly drawn classes, so that there are matches.
+
+    Matches are more frequent than among all pairs, but equally so for both systems, so that scores stay comparable.
+
+    Raises:
+        InputError: No two items have the same class, or all items have the same class.
+    """
+    rows = _draw_classes(label, seed)
+    i, j = _all_pairs(rows)
+    is_match = label[i] == label[j]
+    if not is_match.any():
+        raise InputError(
+            "no two train items have the same label, so there is no match to learn from; use the merge 'quantile'"
+        )
+    if is_match.all():
+        raise InputError(
+            "all train items have the same label, so there are only matches to learn from; use the merge 'quantile'"
+        )
+    return _Sample(*_distances(train, distance, i, j), is_match)
+
+
+def _draw_classes(label: IntArray, seed: int) -> IntArray:
+    """Return the rows of as many randomly drawn classes as MOST_PAIRS allows; only some rows of large classes."""
+    rng = np.random.default_rng(seed)
+    shuffled = rng.permutation(len(label))
+    _, class_of_row = np.unique(label, return_inverse=True)
+    place_of_class = rng.permutation(class_of_row.max() + 1)
+    rows = shuffled[np.argsort(place_of_class[class_of_row[shuffled]], kind="stable")]
+    # Number of rows of the same class before each row.
+    starts = np.flatnonzero(np.diff(class_of_row[rows], prepend=-1))
+    within = np.arange(len(rows)) - np.repeat(starts, np.diff(np.append(starts, len(rows))))
+    return np.sort(rows[within < _MOST_OF_A_CLASS][: int(np.sqrt(MOST_PAIRS))])
+
+
+def _all_pairs(rows: IntArray) -> tuple[IntArray, IntArray]:
+    """Return all pairs in both directions, because the two sides of a system may come from different models."""
+    i, j = (axis.ravel() for axis in np.meshgrid(rows, rows, indexing="ij"))
+    return i[i != j], j[i != j]
+
+
+def _distances(
+    train: UpgradePair, distance: str, i: IntArray, j: IntArray
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the backward and forward distances of query rows i and gallery rows j, sorted by i."""
+    by_row = np.argsort(i, kind="stable")  # so that memory is read in order
+    backward, forward = (
+        ProductForm.of(system, distance).exact(i[by_row], j[by_row]).astype(np.float64)
+        for system in (train.backward, train.forward)
+    )
+    return backward, forward

@@ -4,7 +4,7 @@ from ray_backfill.engine.replay.curve import Curve
 from ray_backfill.engine.replay.engine import check_device, replay, replay_pairs, usable_cpus
 from ray_backfill.engine.replay.first import NOTHING, FirstItems, find_first
 from ray_backfill.engine.replay.moment import replay_moment
-from ray_backfill.engine.replay.prepare import Served, slice_of_item
+from ray_backfill.engine.replay.prepare import Served, segment_of_item
 from ray_backfill.engine.replay.within import Within, count_within
 
 __all__ = [
@@ -19,6 +19,6 @@ __all__ = [
     "replay",
     "replay_moment",
     "replay_pairs",
-    "slice_of_item",
+    "segment_of_item",
     "usable_cpus",
 ]

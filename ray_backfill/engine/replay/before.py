@@ -1,6 +1,6 @@
-"""From counts by place and slice to how many items rank before each positive, at every point.
+"""From counts by place and segment to how many items rank before each positive, at every point.
 
-Shapes: b queries, K thresholds of a query (CSR), P positives of a query, O orders, S slices, T = S + 1 points.
+Shapes: b queries, K thresholds of a query (CSR), P positives of a query, O orders, S segments, T = S + 1 points.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from ray_backfill.engine.systems import IntArray
 
 @dataclass(frozen=True)
 class Counted:
-    """The items of one system by slice and place, without positives and ignored items.
+    """The items of one system by segment and place, without positives and ignored items.
 
-    counts: (O, CSR of (S, K + 1)) int32; counts[s, k]: items of slice s whose place is k. If several pairs share the
+    counts: (O, CSR of (S, K + 1)) int32; counts[s, k]: items of segment s whose place is k. If several pairs share the
     thresholds: items whose place is at most k, so that each pair can read them at its own thresholds.
     """
 
@@ -27,19 +27,19 @@ class Counted:
     union: Union
 
 
-def accumulate(hist: NDArray[np.int32], union: Union, n_slices: int) -> Counted:
+def accumulate(hist: NDArray[np.int32], union: Union, n_segments: int) -> Counted:
     """Sum counts by place, in place, if several pairs share the thresholds."""
     for of_order in hist if union.at else []:
-        _accumulate(of_order, union.starts, n_slices)
+        _accumulate(of_order, union.starts, n_segments)
     return Counted(hist, union)
 
 
 @kernel
-def _accumulate(hist: Array, starts: Array, n_slices: int) -> None:
+def _accumulate(hist: Array, starts: Array, n_segments: int) -> None:
     for q in range(len(starts) - 1):
         width = starts[q + 1] - starts[q] + 1
-        first = n_slices * (starts[q] + q)
-        for s in range(n_slices):
+        first = n_segments * (starts[q] + q)
+        for s in range(n_segments):
             row = hist[first + s * width : first + (s + 1) * width]
             before = np.int32(0)
             for k in range(len(row)):
@@ -60,13 +60,13 @@ def others_before(forward: Side | None, backward: Side | None, thresholds: Thres
 
     None: items of that system are not counted. Results for disjoint sets of items add up.
     """
-    n_orders, n_positives = thresholds.slices.shape
+    n_orders, n_positives = thresholds.segments.shape
     others = np.empty((n_orders, points * n_positives + 1), np.int32)
     for o in range(n_orders):
         sides = [_of_order(side or forward or backward, o) for side in (forward, backward)]
         _others_before(
             *sides[0], forward is not None, *sides[1], backward is not None, thresholds.starts, thresholds.owner,
-            thresholds.slices[o], points, others[o],
+            thresholds.segments[o], points, others[o],
         )  # fmt: skip
     return np.ascontiguousarray(others[:, :-1])
 
@@ -82,9 +82,9 @@ def _of_order(side: Side | None, order: int) -> tuple[NDArray[np.int32], IntArra
 @kernel
 def _others_before(
     counts_f: Array, starts_f: Array, at_f: Array, use_f: bool, counts_b: Array, starts_b: Array, at_b: Array,
-    use_b: bool, starts: Array, owner: Array, slices: Array, points: int, others: Array,
+    use_b: bool, starts: Array, owner: Array, segments: Array, points: int, others: Array,
 ) -> None:  # fmt: skip
-    n_slices, most = points - 1, 0
+    n_segments, most = points - 1, 0
     for q in range(len(starts) - 1):
         most = max(most, starts[q + 1] - starts[q])
     begin, length, is_active = np.empty(most, np.uint32), np.empty(most, np.uint32), np.empty(most, np.uint8)
@@ -95,17 +95,17 @@ def _others_before(
         first, n_thresholds = starts[q], starts[q + 1] - starts[q]
         n_positives = n_thresholds // 2
         width_f, width_b = starts_f[q + 1] - starts_f[q] + 1, starts_b[q + 1] - starts_b[q] + 1
-        base_f, base_b = n_slices * (starts_f[q] + q), n_slices * (starts_b[q] + q)
+        base_f, base_b = n_segments * (starts_f[q] + q), n_segments * (starts_b[q] + q)
         place_f, place_b = at_f[first : first + n_thresholds], at_b[first : first + n_thresholds]
-        # A positive ranks by its forward threshold at the points after its slice, before them by its backward one.
+        # A positive ranks by its forward threshold at the points after its segment, before them by its backward one.
         alone[:n_thresholds] = 0
         shared[:n_thresholds] = 0
         for k in range(n_thresholds):
-            own = slices[first // 2 + owner[first + k] % n_positives] + 1
+            own = segments[first // 2 + owner[first + k] % n_positives] + 1
             is_forward = owner[first + k] < n_positives
             begin[k] = own if is_forward else 0
             length[k] = points - own if is_forward else own
-        for s in range(n_slices if use_b else 0):
+        for s in range(n_segments if use_b else 0):
             _add(alone, shared, counts_b[base_b + s * width_b : base_b + (s + 1) * width_b], place_b, 1)
         for i in range(points):
             if i > 0 and use_f:
@@ -124,7 +124,7 @@ def _others_before(
 
 @kernel
 def _add(alone: Array, shared: Array, row: Array, places: Array, sign: int) -> None:
-    """Add the counts of one slice. places: of the pair's thresholds among the shared ones; empty if there are none."""
+    """Add the counts of one segment. places: of the pair's thresholds among the shared ones; empty without any."""
     if len(places) == 0:
         for k in range(len(row) - 1):
             alone[k] += np.int32(sign) * row[k]

@@ -1,18 +1,20 @@
 """Data that the engine and the shards of a gallery exchange, as plain arrays.
 
 Lists per query are CSR: the list of query i of a block is entries starts[i] .. starts[i + 1] - 1 of a flat array.
-Shapes: b queries of a block, P positives of a query, K = 2 P thresholds, S slices, O orders.
+Shapes: b queries of a block, P positives of a query, K = 2 P thresholds, S segments, O orders.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
+from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.merges import RAW, Merge
-from ray_backfill.engine.replay.keys import KeyArray, distances_of, sort_keys
+from ray_backfill.engine.replay.keys import KeyArray, distances_of, key_of, sort_keys
 from ray_backfill.engine.systems import GroundTruth, IntArray
 
 
@@ -55,15 +57,15 @@ class Thresholds:
     keys: CSR, 2 P for each query, for the forward and for the backward system: an item of that system ranks before a
     threshold if its own key is smaller. Without score maps both are the same array. owner: aligned with keys; p < P is
     the query's positive p in the forward system, P + p the same positive in the backward system. starts: (b + 1,).
-    keys_2P: (2, all positives) each positive's own key by system, in the order of ``Block.positives``. slices: (O, all
-    positives) the slice of each positive.
+    keys_2P: (2, all positives) each positive's own key by system, in the order of ``Block.positives``. segments:
+    (O, all positives) the segment of each positive.
     """
 
     keys: tuple[KeyArray, KeyArray]
     keys_2P: KeyArray
     owner: NDArray[np.int32]
     starts: IntArray
-    slices: NDArray[np.uint16]
+    segments: NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,8 @@ def first_item(truth: "GroundTruth | Block", queries: IntArray) -> IntArray:
     return first
 
 
-def make_thresholds(block: Block, keys_2P: KeyArray, slices_ON: NDArray[np.uint16], merge: Merge = RAW) -> Thresholds:
-    """Sort thresholds. keys_2P: (2, all) keys of ``block.positives``, forward and backward. slices_ON: by item."""
+def make_thresholds(block: Block, keys_2P: KeyArray, segments_ON: NDArray[np.uint16], merge: Merge = RAW) -> Thresholds:
+    """Sort thresholds. keys_2P: (2, all) keys of ``block.positives``, forward and backward. segments_ON: by item."""
     starts = 2 * block.positive_starts
     keys, owner = np.empty(starts[-1], np.uint64), np.empty(starts[-1], np.int32)
     if merge.is_mapped:
@@ -115,7 +117,7 @@ def make_thresholds(block: Block, keys_2P: KeyArray, slices_ON: NDArray[np.uint1
     else:
         both = keys, keys
         _sort_thresholds(keys_2P, block.positive_starts, keys, owner)
-    return Thresholds(both, keys_2P, owner, starts, slices_ON[:, block.positives])
+    return Thresholds(both, keys_2P, owner, starts, segments_ON[:, block.positives])
 
 
 def merged_keys(keys: KeyArray, is_forward: NDArray[np.bool_], merge: Merge) -> KeyArray:
@@ -202,3 +204,69 @@ def _sort_mapped_thresholds(
                 forward[2 * first + k], backward[2 * first + k] = both[i], across_2P[0, first + i]
             else:
                 forward[2 * first + k], backward[2 * first + k] = across_2P[1, last - 2 * n_positives + i], both[i]
+
+
+# Fewer queries share a product only if it has hardly more pairs than they need.
+_MOST_WASTE = 1.5
+
+
+def exact_keys(form: ProductForm, block: Block, first: int, last: int) -> KeyArray:
+    """Return the key of each entry of ``block.positives`` at the positions first .. last - 1; 0 for the others.
+
+    form: of these gallery items. Cost: a product of d multiplications for each entry; queries that share positives,
+    such as those of one class, share one float64 product, with the same bits.
+    """
+    keys = np.zeros(len(block.positives), np.uint64)
+    is_own = (block.positives >= first) & (block.positives < last)
+    alone = is_own.copy()
+    column_of_item = np.full(last - first, -1, np.int32)
+    for begin, end in _groups(block):
+        entries = np.flatnonzero(is_own[block.positive_starts[begin] : block.positive_starts[end]])
+        entries += block.positive_starts[begin]
+        items, columns = np.empty(len(entries), np.int64), np.empty(len(entries), np.int32)
+        n_items = _find_columns(block.positives, entries, first, column_of_item, items, columns)
+        if (end - begin) * n_items <= _MOST_WASTE * len(entries):
+            grid = form.exact_grid(block.queries[begin:end], items[:n_items])
+            _fill_keys(grid, begin, entries, columns, block.positive_starts, block.positives, keys)
+            alone[entries] = False
+    entries = np.flatnonzero(alone)
+    positions, query = block.positives[entries], block.queries[block.query_of_positive[entries]]
+    keys[entries] = sort_keys(form.exact(query, positions - first), positions)
+    return keys
+
+
+@kernel
+def _fill_keys(
+    grid: Array, begin: int, entries: Array, columns: Array, starts: Array, positives: Array, keys: Array
+) -> None:
+    """grid: distances of the queries from ``begin`` on to the items of each column."""
+    q = begin
+    for i in range(len(entries)):
+        while entries[i] >= starts[q + 1]:
+            q += 1
+        keys[entries[i]] = key_of(grid[q - begin, columns[i]], positives[entries[i]])
+
+
+@kernel
+def _find_columns(
+    positives: Array, entries: Array, first: int, column_of_item: Array, items: Array, columns: Array
+) -> int:
+    """Number the distinct items among some positives. Return how many there are. column_of_item: -1, restored."""
+    found = 0
+    for i in range(len(entries)):
+        item = positives[entries[i]] - first
+        if column_of_item[item] < 0:
+            column_of_item[item] = found
+            items[found] = item
+            found += 1
+        columns[i] = column_of_item[item]
+    for i in range(found):
+        column_of_item[items[i]] = -1
+    return found
+
+
+def _groups(block: Block) -> list[tuple[int, int]]:
+    """Return (first, last + 1) of the runs of several queries whose positives and ignored items begin equally."""
+    first = first_item(block, np.arange(len(block)))
+    cuts = np.concatenate([[0], np.flatnonzero(np.diff(first)) + 1, [len(block)]])
+    return [(int(a), int(b)) for a, b in pairwise(cuts) if b - a > 1]

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
-from ray_backfill.engine.metrics.rankings import Rankings
+from ray_backfill.engine.metrics import Rankings
 from ray_backfill.engine.replay.block import Block
 from ray_backfill.engine.replay.keys import KeyArray, positions_of
-from ray_backfill.engine.replay.nearest_ranks import sort_candidates
+from ray_backfill.engine.replay.nearest import sort_candidates
 from ray_backfill.engine.replay.prepare import Pair, Prepared
 from ray_backfill.engine.replay.shard import Shards
 from ray_backfill.engine.systems import IntArray
@@ -42,13 +42,13 @@ class Recalled:
             _rerank(self.starts, self.places, old.starts, points, before, places)
             yield replace(old, before=before, places=places)
 
-    def embedded(self, slices_ON: NDArray[np.uint16], points: int) -> NDArray[np.int64]:
-        """(O, b, T) number of candidates that are not backfilled. slices_ON: when items are, for each order."""
-        counts = np.zeros((len(slices_ON), len(self.starts) - 1, points), np.int64)
+    def embedded(self, segments_ON: NDArray[np.uint16], points: int) -> NDArray[np.int64]:
+        """(O, b, T) number of candidates that are not backfilled. segments_ON: when items are, for each order."""
+        counts = np.zeros((len(segments_ON), len(self.starts) - 1, points), np.int64)
         rows = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
-        for found, slices in zip(counts, slices_ON, strict=True):
-            # An item of slice s is backfilled from point s + 1 on.
-            np.add.at(found, (rows, slices[positions_of(self.keys)].astype(np.int64)), 1)
+        for found, segments in zip(counts, segments_ON, strict=True):
+            # An item of segment s is backfilled from point s + 1 on.
+            np.add.at(found, (rows, segments[positions_of(self.keys)].astype(np.int64)), 1)
         return counts[:, :, ::-1].cumsum(axis=2)[:, :, ::-1]
 
 
@@ -87,7 +87,7 @@ def _by_forward_key(
 def embedded_of(prepared: Prepared, recalled: Sequence[Recalled]) -> Iterator[NDArray[np.int64]]:
     """(O, b, T) number of candidates that the new model has to embed for a query, for each pair."""
     for pair, candidates in zip(prepared.pairs, recalled, strict=True):
-        yield candidates.embedded(prepared.slices_ON[list(pair.backfill_rows)], prepared.points)
+        yield candidates.embedded(prepared.segments_ON[list(pair.backfill_rows)], prepared.points)
 
 
 @kernel

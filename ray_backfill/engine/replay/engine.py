@@ -1,6 +1,6 @@
 """Exact replay of a backfill in one pass over each system, for any number of points and orders.
 
-The gallery in backfill order is cut into T - 1 slices: at point i, the forward system serves the slices < i and the
+The gallery in backfill order is cut into T - 1 segments: at point i, the forward system serves the segments < i and the
 backward system the others. Metrics of the whole ranking come from counts of items before each positive (``counting``),
 metrics cut at k from the few items that can be among the first k (``nearest``); neither sorts a ranking. Both query
 shards of the gallery and combine their answers, so that one process and many give the result of a full sort of
@@ -27,15 +27,14 @@ from ray_backfill.core.errors import InputError, check_device_name
 from ray_backfill.core.progress import detail
 from ray_backfill.engine.distances import ProductForm, check_distance
 from ray_backfill.engine.merges import RAW, Merge
-from ray_backfill.engine.metrics import measure, metric_codes
-from ray_backfill.engine.metrics.rankings import Rankings, RightAnswers
+from ray_backfill.engine.metrics import Rankings, RightAnswers, measure, metric_codes
 from ray_backfill.engine.replay.block import Block, make_thresholds, merged_keys
 from ray_backfill.engine.replay.cascade import embedded_of, recall
-from ray_backfill.engine.replay.counted_ranks import counted_rankings
+from ray_backfill.engine.replay.counting import counted_rankings
 from ray_backfill.engine.replay.curve import Curve
 from ray_backfill.engine.replay.filtered import Replay, replay_parts
 from ray_backfill.engine.replay.fused import fused_rankings
-from ray_backfill.engine.replay.nearest_ranks import nearest_rankings
+from ray_backfill.engine.replay.nearest import nearest_rankings
 from ray_backfill.engine.replay.prepare import (
     Pair,
     Prepared,
@@ -244,15 +243,15 @@ _Ranked = Iterator[Iterator[Rankings]]
 def _rank_all(prepared: Prepared, block: Block, shards: Shards, with_places: bool) -> _Ranked:
     """Whole rankings, by counting."""
     keys = reduce(np.add, shards.positive_keys(block))
-    slices_of = prepared.slices_of
+    segments_of = prepared.segments_of
     thresholds = [
-        make_thresholds(block, keys[[pair.forward, pair.backward]], slices_of[pair.rows], pair.merge)
+        make_thresholds(block, keys[[pair.forward, pair.backward]], segments_of[pair.rows], pair.merge)
         for pair in prepared.pairs
     ]
     for index, of_shards in enumerate(zip(*shards.count(block, thresholds), strict=True)):
         pair, others, own = prepared.pairs[index], reduce(np.add, of_shards), thresholds[index]
         if pair.merge.by_rank and not pair.hides_backward:
-            yield fused_rankings(others, block, own, slices_of[pair.rows], prepared.points, with_places)
+            yield fused_rankings(others, block, own, segments_of[pair.rows], prepared.points, with_places)
         else:
             yield counted_rankings(others, block, own, prepared.points, with_places, pair.hides_backward)
 
@@ -269,7 +268,7 @@ def _rank_nearest(prepared: Prepared, block: Block, shards: Shards, with_places:
         if pair.merge.is_mapped:
             keys = merged_keys(keys, is_forward, pair.merge)
         yield nearest_rankings(
-            of_query, keys, is_forward, block, prepared.slices_of[pair.rows], prepared.nearest, prepared.points,
+            of_query, keys, is_forward, block, prepared.segments_of[pair.rows], prepared.nearest, prepared.points,
             with_places,
         )  # fmt: skip
 
@@ -308,7 +307,7 @@ def comparisons_bar(prepared: Prepared, show: bool) -> Iterator[Callable[[int], 
     if not show:
         yield lambda comparisons: None
         return
-    n_pairs = prepared.passes * len(prepared.scored) * prepared.slices_ON.shape[1]
+    n_pairs = prepared.passes * len(prepared.scored) * prepared.segments_ON.shape[1]
     with detail("compare", n_pairs, "pairs") as bar:
         yield bar.advance
 

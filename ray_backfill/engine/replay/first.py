@@ -120,8 +120,8 @@ def first_items(prepared: Prepared, truth: GroundTruth, shards: Shards, threads:
         forward = _allowed(of_scans[pair.forward_scan], block)
         backward = None if pair.hides_backward else _allowed(of_scans[pair.backward_scan], block)
         both = _merged(forward, backward, pair.merge)
-        for order, slices_N in zip(pair.orders, prepared.slices_of[pair.rows], strict=True):
-            keys, is_forward = _first_keys(*both, slices_N, len(block), prepared.points)
+        for order, segments_N in zip(pair.orders, prepared.segments_of[pair.rows], strict=True):
+            keys, is_forward = _first_keys(*both, segments_N, len(block), prepared.points)
             own = found[order]
             own.item[rows] = np.where(keys == _NO_KEY, NOTHING, positions_of(keys))
             own.is_forward[rows] = is_forward
@@ -164,19 +164,19 @@ def _merged(forward: Found, backward: Found | None, merge: Merge) -> tuple[Found
 
 
 def _first_keys(
-    forward: Found, backward: Found | None, slices_N: NDArray[np.uint16], b: int, points: int
+    forward: Found, backward: Found | None, segments_N: NDArray[np.uint16], b: int, points: int
 ) -> tuple[KeyArray, NDArray[np.bool_]]:
     """(b, T) smallest key of any item that is served, and whether the forward system serves it.
 
-    The forward system serves the slices before a point, the backward system the others.
+    The forward system serves the segments before a point, the backward system the others.
     """
     first_f, first_b = np.full((2, b, points), _NO_KEY)
     of_query, keys = forward
-    np.minimum.at(first_f, (of_query, slices_N[positions_of(keys)].astype(np.int64) + 1), keys)
+    np.minimum.at(first_f, (of_query, segments_N[positions_of(keys)].astype(np.int64) + 1), keys)
     first_f = np.minimum.accumulate(first_f, axis=1)
     if backward is not None:
         of_query, keys = backward
-        np.minimum.at(first_b, (of_query, slices_N[positions_of(keys)].astype(np.int64)), keys)
+        np.minimum.at(first_b, (of_query, segments_N[positions_of(keys)].astype(np.int64)), keys)
         first_b = np.minimum.accumulate(first_b[:, ::-1], axis=1)[:, ::-1]
     return np.minimum(first_f, first_b), first_f < first_b
 

@@ -6,7 +6,7 @@ have no common items, so the constant 60 has no effect.) Hence an item is preced
 list, and by its r-th item if that is closer, which is the case if c >= r, where c is the number of closer items there.
 
 Source: Cormack, Clarke, Buettcher, Reciprocal rank fusion (SIGIR 2009), section 2.
-Shapes: b queries, P positives of a query, O orders, S slices, T = S + 1 points.
+Shapes: b queries, P positives of a query, O orders, S segments, T = S + 1 points.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
-from ray_backfill.engine.metrics.rankings import NO_PLACES, Rankings
+from ray_backfill.engine.metrics import NO_PLACES, Rankings
 from ray_backfill.engine.replay.block import Block, Thresholds
 from ray_backfill.engine.systems import IntArray
 
@@ -24,7 +24,7 @@ def fused_rankings(
     others_2: IntArray,
     block: Block,
     thresholds: Thresholds,
-    slices_ON: NDArray[np.uint16],
+    segments_ON: NDArray[np.uint16],
     points: int,
     with_places: bool,
 ) -> Iterator[Rankings]:
@@ -32,22 +32,22 @@ def fused_rankings(
 
     others_2: (2, O, CSR of (T, P)) ``others_before`` of forward and of backward items.
     """
-    for o, slices in enumerate(slices_ON):
+    for o, segments in enumerate(segments_ON):
         n_forward_T = np.zeros(points, np.int64)
-        n_forward_T[1:] = np.cumsum(np.bincount(slices, minlength=points - 1))
+        n_forward_T[1:] = np.cumsum(np.bincount(segments, minlength=points - 1))
         before = np.empty(others_2.shape[2], np.int64)
         places = np.empty(len(before), np.int32) if with_places else NO_PLACES
         _fuse(
-            others_2[0, o], others_2[1, o], thresholds.starts, thresholds.owner, thresholds.slices[o], n_forward_T,
-            len(slices), slices[block.ignored], block.ignored_starts, before, places,
+            others_2[0, o], others_2[1, o], thresholds.starts, thresholds.owner, thresholds.segments[o], n_forward_T,
+            len(segments), segments[block.ignored], block.ignored_starts, before, places,
         )  # fmt: skip
         yield Rankings(before, block.positive_starts, places)
 
 
 @kernel
 def _fuse(
-    others_f: Array, others_b: Array, starts: Array, owner: Array, slices: Array, n_forward_T: Array, n_gallery: int,
-    ignored_slices: Array, ignored_starts: Array, before: Array, places: Array,
+    others_f: Array, others_b: Array, starts: Array, owner: Array, segments: Array, n_forward_T: Array, n_gallery: int,
+    ignored_segments: Array, ignored_starts: Array, before: Array, places: Array,
 ) -> None:  # fmt: skip
     points = len(n_forward_T)
     for q in range(len(starts) - 1):
@@ -55,7 +55,7 @@ def _fuse(
         n_right, n_ignored = n_thresholds // 2, ignored_starts[q + 1] - ignored_starts[q]
         ranked = np.empty(n_right, np.int64)
         ignored_forward = np.zeros(points, np.int64)
-        for s in ignored_slices[ignored_starts[q] : ignored_starts[q + 1]]:
+        for s in ignored_segments[ignored_starts[q] : ignored_starts[q + 1]]:
             ignored_forward[np.int64(s) + 1 :] += 1
         for i in range(points):
             n_forward = n_forward_T[i] - ignored_forward[i]
@@ -65,7 +65,7 @@ def _fuse(
             for k in range(n_thresholds):
                 right = owner[first + k] % n_right
                 is_forward = owner[first + k] < n_right
-                if is_forward != (slices[first // 2 + right] < i):
+                if is_forward != (segments[first // 2 + right] < i):
                     continue  # this threshold's system does not serve the right answer now
                 of_f, of_b = others_f[base + j] + before_f, others_b[base + j] + before_b
                 if is_forward:

@@ -51,8 +51,8 @@ def replay_moment(
     systems = [pair.backward] if pair.backward is pair.forward else [pair.backward, pair.forward]
     served = Served(0, len(systems) - 1, {"": np.arange(truth.n_gallery)}, pair.switch, merge)
     prepared = prepare_replay(truth, [served], 3, metrics)
-    # Use the middle one of three points, at which the forward system serves slice 0.
-    prepared = replace(prepared, slices_ON=np.where(flags, 0, 1).astype(np.uint16)[None])
+    # Use the middle one of three points, at which the forward system serves segment 0.
+    prepared = replace(prepared, segments_ON=np.where(flags, 0, 1).astype(np.uint16)[None])
     shard = GalleryShard(make_forms(systems, prepared, distance), 0, prepared)
     ((curve,),) = (found.values() for found in measure_prepared(prepared, truth, LocalShards([shard]), usable_cpus()))
     return {metric: values[:, 1] for metric, values in curve.per_query.items()}

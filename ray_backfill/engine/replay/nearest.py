@@ -1,15 +1,17 @@
 """Rankings cut at k from candidates: the few items of each system that can be among the first k at some point.
 
-The forward system serves the slices before a point, the backward system the others. Therefore an item can be among the
-first k only if it is among the k closest of the prefix (forward) or suffix (backward) of slices that ends with its own.
-One scan keeps these items and skips nearly all others with one comparison, for any number of points; for several
-orders it keeps the union. Candidates are selected by float32 products with a margin of twice the error bound, and
-finally, or if ties overflow a list, by exact keys.
+The forward system serves the segments before a point, the backward system the others. Therefore an item can be among
+the first k only if it is among the k closest of the prefix (forward) or suffix (backward) of segments that ends with
+its own. One scan keeps these items and skips nearly all others with one comparison, for any number of points; for
+several orders it keeps the union. Candidates are selected by float32 products with a margin of twice the error bound,
+and finally, or if ties overflow a list, by exact keys.
 
-Shapes: b queries, n items of a tile, C capacity for candidates, O orders, S slices.
+Shapes: b queries, n items of a tile, C capacity for candidates, P right answers, O orders, S segments, T points.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,8 @@ from numpy.typing import NDArray
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.merges import RAW, Merge
+from ray_backfill.engine.metrics import ABSENT, NO_PLACES, Rankings
+from ray_backfill.engine.replay.block import Block
 from ray_backfill.engine.replay.keys import KeyArray, distance_of, item_of, key_of, positions_of, sort_keys
 from ray_backfill.engine.replay.products import Products
 from ray_backfill.engine.systems import IntArray
@@ -32,15 +36,28 @@ _BINS = 256
 Passing = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
 
 
+class _Lists(NamedTuple):
+    """The arrays of ``Candidates`` that its compiled loops read and write."""
+
+    keys: KeyArray
+    counts: NDArray[np.int32]
+    needed: IntArray
+    limits: NDArray[np.float32]
+    gates: NDArray[np.float32]
+    margins: NDArray[np.float32]
+    ceilings: NDArray[np.float32]
+    segments_ON: NDArray[np.uint16]
+
+
 @dataclass
 class Candidates:
     """The candidates of a scan of one system, for each query of a block.
 
     keys: (b, C) uint64 of product and item, in any order; the first counts[q] of a row are in use. needed: (b,) number
-    of closest items that must be kept. slices_ON: (O, N) slice of each item, counted from the slice that is served
-    longest: forward from the start, backward from the end. limits: (b, O, S) items of that slice with larger products
+    of closest items that must be kept. segments_ON: (O, N) segment of each item, counted from the one that is served
+    longest: forward from the start, backward from the end. limits: (b, O, S) items of that segment with larger products
     can be dropped; gates: (b,) the largest limit. ceilings: (b, O, S) items with larger products are certainly behind
-    ``needed`` items of the other system when this one serves the slices up to that one. margins: (b,) twice the error
+    ``needed`` items of the other system when this one serves the segments up to that one. margins: (b,) twice the error
     bound.
     """
 
@@ -51,7 +68,7 @@ class Candidates:
     gates: NDArray[np.float32]
     margins: NDArray[np.float32]
     ceilings: NDArray[np.float32]
-    slices_ON: NDArray[np.uint16]
+    segments_ON: NDArray[np.uint16]
     form: ProductForm
     queries: IntArray
 
@@ -61,22 +78,22 @@ class Candidates:
         form: ProductForm,
         queries: IntArray,
         needed: IntArray,
-        slices_ON: NDArray[np.uint16],
-        n_slices: int,
+        segments_ON: NDArray[np.uint16],
+        n_segments: int,
         ceilings: NDArray[np.float32] | None = None,
     ) -> "Candidates":
-        b, n_orders = len(queries), len(slices_ON)
+        b, n_orders = len(queries), len(segments_ON)
         with np.errstate(over="ignore"):  # an infinite margin keeps everything
             margins = (2.0001 * form.error(queries)).astype(np.float32)
         return cls(
-            keys=np.empty((b, room(int(needed.max()), n_slices, n_orders)), np.uint64),
+            keys=np.empty((b, room(int(needed.max()), n_segments, n_orders)), np.uint64),
             counts=np.zeros(b, np.int32),
             needed=needed,
-            limits=np.full((b, n_orders, n_slices), _INFINITY),
+            limits=np.full((b, n_orders, n_segments), _INFINITY),
             gates=np.full(b, _INFINITY),
             margins=margins,
-            ceilings=np.full((b, n_orders, n_slices), _INFINITY) if ceilings is None else ceilings,
-            slices_ON=slices_ON,
+            ceilings=np.full((b, n_orders, n_segments), _INFINITY) if ceilings is None else ceilings,
+            segments_ON=segments_ON,
             form=form,
             queries=queries,
         )
@@ -86,21 +103,22 @@ class Candidates:
         rows, items, values = passing
         at = 0
         while at < len(rows):
-            at = _keep(
-                rows, items, values, at, self.keys, self.counts, self.needed, self.limits, self.gates,
-                self.margins, self.ceilings, self.slices_ON,
-            )  # fmt: skip
+            at = _keep(rows, items, values, at, self._lists)
             if at < len(rows):
                 # This row is full of items that the error bound cannot separate: exact keys decide.
                 self._drop_exactly(int(rows[at]))
                 if 2 * self.counts[rows[at]] > self.keys.shape[1]:
                     self.keys = np.hstack([self.keys, np.empty_like(self.keys)])
 
+    @property
+    def _lists(self) -> _Lists:
+        return _Lists(
+            self.keys, self.counts, self.needed, self.limits, self.gates, self.margins, self.ceilings, self.segments_ON
+        )
+
     def finish(self) -> tuple[IntArray, KeyArray]:
         """Return (row of each candidate, its exact key)."""
-        _drop_all(
-            self.keys, self.counts, self.needed, self.limits, self.gates, self.margins, self.ceilings, self.slices_ON
-        )
+        _drop_all(self._lists)
         rows = np.repeat(np.arange(len(self.counts)), self.counts)
         used = np.arange(self.keys.shape[1]) < self.counts[:, None]
         return rows, self._exact_keys(rows, self.keys[used])
@@ -114,15 +132,15 @@ class Candidates:
         exact = self._exact_keys(np.full(len(own), q), own)
         by_key = np.argsort(exact)
         kept = np.zeros(len(own), np.bool_)
-        _mark_nearest(exact[by_key], self.slices_ON, self.needed[q], self.limits.shape[2], kept)
+        _mark_nearest(exact[by_key], self.segments_ON, self.needed[q], self.limits.shape[2], kept)
         survivors = own[by_key[kept]]
         self.keys[q, : len(survivors)] = survivors
         self.counts[q] = len(survivors)
 
 
-def room(needed: int, n_slices: int, n_orders: int) -> int:
+def room(needed: int, n_segments: int, n_orders: int) -> int:
     """Return the capacity: twice what a random order keeps, needed / 1 + needed / 2 + ... + needed / S."""
-    expected = n_orders * needed * (1 + np.log(n_slices))
+    expected = n_orders * needed * (1 + np.log(n_segments))
     return 1 << int(np.ceil(np.log2(max(_LEAST_ROOM, 2 * expected))))
 
 
@@ -130,29 +148,29 @@ def ceilings_of_other(
     rows: IntArray,
     keys: KeyArray,
     needed: IntArray,
-    slices_ON: NDArray[np.uint16],
-    n_slices: int,
+    segments_ON: NDArray[np.uint16],
+    n_segments: int,
     form: ProductForm,
     queries: IntArray,
     merge: Merge = RAW,
 ) -> NDArray[np.float32]:
     """Return the ``ceilings`` of the backward system from the forward system's finished candidates.
 
-    rows, keys: result of ``finish`` for the forward system; slices_ON: as counted there. form: the backward system.
+    rows, keys: result of ``finish`` for the forward system; segments_ON: as counted there. form: the backward system.
     """
-    farthest = np.full((len(needed), len(slices_ON), n_slices), np.inf, np.float32)
-    _find_farthest(rows, keys, needed, slices_ON, farthest)
-    # At the point at which this system serves the slices up to r, the other one serves those up to S - 2 - r.
+    farthest = np.full((len(needed), len(segments_ON), n_segments), np.inf, np.float32)
+    _find_farthest(rows, keys, needed, segments_ON, farthest)
+    # At the point at which this system serves the segments up to r, the other one serves those up to S - 2 - r.
     ceilings = np.full(farthest.shape, _INFINITY)
-    q, o, s = np.nonzero(np.isfinite(farthest[:, :, : n_slices - 1]))
+    q, o, s = np.nonzero(np.isfinite(farthest[:, :, : n_segments - 1]))
     surely_behind, _ = merge.across(farthest[q, o, s], from_forward=True)
-    ceilings[q, o, n_slices - 2 - s] = form.bounds(queries, q, surely_behind)[1]
+    ceilings[q, o, n_segments - 2 - s] = form.bounds(queries, q, surely_behind)[1]
     return ceilings
 
 
 @kernel
-def _find_farthest(rows: Array, keys: Array, needed: Array, slices_ON: Array, farthest: Array) -> None:
-    """Find the distance of the needed-th closest item of the slices up to each slice. rows: ascending."""
+def _find_farthest(rows: Array, keys: Array, needed: Array, segments_ON: Array, farthest: Array) -> None:
+    """Find the distance of the needed-th closest item of the segments up to each segment. rows: ascending."""
     saturating = np.empty(farthest.shape[2], np.int64)
     first = 0
     while first < len(rows):
@@ -160,8 +178,8 @@ def _find_farthest(rows: Array, keys: Array, needed: Array, slices_ON: Array, fa
         while last < len(rows) and rows[last] == q:
             last += 1
         own = np.sort(keys[first:last])
-        for o in range(len(slices_ON)):
-            _find_saturating(own, slices_ON[o], needed[q], saturating)
+        for o in range(len(segments_ON)):
+            _find_saturating(own, segments_ON[o], needed[q], saturating)
             for s in range(len(saturating)):
                 if saturating[s] >= 0:
                     farthest[q, o, s] = distance_of(own[saturating[s]])
@@ -214,18 +232,16 @@ def _find_passing(
 
 
 @kernel
-def _keep(
-    rows: Array, items: Array, values: Array, at: int, keys: Array, counts: Array, needed: Array,
-    limits: Array, gates: Array, margins: Array, ceilings: Array, slices_ON: Array,
-) -> int:  # fmt: skip
+def _keep(rows: Array, items: Array, values: Array, at: int, lists: _Lists) -> int:
     """Continue with pair ``at``; return the first pair whose row is full, or the number of pairs."""
+    keys, counts = lists.keys, lists.counts
     capacity = keys.shape[1]
     for i in range(at, len(rows)):
         q = rows[i]
-        if not _is_within(values[i], items[i], q, limits, slices_ON):
+        if not _is_within(values[i], items[i], q, lists.limits, lists.segments_ON):
             continue
         if counts[q] == capacity:
-            _drop(q, keys, counts, needed, limits, gates, margins, ceilings, slices_ON)
+            _drop(q, lists)
             if 2 * counts[q] > capacity:
                 return i
         keys[q, counts[q]] = key_of(values[i], items[i])
@@ -234,100 +250,196 @@ def _keep(
 
 
 @kernel
-def _is_within(v: float, item: int, q: int, limits: Array, slices_ON: Array) -> bool:
+def _is_within(v: float, item: int, q: int, limits: Array, segments_ON: Array) -> bool:
     # numba cannot compile a generator expression
-    for o in range(len(slices_ON)):  # noqa: SIM110
-        if v <= limits[q, o, slices_ON[o, item]]:
+    for o in range(len(segments_ON)):  # noqa: SIM110
+        if v <= limits[q, o, segments_ON[o, item]]:
             return True
     return False
 
 
 @kernel
-def _drop_all(
-    keys: Array, counts: Array, needed: Array, limits: Array, gates: Array, margins: Array, ceilings: Array,
-    slices_ON: Array,
-) -> None:  # fmt: skip
-    for q in range(len(counts)):
-        _drop(q, keys, counts, needed, limits, gates, margins, ceilings, slices_ON)
+def _drop_all(lists: _Lists) -> None:
+    for q in range(len(lists.counts)):
+        _drop(q, lists)
 
 
 @kernel
-def _drop(
-    q: int, keys: Array, counts: Array, needed: Array, limits: Array, gates: Array, margins: Array, ceilings: Array,
-    slices_ON: Array,
-) -> None:  # fmt: skip
+def _drop(q: int, lists: _Lists) -> None:
     """Lower the limits of a query using its candidates, and drop the candidates above them.
 
-    The needed-th closest item of the slices up to s is found by counting products in bins: a limit may be too high by
+    The needed-th closest item of the segments up to s is found by counting products in bins: a limit may be too high by
     the width of a bin, but never too low.
     """
-    own = keys[q, : counts[q]]
+    counts, needed, segments_ON = lists.counts, lists.needed, lists.segments_ON
+    limits, gates, ceilings, margin = lists.limits, lists.gates, lists.ceilings, lists.margins[q]
+    own = lists.keys[q, : counts[q]]
     lowest, highest = np.float32(np.inf), np.float32(-np.inf)
     for key in own:
         lowest, highest = min(lowest, distance_of(key)), max(highest, distance_of(key))
     if highest - lowest < np.float32(1e-30):
         return  # practically equal: bins cannot separate them
-    n_orders, n_slices = len(slices_ON), limits.shape[2]
+    n_orders, n_segments = len(segments_ON), limits.shape[2]
     scale = np.float32(_BINS - 1) / (highest - lowest)
     farthest = np.full(_BINS, -np.inf, np.float32)
-    counts_SB = np.zeros((n_slices, _BINS), np.int32)
+    counts_SB = np.zeros((n_segments, _BINS), np.int32)
     gates[q] = -np.float32(np.inf)
     for o in range(n_orders):
         counts_SB[:] = 0
         for key in own:
             v = distance_of(key)
             in_bin = min(int((v - lowest) * scale), _BINS - 1)
-            counts_SB[slices_ON[o, item_of(key)], in_bin] += 1
+            counts_SB[segments_ON[o, item_of(key)], in_bin] += 1
             farthest[in_bin] = max(farthest[in_bin], v)
-        # With every slice there are more items, and the bin that contains the needed-th one moves down.
+        # With every segment there are more items, and the bin that contains the needed-th one moves down.
         running = np.zeros(_BINS, np.int32)
         last, within = _BINS - 1, 0
-        for s in range(n_slices):
+        for s in range(n_segments):
             for j in range(_BINS):
                 running[j] += counts_SB[s, j]
             within += counts_SB[s, : last + 1].sum()
             while within - running[last] >= needed[q]:
                 within -= running[last]
                 last -= 1
-            limits[q, o, s] = farthest[last] + margins[q] if within >= needed[q] else np.float32(np.inf)
+            limits[q, o, s] = farthest[last] + margin if within >= needed[q] else np.float32(np.inf)
         # If the other system alone has enough closer items at a point, items of this one are not needed there.
         at_most = -np.float32(np.inf)
-        for s in range(n_slices - 1, -1, -1):
+        for s in range(n_segments - 1, -1, -1):
             at_most = max(at_most, min(limits[q, o, s], ceilings[q, o, s]))
             limits[q, o, s] = at_most
         gates[q] = max(gates[q], limits[q, o].max())
     kept = 0
     for i in range(len(own)):
-        if _is_within(distance_of(own[i]), item_of(own[i]), q, limits, slices_ON):
+        if _is_within(distance_of(own[i]), item_of(own[i]), q, limits, segments_ON):
             own[kept] = own[i]
             kept += 1
     counts[q] = kept
 
 
 @kernel
-def _mark_nearest(keys: Array, slices_ON: Array, needed: int, n_slices: int, kept: Array) -> None:
-    """Mark the ascending exact keys that are among the first ``needed`` of the slices up to their own."""
-    saturating = np.empty(n_slices, np.int64)
-    for o in range(len(slices_ON)):
-        _find_saturating(keys, slices_ON[o], needed, saturating)
+def _mark_nearest(keys: Array, segments_ON: Array, needed: int, n_segments: int, kept: Array) -> None:
+    """Mark the ascending exact keys that are among the first ``needed`` of the segments up to their own."""
+    saturating = np.empty(n_segments, np.int64)
+    for o in range(len(segments_ON)):
+        _find_saturating(keys, segments_ON[o], needed, saturating)
         for i in range(len(keys)):
-            at = saturating[slices_ON[o, item_of(keys[i])]]
+            at = saturating[segments_ON[o, item_of(keys[i])]]
             if at < 0 or i <= at:
                 kept[i] = True
 
 
 @kernel
-def _find_saturating(keys: Array, slice_of_item: Array, needed: int, saturating: Array) -> None:
-    """Find for each s the index in ascending ``keys`` at which slices up to s have ``needed`` items; -1 if never."""
-    n_slices = len(saturating)
+def _find_saturating(keys: Array, segment_of_item: Array, needed: int, saturating: Array) -> None:
+    """Find for each s the index in ascending ``keys`` at which segments up to s have ``needed`` items; -1 if never."""
+    n_segments = len(saturating)
     saturating[:] = -1
-    count = np.zeros(n_slices, np.int64)
-    full = n_slices  # all slices from here on have enough items
+    count = np.zeros(n_segments, np.int64)
+    full = n_segments  # all segments from here on have enough items
     for i in range(len(keys)):
-        for s in range(slice_of_item[item_of(keys[i])], full):
+        for s in range(segment_of_item[item_of(keys[i])], full):
             count[s] += 1
         while full > 0 and count[full - 1] >= needed:
             full -= 1
             saturating[full] = i
         if full == 0:
             break
+
+
+def nearest_rankings(
+    rows: IntArray, keys: KeyArray, is_forward: NDArray[np.bool_], block: Block, segments_ON: NDArray[np.uint16],
+    k: int, points: int, with_places: bool,
+) -> Iterator[Rankings]:  # fmt: skip
+    """Return the first k ranks of each order, from the candidates of all shards and both systems, by exact keys.
+
+    rows: the query of each candidate, in any order. k: at most what the candidates were found for.
+    """
+    own, starts, places_of = sort_candidates(rows, keys, block)
+    widths = np.minimum(np.diff(block.positive_starts), k)
+    width_starts = np.concatenate([[0], np.cumsum(widths)])
+    for segments in segments_ON:
+        before = np.full(points * width_starts[-1], ABSENT)
+        places = np.zeros(len(before), np.int32) if with_places else NO_PLACES
+        _rank(own, starts, places_of, keys, is_forward, segments, k, points, width_starts, before, places)
+        yield Rankings(before, width_starts, places)
+
+
+def sort_candidates(rows: IntArray, keys: KeyArray, block: Block) -> tuple[IntArray, IntArray, NDArray[np.int32]]:
+    """Find the candidates of each query that are not ignored, the closest first.
+
+    Returns: CSR of indices of candidates; (b + 1,) their starts; aligned with the indices, which of the query's right
+    answers it is, or -1.
+    """
+    own, starts = np.empty(len(rows), np.int64), np.empty(len(block) + 1, np.int64)
+    places_of = np.empty(len(rows), np.int32)
+    _sort_candidates(
+        rows, keys, block.positives, block.positive_starts, block.ignored, block.ignored_starts, own, starts, places_of
+    )
+    return own[: starts[-1]], starts, places_of[: starts[-1]]
+
+
+@kernel
+def _sort_candidates(
+    rows: Array, keys: Array, positives: Array, positive_starts: Array, ignored: Array, ignored_starts: Array,
+    own: Array, starts: Array, places_of: Array,
+) -> None:  # fmt: skip
+    """Find the candidates of each query that are not ignored, the closest first.
+
+    own: CSR by ``starts``, indices of candidates. places_of: aligned with ``own``, which right answer it is, or -1.
+    """
+    n_queries = len(starts) - 1
+    given = np.zeros(n_queries + 1, np.int64)
+    for row in rows:
+        given[row + 1] += 1
+    given = np.cumsum(given)
+    of_row, filled = np.empty(len(rows), np.int64), given.copy()
+    for c in range(len(rows)):
+        of_row[filled[rows[c]]] = c
+        filled[rows[c]] += 1
+    at = 0
+    for q in range(n_queries):
+        starts[q] = at
+        unsorted = of_row[given[q] : given[q + 1]]
+        right = positives[positive_starts[q] : positive_starts[q + 1]]
+        left_out = ignored[ignored_starts[q] : ignored_starts[q + 1]]
+        for c in unsorted[np.argsort(keys[unsorted])]:
+            if _place(left_out, item_of(keys[c])) < 0:
+                own[at] = c
+                places_of[at] = _place(right, item_of(keys[c]))
+                at += 1
+    starts[n_queries] = at
+
+
+@kernel
+def _rank(
+    own: Array, starts: Array, places_of: Array, keys: Array, is_forward: Array, segments: Array, k: int, points: int,
+    width_starts: Array, before: Array, places: Array,
+) -> None:  # fmt: skip
+    for q in range(len(starts) - 1):
+        first, n_own = starts[q], starts[q + 1] - starts[q]
+        width = width_starts[q + 1] - width_starts[q]
+        # A candidate's system serves it at the points begin .. begin + length - 1.
+        begin, length = np.empty(n_own, np.uint32), np.empty(n_own, np.uint32)
+        for c in range(n_own):
+            after = segments[item_of(keys[own[first + c]])] + 1
+            begin[c] = after if is_forward[own[first + c]] else 0
+            length[c] = points - after if is_forward[own[first + c]] else after
+        for i in range(points):
+            at, wrong, found = points * width_starts[q] + i * width, 0, 0
+            for c in range(n_own):
+                if np.uint32(np.uint32(i) - begin[c]) < length[c]:
+                    if places_of[first + c] < 0:
+                        wrong += 1
+                    else:
+                        before[at + found] = wrong
+                        if len(places) > 0:
+                            places[at + found] = places_of[first + c]
+                        found += 1
+                    if wrong + found == k:
+                        break
+
+
+@kernel
+def _place(ascending: Array, value: int) -> Any:
+    """Index of a value; -1 if it is not there."""
+    at = np.searchsorted(ascending, value)
+    return at if at < len(ascending) and ascending[at] == value else -1

@@ -1,4 +1,4 @@
-"""Validated inputs of a replay as plain data. Shapes: Q queries, N items, T points, S = T - 1 slices, O orders.
+"""Validated inputs of a replay as plain data. Shapes: Q queries, N items, T points, S = T - 1 segments, O orders.
 
 A replay serves several pairs of systems at once. Pairs share systems: most upgrade methods serve {new, new} to
 backfilled items. Each distinct system is searched once, for all pairs, merges and orders that it takes part in.
@@ -34,7 +34,7 @@ _LEAST_QUERIES_OF_CANDIDATES = 64
 _LEAST_ITEMS = 16_384
 # Memory for the counts or candidates of a block.
 _BLOCK_BYTES = 128 << 20
-# With fewer items per possible candidate (k per slice), counting is cheaper than candidates.
+# With fewer items per possible candidate (k per segment), counting is cheaper than candidates.
 _ITEMS_PER_CANDIDATE = 2
 
 
@@ -68,7 +68,7 @@ class Searched:
 class Scan:
     """A search for the nearest items of one system in one of its two roles.
 
-    rows: of ``Prepared.slices_ON``. pairs: that use it in this role. limited_by: aligned with ``pairs``, the scans of
+    rows: of ``Prepared.segments_ON``. pairs: that use it in this role. limited_by: aligned with ``pairs``, the scans of
     their forward systems; empty for a forward scan.
     """
 
@@ -83,7 +83,7 @@ class Scan:
 class Pair:
     """A pair of systems, by their indices in ``Prepared.searched`` and in ``Prepared.scans``.
 
-    orders: names. rows: of ``Prepared.slices_ON``, one for each order. merge: makes the distances comparable.
+    orders: names. rows: of ``Prepared.segments_ON``, one for each order. merge: makes the distances comparable.
     backward_scan: -1 if nothing serves items that are not backfilled. recalls: number of candidates of a cascade; 0:
     none. backfill_rows: of a cascade, like ``rows``, but by when items are backfilled; its systems switch at the end.
     """
@@ -109,9 +109,9 @@ class Pair:
 class Prepared:
     """Validated inputs of a replay.
 
-    slices_ON: (O, N) uint16 for all pairs, the forward system serves items of slice s at the points i > s. scored:
+    segments_ON: (O, N) uint16 for all pairs, the forward system serves items of segment s at the points i > s. scored:
     queries with a positive. nearest: depth of the rankings that are needed; None for whole rankings. rows_of: for each
-    searched system, the rows of ``slices_ON`` that any of its pairs needs.
+    searched system, the rows of ``segments_ON`` that any of its pairs needs.
     """
 
     pairs: tuple[Pair, ...]
@@ -120,17 +120,17 @@ class Prepared:
     rows_of: tuple[tuple[int, ...], ...]
     metrics: tuple[Metric, ...]
     points: int
-    slices_ON: NDArray[np.uint16]
+    segments_ON: NDArray[np.uint16]
     scored: IntArray
     n_skipped: int
     nearest: int | None
 
     @cached_property
-    def slices_of(self) -> dict[tuple[int, ...], NDArray[np.uint16]]:
-        """Rows of ``slices_ON`` -> a contiguous array of them, once for all pairs, systems and scans that use them."""
+    def segments_of(self) -> dict[tuple[int, ...], NDArray[np.uint16]]:
+        """Rows of ``segments_ON`` -> a contiguous array, once for all pairs, systems and scans that use them."""
         wanted = {*self.rows_of, *(scan.rows for scan in self.scans), *(pair.rows for pair in self.pairs)}
-        every = tuple(range(len(self.slices_ON)))
-        return {rows: self.slices_ON if rows == every else self.slices_ON[list(rows)] for rows in wanted}
+        every = tuple(range(len(self.segments_ON)))
+        return {rows: self.segments_ON if rows == every else self.segments_ON[list(rows)] for rows in wanted}
 
     @property
     def are_cascades(self) -> bool:
@@ -174,9 +174,9 @@ def prepare_replay(truth: GroundTruth, served: Sequence[Served], points: int, me
     scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
     if not len(scored):
         raise InputError("no query has a positive in the gallery, so there is nothing to measure; check the labels")
-    pairs, searched, scans, slices = _share(served, truth.n_gallery, points)
+    pairs, searched, scans, segments = _share(served, truth.n_gallery, points)
     rows_of = [_union(p.rows for p in pairs if index in (p.backward, p.forward)) for index in range(len(searched))]
-    slices_ON = np.stack(slices)
+    segments_ON = np.stack(segments)
     cuts = [metric.k for metric in parsed]
     # With fusion by rank, a merged rank depends on the number of items before it in the other list: rank all items.
     by_rank = any(pair.merge.by_rank for pair in pairs)
@@ -186,15 +186,15 @@ def prepare_replay(truth: GroundTruth, served: Sequence[Served], points: int, me
         if _ITEMS_PER_CANDIDATE * deepest * (points - 1) > truth.n_gallery:
             nearest = None
     return Prepared(
-        pairs, searched, scans, tuple(rows_of), parsed, points, slices_ON, scored, len(truth.skipped), nearest
+        pairs, searched, scans, tuple(rows_of), parsed, points, segments_ON, scored, len(truth.skipped), nearest
     )
 
 
 def _share(
     served: Sequence[Served], n_gallery: int, points: int
 ) -> tuple[tuple[Pair, ...], tuple[Searched, ...], tuple[Scan, ...], list[NDArray[np.uint16]]]:
-    """Find what the pairs share: systems, scans of these, and slices."""
-    searched, scans, slices = _Table(), _Table(), _Table()
+    """Find what the pairs share: systems, scans of these, and segments."""
+    searched, scans, segments = _Table(), _Table(), _Table()
     pairs: list[Pair] = []
     for each in served:
         backward, forward = (
@@ -203,16 +203,16 @@ def _share(
         )
         for permutation in each.orders.values():
             check_order(permutation, n_gallery)
-        of_orders = [_slices(each, name, points, each.switch) for name in each.orders]
-        rows = tuple(slices.place(row.tobytes(), row) for row in of_orders)
+        of_orders = [_segments(each, name, points, each.switch) for name in each.orders]
+        rows = tuple(segments.place(row.tobytes(), row) for row in of_orders)
         of_backward = -1 if each.switch == "only_backfilled" else scans.place((backward, False), None)
         of_forward = scans.place((forward, True), None)
-        backfilled = [_slices(each, name, points, "progressively") for name in each.orders]
-        backfill_rows = tuple(slices.place(row.tobytes(), row) for row in backfilled if each.recalls)
+        backfilled = [_segments(each, name, points, "progressively") for name in each.orders]
+        backfill_rows = tuple(segments.place(row.tobytes(), row) for row in backfilled if each.recalls)
         of_pair = (tuple(each.orders), rows, each.switch, each.merge, each.recalls, backfill_rows)
         pairs.append(Pair(backward, forward, of_backward, of_forward, *of_pair))
     found = [_scan(pairs, index) for index in range(len(scans.values))]
-    return tuple(pairs), tuple(searched.values), tuple(found), slices.values
+    return tuple(pairs), tuple(searched.values), tuple(found), segments.values
 
 
 def _as_searched(served: Served) -> list[tuple[int, References | None]]:
@@ -275,7 +275,7 @@ def as_merge(merge: Merge | str, distance: str) -> Merge:
 
 def count_parts(prepared: Prepared, n_blocks: int, threads: int) -> int:
     """Return into how many parts to split the gallery, so that all threads have work although there are few blocks."""
-    n_gallery = prepared.slices_ON.shape[1]
+    n_gallery = prepared.segments_ON.shape[1]
     return max(1, min(threads // n_blocks, n_gallery // _LEAST_ITEMS))
 
 
@@ -295,7 +295,7 @@ def split_queries(prepared: Prepared, truth: GroundTruth, threads: int) -> list[
 
     Queries that share positives are put into the same block. Returns: arrays of indices into ``prepared.scored``.
     """
-    n_slices = prepared.points - 1
+    n_segments = prepared.points - 1
     by_positives = np.argsort(first_item(truth, prepared.scored), kind="stable")
     scored = prepared.scored[by_positives]
     if prepared.nearest is None:
@@ -305,16 +305,16 @@ def split_queries(prepared: Prepared, truth: GroundTruth, threads: int) -> list[
             users = sum((pair.backward == index) + (pair.forward == index) for pair in prepared.pairs)
             # The positives' own distances are thresholds of every pair; the others differ from pair to pair.
             n_thresholds = (users + 1) * n_positives
-            bytes_Q += 4 * len(rows) * n_slices * (n_thresholds + 1) + 2 * n_bins(int(n_thresholds.max()))
+            bytes_Q += 4 * len(rows) * n_segments * (n_thresholds + 1) + 2 * n_bins(int(n_thresholds.max()))
         bytes_Q += sum(8 * len(pair.rows) * prepared.points * n_positives for pair in prepared.pairs)
     else:
         deepest = prepared.nearest + int(np.diff(truth.ignored_starts).max())
         bytes_Q = np.zeros(len(scored), np.int64)
         for scan in prepared.scans:
-            bytes_Q += 8 * room(deepest, n_slices, len(scan.rows)) + 4 * len(scan.rows) * n_slices
+            bytes_Q += 8 * room(deepest, n_segments, len(scan.rows)) + 4 * len(scan.rows) * n_segments
     if prepared.are_cascades:
         deepest = max(pair.recalls for pair in prepared.pairs) + int(np.diff(truth.ignored_starts).max())
-        bytes_Q += 8 * sum(room(deepest, n_slices, len(scan.rows)) for scan in prepared.scans)
+        bytes_Q += 8 * sum(room(deepest, n_segments, len(scan.rows)) for scan in prepared.scans)
     # What each query takes of the largest block, by memory or by number, whichever is more.
     most = _BLOCK_QUERIES if prepared.nearest is None else _BLOCK_QUERIES_OF_CANDIDATES
     taken = np.cumsum(np.maximum(bytes_Q / _BLOCK_BYTES, 1 / most))
@@ -329,21 +329,21 @@ def backfilled_at(n_gallery: int, points: int) -> IntArray:
     return backfilled
 
 
-def slice_of_item(
+def segment_of_item(
     order: IntArray, points: int, switch: Switch, backfilled: IntArray | None = None
 ) -> NDArray[np.uint16]:
-    """Return the (N,) slice of each item: the forward system serves items of slice s at the points i > s.
+    """Return the (N,) segment of each item: the forward system serves items of segment s at the points i > s.
 
     backfilled: (T - 1,) see ``Served``.
     """
     n_gallery = len(order)
     if switch == "at_end":
         return np.full(n_gallery, points - 2, np.uint16)
-    slices = np.empty(n_gallery, np.uint16)
+    segments = np.empty(n_gallery, np.uint16)
     counts = backfilled_at(n_gallery, points) if backfilled is None else backfilled
-    slices[order] = np.searchsorted(counts, np.arange(n_gallery), side="right")
-    return slices
+    segments[order] = np.searchsorted(counts, np.arange(n_gallery), side="right")
+    return segments
 
 
-def _slices(served: Served, name: str, points: int, switch: Switch) -> NDArray[np.uint16]:
-    return slice_of_item(served.orders[name], points, switch, served.backfilled.get(name))
+def _segments(served: Served, name: str, points: int, switch: Switch) -> NDArray[np.uint16]:
+    return segment_of_item(served.orders[name], points, switch, served.backfilled.get(name))

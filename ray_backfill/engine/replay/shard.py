@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.replay.before import Counted, Side, accumulate, others_before
-from ray_backfill.engine.replay.block import Block, Thresholds, Union, unite
+from ray_backfill.engine.replay.block import Block, Thresholds, Union, exact_keys, unite
 from ray_backfill.engine.replay.counting import Counter
 from ray_backfill.engine.replay.keys import KeyArray
 from ray_backfill.engine.replay.nearest import Candidates, Finder, ceilings_of_other
-from ray_backfill.engine.replay.positives import exact_keys
 from ray_backfill.engine.replay.prepare import Prepared, Scan, Searched
 from ray_backfill.engine.replay.products import Products
 from ray_backfill.engine.systems import IntArray, RetrievalSystem
@@ -62,11 +61,11 @@ class GalleryShard:
             raise InputError(f"a shard may have fewer than {1 << 31:,} items, got {n_items:,}; use more shards")
         self.first, self.last = first, first + n_items
         self.prepared, self.points, self.report = prepared, prepared.points, report
-        own = {rows: np.ascontiguousarray(s[:, first : self.last]) for rows, s in prepared.slices_of.items()}
-        self.slices_of: Mapping[tuple[int, ...], NDArray[np.uint16]] = own
-        # A backward system serves the last slice longest.
-        last_slice = np.uint16(prepared.points - 2)
-        self.from_the_end = {scan.rows: last_slice - own[scan.rows] for scan in prepared.scans if not scan.is_forward}
+        own = {rows: np.ascontiguousarray(s[:, first : self.last]) for rows, s in prepared.segments_of.items()}
+        self.segments_of: Mapping[tuple[int, ...], NDArray[np.uint16]] = own
+        # A backward system serves the last segment longest.
+        last_segment = np.uint16(prepared.points - 2)
+        self.from_the_end = {scan.rows: last_segment - own[scan.rows] for scan in prepared.scans if not scan.is_forward}
         self.is_cancelled = False
         self.forms = forms
         self.tile_items, self.on_device = TILE_ITEMS, None
@@ -112,14 +111,14 @@ class GalleryShard:
 
     def nearest(self, block: Block, k: int) -> list[Found]:
         """Return for each scan all items of this shard that can be among the first k at any point, possibly more."""
-        needed, n_slices = k + np.diff(block.ignored_starts), self.points - 1
+        needed, n_segments = k + np.diff(block.ignored_starts), self.points - 1
         found: dict[int, tuple[IntArray, KeyArray]] = {}
         scans = sorted(enumerate(self.prepared.scans), key=lambda each: not each[1].is_forward)
         for index, scan in scans:
             ceilings = None if scan.is_forward else self._ceilings(scan, found, needed, block)
-            slices_ON = self.slices_of[scan.rows] if scan.is_forward else self.from_the_end[scan.rows]
+            segments_ON = self.segments_of[scan.rows] if scan.is_forward else self.from_the_end[scan.rows]
             form = self.forms[scan.searched]
-            candidates = Candidates.empty(form, block.queries, needed, slices_ON, n_slices, ceilings)
+            candidates = Candidates.empty(form, block.queries, needed, segments_ON, n_segments, ceilings)
             finder = self._finder(scan.searched, block)
             for first, last in self._tiles(block):
                 candidates.add(finder.passing(first, last, candidates.gates))
@@ -131,12 +130,12 @@ class GalleryShard:
         self, scan: Scan, found: Mapping[int, tuple[IntArray, KeyArray]], needed: IntArray, block: Block
     ) -> NDArray[np.float32]:
         """The highest ceiling that any pair sets: an item is dropped only if no pair needs it."""
-        n_slices = self.points - 1
-        ceilings = np.full((len(block), len(scan.rows), n_slices), -np.inf, np.float32)
+        n_segments = self.points - 1
+        ceilings = np.full((len(block), len(scan.rows), n_segments), -np.inf, np.float32)
         for index, forward in zip(scan.pairs, scan.limited_by, strict=True):
             pair = self.prepared.pairs[index]
             set_by_pair = ceilings_of_other(
-                *found[forward], needed, self.slices_of[pair.rows], n_slices, self.forms[scan.searched],
+                *found[forward], needed, self.segments_of[pair.rows], n_segments, self.forms[scan.searched],
                 block.queries, pair.merge,
             )  # fmt: skip
             for o, row in enumerate(pair.rows):
@@ -145,11 +144,13 @@ class GalleryShard:
         return ceilings
 
     def _counter(self, system: int, block: Block, union: Union) -> Any:
-        slices_ON, n_slices = self.slices_of[self.prepared.rows_of[system]], self.points - 1
+        segments_ON, n_segments = self.segments_of[self.prepared.rows_of[system]], self.points - 1
         if self.on_device is None:
             form = self.forms[system]
-            return Counter(form, block, union, slices_ON, n_slices, self.first, self.tile_items)
-        return self.on_device.DeviceCounter(self.device_tiles[system], block, union, slices_ON, n_slices, self.first)
+            return Counter(form, block, union, segments_ON, n_segments, self.first, self.tile_items)
+        return self.on_device.DeviceCounter(
+            self.device_tiles[system], block, union, segments_ON, n_segments, self.first
+        )
 
     def _finder(self, system: int, block: Block) -> Any:
         if self.on_device is None:

@@ -1,9 +1,9 @@
 """How many items are within a cut-off: all that a service shows which has a limit on distances instead of a top k.
 
-One pass over a system counts its items by slice and cut-off, exactly, for any number of cut-offs, orders and moments:
+One pass over a system counts its items by segment and cut-off, exactly, for any number of cut-offs, orders and moments:
 cut-offs take the place of the thresholds of ``counting``, the same for every query.
 
-Shapes: Q scored queries, N gallery items, K cut-offs, R orders, S slices, T = S + 1 points, b queries of a block.
+Shapes: Q scored queries, N gallery items, K cut-offs, R orders, S segments, T = S + 1 points, b queries of a block.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ray_backfill.engine.distances import ProductForm
-from ray_backfill.engine.replay.block import Block, Union, first_item
+from ray_backfill.engine.replay.block import Block, Union, exact_keys, first_item
 from ray_backfill.engine.replay.counting import Counter
 from ray_backfill.engine.replay.engine import usable_cpus
 from ray_backfill.engine.replay.filtered import each_part
 from ray_backfill.engine.replay.keys import distances_of, sort_keys
-from ray_backfill.engine.replay.positives import exact_keys
 from ray_backfill.engine.replay.shard import TILE_ITEMS
 from ray_backfill.engine.statistics import relative_weights
 from ray_backfill.engine.systems import Filter, GroundTruth, IntArray, RetrievalSystem
@@ -50,7 +49,7 @@ def count_within(
     system: RetrievalSystem,
     truth: GroundTruth,
     cutoffs: NDArray[np.float32],
-    slices_RN: NDArray[np.uint16],
+    segments_RN: NDArray[np.uint16],
     points: int,
     distance: str,
     report: Callable[[int], object] = lambda comparisons: None,
@@ -63,14 +62,14 @@ def count_within(
         system: The system that is searched.
         truth: Right answers, ignored items and weights.
         cutoffs: (K,) finite float32 distances.
-        slices_RN: The slice of each item in each order, see ``slice_of_item``.
+        segments_RN: The segment of each item in each order, see ``segment_of_item``.
         points: Number of points, T.
         distance: "cosine", "l2" or "inner_product".
         report: Called with the number of comparisons of a query and an item after each tile.
     """
     found = np.unique(cutoffs)
     if truth.filter is not None:
-        return _count_parts(system, truth, truth.filter, found, slices_RN, points, distance, report)
+        return _count_parts(system, truth, truth.filter, found, segments_RN, points, distance, report)
     form, scored = ProductForm.of(system, distance), np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
     weights = None if truth.weights is None else relative_weights(truth.weights[scored])
     weights_Q = np.ones(truth.n_queries)
@@ -78,13 +77,13 @@ def count_within(
 
     def count(queries: IntArray) -> NDArray[np.float64]:
         block = Block.of(truth, queries)
-        return _weigh(*_count_block(form, block, found, slices_RN, points - 1, report), weights_Q[queries])
+        return _weigh(*_count_block(form, block, found, segments_RN, points - 1, report), weights_Q[queries])
 
     # Queries that share positives share the products with them. The blocks do not depend on the number of threads.
     scored = scored[np.argsort(first_item(truth, scored), kind="stable")]
-    of_query = 4 * 8 * len(slices_RN) * points * (len(found) + 1)
+    of_query = 4 * 8 * len(segments_RN) * points * (len(found) + 1)
     size = max(1, min(_BLOCK_QUERIES, _BLOCK_BYTES // of_query))
-    total = np.zeros((2, 2, len(slices_RN), points, len(found)))
+    total = np.zeros((2, 2, len(segments_RN), points, len(found)))
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(usable_cpus()) as pool:
         for part in pool.map(count, [scored[i : i + size] for i in range(0, len(scored), size)]):
             total += part
@@ -93,13 +92,13 @@ def count_within(
 
 def _count_parts(
     system: RetrievalSystem, truth: GroundTruth, parts: Filter, cutoffs: NDArray[np.float32],
-    slices_RN: NDArray[np.uint16], points: int, distance: str, report: Callable[[int], object],
+    segments_RN: NDArray[np.uint16], points: int, distance: str, report: Callable[[int], object],
 ) -> Within:  # fmt: skip
     """The same where a query finds items of its part only: sums over the parts."""
     largest = 1.0 if truth.weights is None else np.delete(truth.weights, truth.skipped).max()
-    total = np.zeros((2, 2, len(slices_RN), points, len(cutoffs)))
+    total = np.zeros((2, 2, len(segments_RN), points, len(cutoffs)))
     for part in each_part(truth, parts, [system], [], points):
-        own = (part.systems[0], part.truth, cutoffs, slices_RN[:, part.items], points, distance, report)
+        own = (part.systems[0], part.truth, cutoffs, segments_RN[:, part.items], points, distance, report)
         found = count_within(*own)
         weights = part.truth.weights
         # Weights are relative to the largest of those that are counted together.
@@ -109,25 +108,25 @@ def _count_parts(
 
 
 def _count_block(
-    form: ProductForm, block: Block, cutoffs: NDArray[np.float32], slices_RN: NDArray[np.uint16], n_slices: int,
+    form: ProductForm, block: Block, cutoffs: NDArray[np.float32], segments_RN: NDArray[np.uint16], n_segments: int,
     report: Callable[[int], object],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
-    """Return (R, b, S, K + 1) numbers of items that are no right answers, and of right answers, by slice and place.
+    """Return (R, b, S, K + 1) numbers of items that are no right answers, and of right answers, by segment and place.
 
     The place is the first cut-off that an item is within, or K.
     """
-    n_items, shape = slices_RN.shape[1], (len(slices_RN), len(block), n_slices, len(cutoffs) + 1)
+    n_items, shape = segments_RN.shape[1], (len(segments_RN), len(block), n_segments, len(cutoffs) + 1)
     keys = np.tile(sort_keys(cutoffs, np.full(len(cutoffs), _LAST)), len(block))
     union = Union(keys, np.arange(len(block) + 1) * len(cutoffs), [])
-    counter = Counter(form, block, union, slices_RN, n_slices, 0, TILE_ITEMS)
+    counter = Counter(form, block, union, segments_RN, n_segments, 0, TILE_ITEMS)
     for first in range(0, n_items, TILE_ITEMS):
         last = min(first + TILE_ITEMS, n_items)
         counter.add(first, last)
         report(len(block) * (last - first))
     place = np.searchsorted(cutoffs, distances_of(exact_keys(form, block, 0, n_items)))
     right = np.empty(shape, np.int64)
-    for own, slices in zip(right, slices_RN, strict=True):
-        at = (block.query_of_positive * n_slices + slices[block.positives]) * (len(cutoffs) + 1) + place
+    for own, segments in zip(right, segments_RN, strict=True):
+        at = (block.query_of_positive * n_segments + segments[block.positives]) * (len(cutoffs) + 1) + place
         own[:] = np.bincount(at, minlength=own.size).reshape(own.shape)
     return counter.finish().reshape(shape).astype(np.int64), right
 
@@ -137,12 +136,12 @@ def _weigh(others: NDArray[np.int64], right: NDArray[np.int64], weights_b: NDArr
 
     Each sum adds the queries in the same order, so that equal numbers of each query give equal sums.
     """
-    n_orders, _, n_slices, n_places = right.shape
-    out = np.empty((2, 2, n_orders, n_slices + 1, n_places - 1))
+    n_orders, _, n_segments, n_places = right.shape
+    out = np.empty((2, 2, n_orders, n_segments + 1, n_places - 1))
     for kind, counts in enumerate((others + right, right)):
         for r, of_order in enumerate(counts):
             within_bSK = np.cumsum(of_order[:, :, :-1], axis=2)
-            backfilled_bTK = np.zeros((len(within_bSK), n_slices + 1, n_places - 1), np.int64)
+            backfilled_bTK = np.zeros((len(within_bSK), n_segments + 1, n_places - 1), np.int64)
             np.cumsum(within_bSK, axis=1, out=backfilled_bTK[:, 1:])
             waiting_bTK = backfilled_bTK[:, -1:] - backfilled_bTK
             for side, counts_bTK in enumerate((backfilled_bTK, waiting_bTK)):

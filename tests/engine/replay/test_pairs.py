@@ -91,7 +91,7 @@ def test_a_shared_system_is_searched_once() -> None:
     served = random_served(rng, 200, by_rank=False)
     whole = prepare_replay(truth, served, 4, METRICS)
     assert (len(whole.pairs), whole.passes) == (8, 3)
-    assert len(whole.slices_ON) == 2 + 1 + 2 + 1, "two common orders, one switch at the end, the own ones"
+    assert len(whole.segments_ON) == 2 + 1 + 2 + 1, "two common orders, one switch at the end, the own ones"
     cut = prepare_replay(truth, served, 4, ("CMC@1",))
     assert cut.nearest == 1
     assert [(scan.searched, scan.is_forward) for scan in cut.scans] == (

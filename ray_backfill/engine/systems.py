@@ -1,15 +1,194 @@
-"""Which gallery items are right answers to which query. Shapes: Q queries, N gallery items."""
+"""Retrieval systems, upgrade pairs and ground truth. At any time, every gallery item has exactly one active embedding.
+
+Shapes: Q queries, N gallery items, d dimensions. Numpy only.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import fingerprint
-from ray_backfill.engine.systems.arrays import IntArray, as_array, as_labels, describe_array
+
+FloatArray = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+_KINDS = {"f": "numbers", "i": "integers", "u": "integers", "U": "text", "b": "true/false values", "S": "bytes"}
+
+
+def describe_array(array: NDArray[Any]) -> str:
+    """Describe an array for an error message: "integers of shape (3,)"."""
+    return f"{_KINDS.get(array.dtype.kind, 'Python objects')} of shape {array.shape}"
+
+
+def as_array(given: Any, what: str) -> NDArray[Any]:
+    """Return lists, pandas and torch objects as an array, and an array as it is. what: name for messages.
+
+    Raises:
+        InputError: The values have no array form, such as rows of different lengths.
+    """
+    if isinstance(given, np.ndarray):
+        return given
+    try:
+        if hasattr(given, "detach"):  # a torch tensor: it may need gradients, be on a GPU or have a type of torch's own
+            given = given.detach().cpu()
+            return np.asarray(given.float() if "bfloat16" in str(given.dtype) else given)
+        array = np.asarray(given)
+        if array.dtype == object and array.ndim == 1 and len(array):
+            if all(isinstance(value, str) for value in array):  # a frame's column of text, or categories
+                return array.astype(str)
+            if np.ndim(array[0]) == 1:  # a frame's column of vectors
+                return np.stack(list(array))
+    except (TypeError, ValueError, RuntimeError) as error:
+        said = str(error).strip().splitlines()[0]
+        reason = "its rows have different lengths" if "inhomogeneous" in said else said
+        raise InputError(f"{what} cannot be made a numpy array: {reason}") from error
+    return array
+
+
+def as_vectors(given: Any, what: str) -> FloatArray:
+    """Return embeddings as a 2-D float array; lists of integers become float32.
+
+    Raises:
+        InputError: They have other dimensions, are empty, or are no numbers.
+    """
+    array = as_array(given, what)
+    if not isinstance(given, np.ndarray) and array.dtype.kind in "iu":
+        array = array.astype(np.float32)
+    if array.ndim != 2 or array.dtype.kind != "f":
+        raise InputError(f"{what} must be a 2-D float array, one row an item, got {describe_array(array)}")
+    if array.size == 0:
+        raise InputError(f"{what} are empty: shape {array.shape}")
+    return array
+
+
+def as_labels(*given: tuple[Any, str]) -> list[IntArray]:
+    """Return labels as 1-D integer arrays; text is numbered, equally in all arrays. given: labels and their names."""
+    arrays = [(as_array(labels, what), what) for labels, what in given]
+    for labels, what in arrays:
+        if labels.ndim != 1 or labels.dtype.kind not in "iuU":
+            raise InputError(f"{what} must be a 1-D array of integers or text, got {describe_array(labels)}")
+    texts = [labels.dtype.kind == "U" for labels, _ in arrays]
+    if any(texts) != all(texts):
+        words = " but ".join(
+            f"{what} are {'text' if text else 'numbers'}" for (_, what), text in zip(arrays, texts, strict=True)
+        )
+        raise InputError(f"{words}; use one type")
+    if not any(texts):
+        return [labels.astype(np.int64, copy=False) for labels, _ in arrays]
+    numbers = np.unique(np.concatenate([labels for labels, _ in arrays]), return_inverse=True)[1]
+    return np.split(numbers, np.cumsum([len(labels) for labels, _ in arrays])[:-1])
+
+
+# Rows that are checked at a time.
+_ROWS = 65_536
+Switch = Literal["progressively", "at_end", "only_backfilled"]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class RetrievalSystem:
+    """Query and gallery embeddings that are compared with each other: {query model, gallery model}.
+
+    Lists, torch tensors and DataFrames of numbers become arrays.
+
+    Raises:
+        InputError: An array is not 2-D, is empty, or has NaN or infinite values, or the dimensions differ.
+    """
+
+    query: FloatArray
+    """(Q, d) float query embeddings, finite."""
+    gallery: FloatArray
+    """(N, d) float gallery embeddings, finite."""
+
+    def __post_init__(self) -> None:
+        for side, given in (("query", self.query), ("gallery", self.gallery)):
+            array = as_vectors(given, f"{side} embeddings")
+            object.__setattr__(self, side, array)
+            for first in range(0, len(array), _ROWS):  # in pieces: one bool per number of a large gallery needs memory
+                with np.errstate(over="ignore"):  # values beyond float32 become infinite
+                    numbers = array[first : first + _ROWS].astype(np.float32, copy=False)
+                finite_rows = np.isfinite(numbers).all(axis=1)
+                if not finite_rows.all():
+                    raise InputError(
+                        f"{side} embeddings have NaN or infinite values (as float32), first in row "
+                        f"{first + int(np.argmin(finite_rows))}; drop such rows"
+                    )
+        if self.query.shape[1] != self.gallery.shape[1]:
+            raise InputError(
+                f"query embeddings have {self.query.shape[1]} dimensions, gallery embeddings {self.gallery.shape[1]}; "
+                "both sides of a system must have the same number"
+            )
+
+    def __repr__(self) -> str:
+        queries, (items, dims) = len(self.query), self.gallery.shape
+        return f"RetrievalSystem({queries:,} queries, {items:,} gallery items, {dims} dimensions)"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class UpgradePair:
+    """The two systems of a backfill: one serves items before, the other after they are backfilled.
+
+    Source: rank merge, eq. 3-5 (the general form: any method is such a pair).
+
+    Raises:
+        InputError: The two systems differ in the number of queries or gallery items.
+    """
+
+    backward: RetrievalSystem
+    """Serves the items that are not backfilled yet."""
+    forward: RetrievalSystem
+    """Serves the backfilled items."""
+    switch: Switch = "progressively"
+    """When the forward system takes over: "progressively", each item as soon as it is backfilled; "at_end", all items
+    together at t = 1 (offline backfilling); "only_backfilled", as progressively, but nothing serves the other items, so
+    that they cannot be found."""
+
+    def __post_init__(self) -> None:
+        for side in ("backward", "forward"):
+            if not isinstance(given := getattr(self, side), RetrievalSystem):
+                raise InputError(
+                    f"the {side} system must be a RetrievalSystem(query, gallery), not {type(given).__name__}"
+                )
+        for side in ("query", "gallery"):
+            a, b = len(getattr(self.backward, side)), len(getattr(self.forward, side))
+            if a != b:
+                raise InputError(f"the backward system has {a} {side} rows, the forward system {b}")
+
+    def __repr__(self) -> str:
+        backward, forward = (system.gallery.shape[1] for system in (self.backward, self.forward))
+        return (
+            f"UpgradePair({self.n_queries:,} queries, {self.n_gallery:,} gallery items, "
+            f"{backward} dimensions backward, {forward} forward, switches {self.switch.replace('_', ' ')})"
+        )
+
+    def items(self, first: int, last: int) -> "UpgradePair":
+        """Return the same queries over the gallery items first .. last - 1, as views."""
+        backward, forward = (
+            RetrievalSystem(system.query, system.gallery[first:last]) for system in (self.backward, self.forward)
+        )
+        return UpgradePair(backward, backward if self.backward is self.forward else forward, self.switch)
+
+    def of_items(self, positions: IntArray) -> "UpgradePair":
+        """Return the same queries over the gallery items at ``positions``, as copies."""
+        backward, forward = (
+            RetrievalSystem(system.query, system.gallery[positions]) for system in (self.backward, self.forward)
+        )
+        return UpgradePair(backward, backward if self.backward is self.forward else forward, self.switch)
+
+    @property
+    def n_queries(self) -> int:
+        """Number of queries, Q."""
+        return len(self.backward.query)
+
+    @property
+    def n_gallery(self) -> int:
+        """Number of gallery items, N."""
+        return len(self.backward.gallery)
+
 
 Floats = NDArray[np.float64]
 
