@@ -250,7 +250,7 @@ def test_a_drill_is_that_of_its_inputs(data: Path, tmp_path: Path, monkeypatch: 
         return folder
 
     monkeypatch.setattr(drill, "session", nullcontext)
-    monkeypatch.setattr(drill, "_check_room", lambda *_: (1, False))
+    monkeypatch.setattr(drill, "check_room", lambda *_: (1, False))
     monkeypatch.setattr(drill, "run_drill", lambda *_: None)
     monkeypatch.setattr(drill, "_conclude", conclude)
 

@@ -269,11 +269,11 @@ print({"rich", "numpy", "ray"} & set(sys.modules))
 def test_a_forked_process_starts_anew() -> None:
     code = """
 import os
-from ray_backfill import progress
-with progress.stage("outer"):
+from ray_backfill.core import progress
+with progress.task("outer"):
     child = os.fork()
     if not child:
-        with progress.stage("inner"): pass
+        with progress.task("inner"): pass
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
 """

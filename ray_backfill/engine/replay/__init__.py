@@ -1,9 +1,8 @@
 """The exact replay engine: it turns a pair, the ground truth and backfill orders into curves."""
 
 from ray_backfill.engine.replay.curve import Curve
-from ray_backfill.engine.replay.engine import check_device, replay, replay_pairs, usable_cpus
+from ray_backfill.engine.replay.engine import check_device, replay, replay_moment, replay_pairs, usable_cpus
 from ray_backfill.engine.replay.first import NOTHING, FirstItems, find_first
-from ray_backfill.engine.replay.moment import replay_moment
 from ray_backfill.engine.replay.prepare import Served, segment_of_item
 from ray_backfill.engine.replay.within import Within, count_within
 

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.distances.form import Products
 from ray_backfill.engine.metrics import ABSENT, NO_PLACES, Rankings
 from ray_backfill.engine.replay.bins import bin_of, make_bins
 from ray_backfill.engine.replay.block import Block, Thresholds, Union
 from ray_backfill.engine.replay.keys import key_of
-from ray_backfill.engine.replay.products import Products
 from ray_backfill.engine.systems import IntArray
 
 # Undecided pairs are placed when there are this many, so that calls of numpy cost little per pair.

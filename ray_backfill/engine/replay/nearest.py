@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.distances.form import Products
 from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.metrics import ABSENT, NO_PLACES, Rankings
 from ray_backfill.engine.replay.block import Block
 from ray_backfill.engine.replay.keys import KeyArray, distance_of, item_of, key_of, positions_of, sort_keys
-from ray_backfill.engine.replay.products import Products
 from ray_backfill.engine.systems import IntArray
 
 _INFINITY = np.float32(np.inf)

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.distances.form import Products
 from ray_backfill.engine.replay.before import Counted, Side, accumulate, others_before
 from ray_backfill.engine.replay.block import Block, Thresholds, Union, exact_keys, unite
 from ray_backfill.engine.replay.counting import Counter
 from ray_backfill.engine.replay.keys import KeyArray
 from ray_backfill.engine.replay.nearest import Candidates, Finder, ceilings_of_other
 from ray_backfill.engine.replay.prepare import Prepared, Scan, Searched
-from ray_backfill.engine.replay.products import Products
 from ray_backfill.engine.systems import IntArray, RetrievalSystem
 
 # Items per tile: the products with a block of queries should stay in the cache between multiplication and counting.
