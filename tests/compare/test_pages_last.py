@@ -1,6 +1,7 @@
 """A page that cannot be made takes no results with it, and the next call makes it from them."""
 
 import shutil
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,9 +40,9 @@ def call(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
 
 
 def without_page(monkeypatch: pytest.MonkeyPatch, page: str, *words: object) -> None:
-    """A call that fails at its page, and says what is left."""
+    """A call that fails at its page, and says what is left. page: the module of its function ``render``."""
     with monkeypatch.context() as broken:
-        broken.setattr(page, no_page)
+        broken.setattr(import_module(page), "render", no_page)
         with pytest.raises(NoPageError) as failed:
             call(monkeypatch, *words)
     assert "The results in " in failed.value.__notes__[0]
@@ -52,7 +53,7 @@ def test_simulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = {"old": rng.normal(size=(40, 4)), "new": rng.normal(size=(40, 6)), "label": np.arange(40) % 4}
     data = rb.write_folder(tmp_path / "data", columns)
     words = ["simulate", "--data", data, "--out", tmp_path / "run", "--methods", "rm_naive"]
-    without_page(monkeypatch, "ray_backfill.compare.report.html.render", *words)
+    without_page(monkeypatch, "ray_backfill.compare.report.html", *words)
     results = tmp_path / "run" / "results"
     assert is_finished(results)
     assert {row.method for row in rb.read_results(results).rows} == {"old", "new", "rm_naive"}
@@ -68,7 +69,7 @@ def test_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call(monkeypatch, "sample", data, "--budget", 150)
     embed(data, new)
     words = ["forecast", data, "--new", new, "--methods", "rm_naive", "--points", 3, "--out", tmp_path / "run"]
-    without_page(monkeypatch, "ray_backfill.forecast.report.page.render", *words)
+    without_page(monkeypatch, "ray_backfill.forecast.report.page", *words)
     results = tmp_path / "run" / "forecast"
     assert {row.method for row in read_forecast(results).rows} == {"rm_naive"}
     assert not any((results / name).exists() for name in PAGES)

@@ -36,7 +36,9 @@ def test_every_recipe_is_sound(name: str, tmp_path: Path) -> None:
 
 
 def test_no_name_is_given_twice() -> None:
-    names = [row.name for module in plugin_names(recipes) for row in getattr(load_plugin(recipes, module), "RECIPES", ())]
+    names = [
+        row.name for module in plugin_names(recipes) for row in getattr(load_plugin(recipes, module), "RECIPES", ())
+    ]
     assert len(set(names)) == len(names)
 
 
