@@ -49,6 +49,15 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     return InputError(f"unknown {kind} {name!r}; {hint}")
 
 
+# What the extra "cpu" or "gpu" installs, because results, forecasts and formulas do without.
+LIBRARIES_OF_EXTRAS = ("torch", "transformers", "ray", "faiss")
+
+
+def missing_library(name: str) -> InputError:
+    """Return the error for a library of an extra that is not installed; it shows the line to type."""
+    return InputError(f"this needs {name}, which is not installed; type: python -m pip install 'ray-backfill[cpu]'")
+
+
 def local_path(given: str | Path) -> Path:
     """The path of a local file or folder. Raises InputError for a URI, scheme://...
 
@@ -95,7 +104,7 @@ def _option(group: str, name: str) -> str:
 def input_error_in(error: BaseException) -> InputError | None:
     """Return the InputError that ``error`` is, or that Ray wrapped in an actor or a training worker; None otherwise.
 
-    Files that cannot be read or written are errors of input, too.
+    Files that cannot be read or written and libraries that are not installed are errors of input, too.
     """
     # Ray keeps the original error of a task or an actor in ``cause``, the errors of a training run in
     # ``worker_failures`` (by rank), and there the user's own error in ``_base_exc``. Look inside first: Ray's error of
@@ -106,6 +115,8 @@ def input_error_in(error: BaseException) -> InputError | None:
     first = next((each for each in found if each is not None), None)
     if first is not None or isinstance(error, InputError):
         return first or error  # type: ignore[return-value]
+    if isinstance(error, ModuleNotFoundError) and (name := (error.name or "").split(".")[0]) in LIBRARIES_OF_EXTRAS:
+        return missing_library(name)
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
         return InputError(f"{error.object[:200]!r} is not UTF-8; rename it")
     if isinstance(error, OSError) and error.errno in REMEDIES:

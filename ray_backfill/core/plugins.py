@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
-from ray_backfill.core.errors import unknown_name
+from ray_backfill.core.errors import input_error_in, unknown_name
 
 _GROUP = "ray_backfill"
 
@@ -56,4 +56,14 @@ class Deferred:
         self.module, self.__name__ = module, name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return getattr(importlib.import_module(self.module), self.__name__)(*args, **kwargs)
+        return self.load()(*args, **kwargs)
+
+    def load(self) -> Any:
+        """Return the function or class itself. Raises InputError if it needs a library that is not installed."""
+        try:
+            module = importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            if (missing := input_error_in(error)) is None:
+                raise
+            raise missing from error
+        return getattr(module, self.__name__)

@@ -1,0 +1,27 @@
+"""Libraries of extras that are not installed end in one line that says what to type."""
+
+import sys
+
+import pytest
+
+from ray_backfill.core.errors import InputError, input_error_in
+from ray_backfill.core.plugins import Deferred
+
+
+@pytest.mark.parametrize("library", ["torch", "ray", "faiss"])
+def test_a_missing_library_is_an_error_of_input(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        __import__(f"{library}.utils")
+    found = input_error_in(caught.value)
+    assert (
+        str(found) == f"this needs {library}, which is not installed; type: python -m pip install 'ray-backfill[cpu]'"
+    )
+    with pytest.raises(InputError, match=library):
+        Deferred(f"{library}.utils", "anything").load()
+
+
+def test_other_modules_that_are_not_found_are_bugs() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module") as caught:
+        Deferred("no_such_module", "anything")()
+    assert input_error_in(caught.value) is None
