@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.traffic import read_log
 from ray_backfill.core.runkey import RunKey, fingerprint
-from ray_backfill.data.store import COLUMNS, SPLITS, EmbeddingFolder, read_further, read_texts
+from ray_backfill.data.store import COLUMNS, SPLITS, EmbeddingFolder, EmbeddingTable
 from ray_backfill.engine.merges import BEST, MergeKind, all_merges
 from ray_backfill.engine.orders import Order, find_order
 from ray_backfill.engine.systems import GroundTruth
@@ -58,7 +56,7 @@ def inputs_of(
         "filter": truth.filter.fingerprint if truth.filter else "",
         "columns_of_orders": _numbers(folder, sorted(needs)),
         "log": _log(folder, evaluation.filter) if "first_retrieved" in needs else "",
-        "slices": _whole_columns((folder.queries or folder.gallery).path, evaluation.slices),
+        "slices": _whole_columns(folder.queries or folder.gallery, evaluation.slices),
     }
 
 
@@ -79,12 +77,11 @@ def _numbers(folder: EmbeddingFolder, names: Sequence[str]) -> str:
 
 
 def _log(folder: EmbeddingFolder, filter_column: str) -> str:
-    log = read_log(folder)
+    log = folder.log
     if log is None:
         return ""
-    parts = read_texts(log.path, filter_column) if filter_column else None
-    return fingerprint(log.old, log.weight, parts)
+    return fingerprint(log.old, log.weight, log.texts(filter_column) if filter_column else None)
 
 
-def _whole_columns(path: Path, names: Sequence[str]) -> str:
-    return fingerprint(*((name, read_further(path, name).to_pylist()) for name in names)) if names else ""
+def _whole_columns(table: EmbeddingTable, names: Sequence[str]) -> str:
+    return fingerprint(*((name, table.column(name).to_pylist()) for name in names)) if names else ""

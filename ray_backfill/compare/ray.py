@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import ray
@@ -50,8 +50,6 @@ T = TypeVar("T")
 
 # Blocks of queries in flight: one in the shards, one being sent, one being measured.
 _BLOCKS = 3
-# File, first row, end row (exclusive), and the models whose vectors are read.
-_Rows = tuple[Path, int, int, tuple[str, ...]]
 _Question = Literal["positive_keys", "count", "nearest"]
 
 
@@ -101,7 +99,8 @@ class RemoteShards:
         models = folder.models if stand_in is None else ("old",)
         self.actors = [
             make.remote(
-                (queries.path, 0, len(queries), folder.models), (folder.gallery.path, first, last, models),
+                _Rows(folder.path, "queries" if folder.queries else "gallery", 0, len(queries), folder.models),
+                _Rows(folder.path, "gallery", first, last, models),
                 evaluation.distance, device, stand_in,
             )
             for first, last in pairwise(self.edges)
@@ -177,13 +176,23 @@ class RemoteShards:
         return answers
 
 
+class _Rows(NamedTuple):
+    """Rows first .. last - 1 of a split of a folder of embeddings, and the models whose vectors are read."""
+
+    folder: Path
+    split: str
+    first: int
+    last: int
+    models: tuple[str, ...]
+
+
 class ShardActor:
     """One shard of the gallery, for all groups of methods one after the other."""
 
     def __init__(
         self, queries: _Rows, gallery: _Rows, distance: str, device: str, stand_in: StandInMap | None = None
     ) -> None:  # fmt: skip
-        self.first, self.distance, self.stand_in = gallery[1], distance, stand_in
+        self.first, self.distance, self.stand_in = gallery.first, distance, stand_in
         self.torch_device = None if device == "cpu" else device
         self.files = queries, gallery
         self.embeddings: Embeddings | None = None
@@ -192,7 +201,7 @@ class ShardActor:
 
     def read(self) -> None:
         """Read all queries and the shard's rows of the gallery."""
-        query, gallery = (read_vectors(*file) for file in self.files)
+        query, gallery = (read_vectors(*rows) for rows in self.files)
         if self.stand_in is not None:
             gallery |= {"new": self.stand_in(gallery["old"])}
         self.embeddings = Embeddings(query, gallery)

@@ -16,7 +16,7 @@ from ray_backfill.compare.replayed import Replayed
 from ray_backfill.compare.summary import of_reference
 from ray_backfill.compare.tables.queries import BACKWARD, BEST, FORWARD, LOST, WON, WORST, ShownQuery
 from ray_backfill.compare.tables.results import OLD
-from ray_backfill.data.store import IMAGE, TEXT, EmbeddingFolder, EmbeddingTable, read_picked
+from ray_backfill.data.store import IMAGE, TEXT, EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.store.copies import copied_from
 from ray_backfill.engine import statistics as stats
 from ray_backfill.engine.replay import NOTHING
@@ -108,8 +108,8 @@ def _told(
 
 def _shown(folder: Path, table: EmbeddingTable, rows: IntArray) -> dict[int, _Shown]:
     """Row -> what a page shows of it."""
-    texts = read_picked(table.path, TEXT, rows)
-    images = read_picked(table.path, IMAGE, rows)
+    texts = table.pick(TEXT, rows)
+    images = table.pick(IMAGE, rows)
     ids: Sequence[str] = table.id[rows].astype(str).tolist()
     return {
         int(row): _Shown(of_id, clean(text), thumbnail(_content(folder, image)))

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
-from ray_backfill.data.store import EmbeddingFolder, EmbeddingTable, read_table
-from ray_backfill.data.truth import read_filter
+from ray_backfill.data.store import EmbeddingFolder, EmbeddingTable
+from ray_backfill.data.truth import filter_of
 from ray_backfill.engine.index import IndexSettings, make_partition
 from ray_backfill.engine.systems import FloatArray, IntArray
 
@@ -20,7 +20,6 @@ SEEN = 10
 # Draws from the log for each of its queries: after these, what is seen at all has nearly always been seen.
 _DRAWS = 20
 _QUERIES = 512
-LOG = "log.parquet"
 
 
 def first_retrieved(
@@ -37,7 +36,7 @@ def first_retrieved(
     Raises:
         InputError: The log cannot be read or lacks the filter column, or its embeddings are of another model.
     """
-    log = read_log(folder)
+    log = folder.log
     if log is None:
         return None
     if log.old.shape[1] != folder.gallery.old.shape[1]:
@@ -57,16 +56,10 @@ def first_retrieved(
     return place
 
 
-def read_log(folder: EmbeddingFolder) -> EmbeddingTable | None:
-    """The queries of ``log.parquet``; None if there is no log. Raises InputError if it cannot be read."""
-    path = folder.path / LOG
-    return read_table(path, ("old",), ("old",), are_queries=True) if path.exists() else None
-
-
 def _parts(folder: EmbeddingFolder, log: EmbeddingTable, column: str) -> list[tuple[IntArray, IntArray]]:
     """Queries of the log, and the items that they can find."""
     if column:
-        return read_filter(folder.gallery.path, log.path, column).parts()
+        return filter_of(folder.gallery, log, column).parts()
     return [(np.arange(len(log)), np.arange(len(folder.gallery)))]
 
 

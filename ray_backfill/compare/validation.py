@@ -62,5 +62,5 @@ def replay_on_validation(
 
 def _as_gallery(validation: EmbeddingTable, seed: int) -> EmbeddingFolder:
     found = sample(validation, MOST_ITEMS, seed)
-    items = EmbeddingTable(found.path, found.id, found.vectors, label=found.label, camera=found.camera)
+    items = EmbeddingTable(found.path, found.id, found.vectors, label=found.label, camera=found.camera, rows=found.rows)
     return EmbeddingFolder(validation.path.parent, items, None, None)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import EmbeddingFolder, in_words, read_further
+from ray_backfill.data.store import EmbeddingFolder, in_words
 from ray_backfill.engine.systems import GroundTruth, IntArray
 
 # The column that is a slice if no others are asked for. Its numbers are names.
@@ -45,7 +45,7 @@ def resolve_slices(folder: EmbeddingFolder, columns: Sequence[str], truth: Groun
     table = folder.queries or folder.gallery
     names = dict.fromkeys(columns or ([GROUP] if table.group is not None else []))
     scored = np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
-    return tuple(_slice(name, read_further(table.path, name), scored) for name in names)
+    return tuple(_slice(name, table.column(name), scored) for name in names)
 
 
 def _slice(name: str, column: pa.ChunkedArray, scored: IntArray) -> Slice:

@@ -1,13 +1,12 @@
 """The ground truth of a folder of embeddings, and the checks that a folder must pass."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.leakage import own_items
-from ray_backfill.data.store import EmbeddingFolder, kind_of, read_texts
+from ray_backfill.data.store import EmbeddingFolder, EmbeddingTable, kind_of
 from ray_backfill.data.truths import Truth, TruthRequest, parse_truth
 from ray_backfill.engine.systems import Filter, GroundTruth
 
@@ -24,24 +23,23 @@ def check_vectors(folder: EmbeddingFolder, distance: str) -> None:
                 )
 
 
-def read_filter(gallery: Path, queries: Path, column: str) -> Filter:
+def filter_of(gallery: EmbeddingTable, queries: EmbeddingTable, column: str) -> Filter:
     """Which gallery items a query can find: those with its own value in this column.
 
     Raises:
         InputError: The gallery or the queries lack the column, or no query has the value of an item.
     """
-    of_gallery = read_texts(gallery, column)
-    of_queries = of_gallery if queries == gallery else read_texts(queries, column)
+    of_gallery, of_queries = gallery.texts(column), queries.texts(column)
     if of_gallery.dtype.kind != of_queries.dtype.kind:
         raise InputError(
-            f"--filter {column}: the column holds {kind_of(of_gallery)} in {gallery} but {kind_of(of_queries)} in "
-            f"{queries}; use one type"
+            f"--filter {column}: the column holds {kind_of(of_gallery)} in {gallery.path} but {kind_of(of_queries)} in "
+            f"{queries.path}; use one type"
         )
     values = np.unique(np.concatenate([of_gallery, of_queries]))
     found = Filter(np.searchsorted(values, of_queries), np.searchsorted(values, of_gallery))
     if not found.parts():
         raise InputError(
-            f"--filter {column}: no query of {queries} has the value of a gallery item, so none can find anything"
+            f"--filter {column}: no query of {queries.path} has the value of a gallery item, so none can find anything"
         )
     return found
 
@@ -71,23 +69,20 @@ def find_truth(
         InputError: The truth cannot be made of this folder, or no query has a right answer.
     """
     kind, k, argument = parse_truth(words)
-    parts = (
-        read_filter(folder.gallery.path, (folder.queries or folder.gallery).path, filter_column)
-        if filter_column
-        else None
-    )
+    queries = folder.queries or folder.gallery
+    parts = filter_of(folder.gallery, queries, filter_column) if filter_column else None
     found = kind.make(folder, TruthRequest(k, argument, distance, refuse_unknown_ids, parts))
     truth, notes = found.ground, found.notes
     if parts is not None:
         truth = truth.with_filter(parts)
         notes = (*notes, *_filter_notes(found.ground, truth, filter_column))
     if truth.weights is None:
-        truth = truth.with_weights((folder.queries or folder.gallery).weight)
-    queries, items = own_items(folder)
-    if len(queries):
-        truth = truth.without(queries, items)
+        truth = truth.with_weights(queries.weight)
+    own, items = own_items(folder)
+    if len(own):
+        truth = truth.without(own, items)
     if len(truth.skipped) == truth.n_queries:
-        other = " other than itself" if len(queries) else ""
+        other = " other than itself" if len(own) else ""
         raise InputError(
             f"no query of {folder.path} has a right answer in the gallery{other}: there is nothing to measure; compare "
             "the labels (or positives) of both files"

@@ -75,7 +75,8 @@ def drill_folder(data: Path, evaluation: Evaluation, fits: FitSettings, live: Li
         return context.out / "live"
     with session():
         check_room(live, context.actors)
-        return run_resolved(comparison, method, FromStore(comparison.folder.gallery.path), fits, live, context, {})
+        source = FromStore(comparison.folder.path, len(comparison.folder.gallery))
+        return run_resolved(comparison, method, source, fits, live, context, {})
 
 
 def check_drill(evaluation: Evaluation, live: LiveSettings) -> tuple[Method, Evaluation]:
@@ -197,10 +198,9 @@ def _sides(comparison: Comparison, method: Method, live: LiveSettings) -> Sides:
 
 def _shards(drill: Path, comparison: Comparison, sides: Sides, live: LiveSettings, n_items: int) -> list[ShardJob]:
     folder, name = comparison.folder, sides.method.name
-    train = folder.train
     return [
         ShardJob(
-            drill, folder.gallery.path, train.path if train else None, len(train) if train else 0, name,
+            drill, folder.path, len(folder.train) if folder.train else 0, name,
             comparison.maps.folders.get(name), sides.merge, sides.distance, dict(sides.dims),
             ShardPlace(first, last, live.old_index, live.new_index),
         )

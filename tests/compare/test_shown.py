@@ -20,7 +20,7 @@ from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.compare.shown import _decisive, clean
 from ray_backfill.compare.tables.queries import FlipRow, ShownQuery
 from ray_backfill.core.schema import rows_of
-from ray_backfill.data.store import read_picked, vector_column, write_parquet
+from ray_backfill.data.store import EmbeddingTable, vector_column, write_parquet
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.context import Context
 from tests.compare.folder import write_split
@@ -145,9 +145,10 @@ def test_single_rows_are_picked_from_parts_and_row_groups(tmp_path: Path) -> Non
         table = pa.table({"id": np.arange(first, last), "text": texts})
         pq.write_table(table, path / f"part-{part}.parquet", row_group_size=1000)
     rows = np.array([3199, 0, 999, 1000, 2499, 2500, 0])
-    assert read_picked(path, "text", rows) == [f"t{i}" for i in rows]
-    assert read_picked(path, "nothing", rows) == [None] * 7
-    assert read_picked(path, "text", rows[:0]) == []
+    table = EmbeddingTable(path, np.arange(3200), {})
+    assert table.pick("text", rows) == [f"t{i}" for i in rows]
+    assert table.pick("nothing", rows) == [None] * 7
+    assert table.pick("text", rows[:0]) == []
 
 
 def test_texts_are_cut_to_one_line() -> None:

@@ -75,7 +75,7 @@ def test_large_columns_are_mapped_and_any_rows_can_be_read_alone(
     old = np.concatenate([np.stack(part["old"].to_numpy(zero_copy_only=False)) for part in parts])
     np.testing.assert_array_equal(table.old, old)
     for first, last in [(0, 24), (0, 1), (8, 11), (15, 16), (23, 24), (5, 20)]:
-        some_old, some_new = read_vectors(folder, first, last, ("old", "new")).values()
+        some_old, some_new = read_vectors(tmp_path, "gallery", first, last, ("old", "new")).values()
         np.testing.assert_array_equal(some_old, table.old[first:last])
         np.testing.assert_array_equal(some_new, table.new[first:last])
 

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 import ray_backfill as rb
+from ray_backfill.core import memory
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import _columns, _division, read_folder, read_train, vector_column, write_parquet
+from ray_backfill.data.store import _division, read_folder, read_train, vector_column, write_parquet
 from ray_backfill.data.store._division import held_out
 
 
@@ -78,7 +79,7 @@ def test_the_parts_are_the_whole_split_for_every_reader(tmp_path: Path) -> None:
 def test_large_vectors_are_copied_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = rb.write_folder(tmp_path / "data", columns(20, 2), train=columns(700, 7))
     whole = read_train(path).train
-    monkeypatch.setattr(_columns, "MAPPED_BYTES", 100)
+    monkeypatch.setattr(memory, "MAPPED_BYTES", 100)
     monkeypatch.setattr(_division, "_ROWS", 64)
     train = read_train(path).train
     assert whole is not None

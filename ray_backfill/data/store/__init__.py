@@ -24,18 +24,19 @@ view: its ``id`` repeats that of train for each view. Other columns are not used
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError, local_path
 from ray_backfill.core.memory import MAPPED_BYTES as MAPPED_BYTES
-from ray_backfill.core.parquet import open_checked, read_checked, reading
+from ray_backfill.core.parquet import open_checked, reading
 from ray_backfill.data.store._classifier import Classifier as Classifier
 from ray_backfill.data.store._classifier import read_classifier as read_classifier
 from ray_backfill.data.store._columns import add_to_digest, as_ids, as_numbers, is_vectors, read_rows, some
@@ -49,22 +50,24 @@ from ray_backfill.data.store._division import held_out, take_views
 from ray_backfill.data.store._division import take as take
 from ray_backfill.data.store._further import IMAGE as IMAGE
 from ray_backfill.data.store._further import TEXT as TEXT
-from ray_backfill.data.store._further import read_further as read_further
-from ray_backfill.data.store._further import read_picked as read_picked
-from ray_backfill.data.store._further import shown_fingerprint
+from ray_backfill.data.store._further import Parts, has_column, joined, read_parts, read_picked, shown_fingerprint
 from ray_backfill.data.store._hashing import hash_rows as hash_rows
 from ray_backfill.data.store._known import COLUMNS as COLUMNS
 from ray_backfill.data.store._known import NUMBERS, OF_QUERIES, check_equal_columns, read_columns
 from ray_backfill.data.store._views import read_views
 from ray_backfill.data.store._writing import write_parquet as write_parquet
-from ray_backfill.engine.systems import FloatArray
+from ray_backfill.engine.systems import FloatArray, IntArray
 
 SPLITS = ("gallery", "queries", "train", "classifier", "train_views", "validation")
 
 
 @dataclass(frozen=True, eq=False)
 class EmbeddingTable:
-    """One validated split of N rows. A column that the files do not have is None."""
+    """One validated split of N rows. A column that the files do not have is None.
+
+    Every other column is read by its name: ``column`` as it is stored, ``texts`` and ``find_numbers`` as arrays,
+    ``pick`` single rows. A column is read from the files once, when it is first asked for, and kept as Arrow has it.
+    """
 
     path: Path
     id: NDArray[Any]
@@ -89,17 +92,60 @@ class EmbeddingTable:
     """For each query, the grades of its ``positives``."""
     weight: NDArray[np.float64] | None = None
     """(N,) weights of queries."""
+    rows: IntArray | None = None
+    """(N,) places of the items in the files; None: all of them, in their order."""
+    _read: dict[str, Parts] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.id)
 
+    def has_column(self, name: str) -> bool:
+        """Whether all files of the split have this column."""
+        return has_column(self.path, name)
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return any column, (N,), in plain values; missing ones stay missing.
+
+        Raises:
+            InputError: A file does not have it, or the files have different types.
+        """
+        whole = joined(self._parts(name), self.path, name)
+        return whole if self.rows is None else whole.take(pa.array(self.rows))
+
+    def texts(self, name: str) -> NDArray[Any]:
+        """Return a column of integers or text, (N,).
+
+        Raises:
+            InputError: A file does not have it, or it holds other values, or misses some.
+        """
+        known = getattr(self, name) if COLUMNS.get(name) is as_ids else None
+        return self._array(name, as_ids) if known is None else known
+
     def find_numbers(self, name: str) -> NDArray[np.float64] | None:
-        """Return a numeric column, (N,), or None. Columns outside the data contract are read from the files now.
+        """Return a numeric column, (N,), or None if the split does not have it.
 
         Raises:
             InputError: The column holds other values than numbers, or misses some.
         """
-        return self.numbers.get(name) if name in NUMBERS else read_numbers(self.path, name)
+        if name in NUMBERS:
+            return self.numbers.get(name)
+        return self._array(name, as_numbers) if self.has_column(name) else None
+
+    def pick(self, name: str, rows: IntArray) -> list[Any]:
+        """Return single rows of any column as Python values; None for all if the split does not have it.
+
+        Reads only the parts of the files that hold these rows, and keeps nothing. rows: (K,) places in the split.
+        """
+        return read_picked(self.path, name, rows if self.rows is None else self.rows[rows])
+
+    def _parts(self, name: str) -> Parts:
+        if name not in self._read:
+            self._read[name] = read_parts(self.path, name)
+        return self._read[name]
+
+    def _array(self, name: str, convert: Callable[[pa.ChunkedArray, Path, str], NDArray[Any]]) -> NDArray[Any]:
+        values = np.concatenate([convert(part, file, name) for file, part in self._parts(name)])
+        return values if self.rows is None else values[self.rows]
 
     @property
     def old(self) -> FloatArray:
@@ -165,6 +211,16 @@ class EmbeddingFolder:
     def shown_fingerprint(self) -> str:
         """A hash of what pages show of single queries and items: texts and paths of images; "" if there are none."""
         return shown_fingerprint([table.path for table in (self.gallery, self.queries) if table is not None])
+
+    @cached_property
+    def log(self) -> EmbeddingTable | None:
+        """The queries of ``log.parquet``, with the old model's embeddings; None if there is no log.
+
+        Raises:
+            InputError: It cannot be read.
+        """
+        path = self.path / "log.parquet"
+        return read_table(path, ("old",), ("old",), are_queries=True) if path.exists() else None
 
     @cached_property
     def _digests(self) -> dict[tuple[str, str, str], bytes]:
@@ -301,38 +357,23 @@ def read_table(
     return EmbeddingTable(path, vectors=read_rows(files, 0, len(columns["id"]), names), numbers=numbers, **columns)
 
 
-def read_vectors(path: Path, first: int, last: int, models: Sequence[str]) -> dict[str, FloatArray]:
-    """Read the embeddings of these models for the rows first .. last - 1 of a split only."""
-    return read_rows(part_files(path), first, last, models)
+def read_vectors(folder: Path, split: str, first: int, last: int, models: Sequence[str]) -> dict[str, FloatArray]:
+    """Read the embeddings of these models for the rows first .. last - 1 of a split only.
 
-
-def read_numbers(path: Path, name: str) -> NDArray[np.float64] | None:
-    """Read a numeric column of a split, (N,); None if a file does not have it.
-
-    Raises:
-        InputError: The column holds other values than numbers, or misses some.
+    For a worker on another machine, which gets the path of a folder that has been validated.
     """
-    files = part_files(path)
-    if any(name not in open_checked(file).schema_arrow.names for file in files):
-        return None
-    return np.concatenate([as_numbers(read_checked(file, [name])[name], file, name) for file in files])
+    return read_rows(part_files(folder / f"{split}.parquet"), first, last, models)
+
+
+def read_ids(folder: Path, split: str) -> NDArray[Any]:
+    """Read the ids of a split, (N,); for a worker, as ``read_vectors``."""
+    parts = read_parts(folder / f"{split}.parquet", "id")
+    return np.concatenate([as_ids(part, file, "id") for file, part in parts])
 
 
 def left_out_ids(path: Path) -> NDArray[Any]:
     """The ids, as text, of rows that an import left out of this split; they are listed beside it."""
     listed = path.with_name(f"{path.stem}_left_out.parquet")
-    return read_texts(listed, "id").astype(str) if listed.exists() else np.empty(0, str)
-
-
-def read_texts(path: Path, name: str) -> NDArray[Any]:
-    """Read a column of integers or text of a split, (N,).
-
-    Raises:
-        InputError: A file does not have it, or it holds other values, or misses some.
-    """
-    files = part_files(path)
-    for file in files:
-        there = open_checked(file).schema_arrow.names
-        if name not in there:
-            raise InputError(f"{file} has no column {name!r}; it has: {', '.join(there)}")
-    return np.concatenate([as_ids(read_checked(file, [name])[name], file, name) for file in files])
+    if not listed.exists():
+        return np.empty(0, str)
+    return np.concatenate([as_ids(part, file, "id") for file, part in read_parts(listed, "id")]).astype(str)

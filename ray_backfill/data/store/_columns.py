@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from ray_backfill.core import memory
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.memory import MAPPED_BYTES, no_room
+from ray_backfill.core.memory import no_room
 from ray_backfill.core.parquet import open_checked, reading
 from ray_backfill.core.progress import step, track
 from ray_backfill.engine.systems import FloatArray
@@ -226,7 +227,7 @@ class _Vectors:
         vectors = as_vectors(column, file, self.name, first_row, self.dtype)
         if self.width is None:
             self.width, self.first_file = vectors.shape[1], file
-            if self.rows * self.width * np.dtype(self.dtype).itemsize > MAPPED_BYTES:
+            if self.rows * self.width * np.dtype(self.dtype).itemsize > memory.MAPPED_BYTES:
                 # The file exists as long as its map.
                 self.file: IO[bytes] | None = TemporaryFile()  # noqa: SIM115
             else:

@@ -59,8 +59,9 @@ def _of_classes(label_N: NDArray[Any], wanted: int, rng: np.random.Generator) ->
 
 def take(table: "EmbeddingTable", rows: IntArray) -> "EmbeddingTable":
     """Return some rows of a table. Cost: a copy of their vectors, mapped from a temporary file if they are large."""
-    changed = {each.name: _taken(getattr(table, each.name), rows) for each in fields(table) if each.name != "path"}
-    return replace(table, **changed)
+    names = [each.name for each in fields(table) if each.init and each.name not in ("path", "rows")]
+    places = rows if table.rows is None else table.rows[rows]
+    return replace(table, rows=places, **{name: _taken(getattr(table, name), rows) for name in names})
 
 
 def take_views(views: Mapping[str, FloatArray], rows: IntArray) -> dict[str, FloatArray]:

@@ -20,19 +20,32 @@ _ROWS = 1024
 # Rows of a column of texts that are read at a time.
 _BATCH = 1 << 16
 
+# A column: of each file of a split, its values.
+Parts = list[tuple[Path, pa.ChunkedArray]]
 
-def read_further(path: Path, name: str) -> pa.ChunkedArray:
+
+def has_column(path: Path, name: str) -> bool:
+    """Whether all files of a split have this column."""
+    return all(name in open_checked(file).schema_arrow.names for file in part_files(path))
+
+
+def read_parts(path: Path, name: str) -> Parts:
     """Read a column of a split, in plain values; missing ones stay missing.
 
     Raises:
-        InputError: A file does not have it, or the files have different types.
+        InputError: A file does not have it.
     """
-    parts: list[pa.ChunkedArray] = []
-    for file in part_files(path):
+    files = part_files(path)
+    for file in files:
         there = open_checked(file).schema_arrow.names
         if name not in there:
             raise InputError(f"{file} has no column {name!r}; it has: {', '.join(there)}")
-        parts.append(plain(read_checked(file, [name])[name]))
+    return [(file, plain(read_checked(file, [name])[name])) for file in files]
+
+
+def joined(read: Parts, path: Path, name: str) -> pa.ChunkedArray:
+    """A column of all files of a split, without a copy. Raises InputError if the files have different types."""
+    parts = [part for _, part in read]
     kinds = {part.type: None for part in parts if len(part)}
     if len(kinds) > 1:
         words = " and ".join(in_words(kind) for kind in kinds)

@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import EmbeddingFolder, EmbeddingTable, kind_of, left_out_ids, read_texts
+from ray_backfill.data.store import EmbeddingFolder, EmbeddingTable, kind_of, left_out_ids
 from ray_backfill.data.truths.kind import Truth, TruthKind, TruthRequest
 from ray_backfill.engine.systems import GroundTruth, IntArray
 
@@ -49,7 +49,7 @@ def _from_labels(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
 def _known_item(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
     """Items with the same value in a column belong together: chunks of a document, crops of an image."""
     gallery, queries = (
-        replace(table, label=read_texts(table.path, request.argument), camera=None)
+        replace(table, label=table.texts(request.argument), camera=None)
         for table in (folder.gallery, folder.queries or folder.gallery)
     )
     return Truth(_of_labels(gallery, queries, folder.queries is None), {"column": request.argument})

@@ -19,8 +19,7 @@ import ray.data
 import torch
 from ray.actor import ActorHandle
 
-from ray_backfill.core.parquet import read_checked
-from ray_backfill.data.store import read_table
+from ray_backfill.data.store import read_ids, read_vectors
 from ray_backfill.drill.operations import DrillPlan, read_plan
 from ray_backfill.drill.parts import Embedded, part_path, write_part
 from ray_backfill.drill.throttle import ThrottleSettings, TokenBucket
@@ -40,14 +39,15 @@ Embed = Callable[[IntArray, tuple[str, ...]], Embedded]
 
 @dataclass(frozen=True)
 class FromImages:
-    """Items are images. data: ``Settings`` of a source. backbones: model -> folder. gallery: table with the item ids.
+    """Items are images. data: ``Settings`` of a source. backbones: model -> folder. folder: embeddings
+    whose gallery has the item ids.
 
     zero_is_broken: treat a zero embedding as a broken image, as it has no cosine distance.
     """
 
     data: Any
     backbones: dict[str, Path]
-    gallery: Path
+    folder: Path
     batch: int
     threads: int = 1
     on_gpu: bool = False
@@ -56,9 +56,13 @@ class FromImages:
 
 @dataclass(frozen=True)
 class FromStore:
-    """Items are rows of a table that already has the new embeddings; the backfill only moves them."""
+    """Items are rows of a gallery that already has the new embeddings; the backfill only moves them.
 
-    gallery: Path
+    folder: of embeddings. n_items: of its gallery.
+    """
+
+    folder: Path
+    n_items: int
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,7 @@ class _Embedder:
 def _from_store(source: FromStore, wait: Callable[[int], None]) -> Embed:
     @cache
     def vectors_of(models: tuple[str, ...]) -> dict[str, FloatArray]:
-        return read_table(source.gallery, models, models).vectors
+        return read_vectors(source.folder, "gallery", 0, source.n_items, models)
 
     def embed(positions: IntArray, models: tuple[str, ...]) -> Embedded:
         wait(len(positions))
@@ -180,7 +184,7 @@ def _from_images(source: FromImages, wait: Callable[[int], None]) -> Embed:
     images = open_images(source.data)
     device = torch.device("cuda" if source.on_gpu else "cpu")
     torch.set_num_threads(source.threads)
-    ids_N = np.concatenate([read_checked(f, ["id"])["id"].to_numpy() for f in _files(source.gallery)])
+    ids_N = read_ids(source.folder, "gallery")
     all_ids = images.items("gallery").ids_N
     by_id = np.argsort(all_ids, kind="stable")
 
@@ -220,7 +224,3 @@ def _without_useless(found: Embedded, zero_is_broken: bool) -> Embedded:
     useless = [(int(p), "its embedding is zero or not finite") for p in found.positions[~good]]
     vectors = {model: values[good] for model, values in found.vectors.items()}
     return Embedded(found.positions[good], vectors, (*found.broken, *useless))
-
-
-def _files(path: Path) -> list[Path]:
-    return sorted(path.glob("*.parquet")) if path.is_dir() else [path]

@@ -36,13 +36,12 @@ _TRAIN_ITEMS = 50_000
 class ShardJob:
     """The inputs of a shard: names, and paths on storage shared by all nodes.
 
-    drill: the drill's folder with plan, parts and journal. gallery, train: splits of a folder of embeddings.
+    drill: the drill's folder with plan, parts and journal. data: the folder of embeddings. n_train: its train items.
     network: folder of the method's fitted network, if it has one. dims: embedding dimension of the method's models.
     """
 
     drill: Path
-    gallery: Path
-    train: Path | None
+    data: Path
     n_train: int
     method: str
     network: Path | None
@@ -68,7 +67,7 @@ class ShardActor:
             self.plan,
             sides,
             job.place,
-            lambda first, last: read_vectors(job.gallery, first, last, old),
+            lambda first, last: read_vectors(job.data, "gallery", first, last, old),
             self._train_vectors(sides),
         )
         with suppress(BadPartError):  # the driver calls apply again, which reports it
@@ -98,10 +97,10 @@ class ShardActor:
 
     def _train_vectors(self, sides: Sides) -> dict[str, FloatArray] | None:
         job = self.job
-        if job.train is None or (job.place.old_index.kind == job.place.new_index.kind == "exact"):
+        if not job.n_train or (job.place.old_index.kind == job.place.new_index.kind == "exact"):
             return None
         old, new = (
-            read_vectors(job.train, 0, min(job.n_train, _TRAIN_ITEMS), models)
+            read_vectors(job.data, "train", 0, min(job.n_train, _TRAIN_ITEMS), models)
             for models in (old_models(sides.method), new_models(sides.method))
         )
         return {"backward": sides.gallery("backward", old), "forward": sides.gallery("forward", new)}

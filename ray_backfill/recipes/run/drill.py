@@ -48,7 +48,7 @@ def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> P
         folder = read_folder(before, roles, gallery_needs=("old",))
         number, on_gpu = check_room(live, actors)
         source = FromImages(
-            recipe.images, backbones, folder.gallery.path, recipe.embed.batch, max(1, int(actors.cpus)), on_gpu,
+            recipe.images, backbones, folder.path, recipe.embed.batch, max(1, int(actors.cpus)), on_gpu,
             zero_is_broken=evaluation.distance == "cosine",
         )  # fmt: skip
         comparison = resolve(folder, evaluation, recipe.fits, from_images=True, to_come=roles)

@@ -313,7 +313,7 @@ def test_an_image_that_broke_keeps_its_old_embedding(tmp_path: Path, monkeypatch
         ))  # fmt: skip
     broken = tmp_path / "images" / "gallery" / "c1" / "5.png"
     broken.write_bytes(broken.read_bytes()[:60])
-    images = FromImages(source, {"new": tmp_path / "new"}, tmp_path / "before" / "gallery.parquet", batch=5)
+    images = FromImages(source, {"new": tmp_path / "new"}, tmp_path / "before", batch=5)
     evaluation = replace(EVALUATION, methods=("rm_naive",))
     settings = replace(SETTINGS, part_items=7, traffic=TrafficSettings(rate_per_s=0))
     with looking_at_the_end(monkeypatch) as served:

@@ -69,7 +69,7 @@ def test_embeddings_are_made_again_three_times_at_most(
         write_part(job.drill, Operation(number, "backfill", np.array([7, 2])), embedded)
 
     monkeypatch.setattr(supervisor, "embed_again", embed_again)
-    job = EmbedJob(tmp_path, FromStore(tmp_path), ("old",), ("new",), EmbedActors())
+    job = EmbedJob(tmp_path, FromStore(tmp_path, 8), ("old",), ("new",), EmbedActors())
     told: list[tuple[str, str]] = []
     embedding = EmbeddingSupervisor(job, ThrottleSettings(), lambda what, detail: told.append((what, detail)))
     for _ in range(3):
