@@ -24,7 +24,8 @@ from ray_backfill.learn.methods import all_methods
 from ray_backfill.learn.methods.adapters import regression
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.page.drawing import COLOURS, FAINT, INK, blank_figure, to_png
+from ray_backfill.page.charts import COLOURS, FAINT, INK
+from ray_backfill.page.drawing import blank_figure, to_png
 from ray_backfill.recipes.run.synthetic import MODELS, SyntheticGallery, draw_gallery
 
 Values = NDArray[np.float64]

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from benchmarks.honesty import METRICS, OF_INDEX, RERANKED, Curves
 from benchmarks.prices import LIMIT, Price
 from ray_backfill.drill.operations import NEW, OLD
-from ray_backfill.page.drawing import COLOURS, FAINT, GRID, INK, MARKERS, Style, blank_figure, dress, legend, to_png
+from ray_backfill.page.charts import COLOURS, FAINT, GRID, INK, MARKERS, Style
+from ray_backfill.page.drawing import blank_figure, dress, legend, to_png
 
 _EXACT = Style(INK, "-", "", 2.4, 5)
 

@@ -12,7 +12,8 @@ import numpy as np
 from benchmarks.processes import Sample
 from benchmarks.stream_rates import LIMIT, Bare, Streamed, data_of, steady
 from ray_backfill.images.datasets import open_images
-from ray_backfill.page.drawing import COLOURS, FAINT, GRID, INK, blank_figure, to_png
+from ray_backfill.page.charts import COLOURS, FAINT, GRID, INK
+from ray_backfill.page.drawing import blank_figure, to_png
 
 _KINDS = ("actors", "Ray", "driver")
 

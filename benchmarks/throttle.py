@@ -25,7 +25,8 @@ from ray_backfill.drill.journal import CheckpointMeasured, Journal, of_type
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.drill.throttle import ThrottleSettings
 from ray_backfill.drill.timeline import backfills
-from ray_backfill.page.drawing import COLOURS, FAINT, GRID, INK, blank_figure, to_png
+from ray_backfill.page.charts import COLOURS, FAINT, GRID, INK
+from ray_backfill.page.drawing import blank_figure, to_png
 
 # Folders that all drills share.
 _SHARED = ("backbones", "before", "maps")

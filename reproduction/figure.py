@@ -1,22 +1,13 @@
 """Figure of several methods over progress: the mean over seeds, with a band of one standard deviation."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from ray_backfill.page.drawing import (
-    LONG,
-    REFERENCE_STYLES,
-    Style,
-    blank_figure,
-    draw_line,
-    dress,
-    legend,
-    numbered_style,
-    panel_height,
-)
+from ray_backfill.page.charts import REFERENCE_STYLES, Style, numbered_style
+from ray_backfill.page.drawing import LONG, Axes, blank_figure, dress, legend, panel_height, plot_line
 from ray_backfill.page.numbers import percent
 from reproduction.runs import Case, Floats, Runs
 from reproduction.spread import mean_of
@@ -45,14 +36,23 @@ def curves_figure(runs: Runs, methods: Sequence[str], order: str, metrics: Seque
     for index, (metric, lines) in enumerate(drawn.items()):
         plot = figure.add_subplot(grid[index, 0])
         for line in lines:
-            mean_T = line.values_ST.mean(axis=0)
-            spread_T = line.values_ST.std(axis=0, ddof=1) if len(line.values_ST) > 1 else None
-            band = None if spread_T is None else (mean_T - spread_T, mean_T + spread_T)
-            draw_line(plot, line.t, mean_T, line.style, band, is_step=line.is_step)
+            _draw(plot, line)
         dress(plot, f"{metric} during the backfill, {order} order", f"{metric} (%)")
         entries = [(line.title, percent(line.area), line.style) for line in lines]
         legend(figure.add_subplot(grid[index, 1]), height, "AUC", entries, longest=LONG)
     return figure
+
+
+def _draw(plot: Axes, line: SeedCurves) -> None:
+    """Draw the mean over seeds, and a band of one standard deviation if there are several."""
+    mean_T = line.values_ST.mean(axis=0)
+    if len(line.values_ST) > 1:
+        spread_T = line.values_ST.std(axis=0, ddof=1)
+        step: Literal["post"] | None = "post" if line.is_step else None
+        look: dict[str, Any] = {"color": line.style.colour, "alpha": 0.11, "linewidth": 0}
+        low, high = 100 * (mean_T - spread_T), 100 * (mean_T + spread_T)
+        plot.fill_between(100 * line.t, low, high, step=step, zorder=line.style.layer - 1, **look)
+    plot_line(plot, 100 * line.t, 100 * mean_T, line.style, is_step=line.is_step)
 
 
 def _lines(runs: Runs, methods: Sequence[str], order: str, metric: str) -> list[SeedCurves]:

@@ -1,8 +1,8 @@
-"""How curves, results and comparisons show themselves: small tables, and the look of every figure.
+"""How curves, results and comparisons show themselves: numbers in words, small tables, charts, and parts of pages.
 
-``drawing`` needs matplotlib and is imported by those who draw.
+``drawing`` needs matplotlib, ``parts`` jinja2 and ``layout`` rich; who draws or prints imports them.
 """
 
-from ray_backfill.page.tables import Compared, Difference, Differences, html_table, make_differences
+from ray_backfill.page.numbers import Compared, Difference, Differences, html_table, make_differences
 
 __all__ = ["Compared", "Difference", "Differences", "html_table", "make_differences"]

@@ -1,15 +1,56 @@
-"""A chart as a value: curves with their look, drawn by matplotlib for pictures and for pages."""
+"""A chart as a value: curves over one axis with their look. Needs no matplotlib; ``page.drawing`` draws it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter
+from numpy.typing import NDArray
 
-from ray_backfill.page.drawing import SHADE, Axes, Floats, Style, plot_band, plot_line
+Floats = NDArray[np.float64]
+
+INK, FAINT, MID, GRID = "#1f2430", "#636a79", "#9aa2b1", "#e4e6eb"
+RED, MARK, SHADE = "#b3261e", "#c9ceda", "#eceef3"  # failures, moments, stretches of time
+# Okabe and Ito's colour-blind-safe palette, without the yellow, which is too faint on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#882255")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
+DASHES = ("-", "--", "-.", ":")
 
 PROGRESS = "share of the gallery backfilled (%)"
+
+
+@dataclass(frozen=True)
+class Style:
+    """The style of one line in all figures; colour, dashes and marker each distinguish methods."""
+
+    colour: str
+    dashes: str
+    marker: str
+    width: float
+    layer: int
+    size: float = 5.0
+    """Size of a marker."""
+
+    @property
+    def of_line(self) -> dict[str, Any]:
+        """The style as arguments of matplotlib's ``plot``."""
+        edge = {"markeredgecolor": "white", "markeredgewidth": 0.6, "markersize": self.size}
+        line = {"color": self.colour, "linestyle": self.dashes, "linewidth": self.width}
+        return {**line, "marker": self.marker, **edge}
+
+
+REFERENCE_STYLES = {
+    "old": Style(FAINT, ":", "", 1.8, 1),
+    "new": Style(FAINT, "--", "", 1.8, 1),
+    "offline": Style(INK, "-", "", 1.1, 1),
+    "rho_alone": Style(FAINT, "-.", "", 1.8, 1),
+}
+
+
+def numbered_style(index: int, width: float = 1.5) -> Style:
+    """A distinct style for each number; a repeated colour has other dashes and another marker."""
+    dashes = DASHES[index // len(COLOURS) % len(DASHES)]
+    return Style(COLOURS[index % len(COLOURS)], dashes, MARKERS[index % len(MARKERS)], width, 3 if width > 2 else 2)
 
 
 class Interval(NamedTuple):
@@ -79,24 +120,6 @@ class Chart:
         return [curve for curve in self.curves if curve.is_shown]
 
 
-def draw(plot: Axes, chart: Chart, curves: Sequence[Curve]) -> None:
-    """Draw some of the chart's curves with their intervals; each gets an id by its key, such as ``line-rm``."""
-    for start, end in chart.shades:
-        plot.axvspan(start, end, color=SHADE, linewidth=0, zorder=0)
-    for rule in chart.rules:
-        style = rule.style
-        plot.axvline(rule.x, color=style.colour, linewidth=style.width, linestyle=style.dashes, zorder=style.layer)
-    if chart.is_log:
-        plot.set_yscale("log")
-    plot.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
-    if chart.bars:
-        _draw_bars(plot, chart, curves)
-    else:
-        _draw_lines(plot, curves)
-    plot.set_xlim(chart.x_range)
-    plot.set_ylim(chart.y_range)
-
-
 def range_of(curves: Sequence[Curve], from_zero: bool = False) -> tuple[float, float]:
     """Ends of an axis on which these curves and their intervals have some room; (0, 1) if there are no values."""
     arrays = [array for c in curves for array in (c.y, *(c.interval[1:] if c.interval else ()))]
@@ -123,27 +146,3 @@ def values_at(curve: Curve, places: Floats) -> Floats:
         return np.full(len(places), np.nan)
     nearest = np.abs(curve.x[None, :] - places[:, None]).argmin(axis=1)
     return np.where(np.isclose(curve.x[nearest], places), curve.y[nearest], np.nan)
-
-
-def _tick(value: float) -> str:
-    """A label of a few characters, as there is little room for it: "0.5", "40", "1.2k"."""
-    return f"{value / 1000:.4g}k" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _draw_lines(plot: Axes, curves: Sequence[Curve]) -> None:
-    for curve in curves:
-        off = "" if curve.is_shown else " off"
-        if curve.interval is not None:
-            plot_band(plot, *curve.interval, curve.style).set_gid(f"band{off}-{curve.key}")
-        plot_line(plot, curve.x, curve.y, curve.style, is_step=curve.is_step).set_gid(f"line{off}-{curve.key}")
-
-
-def _draw_bars(plot: Axes, chart: Chart, curves: Sequence[Curve], most_labels: int = 12) -> None:
-    """The curves on top of each other, a bar for each place."""
-    bottom = np.zeros(len(chart.bars))
-    for curve in curves:
-        for bar in plot.bar(curve.x, curve.y, 0.8, bottom=bottom, color=curve.style.colour):
-            bar.set_gid(f"line-{curve.key}")
-        bottom = bottom + curve.y
-    every = -(-len(chart.bars) // most_labels)
-    plot.set_xticks(range(0, len(chart.bars), every), chart.bars[::every])

@@ -1,78 +1,52 @@
-"""Drawing helpers shared by all figures: colours, sizes, lines, axes and legends. Independent of the results.
+"""Charts drawn by matplotlib: as figures for files and notebooks, and as SVG that a page colours and letters.
 
 Figures are made without pyplot: no global state, no window. A notebook shows them.
 """
 
 import io
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes as Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from numpy.typing import NDArray
+from matplotlib.markers import MarkerStyle
+from matplotlib.ticker import FuncFormatter
+from matplotlib.transforms import Affine2D
 
 from ray_backfill.core.printable import printable
-
-Floats = NDArray[np.float64]
+from ray_backfill.page.charts import (
+    COLOURS,
+    FAINT,
+    GRID,
+    INK,
+    MARK,
+    MID,
+    PROGRESS,
+    RED,
+    SHADE,
+    Chart,
+    Curve,
+    Floats,
+    Style,
+    numbered_style,
+)
 
 DPI = 150
 SHOWN_PX = 900  # width of a figure in a notebook
 WIDTH_IN = 9.0  # on a page 900 px wide, 10 pt text is 14 px high
-INK, FAINT, MID, GRID = "#1f2430", "#636a79", "#9aa2b1", "#e4e6eb"
-RED, MARK, SHADE = "#b3261e", "#c9ceda", "#eceef3"  # failures, moments, stretches of time
-# Okabe and Ito's colour-blind-safe palette, without the yellow, which is too faint on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#882255")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
-DASHES = ("-", "--", "-.", ":")
 MAX_MARKERS = 11
 ENTRY_IN = 0.235  # height of a legend entry
 SHORT, LONG = 22, 28  # characters of a name that fit a legend, and the wider legend of figures with longer names
-
-
-@dataclass(frozen=True)
-class Style:
-    """The style of one line in all figures; colour, dashes and marker each distinguish methods."""
-
-    colour: str
-    dashes: str
-    marker: str
-    width: float
-    layer: int
-    size: float = 5.0
-    """Size of a marker."""
-
-    @property
-    def of_line(self) -> dict[str, Any]:
-        """The style as arguments of matplotlib's ``plot``."""
-        return {
-            "color": self.colour,
-            "linestyle": self.dashes,
-            "linewidth": self.width,
-            "marker": self.marker,
-            "markeredgecolor": "white",
-            "markeredgewidth": 0.6,
-            "markersize": self.size,
-        }
-
-
-REFERENCE_STYLES = {
-    "old": Style(FAINT, ":", "", 1.8, 1),
-    "new": Style(FAINT, "--", "", 1.8, 1),
-    "offline": Style(INK, "-", "", 1.1, 1),
-    "rho_alone": Style(FAINT, "-.", "", 1.8, 1),
-}
-
-
-def numbered_style(index: int, width: float = 1.5) -> Style:
-    """A distinct style for each number; a repeated colour has other dashes and another marker."""
-    dashes = DASHES[index // len(COLOURS) % len(DASHES)]
-    return Style(COLOURS[index % len(COLOURS)], dashes, MARKERS[index % len(MARKERS)], width, 3 if width > 2 else 2)
+NUMBER = 7  # characters of a number that have a place of their own beside any name
 
 
 class _ShownFigure(Figure):
@@ -101,12 +75,54 @@ def to_png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
+def draw(plot: Axes, chart: Chart, curves: Sequence[Curve]) -> None:
+    """Draw some of the chart's curves with their intervals; each gets an id by its key, such as ``line-rm``."""
+    for start, end in chart.shades:
+        plot.axvspan(start, end, color=SHADE, linewidth=0, zorder=0)
+    for rule in chart.rules:
+        style = rule.style
+        plot.axvline(rule.x, color=style.colour, linewidth=style.width, linestyle=style.dashes, zorder=style.layer)
+    if chart.is_log:
+        plot.set_yscale("log")
+    plot.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+    if chart.bars:
+        _draw_bars(plot, chart, curves)
+    else:
+        _draw_lines(plot, curves)
+    plot.set_xlim(chart.x_range)
+    plot.set_ylim(chart.y_range)
+
+
+def _tick(value: float) -> str:
+    """A label of a few characters, as there is little room for it: "0.5", "40", "1.2k"."""
+    return f"{value / 1000:.4g}k" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _draw_lines(plot: Axes, curves: Sequence[Curve]) -> None:
+    for curve in curves:
+        off = "" if curve.is_shown else " off"
+        if curve.interval is not None:
+            plot_band(plot, *curve.interval, curve.style).set_gid(f"band{off}-{curve.key}")
+        plot_line(plot, curve.x, curve.y, curve.style, is_step=curve.is_step).set_gid(f"line{off}-{curve.key}")
+
+
+def _draw_bars(plot: Axes, chart: Chart, curves: Sequence[Curve], most_labels: int = 12) -> None:
+    """The curves on top of each other, a bar for each place."""
+    bottom = np.zeros(len(chart.bars))
+    for curve in curves:
+        for bar in plot.bar(curve.x, curve.y, 0.8, bottom=bottom, color=curve.style.colour):
+            bar.set_gid(f"line-{curve.key}")
+        bottom = bottom + curve.y
+    every = -(-len(chart.bars) // most_labels)
+    plot.set_xticks(range(0, len(chart.bars), every), chart.bars[::every])
+
+
 def dress(plot: Axes, title: str, unit: str) -> None:
     """Set title, unit and axes of a panel over progress."""
     # Names come from the user; parse_math=False keeps dollar signs literal.
     plot.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=INK, pad=9, parse_math=False)
     plot.set_ylabel(unit, color=FAINT, fontsize=9, parse_math=False)
-    plot.set_xlabel("share of the gallery backfilled (%)", color=FAINT, fontsize=9)
+    plot.set_xlabel(PROGRESS, color=FAINT, fontsize=9)
     plot.set_xlim(0, 100)
     plot.grid(True, axis="y", color=GRID, linewidth=0.8)
     plot.set_axisbelow(True)
@@ -115,22 +131,6 @@ def dress(plot: Axes, title: str, unit: str) -> None:
         plot.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         plot.spines[side].set_color(FAINT)
-
-
-def draw_line(
-    plot: Axes, t: Floats, value: Floats, style: Style, band: tuple[Floats, Floats] | None = None, label: str = "",
-    is_step: bool = False,
-) -> None:  # fmt: skip
-    """Draw a line over progress, and a band from the low to the high values. All arrays: (T,) shares.
-
-    label: for a legend. is_step: values hold until the next one.
-    """
-    if band is not None:
-        low, high = 100 * band[0], 100 * band[1]
-        step: Literal["post"] | None = "post" if is_step else None
-        layer = style.layer - 1
-        plot.fill_between(100 * t, low, high, step=step, color=style.colour, alpha=0.11, linewidth=0, zorder=layer)
-    plot_line(plot, 100 * t, 100 * value, style, label, is_step)
 
 
 def plot_line(plot: Axes, x: Floats, y: Floats, style: Style, label: str = "", is_step: bool = False) -> Line2D:
@@ -166,7 +166,9 @@ def plot_bands(bands: Sequence[Band], title: str, unit: str, ax: Axes | None = N
     there = plot.get_legend_handles_labels()[1]
     dress(plot, title, unit)
     for index, band in enumerate(bands, len(there)):
-        draw_line(plot, band.t, band.value, numbered_style(index), (band.low, band.high), printable(band.name))
+        t, style = 100 * band.t, numbered_style(index)
+        plot_band(plot, t, 100 * band.low, 100 * band.high, style)
+        plot_line(plot, t, 100 * band.value, style, printable(band.name))
     for text in plot.legend(frameon=False, fontsize=9).get_texts():
         text.set_parse_math(False)
     figure = plot.figure
@@ -174,13 +176,9 @@ def plot_bands(bands: Sequence[Band], title: str, unit: str, ax: Axes | None = N
 
 
 def legend(
-    side: Axes,
-    height_in: float,
-    header: str,
-    entries: Sequence[tuple[str, str, Style]],
-    notes: Sequence[str] = (),
+    side: Axes, height_in: float, header: str, entries: Sequence[tuple[str, str, Style]], notes: Sequence[str] = (),
     longest: int = SHORT,
-) -> None:
+) -> None:  # fmt: skip
     """Draw a legend as a small table of line, name and number, so that the numbers align."""
     side.set_axis_off()
     side.set_xlim(0, 1)
@@ -202,3 +200,119 @@ def legend(
 def shorten(name: str, length: int) -> str:
     """The name, shortened to at most ``length`` characters."""
     return name if len(name) <= length else name[: length - 1] + "\u2026"
+
+
+def panels_figure(shown: Sequence[Chart]) -> Figure:
+    """Charts below each other, each with its own legend. If there are many methods, only the best are drawn."""
+    height = panel_height(max(len(chart.shown) + len(chart.notes) for chart in shown))
+    # A number with its interval takes the room of some characters of the name.
+    longest = legend_width([curve.title + curve.number[NUMBER:] for chart in shown for curve in chart.shown])
+    figure = blank_figure(height * len(shown))
+    grid = figure.add_gridspec(len(shown), 2, width_ratios=(2.55 if longest == SHORT else 1.9, 1))
+    for index, chart in enumerate(shown):
+        plot = figure.add_subplot(grid[index, 0])
+        dress(plot, chart.title, chart.unit)
+        draw(plot, chart, chart.shown)
+        entries = [(curve.title, curve.number, curve.style) for curve in chart.shown]
+        legend(figure.add_subplot(grid[index, 1]), height, chart.header, entries, chart.notes, longest)
+    return figure
+
+
+def legend_width(names: Sequence[str]) -> int:
+    """Number of characters of a name in a legend of these names."""
+    return SHORT if all(len(name) <= SHORT for name in names) else LONG
+
+
+# Sizes in units of the drawing; the page scales it to the width of the screen.
+WIDTH, LEFT, RIGHT, TOP, BELOW = 640.0, 50.0, 622.0, 12.0, 60.0
+PER_INCH = 72  # units of matplotlib's SVG
+
+# Colours of the drawing -> the page's own, which differ in light and dark mode.
+_VARIABLES = {name.lower(): f"var(--c{i})" for i, name in enumerate(COLOURS)}
+_VARIABLES |= {INK.lower(): "var(--ink)", FAINT.lower(): "var(--faint)", GRID.lower(): "var(--line)"}
+_VARIABLES |= {"#ffffff": "var(--paper)", SHADE: "var(--wash)", MARK: "var(--line)"}
+_VARIABLES |= {MID: "var(--mid)", RED: "var(--no)"}
+_DASHES = {"--": "6 3", "-.": "7 2 1.5 2", ":": "1.5 2.5"}
+
+
+def chart_svg(chart: Chart, name: str, label: str) -> str:
+    """A chart with all its curves, the hidden ones too. name: unique in the page. label: text for screen readers."""
+    height = chart.height
+    figure = Figure(figsize=(WIDTH / PER_INCH, height / PER_INCH), dpi=PER_INCH)
+    plot = figure.add_axes((LEFT / WIDTH, BELOW / height, (RIGHT - LEFT) / WIDTH, (height - TOP - BELOW) / height))
+    draw(plot, chart, chart.curves)
+    _dress(plot, chart)
+    return _to_svg(figure, name, label)
+
+
+def box_of(chart: Chart) -> tuple[float, float, float, float]:
+    """The left, right, upper and lower edge of the chart's panel, in units."""
+    return LEFT, RIGHT, TOP, chart.height - BELOW
+
+
+def _dress(plot: Axes, chart: Chart) -> None:
+    """Axes of a panel whose title and unit stand in the page."""
+    plot.set_xlabel(chart.x_unit, color=FAINT, fontsize=13, labelpad=14)
+    plot.grid(True, axis="y", color=GRID, linewidth=1)
+    plot.set_axisbelow(True)
+    plot.tick_params(colors=FAINT, labelsize=13, length=4, pad=7)
+    if not chart.is_log:
+        plot.locator_params(axis="y", nbins=6 if chart.height > 300 else 4)
+    for side in ("top", "right", "left"):
+        plot.spines[side].set_visible(False)
+    plot.spines["bottom"].set_color(FAINT)
+
+
+def _to_svg(figure: Figure, name: str, label: str) -> str:
+    """An element ``svg`` for a page. A group with the id ``line-rm`` gets the class ``line`` and the key ``rm``."""
+    FigureCanvasSVG(figure)
+    buffer = io.BytesIO()
+    # Text stays text, so that the page's fonts and sizes apply; ids are unique by the name.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    root = ElementTree.fromstring(printable(buffer.getvalue().decode("utf-8")))
+    _clean(root)
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
+    return _recoloured(ElementTree.tostring(root, encoding="unicode"))
+
+
+def swatch_svg(style: Style) -> str:
+    """A short piece of line with its marker, for a legend."""
+    colour = _VARIABLES.get(style.colour.lower(), style.colour)
+    dashes = f' stroke-dasharray="{_DASHES[style.dashes]}"' if style.dashes in _DASHES else ""
+    line = f'<path d="M0 6H28" stroke="{colour}" stroke-width="{style.width}"{dashes}/>' if style.dashes else ""
+    marker = MarkerStyle(style.marker or "None")
+    place = Affine2D().scale(7.5, -7.5).translate(14, 6)
+    path = marker.get_path().transformed(marker.get_transform() + place)
+    shape = "".join(
+        f"{ {1: 'M', 2: 'L', 3: 'Q', 4: 'C'}.get(int(code), 'Z') }"
+        + (" ".join(f"{value:.1f}" for value in points) if code != path.CLOSEPOLY else "")
+        for points, code in path.iter_segments()
+    )
+    drawn = f'<path d="{shape}" fill="{colour}" stroke="{colour}"/>' if shape else ""
+    return f'<svg class="swatch" viewBox="0 0 28 12" aria-hidden="true" fill="none">{line}{drawn}</svg>'
+
+
+def _clean(element: ElementTree.Element) -> None:
+    """Drop what a page does not need: name spaces, metadata, fonts, matplotlib's ids of groups and needless digits."""
+    element.tag = element.tag.partition("}")[2]
+    element.attrib = {name.rpartition("}")[2]: value for name, value in element.attrib.items()}
+    if element.tag == "g":
+        kind, _, key = element.attrib.pop("id", "").partition("-")
+        if kind.split(" ")[0] in ("line", "band"):
+            element.attrib |= {"class": kind, "data-key": key}
+    for name in ("d", "x", "y"):
+        if name in element.attrib:
+            element.set(name, re.sub(r"-?\d+\.\d+", lambda found: f"{float(found[0]):.1f}", element.attrib[name]))
+    if element.tag == "text":
+        element.set("style", re.sub(r"font[^;]*;?\s*", "", element.attrib.get("style", "")))
+    for child in list(element):
+        tag = child.tag.partition("}")[2]
+        if tag in ("metadata", "style"):
+            element.remove(child)
+        else:
+            _clean(child)
+
+
+def _recoloured(svg: str) -> str:
+    return re.sub(r"#[0-9a-f]{6}\b", lambda found: _VARIABLES.get(found[0], found[0]), svg)

@@ -1,4 +1,4 @@
-"""What stands at the top of a page: data set, recipe, date, and whether the data are invented. Computes nothing."""
+"""What a reader must know about the data of a run: data set, recipe, date, whether they are invented, and notes."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -58,3 +58,23 @@ def without_folders(text: str) -> str:
     """A text whose absolute paths are shortened to their last part: a report tells nobody where its author lives."""
     text = _QUOTED.sub(lambda found: found["mark"] + found["last"] + found["mark"], text)
     return _PLAIN.sub(lambda found: found["last"], text)
+
+
+def data_notes(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Sentences about what was left out, with the file that lists it, on weights, and the notes on the data.
+
+    data: the key ``data`` of a manifest.
+    """
+    found = []
+    if skipped := data.get("queries_skipped"):
+        found.append(
+            f"Queries without a right answer in the gallery, left out: {skipped:,}; skipped_queries.parquet lists them."
+        )
+    if broken := data.get("broken_images"):
+        found.append(
+            f"Images that could not be read, left out: {broken:,}; broken.parquet beside the embeddings lists them."
+        )
+    if column := data.get("queries_weighted_by"):
+        by = "each query's clicks" if column == "clicks" else f"column {column}"
+        found.append(f"Every mean over queries is weighted by {by}.")
+    return (*found, *data.get("notes", ()))

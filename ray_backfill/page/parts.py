@@ -13,9 +13,9 @@ from markupsafe import Markup
 
 from ray_backfill.core.stages import write_whole
 from ray_backfill.page.charts import Chart, Curve, places_of, values_at
+from ray_backfill.page.drawing import box_of, chart_svg, swatch_svg
 from ray_backfill.page.heading import without_folders
 from ray_backfill.page.numbers import percent, percent_sign, tick
-from ray_backfill.page.svg import box_of, chart_svg, swatch_svg
 
 FOLDER = Path(__file__).parent
 FEW_LINES = 6  # lines of a chart that are described to a screen reader one by one
@@ -107,12 +107,9 @@ def write_pages(folder: Path, curves_png: Callable[[], bytes], page: Callable[[]
 def page_environment(templates: Path) -> Environment:
     """The environment for the templates of this folder and of ``templates``: filters, the script and its hash."""
     # Autoescape for every template: titles, notes and settings come from users.
+    loader = FileSystemLoader([templates, FOLDER])
     environment = Environment(
-        loader=FileSystemLoader([templates, FOLDER]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(percent=percent, percent_sign=percent_sign, tick=tick)
     script = "\n" + (FOLDER / "page.js").read_text(encoding="utf-8")
@@ -168,11 +165,7 @@ def plain(value: Any) -> str:
 def _page_chart(chart: Chart, name: str) -> PageChart:
     places = places_of(chart)
     entries = [
-        Entry(
-            curve,
-            Markup(swatch_svg(curve.style)),
-            " ".join(_told(y) for y in values_at(curve, places)),
-        )
+        Entry(curve, Markup(swatch_svg(curve.style)), " ".join(_told(y) for y in values_at(curve, places)))
         for curve in chart.curves
     ]
     box = " ".join(f"{edge:g}" for edge in (*box_of(chart), *chart.x_range))

@@ -6,9 +6,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from ray_backfill.page.charts import Chart, Curve, Interval, range_of, values_at
-from ray_backfill.page.drawing import REFERENCE_STYLES, numbered_style
-from ray_backfill.page.svg import box_of, chart_svg, swatch_svg
+from ray_backfill.page.charts import REFERENCE_STYLES, Chart, Curve, Interval, numbered_style, range_of, values_at
+from ray_backfill.page.drawing import box_of, chart_svg, swatch_svg
 
 X = np.linspace(0, 100, 101)
 

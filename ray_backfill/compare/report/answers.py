@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray_backfill.compare.report.crossings import crossings
-from ray_backfill.compare.report.data_notes import data_notes
 from ray_backfill.compare.report.results import Results, Row
 from ray_backfill.compare.report.selection import best_per_method
 from ray_backfill.compare.report.situation import (
@@ -25,6 +24,7 @@ from ray_backfill.compare.tables.results import NEGATIVE_FLIPS_VS_OLD, NEW, Cost
 from ray_backfill.core.progress.tasks import duration
 from ray_backfill.core.schema import NO, UNDECIDED, YES
 from ray_backfill.page import Difference
+from ray_backfill.page.heading import data_notes
 from ray_backfill.page.numbers import amount, interval, listed, percent, percent_sign, points
 
 

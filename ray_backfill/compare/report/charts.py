@@ -24,8 +24,7 @@ from ray_backfill.compare.tables.results import (
     POSITIVE_FLIPS_VS_OLD,
 )
 from ray_backfill.compare.tables.slices import GAP
-from ray_backfill.page.charts import Chart, Curve, Interval, range_of
-from ray_backfill.page.drawing import INK, REFERENCE_STYLES, Style, numbered_style
+from ray_backfill.page.charts import INK, REFERENCE_STYLES, Chart, Curve, Interval, Style, numbered_style, range_of
 from ray_backfill.page.numbers import percent
 
 MAX_VARIANTS = 4  # more charts than this of one metric are more than a reader compares

@@ -9,17 +9,16 @@ from matplotlib.figure import Figure
 from ray_backfill.compare.report import charts
 from ray_backfill.compare.report.results import Results
 from ray_backfill.compare.report.selection import drawn_in_words, drawn_rows, is_large, shown_rows
-from ray_backfill.page.charts import Chart, draw
+from ray_backfill.page.charts import FAINT, INK, Chart
 from ray_backfill.page.drawing import (
     ENTRY_IN,
-    FAINT,
-    INK,
-    LONG,
     SHORT,
     blank_figure,
+    draw,
     dress,
     legend,
-    panel_height,
+    legend_width,
+    panels_figure,
     shorten,
 )
 from ray_backfill.page.numbers import percent_sign
@@ -33,22 +32,6 @@ def curves_figure(results: Results) -> Figure:
     return panels_figure(found)
 
 
-def panels_figure(shown: Sequence[Chart]) -> Figure:
-    """Charts below each other, each with its own legend. If there are many methods, only the best are drawn."""
-    height = panel_height(max(len(chart.shown) + len(chart.notes) for chart in shown))
-    # A number with its interval takes the room of some characters of the name.
-    longest = _longest([curve.title + curve.number[_NUMBER:] for chart in shown for curve in chart.shown])
-    figure = blank_figure(height * len(shown))
-    grid = figure.add_gridspec(len(shown), 2, width_ratios=(2.55 if longest == SHORT else 1.9, 1))
-    for index, chart in enumerate(shown):
-        plot = figure.add_subplot(grid[index, 0])
-        dress(plot, chart.title, chart.unit)
-        draw(plot, chart, chart.shown)
-        entries = [(curve.title, curve.number, curve.style) for curve in chart.shown]
-        legend(figure.add_subplot(grid[index, 1]), height, chart.header, entries, chart.notes, longest)
-    return figure
-
-
 def flips_figure(results: Results) -> Figure | None:
     """Negative and positive flips over progress; None if the folder has no flip curves."""
     found = charts.flip_charts(results, results.best_variant)
@@ -58,7 +41,7 @@ def flips_figure(results: Results) -> Figure | None:
     lines = (len(found) + 1) // 2
     height = max(2.75 * lines, ENTRY_IN * (len(shown) + len(notes) + 2.5))
     figure = blank_figure(height)
-    longest = _longest([curve.title for curve in shown])
+    longest = legend_width([curve.title for curve in shown])
     ratios = (1.45, 1.45, 1) if longest == SHORT else (1.2, 1.2, 1.25)
     grid = figure.add_gridspec(lines, 3, width_ratios=ratios)
     for index, chart in enumerate(found):
@@ -111,10 +94,3 @@ FIGURES: Mapping[str, Callable[[Results], Figure | None]] = {
     "flips": flips_figure,
     "subgroups": lambda results: _alone(charts.subgroup_charts(results)),
 }
-
-
-_NUMBER = 7  # characters of a number that have a place of their own beside any name
-
-
-def _longest(names: Sequence[str]) -> int:
-    return SHORT if all(len(name) <= SHORT for name in names) else LONG

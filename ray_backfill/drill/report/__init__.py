@@ -4,11 +4,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ray_backfill.compare.report.figures import panels_figure
 from ray_backfill.drill.report import charts, html, terminal
 from ray_backfill.drill.report.drill_folder import Drill, read_drill
 from ray_backfill.drill.report.sentences import verdict
-from ray_backfill.page.drawing import to_png
+from ray_backfill.page.drawing import panels_figure, to_png
 from ray_backfill.page.parts import write_pages
 
 __all__ = ["Drill", "print_live_table", "read_drill", "verdict", "write_live_report"]

@@ -4,8 +4,7 @@ import numpy as np
 
 from ray_backfill.drill.report.drill_folder import Drill, Floats
 from ray_backfill.drill.report.numbers import count, megabytes, points
-from ray_backfill.page.charts import Chart, Curve, range_of
-from ray_backfill.page.drawing import COLOURS, FAINT, MID, Style
+from ray_backfill.page.charts import COLOURS, FAINT, MID, Chart, Curve, Style, range_of
 from ray_backfill.page.numbers import NOTHING, percent
 
 X_RANGE = (-2.0, 102.0)  # the first and the last dot are whole

@@ -6,10 +6,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ray_backfill.compare.report.data_notes import data_notes
 from ray_backfill.drill.report.checkpoint_table import checkpoint_table
 from ray_backfill.drill.report.drill_folder import Drill
 from ray_backfill.drill.report.sentences import details, is_alarming, source, verdict
+from ray_backfill.page.heading import data_notes
 from ray_backfill.page.layout import show
 
 # The columns of the page that fit a terminal.

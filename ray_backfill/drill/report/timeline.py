@@ -10,8 +10,7 @@ from ray_backfill.drill.report.drill_folder import Drill, Floats
 from ray_backfill.drill.report.numbers import milliseconds, rate
 from ray_backfill.drill.report.situations import DURING, median, situations
 from ray_backfill.drill.tables import SecondRow
-from ray_backfill.page.charts import Chart, Curve, Rule, range_of
-from ray_backfill.page.drawing import COLOURS, INK, MARK, RED, Style
+from ray_backfill.page.charts import COLOURS, INK, MARK, RED, Chart, Curve, Rule, Style, range_of
 
 MAX_POINTS = 450  # more points make a line darker, not finer
 WIDE = 12.0  # ratio of the highest to the lowest latency beyond which the scale is logarithmic

@@ -12,9 +12,8 @@ __all__ = ["ForecastResults", "print_forecast", "read_forecast", "write_forecast
 
 def write_forecast_report(folder: Path) -> None:
     """Write ``curves.png`` and ``report.html`` from the tables of a forecast. Raises InputError if one is missing."""
-    from ray_backfill.compare.report.figures import panels_figure
     from ray_backfill.forecast.report.page import charts_of, render
-    from ray_backfill.page.drawing import to_png
+    from ray_backfill.page.drawing import panels_figure, to_png
     from ray_backfill.page.parts import write_pages
 
     found = read_forecast(folder)

@@ -7,8 +7,7 @@ import numpy as np
 from ray_backfill.compare.tables.results import NEW, OLD
 from ray_backfill.forecast.report import words
 from ray_backfill.forecast.report.reading import ForecastResults
-from ray_backfill.page.charts import Chart, Curve, Interval, range_of
-from ray_backfill.page.drawing import REFERENCE_STYLES, numbered_style
+from ray_backfill.page.charts import REFERENCE_STYLES, Chart, Curve, Interval, numbered_style, range_of
 from ray_backfill.page.numbers import percent
 from ray_backfill.page.parts import PageTable, bind, flatten, page_charts, page_environment, text_table
 

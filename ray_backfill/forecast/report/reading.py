@@ -9,7 +9,7 @@ import pandas as pd
 
 from ray_backfill.core.schema import frame, read_manifest, read_table, rows_of
 from ray_backfill.forecast.tables import CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
-from ray_backfill.page.tables import html_table
+from ray_backfill.page.numbers import html_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,8 +54,8 @@ class ForecastResults:
 
     def plot(self) -> "Figure":
         """Draw the curves with their 95 % intervals. Needs matplotlib."""
-        from ray_backfill.compare.report.figures import panels_figure
         from ray_backfill.forecast.report.page import charts_of
+        from ray_backfill.page.drawing import panels_figure
 
         return panels_figure(charts_of(self))
 

@@ -12,12 +12,12 @@ import pytest
 from ir_measures import AP, RR, R, nDCG
 
 import ray_backfill as rb
-from ray_backfill.compare.report.data_notes import data_notes
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.truth import find_truth
 from ray_backfill.data.truths import parse_truth
 from ray_backfill.engine.replay import replay
 from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
+from ray_backfill.page.heading import data_notes
 
 N, Q, D = 300, 40, 12
 

@@ -8,13 +8,11 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from ray_backfill.compare.report.figures import panels_figure
 from ray_backfill.drill.report import read_drill, write_live_report
 from ray_backfill.drill.report.charts import partition_charts, quality_charts, recall_charts
 from ray_backfill.drill.report.timeline import INCIDENT, MAX_POINTS, NEW_LEG, binned, timeline_charts
 from ray_backfill.page.charts import Chart
-from ray_backfill.page.drawing import to_png
-from ray_backfill.page.svg import chart_svg
+from ray_backfill.page.drawing import chart_svg, panels_figure, to_png
 from tests.drill.report.folder import replayed_value, write_drill, write_timeline
 
 

@@ -63,7 +63,7 @@ def test_lines_carry_the_values_and_bands_the_intervals() -> None:
         [[20, 40, 60], [50, 70, 60]]
     )
     low, high = curve(0.6).interval("mAP")
-    band = np.asarray(plot.collections[0].get_paths()[0].vertices)[:, 1]
+    band = np.asarray(plot.patches[0].get_path().vertices)[:, 1]
     assert (band.min(), band.max()) == (pytest.approx(100 * low.min()), pytest.approx(100 * high.max()))
     legend = plot.get_legend()
     assert legend is not None
