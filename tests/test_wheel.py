@@ -46,7 +46,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_templates_types_and_licence_are_in_it(site: Path) -> None:
     files = files_below(ROOT / "ray_backfill")
-    assert {"py.typed", "report/report.html.jinja"} <= files
+    assert {"py.typed", "compare/report/report.html.jinja", "page/page.js"} <= files
+    assert not (site / "reproduction").exists(), "it is part of a checkout only"
     assert files_below(site / "ray_backfill") == files
     (info,) = site.glob("*.dist-info")
     assert "License-Expression: Apache-2.0" in (info / "METADATA").read_text().splitlines()
