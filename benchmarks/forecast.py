@@ -29,7 +29,7 @@ from ray_backfill.compare.replay import replay_here
 from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.compare.run import fit_maps
 from ray_backfill.compare.tables.results import HEAD_ALONE, NEW
-from ray_backfill.data.store import EmbeddingFolder, read_folder, take
+from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.replay import Curve, replay
 from ray_backfill.engine.systems import GroundTruth, RetrievalSystem
@@ -71,9 +71,9 @@ def some_queries(whole: EmbeddingFolder, number: int) -> EmbeddingFolder:
     """Keep this number of queries, chosen at random; where gallery items are the queries, they leave the gallery."""
     table = whole.gallery if whole.queries is None else whole.queries
     mixed = np.random.default_rng(0).permutation(len(table))
-    queries = take(table, np.sort(mixed[:number]))
+    queries = table.take(np.sort(mixed[:number]))
     return replace(
-        whole, queries=queries, gallery=whole.gallery if whole.queries else take(table, np.sort(mixed[number:]))
+        whole, queries=queries, gallery=whole.gallery if whole.queries else table.take(np.sort(mixed[number:]))
     )
 
 

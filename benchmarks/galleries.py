@@ -14,7 +14,7 @@ import ray_backfill as rb
 from ray_backfill.compare.maps import FittedMaps
 from ray_backfill.compare.orders import embeddings_of
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import read_folder
+from ray_backfill.data.folder import read_folder
 from ray_backfill.data.truth import ground_truth
 from ray_backfill.drill.operations import ChurnSettings, DrillPlan, make_plan
 from ray_backfill.drill.parts import Embedded

@@ -21,8 +21,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ray_backfill.data.importing.importing import ColumnNames, import_split
-from ray_backfill.data.store import vector_column
+from ray_backfill.data.importing import ColumnNames, import_split
+from ray_backfill.data.write import vector_column
 
 _ROWS = 65_536
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.data.store import EmbeddingFolder, read_folder
+from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.engine.distances import normalise
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.learn.methods import Embeddings, find_methods

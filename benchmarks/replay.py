@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 import ray_backfill as rb
 from benchmarks.replay_shapes import many_threads, shapes
 from benchmarks.replay_tools import Case, D, Table, make_case, peak_memory_mb, products, seconds
-from ray_backfill.data.store import vector_column
+from ray_backfill.data.write import vector_column
 from ray_backfill.engine.distances import exact_distances
 from ray_backfill.engine.replay import usable_cpus
 from ray_backfill.engine.replay.keys import sort_keys
@@ -221,12 +221,11 @@ def from_parquet(table: Table, scale: float) -> None:
             "import sys; sys.path.insert(0, sys.argv[2])\n"
             "import numpy as np, ray_backfill as rb\n"
             "from pathlib import Path\n"
-            "from ray_backfill import store\n"
-            "from ray_backfill.data.store import _columns\n"
+            "from ray_backfill.core import memory\n"
             "from benchmarks.replay_tools import peak_memory_mb\n"
-            "_columns.MAPPED_BYTES = 0\n"
+            "memory.MAPPED_BYTES = 0\n"
             "def run():\n"
-            "    f = store.read_folder(Path(sys.argv[1]))\n"
+            "    f = rb.read_folder(Path(sys.argv[1]))\n"
             "    q, g = f.queries, f.gallery\n"
             "    pair = rb.UpgradePair(rb.RetrievalSystem(q.old, g.old), rb.RetrievalSystem(q.new, g.new))\n"
             "    truth = rb.GroundTruth.from_labels(f.queries.label, f.gallery.label)\n"

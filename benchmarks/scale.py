@@ -25,8 +25,9 @@ from ray_backfill.cli.options import ScaleJob
 from ray_backfill.compare import replay, resolve
 from ray_backfill.compare import run as folder
 from ray_backfill.compare import write as results
+from ray_backfill.core.memory import MAPPED_BYTES
 from ray_backfill.core.stages import read_json, write_json
-from ray_backfill.data.store import MAPPED_BYTES, EmbeddingFolder
+from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.recipes.run import pipeline
 from ray_backfill.recipes.run.synthetic import SyntheticGallery

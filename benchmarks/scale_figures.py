@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 import ray_backfill as rb
 from benchmarks.galleries import header, row
 from ray_backfill.compare.orders import embeddings_of
-from ray_backfill.data.store import EmbeddingFolder, read_folder
+from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.truth import ground_truth
 from ray_backfill.engine.distances import normalise
 from ray_backfill.learn.methods import all_methods

@@ -26,7 +26,7 @@ from benchmarks.galleries import D, header, row, synthetic
 from benchmarks.serving import machine
 from benchmarks.timing import cpu_s
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import vector_column, write_parquet
+from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.engine.index import IndexSettings, make_partition
 from ray_backfill.engine.systems import FloatArray
 from ray_backfill.images.datasets import landmarks, open_images

@@ -47,7 +47,7 @@ _MODULE_OF = {
     "RAW": "ray_backfill.engine.merges",
     "Curve": "ray_backfill.engine.replay",
     "Differences": "ray_backfill.page",
-    "EmbeddingFolder": "ray_backfill.data.store",
+    "EmbeddingFolder": "ray_backfill.data.folder",
     "ForecastResults": "ray_backfill.forecast.report",
     "GalleryColumns": "ray_backfill.engine.orders",
     "GroundTruth": "ray_backfill.engine.systems",
@@ -65,21 +65,21 @@ _MODULE_OF = {
     "merges": "ray_backfill.api",
     "methods": "ray_backfill.api",
     "orders": "ray_backfill.api",
-    "read_folder": "ray_backfill.data.store",
+    "read_folder": "ray_backfill.data.folder",
     "read_results": "ray_backfill.compare.report",
     "replay": "ray_backfill.engine.replay",
     "replay_moment": "ray_backfill.engine.replay",
     "sample": "ray_backfill.api",
     "simulate": "ray_backfill.api",
-    "write_folder": "ray_backfill.data.store.folders",
+    "write_folder": "ray_backfill.data.write",
 }
 
 if TYPE_CHECKING:  # for type checkers, editors and the API pages, which do not run __getattr__
     from ray_backfill.api import forecast, merges, methods, orders, sample, simulate
     from ray_backfill.compare.report import Results, read_results
     from ray_backfill.core.errors import InputError
-    from ray_backfill.data.store import EmbeddingFolder, read_folder
-    from ray_backfill.data.store.folders import write_folder
+    from ray_backfill.data.folder import EmbeddingFolder, read_folder
+    from ray_backfill.data.write import write_folder
     from ray_backfill.engine.merges import RAW, Merge, MergeKind, ScoreMap, fit_merge
     from ray_backfill.engine.orders import GalleryColumns, Order, make_order
     from ray_backfill.engine.replay import Curve, replay, replay_moment

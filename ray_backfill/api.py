@@ -17,7 +17,7 @@ from ray_backfill.core.run_lock import locked
 
 if TYPE_CHECKING:
     from ray_backfill.compare.report import Results
-    from ray_backfill.data.store import EmbeddingFolder
+    from ray_backfill.data.folder import EmbeddingFolder
     from ray_backfill.engine.orders import Order
     from ray_backfill.forecast.report import ForecastResults
     from ray_backfill.learn.methods import Method
@@ -188,7 +188,7 @@ def forecast(
 
 
 def _folder_of(data: "str | Path | EmbeddingFolder") -> Path:
-    from ray_backfill.data.store import EmbeddingFolder
+    from ray_backfill.data.folder import EmbeddingFolder
 
     if not isinstance(data, str | Path | EmbeddingFolder):
         raise InputError(

@@ -26,7 +26,8 @@ from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.compare.tuning import chosen
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json
-from ray_backfill.data.store import read_folder, write_parquet
+from ray_backfill.data.folder import read_folder
+from ray_backfill.data.write import write_parquet
 from ray_backfill.engine.merges import all_merges
 from ray_backfill.engine.orders import find_order
 from ray_backfill.engine.replay import usable_cpus

@@ -8,7 +8,7 @@ from ray_backfill.compare.ray import MapJob, fit_side_by_side
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import task
 from ray_backfill.core.stages import begin_stage, is_finished
-from ray_backfill.data.store import EmbeddingFolder
+from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.session import session

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ray_backfill.data.store import write_parquet
+from ray_backfill.data.write import write_parquet
 from tests.bad_folder import (
     ROWS,
     VIEWS,

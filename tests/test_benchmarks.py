@@ -12,8 +12,8 @@ from benchmarks.galleries import Case, backfill, new_shard, of_length_one, rando
 from benchmarks.serving_figures import honesty_figure, price_figure
 from ray_backfill.core.schema import arrow_table
 from ray_backfill.core.stages import read_json, write_json
-from ray_backfill.data.store import read_folder, write_parquet
-from ray_backfill.data.store.folders import write_folder
+from ray_backfill.data.folder import read_folder
+from ray_backfill.data.write import write_folder, write_parquet
 from ray_backfill.drill.answers import answer_of
 from ray_backfill.drill.journal import Applied, CheckpointMeasured, Journal, Started
 from ray_backfill.drill.operations import NEW, OLD

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ray_backfill.data.store import EmbeddingFolder
+from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.engine.distances import Band, band_of, do_compare
 from ray_backfill.engine.merges import BEST
 

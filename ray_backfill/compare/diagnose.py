@@ -8,11 +8,20 @@ import numpy as np
 
 from ray_backfill.compare.left_out import find_left_out
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.doctor.findings import MODELS, Finding, cosines_of, find, has_truth, unknown
-from ray_backfill.data.doctor.scan import SplitScan, VectorColumn, scan_split
-from ray_backfill.data.store import EmbeddingFolder, read_folder
-from ray_backfill.data.store.loose import FINE
+from ray_backfill.data.doctor import (
+    MODELS,
+    Finding,
+    SplitScan,
+    VectorColumn,
+    cosines_of,
+    find,
+    has_truth,
+    scan_split,
+    unknown,
+)
+from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.truth import find_truth
+from ray_backfill.data.vectors import FINE
 from ray_backfill.learn.methods import CONTROLS, all_methods
 from ray_backfill.learn.training.settings import FitSettings
 

@@ -13,7 +13,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey, first_difference
 from ray_backfill.core.secrets import cleaned
 from ray_backfill.core.stages import is_finished, other_settings, read_json, refuse_other_files
-from ray_backfill.data.store import EmbeddingFolder
+from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.engine.systems import GroundTruth
 from ray_backfill.learn.methods import Method
 

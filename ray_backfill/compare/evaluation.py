@@ -8,7 +8,7 @@ import numpy as np
 
 from ray_backfill.compare.tables.results import HEAD_ALONE
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.truths import parse_truth
+from ray_backfill.data.truth import parse_truth
 from ray_backfill.engine.distances import check_distance
 from ray_backfill.engine.merges import BEST, all_merges, check_merge
 from ray_backfill.engine.metrics import parse_metric

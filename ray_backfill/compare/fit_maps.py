@@ -6,7 +6,7 @@ from pathlib import Path
 from ray_backfill.compare.keys import map_key
 from ray_backfill.core.progress import task
 from ray_backfill.core.stages import begin_stage, is_finished
-from ray_backfill.data.store import EmbeddingFolder
+from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.learn.methods import Method
 from ray_backfill.learn.training.fit import train_set
 from ray_backfill.learn.training.settings import FitSettings

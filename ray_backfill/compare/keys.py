@@ -6,7 +6,8 @@ from typing import Any
 
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.core.runkey import RunKey, fingerprint
-from ray_backfill.data.store import COLUMNS, SPLITS, EmbeddingFolder, EmbeddingTable
+from ray_backfill.data.columns import COLUMNS
+from ray_backfill.data.folder import SPLITS, EmbeddingFolder, EmbeddingTable
 from ray_backfill.engine.merges import BEST, MergeKind, all_merges
 from ray_backfill.engine.orders import Order, find_order
 from ray_backfill.engine.systems import GroundTruth

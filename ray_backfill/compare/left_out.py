@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from ray_backfill.compare.merges import why_merge_cannot_be_fitted
 from ray_backfill.compare.tables.results import LeftOut
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.few_items import FIT_NOISE, few_items_per_dimension
-from ray_backfill.data.store import EmbeddingFolder
+from ray_backfill.data.doctor import FIT_NOISE, few_items_per_dimension
+from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.engine.merges import all_merges
 from ray_backfill.learn.methods import Method
 from ray_backfill.learn.training.fit import train_set

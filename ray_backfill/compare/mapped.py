@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.compare.maps import FittedMaps
-from ray_backfill.data.store import Classifier, EmbeddingFolder, EmbeddingTable
+from ray_backfill.data.folder import Classifier, EmbeddingFolder, EmbeddingTable
 from ray_backfill.engine.merges import RAW
 from ray_backfill.engine.orders import closest_cosine, row_ranges
 from ray_backfill.engine.systems import FloatArray

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ray_backfill.compare.maps import FittedMaps
-from ray_backfill.data.row_sample import sample
-from ray_backfill.data.store import EmbeddingFolder, EmbeddingTable
+from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.engine.merges import BEST, RAW, Merge, all_merges, fit_merge, without_trial
 from ray_backfill.engine.systems import IntArray, UpgradePair
 from ray_backfill.learn.methods import POLICIES, Embeddings, Method
@@ -97,7 +96,7 @@ def resolve_merges(folder: EmbeddingFolder, names: Sequence[str], distance: str,
     items = items_for_merges(folder, names)
     if items is None or not any(all_merges()[name].uses_train for name in names):
         return MergeFits(tuple(names), distance, seed)
-    found = sample(items, _ITEMS, seed)
+    found = items.drawn(_ITEMS, seed)
     label = None if found.label is None else np.unique(found.label, return_inverse=True)[1]
     unseen = items is not folder.train
     return MergeFits(tuple(names), distance, seed, Embeddings(found.vectors, found.vectors), label, unseen)

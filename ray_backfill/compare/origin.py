@@ -6,7 +6,7 @@ from typing import Any
 
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.core.stages import read_json
-from ray_backfill.data.store.copies import copied_from
+from ray_backfill.data.cleaning import copied_from
 from ray_backfill.workers.context import Context
 
 # The stage that draws embeddings from a model of distances.

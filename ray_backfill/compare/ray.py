@@ -22,7 +22,7 @@ from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.trial import Trial, run_trial
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import State, Task, task
-from ray_backfill.data.store import EmbeddingFolder, read_vectors
+from ray_backfill.data.folder import EmbeddingFolder, StoredSplit
 from ray_backfill.engine.replay import Curve, FirstItems
 from ray_backfill.engine.replay.block import Block, Thresholds
 from ray_backfill.engine.replay.engine import comparisons_bar, full_float32, measure_prepared
@@ -99,8 +99,8 @@ class RemoteShards:
         models = folder.models if stand_in is None else ("old",)
         self.actors = [
             make.remote(
-                _Rows(folder.path, "queries" if folder.queries else "gallery", 0, len(queries), folder.models),
-                _Rows(folder.path, "gallery", first, last, models),
+                _Rows(queries.stored, 0, len(queries), folder.models),
+                _Rows(folder.gallery.stored, first, last, models),
                 evaluation.distance, device, stand_in,
             )
             for first, last in pairwise(self.edges)
@@ -177,10 +177,9 @@ class RemoteShards:
 
 
 class _Rows(NamedTuple):
-    """Rows first .. last - 1 of a split of a folder of embeddings, and the models whose vectors are read."""
+    """Rows first .. last - 1 of a split, and the models whose vectors are read."""
 
-    folder: Path
-    split: str
+    split: StoredSplit
     first: int
     last: int
     models: tuple[str, ...]
@@ -194,14 +193,14 @@ class ShardActor:
     ) -> None:  # fmt: skip
         self.first, self.distance, self.stand_in = gallery.first, distance, stand_in
         self.torch_device = None if device == "cpu" else device
-        self.files = queries, gallery
+        self.rows = queries, gallery
         self.embeddings: Embeddings | None = None
         self.systems: list[RetrievalSystem] = []
         self.shard: GalleryShard | None = None
 
     def read(self) -> None:
         """Read all queries and the shard's rows of the gallery."""
-        query, gallery = (read_vectors(*rows) for rows in self.files)
+        query, gallery = (rows.split.vectors(rows.first, rows.last, rows.models) for rows in self.rows)
         if self.stand_in is not None:
             gallery |= {"new": self.stand_in(gallery["old"])}
         self.embeddings = Embeddings(query, gallery)

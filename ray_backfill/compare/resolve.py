@@ -14,11 +14,10 @@ from ray_backfill.compare.merges import MergeFits, fitted_on_train_note, resolve
 from ray_backfill.compare.orders import BackfillOrders, embeddings_of, resolve_orders
 from ray_backfill.compare.tables.results import LeftOut
 from ray_backfill.core.errors import InputError
+from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.data.leakage import leakage_notes
 from ray_backfill.data.query_groups import Slice, resolve_slices
-from ray_backfill.data.store import EmbeddingFolder
-from ray_backfill.data.truth import check_vectors, find_truth, usual_answers
-from ray_backfill.data.truths import Truth
+from ray_backfill.data.truth import Truth, check_vectors, find_truth, usual_answers
 from ray_backfill.engine.distances import Band
 from ray_backfill.engine.merges import Merge, all_merges
 from ray_backfill.engine.systems import GroundTruth, IntArray, UpgradePair

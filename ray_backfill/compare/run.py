@@ -26,9 +26,8 @@ from ray_backfill.compare.write import facts_of, recorded_settings, results_in_m
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say, step
 from ray_backfill.core.stages import OtherSettingsError, is_finished, settle
-from ray_backfill.data.store import EmbeddingFolder, read_folder
-from ray_backfill.data.truth import usual_answers
-from ray_backfill.data.truths import Truth
+from ray_backfill.data.folder import EmbeddingFolder, read_folder
+from ray_backfill.data.truth import Truth, usual_answers
 from ray_backfill.engine.orders import find_order
 from ray_backfill.engine.replay import check_device
 from ray_backfill.learn.methods import RECALLS, Method, models_of

@@ -16,8 +16,9 @@ from ray_backfill.compare.replayed import Replayed
 from ray_backfill.compare.summary import of_reference
 from ray_backfill.compare.tables.queries import BACKWARD, BEST, FORWARD, LOST, WON, WORST, ShownQuery
 from ray_backfill.compare.tables.results import OLD
-from ray_backfill.data.store import IMAGE, TEXT, EmbeddingFolder, EmbeddingTable
-from ray_backfill.data.store.copies import copied_from
+from ray_backfill.data.cleaning import copied_from
+from ray_backfill.data.columns import IMAGE, TEXT
+from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.engine import statistics as stats
 from ray_backfill.engine.replay import NOTHING
 from ray_backfill.engine.systems import IntArray

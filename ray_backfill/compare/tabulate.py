@@ -28,7 +28,7 @@ from ray_backfill.compare.tables.results import (
 from ray_backfill.core.progress import task
 from ray_backfill.core.schema import block, frame
 from ray_backfill.data.query_groups import Slice
-from ray_backfill.data.truths import parse_truth
+from ray_backfill.data.truth import parse_truth
 from ray_backfill.engine import statistics as stats
 from ray_backfill.engine.merges import BEST, RAW
 from ray_backfill.engine.replay import Curve

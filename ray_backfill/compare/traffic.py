@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
-from ray_backfill.data.store import EmbeddingFolder, EmbeddingTable
+from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.truth import filter_of
 from ray_backfill.engine.index import IndexSettings, make_partition
 from ray_backfill.engine.systems import FloatArray, IntArray

@@ -12,7 +12,7 @@ from ray_backfill.compare.maps import FittedMaps
 from ray_backfill.compare.validation import ORDER, replay_on_validation
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, is_finished
-from ray_backfill.data.store import EmbeddingFolder, read_train
+from ray_backfill.data.folder import EmbeddingFolder, read_train
 from ray_backfill.learn.methods import Method, find_methods
 from ray_backfill.learn.training.fit import train_set
 from ray_backfill.learn.training.settings import FitSettings

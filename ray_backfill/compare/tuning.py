@@ -14,7 +14,7 @@ from ray_backfill.compare.validation import why_not_judged
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import Task, task
 from ray_backfill.core.stages import begin_stage, read_json
-from ray_backfill.data.store import EmbeddingFolder
+from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.learn.methods import Method, find_methods
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.learn.training.tuning import Tuned, Values, trials_of, with_values

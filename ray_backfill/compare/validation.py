@@ -9,8 +9,8 @@ from ray_backfill.compare.maps import FittedMaps
 from ray_backfill.compare.orders import embeddings_of
 from ray_backfill.compare.replay import distinct_systems
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.row_sample import sample
-from ray_backfill.data.store import FEWEST, EmbeddingFolder, EmbeddingTable
+from ray_backfill.data.division import FEWEST
+from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.truth import ground_truth
 from ray_backfill.engine.orders import GalleryColumns, make_order
 from ray_backfill.engine.replay import Curve, Served, replay_pairs
@@ -61,6 +61,6 @@ def replay_on_validation(
 
 
 def _as_gallery(validation: EmbeddingTable, seed: int) -> EmbeddingFolder:
-    found = sample(validation, MOST_ITEMS, seed)
+    found = validation.drawn(MOST_ITEMS, seed)
     items = EmbeddingTable(found.path, found.id, found.vectors, label=found.label, camera=found.camera, rows=found.rows)
     return EmbeddingFolder(validation.path.parent, items, None, None)

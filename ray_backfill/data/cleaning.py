@@ -1,20 +1,31 @@
-"""Makes a copy of a folder of embeddings without the rows that no run can use, if it has any."""
+"""Copies of folders without the rows that no run can use, and where such a copy comes from."""
 
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from ray_backfill.core.parquet import open_checked
 from ray_backfill.core.progress import say
-from ray_backfill.data.doctor.scan import SplitScan, scan_split
-from ray_backfill.data.importing.importing import ColumnNames, import_split, imported
-from ray_backfill.data.store.copies import DroppedRows, write_copied_from
-from ray_backfill.data.store.loose import FINE
+from ray_backfill.core.stages import read_json, write_json
+from ray_backfill.data.columns import names_in, part_files
+from ray_backfill.data.doctor import SplitScan, scan_split
+from ray_backfill.data.folder import left_out_file
+from ray_backfill.data.importing import ColumnNames, import_split, imported
+from ray_backfill.data.vectors import FINE
 
 _SPLITS = ("gallery", "queries", "train", "validation")
 # Files that say nothing of single rows. Views of train items do, so they are not taken.
 _OTHERS = ("classifier.parquet", "log.parquet")
+_MANIFEST = "manifest.json"
+_FROM, _LEFT_OUT = "copied_from", "left_out"
+
+
+class DroppedRows(NamedTuple):
+    """How many rows of a split a copy lacks, and how many the split has."""
+
+    rows: int
+    of: int
 
 
 def cleaned(data: Path, out: Path, overwrite: bool) -> Path:
@@ -36,18 +47,18 @@ def cleaned(data: Path, out: Path, overwrite: bool) -> Path:
     counts: dict[str, DroppedRows] = {}
     for split in splits:
         source = data / f"{split}.parquet"
-        file = next(iter(sorted(source.glob("*.parquet"))), source) if source.is_dir() else source
-        columns = tuple(name for name in open_checked(file).schema_arrow.names if name not in ("id", "old", "new"))
+        columns = tuple(name for name in names_in(part_files(source)[0]) if name not in ("id", "old", "new"))
         path = import_split(out / source.name, [str(source)], ColumnNames(keep=columns), True, overwrite)
         made = imported(path)
         if rows := sum(made["left_out"].values()):
             counts[source.name] = DroppedRows(rows, rows + made["rows"])
             number = "1 row" if rows == 1 else f"{rows:,} rows"
-            say(f"{source.name}: {number} left out; {out / f'{split}_left_out.parquet'} lists them")
+            say(f"{source.name}: {number} left out; {left_out_file(path)} lists them")
     for name in _OTHERS:
         if (data / name).exists():
             shutil.copy2(data / name, out / name)
-    write_copied_from(out, data, counts)
+    left_out = {name: each._asdict() for name, each in counts.items()}
+    write_json(out / _MANIFEST, {_FROM: str(data), _LEFT_OUT: left_out})
     return out
 
 
@@ -56,10 +67,18 @@ def _remove_others(out: Path, names: set[str]) -> None:
     for name in (*(f"{split}.parquet" for split in _SPLITS), *_OTHERS):
         if name not in names:
             shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink(missing_ok=True)
-            (out / name).with_name(f"{Path(name).stem}_left_out.parquet").unlink(missing_ok=True)
+            left_out_file(out / name).unlink(missing_ok=True)
 
 
 def _is_broken(scan: SplitScan) -> bool:
     if scan.ids is None or len(np.unique(scan.ids)) < len(scan.ids):
         return True
     return any((scan.vectors[name].problems != FINE).any() for name in ("old", "new") if name in scan.vectors)
+
+
+def copied_from(folder: Path) -> tuple[Path, dict[str, DroppedRows]]:
+    """The folder that this is a copy of, and what the copy leaves out; for any other folder, itself and nothing."""
+    facts = read_json(folder / _MANIFEST) if (folder / _MANIFEST).is_file() else {}
+    if _FROM not in facts:
+        return folder, {}
+    return Path(facts[_FROM]), {name: DroppedRows(**each) for name, each in facts[_LEFT_OUT].items()}

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ray_backfill.data.store import EmbeddingFolder, EmbeddingTable, hash_rows
+from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
+from ray_backfill.data.vectors import hash_rows
 from ray_backfill.engine.systems import GroundTruth, IntArray
 
 # Memory for the words of the rows that are processed at a time.

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import EmbeddingFolder, in_words
+from ray_backfill.data.columns import in_words, is_text
+from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.engine.systems import GroundTruth, IntArray
 
 # The column that is a slice if no others are asked for. Its numbers are names.
@@ -53,8 +54,7 @@ def _slice(name: str, column: pa.ChunkedArray, scored: IntArray) -> Slice:
     if pa.types.is_floating(kind):
         column = pc.if_else(pc.is_nan(column), None, column)
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    if not (is_number or is_text or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
+    if not (is_number or is_text(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
         raise InputError(
             f"--slices: column {name!r} must hold text, numbers or true/false values, not {in_words(kind)}"
         )

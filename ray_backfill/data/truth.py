@@ -1,53 +1,102 @@
-"""The ground truth of a folder of embeddings, and the checks that a folder must pass."""
+"""Right answers: ways to know them, by the words of ``--truth``, and what a comparison makes of them."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
-from ray_backfill.core.errors import InputError
+from ray_backfill.core.errors import InputError, unknown_name
+from ray_backfill.core.plugins import load_plugin, plugin_names, rows_from_outside
+from ray_backfill.data import truths
+from ray_backfill.data.columns import kind_of
+from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.leakage import own_items
-from ray_backfill.data.store import EmbeddingFolder, EmbeddingTable, kind_of
-from ray_backfill.data.truths import Truth, TruthRequest, parse_truth
-from ray_backfill.engine.systems import Filter, GroundTruth
+from ray_backfill.engine.systems import Filter, GroundTruth, IntArray
 
 
-def check_vectors(folder: EmbeddingFolder, distance: str) -> None:
-    """Raises InputError for zero vectors under cosine; the message names file, column and row."""
-    for table in (folder.gallery, folder.queries or folder.gallery):
-        for column, vectors in table.vectors.items():
-            zero = np.flatnonzero(~vectors.any(axis=1))
-            if distance == "cosine" and len(zero):
-                raise InputError(
-                    f"{table.path}, column {column!r}: zero vector in row {zero[0]} ({len(zero)} in all), which has no "
-                    "cosine distance; remove such rows or use --distance l2"
-                )
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """Right answers and what a report must say of them.
+
+    ground: the right answers. facts: plain data for the manifest. notes: sentences for the report.
+    """
+
+    ground: GroundTruth
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
-def filter_of(gallery: EmbeddingTable, queries: EmbeddingTable, column: str) -> Filter:
-    """Which gallery items a query can find: those with its own value in this column.
+@dataclass(frozen=True)
+class TruthRequest:
+    """What ``--truth`` asks for. k: the number in a name such as new-top10; 0 if it has none. argument: the word that
+    follows the name. distance: of the comparison. refuse_unknown_ids: whether ids that the gallery lacks are an error.
+    filter: what a query can find; None for all items.
+    """
+
+    k: int
+    argument: str
+    distance: str
+    refuse_unknown_ids: bool = True
+    filter: Filter | None = None
+
+
+@dataclass(frozen=True)
+class TruthKind:
+    """A way to know right answers.
+
+    name: as on the command line; a K in it stands for any number above 0. argument: what the word after the name is; ""
+    if there is none. explains: a sentence for the help. make: makes the truth of a folder; raises InputError.
+    is_retention: the new model's own results are taken as right, so nothing is said of how good they are.
+    """
+
+    name: str
+    argument: str
+    explains: str
+    make: Callable[[EmbeddingFolder, TruthRequest], Truth]
+    is_retention: bool = False
+
+
+def _given(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
+    """Positives if the queries have any, labels otherwise."""
+    has_positives = (folder.queries or folder.gallery).positives is not None
+    return all_truths()["positives" if has_positives else "labels"].make(folder, request)
+
+
+GIVEN = TruthKind("given", "", "Positives if the queries have them, labels otherwise.", _given)
+
+
+def all_truths() -> dict[str, TruthKind]:
+    """Every kind by name."""
+    modules = (load_plugin(truths, name) for name in plugin_names(truths))
+    kinds = [kind for module in modules for kind in module.TRUTHS] + rows_from_outside("TRUTHS")
+    return {kind.name: kind for kind in kinds}
+
+
+def parse_truth(words: Sequence[str]) -> tuple[TruthKind, int, str]:
+    """The kind that ``--truth`` names, its number K and its argument. No words: what the folder gives.
 
     Raises:
-        InputError: The gallery or the queries lack the column, or no query has the value of an item.
+        InputError: The name is unknown, or its argument is missing or too much.
     """
-    of_gallery, of_queries = gallery.texts(column), queries.texts(column)
-    if of_gallery.dtype.kind != of_queries.dtype.kind:
-        raise InputError(
-            f"--filter {column}: the column holds {kind_of(of_gallery)} in {gallery.path} but {kind_of(of_queries)} in "
-            f"{queries.path}; use one type"
-        )
-    values = np.unique(np.concatenate([of_gallery, of_queries]))
-    found = Filter(np.searchsorted(values, of_queries), np.searchsorted(values, of_gallery))
-    if not found.parts():
-        raise InputError(
-            f"--filter {column}: no query of {queries.path} has the value of a gallery item, so none can find anything"
-        )
-    return found
-
-
-def usual_answers(truth: GroundTruth) -> float:
-    """The median number of right answers, of the queries that have any."""
-    numbers = np.diff(truth.positive_starts)
-    return float(np.median(numbers[numbers > 0]))
+    if not words:
+        return GIVEN, 0, ""
+    name, arguments = words[0], words[1:]
+    for kind in all_truths().values():
+        match = re.fullmatch(kind.name.replace("K", r"(\d+)"), name)
+        if not match:
+            continue
+        k = int(match[1]) if match.groups() else 0
+        if match.groups() and not k:
+            raise InputError(f"--truth {name}: the number must be above 0")
+        if len(arguments) != bool(kind.argument):
+            wanted = f"one word after it, {kind.argument}" if kind.argument else "no word after it"
+            raise InputError(f"--truth {name} takes {wanted}; got {len(arguments)}")
+        return kind, k, arguments[0] if arguments else ""
+    raise unknown_name("truth", name, (f"{kind.name} {kind.argument}".strip() for kind in all_truths().values()))
 
 
 def find_truth(
@@ -105,3 +154,97 @@ def _filter_notes(every: GroundTruth, own: GroundTruth, column: str) -> tuple[st
 def ground_truth(folder: EmbeddingFolder, refuse_unknown_ids: bool = True) -> GroundTruth:
     """The right answers that the folder itself holds; see ``find_truth``."""
     return find_truth(folder, refuse_unknown_ids=refuse_unknown_ids).ground
+
+
+def check_vectors(folder: EmbeddingFolder, distance: str) -> None:
+    """Raises InputError for zero vectors under cosine; the message names file, column and row."""
+    for table in (folder.gallery, folder.queries or folder.gallery):
+        for column, vectors in table.vectors.items():
+            zero = np.flatnonzero(~vectors.any(axis=1))
+            if distance == "cosine" and len(zero):
+                raise InputError(
+                    f"{table.path}, column {column!r}: zero vector in row {zero[0]} ({len(zero)} in all), which has no "
+                    "cosine distance; remove such rows or use --distance l2"
+                )
+
+
+def filter_of(gallery: EmbeddingTable, queries: EmbeddingTable, column: str) -> Filter:
+    """Which gallery items a query can find: those with its own value in this column.
+
+    Raises:
+        InputError: The gallery or the queries lack the column, or no query has the value of an item.
+    """
+    of_gallery, of_queries = gallery.texts(column), queries.texts(column)
+    if of_gallery.dtype.kind != of_queries.dtype.kind:
+        raise InputError(
+            f"--filter {column}: the column holds {kind_of(of_gallery)} in {gallery.path} but {kind_of(of_queries)} in "
+            f"{queries.path}; use one type"
+        )
+    values = np.unique(np.concatenate([of_gallery, of_queries]))
+    found = Filter(np.searchsorted(values, of_queries), np.searchsorted(values, of_gallery))
+    if not found.parts():
+        raise InputError(
+            f"--filter {column}: no query of {queries.path} has the value of a gallery item, so none can find anything"
+        )
+    return found
+
+
+def usual_answers(truth: GroundTruth) -> float:
+    """The median number of right answers, of the queries that have any."""
+    numbers = np.diff(truth.positive_starts)
+    return float(np.median(numbers[numbers > 0]))
+
+
+def positions_of(ids: Sequence[Any] | NDArray[Any], gallery_ids: NDArray[Any]) -> IntArray:
+    """(n,) gallery positions of ids, -1 for those that the gallery lacks. Ids are compared as text."""
+    if not len(ids):
+        return np.empty(0, np.int64)
+    at = pd.Index(gallery_ids.astype(str)).get_indexer(pd.Index(np.asarray(ids).astype(str)))
+    return at.astype(np.int64)
+
+
+def from_pairs(
+    folder: EmbeddingFolder, where: str, queries: NDArray[Any], items: NDArray[Any], grades: NDArray[np.float64]
+) -> tuple[GroundTruth, tuple[str, ...]]:
+    """The ground truth of judged pairs, and notes on ids that the folder lacks.
+
+    where: for messages. queries, items: (n,) ids. grades: (n,) grades above 0.
+
+    Raises:
+        InputError: No pair has both its ids in the folder, or a pair comes twice.
+    """
+    table = folder.queries or folder.gallery
+    query_n, item_n = positions_of(queries, table.id), positions_of(items, folder.gallery.id)
+    both = (query_n >= 0) & (item_n >= 0)
+    if not both.any():
+        raise InputError(
+            f"no line of {where} has a query and an item of {folder.path}: compare its ids with the column 'id' of "
+            "queries and gallery"
+        )
+    pairs = pd.DataFrame({"query": query_n[both], "item": item_n[both], "grade": grades[both]})
+    if pairs.duplicated(["query", "item"]).any():
+        twice = pairs[pairs.duplicated(["query", "item"])].iloc[0]
+        raise InputError(
+            f"{where} judges item {folder.gallery.id[int(twice['item'])]} twice for query "
+            f"{table.id[int(twice['query'])]}; keep one line"
+        )
+    positives: list[IntArray] = [np.empty(0, np.int64)] * len(table)
+    given: list[NDArray[np.float64]] = [np.empty(0)] * len(table)
+    for query, rows in pairs.groupby("query"):
+        positives[int(str(query))], given[int(str(query))] = rows["item"].to_numpy(), rows["grade"].to_numpy()
+    ignored = [[query] for query in range(len(table))] if folder.queries is None else None
+    graded = given if len(set(pairs["grade"])) > 1 else None
+    ground = GroundTruth.from_positives(positives, ignored, n_gallery=len(folder.gallery), grades=graded)
+    return ground, _notes(where, int((query_n < 0).sum()), int(((query_n >= 0) & (item_n < 0)).sum()))
+
+
+def _notes(where: str, unknown_queries: int, unknown_items: int) -> tuple[str, ...]:
+    found = []
+    if unknown_queries:
+        found.append(f"Lines of {where} about queries that the folder lacks: {unknown_queries:,}. They were not used.")
+    if unknown_items:
+        found.append(
+            f"Right answers of {where} that are not in the gallery: {unknown_items:,}. They were left out; with them "
+            "every recall would be lower."
+        )
+    return tuple(found)

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from ray_backfill.core.parquet import write_checked
 from ray_backfill.core.stages import write_whole
-from ray_backfill.data.store import vector_column, vectors_of
+from ray_backfill.data.write import vector_column, vectors_of
 from ray_backfill.drill.operations import Operation
 from ray_backfill.engine.systems import FloatArray, IntArray
 

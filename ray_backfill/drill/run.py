@@ -31,7 +31,7 @@ from ray_backfill.core.stages import (
     note_facts,
     read_json,
 )
-from ray_backfill.data.store import read_folder
+from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.journal import Journal, Started, of_type
 from ray_backfill.drill.operations import DrillPlan, make_plan, read_plan, write_plan
 from ray_backfill.drill.parts import BadPartError
@@ -75,7 +75,7 @@ def drill_folder(data: Path, evaluation: Evaluation, fits: FitSettings, live: Li
         return context.out / "live"
     with session():
         check_room(live, context.actors)
-        source = FromStore(comparison.folder.path, len(comparison.folder.gallery))
+        source = FromStore(comparison.folder.gallery.stored, len(comparison.folder.gallery))
         return run_resolved(comparison, method, source, fits, live, context, {})
 
 
@@ -198,9 +198,10 @@ def _sides(comparison: Comparison, method: Method, live: LiveSettings) -> Sides:
 
 def _shards(drill: Path, comparison: Comparison, sides: Sides, live: LiveSettings, n_items: int) -> list[ShardJob]:
     folder, name = comparison.folder, sides.method.name
+    train = folder.train
     return [
         ShardJob(
-            drill, folder.path, len(folder.train) if folder.train else 0, name,
+            drill, folder.gallery.stored, train.stored if train else None, len(train) if train else 0, name,
             comparison.maps.folders.get(name), sides.merge, sides.distance, dict(sides.dims),
             ShardPlace(first, last, live.old_index, live.new_index),
         )

@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say
-from ray_backfill.data.importing.matching import plain_ids
+from ray_backfill.data.folder import EmbeddingFolder, read_train
+from ray_backfill.data.importing import plain_ids
 from ray_backfill.data.sources import Source, open_source
-from ray_backfill.data.store import EmbeddingFolder, read_train, vector_column, write_parquet
-from ray_backfill.data.store import take as take_rows
-from ray_backfill.data.store.loose import FINE, PROBLEMS, ZERO, read_vectors_loosely
+from ray_backfill.data.vectors import FINE, PROBLEMS, ZERO, decode
+from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.forecast import Known, Sample
 from ray_backfill.forecast.methods import KnownItems
@@ -82,13 +82,13 @@ def _read_new(source: Source, folder: EmbeddingFolder, distance: str) -> tuple[I
     assert folder.queries is not None
     ids, vectors, problems, dims = [], [], [], folder.queries.new.shape[1]
     for batch in source.read(("id", "new"), 0):
-        read = read_vectors_loosely(batch.column("new"))
-        if read[0].shape[1] not in (0, dims):
-            have = f"{source.name} has vectors of {read[0].shape[1]} dimensions"
+        read = decode(batch.column("new"))
+        if read.vectors.shape[1] not in (0, dims):
+            have = f"{source.name} has vectors of {read.vectors.shape[1]} dimensions"
             raise InputError(f"{have}, the queries' new embeddings have {dims}; use one model")
         ids.append(batch.column("id"))
-        vectors.append(read[0])
-        problems.append(read[1])
+        vectors.append(read.vectors)
+        problems.append(read.problems)
     if not ids:
         raise InputError(f"{source.name} has no rows")
     wrong = np.concatenate(problems)
@@ -136,7 +136,7 @@ def with_stand_ins(folder: EmbeddingFolder, items: KnownItems) -> EmbeddingFolde
 def with_pilot(folder: EmbeddingFolder, items: KnownItems, place: Path) -> EmbeddingFolder:
     """The folder with the pilot as its train split, which is written to ``place``, where fits read it again."""
     pilot = items.known.position[items.known.pilot]
-    rows = take_rows(folder.gallery, pilot)
+    rows = folder.gallery.take(pilot)
     columns = {"id": pa.array(rows.id), "old": vector_column(folder.gallery.old[pilot])}
     columns["new"] = vector_column(items.new[items.known.pilot])
     if rows.label is not None:

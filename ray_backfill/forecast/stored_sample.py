@@ -15,8 +15,9 @@ from ray_backfill.core.progress import step
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.schema import arrow_table
 from ray_backfill.core.secrets import cleaned
-from ray_backfill.data.store import EmbeddingFolder, read_folder, write_parquet
+from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.truth import find_truth
+from ray_backfill.data.write import write_parquet
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import FloatArray, GroundTruth, IntArray, RetrievalSystem
 from ray_backfill.forecast import REASONS, Sample, draw_sample

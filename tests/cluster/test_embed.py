@@ -16,7 +16,7 @@ from ray_backfill.cli.shell import run_job
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, write_json
-from ray_backfill.data.store import EmbeddingFolder, read_folder, read_table
+from ray_backfill.data.folder import EmbeddingFolder, read_folder, read_table
 from ray_backfill.data.truth import ground_truth
 from ray_backfill.images.class_split import Protocol
 from ray_backfill.images.datasets import Divided, image_folder, landmarks, manifest, open_images

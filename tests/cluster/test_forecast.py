@@ -10,7 +10,7 @@ import torch
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.resolve import resolve
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import vector_column, write_parquet
+from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import RetrievalSystem
 from ray_backfill.forecast import draw_sample

@@ -23,7 +23,8 @@ from ray_backfill.compare.tuning import tune_stage
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, is_finished, read_json
-from ray_backfill.data.store import EmbeddingFolder, read_folder, write_parquet
+from ray_backfill.data.folder import EmbeddingFolder, read_folder
+from ray_backfill.data.write import write_parquet
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.training.fit_into import fit_into, one_thread
 from ray_backfill.learn.training.tuning import trials_of, with_values

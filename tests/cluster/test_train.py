@@ -15,7 +15,8 @@ from ray_backfill.compare.ray import for_maps
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json
-from ray_backfill.data.store import EmbeddingFolder, read_folder, vector_column, write_parquet
+from ray_backfill.data.folder import EmbeddingFolder, read_folder
+from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.images.datasets import landmarks
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.models.checkpoints import BackboneInfo, load_backbone, load_network, save_backbone

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ray_backfill.data.store import vector_column, write_parquet
+from ray_backfill.data.write import vector_column, write_parquet
 
 CLASSES = 6
 

@@ -20,7 +20,7 @@ from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.compare.tables.cutoffs import CutoffRow
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import rows_of
-from ray_backfill.data.store import read_folder
+from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.run import check_drill
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.engine.merges import Merge, ScoreMap

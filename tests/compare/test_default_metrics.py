@@ -11,7 +11,7 @@ from ray_backfill.compare.report import read_results
 from ray_backfill.compare.resolve import resolve
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import read_folder
+from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.quality import depth
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.context import Context

@@ -12,7 +12,8 @@ from ray_backfill.compare.flips import find_flips
 from ray_backfill.compare.replay import Curves, replay_here
 from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.compare.write import Facts, write_results
-from ray_backfill.data.store import read_folder, vector_column
+from ray_backfill.data.folder import read_folder
+from ray_backfill.data.write import vector_column
 from ray_backfill.engine.replay import FirstItems, Served
 from ray_backfill.learn.training.settings import FitSettings
 from tests.compare.folder import write_split

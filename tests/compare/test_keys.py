@@ -12,7 +12,7 @@ from ray_backfill.compare import keys
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.keys import comparison_key, map_key
 from ray_backfill.core.runkey import RunKey, fingerprint
-from ray_backfill.data.store import EmbeddingFolder
+from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.engine.merges import all_merges
 from ray_backfill.engine.orders import Order, find_order
 from ray_backfill.engine.systems import Filter, GroundTruth

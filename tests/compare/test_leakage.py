@@ -11,8 +11,9 @@ import pytest
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.core.errors import InputError
+from ray_backfill.data.folder import EmbeddingTable, read_folder
 from ray_backfill.data.leakage import _hashes, leakage_notes, own_items
-from ray_backfill.data.store import EmbeddingTable, read_folder, vector_column, write_parquet
+from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.engine.systems import GroundTruth
 from ray_backfill.learn.training.settings import FitSettings
 

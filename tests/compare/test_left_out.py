@@ -12,7 +12,8 @@ from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.compare.tables.results import Manifest
 from ray_backfill.core.stages import read_json
-from ray_backfill.data.store import read_folder, vector_column
+from ray_backfill.data.folder import read_folder
+from ray_backfill.data.write import vector_column
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
 from ray_backfill.workers.context import Context
 from tests.compare.folder import CLASSES, vectors, write_split

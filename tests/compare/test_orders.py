@@ -16,7 +16,8 @@ from ray_backfill.compare.maps import FittedMaps
 from ray_backfill.compare.orders import resolve_orders, store_sigma
 from ray_backfill.compare.traits import traits_of
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import EmbeddingFolder, read_folder, vector_column, write_parquet
+from ray_backfill.data.folder import EmbeddingFolder, read_folder
+from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.engine.orders import GalleryColumns, find_order
 from ray_backfill.engine.systems import UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method, find_methods

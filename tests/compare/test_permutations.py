@@ -15,7 +15,7 @@ from ray_backfill.compare.resolve import resolve
 from ray_backfill.compare.tabulate import tabulate
 from ray_backfill.compare.write import Facts, write_results
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import read_folder
+from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.run import check_drill
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.engine.replay import Curve

@@ -20,7 +20,8 @@ from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.compare.shown import _decisive, clean
 from ray_backfill.compare.tables.queries import FlipRow, ShownQuery
 from ray_backfill.core.schema import rows_of
-from ray_backfill.data.store import EmbeddingTable, vector_column, write_parquet
+from ray_backfill.data.folder import EmbeddingTable
+from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.context import Context
 from tests.compare.folder import write_split

@@ -22,8 +22,9 @@ from ray_backfill.compare.tabulate import tabulate
 from ray_backfill.compare.write import Facts, write_results
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.stages import read_json
-from ray_backfill.data.store import EmbeddingFolder, EmbeddingTable, read_folder, write_parquet
+from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable, read_folder
 from ray_backfill.data.truth import ground_truth
+from ray_backfill.data.write import write_parquet
 from ray_backfill.engine import statistics as stats
 from ray_backfill.engine.orders import high_first
 from ray_backfill.engine.replay import Curve

@@ -14,8 +14,8 @@ from ray_backfill.compare.replayed import judge
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.compare.slice_tables import slice_tables
 from ray_backfill.core.errors import InputError
+from ray_backfill.data.folder import read_folder
 from ray_backfill.data.query_groups import Slice, resolve_slices
-from ray_backfill.data.store import read_folder
 from ray_backfill.data.truth import ground_truth
 from ray_backfill.engine.replay import Curve
 from ray_backfill.learn.training.settings import FitSettings

@@ -11,7 +11,7 @@ import ray_backfill as rb
 from ray_backfill.compare.orders import resolve_orders
 from ray_backfill.compare.traffic import SEEN, first_retrieved
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import vector_column, write_parquet
+from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.training.settings import ClassificationSettings
 

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import read_folder, vector_column, write_parquet
+from ray_backfill.data.folder import read_folder
 from ray_backfill.data.truth import ground_truth
+from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.engine.replay import replay
 from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, UpgradePair
 

@@ -16,7 +16,7 @@ from ray_backfill.compare.trial import run_trial
 from ray_backfill.compare.tuning import chosen, tune_stage
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.stages import finish_stage, read_json
-from ray_backfill.data.store import read_folder
+from ray_backfill.data.folder import read_folder
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 from ray_backfill.learn.training.tuning import Tuned

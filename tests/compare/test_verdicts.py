@@ -9,7 +9,7 @@ from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.report import Results, read_results
 from ray_backfill.compare.report.answers import answer, warnings
 from ray_backfill.compare.run import evaluate_folder
-from ray_backfill.data.store import vector_column
+from ray_backfill.data.write import vector_column
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.context import Context
 from tests.compare.folder import CLASSES, vectors, write_split

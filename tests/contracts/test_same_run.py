@@ -21,10 +21,10 @@ from ray_backfill.compare.report import REPORT_FILES
 from ray_backfill.compare.run import evaluate_folder, fit_folder
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.stages import finish_stage, read_json, write_json
-from ray_backfill.data.importing import importing
-from ray_backfill.data.importing.importing import ColumnNames, import_split
+from ray_backfill.data import importing
+from ray_backfill.data.importing import ColumnNames, import_split
 from ray_backfill.data.sources import open_source
-from ray_backfill.data.store import vector_column, write_parquet
+from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.drill import run as drill
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.forecast import run as forecasting

@@ -11,7 +11,7 @@ import pytest
 
 from ray_backfill.compare.report import read_results
 from ray_backfill.compare.report.glossary import glossary
-from ray_backfill.data.store import vector_column, write_parquet
+from ray_backfill.data.write import vector_column, write_parquet
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,8 @@ from PIL import Image
 import ray_backfill as rb
 from ray_backfill.cli.main import main
 from ray_backfill.data.cleaning import cleaned
-from ray_backfill.data.store import read_folder, vector_column
+from ray_backfill.data.folder import read_folder
+from ray_backfill.data.write import vector_column
 
 N = 60
 

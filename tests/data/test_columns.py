@@ -8,8 +8,8 @@ import pytest
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.parquet import read_checked
-from ray_backfill.data import store
-from ray_backfill.data.store import EmbeddingTable, _further, read_folder, take, vector_column, write_parquet
+from ray_backfill.data.folder import EmbeddingTable, read_folder
+from ray_backfill.data.write import vector_column, write_parquet
 
 
 def split(folder: Path, name: str, rows: int, **columns: object) -> None:
@@ -46,14 +46,14 @@ def test_a_column_is_read_once(gallery: EmbeddingTable, monkeypatch: pytest.Monk
         read.extend(columns)
         return read_checked(file, columns)
 
-    monkeypatch.setattr(_further, "read_checked", reading)
+    monkeypatch.setattr("ray_backfill.data.columns.read_checked", reading)
     for _ in range(2):
         gallery.column("tenant"), gallery.texts("tenant"), gallery.find_numbers("price"), gallery.texts("label")
     assert read == ["tenant", "price"]
 
 
 def test_columns_of_some_items_are_theirs(gallery: EmbeddingTable) -> None:
-    some = take(take(gallery, np.array([3, 1, 0])), np.array([0, 2]))
+    some = gallery.take(np.array([3, 1, 0])).take(np.array([0, 2]))
     assert some.texts("tenant").tolist() == ["z", "x"]
     assert some.column("shop").to_pylist() == ["c", "a"]
     assert some.pick("price", np.array([1])) == [1.5]
@@ -80,5 +80,5 @@ def test_the_log_is_read_once(tmp_path: Path, gallery: EmbeddingTable, monkeypat
     log = folder.log
     assert log is not None
     assert len(log) == 3
-    monkeypatch.setattr(store, "read_table", None)
+    monkeypatch.setattr("ray_backfill.data.folder.read_table", None)
     assert folder.log is log

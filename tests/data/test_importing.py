@@ -11,10 +11,11 @@ import pytest
 
 from ray_backfill.core import stages as files
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.importing import import_rows, importing
-from ray_backfill.data.importing.importing import ColumnNames, import_split, imported
+from ray_backfill.data import importing
+from ray_backfill.data.folder import read_table
+from ray_backfill.data.importing import ColumnNames, import_split, imported
 from ray_backfill.data.sources import open_source
-from ray_backfill.data.store import read_table, vector_column
+from ray_backfill.data.write import vector_column
 
 PLAIN = ColumnNames()
 
@@ -53,7 +54,7 @@ def test_rows_in_the_same_order_need_no_spool(tmp_path: Path, monkeypatch: pytes
     ids = [f"item {i}" for i in range(20_000)]
     write(tmp_path / "a.parquet", ids, 0)
     new = write(tmp_path / "b.parquet", ids, 1)
-    monkeypatch.setattr(import_rows, "_Spool", None)
+    monkeypatch.setattr(importing, "_by_partner", None)
     path = import_split(tmp_path / "gallery.parquet", [f"{tmp_path}/a.parquet", f"{tmp_path}/b.parquet"],
                         ColumnNames(new="old"), False, False)  # fmt: skip
     read = read_table(path)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ray_backfill.core.schema import arrow_table
-from ray_backfill.data.store import write_parquet
+from ray_backfill.data.write import write_parquet
 from ray_backfill.drill.events import Sender, begin_sending, end_sending, is_sending, read_events
 from ray_backfill.drill.journal import Journal, Started, TrafficRestarted
 from ray_backfill.drill.tables import EventRow

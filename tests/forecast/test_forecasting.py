@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ray_backfill.cli.main import main
-from ray_backfill.data.store import vector_column, write_parquet
+from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.forecast.report.reading import read_forecast
 from tests.forecast.galleries import gallery
 

@@ -16,9 +16,10 @@ from ray_backfill.compare.replayed import judge
 from ray_backfill.compare.tables.slices import GAP
 from ray_backfill.compare.tabulate import tabulate
 from ray_backfill.core.errors import InputError
+from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.query_groups import Slice
-from ray_backfill.data.store import EmbeddingFolder, read_folder, vector_column, write_parquet
 from ray_backfill.data.truth import ground_truth
+from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.engine.replay import Curve, replay
 from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, UpgradePair
 from ray_backfill.images.class_split import Protocol, split_classes

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from ray_backfill.cli.main import main
-from ray_backfill.data.store import vector_column, write_parquet
+from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.learn.methods import all_methods
 
 

@@ -15,7 +15,7 @@ from ray_backfill.compare.report import Results
 from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.compare.run import evaluate_folder, fit_maps
 from ray_backfill.compare.validation import replay_on_validation
-from ray_backfill.data.store import EmbeddingTable, read_folder
+from ray_backfill.data.folder import EmbeddingTable, read_folder
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings, TransformTraining
 from ray_backfill.workers.context import Context
 

@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import EmbeddingFolder, read_folder, write_parquet
+from ray_backfill.data.folder import EmbeddingFolder, read_folder
+from ray_backfill.data.write import write_parquet
 from ray_backfill.recipes.run import synthetic
 from ray_backfill.recipes.run.synthetic import ModelView, SyntheticGallery, class_sizes, draw_gallery
 

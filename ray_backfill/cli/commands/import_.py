@@ -10,7 +10,7 @@ import tyro
 from ray_backfill.cli.parse import read_options
 from ray_backfill.cli.shell import checked_out, command_line, shown
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.importing.importing import ColumnNames
+from ray_backfill.data.importing import ColumnNames
 
 SPLITS = ("gallery", "queries", "train", "validation")
 
@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> None:
         raise InputError("nothing to import: give --gallery, --queries, --train or --validation")
     from ray_backfill.cli.stopping import interruptible
     from ray_backfill.core.run_lock import locked
-    from ray_backfill.data.importing.importing import import_split, imported
+    from ray_backfill.data.importing import import_split, imported
 
     out = checked_out(job.out)
     with interruptible(), locked(out, "--out", command_line()):

@@ -5,9 +5,9 @@ One module for each kind of store, found by name; ``KINDS`` of a module are the 
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,15 +15,69 @@ import pyarrow as pa
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.plugins import load_plugin, plugin_names, rows_from_outside
 from ray_backfill.core.secrets import cleaned, hide_in_chain, learn, needs_encoding
-from ray_backfill.data.sources.source import BATCH_ROWS as BATCH_ROWS
-from ray_backfill.data.sources.source import Source as Source
-from ray_backfill.data.sources.source import SourceKind as SourceKind
+
+# Rows of a batch. 65,536 rows of 1,024 dimensions are 256 MB.
+BATCH_ROWS = 16_384
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows of some store, in an order that is the same each time.
+
+    name: for messages. columns: name -> type of the columns that it has. rows: their number, if it is known.
+    read: takes names of columns and a number of rows to skip, and yields record batches of at most ``BATCH_ROWS`` rows
+    with these columns. fingerprint: changes with the content, as far as that can be told without reading it.
+    notes: sentences about what the store has lost. tells_changes: whether the fingerprint changes if a vector does.
+    """
+
+    name: str
+    columns: Mapping[str, pa.DataType]
+    rows: int | None
+    read: Callable[[Sequence[str], int], Iterator[pa.RecordBatch]]
+    fingerprint: str
+    notes: tuple[str, ...] = ()
+    tells_changes: bool = True
+
+    def need(self, names: Sequence[str]) -> None:
+        """Raises InputError for columns that it does not have."""
+        for name in names:
+            if name not in self.columns:
+                raise InputError(f"{self.name} has no column {name!r}; it has: {', '.join(self.columns)}")
+
+
+@dataclass(frozen=True)
+class SourceKind:
+    """A kind of store.
+
+    name: for messages. example: how a source of this kind is written. recognises: whether a text names such a source.
+    open: opens it; raises InputError.
+    """
+
+    name: str
+    example: str
+    recognises: Callable[[str], bool]
+    open: Callable[[str], Source]
+
+
+def skipping(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """The batches without the first rows."""
+    for batch in batches:
+        if rows >= len(batch):
+            rows -= len(batch)
+            continue
+        yield batch.slice(rows)
+        rows = 0
+
+
+def missing_client(what: str, packages: str, error: ImportError) -> InputError:
+    """The error for an optional client that is not installed. packages: as pip calls them."""
+    return InputError(f"{what} needs the Python package {error.name}: pip install {packages}")
 
 
 def all_kinds() -> list[SourceKind]:
     """Every kind of source. Importing them loads no client."""
     package = sys.modules[__name__]
-    modules = (load_plugin(package, name) for name in plugin_names(package) if name != "source")
+    modules = (load_plugin(package, name) for name in plugin_names(package))
     return [kind for module in modules for kind in module.KINDS] + rows_from_outside("SOURCES")
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.sources.source import BATCH_ROWS, Source, SourceKind
+from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind
 
 _FAISS = (".faiss", ".index")
 _SUFFIXES = (".npy", ".npz", *_FAISS)

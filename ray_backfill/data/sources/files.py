@@ -19,7 +19,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.sources.source import BATCH_ROWS, Source, SourceKind, skipping
+from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind, skipping
 
 _ARROW = (".arrow", ".feather", ".ipc")
 _TEXT = {".csv": ",", ".tsv": "\t"}

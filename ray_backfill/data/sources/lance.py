@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.sources.source import BATCH_ROWS, Source, SourceKind, missing_client
+from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind, missing_client
 
 
 def _open(text: str) -> Source:

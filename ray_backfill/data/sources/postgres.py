@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.sources.source import BATCH_ROWS, Source, SourceKind, missing_client
+from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind, missing_client
 
 _PREFIXES = ("postgresql://", "postgres://")
 _LISTS = pa.list_(pa.float32())

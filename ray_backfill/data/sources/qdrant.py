@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.sources.source import BATCH_ROWS, Source, SourceKind, missing_client, skipping
+from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind, missing_client, skipping
 
 _PREFIX = "qdrant:"
 _UNNAMED = "vector"

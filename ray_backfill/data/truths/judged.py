@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 
 from ray_backfill.core.errors import InputError, local_path
+from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.data.sources import open_source
-from ray_backfill.data.store import EmbeddingFolder
-from ray_backfill.data.truths.kind import Truth, TruthKind, TruthRequest, from_pairs
+from ray_backfill.data.truth import Truth, TruthKind, TruthRequest, from_pairs
 
 _QRELS = ["query", "iteration", "item", "grade"]
 

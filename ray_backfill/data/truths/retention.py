@@ -6,8 +6,8 @@ import numpy as np
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
-from ray_backfill.data.store import EmbeddingFolder
-from ray_backfill.data.truths.kind import Truth, TruthKind, TruthRequest
+from ray_backfill.data.folder import EmbeddingFolder
+from ray_backfill.data.truth import Truth, TruthKind, TruthRequest
 from ray_backfill.engine.index import IndexSettings, make_partition
 from ray_backfill.engine.systems import GroundTruth, IntArray
 

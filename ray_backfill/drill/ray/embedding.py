@@ -19,7 +19,7 @@ import ray.data
 import torch
 from ray.actor import ActorHandle
 
-from ray_backfill.data.store import read_ids, read_vectors
+from ray_backfill.data.folder import StoredSplit
 from ray_backfill.drill.operations import DrillPlan, read_plan
 from ray_backfill.drill.parts import Embedded, part_path, write_part
 from ray_backfill.drill.throttle import ThrottleSettings, TokenBucket
@@ -39,15 +39,15 @@ Embed = Callable[[IntArray, tuple[str, ...]], Embedded]
 
 @dataclass(frozen=True)
 class FromImages:
-    """Items are images. data: ``Settings`` of a source. backbones: model -> folder. folder: embeddings
-    whose gallery has the item ids.
+    """Items are images. data: ``Settings`` of a source. backbones: model -> folder. gallery: the items,
+    as far as they are embedded.
 
     zero_is_broken: treat a zero embedding as a broken image, as it has no cosine distance.
     """
 
     data: Any
     backbones: dict[str, Path]
-    folder: Path
+    gallery: StoredSplit
     batch: int
     threads: int = 1
     on_gpu: bool = False
@@ -58,10 +58,10 @@ class FromImages:
 class FromStore:
     """Items are rows of a gallery that already has the new embeddings; the backfill only moves them.
 
-    folder: of embeddings. n_items: of its gallery.
+    n_items: of the gallery.
     """
 
-    folder: Path
+    gallery: StoredSplit
     n_items: int
 
 
@@ -171,7 +171,7 @@ class _Embedder:
 def _from_store(source: FromStore, wait: Callable[[int], None]) -> Embed:
     @cache
     def vectors_of(models: tuple[str, ...]) -> dict[str, FloatArray]:
-        return read_vectors(source.folder, "gallery", 0, source.n_items, models)
+        return source.gallery.vectors(0, source.n_items, models)
 
     def embed(positions: IntArray, models: tuple[str, ...]) -> Embedded:
         wait(len(positions))
@@ -184,7 +184,7 @@ def _from_images(source: FromImages, wait: Callable[[int], None]) -> Embed:
     images = open_images(source.data)
     device = torch.device("cuda" if source.on_gpu else "cpu")
     torch.set_num_threads(source.threads)
-    ids_N = read_ids(source.folder, "gallery")
+    ids_N = source.gallery.ids()
     all_ids = images.items("gallery").ids_N
     by_id = np.argsort(all_ids, kind="stable")
 

@@ -15,7 +15,7 @@ import ray
 from numpy.typing import NDArray
 from ray.actor import ActorHandle
 
-from ray_backfill.data.store import read_vectors
+from ray_backfill.data.folder import StoredSplit
 from ray_backfill.drill.answers import ShardAnswer
 from ray_backfill.drill.journal import Journal
 from ray_backfill.drill.operations import read_plan
@@ -36,12 +36,13 @@ _TRAIN_ITEMS = 50_000
 class ShardJob:
     """The inputs of a shard: names, and paths on storage shared by all nodes.
 
-    drill: the drill's folder with plan, parts and journal. data: the folder of embeddings. n_train: its train items.
+    drill: the drill's folder with plan, parts and journal. gallery, train: splits of a folder of embeddings.
     network: folder of the method's fitted network, if it has one. dims: embedding dimension of the method's models.
     """
 
     drill: Path
-    data: Path
+    gallery: StoredSplit
+    train: StoredSplit | None
     n_train: int
     method: str
     network: Path | None
@@ -67,7 +68,7 @@ class ShardActor:
             self.plan,
             sides,
             job.place,
-            lambda first, last: read_vectors(job.data, "gallery", first, last, old),
+            lambda first, last: job.gallery.vectors(first, last, old),
             self._train_vectors(sides),
         )
         with suppress(BadPartError):  # the driver calls apply again, which reports it
@@ -97,10 +98,10 @@ class ShardActor:
 
     def _train_vectors(self, sides: Sides) -> dict[str, FloatArray] | None:
         job = self.job
-        if not job.n_train or (job.place.old_index.kind == job.place.new_index.kind == "exact"):
+        if job.train is None or (job.place.old_index.kind == job.place.new_index.kind == "exact"):
             return None
         old, new = (
-            read_vectors(job.data, "train", 0, min(job.n_train, _TRAIN_ITEMS), models)
+            job.train.vectors(0, min(job.n_train, _TRAIN_ITEMS), models)
             for models in (old_models(sides.method), new_models(sides.method))
         )
         return {"backward": sides.gallery("backward", old), "forward": sides.gallery("forward", new)}

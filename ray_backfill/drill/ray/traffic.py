@@ -15,7 +15,7 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_backfill.core.schema import arrow_table
-from ray_backfill.data.store import write_parquet
+from ray_backfill.data.write import write_parquet
 from ray_backfill.drill.events import Sender, begin_sending, end_sending, is_sending
 from ray_backfill.drill.ray.job import DrillJob
 from ray_backfill.drill.ray.router import Router, UnansweredError

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ray_backfill.data.store import Classifier
+from ray_backfill.data.folder import Classifier
 from ray_backfill.engine.systems import FloatArray
 from ray_backfill.learn.models.apply import transform
 from ray_backfill.learn.training.settings import TransformSettings

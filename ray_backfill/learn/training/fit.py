@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import Classifier, EmbeddingFolder, TrainSplit, read_train
+from ray_backfill.data.folder import Classifier, EmbeddingFolder, TrainSplit, read_train
 from ray_backfill.engine.systems import FloatArray
 from ray_backfill.learn.training.settings import FitSettings, TransformTraining
 

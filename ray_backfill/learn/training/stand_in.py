@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from ray_backfill.data.store import Classifier
+from ray_backfill.data.folder import Classifier
 from ray_backfill.learn.models.backbones import class_logits
 from ray_backfill.learn.training.objective import classification_losses
 from ray_backfill.learn.training.settings import ClassificationSettings

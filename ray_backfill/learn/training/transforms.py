@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import Classifier, kind_of
+from ray_backfill.data.columns import kind_of
+from ray_backfill.data.folder import Classifier
 from ray_backfill.engine.systems import FloatArray
 from ray_backfill.learn.training.fit import OF_STEPS, Choice, Device, Fit, Fitted, OnEpoch, TrainSet, share_of_batch
 from ray_backfill.learn.training.settings import FitSettings

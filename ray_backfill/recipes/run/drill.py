@@ -6,7 +6,7 @@ from typing import Any
 
 from ray_backfill.compare.resolve import resolve
 from ray_backfill.core.stages import is_finished
-from ray_backfill.data.store import read_folder
+from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.ray.embedding import FromImages
 from ray_backfill.drill.run import check_drill, check_room, run_resolved
 from ray_backfill.drill.settings import LiveSettings
@@ -48,7 +48,7 @@ def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> P
         folder = read_folder(before, roles, gallery_needs=("old",))
         number, on_gpu = check_room(live, actors)
         source = FromImages(
-            recipe.images, backbones, folder.path, recipe.embed.batch, max(1, int(actors.cpus)), on_gpu,
+            recipe.images, backbones, folder.gallery.stored, recipe.embed.batch, max(1, int(actors.cpus)), on_gpu,
             zero_is_broken=evaluation.distance == "cosine",
         )  # fmt: skip
         comparison = resolve(folder, evaluation, recipe.fits, from_images=True, to_come=roles)

@@ -24,7 +24,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, remove_halves
-from ray_backfill.data.store import vector_column, write_parquet
+from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.images.datasets import open_images
 from ray_backfill.images.sources import ImageSource
 from ray_backfill.images.sources.reading import DecodeTimes, read_ahead, require_readable

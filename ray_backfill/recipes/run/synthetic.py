@@ -28,7 +28,8 @@ from ray_backfill.core.errors import InputError, require_positive
 from ray_backfill.core.progress import task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, remove_halves
-from ray_backfill.data.store import SPLITS, vector_column, write_parquet
+from ray_backfill.data.folder import SPLITS
+from ray_backfill.data.write import vector_column, write_parquet
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]

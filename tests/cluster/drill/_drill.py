@@ -15,7 +15,8 @@ import ray
 
 import ray_backfill as rb
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.data.store import read_folder, vector_column, write_parquet
+from ray_backfill.data.folder import read_folder
+from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.drill.operations import Operation, read_plan
 from ray_backfill.drill.ray.driver import Driver
 from ray_backfill.drill.ray.shards import ShardActor

@@ -20,7 +20,8 @@ import torch
 from ray_backfill.compare.resolve import resolve
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.stages import read_json
-from ray_backfill.data.store import read_folder, vector_column, write_parquet
+from ray_backfill.data.folder import StoredSplit, read_folder
+from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.drill import run as drills
 from ray_backfill.drill.journal import Journal, Throttled, TrafficRestarted, of_type
 from ray_backfill.drill.operations import ChurnSettings
@@ -313,7 +314,9 @@ def test_an_image_that_broke_keeps_its_old_embedding(tmp_path: Path, monkeypatch
         ))  # fmt: skip
     broken = tmp_path / "images" / "gallery" / "c1" / "5.png"
     broken.write_bytes(broken.read_bytes()[:60])
-    images = FromImages(source, {"new": tmp_path / "new"}, tmp_path / "before", batch=5)
+    images = FromImages(
+        source, {"new": tmp_path / "new"}, StoredSplit(tmp_path / "before" / "gallery.parquet"), batch=5
+    )
     evaluation = replace(EVALUATION, methods=("rm_naive",))
     settings = replace(SETTINGS, part_items=7, traffic=TrafficSettings(rate_per_s=0))
     with looking_at_the_end(monkeypatch) as served:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ray_backfill.data.folder import StoredSplit
 from ray_backfill.drill.journal import Applied, Incident, Journal, Started, Throttled, of_type
 from ray_backfill.drill.operations import Operation
 from ray_backfill.drill.parts import BadPartError, Embedded, part_path, write_part
@@ -69,7 +70,7 @@ def test_embeddings_are_made_again_three_times_at_most(
         write_part(job.drill, Operation(number, "backfill", np.array([7, 2])), embedded)
 
     monkeypatch.setattr(supervisor, "embed_again", embed_again)
-    job = EmbedJob(tmp_path, FromStore(tmp_path, 8), ("old",), ("new",), EmbedActors())
+    job = EmbedJob(tmp_path, FromStore(StoredSplit(tmp_path), 8), ("old",), ("new",), EmbedActors())
     told: list[tuple[str, str]] = []
     embedding = EmbeddingSupervisor(job, ThrottleSettings(), lambda what, detail: told.append((what, detail)))
     for _ in range(3):

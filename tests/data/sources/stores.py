@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from ray_backfill.data.store import vector_column
+from ray_backfill.data.write import vector_column
 
 
 class Items(NamedTuple):

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.data.importing.importing import ColumnNames, import_split, imported
+from ray_backfill.data.folder import read_table
+from ray_backfill.data.importing import ColumnNames, import_split, imported
 from ray_backfill.data.sources import open_source
-from ray_backfill.data.store import read_table
 from tests.data.sources.stores import IN_FILES, Items, Stored, in_postgres, items, postgres
 
 OF = items()

@@ -13,8 +13,7 @@ from ir_measures import AP, RR, R, nDCG
 
 import ray_backfill as rb
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.truth import find_truth
-from ray_backfill.data.truths import parse_truth
+from ray_backfill.data.truth import find_truth, parse_truth
 from ray_backfill.engine.replay import replay
 from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
 from ray_backfill.page.heading import data_notes

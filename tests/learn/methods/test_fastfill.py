@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ray_backfill.data.store import Classifier
+from ray_backfill.data.folder import Classifier
 from ray_backfill.learn.losses.fastfill import item_losses
 from ray_backfill.learn.models.maps import Transform, TransformShape
 from ray_backfill.learn.training.settings import TransformSettings

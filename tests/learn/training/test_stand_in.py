@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import Classifier
+from ray_backfill.data.folder import Classifier
 from ray_backfill.learn.models.apply import transform
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import ClassificationSettings, TransformSettings, TransformTraining

@@ -7,7 +7,7 @@ import pytest
 import torch
 from pytorch_metric_learning.losses import ArcFaceLoss
 
-from ray_backfill.data.store import Classifier
+from ray_backfill.data.folder import Classifier
 from ray_backfill.learn.models.maps import Transform, TransformShape
 from ray_backfill.learn.training.settings import TransformSettings
 from ray_backfill.learn.training.transform_loop import disc_losses, transform_loss

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ray_backfill.data.store import Classifier
+from ray_backfill.data.folder import Classifier
 from ray_backfill.learn.methods import all_methods
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining

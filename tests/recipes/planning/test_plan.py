@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.data.store import vector_column, write_parquet
+from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.images.class_split import Protocol, split_classes
 from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.learn.methods import all_backbones

@@ -3,24 +3,17 @@
 Shapes: N items of the train split.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.core.memory import room_for
-from ray_backfill.engine.systems import FloatArray, IntArray
-
-if TYPE_CHECKING:
-    from ray_backfill.data.store import EmbeddingTable
+from ray_backfill.engine.systems import IntArray
 
 # Share of the train items that is held out, and the most and fewest items of the part.
 SHARE, MOST, FEWEST = 0.1, 20_000, 50
 _SEED = 0
-# Vectors that are copied at a time.
-_ROWS = 1 << 16
 
 
 def held_out(label_N: NDArray[Any] | None, n: int) -> NDArray[np.bool_]:
@@ -57,33 +50,16 @@ def _of_classes(label_N: NDArray[Any], wanted: int, rng: np.random.Generator) ->
             found += size
 
 
-def take(table: "EmbeddingTable", rows: IntArray) -> "EmbeddingTable":
-    """Return some rows of a table. Cost: a copy of their vectors, mapped from a temporary file if they are large."""
-    names = [each.name for each in fields(table) if each.init and each.name not in ("path", "rows")]
-    places = rows if table.rows is None else table.rows[rows]
-    return replace(table, rows=places, **{name: _taken(getattr(table, name), rows) for name in names})
-
-
-def take_views(views: Mapping[str, FloatArray], rows: IntArray) -> dict[str, FloatArray]:
-    """Return the further views (V, N, d) of some train items. Cost: as ``take``."""
-    taken = {}
-    for model, of_items in views.items():
-        n_views, n, dim = of_items.shape
-        in_file = (np.arange(n_views)[:, None] * n + rows).ravel()
-        taken[model] = _taken(of_items.reshape(-1, dim), in_file).reshape(n_views, len(rows), dim)
-    return taken
-
-
-def _taken(values: Any, rows: IntArray) -> Any:
-    if values is None:
-        return None
-    if isinstance(values, dict):
-        return {name: _taken(each, rows) for name, each in values.items()}
-    if isinstance(values, list):
-        return [values[row] for row in rows]
-    if values.ndim == 1:
-        return values[rows]
-    out = room_for(len(rows), values.shape[1], values.dtype.type)
-    for first in range(0, len(rows), _ROWS):
-        out[first : first + _ROWS] = values[rows[first : first + _ROWS]]
-    return out
+def drawn_rows(label_N: NDArray[Any] | None, n: int, most: int, seed: int) -> IntArray:
+    """Return all rows, or of a large split at most so many, in whole classes, so that items have others of theirs."""
+    if n <= most:
+        return np.arange(n)
+    rng = np.random.default_rng(seed)
+    if label_N is None:
+        return np.sort(rng.choice(n, most, replace=False))
+    class_N: NDArray[Any] = np.unique(label_N, return_inverse=True)[1]
+    sizes = np.bincount(class_N)
+    drawn = rng.permutation(len(sizes))
+    chosen = drawn[: max(2, int(np.searchsorted(np.cumsum(sizes[drawn]), most, side="right")))]
+    rows = np.flatnonzero(np.isin(class_N, chosen))
+    return rows if len(rows) <= most else np.sort(rng.choice(rows, most, replace=False))

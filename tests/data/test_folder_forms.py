@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.data import store
-from ray_backfill.data.store import read_folder, read_table, vector_column, write_parquet
-from tests.data.test_store import columns, write
+from ray_backfill.data import folder
+from ray_backfill.data.folder import read_folder, read_table
+from ray_backfill.data.write import vector_column, write_parquet
+from tests.data.test_folder import columns, write
 
 
 def categories(values: list[Any]) -> pa.Array:
@@ -64,7 +65,7 @@ def test_every_form_of_a_column_is_read_like_the_plain_one(tmp_path: Path, name:
     plain, same = (
         write(tmp_path / f"{n}.parquet", **basic | {name: of}) for n, of in enumerate((FORMS[name][0], form))
     )
-    expected, got = (store._columns_of(read_table(path)) for path in (plain, same))
+    expected, got = (folder._columns_of(read_table(path)) for path in (plain, same))
     for key, values in expected.items():
         np.testing.assert_equal(got[key], values)
         if isinstance(values, np.ndarray):

@@ -16,7 +16,7 @@ import ray_backfill as rb
 from ray_backfill.cli.main import main
 from ray_backfill.compare.diagnose import diagnose
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import vector_column
+from ray_backfill.data.write import vector_column
 
 Columns = dict[str, Any]
 

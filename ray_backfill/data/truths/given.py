@@ -9,15 +9,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import EmbeddingFolder, EmbeddingTable, kind_of, left_out_ids
-from ray_backfill.data.truths.kind import Truth, TruthKind, TruthRequest
+from ray_backfill.data.columns import kind_of
+from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
+from ray_backfill.data.truth import Truth, TruthKind, TruthRequest
 from ray_backfill.engine.systems import GroundTruth, IntArray
-
-
-def _given(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
-    """Positives if the queries have any, labels otherwise."""
-    has_positives = (folder.queries or folder.gallery).positives is not None
-    return (_from_positives if has_positives else _from_labels)(folder, request)
 
 
 def _from_positives(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
@@ -86,7 +81,7 @@ def _numbers(labels_N: NDArray[Any], names: NDArray[Any], first_free: int) -> In
 def _truth_from_ids(
     gallery: EmbeddingTable, queries: EmbeddingTable, exclude_self: bool, refuse_unknown: bool
 ) -> GroundTruth:
-    index, left_out = pd.Index(gallery.id), left_out_ids(gallery.path)
+    index, left_out = pd.Index(gallery.id), gallery.left_out_ids()
 
     def positions(column: str, rows: Sequence[NDArray[Any]] | None) -> list[IntArray]:
         found = []
@@ -120,7 +115,6 @@ def _truth_from_ids(
     return GroundTruth.from_positives(positives, ignored, n_gallery=len(gallery), grades=grades)
 
 
-GIVEN = TruthKind("given", "", "Positives if the queries have them, labels otherwise.", _given)
 TRUTHS = (
     TruthKind("labels", "", "Items with the label of the query are right.", _from_labels),
     TruthKind("positives", "", "The ids in the queries' column 'positives' are right.", _from_positives),

@@ -14,7 +14,8 @@ import pytest
 
 from ray_backfill.core import memory
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import read_folder, read_table, read_vectors, vector_column, write_parquet
+from ray_backfill.data.folder import read_folder, read_table
+from ray_backfill.data.write import vector_column, write_parquet
 
 
 def columns(rows: int = 4, first_id: int = 0) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def test_large_columns_are_mapped_and_any_rows_can_be_read_alone(
 ) -> None:
     if mapped:
         monkeypatch.setattr("ray_backfill.core.memory.MAPPED_BYTES", 0)
-    monkeypatch.setattr("ray_backfill.data.store._columns._BATCH_ROWS", 4)
+    monkeypatch.setattr("ray_backfill.data.vectors._BATCH_ROWS", 4)
     folder = tmp_path / "gallery.parquet"
     parts = [columns(9, first_id=0), columns(1, first_id=9), columns(14, first_id=10)]
     for i, part in enumerate(parts):
@@ -75,13 +76,13 @@ def test_large_columns_are_mapped_and_any_rows_can_be_read_alone(
     old = np.concatenate([np.stack(part["old"].to_numpy(zero_copy_only=False)) for part in parts])
     np.testing.assert_array_equal(table.old, old)
     for first, last in [(0, 24), (0, 1), (8, 11), (15, 16), (23, 24), (5, 20)]:
-        some_old, some_new = read_vectors(tmp_path, "gallery", first, last, ("old", "new")).values()
+        some_old, some_new = table.stored.vectors(first, last, ("old", "new")).values()
         np.testing.assert_array_equal(some_old, table.old[first:last])
         np.testing.assert_array_equal(some_new, table.new[first:last])
 
 
 def test_a_bad_row_is_named_by_its_place_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray_backfill.data.store._columns._BATCH_ROWS", 4)
+    monkeypatch.setattr("ray_backfill.data.vectors._BATCH_ROWS", 4)
     vectors = np.ones((23, 3), np.float32)
     vectors[17, 1] = np.nan
     path = tmp_path / "g.parquet"
@@ -118,7 +119,7 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, A
 def test_a_full_temporary_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray_backfill.core.memory.MAPPED_BYTES", 0)
     with Path("/dev/full").open("wb", buffering=0) as full:
-        monkeypatch.setattr("ray_backfill.data.store._columns.TemporaryFile", lambda: full)
+        monkeypatch.setattr("ray_backfill.core.memory.TemporaryFile", lambda: full)
         with pytest.raises(InputError, match="set TMPDIR to a folder on a larger disk"):
             read_table(write(tmp_path / "g.parquet"))
 

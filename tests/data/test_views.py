@@ -8,7 +8,7 @@ import pytest
 
 from ray_backfill.compare.fit_maps import fit_stage
 from ray_backfill.core.stages import OtherSettingsError, read_json
-from ray_backfill.data.store import read_folder, read_train
+from ray_backfill.data.folder import read_folder, read_train
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.training.fit import read_train_set, train_set
 from ray_backfill.learn.training.settings import FitSettings, TransformTraining

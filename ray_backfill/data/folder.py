@@ -25,7 +25,7 @@ view: its ``id`` repeats that of train for each view. Other columns are not used
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,30 +35,47 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError, local_path
-from ray_backfill.core.memory import MAPPED_BYTES as MAPPED_BYTES
 from ray_backfill.core.parquet import open_checked, reading
-from ray_backfill.data.store._classifier import Classifier as Classifier
-from ray_backfill.data.store._classifier import read_classifier as read_classifier
-from ray_backfill.data.store._columns import add_to_digest, as_ids, as_numbers, is_vectors, read_rows, some
-from ray_backfill.data.store._columns import in_words as in_words
-from ray_backfill.data.store._columns import kind_of as kind_of
-from ray_backfill.data.store._columns import part_files as part_files
-from ray_backfill.data.store._columns import vector_column as vector_column
-from ray_backfill.data.store._columns import vectors_of as vectors_of
-from ray_backfill.data.store._division import FEWEST as FEWEST
-from ray_backfill.data.store._division import held_out, take_views
-from ray_backfill.data.store._division import take as take
-from ray_backfill.data.store._further import IMAGE as IMAGE
-from ray_backfill.data.store._further import TEXT as TEXT
-from ray_backfill.data.store._further import Parts, has_column, joined, read_parts, read_picked, shown_fingerprint
-from ray_backfill.data.store._hashing import hash_rows as hash_rows
-from ray_backfill.data.store._known import COLUMNS as COLUMNS
-from ray_backfill.data.store._known import NUMBERS, OF_QUERIES, check_equal_columns, read_columns
-from ray_backfill.data.store._views import read_views
-from ray_backfill.data.store._writing import write_parquet as write_parquet
+from ray_backfill.core.progress import track
+from ray_backfill.data.columns import (
+    COLUMNS,
+    NUMBERS,
+    OF_QUERIES,
+    Parts,
+    as_ids,
+    as_numbers,
+    join_known,
+    joined,
+    kind_of,
+    names_in,
+    part_files,
+    read_known,
+    read_parts,
+    read_picked,
+    some,
+    texts_fingerprint,
+)
+from ray_backfill.data.division import drawn_rows, held_out
+from ray_backfill.data.vectors import float_type, is_vectors, read_rows, strict_vectors, take_rows
 from ray_backfill.engine.systems import FloatArray, IntArray
 
 SPLITS = ("gallery", "queries", "train", "classifier", "train_views", "validation")
+_PIECE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class StoredSplit:
+    """Where a split that was validated is stored: for workers, also on other machines, which read some of it."""
+
+    path: Path
+
+    def vectors(self, first: int, last: int, models: Sequence[str]) -> dict[str, FloatArray]:
+        """Read the embeddings of these models for the rows first .. last - 1 only."""
+        return read_rows(part_files(self.path), first, last, models)
+
+    def ids(self) -> NDArray[Any]:
+        """Read the ids, (N,)."""
+        return np.concatenate([as_ids(part, file, "id") for file, part in read_parts(self.path, "id")])
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +118,7 @@ class EmbeddingTable:
 
     def has_column(self, name: str) -> bool:
         """Whether all files of the split have this column."""
-        return has_column(self.path, name)
+        return all(name in names_in(file) for file in part_files(self.path))
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Return any column, (N,), in plain values; missing ones stay missing.
@@ -147,6 +164,35 @@ class EmbeddingTable:
         values = np.concatenate([convert(part, file, name) for file, part in self._parts(name)])
         return values if self.rows is None else values[self.rows]
 
+    def take(self, rows: IntArray) -> "EmbeddingTable":
+        """Return some items. Cost: a copy of their vectors, mapped from a temporary file if they are large."""
+
+        def taken(values: Any) -> Any:
+            if isinstance(values, dict):
+                return {name: taken(each) for name, each in values.items()}
+            if isinstance(values, list):
+                return [values[row] for row in rows]
+            return None if values is None else take_rows(values, rows)
+
+        of_items = [each.name for each in fields(self) if each.init and each.name not in ("path", "rows")]
+        places = rows if self.rows is None else self.rows[rows]
+        return replace(self, rows=places, **{name: taken(getattr(self, name)) for name in of_items})
+
+    def drawn(self, most: int, seed: int) -> "EmbeddingTable":
+        """Return at most so many items, whole classes if possible, without zero vectors, which have no cosine."""
+        rows = drawn_rows(self.label, len(self), most, seed)
+        return self.take(rows[np.all([v[rows].any(axis=1) for v in self.vectors.values()], axis=0)])
+
+    def left_out_ids(self) -> NDArray[Any]:
+        """The ids, as text, of rows that an import left out of this split; they are listed beside it."""
+        listed = left_out_file(self.path)
+        return StoredSplit(listed).ids().astype(str) if listed.exists() else np.empty(0, str)
+
+    @property
+    def stored(self) -> StoredSplit:
+        """All items of the split as they are stored, whichever of them this table has."""
+        return StoredSplit(self.path)
+
     @property
     def old(self) -> FloatArray:
         """(N, d) embeddings by the old model."""
@@ -156,6 +202,18 @@ class EmbeddingTable:
     def new(self) -> FloatArray:
         """(N, d) embeddings by the new model."""
         return self.vectors["new"]
+
+
+@dataclass(frozen=True, eq=False)
+class Classifier:
+    """A linear classifier on a model's embeddings."""
+
+    label: NDArray[Any]
+    """(C,) unique classes."""
+    weight: NDArray[np.float32]
+    """(C, d) float32."""
+    bias: NDArray[np.float32]
+    """(C,) float32."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -210,7 +268,7 @@ class EmbeddingFolder:
     @cached_property
     def shown_fingerprint(self) -> str:
         """A hash of what pages show of single queries and items: texts and paths of images; "" if there are none."""
-        return shown_fingerprint([table.path for table in (self.gallery, self.queries) if table is not None])
+        return texts_fingerprint([table.path for table in (self.gallery, self.queries) if table is not None])
 
     @cached_property
     def log(self) -> EmbeddingTable | None:
@@ -233,7 +291,7 @@ class EmbeddingFolder:
                     continue
                 digest = hashlib.blake2b(f"{split} {model} {name}".encode())
                 for array in [values] if isinstance(values, np.ndarray) else values or []:
-                    add_to_digest(digest, array)
+                    _add_to_digest(digest, array)
                 found[split, model, name] = digest.digest()
         return found
 
@@ -275,10 +333,10 @@ def read_folder(
         gallery = read_table(path / "gallery.parquet", models, gallery_needs, are_queries=not has_queries)
         queries = read_table(path / "queries.parquet", models, are_queries=True) if has_queries else None
         split = read_train(path, models)
-    for other in (queries, split.train, split.validation):
-        for name, vectors in other.vectors.items() if other else ():
+    for other in (each for each in (queries, split.train, split.validation) if each is not None):
+        for name, vectors in other.vectors.items():
             theirs, mine = vectors.shape[1], gallery.vectors.get(name, vectors).shape[1]
-            if other and mine != theirs:
+            if mine != theirs:
                 raise InputError(
                     f"column {name!r} has {theirs} dimensions in {other.path} and {mine} in {gallery.path}; "
                     "use embeddings of one model"
@@ -300,18 +358,26 @@ def read_train(path: Path, models: Sequence[str] = ("old", "new")) -> TrainSplit
 
     That is ``validation.parquet`` if there is one; otherwise a tenth of the train split, unless it is too small.
     """
-    if not (path / "train.parquet").exists():
-        return TrainSplit(None, read_classifier(path), read_views(path, None, {}), None)
-    train = read_table(path / "train.parquet", models)
-    classifier, views = read_classifier(path), read_views(path, train.id, train.vectors)
+    has_train = (path / "train.parquet").exists()
+    train = read_table(path / "train.parquet", models) if has_train else None
+    classifier, views = _read_classifier(path / "classifier.parquet"), _read_views(path / "train_views.parquet", train)
+    if train is None:
+        return TrainSplit(None, classifier, views, None)
     if (path / "validation.parquet").exists():
         validation = read_table(path / "validation.parquet", models, tuple(train.vectors))
         return TrainSplit(train, classifier, views, validation)
     held_N = held_out(train.label, len(train))
     if not held_N.any():
         return TrainSplit(train, classifier, views, None)
-    kept, held = np.flatnonzero(~held_N), np.flatnonzero(held_N)
-    return TrainSplit(take(train, kept), classifier, take_views(views, kept), take(train, held))
+    kept = np.flatnonzero(~held_N)
+    views = {model: _taken_views(of_items, kept) for model, of_items in views.items()}
+    return TrainSplit(train.take(kept), classifier, views, train.take(np.flatnonzero(held_N)))
+
+
+def _taken_views(views_VND: FloatArray, rows: IntArray) -> FloatArray:
+    n_views, n, dim = views_VND.shape
+    in_file = (np.arange(n_views)[:, None] * n + rows).ravel()
+    return take_rows(views_VND.reshape(-1, dim), in_file).reshape(n_views, len(rows), dim)
 
 
 def read_table(
@@ -330,18 +396,11 @@ def read_table(
         are_queries: Whether the items are queries, whose grades and weights are read.
     """
     files = part_files(path)
-    read = {file: read_columns(file, needed, are_queries) for file in files}
+    read = {file: read_known(file, needed, are_queries) for file in files}
     files = [file for file in files if len(read[file]["id"])]
     if not files:
         raise InputError(f"{path} has no rows; each split needs at least one")
-    parts = [read[file] for file in files]
-    check_equal_columns(files, parts)
-    columns: dict[str, Any] = {
-        name: np.concatenate([part[name] for part in parts])
-        if isinstance(parts[0][name], np.ndarray)
-        else [row for part in parts for row in part[name]]
-        for name in parts[0]
-    }
+    columns = join_known(files, [read[file] for file in files])
     ids, counts = np.unique(columns["id"], return_counts=True)
     if (counts > 1).any():
         twice = some(ids[counts > 1])
@@ -357,23 +416,73 @@ def read_table(
     return EmbeddingTable(path, vectors=read_rows(files, 0, len(columns["id"]), names), numbers=numbers, **columns)
 
 
-def read_vectors(folder: Path, split: str, first: int, last: int, models: Sequence[str]) -> dict[str, FloatArray]:
-    """Read the embeddings of these models for the rows first .. last - 1 of a split only.
+def left_out_file(split: Path) -> Path:
+    """The table, next to a split that was imported, of the rows that it lacks."""
+    return split.with_name(f"{split.stem}_left_out.parquet")
 
-    For a worker on another machine, which gets the path of a folder that has been validated.
+
+def _add_to_digest(digest: Any, array: NDArray[Any]) -> None:
+    """Feed type, shape and values of an array to a hash, in pieces."""
+    digest.update(f"{array.dtype}{array.shape}".encode())
+    numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for i in track(range(0, len(numbers), _PIECE_BYTES), "fingerprint", "x 64 MB"):
+        digest.update(numbers[i : i + _PIECE_BYTES].data)
+
+
+def _read_classifier(path: Path) -> Classifier | None:
+    """Read the new model's classifier, if there is one."""
+    if not path.exists():
+        return None
+    file = open_checked(path)
+    for column in ("label", "weight", "bias"):
+        if column not in file.schema_arrow.names:
+            raise InputError(f"{path} has no column {column!r}; it needs the columns label, weight and bias")
+    float_type("weight", [file], [path])
+    with reading(path):
+        table = file.read(columns=["label", "weight", "bias"])
+        label = as_ids(table["label"], path, "label")
+    if not len(label):
+        raise InputError(f"{path} has no rows; give one row for each class, or delete the file")
+    if len(np.unique(label)) != len(label):
+        raise InputError(f"{path}, column 'label': duplicate classes; give one row for each class")
+    weight = strict_vectors(table["weight"].combine_chunks(), path, "weight", 0, np.float32)
+    return Classifier(label, weight, as_numbers(table["bias"], path, "bias", np.float32))
+
+
+def _read_views(path: Path, train: EmbeddingTable | None) -> dict[str, FloatArray]:
+    """Read the further views of the train items: model name -> (V, N, d); empty if there is no such file.
+
+    The file has the rows of the first view, then those of the second, and so on, each in the order of the train split.
+    Cost: V times that of the train vectors. Columns above 1 GiB are mapped from a temporary file, as these are.
+
+    Raises:
+        InputError: There is no train split, or the views lack a model, or have other ids or dimensions.
     """
-    return read_rows(part_files(folder / f"{split}.parquet"), first, last, models)
+    if not path.exists():
+        return {}
+    if train is None:
+        raise InputError(f"{path} has views of train items, but there is no train.parquet beside it; add it")
+    files = part_files(path)
+    models = tuple(train.vectors)
+    ids = [read_known(file, models, are_queries=False)["id"] for file in files]
+    _check_ids(np.concatenate([each for each in ids if len(each)] or ids), train.id, path)
+    views = read_rows(files, 0, sum(map(len, ids)), models)
+    for name, found in views.items():
+        theirs, ours = found.shape[1], train.vectors[name].shape[1]
+        if theirs != ours:
+            raise InputError(f"column {name!r} has {theirs} dimensions in {path} and {ours} in train.parquet")
+    return {name: found.reshape(-1, len(train), found.shape[1]) for name, found in views.items()}
 
 
-def read_ids(folder: Path, split: str) -> NDArray[Any]:
-    """Read the ids of a split, (N,); for a worker, as ``read_vectors``."""
-    parts = read_parts(folder / f"{split}.parquet", "id")
-    return np.concatenate([as_ids(part, file, "id") for file, part in parts])
-
-
-def left_out_ids(path: Path) -> NDArray[Any]:
-    """The ids, as text, of rows that an import left out of this split; they are listed beside it."""
-    listed = path.with_name(f"{path.stem}_left_out.parquet")
-    if not listed.exists():
-        return np.empty(0, str)
-    return np.concatenate([as_ids(part, file, "id") for file, part in read_parts(listed, "id")]).astype(str)
+def _check_ids(ids: NDArray[Any], id_N: NDArray[Any], path: Path) -> None:
+    """Raise InputError unless the ids are those of the train split, once or several times."""
+    remedy = "it must repeat the ids of train.parquet, in their order, once for each view"
+    if kind_of(ids) != kind_of(id_N):
+        raise InputError(f"{path}, column 'id' holds {kind_of(ids)}, that of train.parquet {kind_of(id_N)}; {remedy}")
+    if not len(ids) or len(ids) % len(id_N):
+        raise InputError(f"{path} has {len(ids):,} rows, no multiple of the {len(id_N):,} train items; {remedy}")
+    other = np.flatnonzero((ids.reshape(-1, len(id_N)) != id_N).ravel())
+    if len(other):
+        row = int(other[0])
+        wanted = id_N[row % len(id_N)]
+        raise InputError(f"{path}, column 'id': {ids[row]} in row {row}, not {wanted}; {remedy}")

@@ -10,8 +10,9 @@ import pytest
 import ray_backfill as rb
 from ray_backfill.core import memory
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.store import _division, read_folder, read_train, vector_column, write_parquet
-from ray_backfill.data.store._division import held_out
+from ray_backfill.data.division import held_out
+from ray_backfill.data.folder import read_folder, read_train
+from ray_backfill.data.write import vector_column, write_parquet
 
 
 def columns(n: int, classes: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -80,7 +81,7 @@ def test_large_vectors_are_copied_to_a_file(tmp_path: Path, monkeypatch: pytest.
     path = rb.write_folder(tmp_path / "data", columns(20, 2), train=columns(700, 7))
     whole = read_train(path).train
     monkeypatch.setattr(memory, "MAPPED_BYTES", 100)
-    monkeypatch.setattr(_division, "_ROWS", 64)
+    monkeypatch.setattr("ray_backfill.data.vectors._BATCH_ROWS", 64)
     train = read_train(path).train
     assert whole is not None
     assert train is not None

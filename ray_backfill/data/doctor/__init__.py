@@ -1,1 +1,0 @@
-"""Examines the files of a folder of embeddings."""

@@ -1,0 +1,488 @@
+"""Makes a split of the data contract from vectors in other stores, in bounded memory.
+
+The split is a folder of parts, one for ``PART_ROWS`` rows of the first source. It is made in a hidden folder beside its
+place and moved there when it is complete; the same command continues an import that was stopped.
+
+Shapes: N rows of the first source.
+"""
+
+import hashlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.memory import room_for
+from ray_backfill.core.progress import say, task, track
+from ray_backfill.core.runkey import RunKey
+from ray_backfill.core.stages import (
+    OtherSettingsError,
+    begin_stage,
+    finish_stage,
+    other_settings,
+    read_json,
+    remove_halves,
+    write_json,
+    write_whole,
+)
+from ray_backfill.data.columns import COLUMNS, TEXT, in_words, is_text, plain_type
+from ray_backfill.data.folder import left_out_file
+from ray_backfill.data.sources import BATCH_ROWS, Source, open_source
+from ray_backfill.data.vectors import FINE, MISSING, PROBLEMS, ZERO, Decoded, decode, is_vectors, may_be_vectors
+from ray_backfill.data.write import vector_column, write_parquet
+
+PART_ROWS = 4 * BATCH_ROWS
+# Readers of folders of Parquet ignore files whose names begin like this.
+_MANIFEST = "_manifest.json"
+_MODELS = ("old", "new")
+
+
+class BrokenRowsError(InputError):
+    """Rows without a usable vector."""
+
+
+class Taken(NamedTuple):
+    """A column to take: from which source, what it is called there, whether it holds vectors."""
+
+    source: int
+    theirs: str
+    is_vector: bool
+
+
+@dataclass
+class PartNote:
+    """What a part leaves out, as (id, reason), and the dimension of each model. It lies beside an unfinished part."""
+
+    left_out: list[tuple[str, str]]
+    dims: dict[str, int]
+
+
+@dataclass(frozen=True)
+class ColumnNames:
+    """What the sources call the columns."""
+
+    id: str = "id"
+    """Column of ids: integers or text, unique."""
+    old: str = "old"
+    """Column of the old model's embeddings."""
+    new: str = "new"
+    """Column of the new model's embeddings. With two sources, it is a column of the second one."""
+    label: str = "label"
+    """Column of labels: items with the same label are right answers to each other. It may be missing."""
+    keep: tuple[str, ...] = ()
+    """Further columns to take, under their own names: titles, tenants, prices. Columns that the data contract knows
+    (positives, weight, group, ...) and texts are always taken."""
+
+
+def import_split(path: Path, texts: Sequence[str], names: ColumnNames, drop_broken: bool, overwrite: bool) -> Path:
+    """Import one split, for example ``DIR/gallery.parquet``, from one or two sources.
+
+    texts: the sources; with two, they are joined by id, the first has the old vectors and the second the new ones.
+    drop_broken: leave rows out that have no id, a repeated id, no vector, or one that is zero or not finite, instead of
+        refusing them; they are listed beside the split, in ``<split>_left_out.parquet``.
+
+    Raises:
+        InputError: A source cannot be read, lacks a column or has broken rows; the split is there already, from other
+            sources; the disk is full.
+    """
+    if not 1 <= len(texts) <= 2:
+        raise InputError(f"a split comes from one source or two that are joined by id, got {len(texts)}")
+    sources = [open_source(text) for text in texts]
+    for note in (note for source in sources for note in source.notes):
+        say(f"note: {note}")
+    columns = _columns(sources, names)
+    asked = {
+        "sources": [{"name": source.name, "fingerprint": source.fingerprint} for source in sources],
+        "columns": asdict(names) | {"keep": list(names.keep)},
+        "drop_broken": drop_broken,
+    }
+    key = RunKey("import", asked)
+    if _is_there(path, key, overwrite):
+        say(f"{path} is there already, imported from the same sources")
+        for name in (source.name for source in sources if not source.tells_changes):
+            say(f"note: {name} does not tell whether its vectors have changed since; --overwrite imports them again")
+        return path
+    matched = match(sources, names.id, drop_broken)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    begin_stage(unfinished, key, overwrite=True)
+    remove_halves(unfinished)
+    try:
+        left_out = _write_parts(unfinished, sources, columns, names.id, matched, drop_broken)
+        _finish(unfinished, path, [*matched.left_out, *left_out])
+    except BrokenRowsError:  # with these rows there is nothing to continue
+        shutil.rmtree(unfinished)
+        raise
+    return path
+
+
+def _columns(sources: Sequence[Source], names: ColumnNames) -> dict[str, Taken]:
+    """What to take: contract name -> the source's column. The vectors must exist; ``new`` may be to come."""
+    taken: dict[str, Taken] = {}
+    last = len(sources) - 1
+    for model, theirs, place in zip(_MODELS, (names.old, names.new), (0, last), strict=True):
+        source = sources[place]
+        if model == "new" and theirs == "new" and theirs not in source.columns and not last:
+            say(f"{source.name} has no column 'new': the split will hold old embeddings only (--new names the column)")
+            continue
+        source.need((theirs,))
+        if not may_be_vectors(source.columns[theirs]):
+            raise InputError(f"{source.name}, column {theirs!r} holds {in_words(source.columns[theirs])}, not vectors")
+        taken[model] = Taken(place, theirs, True)
+    _check_apart(sources, taken)
+    further = [(name, name) for name in dict.fromkeys((*COLUMNS, TEXT, *names.keep)) if name not in ("id", "label")]
+    for ours, theirs in (("label", names.label), *further):
+        place = next((number for number, source in enumerate(sources) if theirs in source.columns), -1)
+        if place >= 0 and theirs != names.id:
+            taken[ours] = Taken(place, theirs, False)
+        elif theirs in names.keep or (ours == "label" and theirs != "label"):
+            sources[0].need((theirs,))
+    return taken
+
+
+def _check_apart(sources: Sequence[Source], taken: dict[str, Taken]) -> None:
+    """Raises InputError if old and new are the same column of the same source."""
+    read = {model: (os.path.realpath(sources[of.source].name), of.theirs) for model, of in taken.items()}
+    if len(read) > len({*read.values()}):
+        remedy = "name two sources" if len(sources) > 1 else "give --old and --new"
+        raise InputError(
+            f"{sources[0].name}, column {taken['old'].theirs!r} would be both the old and the new embeddings; {remedy}"
+        )
+
+
+def _is_there(path: Path, key: RunKey, overwrite: bool) -> bool:
+    """Whether the split is finished there. Raises InputError if another one is."""
+    if not path.exists():
+        return False
+    if path.is_file() or not (path / _MANIFEST).exists():
+        if overwrite:
+            return False
+        raise InputError(f"{path} exists and was not made by an import; choose another --out, or give --overwrite")
+    found = imported(path)
+    difference = key.difference(found)
+    if not difference or overwrite:
+        return not difference
+    earlier = found.get("settings", {}).get("sources", [])
+    pairs = list(zip(key.settings["sources"], earlier, strict=False))
+    changed = [now["name"] for now, then in pairs if now != then]
+    if changed and changed == [then["name"] for now, then in pairs if now != then]:
+        raise OtherSettingsError(f"{' and '.join(changed)} changed after the import; give --overwrite to import again")
+    raise other_settings(path, difference)
+
+
+@dataclass(frozen=True)
+class Matched:
+    """The rows of the first source that stay, and their partners.
+
+    stays: (N,) whether a row of the first source stays. partner: (N,) the row of the second source with the same id, -1
+    if there is none; None with a single source. left_out: (id, reason) of rows that do not stay, of either source.
+    """
+
+    stays: NDArray[np.bool_]
+    partner: NDArray[np.int64] | None
+    left_out: tuple[tuple[str, str], ...]
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether the rows of both sources are in the same order, none missing."""
+        return self.partner is not None and np.array_equal(self.partner, np.arange(len(self.partner)))
+
+
+def match(sources: Sequence[Source], id_column: str, drop_broken: bool) -> Matched:
+    """Read the ids of one or two sources. Cost: memory for the ids.
+
+    drop_broken: whether rows without an id or with an id that came before are left out instead of refused.
+
+    Raises:
+        InputError: Ids are missing or repeated, of different types, or no id is in both sources.
+    """
+    found = [_ids(source, id_column) for source in sources]
+    for source, ids in zip(sources, found, strict=True):
+        _check(source, ids, id_column, drop_broken)
+    stays = _first_of_each(found[0])
+    left_out = _without(found[0], ~stays)
+    if len(sources) == 1:
+        return Matched(stays, None, tuple(left_out))
+    if found[0].type != found[1].type:
+        raise InputError(
+            f"the ids of {sources[0].name} are {in_words(found[0].type)} and those of {sources[1].name} "
+            f"{in_words(found[1].type)}; use one type"
+        )
+    there = pc.index_in(found[0], value_set=found[1]).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    left_out += _without(found[0], stays & (there < 0), f"only in {sources[0].name}")
+    alone = np.asarray(pc.invert(pc.is_in(found[1], value_set=found[0])))
+    left_out += _without(found[1], alone, f"only in {sources[1].name}")
+    stays &= there >= 0
+    if not stays.any():
+        raise InputError(f"no id of {sources[0].name} is in {sources[1].name}; compare the ids, and --id")
+    return Matched(stays, there, tuple(left_out))
+
+
+def _ids(source: Source, column: str) -> pa.Array:
+    source.need((column,))
+    total = None if source.rows is None else -(-source.rows // BATCH_ROWS)
+    batches = track(source.read((column,), 0), f"ids of {source.name}", "batches", total)
+    return plain_ids([batch.column(0) for batch in batches], source, column)
+
+
+def plain_ids(pieces: Sequence[pa.Array], source: Source, column: str) -> pa.Array:
+    """Ids as one array of int64 or text. Raises InputError if they are neither."""
+    kind = plain_type(source.columns[column])
+    if not is_text(kind) and not pa.types.is_integer(kind):
+        raise InputError(f"{source.name}, column {column!r} must hold integers or text as ids, not {in_words(kind)}")
+    wanted = pa.large_string() if is_text(kind) else pa.int64()
+    try:
+        chunks = [piece.cast(wanted) for piece in pieces]
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{source.name}, column {column!r} holds ids of 2^63 or more; store them as text") from error
+    return pa.chunked_array(chunks, wanted).combine_chunks()
+
+
+def _first_of_each(ids: pa.Array) -> NDArray[np.bool_]:
+    """Whether an id has not come before; False for a missing one. Codes are given in the order of appearance."""
+    codes = ids.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    if not len(codes):
+        return np.zeros(0, bool)
+    before = np.concatenate([[-1], np.maximum.accumulate(codes)[:-1]])
+    return np.asarray(codes > before)
+
+
+def _check(source: Source, ids: pa.Array, column: str, drop_broken: bool) -> None:
+    if not len(ids):
+        raise InputError(f"{source.name} has no rows")
+    wrong = np.flatnonzero(~_first_of_each(ids))
+    if len(wrong) and not drop_broken:
+        row = int(wrong[0])
+        what = f"row {row} has no id" if not ids[row].is_valid else f"row {row}: duplicate id {ids[row]}"
+        raise InputError(
+            f"{source.name}, column {column!r}: {what} ({len(wrong):,} such rows); give --drop-broken to leave them out"
+        )
+
+
+def _without(ids: pa.Array, rows: NDArray[np.bool_], reason: str = "") -> list[tuple[str, str]]:
+    """(id, reason) of these rows; by default that the id is missing or came before."""
+    found = [ids[int(row)] for row in np.flatnonzero(rows)]
+    return [(str(id_), reason or "duplicate id") if id_.is_valid else ("", reason or "no id") for id_ in found]
+
+
+def even(batches: Iterator[pa.RecordBatch], rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of exactly ``rows``, but for the last."""
+    held: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        while len(batch):
+            taken = batch.slice(0, rows - count)
+            held.append(taken)
+            count += len(taken)
+            batch = batch.slice(len(taken))
+            if count == rows:
+                yield _one(held)
+                held, count = [], 0
+    if held:
+        yield _one(held)
+
+
+def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def read_batches(
+    sources: Sequence[Source], columns: dict[str, Taken], id_column: str, matched: Matched, skip: int
+) -> Iterator[dict[str, pa.Array]]:
+    """Batches of the first source from row ``skip`` on, as contract name -> column, with the second source's beside."""
+    of_each = [{ours: taken.theirs for ours, taken in columns.items() if taken.source == number} for number in range(2)]
+    theirs = [list(dict.fromkeys([id_column, *of_each[0].values()]))]
+    first = even(sources[0].read(theirs[0], skip))
+    if len(sources) == 1:
+        second: Iterator[dict[str, pa.Array]] | None = None
+    elif matched.is_aligned:
+        wanted = list(dict.fromkeys(of_each[1].values()))
+        read = even(sources[1].read(wanted, skip))
+        second = ({ours: batch.column(name) for ours, name in of_each[1].items()} for batch in read)
+    else:
+        second = _by_partner(sources[1], of_each[1], matched, skip)
+    for batch in first:
+        found = {"id": batch.column(id_column)}
+        found |= {ours: batch.column(name) for ours, name in of_each[0].items()}
+        if second is not None:
+            found |= next(second)
+        yield found
+
+
+def _by_partner(source: Source, wanted: dict[str, str], matched: Matched, skip: int) -> Iterator[dict[str, Any]]:
+    """Columns of the second source in the order of the first. Its vectors pass through a temporary file if large."""
+    assert matched.partner is not None
+    n_rows = len(matched.partner)
+    vectors: dict[str, Decoded] = {}
+    others: dict[str, list[Any]] = {ours: [None] * n_rows for ours in wanted if ours not in _MODELS}
+    row_of = np.full(int(matched.partner.max(initial=0)) + 1, -1)
+    has = np.flatnonzero(matched.partner >= 0)
+    row_of[matched.partner[has]] = has
+    at = 0
+    for batch in source.read(list(dict.fromkeys(wanted.values())), 0):
+        rows = row_of[at : at + len(batch)]
+        keep = np.flatnonzero(rows >= 0)
+        at += len(batch)
+        for ours, theirs in wanted.items() if len(keep) else ():
+            column, places = batch.column(theirs).take(pa.array(keep)), rows[keep]
+            if ours in _MODELS:
+                _keep(vectors, ours, column, places, n_rows)
+            else:
+                for row, value in zip(places, column.to_pylist(), strict=True):
+                    others[ours][row] = value
+    for first in range(skip, n_rows, BATCH_ROWS):
+        here = slice(first, min(first + BATCH_ROWS, n_rows))
+        found: dict[str, Any] = {ours: Decoded(*(of[here] for of in read)) for ours, read in vectors.items()}
+        none = [None] * (here.stop - first)
+        rest = (ours for ours in wanted if ours not in vectors)
+        yield found | {ours: pa.array(others[ours][here] if ours in others else none, source.columns[wanted[ours]])
+                       for ours in rest}  # fmt: skip
+
+
+def _keep(vectors: dict[str, Decoded], model: str, column: pa.Array, rows: NDArray[np.int64], n_rows: int) -> None:
+    """Put some vectors at their rows. Nothing is kept before the first one, which tells the dimension."""
+    known = vectors.get(model)
+    read = decode(column, 0 if known is None else known.vectors.shape[1])
+    if known is None and read.vectors.shape[1]:
+        room = room_for(n_rows, read.vectors.shape[1], read.vectors.dtype.type)
+        known = vectors[model] = Decoded(room, np.full(n_rows, MISSING, np.uint8))
+    if known is not None:
+        known.vectors[rows], known.problems[rows] = read
+
+
+def contract_table(
+    batch: dict[str, Any], sources: Sequence[Source], columns: dict[str, Taken], matched: Matched, first: int,
+    note: PartNote, drop_broken: bool,
+) -> pa.Table | None:  # fmt: skip
+    """The rows of a batch that stay, in the types of the data contract; None if none has vectors of every model."""
+    stays = matched.stays[first : first + len(batch["id"])].copy()
+    made: dict[str, pa.Array] = {"id": _plain(batch["id"])}
+    for name, taken in columns.items():
+        if not taken.is_vector:
+            made[name] = batch[name]
+            continue
+        read = batch[name]
+        if not isinstance(read, Decoded):
+            read = decode(read, note.dims.get(name, 0))
+        bad = np.flatnonzero(stays & (read.problems != FINE) & (drop_broken | (read.problems != ZERO)))
+        for row in bad:
+            id_, problem = str(made["id"][int(row)]), PROBLEMS[int(read.problems[row])]
+            if not drop_broken:
+                # The rows of a second source may be in another order.
+                where = f"row {first + row} (id {id_})" if taken.source == 0 else f"the row of id {id_}"
+                raise BrokenRowsError(
+                    f"{sources[taken.source].name}, column {taken.theirs!r}: {problem} in {where}; give --drop-broken "
+                    "to leave such rows out"
+                )
+            note.left_out.append((id_, f"{taken.theirs}: {problem}"))
+        stays[bad] = False
+        if not read.vectors.shape[1]:
+            return None
+        note.dims.setdefault(name, read.vectors.shape[1])
+        made[name] = vector_column(read.vectors)
+    table = pa.table(made)
+    return table if stays.all() else table.filter(pa.array(stays))
+
+
+def _plain(ids: pa.Array) -> pa.Array:
+    ids = ids.dictionary_decode() if pa.types.is_dictionary(ids.type) else ids
+    return ids.cast(pa.int64()) if pa.types.is_integer(ids.type) else ids.cast(pa.string())
+
+
+def _write_parts(
+    folder: Path, sources: Sequence[Source], columns: dict[str, Taken], id_column: str, matched: Matched,
+    drop_broken: bool,
+) -> list[tuple[str, str]]:  # fmt: skip
+    """Write the parts that are missing; returns (id, reason) of the rows that were left out for their vectors."""
+    n_rows = len(matched.stays)
+    done = 0
+    while _note(folder, done).exists():
+        done += 1
+    notes = [PartNote(**read_json(_note(folder, number))) for number in range(done)]
+    left_out = [(id_, reason) for note in notes for id_, reason in note.left_out]
+    dims = notes[-1].dims if notes else {}
+    with task("import", n_rows, "rows", done=min(done * PART_ROWS, n_rows)) as bar:
+        batches = read_batches(sources, columns, id_column, matched, done * PART_ROWS)
+        for number in range(done, -(-n_rows // PART_ROWS)):
+            rows = range(number * PART_ROWS, min((number + 1) * PART_ROWS, n_rows), BATCH_ROWS)
+            note = PartNote([], dims)
+            tables = (contract_table(next(batches), sources, columns, matched, at, note, drop_broken) for at in rows)
+            _write_part(folder / f"part-{number:05d}.parquet", tables, bar.advance)
+            write_json(_note(folder, number), asdict(note))  # from now on the part is done
+            left_out += note.left_out
+    return left_out
+
+
+def _note(folder: Path, number: int) -> Path:
+    return folder / f"part-{number:05d}.json"
+
+
+def _write_part(path: Path, tables: Iterator[pa.Table | None], advance: Callable[[int], None]) -> None:
+    """Write tables as row groups of one file, with the options of ``write_parquet``. No file if there are no rows."""
+
+    def with_rows() -> Iterator[pa.Table]:
+        for table in tables:
+            advance(BATCH_ROWS)
+            if table is not None and len(table):
+                yield table
+
+    some = with_rows()
+    first = next(some, None)
+    if first is None:
+        return
+
+    def write(temporary: Path) -> None:
+        plain = [field.name for field in first.schema if not is_vectors(field.type)]
+        with pq.ParquetWriter(temporary, first.schema, write_page_checksum=True, use_dictionary=plain) as writer:
+            writer.write_table(first)
+            for table in some:
+                writer.write_table(table)
+
+    write_whole(path, write)
+
+
+def _finish(unfinished: Path, path: Path, left_out: Sequence[tuple[str, str]]) -> None:
+    """Check the parts, write their checksums and what was left out, and move the split to its place."""
+    for note in unfinished.glob("part-*.json"):
+        note.unlink()
+    parts = sorted(unfinished.glob("part-*.parquet"))
+    rows = {part.name: pq.read_metadata(part).num_rows for part in parts}
+    if not sum(rows.values()):
+        raise BrokenRowsError(f"nothing is left of {path.name}: every row is broken")
+    reasons = Counter(reason for _, reason in left_out)
+    finish_stage(
+        unfinished,
+        {
+            "rows": sum(rows.values()),
+            "parts": {part.name: {"rows": rows[part.name], "sha256": _sha256(part)} for part in parts},
+            "left_out": dict(reasons),
+        },
+    )
+    left_out_file(path).unlink(missing_ok=True)
+    if left_out:
+        ids, why = zip(*left_out, strict=True)
+        write_parquet(left_out_file(path), pa.table({"id": pa.array(ids), "reason": pa.array(why)}))
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    (unfinished / "manifest.json").rename(unfinished / _MANIFEST)
+    unfinished.rename(path)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def imported(path: Path) -> dict[str, Any]:
+    """The manifest of an imported split."""
+    return read_json(path / _MANIFEST)

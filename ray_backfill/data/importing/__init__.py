@@ -1,1 +1,0 @@
-"""Vectors from other stores into a folder of embeddings."""
