@@ -11,7 +11,7 @@ from PIL import Image
 from benchmarks.galleries import header, row
 from benchmarks.timing import cpu_s
 from ray_backfill.images.datasets.landmarks.render import render
-from ray_backfill.images.sources.decode import decode
+from ray_backfill.images.decode import decode
 
 SIDE = 224
 # Sizes of photographs: typical of ImageNet, of thumbnails, and of small cameras.

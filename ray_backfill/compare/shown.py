@@ -22,7 +22,7 @@ from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.engine import statistics as stats
 from ray_backfill.engine.replay import NOTHING
 from ray_backfill.engine.systems import IntArray
-from ray_backfill.images.sources.thumbnails import read_inside, thumbnail
+from ray_backfill.images.decode import read_inside, thumbnail
 
 # Queries of each kind, and characters of a text that are kept.
 MOST, _CHARACTERS = 10, 160

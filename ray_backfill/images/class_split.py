@@ -1,13 +1,19 @@
-"""Training protocols: which classes the old and the new model are trained on, and what neither of them sees."""
+"""Training protocols: which classes the old and the new model are trained on, and what neither of them sees.
 
-from dataclasses import dataclass
-from typing import Literal
+Shapes: N items of a split.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError, require_not_negative
+from ray_backfill.images.source import ImageSource, Items, Pixels
 
+# The split that is held out of the train split.
+VALIDATION = "validation"
 # Makes the draw of the validation split independent of that of the classes.
 _VALIDATION_STREAM = 1
 
@@ -118,3 +124,57 @@ def _biased(
         for counts in (old_counts, new_counts)
     )
     return old, new
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A data set whose train images are divided into train and validation as a protocol says. images: its settings."""
+
+    images: Any
+    protocol: Protocol
+
+
+def hold_out(whole: ImageSource, protocol: Protocol) -> ImageSource:
+    """``whole`` with a split "validation"; without one if the share is too small for a single image or class."""
+    labels_N = whole.items("train").labels_N
+    is_unseen = not np.isin(whole.items("gallery").labels_N, labels_N).any()
+    held_N = validation_mask(labels_N, protocol, is_unseen)
+    facts = {"share": protocol.validation, "of": "classes" if is_unseen else "images", "seed": protocol.seed}
+    return HeldOut(whole, held_N, facts) if held_N.any() else whole
+
+
+@dataclass
+class HeldOut:
+    """``source`` with two splits instead of its train split.
+
+    held_N: (N,) rows that are held out, at least one. facts: how they were chosen, for the fingerprint.
+    """
+
+    source: ImageSource
+    held_N: NDArray[np.bool_]
+    facts: dict[str, Any]
+    splits: tuple[str, ...] = field(init=False)
+    image_size: int = field(init=False)
+    channels: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.splits = (*self.source.splits, VALIDATION)
+        self.image_size, self.channels = self.source.image_size, self.source.channels
+        self._rows = {"train": np.flatnonzero(~self.held_N), VALIDATION: np.flatnonzero(self.held_N)}
+
+    def items(self, split: str) -> Items:
+        whole = self.source.items("train" if split in self._rows else split)
+        return whole.take(self._rows[split]) if split in self._rows else whole
+
+    def read(self, split: str, rows: NDArray[np.int64]) -> Pixels:
+        return self.source.read(*self._there(split, rows))
+
+    def names(self, split: str, rows: NDArray[np.int64]) -> list[str] | None:
+        return self.source.names(*self._there(split, rows))
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self.source.fingerprint() | {VALIDATION: self.facts}
+
+    def _there(self, split: str, rows: NDArray[np.int64]) -> tuple[str, NDArray[np.int64]]:
+        """The split of the source, and the rows in it."""
+        return ("train", self._rows[split][rows]) if split in self._rows else (split, rows)

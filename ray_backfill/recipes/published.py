@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.images.class_split import Protocol
-from ray_backfill.images.datasets import cifar100, gldv2, imagenet, market1501, places365, vggface2
+from ray_backfill.images.datasets import cifar100, gldv2
+from ray_backfill.images.datasets.folders import (
+    ImageNetSettings,
+    Market1501Settings,
+    Places365Settings,
+    VGGFace2Settings,
+)
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.recipes import NamedRecipe, Recipe, needs_root
 from ray_backfill.recipes._papers import Classification, fits, model
@@ -63,7 +69,7 @@ _HALF = Protocol("extended", old_share=0.5)
 _OPEN = Protocol("open", old_share=0.3)
 IMAGENET = DataSet(
     "ImageNet-1K",
-    imagenet.Settings,
+    ImageNetSettings,
     "ImageNet-1K with train/ (a folder per wnid) and val/ (the same, or flat with the ground-truth file)",
     Split(_HALF, "The old model learns the first 500 classes, the new one all 1000."),
     blocks=5,
@@ -76,7 +82,7 @@ CIFAR100 = DataSet(
 )
 PLACES365 = DataSet(
     "Places-365",
-    places365.Settings,
+    Places365Settings,
     "Places-365 in the easy format, with train/ and val/ (a folder per category)",
     Split(_HALF, "The old model learns the first 182 categories, the new one all 365."),
     dim=512,
@@ -84,7 +90,7 @@ PLACES365 = DataSet(
 )
 MARKET1501 = DataSet(
     "Market-1501",
-    market1501.Settings,
+    Market1501Settings,
     "Market-1501 with bounding_box_train/, bounding_box_test/ and query/",
     Split(
         Protocol("extended", old_share=375 / 751),
@@ -93,7 +99,7 @@ MARKET1501 = DataSet(
 )
 VGGFACE2 = DataSet(
     "VGGFace2",
-    vggface2.Settings,
+    VGGFace2Settings,
     "VGGFace2 with train/ and test/ (a folder per identity) and identity_meta.csv",
     Split(
         Protocol("extended", old_share=0.1),

@@ -8,24 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from ray_backfill.images.class_split import Protocol
-from ray_backfill.images.datasets import tiny_imagenet
+from ray_backfill.images.datasets.folders import TinyImageNetSettings
 from ray_backfill.learn.training.settings import Augmentation
 from ray_backfill.recipes import ModelRecipe, NamedRecipe, Recipe, needs_root
 from ray_backfill.recipes._small import small_convnet, small_fits
 
 
-def _extended(data_root: Path | None, seed: int) -> Recipe[tiny_imagenet.Settings]:
+def _extended(data_root: Path | None, seed: int) -> Recipe[TinyImageNetSettings]:
     return _recipe(data_root, Protocol("extended", old_share=0.5, validation=0.1), seed)
 
 
-def _open(data_root: Path | None, seed: int) -> Recipe[tiny_imagenet.Settings]:
+def _open(data_root: Path | None, seed: int) -> Recipe[TinyImageNetSettings]:
     return _recipe(data_root, Protocol("open", old_share=0.3, seed=seed, validation=0.1), seed)
 
 
-def _recipe(data_root: Path | None, protocol: Protocol, seed: int) -> Recipe[tiny_imagenet.Settings]:
+def _recipe(data_root: Path | None, protocol: Protocol, seed: int) -> Recipe[TinyImageNetSettings]:
     root = needs_root(data_root, "the folder with tiny_imagenet.zip")
     return Recipe(
-        images=tiny_imagenet.Settings(root=root, image_size=32, queries=5),
+        images=TinyImageNetSettings(root=root, image_size=32, queries=5),
         protocol=protocol,
         old=_model(16, 2 * seed),
         new=_model(32, 2 * seed + 1),

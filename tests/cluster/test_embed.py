@@ -18,8 +18,8 @@ from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, write_json
 from ray_backfill.data.folder import EmbeddingFolder, read_folder, read_table
 from ray_backfill.data.truth import ground_truth
-from ray_backfill.images.class_split import Protocol
-from ray_backfill.images.datasets import Divided, image_folder, landmarks, manifest, open_images
+from ray_backfill.images.class_split import Divided, Protocol
+from ray_backfill.images.datasets import image_folder, landmarks, manifest, open_images
 from ray_backfill.learn.models.backbones import pixels_to_float
 from ray_backfill.learn.models.checkpoints import BackboneInfo, load_backbone, save_backbone
 from ray_backfill.learn.models.settings import BackboneSettings

@@ -1,8 +1,12 @@
 """What every source of images promises. A new source adds its smallest example to EXAMPLES."""
 
+import importlib
 import json
+import os
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, asdict, fields, replace
 from pathlib import Path
@@ -12,23 +16,21 @@ import numpy as np
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.plugins import plugin_names
+from ray_backfill.core.plugins import load_plugin, plugin_names
 from ray_backfill.images import datasets
 from ray_backfill.images.datasets import (
     NotThereError,
     cifar100,
-    dataset_module,
     dataset_name,
+    dataset_of,
     image_folder,
-    imagenet,
     landmarks,
     manifest,
     omniglot,
     open_images,
-    places365,
-    tiny_imagenet,
 )
-from ray_backfill.images.sources import SPLITS, ImageSource
+from ray_backfill.images.datasets.folders import ImageNetSettings, Places365Settings, TinyImageNetSettings
+from ray_backfill.images.source import SPLITS, ImageSource
 from tests.images.datasets._pictures import omniglot_zips, plain, tiny_imagenet_zip, write_tree
 from tests.images.datasets._published import cifar_binary, imagenet_flat, places_easy
 from tests.images.datasets._published_more import small_gldv2, small_market, small_vggface
@@ -51,19 +53,20 @@ EXAMPLES: dict[str, Callable[[Path], Any]] = {
     "cifar100": lambda root: cifar100.Settings(root=str(cifar_binary(root).parent)),
     "gldv2": small_gldv2,
     "image_folder": _image_folder,
-    "imagenet": lambda root: imagenet.Settings(root=str(imagenet_flat(root)), image_size=16),
+    "imagenet": lambda root: ImageNetSettings(root=str(imagenet_flat(root)), image_size=16),
     "landmarks": lambda root: landmarks.Settings(landmarks=4, train_images=20, gallery_images=16, queries=5),
     "manifest": _manifest,
     "market1501": small_market,
     "omniglot": lambda root: omniglot.Settings(root=str(omniglot_zips(root))),
-    "places365": lambda root: places365.Settings(root=str(places_easy(root)), image_size=16),
-    "tiny_imagenet": lambda root: tiny_imagenet.Settings(root=str(tiny_imagenet_zip(root)), image_size=16),
+    "places365": lambda root: Places365Settings(root=str(places_easy(root)), image_size=16),
+    "tiny_imagenet": lambda root: TinyImageNetSettings(root=str(tiny_imagenet_zip(root)), image_size=16),
     "vggface2": small_vggface,
 }
 
 
 def test_every_source_has_an_example() -> None:
-    assert sorted(EXAMPLES) == plugin_names(datasets), "give each source its smallest example here"
+    rows = [row for name in plugin_names(datasets) for row in load_plugin(datasets, name).DATASETS]
+    assert sorted(EXAMPLES) == sorted(row.name for row in rows), "give each source its smallest example here"
 
 
 @pytest.fixture(params=sorted(EXAMPLES))
@@ -77,8 +80,7 @@ def source(settings: Any) -> ImageSource:
 
 
 def test_settings_are_frozen_json(settings: Any) -> None:
-    name = dataset_name(settings)
-    assert isinstance(settings, dataset_module(name).Settings)
+    assert dataset_of(settings).settings is type(settings)
     assert type(settings)(**json.loads(json.dumps(asdict(settings)))) == settings
     assert all(isinstance(getattr(settings, f.name), str | int | float) for f in fields(settings))
     with pytest.raises(FrozenInstanceError):
@@ -168,18 +170,62 @@ def test_numbers_out_of_range_are_refused(settings: Any) -> None:
     wrong: dict[str, float] = {"image_size": 0, "per_class": 0, "channels": 4, "train_fraction": 1.0}
     for field in wrong.keys() & {f.name for f in fields(settings)}:
         with pytest.raises(InputError, match=rf"^{name}: {field} must be .*, not {wrong[field]}"):
-            dataset_module(name).open_images(replace(settings, **{field: wrong[field]}))
+            dataset_of(settings).open_images(replace(settings, **{field: wrong[field]}))
 
 
 def test_what_is_not_there_is_said_with_where_to_get_it(settings: Any, tmp_path: Path) -> None:
-    name = dataset_name(settings)
-    module = dataset_module(name)
-    if not hasattr(module, "HOME"):
+    row = dataset_of(settings)
+    if not row.home:
         return
-    where = re.escape(f"Where to get it: {module.HOME}. How the folder must look: {module.LAYOUT}")
+    where = re.escape(f"Where to get it: {row.home}. How the folder must look: {row.layout}")
     for root, problem in (
         ("", "no root is given"),
         (str(tmp_path / "nowhere"), r"there is no \w+.* \(in '.*nowhere'\)"),
     ):
-        with pytest.raises(NotThereError, match=rf"^{name}: {problem}\. {where}$"):
-            module.open_images(replace(settings, root=root))
+        with pytest.raises(NotThereError, match=rf"^{row.name}: {problem}\. {where}$"):
+            row.open_images(replace(settings, root=root))
+
+
+# A module of another distribution; at first without a row.
+THEIRS = """
+from dataclasses import dataclass
+from ray_backfill.images.datasets import DataSet, landmarks
+
+@dataclass(frozen=True)
+class Settings:
+    root: str = ""
+
+def {name}(settings):
+    return landmarks.open_images(landmarks.Settings(landmarks=2, train_images=4, gallery_images=4, queries=2))
+"""
+
+
+def test_a_data_set_of_another_distribution_is_opened_by_its_settings(tmp_path: Path) -> None:
+    row = 'DATASETS = (DataSet("theirs", Settings, open_images),)'
+    (tmp_path / "their_images.py").write_text(THEIRS.format(name="open_images") + row)
+    code = """
+import pickle, sys
+from ray_backfill.images.datasets import dataset_name, open_images
+settings = pickle.loads(bytes.fromhex(sys.argv[1]))
+print(dataset_name(settings), len(open_images(settings).items("train")))"""
+    made = "import pickle, their_images; print(pickle.dumps(their_images.Settings()).hex())"
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-c", *arguments]
+        environment = os.environ | {"PYTHONPATH": paths}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert run(code, run(made)) == "theirs 4"
+
+
+def test_a_module_of_the_version_before_is_refused_with_what_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_old_images.py").write_text(THEIRS.format(name="open_source"))
+    monkeypatch.syspath_prepend(tmp_path)
+    theirs = importlib.import_module("their_old_images")
+    with pytest.raises(InputError) as caught:
+        open_images(theirs.Settings())
+    assert "define open_images instead of open_source, and DATASETS = (DataSet(" in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -14,7 +14,7 @@ from ray_backfill.compare.resolve import check_distances_agree
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.plugins import load_plugin, plugin_names
 from ray_backfill.images.class_split import split_classes
-from ray_backfill.images.datasets import dataset_module, dataset_name, published
+from ray_backfill.images.datasets import dataset_of, published
 from ray_backfill.learn.models.backbones import check_arch
 from ray_backfill.recipes import describe_recipe, load_recipe, recipe_names
 from ray_backfill.recipes.published import PUBLISHED
@@ -24,7 +24,7 @@ from ray_backfill.recipes.published import PUBLISHED
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_is_sound(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name, tmp_path, seed=3)
-    assert isinstance(recipe.images, dataset_module(dataset_name(recipe.images)).Settings)
+    assert dataset_of(recipe.images).settings is type(recipe.images)
     for model in (recipe.old, recipe.new):
         # Of another dimension it is the same network: so each is built once.
         check_arch(replace(model.backbone, dim=16), channels=3, image_size=64)

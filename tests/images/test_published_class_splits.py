@@ -24,7 +24,7 @@ from ray_backfill.engine.replay import Curve, replay
 from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, UpgradePair
 from ray_backfill.images.class_split import Protocol, split_classes
 from ray_backfill.images.datasets import image_folder, open_images
-from ray_backfill.images.sources import ImageSource
+from ray_backfill.images.source import ImageSource
 from ray_backfill.learn.methods import find_methods
 from tests.images.datasets._pictures import noisy_jpeg, write_tree
 from tests.images.datasets._published_more import (

@@ -1,26 +1,18 @@
-"""Data sets: one module each (or a package, if it needs more), found by module name.
+"""Data sets: a row of a table ``DATASETS`` in the module that defines their settings, in any distribution.
 
-A data set's module defines ``Settings`` (a frozen dataclass with all that a worker needs to open it again) and
-``open_images(settings) -> ImageSource``. A published data set adds ``PUBLISHED`` (a ``Published`` with its full size;
-also ``published(settings)`` if the size depends on the settings), ``HOME`` (where to get it, and the conditions),
-``LAYOUT`` (the expected folder layout) and, if its owner allows free download, ``download(root: Path) -> Path``.
+The settings are a frozen dataclass of plain values with all that a worker needs to open the images again.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any, cast
-
-import numpy as np
+from typing import Any
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.plugins import load_plugin
-from ray_backfill.images.class_split import Protocol, validation_mask
-from ray_backfill.images.sources import ImageSource
-from ray_backfill.images.sources.held_out import HeldOut
+from ray_backfill.images.class_split import Divided, hold_out
+from ray_backfill.images.source import ImageSource
 
 
 @dataclass(frozen=True)
@@ -38,22 +30,76 @@ class Published:
     decoded_per_s: float = 300.0
 
 
-def dataset_module(name: str) -> ModuleType:
-    """The module of a source. Raises InputError for an unknown name."""
-    return load_plugin(sys.modules[__name__], name)
+@dataclass(frozen=True)
+class DataSet:
+    """A row of ``DATASETS``. name: as manifests record it. settings: its dataclass. open_images: makes the source.
+
+    published: the full size of a published data set, or a function of the settings that returns it. home: where to get
+    it, and the conditions. layout: the expected folder layout. download: fetches it into a folder, if its owner allows
+    free download.
+    """
+
+    name: str
+    settings: type[Any]
+    open_images: Callable[[Any], ImageSource]
+    published: Published | Callable[[Any], Published] | None = None
+    home: str = ""
+    layout: str = ""
+    download: Callable[[Path], Path] | None = None
+
+    @property
+    def where_to_get(self) -> str:
+        """The remedy if the data set is missing."""
+        return f"Where to get it: {self.home}. How the folder must look: {self.layout}"
+
+
+def dataset_of(settings: Any) -> DataSet:
+    """The row of these settings. Raises InputError if the module that defines them has none."""
+    module = sys.modules[type(settings).__module__]
+    for row in getattr(module, "DATASETS", ()):
+        if row.settings is type(settings):
+            return row
+    old = " instead of open_source" if hasattr(module, "open_source") else ""
+    raise InputError(
+        f"{module.__name__} has no row for its {type(settings).__name__}: define open_images{old}, and "
+        f"DATASETS = (DataSet(name, {type(settings).__name__}, open_images),), as docs/contributing/dataset.md says"
+    )
 
 
 def dataset_name(settings: Any) -> str:
-    """The name of the source that a ``Settings`` instance belongs to."""
-    return type(settings).__module__.rsplit(".", 1)[-1]
+    """The name of the data set that these settings describe."""
+    return dataset_of(settings).name
 
 
 def published(settings: Any) -> Published | None:
     """The size of the published data set that ``settings`` describe; None for other images."""
-    module = dataset_module(dataset_name(settings))
-    if hasattr(module, "published"):
-        return cast(Published, module.published(settings))
-    return getattr(module, "PUBLISHED", None)
+    size = dataset_of(settings).published
+    return size(settings) if callable(size) else size
+
+
+@lru_cache(maxsize=4)
+def open_images(settings: Any) -> ImageSource:
+    """Open the source described by ``settings``: those of a data set, or ``Divided``. Cached per process."""
+    if isinstance(settings, Divided):
+        return hold_out(open_images(settings.images), settings.protocol)
+    return dataset_of(settings).open_images(settings)
+
+
+def download(settings: Any) -> None:
+    """Download the data set into ``settings.root``, unless it exists already.
+
+    Raises:
+        InputError: no root, no free download, no network, or a wrong checksum.
+    """
+    row = dataset_of(settings)
+    if row.download:
+        if not settings.root:
+            raise InputError(f"{row.name}: no root is given; set it to the folder to download to")
+        row.download(Path(settings.root).expanduser())
+    elif row.home:
+        raise InputError(f"{row.name} cannot be downloaded by a program. {row.where_to_get}")
+    else:
+        raise InputError(f"{row.name} has nothing to download: leave --download out")
 
 
 class NotThereError(InputError):
@@ -68,36 +114,30 @@ class NotThereError(InputError):
         return NotThereError, (self.problem, self.remedy)
 
 
-def wrong_layout(settings: Any, problem: str, where: str = "") -> NotThereError:
+def wrong_layout(settings: Any, problem: str, where: Path | str = "") -> NotThereError:
     """The error for a folder that is not the data set: the problem, where to get the data set, and its layout.
 
     problem: a clause such as "there is no folder train"; replaced if the root is empty. where: the folder to name in
     the message; default: the root.
     """
-    name = dataset_name(settings)
-    module = dataset_module(name)
-    what = f"{problem} (in {where or settings.root!r})" if settings.root else "no root is given"
-    return NotThereError(f"{name}: {what}", _where_to_get(module))
+    row = dataset_of(settings)
+    what = f"{problem} (in {str(where or settings.root)!r})" if settings.root else "no root is given"
+    return NotThereError(f"{row.name}: {what}", row.where_to_get)
 
 
-def _where_to_get(module: ModuleType) -> str:
-    return f"Where to get it: {module.HOME}. How the folder must look: {module.LAYOUT}"
-
-
-def require_folders(settings: Any, root: Path, folders: Iterable[str], where: str = "") -> None:
-    """Raises NotThereError unless each of ``folders`` exists below ``root``. where: see ``wrong_layout``."""
+def require_folders(settings: Any, root: Path, folders: Iterable[str]) -> None:
+    """Raises NotThereError unless each of ``folders`` exists below ``root``, which is or is in that of the settings."""
     for folder in folders:
         if not settings.root or not (root / folder).is_dir():
-            raise wrong_layout(settings, f"there is no folder {folder}", where)
+            raise wrong_layout(settings, f"there is no folder {folder}", root)
 
 
 def require_counts(settings: Any, *names: str) -> None:
     """Raises InputError if one of these fields is below 1, or the seed, if there is one, below 0."""
     for name, least in (*((name, 1) for name in names), ("seed", 0)):
-        if getattr(settings, name, least) < least:
-            raise InputError(
-                f"{dataset_name(settings)}: {name} must be at least {least}, not {getattr(settings, name)}"
-            )
+        value = getattr(settings, name, least)
+        if value < least:
+            raise InputError(f"{dataset_name(settings)}: {name} must be at least {least}, not {value}")
 
 
 def check_own_images(settings: Any) -> None:
@@ -126,46 +166,3 @@ class PublishedSettings:
     def folder(self) -> Path:
         """The root as a path."""
         return Path(self.root).expanduser()
-
-
-@dataclass(frozen=True)
-class Divided:
-    """A data set whose train images are divided into train and validation as a protocol says. images: its settings."""
-
-    images: Any
-    protocol: Protocol
-
-
-@lru_cache(maxsize=4)
-def open_images(settings: Any) -> ImageSource:
-    """Open the source described by ``settings``: a ``Settings`` of one of these modules, or ``Divided``.
-
-    Cached per process. There is no split "validation" if the share is too small for a single image or class.
-    """
-    if isinstance(settings, Divided):
-        whole, protocol = open_images(settings.images), settings.protocol
-        labels_N = whole.items("train").labels_N
-        is_unseen = not np.isin(whole.items("gallery").labels_N, labels_N).any()
-        held_N = validation_mask(labels_N, protocol, is_unseen)
-        facts = {"share": protocol.validation, "of": "classes" if is_unseen else "images", "seed": protocol.seed}
-        return HeldOut(whole, held_N, facts) if held_N.any() else whole
-    source: ImageSource = dataset_module(dataset_name(settings)).open_images(settings)
-    return source
-
-
-def download(settings: Any) -> None:
-    """Download the data set into ``settings.root``, unless it exists already.
-
-    Raises:
-        InputError: no root, no free download, no network, or a wrong checksum.
-    """
-    name = dataset_name(settings)
-    module = dataset_module(name)
-    if hasattr(module, "download"):
-        if not settings.root:
-            raise InputError(f"{name}: no root is given; set it to the folder to download to")
-        module.download(Path(settings.root).expanduser())
-    elif hasattr(module, "HOME"):
-        raise InputError(f"{name} cannot be downloaded by a program. {_where_to_get(module)}")
-    else:
-        raise InputError(f"{name} has nothing to download: leave --download out")

@@ -18,15 +18,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets import Published, PublishedSettings, wrong_layout
-from ray_backfill.images.datasets._download import Archive, fetch_folder
-from ray_backfill.images.sources import ImageSource, Items, Pixels
-from ray_backfill.images.sources.source import facts_of
-
-# Decoding is fast: the images are not JPEG files and are only enlarged.
-PUBLISHED = Published(train=50_000, classes=100, gallery=10_000, decoded_per_s=4000)
-HOME = "https://www.cs.toronto.edu/~kriz/cifar.html (no account needed; --download fetches and unpacks it)"
-LAYOUT = "cifar-100-binary/train.bin and test.bin"
+from ray_backfill.images.datasets import DataSet, Published, PublishedSettings, wrong_layout
+from ray_backfill.images.download import Archive, fetch_folder
+from ray_backfill.images.source import ImageSource, Items, Pixels, identity_of
 
 ARCHIVE = Archive(
     "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", "cifar-100-binary"
@@ -94,7 +88,7 @@ class _Cifar:
                 for start in range(0, len(records_N), _PIECE):
                     hasher.update(records_N[start : start + _PIECE, 2:].tobytes())
             self._content = hasher.hexdigest()
-        return {"dataset": "cifar100", "content": self._content, **facts_of(self.settings)}
+        return {"dataset": "cifar100", "content": self._content, **identity_of(self.settings)}
 
 
 def open_images(settings: Settings) -> ImageSource:
@@ -158,3 +152,17 @@ def _check(path: Path) -> None:
     for column, count in ((0, 20), (1, 100)):
         if records_N[:, column].max() >= count:
             raise InputError(f"{path} is not CIFAR-100: it has labels outside 0 to {count - 1}; download it again")
+
+
+DATASETS = (
+    DataSet(
+        "cifar100",
+        Settings,
+        open_images,
+        # Decoding is fast: the images are not JPEG files and are only enlarged.
+        Published(train=50_000, classes=100, gallery=10_000, decoded_per_s=4000),
+        "https://www.cs.toronto.edu/~kriz/cifar.html (no account needed; --download fetches and unpacks it)",
+        "cifar-100-binary/train.bin and test.bin",
+        download,
+    ),
+)

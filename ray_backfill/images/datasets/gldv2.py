@@ -10,7 +10,7 @@ Source: Weyand et al., Google Landmarks Dataset v2 (CVPR 2020); protocol: rank m
 Shapes: N images; Q queries; C lines of a table.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,27 +20,17 @@ from numpy.typing import NDArray
 from pyarrow import csv
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets import Published, PublishedSettings, require_folders, wrong_layout
-from ray_backfill.images.sources import ImageSource, Items, digest_items
-from ray_backfill.images.sources.paths import Paths
-from ray_backfill.images.sources.source import FileSource
-
-PUBLISHED = Published(train=1_580_470, classes=81_313, gallery=761_757, queries=1_129)
-HOME = "https://github.com/cvdfoundation/google-landmark (no account needed; each image has its own licence)"
-LAYOUT = (
-    "train/0/1/2/0123456789abcdef.jpg ..., index/ and test/ likewise; and, beside them or in metadata/, "
-    "train_clean.csv (or train.csv), index_image_to_landmark.csv (or index.csv), retrieval_solution_v2.1.csv"
-)
+from ray_backfill.images.datasets import DataSet, Published, PublishedSettings, require_folders, wrong_layout
+from ray_backfill.images.paths import Paths
+from ray_backfill.images.source import FileSource, ImageSource, Items, digest_items
 
 _FOLDERS = {"train": "train", "gallery": "index", "queries": "test"}
 _USAGES = {"all": ("Private", "Public"), "private": ("Private",), "public": ("Public",)}
 _FIRST_OF_INDEX = 1_000_000
 # All images of a landmark are in one field, so lines may be long.
 _BLOCK_BYTES = 16 << 20
-
-
-# Of 1,580 test images, 451 are ignored.
-_N_QUERIES = {"all": PUBLISHED.queries, "private": 750, "public": 379}
+# Queries of each choice; of 1,580 test images, 451 are ignored.
+_N_QUERIES = {"all": 1_129, "private": 750, "public": 379}
 
 
 @dataclass(frozen=True)
@@ -49,11 +39,6 @@ class Settings(PublishedSettings):
 
     queries: str = "all"
     """Queries of the test set to use: all, private or public."""
-
-
-def published(settings: Settings) -> Published:
-    """Size of the whole data set, with the selected queries."""
-    return replace(PUBLISHED, queries=_N_QUERIES[settings.queries])
 
 
 def open_images(settings: Settings) -> ImageSource:
@@ -192,3 +177,21 @@ def _paths(ids: pa.Array, folder: str) -> pa.Array:
     letters = [pc.utf8_slice_codeunits(ids, i, i + 1) for i in range(3)]
     named = pc.binary_join_element_wise(ids, "jpg", ".")
     return pc.binary_join_element_wise(folder, *letters, named, "/")
+
+
+def _published(settings: Settings) -> Published:
+    """Size of the whole data set, with the selected queries."""
+    return Published(train=1_580_470, classes=81_313, gallery=761_757, queries=_N_QUERIES[settings.queries])
+
+
+DATASETS = (
+    DataSet(
+        "gldv2",
+        Settings,
+        open_images,
+        _published,
+        "https://github.com/cvdfoundation/google-landmark (no account needed; each image has its own licence)",
+        "train/0/1/2/0123456789abcdef.jpg ..., index/ and test/ likewise; and, beside them or in metadata/, "
+        "train_clean.csv (or train.csv), index_image_to_landmark.csv (or index.csv), retrieval_solution_v2.1.csv",
+    ),
+)

@@ -13,13 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets import check_own_images
-from ray_backfill.images.sources import ImageSource, Items
-from ray_backfill.images.sources.classes import number_classes
-from ray_backfill.images.sources.draws import divide
-from ray_backfill.images.sources.folders import Listing
-from ray_backfill.images.sources.source import FileSource
-from ray_backfill.images.sources.zips import list_images
+from ray_backfill.images.datasets import DataSet, check_own_images
+from ray_backfill.images.draws import divide
+from ray_backfill.images.listing import Listing, list_images, number_classes
+from ray_backfill.images.source import FileSource, ImageSource, Items
 
 _LISTS = (".csv", ".tsv", ".txt", ".parquet", ".json", ".jsonl")
 _FOLDERS = {"gallery": ("gallery", "val", "test"), "queries": ("queries", "query")}
@@ -96,3 +93,6 @@ def _class_name(name: str, listing: Listing, folder: int) -> str:
         first = int(np.searchsorted(listing.folder_N, folder))
         raise InputError(f"{listing.where(first)} is in no class folder: move it into one, or remove it")
     return name
+
+
+DATASETS = (DataSet("image_folder", Settings, open_images),)

@@ -25,11 +25,10 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
-from ray_backfill.images.datasets import check_own_images
-from ray_backfill.images.sources import SPLITS, ImageSource, Items, digest_items
-from ray_backfill.images.sources.draws import divide
-from ray_backfill.images.sources.paths import Paths
-from ray_backfill.images.sources.source import FileSource
+from ray_backfill.images.datasets import DataSet, check_own_images
+from ray_backfill.images.draws import divide
+from ray_backfill.images.paths import Paths
+from ray_backfill.images.source import SPLITS, FileSource, ImageSource, Items, digest_items
 
 _NEEDED, _OPTIONAL = ("path", "label"), ("split", "group", "camera", "id")
 _SPLIT_OF = dict.fromkeys(("gallery", "val", "test", "index"), "gallery") | {
@@ -302,3 +301,6 @@ def _check_rows(
     twice = _first_repeated(keys_N)
     if twice:
         raise InputError(f"{table.row(twice[1])} repeats row {twice[0] + 1}: keep one of the two")
+
+
+DATASETS = (DataSet("manifest", Settings, open_images),)

@@ -16,12 +16,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets import require_counts
-from ray_backfill.images.sources import ImageSource, Items
-from ray_backfill.images.sources.classes import number_classes
-from ray_backfill.images.sources.folders import Listing
-from ray_backfill.images.sources.source import FileSource
-from ray_backfill.images.sources.zips import list_zips
+from ray_backfill.images.datasets import DataSet, require_counts
+from ray_backfill.images.listing import Listing, list_zips, number_classes
+from ray_backfill.images.source import FileSource, ImageSource, Items
 
 FILES = ("omniglot_small1.zip", "omniglot_small2.zip")
 # The original names of these files.
@@ -105,3 +102,6 @@ def _drawers(listing: Listing) -> NDArray[np.int64]:
         where = listing.where(int(wrong_W[0]))
         raise InputError(f"omniglot: {where} is not alphabet/character/NNNN_DD.png; use the original files")
     return pc.utf8_slice_codeunits(listing.names, -6, -4).cast(pa.int64()).to_numpy()
+
+
+DATASETS = (DataSet("omniglot", Settings, open_images),)

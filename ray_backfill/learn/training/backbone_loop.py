@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import State, Task
-from ray_backfill.images.sources import ImageSource
+from ray_backfill.images.source import ImageSource
 from ray_backfill.learn.models.backbones import Backbone, pixels_to_float
 from ray_backfill.learn.models.checkpoints import BackboneInfo
 from ray_backfill.learn.models.gather import gather, rank_and_size

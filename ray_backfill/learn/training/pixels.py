@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ray_backfill.images.sources import ImageSource
-from ray_backfill.images.sources.reading import DecodeTimes, read_ahead
+from ray_backfill.images.reading import DecodeTimes, read_ahead
+from ray_backfill.images.source import ImageSource
 
 # Images whose decoded size (over all workers of a machine) is below this limit are decoded once and kept.
 CACHE_BYTES = 1 << 30

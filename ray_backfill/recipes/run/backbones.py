@@ -17,7 +17,7 @@ from ray_backfill.core.progress import Task, say, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json, write_json
 from ray_backfill.images.datasets import open_images
-from ray_backfill.images.sources import ImageSource
+from ray_backfill.images.source import ImageSource
 from ray_backfill.learn.methods import all_backbones
 from ray_backfill.learn.models.checkpoints import BackboneInfo, load_backbone, save_backbone
 from ray_backfill.learn.models.gather import rank_and_size

@@ -10,11 +10,10 @@ from ray_backfill.compare.orders import why_not_of_images
 from ray_backfill.compare.resolve import check_distances_agree
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.orders import find_order
-from ray_backfill.images.class_split import split_classes
+from ray_backfill.images.class_split import VALIDATION, split_classes
 from ray_backfill.images.datasets import open_images
-from ray_backfill.images.sources import ImageSource
-from ray_backfill.images.sources.held_out import VALIDATION
-from ray_backfill.images.sources.reading import require_readable
+from ray_backfill.images.reading import require_readable
+from ray_backfill.images.source import ImageSource
 from ray_backfill.learn.methods import all_backbones
 from ray_backfill.learn.models.backbones import check_arch
 from ray_backfill.learn.training.backbone_loop import images_per_worker, training_rows

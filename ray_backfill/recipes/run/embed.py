@@ -26,8 +26,8 @@ from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, remove_halves
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.images.datasets import open_images
-from ray_backfill.images.sources import ImageSource
-from ray_backfill.images.sources.reading import DecodeTimes, read_ahead, require_readable
+from ray_backfill.images.reading import DecodeTimes, read_ahead, require_readable
+from ray_backfill.images.source import ImageSource
 from ray_backfill.learn.models.backbones import pixels_to_float
 from ray_backfill.learn.models.checkpoints import load_backbone
 from ray_backfill.learn.training.augment import own_view

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.parquet import open_checked
-from ray_backfill.images.sources import ImageSource
+from ray_backfill.images.source import ImageSource
 from ray_backfill.learn.training.backbone_loop import training_rows
 from ray_backfill.workers.settings import EmbedSettings
 

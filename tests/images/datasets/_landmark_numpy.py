@@ -23,7 +23,7 @@ from ray_backfill.images.datasets.landmarks.scene import (
     landmark_shapes,
     views,
 )
-from ray_backfill.images.sources.draws import hash_grid
+from ray_backfill.images.draws import hash_grid
 
 # Planes of this many pixels stay in a core's cache, which is worth a factor of two.
 _PIXELS_AT_ONCE = 32 * 1024

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ray_backfill.images.sources import ImageSource
+from ray_backfill.images.source import ImageSource
 
 
 def encode(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:

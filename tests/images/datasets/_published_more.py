@@ -8,7 +8,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from ray_backfill.images.datasets import gldv2, market1501, vggface2
+from ray_backfill.images.datasets import gldv2
+from ray_backfill.images.datasets.folders import Market1501Settings, VGGFace2Settings
 from tests.images.datasets._pictures import encode, write_tree
 
 Levels = tuple[int, int]
@@ -19,14 +20,14 @@ def flat(old: int, new: int | None = None) -> bytes:
     return encode(Image.new("RGB", (8, 8), (old, old if new is None else new, 128)), "JPEG", quality=95)
 
 
-def market(root: Path, images: Mapping[str, Levels | int]) -> market1501.Settings:
+def market(root: Path, images: Mapping[str, Levels | int]) -> Market1501Settings:
     """images: "query/0007_c1s1_000001_00.jpg" -> levels. All three folders are made, with a Thumbs.db each."""
     write_tree(root, {f"{folder}/Thumbs.db": b"x" for folder in ("bounding_box_train", "bounding_box_test", "query")})
     write_tree(root, {name: flat(*(level if isinstance(level, tuple) else (level,))) for name, level in images.items()})
-    return market1501.Settings(str(root), image_size=8)
+    return Market1501Settings(str(root), image_size=8)
 
 
-def small_market(root: Path) -> market1501.Settings:
+def small_market(root: Path) -> Market1501Settings:
     names = [f"bounding_box_train/{who:04d}_c{camera}s1_000451_03.jpg" for who in (2, 7) for camera in (1, 2, 3)]
     names += [f"bounding_box_test/{who}_c{camera}s1_000001_01.jpg" for who in ("0001", "0004") for camera in (1, 5)]
     names += ["bounding_box_test/-1_c1s1_000401_03.jpg", "bounding_box_test/0000_c6s1_000151_01.jpg"]
@@ -45,14 +46,14 @@ def meta_lines(people: Mapping[str, str], end: str = "\n") -> bytes:
     return end.join([META_HEADER, *lines, ""]).encode()
 
 
-def vggface(root: Path, images: Mapping[str, Levels | int], people: Mapping[str, str]) -> vggface2.Settings:
+def vggface(root: Path, images: Mapping[str, Levels | int], people: Mapping[str, str]) -> VGGFace2Settings:
     """images: "test/n000001/0001_01.jpg" -> levels. people: "n000001" -> "f" or "m"."""
     write_tree(root, {name: flat(*(level if isinstance(level, tuple) else (level,))) for name, level in images.items()})
     write_tree(root, {"identity_meta.csv": meta_lines(people)})
-    return vggface2.Settings(str(root), image_size=8)
+    return VGGFace2Settings(str(root), image_size=8)
 
 
-def small_vggface(root: Path) -> vggface2.Settings:
+def small_vggface(root: Path) -> VGGFace2Settings:
     train, test = {"n000002": "f", "n000003": "m", "n000005": "m"}, {"n000001": "m", "n000009": "f"}
     images = {f"train/{person}/{i:04d}_01.jpg": 20 * i for person in train for i in range(1, 4)}
     images |= {f"test/{person}/{i:04d}_0{i % 3}.jpg": 20 * i for person in test for i in range(1, 7)}

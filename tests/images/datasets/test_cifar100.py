@@ -11,7 +11,7 @@ from PIL import Image
 from ray_backfill.core.errors import InputError
 from ray_backfill.images.datasets import cifar100, download, image_folder, landmarks
 from ray_backfill.images.datasets.cifar100 import Settings, open_images
-from ray_backfill.images.sources.decode import decode
+from ray_backfill.images.decode import decode
 from tests.images.datasets._pictures import encode, write_tree
 from tests.images.datasets._published import CIFAR_TEST, cifar_binary
 

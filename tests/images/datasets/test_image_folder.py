@@ -6,8 +6,7 @@ import pytest
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.images.datasets.image_folder import Settings, open_images
-from ray_backfill.images.sources import ImageSource
-from ray_backfill.images.sources.source import FileSource
+from ray_backfill.images.source import FileSource, ImageSource
 from tests.images.datasets._pictures import noisy_jpeg, plain, write_tree, write_zip
 
 RED, BLUE = plain((255, 0, 0)), plain((0, 0, 255))

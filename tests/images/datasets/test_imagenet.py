@@ -8,8 +8,9 @@ from PIL import Image
 from scipy.io import savemat
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets.imagenet import Settings, open_images
-from ray_backfill.images.sources import ImageSource
+from ray_backfill.images.datasets.folders import ImageNetSettings as Settings
+from ray_backfill.images.datasets.folders import open_imagenet as open_images
+from ray_backfill.images.source import ImageSource
 from tests.images.datasets._pictures import encode, names, noisy_jpeg
 from tests.images.datasets._published import (
     GOLDFISH,

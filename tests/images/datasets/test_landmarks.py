@@ -8,7 +8,7 @@ import pytest
 from ray_backfill.core.errors import InputError
 from ray_backfill.images.datasets.landmarks import Settings, class_sizes, open_images
 from ray_backfill.images.datasets.landmarks.render import render
-from ray_backfill.images.sources import SPLITS, ImageSource
+from ray_backfill.images.source import SPLITS, ImageSource
 from tests.images.datasets import _landmark_numpy
 
 TINY = Settings(landmarks=20, train_images=300, gallery_images=200, queries=50)

@@ -11,9 +11,10 @@ import pytest
 from pyarrow import fs
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.images import paths
 from ray_backfill.images.datasets import manifest
 from ray_backfill.images.datasets.manifest import Settings, open_images
-from ray_backfill.images.sources import ImageSource, paths
+from ray_backfill.images.source import ImageSource
 from tests.images.datasets._pictures import names, noisy_jpeg, plain, write_tree
 
 RED, BLUE = plain((255, 0, 0)), plain((0, 0, 255))

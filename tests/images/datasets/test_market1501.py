@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets.market1501 import Settings, open_images
+from ray_backfill.images.datasets.folders import Market1501Settings as Settings
+from ray_backfill.images.datasets.folders import open_market1501 as open_images
 from tests.images.datasets._pictures import names, write_tree
 from tests.images.datasets._published_more import flat, market, small_market
 

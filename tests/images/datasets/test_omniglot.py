@@ -5,12 +5,10 @@ import numpy as np
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.class_split import Protocol
-from ray_backfill.images.datasets import Divided
+from ray_backfill.images.class_split import Divided, Protocol
 from ray_backfill.images.datasets import open_images as open_any
 from ray_backfill.images.datasets.omniglot import Settings, open_images
-from ray_backfill.images.sources import ImageSource
-from ray_backfill.images.sources.source import FileSource
+from ray_backfill.images.source import FileSource, ImageSource
 from tests.images.datasets._pictures import drawing, omniglot_zips, plain, write_zip
 
 REAL = Path(__file__).parents[4] / "shared" / "data"

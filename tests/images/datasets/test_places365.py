@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets.places365 import Settings, open_images
+from ray_backfill.images.datasets.folders import Places365Settings as Settings
+from ray_backfill.images.datasets.folders import open_places365 as open_images
 from tests.images.datasets._published import jpeg, places_easy
 
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets.tiny_imagenet import Settings, open_images
+from ray_backfill.images.datasets.folders import TinyImageNetSettings as Settings
+from ray_backfill.images.datasets.folders import open_tiny_imagenet as open_images
 from tests.images.datasets._pictures import encode_photo, names, tiny_imagenet_zip, write_tree, write_zip
 
 REAL = Path(__file__).parents[4] / "shared" / "data"

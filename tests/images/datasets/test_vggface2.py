@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets.vggface2 import Settings, open_images
+from ray_backfill.images.datasets.folders import VGGFace2Settings as Settings
+from ray_backfill.images.datasets.folders import open_vggface2 as open_images
 from tests.images.datasets._pictures import names, write_tree
 from tests.images.datasets._published_more import META_HEADER, flat, meta_lines, small_vggface, vggface
 

@@ -17,7 +17,7 @@ from torch.multiprocessing.spawn import spawn
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import State, Task
 from ray_backfill.images.datasets import landmarks, open_images
-from ray_backfill.images.sources import ImageSource, Pixels
+from ray_backfill.images.source import ImageSource, Pixels
 from ray_backfill.learn.methods import all_backbones
 from ray_backfill.learn.models.backbones import pixels_to_float
 from ray_backfill.learn.models.checkpoints import BackboneInfo

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from ray_backfill.images.datasets import landmarks, open_images
-from ray_backfill.images.sources import Pixels
+from ray_backfill.images.source import Pixels
 from ray_backfill.learn.models.backbones import pixels_to_float
 from ray_backfill.learn.training.class_spread import ClassSpread, class_spread
 from ray_backfill.learn.training.pixels import PixelFeed

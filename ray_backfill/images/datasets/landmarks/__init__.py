@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets import require_counts
+from ray_backfill.images.datasets import DataSet, require_counts
 from ray_backfill.images.datasets.landmarks.render import render
-from ray_backfill.images.sources import SPLITS, ImageSource, Items, Pixels
-from ray_backfill.images.sources.draws import hash_ids
+from ray_backfill.images.draws import hash_ids
+from ray_backfill.images.source import SPLITS, ImageSource, Items, Pixels
 
 # Part of the fingerprint: increase it whenever a change to the renderer changes pixels or labels.
 _RENDERER_VERSION = 1
@@ -131,3 +131,6 @@ def open_images(settings: Settings) -> ImageSource:
         if not 0 <= getattr(settings, name) <= 3:
             raise InputError(f"landmarks: {name} must be between 0 and 3, not {getattr(settings, name)}")
     return _Landmarks(settings, settings.image_size)
+
+
+DATASETS = (DataSet("landmarks", Settings, open_images),)

@@ -23,7 +23,7 @@ from ray_backfill.images.datasets.landmarks.scene import (
     landmark_shapes,
     views,
 )
-from ray_backfill.images.sources.draws import hash_ids
+from ray_backfill.images.draws import hash_ids
 
 _F = np.float32
 _GROUND, _HALF, _ONE, _TWO, _ZERO = _F(GROUND), _F(0.5), _F(1), _F(2), _F(0)

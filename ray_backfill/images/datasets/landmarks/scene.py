@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.images.sources.draws import uniform
+from ray_backfill.images.draws import uniform
 
 Floats = NDArray[np.float32]
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.images.class_split import Protocol, split_classes
 from ray_backfill.images.datasets import NotThereError, Published, open_images, published
-from ray_backfill.images.sources import ImageSource
+from ray_backfill.images.source import ImageSource
 from ray_backfill.learn.training.backbone_loop import training_rows
 from ray_backfill.recipes import NO_ROOT, Recipe
 

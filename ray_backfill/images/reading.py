@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.sources import ImageSource, Pixels
+from ray_backfill.images.source import ImageSource, Pixels
 
 Rows = NDArray[np.int64]
 

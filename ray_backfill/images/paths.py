@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 from pyarrow import fs
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.sources.folders import CHUNK, digest_of, file_stamp
+from ray_backfill.images.listing import CHUNK, file_stamp
+from ray_backfill.images.source import Files
 
 SCHEMES = ("file", "s3", "gs", "gcs")
 _SCHEME = r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://"
@@ -30,11 +31,11 @@ _OPENING = threading.Lock()
 
 
 @dataclass
-class Paths:
-    """Files by their paths below ``root``, a local folder or a URI. Picklable.
+class Paths(Files):
+    """Files by their paths below ``root``, a local folder or a URI.
 
     root: not applied to absolute paths and URIs; may be "" if all paths are such. paths: N, in any order, duplicates
-    allowed. remote: whether any file is read over a network.
+    allowed.
 
     Raises:
         InputError: a URI has an unsupported scheme.
@@ -43,8 +44,6 @@ class Paths:
     root: str
     paths: pa.StringArray | pa.LargeStringArray
     _systems: dict[tuple[int, str], tuple[fs.FileSystem, str]] = field(default_factory=dict, repr=False, compare=False)
-    _digest: str = field(default="", repr=False, compare=False)
-    remote: bool = field(init=False, repr=False, compare=False)
     _root: tuple[str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -68,16 +67,10 @@ class Paths:
         return _public(self.paths[position].as_py())
 
     def where(self, position: int) -> str:
-        """The full path or URI of a file, without credentials."""
         store, path = self._find(self.paths[position].as_py())
         return f"{_public(store)}/{path}" if store else path
 
     def read(self, position: int) -> bytes:
-        """The bytes of a file. Raises the error of the system or pyarrow if it cannot be read.
-
-        Raises:
-            InputError: the object store cannot be opened.
-        """
         store, path = self._find(self.paths[position].as_py())
         if not store:
             return Path(path).read_bytes()
@@ -85,17 +78,11 @@ class Paths:
         with system.open_input_stream(f"{bucket}/{path}", compression=None) as stream:
             return stream.readall()
 
-    def digest(self) -> str:
-        """Hash of all paths, with size and modification time of local files only.
+    def stamped(self) -> Iterator[str]:
+        """Paths, with size and modification time of local files only.
 
         A remote file overwritten in place goes unnoticed, as requesting every size would take hours.
-        Cost: one disk access per local file on the first call.
         """
-        if not self._digest:
-            self._digest = digest_of(self._stamped(), len(self))
-        return self._digest
-
-    def _stamped(self) -> Iterator[str]:
         for start in range(0, len(self), CHUNK):
             for given in self.paths[start : start + CHUNK].to_pylist():
                 store, path = self._find(given)

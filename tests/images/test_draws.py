@@ -1,6 +1,6 @@
 import numpy as np
 
-from ray_backfill.images.sources.draws import _GOLDEN, _mix, hash_ids, uniform
+from ray_backfill.images.draws import _GOLDEN, _mix, hash_ids, uniform
 
 
 def test_mix_is_splitmix64() -> None:

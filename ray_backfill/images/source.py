@@ -1,51 +1,144 @@
-"""The ImageSource of data sets that consist of image files.
+"""Images by row: the interface of image sources, and the source of data sets that consist of image files.
 
 Shapes: N rows of a split; B rows read; S pixels per side; C channels.
 """
 
-from collections.abc import Iterator
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.sources import SPLITS, Items, Pixels
-from ray_backfill.images.sources.decode import decode
+from ray_backfill.core.progress import track
+from ray_backfill.images.decode import decode
 
+SPLITS = ("train", "gallery", "queries")
 # Part of every fingerprint: increase it whenever a change to the decoder changes pixels.
 _DECODER_VERSION = 2
 # Remote files fetched concurrently: each takes a round trip of tens of milliseconds and almost no work.
 _FETCHERS = 16
 
 
-class Files(Protocol):
-    """Image files that are read by position, 0 .. len - 1. Picklable; holds no Python object per file."""
+@dataclass(frozen=True)
+class Items:
+    """The rows of one split, without their pixels.
 
-    @property
-    def remote(self) -> bool:
-        """Whether each read is a network round trip, so that reading many concurrently is as fast as reading one."""
+    ids_N: (N,) int64, unique within the split. labels_N: (N,) int64 class of each image, -1 if unknown. groups_N: (N,)
+    int64 subgroup, or None. cameras_N: (N,) int64 camera, or None; a query ignores gallery images of the same class AND
+    camera. positives_N: for queries, (N,) lists of int64 ids of the right gallery images if labels do not determine
+    them; otherwise None.
+    """
 
+    ids_N: NDArray[np.int64]
+    labels_N: NDArray[np.int64]
+    groups_N: NDArray[np.int64] | None = None
+    cameras_N: NDArray[np.int64] | None = None
+    positives_N: pa.ListArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids_N)
+
+    def take(self, rows: NDArray[np.int64]) -> "Items":
+        """The rows at these positions."""
+        return replace(self, **{name: values.take(rows) for name, values in vars(self).items() if values is not None})
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """A decoded batch: (B, S, S, C) uint8, and the reason for each broken image, by position in the batch.
+
+    The pixels of a broken image are zero; callers must leave those positions out.
+    """
+
+    pixels_BSSC: NDArray[np.uint8]
+    broken: dict[int, str] = field(default_factory=dict)
+
+
+class ImageSource(Protocol):
+    """Splits of labelled images. ``splits``: the existing ones; without "queries" the gallery queries itself."""
+
+    splits: tuple[str, ...]
+    image_size: int
+    channels: int
+
+    def items(self, split: str) -> Items:
+        """All rows of ``split``. Raises InputError for a split that is not in ``splits``."""
+
+    def read(self, split: str, rows: NDArray[np.int64]) -> Pixels:
+        """Decode the given rows of ``split`` (positions in ``items(split)``). Never raises for a broken image."""
+
+    def names(self, split: str, rows: NDArray[np.int64]) -> list[str] | None:
+        """The user's names of these images, such as paths below the root; None if they have no names."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """JSON-able: changes when any image, label or split may have changed. Cheap (no decoding)."""
+
+
+def digest_items(splits_items: Mapping[str, Items]) -> str:
+    """Hash of all ids, labels, groups, cameras and positives, for labels that the file names do not determine."""
+    hasher = hashlib.sha256()
+    for split in sorted(splits_items):
+        for column in fields(Items):
+            values = getattr(splits_items[split], column.name)
+            hasher.update(f"{split} {column.name}\0".encode())
+            if isinstance(values, pa.ListArray):
+                hasher.update(values.value_lengths().to_numpy().data)
+                values = values.flatten().to_numpy()
+            if values is not None:
+                hasher.update(np.ascontiguousarray(values).data)
+    return hasher.hexdigest()
+
+
+class Files(ABC):
+    """Image files that are read by position, 0 .. len - 1. Picklable; holds no Python object per file.
+
+    remote: whether each read is a network round trip, so that reading many concurrently is as fast as reading one.
+    """
+
+    remote: bool = False
+    _digest: str = ""
+
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def read(self, position: int) -> bytes:
-        """The bytes of a file. Thread-safe. Raises the system's error if the file cannot be read.
+        """The bytes of a file. Thread-safe. Raises the error of the system or the library if it cannot be read.
 
         Raises:
             InputError: no file can be read at all, for example without credentials.
         """
 
+    @abstractmethod
     def name(self, position: int) -> str:
-        """The path of a file below the root, separated by "/"."""
+        """The path of a file below the root, separated by "/"; without credentials."""
 
+    @abstractmethod
     def where(self, position: int) -> str:
         """The location of a file, for messages."""
 
+    @abstractmethod
+    def stamped(self) -> Iterator[str]:
+        """For each file a line that changes with its name and content."""
+
     def digest(self) -> str:
-        """Hash of the name, the size, and the modification time or checksum of every file."""
+        """Hash of the name, the size, and the modification time or checksum of every file.
+
+        Cost: one disk access per file on the first call, none for files in an object store.
+        """
+        if not self._digest:
+            hasher = hashlib.sha256()
+            for line in track(self.stamped(), "fingerprint", "files", len(self)):
+                hasher.update(line.encode())
+            self._digest = hasher.hexdigest()
+        return self._digest
 
 
 @dataclass
@@ -115,7 +208,7 @@ class FileSource:
 
     def fingerprint(self) -> dict[str, Any]:
         """Names, sizes and checksums (or times) of the files, not their pixels; independent of the root's path."""
-        own = facts_of(self.settings) | self.facts
+        own = identity_of(self.settings) | self.facts
         return {"dataset": self.name, "decoder": _DECODER_VERSION, "files": self.listing.digest(), **own}
 
 
@@ -142,6 +235,6 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def facts_of(settings: Any) -> dict[str, Any]:
+def identity_of(settings: Any) -> dict[str, Any]:
     """The settings without the location of the images, as moved images are still the same."""
     return {name: value for name, value in asdict(settings).items() if name not in ("root", "images")}

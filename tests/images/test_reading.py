@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.images.datasets import image_folder
-from ray_backfill.images.sources import Items, Pixels
-from ray_backfill.images.sources.reading import DecodeTimes, read_ahead, require_readable
+from ray_backfill.images.reading import DecodeTimes, read_ahead, require_readable
+from ray_backfill.images.source import Items, Pixels
 from tests.images.datasets._pictures import plain, write_tree
 
 

@@ -14,11 +14,10 @@ import pytest
 from pyarrow import fs
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.images import paths as module
 from ray_backfill.images.datasets import landmarks
-from ray_backfill.images.sources import Items
-from ray_backfill.images.sources import paths as module
-from ray_backfill.images.sources.paths import Paths, open_system
-from ray_backfill.images.sources.source import FileSource
+from ray_backfill.images.paths import Paths, open_system
+from ray_backfill.images.source import FileSource, Items
 from tests.images.datasets._pictures import plain, write_tree
 
 RED, BLUE = plain((255, 0, 0)), plain((0, 0, 255))

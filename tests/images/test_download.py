@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets import download, imagenet, places365
-from ray_backfill.images.datasets._download import Archive, fetch_folder
+from ray_backfill.images.datasets import PublishedSettings, download
+from ray_backfill.images.datasets.folders import ImageNetSettings, Places365Settings
+from ray_backfill.images.download import Archive, fetch_folder
 
 
 def names_in(folder: Path) -> list[str]:
@@ -177,10 +178,10 @@ def test_a_stop_in_the_middle_leaves_nothing(server: Server, tmp_path: Path, mon
     assert names_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("module", [imagenet, places365])
-def test_data_sets_behind_an_account_or_a_licence_say_where(module: object) -> None:
+@pytest.mark.parametrize("kind", [ImageNetSettings, Places365Settings])
+def test_data_sets_behind_an_account_or_a_licence_say_where(kind: type[PublishedSettings]) -> None:
     with pytest.raises(InputError, match=r"cannot be downloaded by a program.*http.*train/"):
-        download(module.Settings(root="x"))  # type: ignore[attr-defined]
+        download(kind(root="x"))
 
 
 def test_a_python_that_cannot_unpack_safely_says_how_to_do_it_by_hand(
