@@ -10,8 +10,8 @@ from ray_backfill.compare.tuning import chosen
 from ray_backfill.core.stages import is_finished
 from ray_backfill.learn.methods import CONTROLS, all_backbones
 from ray_backfill.recipes import Recipe, load_recipe
-from ray_backfill.recipes.published import published_fits
 from ray_backfill.recipes.run.pipeline import run_recipe
+from ray_backfill.recipes.table import published_fits
 from ray_backfill.workers.context import Context
 from reproduction.runs import SeedRun
 from reproduction.settings import Experiment

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ray_backfill.core.stages import write_whole
 from ray_backfill.page.numbers import NOTHING
-from ray_backfill.recipes.published import PUBLISHED
+from ray_backfill.recipes.table import PUBLISHED
 from reproduction import silent
 from reproduction.markdown import PageTable, table_lines
 from reproduction.page_tables import as_printed

@@ -1,6 +1,6 @@
 """Details that the papers omit, or where this project differs, as sentences. RM: rank merge. FF: FastFill."""
 
-from ray_backfill.recipes.published import FF, RM
+from ray_backfill.recipes.table import FF, RM
 
 # For all recipes.
 IN_ALL = (

@@ -1,7 +1,6 @@
 """Complete runs as plain settings, found by name.
 
-A module of recipes defines ``RECIPES``, a tuple of ``NamedRecipe``. A published experiment is a row of the table in
-``published.py``; recipes for other data have a file of their own.
+A module of recipes defines ``RECIPES``, a tuple of ``NamedRecipe``. Ours are in ``table.py``.
 """
 
 import sys

@@ -17,7 +17,7 @@ from ray_backfill.images.class_split import split_classes
 from ray_backfill.images.datasets import dataset_of, published
 from ray_backfill.learn.models.backbones import check_arch
 from ray_backfill.recipes import describe_recipe, load_recipe, recipe_names
-from ray_backfill.recipes.published import PUBLISHED
+from ray_backfill.recipes.table import PUBLISHED
 
 
 @pytest.mark.slow

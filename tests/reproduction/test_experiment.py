@@ -14,7 +14,7 @@ from ray_backfill.images.datasets import landmarks
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.learn.training.tuning import Tuned
 from ray_backfill.recipes import ModelRecipe, Recipe, load_recipe
-from ray_backfill.recipes.published import published_fits
+from ray_backfill.recipes.table import published_fits
 from ray_backfill.workers.context import Context
 from ray_backfill.workers.settings import EmbedActors, Workers
 from reproduction.experiment import reproduce

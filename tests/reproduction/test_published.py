@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ray_backfill.recipes import load_recipe
-from ray_backfill.recipes.published import PUBLISHED
+from ray_backfill.recipes.table import PUBLISHED
 from reproduction.published import CURVES, TABLES, Column, PublishedTable
 from reproduction.published_page import PAGE, page
 
