@@ -13,7 +13,7 @@ from reproduction.markdown import PageTable, table_lines
 from reproduction.page_tables import as_printed
 from reproduction.published import CURVES, TABLES, PublishedTable
 
-PAGE = Path(__file__).parents[2] / "docs" / "published.md"  # of the checkout: this command is for its maintainers
+PAGE = Path(__file__).parents[1] / "docs" / "published.md"  # of the checkout: this command is for its maintainers
 _HEAD = """# The published experiments
 
 This page was written by `python -m reproduction.published_page`; do not edit it.

@@ -10,7 +10,7 @@ from pathlib import Path
 from ray_backfill.engine.orders import ORDERS
 from ray_backfill.learn.methods import all_methods
 
-PACKAGE = Path(__file__).parents[1] / "ray_backfill"
+FOLDERS = [Path(__file__).parents[1] / name for name in ("ray_backfill", "reproduction")]
 FASTFILL = {
     "eq.": {*map(str, range(1, 7))},
     "section": {*map(str, range(1, 10)), "4.1", "4.2", "5.1", "5.2", "5.3"},
@@ -27,11 +27,7 @@ RANK_MERGE = {
 }
 PAPERS = {"FastFill": FASTFILL, "FF": FASTFILL, "rank merge": RANK_MERGE, "RM": RANK_MERGE}
 # Files about one paper cite it without its name.
-OF_ONE_PAPER = {
-    "losses/rank_merge.py": RANK_MERGE,
-    "methods/rank_merge.py": RANK_MERGE,
-    "methods/fastfill.py": FASTFILL,
-}
+OF_ONE_PAPER = {"rank_merge.py": RANK_MERGE, "fastfill.py": FASTFILL}
 
 _NUMBER = r"[A-Z]?\.?\d+(?:\.\d+)?[a-c]?|[A-F](?:\.\d)?(?![\w.])"
 _PLACE = rf"(eq\.|sections?|appendix|tables?|figures?) ((?:{_NUMBER})(?:(?:-| to |, | and )(?:{_NUMBER}))*)"
@@ -55,22 +51,22 @@ def named(text: str) -> list[tuple[str, str, str]]:
     return [(match[1], kind, number) for match in found for kind, number in cited(match[2])]
 
 
-def faults(folder: Path) -> list[str]:
+def faults() -> list[str]:
     """Citations of places that a paper does not have."""
     wrong, right = [], 0
-    for file in sorted(folder.rglob("*.py")):
-        text, name = file.read_text(), str(file.relative_to(folder))
+    for file in sorted(file for folder in FOLDERS for file in folder.rglob("*.py")):
+        text = file.read_text()
         found = [(PAPERS[paper], kind, number) for paper, kind, number in named(text)]
-        if name in OF_ONE_PAPER:
-            found += [(OF_ONE_PAPER[name], kind, number) for kind, number in cited(text)]
-        wrong += [f"{name}: {kind} {number}" for contents, kind, number in found if number not in contents[kind]]
+        if file.name in OF_ONE_PAPER:
+            found += [(OF_ONE_PAPER[file.name], kind, number) for kind, number in cited(text)]
+        wrong += [f"{file.name}: {kind} {number}" for contents, kind, number in found if number not in contents[kind]]
         right += len(found)
     assert right > 100, "the papers are cited more often than that"
     return wrong
 
 
 def test_what_is_cited_exists() -> None:
-    assert faults(PACKAGE) == []
+    assert faults() == []
 
 
 def test_wrong_citations_are_seen() -> None:

@@ -12,13 +12,13 @@ from ray_backfill.core.plugins import Deferred
 def test_a_missing_library_is_an_error_of_input(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ModuleNotFoundError) as caught:
-        __import__(f"{library}.utils")
+        __import__(f"{library}.absent")
     found = input_error_in(caught.value)
     assert (
         str(found) == f"this needs {library}, which is not installed; type: python -m pip install 'ray-backfill[cpu]'"
     )
     with pytest.raises(InputError, match=library):
-        Deferred(f"{library}.utils", "anything").load()
+        Deferred(f"{library}.absent", "anything").load()
 
 
 def test_other_modules_that_are_not_found_are_bugs() -> None:
