@@ -12,6 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,11 +53,10 @@ class BrokenRowsError(InputError):
 
 
 class Taken(NamedTuple):
-    """A column to take: from which source, what it is called there, whether it holds vectors."""
+    """A column to take: from which source, and what it is called there."""
 
     source: int
     theirs: str
-    is_vector: bool
 
 
 @dataclass
@@ -117,7 +117,7 @@ def import_split(path: Path, texts: Sequence[str], names: ColumnNames, drop_brok
     begin_stage(unfinished, key, overwrite=True)
     remove_halves(unfinished)
     try:
-        left_out = _write_parts(unfinished, sources, columns, names.id, matched, drop_broken)
+        left_out = _Import(sources, columns, matched, drop_broken).write_parts(unfinished)
         _finish(unfinished, path, [*matched.left_out, *left_out])
     except BrokenRowsError:  # with these rows there is nothing to continue
         shutil.rmtree(unfinished)
@@ -127,7 +127,7 @@ def import_split(path: Path, texts: Sequence[str], names: ColumnNames, drop_brok
 
 def _columns(sources: Sequence[Source], names: ColumnNames) -> dict[str, Taken]:
     """What to take: contract name -> the source's column. The vectors must exist; ``new`` may be to come."""
-    taken: dict[str, Taken] = {}
+    taken = {"id": Taken(0, names.id)}
     last = len(sources) - 1
     for model, theirs, place in zip(_MODELS, (names.old, names.new), (0, last), strict=True):
         source = sources[place]
@@ -137,13 +137,13 @@ def _columns(sources: Sequence[Source], names: ColumnNames) -> dict[str, Taken]:
         source.need((theirs,))
         if not may_be_vectors(source.columns[theirs]):
             raise InputError(f"{source.name}, column {theirs!r} holds {in_words(source.columns[theirs])}, not vectors")
-        taken[model] = Taken(place, theirs, True)
+        taken[model] = Taken(place, theirs)
     _check_apart(sources, taken)
     further = [(name, name) for name in dict.fromkeys((*COLUMNS, TEXT, *names.keep)) if name not in ("id", "label")]
     for ours, theirs in (("label", names.label), *further):
         place = next((number for number, source in enumerate(sources) if theirs in source.columns), -1)
         if place >= 0 and theirs != names.id:
-            taken[ours] = Taken(place, theirs, False)
+            taken[ours] = Taken(place, theirs)
         elif theirs in names.keep or (ours == "label" and theirs != "label"):
             sources[0].need((theirs,))
     return taken
@@ -151,8 +151,8 @@ def _columns(sources: Sequence[Source], names: ColumnNames) -> dict[str, Taken]:
 
 def _check_apart(sources: Sequence[Source], taken: dict[str, Taken]) -> None:
     """Raises InputError if old and new are the same column of the same source."""
-    read = {model: (os.path.realpath(sources[of.source].name), of.theirs) for model, of in taken.items()}
-    if len(read) > len({*read.values()}):
+    read = [(os.path.realpath(sources[taken[m].source].name), taken[m].theirs) for m in _MODELS if m in taken]
+    if len(set(read)) < len(read):
         remedy = "name two sources" if len(sources) > 1 else "give --old and --new"
         raise InputError(
             f"{sources[0].name}, column {taken['old'].theirs!r} would be both the old and the new embeddings; {remedy}"
@@ -295,30 +295,95 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
-def read_batches(
-    sources: Sequence[Source], columns: dict[str, Taken], id_column: str, matched: Matched, skip: int
-) -> Iterator[dict[str, pa.Array]]:
-    """Batches of the first source from row ``skip`` on, as contract name -> column, with the second source's beside."""
-    of_each = [{ours: taken.theirs for ours, taken in columns.items() if taken.source == number} for number in range(2)]
-    theirs = [list(dict.fromkeys([id_column, *of_each[0].values()]))]
-    first = even(sources[0].read(theirs[0], skip))
-    if len(sources) == 1:
-        second: Iterator[dict[str, pa.Array]] | None = None
-    elif matched.is_aligned:
-        wanted = list(dict.fromkeys(of_each[1].values()))
-        read = even(sources[1].read(wanted, skip))
-        second = ({ours: batch.column(name) for ours, name in of_each[1].items()} for batch in read)
-    else:
-        second = _by_partner(sources[1], of_each[1], matched, skip)
-    for batch in first:
-        found = {"id": batch.column(id_column)}
-        found |= {ours: batch.column(name) for ours, name in of_each[0].items()}
-        if second is not None:
-            found |= next(second)
-        yield found
+# Rows of the import: contract name -> column; vectors may be decoded.
+_Batch = dict[str, Any]
 
 
-def _by_partner(source: Source, wanted: dict[str, str], matched: Matched, skip: int) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True)
+class _Import:
+    """What is imported: the sources, the columns to take by their contract names, and the rows that belong together."""
+
+    sources: Sequence[Source]
+    columns: dict[str, Taken]
+    matched: Matched
+    drop_broken: bool
+
+    def batches(self, skip: int) -> Iterator[_Batch]:
+        """Rows of the first source from row ``skip`` on, each with its partner's columns."""
+        of_each = [
+            {ours: taken.theirs for ours, taken in self.columns.items() if taken.source == number}
+            for number in range(len(self.sources))
+        ]
+        streams = [_in_order(self.sources[0], of_each[0], skip)]
+        if len(self.sources) > 1:
+            read = _in_order if self.matched.is_aligned else partial(_by_partner, self.matched)
+            streams.append(read(self.sources[1], of_each[1], skip))
+        for found in zip(*streams, strict=False):
+            yield {ours: column for batch in found for ours, column in batch.items()}
+
+    def table(self, batch: _Batch, first: int, note: PartNote) -> pa.Table | None:
+        """The rows of a batch that stay, in the types of the data contract; None if none has vectors of every model."""
+        ids = _plain(batch["id"])
+        stays = self.matched.stays[first : first + len(ids)].copy()
+        made: dict[str, pa.Array] = batch | {"id": ids}
+        for model in (model for model in _MODELS if model in batch):
+            read = batch[model]
+            if not isinstance(read, Decoded):
+                read = decode(read, note.dims.get(model, 0))
+            bad = np.flatnonzero(stays & (read.problems != FINE) & (self.drop_broken | (read.problems != ZERO)))
+            for row in bad.tolist():
+                self._leave_out(model, str(ids[row]), first + row, PROBLEMS[int(read.problems[row])], note)
+            stays[bad] = False
+            if not read.vectors.shape[1]:
+                return None
+            note.dims.setdefault(model, read.vectors.shape[1])
+            made[model] = vector_column(read.vectors)
+        table = pa.table(made)
+        return table if stays.all() else table.filter(pa.array(stays))
+
+    def _leave_out(self, model: str, id_: str, row: int, problem: str, note: PartNote) -> None:
+        source, theirs = self.columns[model]
+        if not self.drop_broken:
+            # The rows of a second source may be in another order.
+            where = f"row {row} (id {id_})" if source == 0 else f"the row of id {id_}"
+            raise BrokenRowsError(
+                f"{self.sources[source].name}, column {theirs!r}: {problem} in {where}; give --drop-broken to leave "
+                "such rows out"
+            )
+        note.left_out.append((id_, f"{theirs}: {problem}"))
+
+    def write_parts(self, folder: Path) -> list[tuple[str, str]]:
+        """Write the parts that are missing; returns (id, reason) of the rows that were left out for their vectors."""
+        n_rows = len(self.matched.stays)
+        done = 0
+        while _note(folder, done).exists():
+            done += 1
+        notes = [PartNote(**read_json(_note(folder, number))) for number in range(done)]
+        left_out = [(id_, reason) for note in notes for id_, reason in note.left_out]
+        dims = notes[-1].dims if notes else {}
+        with task("import", n_rows, "rows", done=min(done * PART_ROWS, n_rows)) as bar:
+            batches = self.batches(done * PART_ROWS)
+            for number in range(done, -(-n_rows // PART_ROWS)):
+                rows = range(number * PART_ROWS, min((number + 1) * PART_ROWS, n_rows), BATCH_ROWS)
+                note = PartNote([], dims)
+                tables = (self.table(next(batches), first, note) for first in rows)
+                _write_part(folder / f"part-{number:05d}.parquet", tables, bar.advance)
+                write_json(_note(folder, number), asdict(note))  # from now on the part is done
+                left_out += note.left_out
+        return left_out
+
+
+def _plain(ids: pa.Array) -> pa.Array:
+    ids = ids.dictionary_decode() if pa.types.is_dictionary(ids.type) else ids
+    return ids.cast(pa.int64()) if pa.types.is_integer(ids.type) else ids.cast(pa.string())
+
+
+def _in_order(source: Source, wanted: dict[str, str], skip: int) -> Iterator[_Batch]:
+    for batch in even(source.read(list(dict.fromkeys(wanted.values())), skip)):
+        yield {ours: batch.column(theirs) for ours, theirs in wanted.items()}
+
+
+def _by_partner(matched: Matched, source: Source, wanted: dict[str, str], skip: int) -> Iterator[_Batch]:
     """Columns of the second source in the order of the first. Its vectors pass through a temporary file if large."""
     assert matched.partner is not None
     n_rows = len(matched.partner)
@@ -341,11 +406,11 @@ def _by_partner(source: Source, wanted: dict[str, str], matched: Matched, skip: 
                     others[ours][row] = value
     for first in range(skip, n_rows, BATCH_ROWS):
         here = slice(first, min(first + BATCH_ROWS, n_rows))
-        found: dict[str, Any] = {ours: Decoded(*(of[here] for of in read)) for ours, read in vectors.items()}
-        none = [None] * (here.stop - first)
-        rest = (ours for ours in wanted if ours not in vectors)
-        yield found | {ours: pa.array(others[ours][here] if ours in others else none, source.columns[wanted[ours]])
-                       for ours in rest}  # fmt: skip
+        found: _Batch = {ours: Decoded(*(each[here] for each in read)) for ours, read in vectors.items()}
+        for ours in wanted.keys() - vectors:
+            values = others[ours][here] if ours in others else [None] * (here.stop - first)
+            found[ours] = pa.array(values, source.columns[wanted[ours]])
+        yield found
 
 
 def _keep(vectors: dict[str, Decoded], model: str, column: pa.Array, rows: NDArray[np.int64], n_rows: int) -> None:
@@ -357,69 +422,6 @@ def _keep(vectors: dict[str, Decoded], model: str, column: pa.Array, rows: NDArr
         known = vectors[model] = Decoded(room, np.full(n_rows, MISSING, np.uint8))
     if known is not None:
         known.vectors[rows], known.problems[rows] = read
-
-
-def contract_table(
-    batch: dict[str, Any], sources: Sequence[Source], columns: dict[str, Taken], matched: Matched, first: int,
-    note: PartNote, drop_broken: bool,
-) -> pa.Table | None:  # fmt: skip
-    """The rows of a batch that stay, in the types of the data contract; None if none has vectors of every model."""
-    stays = matched.stays[first : first + len(batch["id"])].copy()
-    made: dict[str, pa.Array] = {"id": _plain(batch["id"])}
-    for name, taken in columns.items():
-        if not taken.is_vector:
-            made[name] = batch[name]
-            continue
-        read = batch[name]
-        if not isinstance(read, Decoded):
-            read = decode(read, note.dims.get(name, 0))
-        bad = np.flatnonzero(stays & (read.problems != FINE) & (drop_broken | (read.problems != ZERO)))
-        for row in bad:
-            id_, problem = str(made["id"][int(row)]), PROBLEMS[int(read.problems[row])]
-            if not drop_broken:
-                # The rows of a second source may be in another order.
-                where = f"row {first + row} (id {id_})" if taken.source == 0 else f"the row of id {id_}"
-                raise BrokenRowsError(
-                    f"{sources[taken.source].name}, column {taken.theirs!r}: {problem} in {where}; give --drop-broken "
-                    "to leave such rows out"
-                )
-            note.left_out.append((id_, f"{taken.theirs}: {problem}"))
-        stays[bad] = False
-        if not read.vectors.shape[1]:
-            return None
-        note.dims.setdefault(name, read.vectors.shape[1])
-        made[name] = vector_column(read.vectors)
-    table = pa.table(made)
-    return table if stays.all() else table.filter(pa.array(stays))
-
-
-def _plain(ids: pa.Array) -> pa.Array:
-    ids = ids.dictionary_decode() if pa.types.is_dictionary(ids.type) else ids
-    return ids.cast(pa.int64()) if pa.types.is_integer(ids.type) else ids.cast(pa.string())
-
-
-def _write_parts(
-    folder: Path, sources: Sequence[Source], columns: dict[str, Taken], id_column: str, matched: Matched,
-    drop_broken: bool,
-) -> list[tuple[str, str]]:  # fmt: skip
-    """Write the parts that are missing; returns (id, reason) of the rows that were left out for their vectors."""
-    n_rows = len(matched.stays)
-    done = 0
-    while _note(folder, done).exists():
-        done += 1
-    notes = [PartNote(**read_json(_note(folder, number))) for number in range(done)]
-    left_out = [(id_, reason) for note in notes for id_, reason in note.left_out]
-    dims = notes[-1].dims if notes else {}
-    with task("import", n_rows, "rows", done=min(done * PART_ROWS, n_rows)) as bar:
-        batches = read_batches(sources, columns, id_column, matched, done * PART_ROWS)
-        for number in range(done, -(-n_rows // PART_ROWS)):
-            rows = range(number * PART_ROWS, min((number + 1) * PART_ROWS, n_rows), BATCH_ROWS)
-            note = PartNote([], dims)
-            tables = (contract_table(next(batches), sources, columns, matched, at, note, drop_broken) for at in rows)
-            _write_part(folder / f"part-{number:05d}.parquet", tables, bar.advance)
-            write_json(_note(folder, number), asdict(note))  # from now on the part is done
-            left_out += note.left_out
-    return left_out
 
 
 def _note(folder: Path, number: int) -> Path:

@@ -5,10 +5,12 @@ One module for each kind of store, found by name; ``KINDS`` of a module are the 
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -57,6 +59,27 @@ class SourceKind:
     example: str
     recognises: Callable[[str], bool]
     open: Callable[[str], Source]
+
+
+def batches_of(
+    rows: Iterable[Any], columns: Mapping[str, pa.DataType], value: Callable[[Any, str], Any]
+) -> Iterator[pa.RecordBatch]:
+    """Rows that come one by one, as batches with these columns. value: a row's value of the column of this name."""
+    rows = iter(rows)
+    while some := list(islice(rows, BATCH_ROWS)):
+        arrays = [pa.array([value(row, name) for row in some], kind) for name, kind in columns.items()]
+        yield pa.record_batch(arrays, list(columns))
+
+
+@contextmanager
+def one_line(what: str) -> Iterator[None]:
+    """Whatever a client raises, of several HTTP and gRPC libraries, as an InputError. what: the subject of its line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{what}: {' '.join(str(error).split())}") from error
 
 
 def skipping(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -50,13 +50,12 @@ def _open(text: str) -> Source:
     return Source(text, columns, opened.rows, read, mark.hexdigest())
 
 
-class _Table:
+class _Table(NamedTuple):
     """Files of one type. rows: None if that is not known before they are read."""
 
-    def __init__(
-        self, schema: pa.Schema, rows: int | None, read: Callable[[Sequence[str], int], Iterator[pa.RecordBatch]]
-    ) -> None:
-        self.schema, self.rows, self.read = schema, rows, read
+    schema: pa.Schema
+    rows: int | None
+    read: Callable[[Sequence[str], int], Iterator[pa.RecordBatch]]
 
 
 def _open_parquet(system: pa.fs.FileSystem, files: Files) -> _Table:
@@ -68,16 +67,13 @@ def _open_parquet(system: pa.fs.FileSystem, files: Files) -> _Table:
             if skip >= head.num_rows:
                 skip -= head.num_rows
                 continue
-            before = 0
-            groups: list[int] = []
-            for group in range(head.num_row_groups):
-                rows = head.row_group(group).num_rows
-                if not groups and skip - before >= rows:
-                    before += rows
-                else:
-                    groups.append(group)
+            group = 0
+            while skip and skip >= head.row_group(group).num_rows:
+                skip -= head.row_group(group).num_rows
+                group += 1
+            groups = range(group, head.num_row_groups)
             with pq.ParquetFile(file.path, filesystem=system, memory_map=_is_local(system), pre_buffer=True) as opened:
-                yield from skipping(opened.iter_batches(BATCH_ROWS, groups, list(names)), skip - before)
+                yield from skipping(opened.iter_batches(BATCH_ROWS, groups, list(names)), skip)
             skip = 0
 
     return _Table(schema, sum(head.num_rows for head in heads), read)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind, missing_client
+from ray_backfill.data.sources import Source, SourceKind, batches_of, missing_client
 
 _PREFIXES = ("postgresql://", "postgres://")
 _LISTS = pa.list_(pa.float32())
@@ -68,14 +68,8 @@ def _open(text: str) -> Source:
         )
         with _connected(address, text) as opened, opened.cursor().copy(query) as copy:
             copy.set_types([opened.vector_oid if column.type == "vector" else column.type for column in chosen])
-            rows: list[tuple[Any, ...]] = []
-            for row in copy.rows():
-                rows.append(row)
-                if len(rows) == BATCH_ROWS:
-                    yield _batch(rows, names, chosen)
-                    rows = []
-            if rows:
-                yield _batch(rows, names, chosen)
+            place = list(names).index
+            yield from batches_of(copy.rows(), {n: kinds[n] for n in names}, lambda row, name: row[place(name)])
 
     kinds = {name: column.kind for name, column in columns.items()}
     return Source(text, kinds, int(found[0]), read, f"{found[0]} rows, last change {found[1]}")
@@ -85,12 +79,6 @@ def _names(table: str) -> list[str]:
     """The schema, if one is given, and the table. A name may stand in quotes, within which a dot is part of it."""
     found = re.findall(r'"(?:[^"]|"")+"|[^."]+', table)
     return [name[1:-1].replace('""', '"') if name[0] == '"' else name for name in found]
-
-
-def _batch(rows: list[tuple[Any, ...]], names: Sequence[str], columns: Sequence[_Column]) -> pa.RecordBatch:
-    values = zip(*rows, strict=True)
-    arrays = [pa.array(list(each), column.kind) for each, column in zip(values, columns, strict=True)]
-    return pa.record_batch(arrays, names=list(names))
 
 
 @contextmanager

@@ -6,14 +6,14 @@ Columns: ``id``, each named vector (``vector`` if it has no name), and the field
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.data.sources import BATCH_ROWS, Source, SourceKind, missing_client, skipping
+from ray_backfill.data.sources import Source, SourceKind, batches_of, missing_client, one_line, skipping
 
 _PREFIX = "qdrant:"
 _UNNAMED = "vector"
@@ -24,54 +24,42 @@ _VECTORS = pa.list_(pa.float32())
 def _open(text: str) -> Source:
     address, _, collection = text.removeprefix(_PREFIX).partition("#")
     client = _client(address, text)
-    try:
+    with one_line(text):
         if not collection or not client.collection_exists(collection):
             has = ", ".join(each.name for each in client.get_collections().collections) or "none"
             raise InputError(f"{text} names no collection that is there; it has: {has}")
         info, rows = client.get_collection(collection), client.count(collection, exact=True).count
         vectors, notes = _vectors_of(info.config.params.vectors, text)
         first, _ = client.scroll(collection, limit=_PAGE, with_payload=True, with_vectors=False)
-    except InputError:
-        raise
-    except Exception as error:  # of several HTTP and gRPC libraries
-        raise InputError(f"{text}: {' '.join(str(error).split())}") from error
     fields = {key: _type_of([point.payload.get(key) for point in first]) for point in first for key in point.payload}
     columns = {"id": pa.string() if first and isinstance(first[0].id, str) else pa.int64(), **vectors, **fields}
 
+    def value(point: Any, name: str) -> Any:
+        if name == "id":
+            return point.id
+        if name in vectors:
+            return point.vector if name == _UNNAMED else (point.vector or {}).get(name)
+        return (point.payload or {}).get(name)
+
     def read(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
-        yield from skipping(_batches(client, collection, names, columns, set(vectors)), skip)
+        wanted = {name: columns[name] for name in names}
+        yield from skipping(batches_of(_points(client, collection, names, vectors), wanted, value), skip)
 
     return Source(text, columns, rows, read, f"{rows} points", notes, tells_changes=False)
 
 
-def _batches(
-    client: Any, collection: str, names: Sequence[str], columns: dict[str, pa.DataType], vectors: set[str]
-) -> Iterator[pa.RecordBatch]:
+def _points(client: Any, collection: str, names: Sequence[str], vectors: Container[str]) -> Iterator[Any]:
     wanted: bool | list[str] = [name for name in names if name in vectors]
     if wanted == [_UNNAMED]:
         wanted = True
     payload = [name for name in names if name not in vectors and name != "id"]
-    points: list[Any] = []
-    offset = None
-    while True:
+    offset, is_last = None, False
+    while not is_last:
         found, offset = client.scroll(
             collection, limit=_PAGE, offset=offset, with_payload=payload or False, with_vectors=wanted or False
         )
-        points.extend(found)
-        if points and (len(points) >= BATCH_ROWS or offset is None):
-            yield pa.record_batch([_column(points, name, columns[name], vectors) for name in names], list(names))
-            points = []
-        if offset is None:
-            return
-
-
-def _column(points: list[Any], name: str, kind: pa.DataType, vectors: set[str]) -> pa.Array:
-    if name == "id":
-        return pa.array([point.id for point in points], kind)
-    if name in vectors:
-        of_points = [point.vector if name == _UNNAMED else (point.vector or {}).get(name) for point in points]
-        return pa.array(of_points, kind)
-    return pa.array([(point.payload or {}).get(name) for point in points], kind)
+        yield from found
+        is_last = offset is None
 
 
 def _vectors_of(params: Any, text: str) -> tuple[dict[str, pa.DataType], tuple[str, ...]]:
@@ -95,12 +83,10 @@ def _client(address: str, text: str) -> Any:
         raise missing_client("a Qdrant collection", "qdrant-client", error) from error
     if "://" not in address and not Path(address).exists():  # the client would create it
         raise InputError(f"{address} does not exist")
-    try:
+    with one_line(f"{text} cannot be opened"):
         if "://" not in address:
             return QdrantClient(path=address)
         return QdrantClient(url=address, api_key=os.environ.get("QDRANT_API_KEY"))
-    except Exception as error:
-        raise InputError(f"{text} cannot be opened: {' '.join(str(error).split())}") from error
 
 
 KINDS = (SourceKind("qdrant", "qdrant:http://host:6333#collection", lambda text: text.startswith(_PREFIX), _open),)
