@@ -4,7 +4,7 @@ A split is a Parquet file or a folder of part files. Errors name the file, the c
 Vectors are read by ``vectors``.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -277,25 +277,16 @@ def read_picked(path: Path, name: str, rows: IntArray) -> list[Any]:
             return [None] * len(rows)
         for group in range(opened.num_row_groups):
             last = first + opened.metadata.row_group(group).num_rows
-            own = wanted[(wanted >= first) & (wanted < last)]
-            if len(own):
-                with reading(file):
-                    batches = opened.iter_batches(_PICKED_ROWS, [group], [name])
-                    found |= _picked((batch.column(0) for batch in batches), own, first)
-            first = last
+            if not ((wanted >= first) & (wanted < last)).any():
+                first = last
+                continue
+            with reading(file):
+                for batch in opened.iter_batches(_PICKED_ROWS, [group], [name]):
+                    own = wanted[(wanted >= first) & (wanted < first + len(batch))]
+                    values = plain(pa.chunked_array([batch.column(0).take(pa.array(own - first))]))
+                    found |= dict(zip(own.tolist(), values.to_pylist(), strict=True))
+                    first += len(batch)
     return [found.get(int(row)) for row in rows]
-
-
-def _picked(pieces: Iterable[pa.Array], rows: IntArray, first: int) -> dict[int, Any]:
-    """Row -> value, for these rows of the pieces, which start at row ``first``."""
-    found = dict[int, Any]()
-    for piece in pieces:
-        own: Sequence[int] = rows[(rows >= first) & (rows < first + len(piece))].tolist()
-        if own:
-            values = plain(pa.chunked_array([piece.take(pa.array([row - first for row in own]))]))
-            found |= dict(zip(own, values.to_pylist(), strict=True))
-        first += len(piece)
-    return found
 
 
 def texts_fingerprint(paths: Sequence[Path]) -> str:

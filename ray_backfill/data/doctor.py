@@ -134,12 +134,10 @@ def _scan_vectors(path: Path, opened: list[pq.ParquetFile], name: str, rows: int
                 sample_rows.append(at + kept)
             at += len(array)
             bar.advance(len(array))
-    if not sample:
-        none = np.empty((0, 0))
-        return VectorColumn(0, dtype, problems, norms, hashes, none, none.astype(np.float32), np.empty(0, np.int64))
-    return VectorColumn(
-        dim, dtype, problems, norms, hashes, np.stack(sums), np.concatenate(sample), np.concatenate(sample_rows)
-    )
+    means = np.stack(sums) if sums else np.empty((0, 0))
+    looked_at = np.concatenate(sample or [np.empty((0, 0), np.float32)])
+    rows_of = np.concatenate(sample_rows or [np.empty(0, np.int64)])
+    return VectorColumn(dim, dtype, problems, norms, hashes, means, looked_at, rows_of)
 
 
 def _arrays(path: Path, opened: list[pq.ParquetFile], name: str) -> Iterator[pa.Array]:
@@ -229,11 +227,9 @@ def _of_widths(scans: Mapping[str, SplitScan]) -> Iterator[Finding]:
 
 
 def _of_train(scans: Mapping[str, SplitScan]) -> Iterator[Finding]:
-    if (train := scans.get("train")) is None or not train.vectors:
-        return
-    items = max(len(column.problems) for column in train.vectors.values())
-    said = few_items_per_dimension(items, max(column.dim for column in train.vectors.values()))
-    if said:
+    train = scans.get("train")
+    dims = [column.dim for column in train.vectors.values()] if train else []
+    if train and dims and (said := few_items_per_dimension(train.rows, max(dims))):
         yield Finding("warning", "train", f"{said}. {FIT_NOISE}", "embed more train items by both models")
 
 
@@ -273,9 +269,7 @@ def has_truth(scans: Mapping[str, SplitScan]) -> bool:
 
 def _of_labels(scans: Mapping[str, SplitScan]) -> Iterator[Finding]:
     gallery, queries = scans["gallery"], scans.get("queries", scans["gallery"])
-    if "positives" in queries.others:
-        return
-    if "label" in gallery.unreadable or "label" in queries.unreadable:
+    if "positives" in queries.others or "label" in gallery.unreadable or "label" in queries.unreadable:
         return
     labels = [scan.others.get("label") for scan in (gallery, queries)]
     if labels[0] is None or labels[1] is None:
@@ -288,10 +282,9 @@ def _of_labels(scans: Mapping[str, SplitScan]) -> Iterator[Finding]:
         yield Finding("error", "label", "labels are numbers in one split and text in the other", "use one type")
         return
     known = labels[1][~unknown(labels[1])]
-    without = int((~np.isin(known, labels[0])).sum()) + int(unknown(labels[1]).sum())
-    if "queries" not in scans:
-        sizes = np.unique(known, return_counts=True)[1]
-        without = int(unknown(labels[1]).sum() + (sizes == 1).sum())
+    sizes = np.unique(known, return_counts=True)[1]
+    answered = np.isin(known, labels[0]).sum() if "queries" in scans else sizes[sizes > 1].sum()
+    without = len(labels[1]) - int(answered)
     if without:
         level: Level = "error" if without == len(labels[1]) else "note"
         yield Finding(

@@ -277,22 +277,18 @@ def _without(ids: pa.Array, rows: NDArray[np.bool_], reason: str = "") -> list[t
 def even(batches: Iterator[pa.RecordBatch], rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
     """The same rows in batches of exactly ``rows``, but for the last."""
     held: list[pa.RecordBatch] = []
-    count = 0
     for batch in batches:
-        while len(batch):
-            taken = batch.slice(0, rows - count)
-            held.append(taken)
-            count += len(taken)
-            batch = batch.slice(len(taken))
-            if count == rows:
-                yield _one(held)
-                held, count = [], 0
-    if held:
-        yield _one(held)
+        held.append(batch)
+        while sum(map(len, held)) >= rows:
+            table = pa.Table.from_batches(held)
+            yield _one(table.slice(0, rows))
+            held = table.slice(rows).to_batches()
+    if any(map(len, held)):
+        yield _one(pa.Table.from_batches(held))
 
 
-def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+def _one(table: pa.Table) -> pa.RecordBatch:
+    return table.combine_chunks().to_batches()[0]
 
 
 # Rows of the import: contract name -> column; vectors may be decoded.

@@ -123,8 +123,10 @@ def find_truth(
     found = kind.make(folder, TruthRequest(k, argument, distance, refuse_unknown_ids, parts))
     truth, notes = found.ground, found.notes
     if parts is not None:
-        truth = truth.with_filter(parts)
-        notes = (*notes, *_filter_notes(found.ground, truth, filter_column))
+        every, truth = len(truth.positives), truth.with_filter(parts)
+        if lost := every - len(truth.positives):
+            lacking = f"{lost:,} of {every:,} right answers have another {filter_column} than their query."
+            notes = (*notes, f"{lacking} No query can find them, so they were left out.")
     if truth.weights is None:
         truth = truth.with_weights(queries.weight)
     own, items = own_items(folder)
@@ -138,17 +140,6 @@ def find_truth(
         )
     facts = {"truth": {"name": " ".join(words), "is_retention": kind.is_retention} | dict(found.facts)} if words else {}
     return Truth(truth, facts | ({"filter": filter_column} if filter_column else {}), notes)
-
-
-def _filter_notes(every: GroundTruth, own: GroundTruth, column: str) -> tuple[str, ...]:
-    """A sentence about right answers that no filtered query can find."""
-    lost = len(every.positives) - len(own.positives)
-    if not lost:
-        return ()
-    return (
-        f"{lost:,} of {len(every.positives):,} right answers have another {column} than their query. No query can find "
-        "them, so they were left out.",
-    )
 
 
 def ground_truth(folder: EmbeddingFolder, refuse_unknown_ids: bool = True) -> GroundTruth:
@@ -222,29 +213,22 @@ def from_pairs(
             "queries and gallery"
         )
     pairs = pd.DataFrame({"query": query_n[both], "item": item_n[both], "grade": grades[both]})
-    if pairs.duplicated(["query", "item"]).any():
-        twice = pairs[pairs.duplicated(["query", "item"])].iloc[0]
-        raise InputError(
-            f"{where} judges item {folder.gallery.id[int(twice['item'])]} twice for query "
-            f"{table.id[int(twice['query'])]}; keep one line"
-        )
-    positives: list[IntArray] = [np.empty(0, np.int64)] * len(table)
-    given: list[NDArray[np.float64]] = [np.empty(0)] * len(table)
-    for query, rows in pairs.groupby("query"):
-        positives[int(str(query))], given[int(str(query))] = rows["item"].to_numpy(), rows["grade"].to_numpy()
+    repeated = pairs[pairs.duplicated(["query", "item"])]
+    if len(repeated):
+        query, item = table.id[repeated["query"].iloc[0]], folder.gallery.id[repeated["item"].iloc[0]]
+        raise InputError(f"{where} judges item {item} twice for query {query}; keep one line")
+    pairs = pairs.sort_values("query", kind="stable")
+    starts = np.searchsorted(pairs["query"], np.arange(1, len(table)))
+    positives, given = (np.split(pairs[name].to_numpy(), starts) for name in ("item", "grade"))
     ignored = [[query] for query in range(len(table))] if folder.queries is None else None
-    graded = given if len(set(pairs["grade"])) > 1 else None
+    graded = given if pairs["grade"].nunique() > 1 else None
     ground = GroundTruth.from_positives(positives, ignored, n_gallery=len(folder.gallery), grades=graded)
-    return ground, _notes(where, int((query_n < 0).sum()), int(((query_n >= 0) & (item_n < 0)).sum()))
-
-
-def _notes(where: str, unknown_queries: int, unknown_items: int) -> tuple[str, ...]:
-    found = []
-    if unknown_queries:
-        found.append(f"Lines of {where} about queries that the folder lacks: {unknown_queries:,}. They were not used.")
-    if unknown_items:
-        found.append(
-            f"Right answers of {where} that are not in the gallery: {unknown_items:,}. They were left out; with them "
-            "every recall would be lower."
+    notes = []
+    if lost := int((query_n < 0).sum()):
+        notes.append(f"Lines of {where} about queries that the folder lacks: {lost:,}. They were not used.")
+    if lost := int(((query_n >= 0) & (item_n < 0)).sum()):
+        notes.append(
+            f"Right answers of {where} that are not in the gallery: {lost:,}. They were left out; with them every "
+            "recall would be lower."
         )
-    return tuple(found)
+    return ground, tuple(notes)

@@ -63,11 +63,7 @@ def _of_labels(gallery: EmbeddingTable, queries: EmbeddingTable, exclude_self: b
     if not exclude_self:
         query_Q = _numbers(queries.label, names, len(names) + len(gallery))
     return GroundTruth.from_labels(
-        query_Q,
-        gallery_N,
-        exclude_self=exclude_self,
-        query_cameras=queries.camera,
-        gallery_cameras=gallery.camera,
+        query_Q, gallery_N, exclude_self=exclude_self, query_cameras=queries.camera, gallery_cameras=gallery.camera
     )
 
 
@@ -84,20 +80,23 @@ def _truth_from_ids(
     index, left_out = pd.Index(gallery.id), gallery.left_out_ids()
 
     def positions(column: str, rows: Sequence[NDArray[Any]] | None) -> list[IntArray]:
-        found = []
-        for query, ids in enumerate(rows or [np.empty(0)] * len(queries)):
-            if len(ids) and ids.dtype.kind != gallery.id.dtype.kind:
-                raise InputError(
-                    f"{queries.path}, column {column!r} holds {kind_of(ids)}, but the ids of {gallery.path} are "
-                    f"{kind_of(gallery.id)}; use one type"
-                )
-            at = index.get_indexer(pd.Index(ids)) if len(ids) else np.empty(0, np.int64)
-            unknown = ids[at < 0].astype(str) if len(ids) else ids
-            if refuse_unknown and not (known := np.isin(unknown, left_out)).all():
-                missing = unknown[np.argmin(known)]
-                raise InputError(f"{queries.path}, column {column!r}, row {query}: the gallery has no id {missing!s}")
-            found.append(at.astype(np.int64))
-        return found
+        """The gallery position of each query's ids, -1 for those that the gallery lacks."""
+        lengths = [len(ids) for ids in rows or ()]
+        if rows is None or not sum(lengths):
+            return [np.empty(0, np.int64)] * len(queries)
+        ids = np.concatenate([ids for ids in rows if len(ids)])
+        if ids.dtype.kind != gallery.id.dtype.kind:
+            raise InputError(
+                f"{queries.path}, column {column!r} holds {kind_of(ids)}, but the ids of {gallery.path} are "
+                f"{kind_of(gallery.id)}; use one type"
+            )
+        at = index.get_indexer(pd.Index(ids)).astype(np.int64)
+        lacking = np.flatnonzero(at < 0)
+        lacking = lacking[~np.isin(ids[lacking].astype(str), left_out)]
+        if refuse_unknown and len(lacking):
+            query, missing = np.repeat(np.arange(len(rows)), lengths)[lacking[0]], ids[lacking[0]]
+            raise InputError(f"{queries.path}, column {column!r}, row {query}: the gallery has no id {missing!s}")
+        return np.split(at, np.cumsum(lengths)[:-1])
 
     positives, ignored = positions("positives", queries.positives), positions("ignored", queries.ignored)
     grades = queries.grades
