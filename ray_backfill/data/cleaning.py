@@ -8,7 +8,7 @@ import numpy as np
 
 from ray_backfill.core.progress import say
 from ray_backfill.core.stages import read_json, write_json
-from ray_backfill.data.columns import names_in, part_files
+from ray_backfill.data.columns import MODELS, names_in, part_files
 from ray_backfill.data.doctor import SplitScan, scan_split
 from ray_backfill.data.folder import left_out_file
 from ray_backfill.data.importing import ColumnNames, import_split, imported
@@ -47,7 +47,7 @@ def cleaned(data: Path, out: Path, overwrite: bool) -> Path:
     counts: dict[str, DroppedRows] = {}
     for split in splits:
         source = data / f"{split}.parquet"
-        columns = tuple(name for name in names_in(part_files(source)[0]) if name not in ("id", "old", "new"))
+        columns = tuple(name for name in names_in(part_files(source)[0]) if name not in ("id", *MODELS))
         path = import_split(out / source.name, [str(source)], ColumnNames(keep=columns), True, overwrite)
         made = imported(path)
         if rows := sum(made["left_out"].values()):
@@ -73,7 +73,7 @@ def _remove_others(out: Path, names: set[str]) -> None:
 def _is_broken(scan: SplitScan) -> bool:
     if scan.ids is None or len(np.unique(scan.ids)) < len(scan.ids):
         return True
-    return any((scan.vectors[name].problems != FINE).any() for name in ("old", "new") if name in scan.vectors)
+    return any((scan.vectors[name].problems != FINE).any() for name in MODELS if name in scan.vectors)
 
 
 def copied_from(folder: Path) -> tuple[Path, dict[str, DroppedRows]]:

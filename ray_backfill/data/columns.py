@@ -18,6 +18,8 @@ from ray_backfill.core.parquet import open_checked, read_checked, reading
 from ray_backfill.core.runkey import fingerprint
 from ray_backfill.engine.systems import IntArray
 
+# The columns of vectors that every folder has: the models that are compared.
+MODELS = ("old", "new")
 # Columns that reports show of single queries and items.
 TEXT, IMAGE = "text", "image"
 # Rows that are decoded at a time: when single rows are picked, and of a column of texts.

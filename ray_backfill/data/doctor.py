@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.parquet import open_checked, reading
 from ray_backfill.core.progress import step
-from ray_backfill.data.columns import COLUMNS, part_files
+from ray_backfill.data.columns import COLUMNS, MODELS, part_files
 from ray_backfill.data.vectors import FINE, MISSING, PROBLEMS, ZERO, decode, hash_rows, may_be_vectors
 from ray_backfill.engine.distances import Band, band_of, do_compare
 
 # error: a run refuses the folder. warning: a run works, and its figures may mislead.
 Level = Literal["error", "warning", "note"]
-MODELS = ("old", "new")
 _BATCH_ROWS = 16_384
 # Rows of which a mean is kept, to find where a column changes its model.
 BLOCK_ROWS = 1_024

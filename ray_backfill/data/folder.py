@@ -1,26 +1,11 @@
-"""Embeddings in Parquet files: reading, validation and writing. No computation.
+"""A folder of embeddings: its splits, and their columns by name. Nothing is computed here.
 
-The data contract is a folder with ``gallery.parquet`` and, optionally, ``queries.parquet`` and ``train.parquet``. Each
-is a file or a folder of part files, which are read in the order of their names. Columns:
+docs/embeddings.md has the data contract: the files and their columns. Each file may be a folder of part files, which
+are read in the order of their names. Without ``queries.parquet`` the gallery items are the queries, each excluded from
+its own result. ``validation.parquet`` judges fits and chooses their settings, and no fit sees it; without it, a part
+of the train split is held out for that. A column of lists of floats is the embeddings of the model with its name.
 
-- ``id``: integer or string, unique
-- ``old``, ``new``: embeddings, lists of float16 or float32 of one length per column
-- any other column of such lists: the embeddings of another model with that name
-- ``label``, optional: integer or string; -1 means unknown
-- ``group``, optional, for queries: subgroup, integer or string
-- ``camera``, optional: integer or string
-- ``old_score``, ``old_entropy``, ``old_margin``, ``old_class``, for orders: top probability, entropy, top minus second
-  probability and top class of the old model's classifier
-- ``sigma``, ``popularity``, ``order_score`` (the user's own score, low first) and any other number that an order uses
-- ``positives``, ``ignored``, for queries in place of labels: lists of gallery ids
-- ``grades``, optional, beside ``positives``: for each of them a number above 0, which nDCG counts
-- ``weight``, optional, for queries: a number above 0, the query's weight in every mean
-
-Without a queries file, the gallery items are the queries, each excluded from its own result. ``classifier.parquet`` may
-hold the new model's classifier: ``label``, ``weight`` (lists), ``bias``. ``validation.parquet`` has the columns of a
-gallery: no fit sees it, and it judges fits and chooses their settings. Without it, a part of the train split is held
-out for that. ``train_views.parquet`` has embeddings of further views of the train items (augmented images), view after
-view: its ``id`` repeats that of train for each view. Other columns are not used.
+Shapes: N items of a split, V views of each train item, C classes, d dimensions.
 """
 
 import hashlib
@@ -39,6 +24,7 @@ from ray_backfill.core.parquet import open_checked, reading
 from ray_backfill.core.progress import track
 from ray_backfill.data.columns import (
     COLUMNS,
+    MODELS,
     NUMBERS,
     OF_QUERIES,
     Parts,
@@ -250,7 +236,7 @@ class EmbeddingFolder:
         """Models whose embeddings both gallery and queries have."""
         return tuple(name for name in self.gallery.vectors if name in (self.queries or self.gallery).vectors)
 
-    def fingerprint(self, models: Sequence[str] = ("old", "new"), splits: Sequence[str] = SPLITS) -> str:
+    def fingerprint(self, models: Sequence[str] = MODELS, splits: Sequence[str] = SPLITS) -> str:
         """Return a hash of the folder's values, embeddings of other models excepted.
 
         Cost: one pass over the bytes, at the first call.
@@ -307,13 +293,13 @@ def _columns_of(table: "EmbeddingTable | Classifier | Mapping[str, FloatArray]")
 
 
 def read_folder(
-    path: str | Path, models: Sequence[str] = ("old", "new"), gallery_needs: Sequence[str] = ("old", "new")
+    path: str | Path, models: Sequence[str] = MODELS, gallery_needs: Sequence[str] = MODELS
 ) -> EmbeddingFolder:
     """Read and validate a folder of embeddings.
 
     Args:
         path: Folder with ``gallery.parquet`` and, optionally, ``queries.parquet``, ``train.parquet`` and
-            ``classifier.parquet``; see the module for the columns.
+            ``classifier.parquet``; see docs/embeddings.md for the columns.
         models: Models whose embeddings are read; only "old" and "new" must exist.
         gallery_needs: Models whose embeddings the gallery must have; before a backfill it has no new ones.
 
@@ -353,7 +339,7 @@ class TrainSplit(NamedTuple):
     validation: EmbeddingTable | None
 
 
-def read_train(path: Path, models: Sequence[str] = ("old", "new")) -> TrainSplit:
+def read_train(path: Path, models: Sequence[str] = MODELS) -> TrainSplit:
     """Read the items that everything is fitted on, and the validation part, which no fit sees.
 
     That is ``validation.parquet`` if there is one; otherwise a tenth of the train split, unless it is too small.
@@ -381,7 +367,7 @@ def _taken_views(views_VND: FloatArray, rows: IntArray) -> FloatArray:
 
 
 def read_table(
-    path: Path, models: Sequence[str] = ("old", "new"), needed: Sequence[str] = ("old", "new"),
+    path: Path, models: Sequence[str] = MODELS, needed: Sequence[str] = MODELS,
     are_queries: bool = False,
 ) -> EmbeddingTable:  # fmt: skip
     """Read one split: a Parquet file, or a folder of part files in the order of their names.

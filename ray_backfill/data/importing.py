@@ -36,7 +36,7 @@ from ray_backfill.core.stages import (
     write_json,
     write_whole,
 )
-from ray_backfill.data.columns import COLUMNS, TEXT, in_words, is_text, plain_type
+from ray_backfill.data.columns import COLUMNS, MODELS, TEXT, in_words, is_text, plain_type
 from ray_backfill.data.folder import left_out_file
 from ray_backfill.data.sources import BATCH_ROWS, Source, open_source
 from ray_backfill.data.vectors import FINE, MISSING, PROBLEMS, ZERO, Decoded, decode, is_vectors, may_be_vectors
@@ -45,7 +45,6 @@ from ray_backfill.data.write import vector_column, write_parquet
 PART_ROWS = 4 * BATCH_ROWS
 # Readers of folders of Parquet ignore files whose names begin like this.
 _MANIFEST = "_manifest.json"
-_MODELS = ("old", "new")
 
 
 class BrokenRowsError(InputError):
@@ -129,7 +128,7 @@ def _columns(sources: Sequence[Source], names: ColumnNames) -> dict[str, Taken]:
     """What to take: contract name -> the source's column. The vectors must exist; ``new`` may be to come."""
     taken = {"id": Taken(0, names.id)}
     last = len(sources) - 1
-    for model, theirs, place in zip(_MODELS, (names.old, names.new), (0, last), strict=True):
+    for model, theirs, place in zip(MODELS, (names.old, names.new), (0, last), strict=True):
         source = sources[place]
         if model == "new" and theirs == "new" and theirs not in source.columns and not last:
             say(f"{source.name} has no column 'new': the split will hold old embeddings only (--new names the column)")
@@ -151,7 +150,7 @@ def _columns(sources: Sequence[Source], names: ColumnNames) -> dict[str, Taken]:
 
 def _check_apart(sources: Sequence[Source], taken: dict[str, Taken]) -> None:
     """Raises InputError if old and new are the same column of the same source."""
-    read = [(os.path.realpath(sources[taken[m].source].name), taken[m].theirs) for m in _MODELS if m in taken]
+    read = [(os.path.realpath(sources[taken[m].source].name), taken[m].theirs) for m in MODELS if m in taken]
     if len(set(read)) < len(read):
         remedy = "name two sources" if len(sources) > 1 else "give --old and --new"
         raise InputError(
@@ -322,7 +321,7 @@ class _Import:
         ids = _plain(batch["id"])
         stays = self.matched.stays[first : first + len(ids)].copy()
         made: dict[str, pa.Array] = batch | {"id": ids}
-        for model in (model for model in _MODELS if model in batch):
+        for model in (model for model in MODELS if model in batch):
             read = batch[model]
             if not isinstance(read, Decoded):
                 read = decode(read, note.dims.get(model, 0))
@@ -384,7 +383,7 @@ def _by_partner(matched: Matched, source: Source, wanted: dict[str, str], skip: 
     assert matched.partner is not None
     n_rows = len(matched.partner)
     vectors: dict[str, Decoded] = {}
-    others: dict[str, list[Any]] = {ours: [None] * n_rows for ours in wanted if ours not in _MODELS}
+    others: dict[str, list[Any]] = {ours: [None] * n_rows for ours in wanted if ours not in MODELS}
     row_of = np.full(int(matched.partner.max(initial=0)) + 1, -1)
     has = np.flatnonzero(matched.partner >= 0)
     row_of[matched.partner[has]] = has
@@ -395,7 +394,7 @@ def _by_partner(matched: Matched, source: Source, wanted: dict[str, str], skip: 
         at += len(batch)
         for ours, theirs in wanted.items() if len(keep) else ():
             column, places = batch.column(theirs).take(pa.array(keep)), rows[keep]
-            if ours in _MODELS:
+            if ours in MODELS:
                 _keep(vectors, ours, column, places, n_rows)
             else:
                 for row, value in zip(places, column.to_pylist(), strict=True):

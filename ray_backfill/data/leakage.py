@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ray_backfill.data.columns import MODELS
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.vectors import hash_rows
 from ray_backfill.engine.systems import GroundTruth, IntArray
@@ -53,45 +54,31 @@ def leakage_notes(folder: EmbeddingFolder, truth: GroundTruth, is_fitted: bool) 
     notes = []
     if queries is not None:
         of_queries = _hashes(queries, models)
-        notes += [_of_own(len(own_items(folder)[0]), len(queries))]
-        notes += [_of_copies(_with_copies(of_queries, of_gallery, truth), len(queries))]
+        if own := len(own_items(folder)[0]):
+            notes.append(
+                f"{_some(own, len(queries), 'queries')} also in the gallery, with the same id and the same embeddings. "
+                "Each of these items was left out of its own query's results, because a query finds itself first in "
+                "any system."
+            )
+        if copies := _with_copies(of_queries, of_gallery, truth):
+            notes.append(
+                f"{_some(copies, len(queries), 'queries')} equal to a gallery item of another id, in every embedding. "
+                "A query finds its copy first in any system, so the figures are too high if these are the same items. "
+                "Remove the copies from the gallery, or give an item the same id in both files: it is then left out of "
+                "its own results."
+            )
     for name, table in learned.items():
         of_table = _hashes(table, models)
-        seen = {"gallery items": int(np.isin(of_table, of_gallery).sum())}
-        if queries is not None:
-            seen["queries"] = int(np.isin(of_table, of_queries).sum())
-        notes += [_of_learned(seen, name, len(table))]
-    return tuple(note for note in notes if note)
-
-
-def _of_own(count: int, total: int) -> str:
-    if not count:
-        return ""
-    return (
-        f"{_some(count, total, 'queries')} also in the gallery, with the same id and the same embeddings. "
-        "Each of these items was left out of its own query's results, because a query finds itself first in any system."
-    )
-
-
-def _of_copies(count: int, total: int) -> str:
-    if not count:
-        return ""
-    return (
-        f"{_some(count, total, 'queries')} equal to a gallery item of another id, in every embedding. A query finds "
-        "its copy first in any system, so the figures are too high if these are the same items. Remove the copies "
-        "from the gallery, or give an item the same id in both files: it is then left out of its own results."
-    )
-
-
-def _of_learned(seen: dict[str, int], name: str, total: int) -> str:
-    found = [f"{_some(count, total, f'{name} items')} also {split}" for split, count in seen.items() if count]
-    if not found:
-        return ""
-    return (
-        f"{'; '.join(found)}, with the same embeddings. Maps and merges were fitted on what they are measured on, "
-        "so the figures of fitted methods can be too high for items that they have not seen. "
-        f"Use {name} items that are neither in the gallery nor among the queries."
-    )
+        others = {"gallery items": of_gallery} | ({} if queries is None else {"queries": of_queries})
+        seen = {split: int(np.isin(of_table, hashes).sum()) for split, hashes in others.items()}
+        found = [f"{_some(n, len(table), f'{name} items')} also {split}" for split, n in seen.items() if n]
+        if found:
+            notes.append(
+                f"{'; '.join(found)}, with the same embeddings. Maps and merges were fitted on what they are measured "
+                "on, so the figures of fitted methods can be too high for items that they have not seen. "
+                f"Use {name} items that are neither in the gallery nor among the queries."
+            )
+    return tuple(notes)
 
 
 def _some(count: int, total: int, what: str) -> str:
@@ -106,7 +93,7 @@ def _some(count: int, total: int, what: str) -> str:
 
 
 def _models(*tables: EmbeddingTable) -> list[str]:
-    return [model for model in ("old", "new") if all(model in table.vectors for table in tables)]
+    return [model for model in MODELS if all(model in table.vectors for table in tables)]
 
 
 def _with_copies(of_queries: NDArray[np.uint64], of_gallery: NDArray[np.uint64], truth: GroundTruth) -> int:

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ray_backfill.core.errors import InputError, local_path
 from ray_backfill.core.parquet import write_checked
 from ray_backfill.core.stages import write_whole
+from ray_backfill.data.columns import MODELS
 from ray_backfill.data.folder import SPLITS, read_folder
 from ray_backfill.data.vectors import is_vectors
 from ray_backfill.engine.systems import as_array
@@ -20,8 +21,6 @@ from ray_backfill.engine.systems import as_array
 Columns = Mapping[str, ArrayLike | Iterable[Any]] | pd.DataFrame
 # Columns of lists that are no vectors -> what the lists hold.
 _LISTS = {"positives": "gallery ids", "ignored": "gallery ids", "grades": "numbers"}
-
-_BOTH = ("old", "new")
 
 
 def write_folder(
@@ -52,9 +51,9 @@ def write_folder(
         raise InputError(f"{path} is a file; give a folder")
     given = {"train": train, "queries": queries, "gallery": gallery}
     # Before the backfill, a gallery has no new embeddings yet. One that queries itself could not be forecast.
-    needed = ("old",) if queries is not None and "new" not in gallery else _BOTH
+    needed = ("old",) if queries is not None and "new" not in gallery else MODELS
     tables = {
-        name: _table(name, columns, needed if name == "gallery" else _BOTH)
+        name: _table(name, columns, needed if name == "gallery" else MODELS)
         for name, columns in given.items() if columns is not None
     }  # fmt: skip
     left = [name for name in SPLITS if name not in tables and (path / f"{name}.parquet").exists()]
@@ -106,12 +105,12 @@ def _column(split: str, name: str, values: Any) -> pa.Array:
     try:
         if array.ndim == 2:
             return vector_column(array if array.dtype == np.float16 else array.astype(np.float32))
-        if array.ndim == 1 and name not in ("old", "new"):
+        if array.ndim == 1 and name not in MODELS:
             # Arrow would cut numpy's texts at the first NUL, and make one label of several.
             return pa.array(array.tolist() if array.dtype.kind == "U" else array)
     except (TypeError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise InputError(f"{what} cannot be written: {str(error).splitlines()[0]}") from error
-    wanted = "two dimensions, one row an item" if name in ("old", "new") else "one value an item, or vectors"
+    wanted = "two dimensions, one row an item" if name in MODELS else "one value an item, or vectors"
     raise InputError(f"{what} must have {wanted}; got shape {array.shape}")
 
 

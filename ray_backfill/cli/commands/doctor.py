@@ -31,8 +31,7 @@ def read(arguments: Sequence[str]) -> DoctorJob:
 def run(arguments: Sequence[str]) -> None:
     """Print what the folder holds and what is wrong. Exit code 1 if something is."""
     job = read(arguments)
-    from ray_backfill.compare.diagnose import diagnose
-    from ray_backfill.compare.print_diagnosis import print_diagnosis
+    from ray_backfill.compare.diagnose import diagnose, print_diagnosis
 
     diagnosis = diagnose(job.data.absolute())
     if job.json:

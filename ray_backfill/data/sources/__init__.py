@@ -1,6 +1,6 @@
 """Vectors from other stores, batch by batch, as Arrow columns. Knows nothing of the data contract.
 
-One module for each kind of store, found by name; ``KINDS`` of a module are the kinds that it reads.
+One module for each kind of store, found by name; ``SOURCES`` of a module are the kinds that it reads.
 """
 
 import re
@@ -101,7 +101,7 @@ def all_kinds() -> list[SourceKind]:
     """Every kind of source. Importing them loads no client."""
     package = sys.modules[__name__]
     modules = (load_plugin(package, name) for name in plugin_names(package))
-    return [kind for module in modules for kind in module.KINDS] + rows_from_outside("SOURCES")
+    return [kind for module in modules for kind in module.SOURCES] + rows_from_outside("SOURCES")
 
 
 def open_source(text: str) -> Source:

@@ -105,4 +105,4 @@ def _is_arrays(text: str) -> bool:
     return "://" not in text and all(part.endswith(_SUFFIXES) for part in text.split(","))
 
 
-KINDS = (SourceKind("arrays", "id=ids.npy,old=old.npy,new=new.npy, vectors.npz, index.faiss", _is_arrays, _open),)
+SOURCES = (SourceKind("arrays", "id=ids.npy,old=old.npy,new=new.npy, vectors.npz, index.faiss", _is_arrays, _open),)

@@ -273,7 +273,7 @@ def _is_table(text: str) -> bool:
     return bool(_suffix(text)) or (Path(text).is_dir() and not text.rstrip("/").endswith(".lance"))
 
 
-KINDS = (
+SOURCES = (
     SourceKind(
         "table",
         "items.parquet, a folder of Parquet, Arrow or CSV files, a Hugging Face dataset folder, s3://bucket/items/",

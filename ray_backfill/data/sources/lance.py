@@ -25,4 +25,4 @@ def _open(text: str) -> Source:
     return Source(text, columns, dataset.count_rows(), read, f"version {dataset.version}")
 
 
-KINDS = (SourceKind("lance", "items.lance", lambda text: text.rstrip("/").endswith(".lance"), _open),)
+SOURCES = (SourceKind("lance", "items.lance", lambda text: text.rstrip("/").endswith(".lance"), _open),)

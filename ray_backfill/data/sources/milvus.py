@@ -65,4 +65,4 @@ def _client(address: str, text: str) -> Any:
         return MilvusClient(uri=address, token=os.environ.get("MILVUS_TOKEN", "") if "://" in address else "")
 
 
-KINDS = (SourceKind("milvus", "milvus:http://host:19530#collection", lambda text: text.startswith(_PREFIX), _open),)
+SOURCES = (SourceKind("milvus", "milvus:http://host:19530#collection", lambda text: text.startswith(_PREFIX), _open),)

@@ -111,6 +111,6 @@ def _connected(address: str, text: str) -> Iterator[Any]:
         raise InputError(f"{text}: {said}{remedy}") from error
 
 
-KINDS = (
+SOURCES = (
     SourceKind("postgres", "postgresql://user@host/database#table", lambda text: text.startswith(_PREFIXES), _open),
 )

@@ -89,4 +89,4 @@ def _client(address: str, text: str) -> Any:
         return QdrantClient(url=address, api_key=os.environ.get("QDRANT_API_KEY"))
 
 
-KINDS = (SourceKind("qdrant", "qdrant:http://host:6333#collection", lambda text: text.startswith(_PREFIX), _open),)
+SOURCES = (SourceKind("qdrant", "qdrant:http://host:6333#collection", lambda text: text.startswith(_PREFIX), _open),)
