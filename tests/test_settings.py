@@ -19,7 +19,7 @@ from ray_backfill.engine.index import IndexSettings
 from ray_backfill.images.class_split import Protocol, split_classes
 from ray_backfill.images.datasets import landmarks
 from ray_backfill.learn.training import settings as training
-from ray_backfill.recipes.run.planning.settings import PlanningSettings
+from ray_backfill.recipes import PlanningSettings
 from ray_backfill.recipes.run.synthetic import SyntheticGallery
 from ray_backfill.workers.settings import EmbedActors, EmbedSettings, ReplayPlace, Workers
 from reproduction.settings import Experiment

@@ -30,7 +30,7 @@ def running(job: Any) -> Iterator[Context]:
 def prepared(job: RecipeJob[Any], last_stage: str = "maps", model: str | None = None) -> RecipeJob[Any]:
     """Handle --download and --dry-run; returns the job.
 
-    --download fetches the images. --dry-run prints the plan up to ``last_stage`` (of ``planning.plan.STAGES``) and
+    --download fetches the images. --dry-run prints the plan up to ``last_stage`` (of ``recipes.run.plan.STAGES``) and
     exits. model: plan only the training of this backbone.
 
     Raises:
@@ -41,7 +41,7 @@ def prepared(job: RecipeJob[Any], last_stage: str = "maps", model: str | None = 
         with interruptible():
             download(job.settings.images)
     if job.dry_run:
-        from ray_backfill.recipes.run.planning.dry_run import dry_run
+        from ray_backfill.recipes.run.plan import dry_run
 
         print(dry_run(job.settings, job.workers, job.actors, job.planning, last_stage, model))
         sys.exit(0)

@@ -10,8 +10,7 @@ from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.learn.methods import POLICIES, all_methods
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.recipes import Recipe
-from ray_backfill.recipes.run.planning.settings import PlanningSettings
+from ray_backfill.recipes import PlanningSettings, Recipe
 from ray_backfill.recipes.run.synthetic import SyntheticGallery
 from ray_backfill.workers.settings import EmbedActors, ReplayPlace, Workers
 

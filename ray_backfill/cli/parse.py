@@ -13,8 +13,7 @@ from ray_backfill.cli.options import FolderJob, RecipeJob
 from ray_backfill.cli.shell import refuse_relative
 from ray_backfill.core.errors import InputError, local_path
 from ray_backfill.images.datasets import published
-from ray_backfill.recipes import NO_ROOT, load_recipe
-from ray_backfill.recipes.run.planning.settings import PlanningSettings
+from ray_backfill.recipes import NO_ROOT, PlanningSettings, load_recipe
 from ray_backfill.workers.settings import EmbedActors, Workers
 
 JobT = TypeVar("JobT")

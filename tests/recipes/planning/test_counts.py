@@ -12,7 +12,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.images.class_split import Protocol
 from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.recipes import NO_ROOT, Recipe, load_recipe
-from ray_backfill.recipes.run.planning.counts import ModelCounts, count_images
+from ray_backfill.recipes.run.plan import ModelCounts, count_images
 from tests.images.datasets._published_more import small_market
 from tests.recipes.planning.test_plan import small_recipe
 

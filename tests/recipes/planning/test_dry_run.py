@@ -9,9 +9,8 @@ import pytest
 from ray_backfill.cli import context
 from ray_backfill.cli.commands import simulate
 from ray_backfill.core.errors import InputError
-from ray_backfill.recipes import NO_ROOT, load_recipe
-from ray_backfill.recipes.run.planning.dry_run import dry_run
-from ray_backfill.recipes.run.planning.settings import PlanningSettings
+from ray_backfill.recipes import NO_ROOT, PlanningSettings, load_recipe
+from ray_backfill.recipes.run.plan import dry_run
 from ray_backfill.workers.settings import EmbedActors, Workers
 from tests.jobs.conftest import TINY, run_here
 from tests.recipes.planning.test_plan import small_recipe
