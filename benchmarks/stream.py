@@ -27,7 +27,7 @@ from ray_backfill.recipes import load_recipe
 
 def embed(arguments: argparse.Namespace) -> None:
     """The work of the watched process: the embedding stage as in every job."""
-    from ray_backfill.recipes.run.embed import embed_stage
+    from ray_backfill.recipes.run.embed import EmbedRequest, embed_stage
     from ray_backfill.workers.settings import EmbedActors, EmbedSettings
 
     models = make_backbones(arguments.out)
@@ -35,7 +35,7 @@ def embed(arguments: argparse.Namespace) -> None:
     settings = EmbedSettings(arguments.part_rows, BATCH, views=1)
     recipe = load_recipe("landmarks")
     classes, data = list(range(recipe.images.landmarks)), data_of(arguments.images)
-    embed_stage(arguments.store, data, models, classes, recipe.new.training, settings, actors)
+    embed_stage(arguments.store, EmbedRequest(data, models, classes, recipe.new.training, settings), actors)
 
 
 def _start(arguments: argparse.Namespace, store: Path) -> Family:

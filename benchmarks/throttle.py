@@ -191,7 +191,7 @@ def run_drills(arguments: argparse.Namespace) -> None:
     missing = [drill for drill in drills if not is_finished(drill[2] / "live")]
     if not missing:
         return
-    from ray_backfill.recipes.run.drill import drill_recipe
+    from ray_backfill.recipes.run.pipeline import drill_recipe
     from ray_backfill.workers.context import Context
     from ray_backfill.workers.session import session
 

@@ -26,8 +26,7 @@ from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.augment import augment, own_view
 from ray_backfill.learn.training.settings import Augmentation, BackboneTraining
 from ray_backfill.recipes.run import embed
-from ray_backfill.recipes.run.embed import embed_stage
-from ray_backfill.recipes.run.embed_parts import Part, split_parts, split_rows
+from ray_backfill.recipes.run.embed import EmbedRequest, Part, embed_stage
 from ray_backfill.workers.settings import EmbedActors, EmbedSettings
 from tests.images.datasets._pictures import noisy_jpeg, plain, write_tree
 from tests.images.datasets._published_more import small_gldv2, small_market
@@ -52,14 +51,14 @@ def backbone(folder: Path, seed: int, dim: int, cosine_scale: float | None = Non
 def test_vectors_scores_and_labels_are_those_of_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new, bct = (backbone(tmp_path / name, i, 6 + 2 * i) for i, name in enumerate(("old", "new", "bct")))
     models = {"old": old, "new": new, "bct": bct}
-    out = embed_stage(tmp_path / "e", DIVIDED, models, [0, 2], TRAINING, SETTINGS, EmbedActors(number=2))
+    out = embed_stage(tmp_path / "e", EmbedRequest(DIVIDED, models, [0, 2], TRAINING, SETTINGS), EmbedActors(number=2))
     folder, source = read_folder(out), open_images(DIVIDED)
     assert folder.queries is not None
     assert folder.train is not None
     validation = read_table(out / "validation.parquet")
     tables = {"gallery": folder.gallery, "queries": folder.queries, "train": folder.train, "validation": validation}
     for split, table in tables.items():
-        rows = split_rows(source, split, [0, 2])
+        rows = EmbedRequest(DIVIDED, models, [0, 2], TRAINING, SETTINGS).rows(split)
         np.testing.assert_array_equal(table.id, source.items(split).ids_N[rows])
         np.testing.assert_array_equal(table.label, source.items(split).labels_N[rows])
         pixels = pixels_to_float(torch.from_numpy(source.read(split, rows).pixels_BSSC))
@@ -86,9 +85,10 @@ def test_vectors_scores_and_labels_are_those_of_the_models(tmp_path: Path, monke
     _resume_without_one_part(out, models, monkeypatch)
     # Who needs fewer of the models finds them there; another model is another folder.
     monkeypatch.setattr(embed, "_run", None)
-    assert embed_stage(out, DIVIDED, {"old": old, "new": new}, [0, 2], TRAINING, SETTINGS, EmbedActors()) == out
+    fewer = EmbedRequest(DIVIDED, {"old": old, "new": new}, [0, 2], TRAINING, SETTINGS)
+    assert embed_stage(out, fewer, EmbedActors()) == out
     with pytest.raises(InputError, match="belongs to a run with other settings"):
-        embed_stage(out, DIVIDED, {"old": new, "new": new}, [0, 2], TRAINING, SETTINGS, EmbedActors())
+        embed_stage(out, replace(fewer, models={"old": new, "new": new}), EmbedActors())
 
 
 def _resume_without_one_part(out: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,28 +101,28 @@ def _resume_without_one_part(out: Path, models: dict[str, Path], monkeypatch: py
     (out / "gallery.parquet" / f".{lost.name}.12.tmp").write_bytes(b"half a part")
     made_again = {out / "train.parquet" / "part-000000.parquet"}  # with the views of the same images
     times = {path: path.stat().st_mtime_ns for path in set(out.glob("*/part-*.parquet")) - made_again}
-    embed_stage(out, DIVIDED, models, [0, 2], TRAINING, SETTINGS, EmbedActors(number=2))
+    embed_stage(out, EmbedRequest(DIVIDED, models, [0, 2], TRAINING, SETTINGS), EmbedActors(number=2))
     assert {path: path.stat().st_mtime_ns for path in times} == times
     assert lost.exists()
     assert not list(out.glob("*/.*.tmp"))
     assert read_folder(out).fingerprint() == before
 
     monkeypatch.setattr(embed, "_run", None)  # a finished stage starts nothing
-    embed_stage(out, DIVIDED, models, [0, 2], TRAINING, SETTINGS, EmbedActors(number=2))
+    embed_stage(out, EmbedRequest(DIVIDED, models, [0, 2], TRAINING, SETTINGS), EmbedActors(number=2))
     for training, settings, words in (
         (TRAINING, replace(SETTINGS, batch=5), r"embed\.batch: 4 there, 5 requested"),
         (TRAINING, replace(SETTINGS, views=2), r"embed\.views: 3 there, 2 requested"),
         (replace(TRAINING, seed=6), SETTINGS, r"views\.seed: 5 there, 6 requested"),
     ):
         with pytest.raises(InputError, match=words):
-            embed_stage(out, DIVIDED, models, [0, 2], training, settings, EmbedActors(number=2))
+            embed_stage(out, EmbedRequest(DIVIDED, models, [0, 2], training, settings), EmbedActors(number=2))
 
 
 def _views_are_those_of_each_image_alone(folder: EmbeddingFolder, models: dict[str, Path]) -> None:
     """Whatever batch, part and actor it was in; and all models see the same ones."""
     assert folder.train is not None
     source, networks = open_images(DIVIDED), {name: load_backbone(models[name])[0] for name in ("old", "new")}
-    rows = split_rows(source, "train", [0, 2])
+    rows = EmbedRequest(DIVIDED, models, [0, 2], TRAINING, SETTINGS).rows("train")
     pixels = pixels_to_float(torch.from_numpy(source.read("train", rows).pixels_BSSC))
     assert {name: len(views) for name, views in folder.train_views.items()} == {"old": 2, "new": 2}
     for view in (1, 2):
@@ -154,15 +154,15 @@ def test_one_view_is_the_store_of_before(tmp_path: Path) -> None:
     threads, files = torch.get_num_threads(), {}
     for views in (1, 2):
         out, settings = tmp_path / f"e{views}", replace(IN_PARTS, views=views)
-        actor = embed._Embedder(job_alone(out, tmp_path, settings))
-        for part in split_parts(open_images(MANY), [0, 2], settings):
+        job = job_alone(out, tmp_path, settings)
+        actor = embed._Embedder(job)
+        for part in job.request.parts():
             actor._make(part)
         files[views] = {str(path.relative_to(out)): path.read_bytes() for path in out.glob("*/*")}
     torch.set_num_threads(threads)
     assert set(files[2]) - set(files[1]) == {"train_views.parquet/view-001-part-000000.parquet"}
     assert all(files[2][name] == content for name, content in files[1].items())
-    models = {name: tmp_path / name for name in ("old", "new")}
-    wanted = embed._wanted(open_images(MANY), [0, 2], models, TRAINING, replace(IN_PARTS, views=1), None).settings
+    wanted = request_alone(tmp_path, replace(IN_PARTS, views=1)).key().settings
     assert wanted["embed"] == {"part_rows": 40, "batch": 4}
     assert set(wanted) == {"data", "train_classes", "models", "embed"}
 
@@ -181,7 +181,7 @@ def test_a_broken_image_is_listed_and_costs_no_other_row(tmp_path: Path, capsys:
     images = image_folder.Settings(root=str(tmp_path / "images"), image_size=16)
     old, new = backbone(tmp_path / "old", 0, 6), backbone(tmp_path / "new", 1, 8)
     models = {"old": old, "new": new}
-    out = embed_stage(tmp_path / "e", images, models, [0, 1], TRAINING, SETTINGS, EmbedActors(number=1))
+    out = embed_stage(tmp_path / "e", EmbedRequest(images, models, [0, 1], TRAINING, SETTINGS), EmbedActors(number=1))
     broken = pq.read_table(out / "broken.parquet").to_pylist()
     assert len(broken) == 1
     folder = read_folder(out)
@@ -209,12 +209,10 @@ def test_cameras_positives_and_names_arrive(tmp_path: Path) -> None:
     old, new = backbone(tmp_path / "old", 0, 6), backbone(tmp_path / "new", 1, 8)
     for images in (small_market(tmp_path / "market"), small_gldv2(tmp_path / "gldv2")):
         source, classes = open_images(images), np.unique(open_images(images).items("train").labels_N).tolist()
-        models = {"old": str(old), "new": str(new)}
+        request = EmbedRequest(images, {"old": old, "new": new}, classes, TRAINING, settings)
         out = tmp_path / f"e-{source.fingerprint()['dataset']}"
-        actor = embed._Embedder(
-            embed._Job(images, models, ("old", "new"), str(out), classes, TRAINING, settings, (), 1, False)
-        )
-        for part in split_parts(source, classes, settings):
+        actor = embed._Embedder(embed._Job(request, str(out), threads=1, on_gpu=False))
+        for part in request.parts():
             actor(asdict(part))
         folder = read_folder(out)
         assert folder.queries is not None
@@ -230,41 +228,43 @@ def test_cameras_positives_and_names_arrive(tmp_path: Path) -> None:
 _EMBED_ALONE = """
 import sys
 from pathlib import Path
-from tests.cluster.test_embed import job_alone, parts_of_many
-from ray_backfill.workers import embed
-actor = embed._Embedder(job_alone(Path(sys.argv[1]), Path(sys.argv[2])))
+from tests.cluster.test_embed import job_alone
+from ray_backfill.recipes.run import embed
+job = job_alone(Path(sys.argv[1]), Path(sys.argv[2]))
+actor = embed._Embedder(job)
 print("ready", flush=True)
-for part in parts_of_many():
+for part in job.request.parts():
     actor._make(part)
 """
 MANY = landmarks.Settings(image_size=16, landmarks=4, train_images=40, gallery_images=600, queries=8)
 IN_PARTS = EmbedSettings(part_rows=40, batch=4, views=2)
 
 
+def request_alone(backbones: Path, settings: EmbedSettings = IN_PARTS) -> EmbedRequest:
+    """To embed ``MANY``."""
+    return EmbedRequest(MANY, {name: backbones / name for name in ("old", "new")}, [0, 2], TRAINING, settings)
+
+
 def job_alone(folder: Path, backbones: Path, settings: EmbedSettings = IN_PARTS) -> embed._Job:
     """What an actor gets that embeds ``MANY``."""
-    models = {name: str(backbones / name) for name in ("old", "new")}
-    return embed._Job(MANY, models, ("old", "new"), str(folder), [0, 2], TRAINING, settings, (), 1, on_gpu=False)
-
-
-def parts_of_many() -> list[Part]:
-    return list(split_parts(open_images(MANY), [0, 2], IN_PARTS))
+    return embed._Job(request_alone(backbones, settings), str(folder), threads=1, on_gpu=False)
 
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_run_killed_at_a_random_moment_is_continued_to_the_same_bytes(tmp_path: Path) -> None:
-    models = {name: backbone(tmp_path / name, i, 6 + 2 * i) for i, name in enumerate(("old", "new"))}
+    for i, name in enumerate(("old", "new")):
+        backbone(tmp_path / name, i, 6 + 2 * i)
+    request = request_alone(tmp_path)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     threads = torch.get_num_threads()
     actor = embed._Embedder(job_alone(whole, tmp_path))  # in this process, without Ray
     since = time.perf_counter()
-    for part in parts_of_many():
+    for part in request.parts():
         actor._make(part)
     took = time.perf_counter() - since
     torch.set_num_threads(threads)  # an actor takes as many as it has CPUs
 
-    wanted = embed._wanted(open_images(MANY), [0, 2], models, TRAINING, IN_PARTS, None)
-    begin_stage(killed, wanted)
+    begin_stage(killed, request.key())
     command = [sys.executable, "-c", _EMBED_ALONE, str(killed), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -274,30 +274,31 @@ def test_a_run_killed_at_a_random_moment_is_continued_to_the_same_bytes(tmp_path
     there = {path: path.read_bytes() for path in killed.glob("*/*part-*.parquet") if not path.name.startswith(".")}
     for path in there:
         assert pq.read_metadata(path).num_rows > 0, "a part is there whole or not at all"
-    embed_stage(killed, MANY, models, [0, 2], TRAINING, IN_PARTS, EmbedActors(number=2))
+    embed_stage(killed, request, EmbedActors(number=2))
     assert {path: path.read_bytes() for path in there} == there
     for path in whole.glob("*/*part-*.parquet"):
         assert (killed / path.relative_to(whole)).read_bytes() == path.read_bytes()
-    files = sum(len(part.paths(killed)) for part in parts_of_many())
+    files = sum(len(part.paths(killed)) for part in request.parts())
     assert len(list(killed.glob("*/*"))) == files, "and nothing else is left"
 
 
 @pytest.mark.usefixtures("ray_session")
 def test_only_listed_gallery_items_are_embedded(tmp_path: Path) -> None:
-    models = {name: backbone(tmp_path / name, i, 6 + 2 * i) for i, name in enumerate(("old", "new"))}
-    given = MANY, models, [0, 2], TRAINING, replace(IN_PARTS, views=1), EmbedActors(number=1)
-    whole = read_table(embed_stage(tmp_path / "whole", *given) / "gallery.parquet")
+    for i, name in enumerate(("old", "new")):
+        backbone(tmp_path / name, i, 6 + 2 * i)
+    request, actors = request_alone(tmp_path, replace(IN_PARTS, views=1)), EmbedActors(number=1)
+    whole = read_table(embed_stage(tmp_path / "whole", request, actors) / "gallery.parquet")
     only = sorted(int(each) for each in whole.id[[3, 77, 78, 400]])
-    folder = embed_stage(tmp_path / "some", *given, only=only)
+    folder = embed_stage(tmp_path / "some", replace(request, only=only), actors)
     some = read_table(folder / "gallery.parquet")
     assert some.id.tolist() == only
     rows = [whole.id.tolist().index(each) for each in only]
     assert np.allclose(some.new, whole.new[rows], atol=1e-5)
     assert not (folder / "queries.parquet").exists()
     with pytest.raises(InputError, match="overwrite"):
-        embed_stage(tmp_path / "some", *given, only=only[:2])
+        embed_stage(tmp_path / "some", replace(request, only=only[:2]), actors)
     with pytest.raises(InputError, match="lacks 1 listed ids, such as 999999"):
-        embed_stage(tmp_path / "other", *given, only=[*only, 999_999])
+        embed_stage(tmp_path / "other", replace(request, only=[*only, 999_999]), actors)
 
 
 def test_half_precision_halves_the_store_and_keeps_three_digits(tmp_path: Path) -> None:
@@ -335,7 +336,7 @@ def test_a_store_that_an_actor_cannot_open_is_said_in_one_line(
     models = {name: backbone(tmp_path / name, 0, 4) for name in ("old", "new")}
 
     def main() -> None:
-        embed_stage(tmp_path / "e", data, models, [0, 1], TRAINING, SETTINGS, EmbedActors(number=1))
+        embed_stage(tmp_path / "e", EmbedRequest(data, models, [0, 1], TRAINING, SETTINGS), EmbedActors(number=1))
 
     with pytest.raises(SystemExit):
         run_job(main)

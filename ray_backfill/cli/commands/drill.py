@@ -22,7 +22,7 @@ def run(arguments: Sequence[str]) -> None:
     from ray_backfill.cli.context import prepared, running
     from ray_backfill.drill.report import print_live_table
     from ray_backfill.drill.run import drill_folder
-    from ray_backfill.recipes.run.drill import drill_recipe
+    from ray_backfill.recipes.run.pipeline import drill_recipe
 
     if isinstance(job, DrillFolderJob):
         data = given_folder(job.data)

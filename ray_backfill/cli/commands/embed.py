@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> None:
     from ray_backfill.cli.context import prepared, running
     from ray_backfill.core.stages import read_json
     from ray_backfill.forecast.stored_sample import NAME
-    from ray_backfill.recipes.run.images import embed_before_backfill, embed_recipe, embed_sample
+    from ray_backfill.recipes.run.pipeline import embed_before_backfill, embed_recipe, embed_sample
 
     settings = prepared(job, last_stage="embeddings").settings
     with running(job) as context:

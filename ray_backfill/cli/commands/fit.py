@@ -22,7 +22,7 @@ def run(arguments: Sequence[str]) -> None:
     from ray_backfill.cli.context import prepared, running
     from ray_backfill.compare.run import fit_folder
     from ray_backfill.recipes.run.checks import check_evaluation
-    from ray_backfill.recipes.run.images import embed_recipe
+    from ray_backfill.recipes.run.pipeline import embed_recipe
 
     if isinstance(job, FolderJob):
         data = given_folder(job.data)

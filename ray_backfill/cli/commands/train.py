@@ -20,7 +20,7 @@ def run(arguments: Sequence[str]) -> None:
     job = read(arguments)
     check_names(job)
     from ray_backfill.cli.context import prepared, running
-    from ray_backfill.recipes.run.images import train_recipe_backbone
+    from ray_backfill.recipes.run.pipeline import train_recipe_backbone
 
     prepared(job, last_stage="backbones", model=job.model)
     with running(job) as context:

@@ -21,121 +21,150 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.parquet import open_checked
 from ray_backfill.core.progress import task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, remove_halves
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.images.datasets import open_images
 from ray_backfill.images.reading import DecodeTimes, read_ahead, require_readable
-from ray_backfill.images.source import ImageSource
 from ray_backfill.learn.models.backbones import pixels_to_float
 from ray_backfill.learn.models.checkpoints import load_backbone
 from ray_backfill.learn.training.augment import own_view
+from ray_backfill.learn.training.backbone_loop import training_rows
 from ray_backfill.learn.training.feeding import Work, feeding, total
 from ray_backfill.learn.training.settings import BackboneTraining
 from ray_backfill.recipes.run.backbones import backbone_identity
-from ray_backfill.recipes.run.embed_parts import BROKEN, Part, collect_broken, split_parts, split_rows
 from ray_backfill.workers.session import placed, session
 from ray_backfill.workers.settings import EmbedActors, EmbedSettings
 
+_BROKEN = b"broken_images"  # metadata of a part: JSON list of [id, reason]
 _Outputs = dict[str, NDArray[Any]]  # of a batch or a part: column -> (B,) or (B, d)
 
 
 @dataclass(frozen=True)
-class _Job:
-    """Input of every actor: paths and settings, no weights. gallery_models: models that embed the gallery. only: ids of
-    the gallery items to embed, instead of all splits.
+class Part:
+    """Rows start .. stop - 1 of the embedded ones of a split, stored in one file, and one for each further view."""
 
-    training: of the new model; its augmentation and its seed make the views.
+    split: str
+    number: int
+    start: int
+    stop: int
+    views: int = 1
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def paths(self, folder: Path) -> list[Path]:
+        """The file of the images themselves, then those of further views. By name they are sorted view after view."""
+        part, views = f"part-{self.number:06d}.parquet", folder / f"{self.split}_views.parquet"
+        return [
+            folder / f"{self.split}.parquet" / part,
+            *(views / f"view-{i:03d}-{part}" for i in range(1, self.views)),
+        ]
+
+
+@dataclass(frozen=True)
+class EmbedRequest:
+    """What to embed, as paths and settings without weights.
+
+    data: the ``Settings`` of a source. models: name -> folder of a trained backbone, including "old" and "new"; each
+    becomes a column of vectors. train_classes: only images of these classes (those of the new model) become the train
+    split. training: of the new model; its augmentation and its seed make the views. gallery_models: models that embed
+    the gallery, including "old"; None: all. only: ids of the gallery items to embed, instead of all splits.
     """
 
     data: Any
-    models: dict[str, str]
-    gallery_models: tuple[str, ...]
-    folder: str
+    models: Mapping[str, Path]
     train_classes: list[int]
     training: BackboneTraining
     settings: EmbedSettings
-    only: tuple[int, ...]
-    threads: int
-    on_gpu: bool
+    gallery_models: Sequence[str] | None = None
+    only: Sequence[int] = ()
+
+    def key(self) -> RunKey:
+        """What determines the embeddings."""
+        wanted: dict[str, Any] = {
+            "data": open_images(self.data).fingerprint(),
+            "train_classes": self.train_classes,
+            "models": {name: backbone_identity(path) for name, path in self.models.items()},
+            "embed": self.settings.identity(),
+        }
+        if self.only:
+            wanted["only"] = list(self.only)
+        if self.settings.views > 1:
+            wanted["views"] = {"augmentation": asdict(self.training.augmentation), "seed": self.training.seed}
+        if self.gallery_models is not None:
+            wanted["gallery_models"] = list(self.gallery_models)
+        return RunKey("embeddings", wanted)
+
+    def rows(self, split: str) -> NDArray[np.int64]:
+        """The rows of a split that are embedded. Raises InputError if the gallery lacks an id of ``only``."""
+        items = open_images(self.data).items(split)
+        if self.only:
+            lacking = np.setdiff1d(self.only, items.ids_N)
+            if len(lacking):
+                raise InputError(
+                    f"the {split} lacks {len(lacking):,} listed ids, such as {lacking[0]}; use the same images"
+                )
+            return np.flatnonzero(np.isin(items.ids_N, self.only))
+        return training_rows(items.labels_N, self.train_classes) if split == "train" else np.arange(len(items))
+
+    def parts(self) -> Iterator[Part]:
+        """The rows to embed, divided into parts."""
+        size = self.settings.part_rows
+        for split in ("gallery",) if self.only else open_images(self.data).splits:
+            n_rows = len(self.rows(split))
+            views = self.settings.views if split == "train" else 1
+            for number, start in enumerate(range(0, n_rows, size)):
+                yield Part(split, number, start, min(start + size, n_rows), views)
 
 
-def embed_stage(
-    folder: Path,
-    data: Any,
-    models: Mapping[str, Path],
-    train_classes: list[int],
-    training: BackboneTraining,
-    settings: EmbedSettings,
-    actors: EmbedActors,
-    gallery_models: Sequence[str] | None = None,
-    overwrite: bool = False,
-    only: Sequence[int] = (),
-) -> Path:
-    """Embed all splits of a data set with all models into a folder of the data contract (see ``store``).
+def embed_stage(folder: Path, request: EmbedRequest, actors: EmbedActors, overwrite: bool = False) -> Path:
+    """Embed all splits of a data set with all models into a folder of the data contract (see ``data.store``).
 
     The old classifier adds its top probability (``old_score``), entropy in nats (``old_entropy``), lead of the first
     class over the second (``old_margin``) and label of the first class (``old_class``). The new classifier is stored as
     ``classifier.parquet`` (label, weight, bias). Broken images are left out and listed in ``broken.parquet``. Further
     views of the train images (``settings.views`` in all), random but equal for all models: ``train_views.parquet``.
 
-    folder: on storage that all nodes share. data: the ``Settings`` of a source. models: name -> folder of a trained
-    backbone, including "old" and "new"; each becomes a column of vectors. train_classes: only images of these classes
-    (those of the new model) become the train split. training: of the new model; its augmentation and seed make views.
-    gallery_models: models that embed the gallery, including "old"; default: all. overwrite: replace other embeddings.
-    only: ids of the gallery items to embed, instead of all splits.
+    folder: on storage that all nodes share. overwrite: replace other embeddings.
 
     Raises:
         InputError: The folder belongs to other settings or weights, the cluster is too small, or none of some sampled
             images of a split can be read.
     """
-    source = open_images(data)
-    wanted = _wanted(source, train_classes, models, training, settings, gallery_models, only)
-    if _holds_more(folder, wanted) or begin_stage(folder, wanted, overwrite):
+    key = request.key()
+    if _holds_more(folder, key) or begin_stage(folder, key, overwrite):
         return folder
-    parts = list(split_parts(source, train_classes, settings, only))
+    parts = list(request.parts())
     missing = [part for part in parts if not all(path.exists() for path in part.paths(folder))]
     images = sum(len(part) for part in parts)
     facts: dict[str, Any] = {}
     if missing:
-        require_readable(source)
-        paths = {name: str(path) for name, path in models.items()}
-        of_job = data, paths, tuple(gallery_models or paths), str(folder), train_classes, training, settings
+        require_readable(open_images(request.data))
         with session():
             number, on_gpu = placed(actors.number, actors.cpus, "--actors", spare_cpus=1)
-            job = _Job(*of_job, tuple(only), max(1, int(actors.cpus)), on_gpu)
+            job = _Job(request, str(folder), max(1, int(actors.cpus)), on_gpu)
             facts = _embed_all(missing, images, job, min(number, len(missing)), actors.cpus)
-    write_parquet(folder / "broken.parquet", broken := collect_broken(folder, parts))
-    write_parquet(folder / "classifier.parquet", _classifier(models["new"]))
+    write_parquet(folder / "broken.parquet", broken := _collect_broken(folder, parts))
+    write_parquet(folder / "classifier.parquet", _classifier(request.models["new"]))
     remove_halves(folder)
     finish_stage(folder, {"images": images - len(broken), "broken_images": len(broken)} | facts)
     return folder
 
 
-def _wanted(
-    source: ImageSource,
-    train_classes: list[int],
-    models: Mapping[str, Path],
-    training: BackboneTraining,
-    settings: EmbedSettings,
-    gallery_models: Sequence[str] | None,
-    only: Sequence[int] = (),
-) -> RunKey:
-    """What determines the content of the folder."""
-    wanted: dict[str, Any] = {
-        "data": source.fingerprint(),
-        "train_classes": train_classes,
-        "models": {name: backbone_identity(path) for name, path in models.items()},
-        "embed": settings.identity(),
-    }
-    if only:
-        wanted["only"] = list(only)
-    if settings.views > 1:
-        wanted["views"] = {"augmentation": asdict(training.augmentation), "seed": training.seed}
-    if gallery_models is not None:
-        wanted["gallery_models"] = list(gallery_models)
-    return RunKey("embeddings", wanted)
+def _collect_broken(folder: Path, parts: list[Part]) -> pa.Table:
+    """All broken images as a table (split, id, reason); checks that every row of every part is accounted for."""
+    found: list[dict[str, Any]] = []
+    for part in parts:
+        metadata = [open_checked(path).metadata for path in part.paths(folder)]
+        broken = json.loads(metadata[0].metadata[_BROKEN])
+        for path, of_file in zip(part.paths(folder), metadata, strict=True):
+            if of_file.num_rows + len(broken) != len(part):
+                raise RuntimeError(f"{path} has lost rows: {of_file.num_rows} + {len(broken)} broken")
+        found += [{"split": part.split, "id": image_id, "reason": reason} for image_id, reason in broken]
+    return pa.Table.from_pylist(found, pa.schema({"split": pa.string(), "id": pa.int64(), "reason": pa.string()}))
 
 
 def _classifier(backbone: Path) -> pa.Table:
@@ -162,6 +191,16 @@ def _holds_more(folder: Path, wanted: RunKey) -> bool:
     found = manifest["settings"]
     there = {name: identity for name, identity in found.get("models", {}).items() if name in models}
     return not wanted.difference(manifest | {"settings": found | {"models": there}})
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Input of every actor."""
+
+    request: EmbedRequest
+    folder: str
+    threads: int
+    on_gpu: bool
 
 
 def _embed_all(missing: list[Part], images: int, job: _Job, actors: int, cpus: float) -> dict[str, Any]:
@@ -204,11 +243,12 @@ class _Embedder:
     """One actor: the models and the source stay loaded; each call embeds and writes a part."""
 
     def __init__(self, job: _Job) -> None:
-        self._job, self._source = job, open_images(job.data)
+        request = self._request = job.request
+        self._job, self._source = job, open_images(request.data)
         self._device = torch.device("cuda" if job.on_gpu else "cpu")
         torch.set_num_threads(job.threads)
-        self._models = {name: load_backbone(Path(path))[0].to(self._device) for name, path in job.models.items()}
-        self._old_classes = torch.tensor(load_backbone(Path(job.models["old"]))[1].classes, device=self._device)
+        self._models = {name: load_backbone(path)[0].to(self._device) for name, path in request.models.items()}
+        self._old_classes = torch.tensor(load_backbone(request.models["old"])[1].classes, device=self._device)
 
     def __call__(self, part: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -234,14 +274,13 @@ class _Embedder:
 
     def _embed(self, part: Part, decoding: DecodeTimes) -> list[pa.Table]:
         """The tables of a part's files."""
-        split, size = part.split, self._job.settings.batch
+        split, size = part.split, self._request.settings.batch
         items = self._source.items(split)
-        of_split = split_rows(self._source, split, self._job.train_classes, self._job.only)
-        rows = of_split[part.start : part.stop]
+        rows = self._request.rows(split)[part.start : part.stop]
         batches = [rows[i : i + size] for i in range(0, len(rows), size)]
         kept_rows, outputs, broken = [], [], []
         of_views: list[list[_Outputs]] = [[] for _ in range(1, part.views)]
-        models = self._job.gallery_models if split == "gallery" else tuple(self._models)
+        models = (self._request.gallery_models if split == "gallery" else None) or tuple(self._models)
         for of_batch, pixels in read_ahead(self._source, split, batches, self._job.threads, decoding):
             kept = np.setdiff1d(np.arange(len(of_batch)), list(pixels.broken))
             broken += [[int(items.ids_N[of_batch[i]]), reason] for i, reason in pixels.broken.items()]
@@ -264,12 +303,12 @@ class _Embedder:
             columns["positives"] = items.positives_N.take(pa.array(rows))
         if (names := self._source.names(split, rows)) is not None:
             columns["name"] = pa.array(names, pa.string())
-        table = pa.table(columns).replace_schema_metadata({BROKEN: json.dumps(broken)})
+        table = pa.table(columns).replace_schema_metadata({_BROKEN: json.dumps(broken)})
         return [table, *(pa.table(ids | self._columns(of_view)) for of_view in of_views)]
 
     def _columns(self, outputs: Sequence[_Outputs]) -> dict[str, pa.Array]:
         """The outputs of all batches, joined: embeddings as vectors in the store's number format."""
-        columns, dtype = {}, self._job.settings.dtype
+        columns, dtype = {}, self._request.settings.dtype
         for name in outputs[0]:
             values = np.concatenate([output[name] for output in outputs])
             columns[name] = vector_column(values.astype(dtype)) if values.ndim == 2 else pa.array(values)
@@ -287,7 +326,7 @@ class _Embedder:
 
     def _forward_view(self, pixels_BSSC: NDArray[np.uint8], ids_B: NDArray[np.int64], view: int) -> _Outputs:
         """(B, d) embeddings of a further view of these images by every model."""
-        how = self._job.training
+        how = self._request.training
         with torch.inference_mode():
             pixels = pixels_to_float(torch.from_numpy(pixels_BSSC).to(self._device))
             changed = own_view(pixels, how.augmentation, ids_B, view, how.seed)

@@ -1,28 +1,135 @@
-"""The whole pipeline: backbones, embeddings, maps, replay, report. Finished stages are kept and reused.
+"""Runs of recipes: backbones, embeddings, then maps, replay and report, or a live drill. Finished stages are kept.
 
 Folders of a run: backbones/old, backbones/new, backbones/<kind> for methods that need another one, embeddings (the data
-contract), maps/<method>, results.
+contract), maps/<method>, results. Of a forecast or a drill: before, the state before the backfill.
 """
 
+import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.ray import check_shards, for_maps
+from ray_backfill.compare.resolve import resolve
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.compare.size import check_memory
-from ray_backfill.core.stages import is_finished
+from ray_backfill.core.errors import InputError, unknown_name
+from ray_backfill.core.parquet import read_checked
+from ray_backfill.core.stages import OtherSettingsError, is_finished, note_facts, read_json
+from ray_backfill.data.folder import read_folder
+from ray_backfill.drill.ray.embedding import FromImages
+from ray_backfill.drill.run import check_drill, check_room, run_resolved
+from ray_backfill.drill.settings import LiveSettings
+from ray_backfill.engine.index import check_index
+from ray_backfill.images.class_split import split_classes
 from ray_backfill.images.datasets import open_images
-from ray_backfill.learn.methods import models_of
+from ray_backfill.learn.methods import all_backbones, models_of
+from ray_backfill.learn.sides import old_models
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.recipes import Recipe
+from ray_backfill.recipes.run.backbones import BackboneJob, train_backbone_stage
 from ray_backfill.recipes.run.checks import check_evaluation, check_recipe
-from ray_backfill.recipes.run.images import embed_recipe, timed
+from ray_backfill.recipes.run.embed import EmbedRequest, embed_stage
 from ray_backfill.recipes.run.synthetic import SyntheticGallery, draw_gallery
 from ray_backfill.workers.context import Context
 from ray_backfill.workers.session import placed, session
+
+
+def train_recipe_backbone(recipe: Recipe[Any], role: str, context: Context) -> Path:
+    """Train one of the recipe's backbones (old, new or the name of a kind) into ``out/backbones/<role>``.
+
+    Trains the old backbone first if it is needed and missing.
+
+    Raises:
+        InputError: The role is unknown, or settings, data or ``out`` are wrong.
+    """
+    kind = None if role in ("old", "new") else all_backbones().get(role)
+    if kind is None and role not in ("old", "new"):
+        raise unknown_name("model", role, ("old", "new", *all_backbones()))
+    folder = context.out / "backbones" / role
+    if not is_finished(folder):
+        check_recipe(recipe, 1)
+    old = train_recipe_backbone(recipe, "old", context) if kind and kind.needs_old else None
+    old_classes, new_classes = recipe_classes(recipe)
+    is_old = (kind.like if kind else role) == "old"
+    model, classes = (recipe.old, old_classes) if is_old else (recipe.new, new_classes)
+    title, name, backbone = role, "", model.backbone
+    if kind:
+        labels = int(open_images(recipe.images).items("train").labels_N.max()) + 1
+        title, name, backbone = kind.title, kind.name, kind.backbone(model.backbone, labels)
+    job = BackboneJob(f"{title} backbone", recipe.source, classes, backbone, model.training, name, old)
+    return timed(folder, lambda: train_backbone_stage(folder, job, context.workers, context.overwrite))
+
+
+def embed_recipe(recipe: Recipe[Any], context: Context) -> Path:
+    """Embed all splits with all backbones that the recipe's methods need, into ``out/embeddings``.
+
+    Trains the backbones if they are missing.
+    """
+    return _embed(recipe, context, context.out / "embeddings", models_of(recipe.evaluation.find_methods()))
+
+
+def embed_before_backfill(recipe: Recipe[Any], context: Context) -> Path:
+    """Embed all splits into ``out/before``, the gallery by the old backbone alone: what a forecast starts from."""
+    return _embed(recipe, context, context.out / "before", gallery_models=("old",))
+
+
+def embed_sample(recipe: Recipe[Any], context: Context, sample: Path) -> list[Path]:
+    """Embed the gallery items of a sample into ``out/sampled/round-<n>``, one folder for each round of the sample.
+
+    sample: the list that ``sample`` wrote. Rounds that are embedded stay as they are.
+    """
+    table = read_checked(sample, ["id", "round"])
+    ids, rounds = table["id"].to_pylist(), table["round"].to_pylist()
+    if not all(isinstance(each, int) for each in ids):
+        raise InputError(f"{sample} lists no images of a recipe: their ids are integers")
+    folders = []
+    for number in sorted(set(rounds)):
+        only = sorted(each for each, of in zip(ids, rounds, strict=True) if of == number)
+        try:
+            folders.append(_embed(recipe, context, context.out / "sampled" / f"round-{number}", only=only))
+        except OtherSettingsError as error:  # other backbones would not fit the old embeddings
+            why = str(error).partition(";")[0]
+            raise InputError(f"{why}; repeat the options with which the old embeddings were made") from error
+    return folders
+
+
+def _embed(
+    recipe: Recipe[Any],
+    context: Context,
+    folder: Path,
+    roles: Sequence[str] = ("old", "new"),
+    gallery_models: Sequence[str] | None = None,
+    only: Sequence[int] = (),
+) -> Path:
+    """Embed with the backbones of these roles; trains them if they are missing."""
+    models = {role: train_recipe_backbone(recipe, role, context) for role in roles}
+    _, classes = recipe_classes(recipe)
+    request = EmbedRequest(recipe.source, models, classes, recipe.new.training, recipe.embed, gallery_models, only)
+    return timed(folder, lambda: embed_stage(folder, request, context.actors, context.overwrite))
+
+
+def recipe_classes(recipe: Recipe[Any]) -> tuple[list[int], list[int]]:
+    """The classes of the old and of the new model."""
+    train = open_images(recipe.source).items("train")
+    return split_classes(train.labels_N, recipe.protocol, train.groups_N)
+
+
+def timed(folder: Path, stage: Callable[[], Path]) -> Path:
+    """Run a stage and record its duration, unless it was already finished."""
+    before, started = _finished(folder), time.perf_counter()
+    stage()
+    if before is None or _finished(folder) != before:  # finished earlier, but with other settings
+        note_facts(folder, {"seconds": round(time.perf_counter() - started, 2)})
+    return folder
+
+
+def _finished(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a finished stage."""
+    return read_json(folder / "manifest.json") if is_finished(folder) else None
 
 
 def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
@@ -65,3 +172,33 @@ def evaluate_synthetic(gallery: SyntheticGallery, evaluation: Evaluation, fits: 
     data = context.out / "embeddings"
     timed(data, lambda: draw_gallery(gallery, data, context.overwrite))
     return evaluate_folder(data, evaluation, fits, context)
+
+
+def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> Path:
+    """Backfill a recipe's gallery for real, under traffic; returns the folder with the report.
+
+    Raises:
+        InputError: Settings, data or ``out`` are wrong; raised before any computation where possible.
+    """
+    method, evaluation = check_drill(recipe.evaluation, live)
+    recipe, out, actors = replace(recipe, evaluation=evaluation), context.out, context.actors
+    roles = models_of(evaluation.named_methods())
+    check_recipe(recipe, 1, [role for role in roles if not is_finished(out / "backbones" / role)])
+    check_evaluation(recipe, 1)
+    for settings, model in ((live.old_index, recipe.old), (live.new_index, recipe.new)):
+        check_index(settings, model.backbone.dim, evaluation.distance)
+    with session():
+        check_room(live, actors)
+        # Without separate queries, gallery items serve as queries, so all models embed the gallery.
+        gallery_models = old_models(method) if "queries" in open_images(recipe.images).splits else None
+        before = _embed(recipe, context, out / "before", roles, gallery_models)
+        folder = read_folder(before, roles, gallery_needs=("old",))
+        number, on_gpu = check_room(live, actors)
+        backbones = {role: out / "backbones" / role for role in roles}
+        source = FromImages(
+            recipe.images, backbones, folder.gallery.stored, recipe.embed.batch, max(1, int(actors.cpus)), on_gpu,
+            zero_is_broken=evaluation.distance == "cosine",
+        )  # fmt: skip
+        comparison = resolve(folder, evaluation, recipe.fits, from_images=True, to_come=roles)
+        context = replace(context, actors=replace(actors, number=number))
+        return run_resolved(comparison, method, source, recipe.fits, live, context, asdict(recipe))

@@ -19,7 +19,7 @@ from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.backbone_loop import train_backbone, training_rows
 from ray_backfill.learn.training.settings import BackboneTraining, ObjectiveSettings
 from ray_backfill.recipes import load_recipe
-from ray_backfill.recipes.run import images
+from ray_backfill.recipes.run import pipeline
 from ray_backfill.workers.context import Context
 
 INFO = BackboneInfo(BackboneSettings(dim=7, width=2), 1, 8, classes=[1, 3, 4, 7])
@@ -115,10 +115,10 @@ def test_its_backbones_have_one_dimension_less_than_there_are_labels(
         jobs.append(job)
         return folder
 
-    monkeypatch.setattr(images, "train_backbone_stage", record)
-    monkeypatch.setattr(images, "note_facts", lambda *_: None)
+    monkeypatch.setattr(pipeline, "train_backbone_stage", record)
+    monkeypatch.setattr(pipeline, "note_facts", lambda *_: None)
     for role, like in (("dsimplex", recipe.new), ("dsimplex_old", recipe.old)):
-        images.train_recipe_backbone(recipe, role, Context(tmp_path))
+        pipeline.train_recipe_backbone(recipe, role, Context(tmp_path))
         assert jobs[-1].backbone == replace(like.backbone, dim=8)
     assert len(jobs) == 2, "no other model is needed"
 
