@@ -1,6 +1,6 @@
-"""Random draws that depend only on (seed, stream, id), not on any other draw.
+"""Random draws that depend only on (seed, stream, id), not on any other draw; divisions, and sizes of classes.
 
-Shapes: N ids or images; K numbers per id.
+Shapes: N ids or images; K numbers per id; C classes.
 """
 
 import zlib
@@ -56,3 +56,24 @@ def divide(names: list[str], labels_N: NDArray[np.int64], train_fraction: float,
         wanted = min(max(round(train_fraction * len(rows)), 1), max(len(rows) - 1, 1))
         train_N[rows[shuffled(seed, name, len(rows))[:wanted]]] = True
     return train_N
+
+
+def class_sizes(count: int, classes: int, zipf: float, fewest: int = 1) -> NDArray[np.int64]:
+    """(C,) int64 class sizes, largest first, with sum ``count``: ``fewest`` each, the rest by rank ** -zipf.
+
+    With too few images for that, each class gets the same minimum; with fewer than classes, the first get one each.
+    """
+    if count < classes:
+        return (np.arange(classes) < count).astype(np.int64)
+    floor = min(fewest, count // classes)
+    weights_C = np.arange(1, classes + 1, dtype=np.float64) ** -zipf
+    return floor + shares(count - floor * classes, weights_C)
+
+
+def shares(count: int, weights_C: NDArray[np.float64]) -> NDArray[np.int64]:
+    """(C,) ``count`` in proportion to the weights; remainders go to the largest fractions, ties to the first."""
+    exact_C = count * weights_C / weights_C.sum()
+    sizes_C = np.floor(exact_C).astype(np.int64)
+    more = np.argsort(sizes_C - exact_C, kind="stable")[: count - int(sizes_C.sum())]
+    sizes_C[more] += 1
+    return sizes_C

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.write import write_parquet
+from ray_backfill.images.draws import class_sizes
 from ray_backfill.recipes.run import synthetic
-from ray_backfill.recipes.run.synthetic import ModelView, SyntheticGallery, class_sizes, draw_gallery
+from ray_backfill.recipes.run.synthetic import ModelView, SyntheticGallery, draw_gallery
 
 OLD = ModelView(seen=5, within=0.6, own=0.2, offset=0.3, noise=0.1, fall=0.5)
 NEW = ModelView(seen=8, within=0.3, own=0.1, offset=0.1, noise=0.2)
@@ -74,18 +75,6 @@ def test_splits_and_labels(tmp_path: Path) -> None:
     assert len(known) == 10
     assert set(sizes) == {10, 11}
     assert np.isin(np.asarray(gallery.old_class), known).all()
-
-
-def test_class_sizes_by_hand() -> None:
-    # One each, and 7 as 6 : 3 : 2 of 11: 3.8, 1.9 and 1.3; the two largest remainders are rounded up.
-    assert class_sizes(10, 3, 1.0).tolist() == [5, 3, 2]
-    assert class_sizes(7, 7, 1.0).tolist() == [1] * 7
-    sizes = class_sizes(761_757, 81_313, 0.6)
-    assert sizes.sum() == 761_757
-    assert sizes.min() >= 1
-    assert (np.diff(sizes) <= 0).all()
-    assert sizes[0] > 250 * sizes.mean(), "a few are huge"
-    assert np.median(sizes) < sizes.mean(), "most are small"
 
 
 def close(values_by_group: NDArray[np.float64], expected: float) -> bool:

@@ -30,6 +30,7 @@ from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, remove_halves
 from ray_backfill.data.folder import SPLITS
 from ray_backfill.data.write import vector_column, write_parquet
+from ray_backfill.images.draws import class_sizes
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -274,16 +275,6 @@ class Drawing:
 
     def _rng(self, *stream: int) -> np.random.Generator:
         return np.random.default_rng([self.settings.seed, *stream])
-
-
-def class_sizes(items: int, classes: int, zipf: float) -> Ints:
-    """(C,) largest first, with sum ``items``: one item each, the rest as rank ** -zipf, by largest remainders."""
-    weight_C = np.arange(1, classes + 1, dtype=np.float64) ** -zipf
-    exact_C = (items - classes) * weight_C / weight_C.sum()
-    sizes_C = np.floor(exact_C).astype(np.int64)
-    more = np.argsort(sizes_C - exact_C, kind="stable")[: items - classes - int(sizes_C.sum())]
-    sizes_C[more] += 1
-    return 1 + sizes_C
 
 
 def _normal(rng: np.random.Generator, rows: int, columns: int) -> Floats:

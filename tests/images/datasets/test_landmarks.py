@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets.landmarks import Settings, class_sizes, open_images
+from ray_backfill.images.datasets.landmarks import Settings, open_images
 from ray_backfill.images.datasets.landmarks.render import render
 from ray_backfill.images.source import SPLITS, ImageSource
 from tests.images.datasets import _landmark_numpy
@@ -69,15 +69,6 @@ def test_splits_share_no_id_and_no_image() -> None:
     assert len(np.unique(ids)) == 300 + 200 + 50
     images = {image.tobytes() for s in SPLITS for image in source.read(s, np.arange(50)).pixels_BSSC}
     assert len(images) == 150
-
-
-def test_class_sizes_by_hand() -> None:
-    # A floor of 4 each, then 88 in the proportions 1 : 1/2 : 1/3 = 6 : 3 : 2 of 11 parts of 8.
-    assert class_sizes(100, 3, 1.0).tolist() == [52, 28, 20]
-    assert class_sizes(100, 4, 0.0).tolist() == [25, 25, 25, 25]
-    # 12 images for 5 landmarks: a floor of 2 each, and the two left over to the largest shares.
-    assert class_sizes(12, 5, 1.0).tolist() == [3, 3, 2, 2, 2]
-    assert class_sizes(2, 4, 1.0).tolist() == [1, 1, 0, 0]
 
 
 @pytest.mark.parametrize(("gallery", "queries"), [(200, 50), (7, 50), (200, 3)])

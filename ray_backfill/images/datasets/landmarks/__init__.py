@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ray_backfill.core.errors import InputError
 from ray_backfill.images.datasets import DataSet, require_counts
 from ray_backfill.images.datasets.landmarks.render import render
-from ray_backfill.images.draws import hash_ids
+from ray_backfill.images.draws import class_sizes, hash_ids, shares
 from ray_backfill.images.source import SPLITS, ImageSource, Items, Pixels
 
 # Part of the fingerprint: increase it whenever a change to the renderer changes pixels or labels.
@@ -72,7 +72,7 @@ class _Landmarks:
         ids_N = np.arange(count, dtype=np.int64) + SPLITS.index(split) * _SPLIT_STRIDE
         if split == "queries":
             # Each landmark of the gallery gets the same number of queries, so that the tail counts too.
-            sizes_L = _shares(count, (self._sizes(s.gallery_images) > 0).astype(np.float64))
+            sizes_L = shares(count, (self._sizes(s.gallery_images) > 0).astype(np.float64))
         else:
             sizes_L = self._sizes(count)
         shuffled_N = np.argsort(hash_ids(s.seed, _LABEL_STREAM, ids_N), kind="stable")
@@ -84,7 +84,7 @@ class _Landmarks:
         """(L,) int64. Ranks are random, so that the first half of the labels is not easier than the second."""
         s = self.settings
         rank_L = np.argsort(hash_ids(s.seed, _RANK_STREAM, np.arange(s.landmarks)), kind="stable")
-        return class_sizes(count, s.landmarks, s.zipf)[rank_L]
+        return class_sizes(count, s.landmarks, s.zipf, _FEWEST)[rank_L]
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Pixels:
         """Render the rows; no image is ever broken. Cost: O(B S^2), about 0.03 ms per image of 32 pixels."""
@@ -101,27 +101,6 @@ class _Landmarks:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_items": {}}  # cheaper to draw again than to send
-
-
-def class_sizes(count: int, landmarks: int, zipf: float) -> NDArray[np.int64]:
-    """(L,) int64 class sizes, largest first, with sum ``count``: a minimum each, the rest by rank ** -zipf.
-
-    With fewer images than landmarks the first ``count`` landmarks get one each.
-    """
-    if count < landmarks:
-        return (np.arange(landmarks) < count).astype(np.int64)
-    floor = min(_FEWEST, count // landmarks)
-    weights_L = np.power(np.arange(1, landmarks + 1, dtype=np.float64), -zipf)
-    return floor + _shares(count - floor * landmarks, weights_L)
-
-
-def _shares(count: int, weights_L: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Divide ``count`` in proportion to the weights; remainders go to the largest fractions, ties to the first."""
-    exact_L = count * weights_L / weights_L.sum()
-    sizes_L = np.floor(exact_L).astype(np.int64)
-    more = np.argsort(sizes_L - exact_L, kind="stable")[: count - int(sizes_L.sum())]
-    sizes_L[more] += 1
-    return sizes_L
 
 
 def open_images(settings: Settings) -> ImageSource:
