@@ -45,12 +45,22 @@ def _classes_below(listing: Listing, split: str) -> dict[int, str]:
     return {number: name.removeprefix(top) for number, name in enumerate(listing.folders) if name.startswith(top)}
 
 
-def _rank_classes(listing: Listing) -> dict[str, int]:
-    """Class -> label: its rank among the sorted classes of train. (A listing's folders are sorted.)"""
-    return {name: label for label, name in enumerate(_classes_below(listing, "train").values())}
+def _rank_classes(dataset: str, listing: Listing, what: str, classes: Sequence[str]) -> NDArray[np.int64]:
+    """The labels of these classes: ranks among the sorted classes of train. (A listing's folders are sorted.)
+
+    Raises InputError if ``what`` has a class that is missing from train.
+    """
+    label_of = {name: label for label, name in enumerate(_classes_below(listing, "train").values())}
+    if unknown := sorted(set(classes) - label_of.keys()):
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise InputError(
+            f"{dataset}: {what} has the class {unknown[0]!r}{more}, which train lacks: unpack all of train, or remove "
+            "the class from both"
+        )
+    return np.array([label_of[name] for name in classes], np.int64)
 
 
-def _items_below(dataset: str, listing: Listing, split: str, label_of: dict[str, int]) -> Items:
+def _items_below(dataset: str, listing: Listing, split: str) -> Items:
     """The images in class folders below ``split``; an id is the image's position in the listing.
 
     Raises:
@@ -60,23 +70,10 @@ def _items_below(dataset: str, listing: Listing, split: str, label_of: dict[str,
         first = int(np.searchsorted(listing.folder_N, listing.folders.index(split)))
         raise InputError(f"{dataset}: {listing.where(first)} is in no class folder: move it into one, or remove it")
     classes = _classes_below(listing, split)
-    _require_known(dataset, split, set(classes.values()), label_of)
     label_F = np.full(len(listing.folders), -1, np.int64)
-    for number, name in classes.items():
-        label_F[number] = label_of[name]
+    label_F[list(classes)] = _rank_classes(dataset, listing, split, list(classes.values()))
     ids_N = np.flatnonzero((label_F >= 0)[listing.folder_N])
     return Items(ids_N, label_F[listing.folder_N[ids_N]])
-
-
-def _require_known(dataset: str, what: str, classes: set[str], label_of: dict[str, int]) -> None:
-    """Raises InputError if ``what`` has a class that is missing from train."""
-    unknown = sorted(classes - label_of.keys())
-    if unknown:
-        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        raise InputError(
-            f"{dataset}: {what} has the class {unknown[0]!r}{more}, which train lacks: unpack all of train, or remove "
-            "the class from both"
-        )
 
 
 @dataclass(frozen=True)
@@ -86,8 +83,7 @@ class Places365Settings(PublishedSettings):
 
 def open_places365(settings: Places365Settings) -> ImageSource:
     listing = _list(settings, ("train", "val"), "places365_standard")
-    label_of, folders = _rank_classes(listing), {"train": "train", "gallery": "val"}
-    splits = {split: _items_below("places365", listing, folder, label_of) for split, folder in folders.items()}
+    splits = {split: _items_below("places365", listing, top) for split, top in (("train", "train"), ("gallery", "val"))}
     return FileSource("places365", settings, listing, splits)
 
 
@@ -115,8 +111,7 @@ def open_tiny_imagenet(settings: TinyImageNetSettings) -> ImageSource:
     for split in names:
         if not _classes_below(listing, split):
             raise wrong_layout(settings, f"there is no folder {split} with class folders", listing.root)
-    label_of = _rank_classes(listing)
-    splits = {split: _items_below("tiny_imagenet", listing, split, label_of) for split in names}
+    splits = {split: _items_below("tiny_imagenet", listing, split) for split in names}
     if settings.queries:
         splits |= _set_aside(splits["gallery"], settings.queries)
     return FileSource("tiny_imagenet", settings, listing, splits)
@@ -286,7 +281,6 @@ def open_imagenet(settings: ImageNetSettings) -> ImageSource:
     numbers that its meta.mat assigns to wnids, which are NOT the ranks of the wnids; Kaggle has a table of wnids.
     """
     listing = _list(settings, ("train", "val"), "ILSVRC/Data/CLS-LOC")
-    label_of = _rank_classes(listing)
     for split in ("train", "val"):
         for number, name in _classes_below(listing, split).items():
             if not re.fullmatch(_WNID, name):
@@ -296,16 +290,16 @@ def open_imagenet(settings: ImageNetSettings) -> ImageSource:
                 )
     facts = {}
     if "val" in listing.folders and not _classes_below(listing, "val"):
-        gallery = _flat_items(settings, listing, label_of)
+        gallery = _flat_items(settings, listing)
         # Here the file names do not determine the classes.
         facts["val_labels"] = hashlib.sha256(gallery.labels_N.astype("<i8").tobytes()).hexdigest()
     else:
-        gallery = _items_below("imagenet", listing, "val", label_of)
-    splits = {"train": _items_below("imagenet", listing, "train", label_of), "gallery": gallery}
+        gallery = _items_below("imagenet", listing, "val")
+    splits = {"train": _items_below("imagenet", listing, "train"), "gallery": gallery}
     return FileSource("imagenet", settings, listing, splits, facts=facts)
 
 
-def _flat_items(settings: ImageNetSettings, listing: Listing, label_of: dict[str, int]) -> Items:
+def _flat_items(settings: ImageNetSettings, listing: Listing) -> Items:
     """The images directly in val/; their numbers run from 1 without gaps, like the ground truth."""
     ids_N = np.flatnonzero(listing.folder_N == listing.folders.index("val"))
     names = listing.names.take(pa.array(ids_N))
@@ -323,9 +317,7 @@ def _flat_items(settings: ImageNetSettings, listing: Listing, label_of: dict[str
     missing_N = np.setdiff1d(np.arange(1, len(ids_N) + 1), numbers_N)
     if len(missing_N):
         raise InputError(f"imagenet: validation image {missing_N[0]} is missing: unpack ILSVRC2012_img_val.tar again")
-    _require_known("imagenet", str(file), set(wnids_N), label_of)
-    labels_N = np.array([label_of[wnid] for wnid in wnids_N], np.int64)
-    return Items(ids_N, labels_N[numbers_N - 1])
+    return Items(ids_N, _rank_classes("imagenet", listing, str(file), wnids_N)[numbers_N - 1])
 
 
 def _ground_truth(settings: ImageNetSettings) -> tuple[Path, list[str]]:

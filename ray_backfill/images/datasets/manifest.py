@@ -81,21 +81,13 @@ def open_images(settings: Settings) -> ImageSource:
 
 
 @dataclass(frozen=True)
-class _Coded:
-    """A column with few distinct texts. values: the texts, "" if empty. codes_N: (N,) index of each row's text."""
-
-    values: list[str]
-    codes_N: NDArray[np.int32]
-
-
-@dataclass(frozen=True)
 class _Table:
-    """The manifest's columns: paths, ids, and the other existing ones. ``root``: for messages."""
+    """The manifest's columns: paths, ids, and the other existing ones, "" where empty. ``root``: for messages."""
 
     root: str
     paths: pa.LargeStringArray
     ids_N: NDArray[np.int64]
-    coded: dict[str, _Coded]
+    coded: dict[str, pa.DictionaryArray]
 
     @classmethod
     def read(cls, root: str) -> "_Table":
@@ -115,7 +107,8 @@ class _Table:
         paths = pa.concat_arrays(gathered.pop("path"))
         ids = gathered.pop("id", None)
         ids_N = np.arange(len(paths)) if ids is None else _ids(root, pa.concat_arrays(ids))
-        return cls(root, paths, ids_N, {name: _coded(chunks) for name, chunks in gathered.items()})
+        coded = {name: pa.chunked_array(batches).unify_dictionaries() for name, batches in gathered.items()}
+        return cls(root, paths, ids_N, {name: column.combine_chunks() for name, column in coded.items()})
 
     def row(self, row: int) -> str:
         """Describes a row, for messages."""
@@ -201,12 +194,6 @@ def _packed(name: str, column: pa.Array) -> pa.Array:
     return pc.utf8_trim_whitespace(column.cast(pa.string()).fill_null("")).dictionary_encode()
 
 
-def _coded(chunks: list[pa.DictionaryArray]) -> _Coded:
-    whole = pa.chunked_array(chunks).unify_dictionaries()
-    codes_N = np.concatenate([chunk.indices.to_numpy() for chunk in whole.chunks])
-    return _Coded(whole.chunk(0).dictionary.to_pylist(), codes_N)
-
-
 def _ids(root: str, ids: pa.Int64Array) -> NDArray[np.int64]:
     if ids.null_count:
         row = pc.index(ids.is_null(), True).as_py() + 1
@@ -242,18 +229,23 @@ def _by_name(values: list[str]) -> list[str]:
     return sorted(values, key=lambda value: (int(value), value)) if _are_integers(values) else sorted(values)
 
 
-def _number_labels(column: _Coded) -> tuple[list[str], NDArray[np.int64]]:
+def _number_labels(column: pa.DictionaryArray) -> tuple[list[str], NDArray[np.int64]]:
     """The names of the C classes, and (N,) index of each row's class, -1 if unknown."""
-    names = _by_name([value for value in column.values if value not in _UNKNOWN])
-    number = {name: i for i, name in enumerate(names)}
-    return names, np.array([number.get(value, -1) for value in column.values], np.int64)[column.codes_N]
+    names = _by_name([value for value in column.dictionary.to_pylist() if value not in _UNKNOWN])
+    return names, _coded({name: i for i, name in enumerate(names)}, column)
 
 
-def _numbers(column: _Coded) -> NDArray[np.int64]:
+def _numbers(column: pa.DictionaryArray) -> NDArray[np.int64]:
     """(N,) the column's integers, or the ranks of its sorted texts; -1 if empty."""
-    names = _by_name([value for value in column.values if value])
-    number = {name: int(name) for name in names} if _are_integers(names) else {n: i for i, n in enumerate(names)}
-    return np.array([number.get(value, -1) for value in column.values], np.int64)[column.codes_N]
+    names = _by_name([value for value in column.dictionary.to_pylist() if value])
+    is_number = _are_integers(names)
+    return _coded({name: int(name) if is_number else i for i, name in enumerate(names)}, column)
+
+
+def _coded(number_of: dict[str, int], column: pa.DictionaryArray) -> NDArray[np.int64]:
+    """(N,) the number of each row's text, -1 without one."""
+    numbers = [number_of.get(value, -1) for value in column.dictionary.to_pylist()]
+    return np.array(numbers, np.int64)[column.indices.to_numpy()]
 
 
 def _split_of_rows(
@@ -270,11 +262,12 @@ def _split_of_rows(
             raise InputError(f"no class of {table.root} has two images, so the gallery would be empty: add images")
         return np.where(train_N, train, gallery).astype(np.int8)
     column = table.coded["split"]
-    for code, word in enumerate(column.values):
+    words = column.dictionary.to_pylist()
+    for code, word in enumerate(words):
         if word.lower() not in _SPLIT_OF:
-            row = table.row(int(np.argmax(column.codes_N == code)))
+            row = table.row(int(np.argmax(column.indices.to_numpy() == code)))
             raise InputError(f"{row} is in an unknown split {word!r}; known: {', '.join(_SPLIT_OF)}")
-    split_N = np.array([SPLITS.index(_SPLIT_OF[word.lower()]) for word in column.values], np.int8)[column.codes_N]
+    split_N = _coded({word: SPLITS.index(_SPLIT_OF[word.lower()]) for word in words}, column).astype(np.int8)
     for split in (train, gallery):
         if not (split_N == split).any():
             raise InputError(f"the column split of {table.root} has no row with {SPLITS[split]!r}: add some")
