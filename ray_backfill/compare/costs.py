@@ -3,8 +3,7 @@
 Source: rank merge, appendix B.3.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +15,7 @@ from ray_backfill.compare.tables.results import CostRow
 from ray_backfill.core.schema import frame
 from ray_backfill.engine.systems import FloatArray
 from ray_backfill.learn.methods import Embeddings, Method
+from ray_backfill.learn.models.apply import counted, n_parameters
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _costs(
             _Recorder({name: np.ones((rows, d), np.float32) for name, d in dims.items()}) for rows in (queries, items)
         )
         query, gallery = sides
-        with _counted(network) as flops:
+        with counted(network) as flops:
             method.pair(Embeddings(query, gallery), network)
         asked_query.extend(query.asked)
         asked_gallery.extend(gallery.asked)
@@ -83,22 +83,13 @@ def _costs(
         title=method.title,
         query_models=switches.join(query_models),
         query_backbone_macs=_sum(backbones, [query_models[-1]] if method.is_reference else query_models, "macs"),
-        query_parameters=sum(p.numel() for p in network.parameters()) if query_macs else 0,
+        query_parameters=n_parameters(network) if query_macs else 0,
         query_macs=query_macs,
         gallery_macs=gallery_macs,
         training_flops=maps.training_flops(method),
         trained_models=" + ".join(needed),
         backbone_training_flops=_sum(backbones, needed, "training_flops"),
     )
-
-
-def _counted(network: Any) -> AbstractContextManager[Callable[[], int]]:
-    """Counts the floating-point operations of the block. Without a network there are none, and torch is not loaded."""
-    if network is None:
-        return nullcontext(lambda: 0)
-    from ray_backfill.learn.training.arithmetic import counted_flops
-
-    return counted_flops()
 
 
 def _sum(backbones: Mapping[str, Mapping[str, Any]], names: Sequence[str], fact: str) -> float:

@@ -62,5 +62,5 @@ def _fit_here(out: Path, folder: EmbeddingFolder, method: Method, settings: FitS
     assert method.fit is not None
     data = train_set(folder)
     method.fit.check(data, settings, 1)
-    with one_thread():
+    with one_thread(method.is_trained):
         fit_into(out / method.name, method.title, method.fit, data, settings, distance)

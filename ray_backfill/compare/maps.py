@@ -21,7 +21,7 @@ class FittedMaps:
         if method.fit is None:
             return None
         if method.name not in self._read:
-            from ray_backfill.learn.models.checkpoints import load_network
+            from ray_backfill.learn.models.apply import load_network
 
             self._read[method.name] = load_network(self.folders[method.name])
         return self._read[method.name]

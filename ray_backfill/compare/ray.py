@@ -32,7 +32,7 @@ from ray_backfill.engine.replay.prepare import Prepared, Served, prepare_replay
 from ray_backfill.engine.replay.shard import Found, GalleryShard, make_forms
 from ray_backfill.engine.systems import IntArray, RetrievalSystem
 from ray_backfill.learn.methods import Embeddings, Method, find_methods
-from ray_backfill.learn.models.checkpoints import load_network
+from ray_backfill.learn.models.apply import load_network
 from ray_backfill.learn.models.gather import rank_and_size
 from ray_backfill.learn.stand_in_map import StandInMap
 from ray_backfill.learn.training.fit import read_train_set, train_set
@@ -280,7 +280,7 @@ def _fit_alone(job: MapJob, board: ActorHandle) -> None:
 
 def _try_alone(trial: Trial, board: ActorHandle) -> None:
     """Runs as a task."""
-    with sent_as_row(board, str(trial.out)), one_thread():
+    with sent_as_row(board, str(trial.out)):
         run_trial(trial)
 
 

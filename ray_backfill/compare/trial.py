@@ -46,7 +46,7 @@ class Trial:
 
 def run_trial(trial: Trial) -> None:
     """Fit, replay and store the score: the area under the metric over a backfill; None if the training diverged."""
-    from ray_backfill.learn.training.fit_into import fit_into
+    from ray_backfill.learn.training.fit_into import fit_into, one_thread
 
     (method,) = find_methods((trial.method,))
     assert method.fit is not None
@@ -54,7 +54,7 @@ def run_trial(trial: Trial) -> None:
     assert split.validation is not None
     data = train_set(split)
     method.fit.check(data, trial.settings, 1)
-    with TemporaryDirectory() as scratch:
+    with one_thread(method.is_trained), TemporaryDirectory() as scratch:
         network, score = Path(scratch) / method.name, None
         begin_stage(network, RunKey("map"))
         fit_into(network, method.title, method.fit, data, trial.settings, trial.distance)

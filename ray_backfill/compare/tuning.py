@@ -85,11 +85,8 @@ def _run(missing: Sequence[Trial], folder: EmbeddingFolder, workers: Workers) ->
 
 
 def _run_here(trials: Sequence[Trial], shown: Task) -> None:
-    from ray_backfill.learn.training.fit_into import one_thread
-
     for trial in trials:
-        with one_thread():
-            run_trial(trial)
+        run_trial(trial)
         shown.advance()
 
 

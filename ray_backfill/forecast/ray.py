@@ -20,7 +20,7 @@ from ray_backfill.forecast.counts import Histograms
 from ray_backfill.forecast.methods import Gallery, KnownItems, Starts, by_backward, forms_of, starts_of
 from ray_backfill.forecast.slices import Asked, Floats32, GallerySlice, Plan, added
 from ray_backfill.learn.methods import Method, find_methods
-from ray_backfill.learn.models.checkpoints import load_network
+from ray_backfill.learn.models.apply import load_network
 from ray_backfill.workers.session import session
 
 

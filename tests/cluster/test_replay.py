@@ -21,7 +21,7 @@ from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.write import vector_column, write_parquet
-from ray_backfill.learn.models.checkpoints import save_network
+from ray_backfill.learn.models.apply import save_network
 from ray_backfill.learn.models.heads import Heads, HeadShape
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import ReplayPlace

@@ -7,9 +7,9 @@ from ray_backfill.compare.costs import cost_table
 from ray_backfill.compare.maps import FittedMaps
 from ray_backfill.core.stages import write_json
 from ray_backfill.learn.methods import find_methods
-from ray_backfill.learn.models.checkpoints import save_network
+from ray_backfill.learn.models.apply import Affine, FittedMap, save_network
 from ray_backfill.learn.models.heads import Heads, HeadShape
-from ray_backfill.learn.models.maps import Affine, AffineShape, Transform, TransformShape
+from ray_backfill.learn.models.maps import Transform, TransformShape
 
 DIMS = {"old": 128, "new": 128, "bct": 64}
 BACKBONES = {
@@ -22,12 +22,12 @@ BACKBONES = {
 @pytest.fixture(scope="module")
 def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
     path = tmp_path_factory.mktemp("maps")
-    made = {
+    made: dict[str, FittedMap] = {
         "rm": Heads(HeadShape(128, 128, learn_new=True)),
         "mcl": Heads(HeadShape(128, 128)),
         "fct": Transform(TransformShape((128,), 128, hidden=64)),
-        "ridge_query": Affine(AffineShape(128, 128)),
-        "ridge_gallery": Affine(AffineShape(128, 128)),
+        "ridge_query": Affine(np.eye(128, dtype=np.float32), np.ones(128, np.float32)),
+        "ridge_gallery": Affine(np.eye(128, dtype=np.float32), np.ones(128, np.float32)),
     }
     for name, network in made.items():
         save_network(path / name, network)

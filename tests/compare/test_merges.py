@@ -13,7 +13,7 @@ from ray_backfill.compare.merges import FEWEST_ITEMS
 from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.data.folder import read_folder
 from ray_backfill.engine.merges import BEST, fit_merge
-from ray_backfill.learn.models.checkpoints import save_network
+from ray_backfill.learn.models.apply import save_network
 from ray_backfill.learn.training.fit import train_set
 from ray_backfill.learn.training.settings import FitSettings
 

@@ -21,9 +21,9 @@ from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.engine.orders import GalleryColumns, find_order
 from ray_backfill.engine.systems import UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method, find_methods
-from ray_backfill.learn.models.checkpoints import save_network
+from ray_backfill.learn.models.apply import Affine, FittedMap, save_network
 from ray_backfill.learn.models.joint import JointMaps, JointShape
-from ray_backfill.learn.models.maps import Affine, AffineShape, Transform, TransformShape
+from ray_backfill.learn.models.maps import Transform, TransformShape
 from ray_backfill.learn.training.settings import ClassificationSettings
 from ray_backfill.learn.training.stand_in import fit_classifier
 
@@ -46,14 +46,15 @@ def folder_of(path: Path, rows: int = 30, **more: object) -> EmbeddingFolder:
 def maps(tmp_path: Path) -> FittedMaps:
     """Untrained maps: what they say is arbitrary, but each says something else."""
     torch.manual_seed(0)
-    made = {
+    weight = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    made: dict[str, FittedMap] = {
         "fastfill": Transform(TransformShape((4,), 6, 8, uncertainty=True)),
         "fastfill_l2_u": Transform(TransformShape((4,), 6, 8, uncertainty=True)),
         "fct": Transform(TransformShape((4,), 6, 8)),
-        "ridge_gallery": Affine(AffineShape(4, 6)),
+        "ridge_gallery": Affine(weight, np.zeros(6, np.float32)),
     }
     for name, network in made.items():
-        save_network(tmp_path / "maps" / name, network.eval())
+        save_network(tmp_path / "maps" / name, network)
     return FittedMaps({name: tmp_path / "maps" / name for name in made})
 
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.merges import RAW, Merge, fit_merge
 from ray_backfill.learn.methods import POLICIES, Embeddings, Method, all_methods
+from ray_backfill.learn.models.apply import FittedMap
 from ray_backfill.learn.sides import Sides, check_live, new_models, old_models
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
@@ -21,7 +21,7 @@ def vectors(method: Method, n: int, seed: int) -> dict[str, np.ndarray]:
     return {m: rng.normal(size=(n, DIMS.get(m, 6))).astype(np.float32) for m in method.models}
 
 
-def network(method: Method) -> torch.nn.Module | None:
+def network(method: Method) -> "FittedMap | None":
     if method.fit is None:
         return None
     train = TrainSet(vectors(method, 40, 1), np.arange(40) % 5)

@@ -25,7 +25,7 @@ from ray_backfill.drill.shard import Shard, ShardPlace, ShardSize
 from ray_backfill.engine.merges import Merge
 from ray_backfill.engine.systems import FloatArray
 from ray_backfill.learn.methods import find_methods
-from ray_backfill.learn.models.checkpoints import load_network
+from ray_backfill.learn.models.apply import load_network
 from ray_backfill.learn.sides import SIDES, Sides, new_models, old_models
 
 # Maximum number of train items used to train indexes.

@@ -18,7 +18,8 @@ import numpy as np
 
 from ray_backfill.learn.methods import Method
 from ray_backfill.learn.methods.adapters import about_means, query_pair, reduced_rank, rotation
-from ray_backfill.learn.training.adapters import FormulaFit, ScaledResidualFit, Wide
+from ray_backfill.learn.models.apply import Wide
+from ray_backfill.learn.training.adapters import FormulaFit, ScaledResidualFit
 from ray_backfill.learn.training.fit import Choice, Fit
 from ray_backfill.learn.training.settings import AdapterSettings
 

@@ -1,42 +1,211 @@
-"""Applies a fitted network to stored vectors. Torch is imported on first use, so that listing the methods is fast."""
+"""Fitted maps: applied to stored vectors, stored and loaded. Formulas are numpy arrays; only networks need torch.
+
+Shapes: N items, B of them at a time, p and q dimensions.
+"""
 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
+import safetensors.numpy
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
+from ray_backfill.core.errors import InputError
 from ray_backfill.core.memory import room_for
+from ray_backfill.core.plugins import Deferred
+from ray_backfill.core.stages import read_json, write_json, write_whole
 from ray_backfill.engine.systems import FloatArray
 
 if TYPE_CHECKING:
     from torch import nn
 
+Wide = NDArray[np.float64]
+FittedMap: TypeAlias = "FormulaMap | nn.Module"
 
+# Kind in network.json -> its class. A network has a class attribute ``Shape``, of what its constructor takes.
+KINDS = {
+    "affine": Deferred("ray_backfill.learn.models.apply", "Affine"),
+    "heads": Deferred("ray_backfill.learn.models.heads", "Heads"),
+    "joint": Deferred("ray_backfill.learn.models.joint", "JointMaps"),
+    "residual": Deferred("ray_backfill.learn.models.maps", "Residual"),
+    "scaled_residual": Deferred("ray_backfill.learn.models.drift", "ScaledResidual"),
+    "slerp": Deferred("ray_backfill.learn.methods.slerp", "Slerp"),
+    "towards_rho": Deferred("ray_backfill.learn.models.towards_rho", "RhoAndH"),
+    "transform": Deferred("ray_backfill.learn.models.maps", "Transform"),
+}
 # Stored vectors per forward pass.
 _ROWS = 16_384
 
 
-def transform(network: nn.Module, *vectors_Nd: FloatArray) -> FloatArray:
-    """Apply a network to stored vectors, one (N, d_in) array per input; returns (N, d_out) float32.
+class FormulaMap(ABC):
+    """A map that a formula gives. flops: floating-point operations of its matrix products so far."""
+
+    kind: ClassVar[str]
+    flops = 0
+
+    @property
+    @abstractmethod
+    def weights(self) -> dict[str, NDArray[np.float32]]:
+        """Its arrays, by their names in files."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> dict[str, Any]:
+        """What else determines it, as JSON has it."""
+
+    @classmethod
+    @abstractmethod
+    def restored(cls, shape: Mapping[str, Any], weights: Mapping[str, NDArray[np.float32]]) -> FormulaMap:
+        """The map of this shape and these weights. Raises KeyError if one is missing."""
+
+    @abstractmethod
+    def mapped(self, *vectors_Bp: Wide) -> Wide:
+        """One (B, p) array for each input -> (B, q)."""
+
+    def __call__(self, *vectors_Bp: Wide) -> Wide:
+        """``mapped``, counted."""
+        per_item = sum(weight.size for weight in self.weights.values() if weight.ndim == 2)
+        self.flops += 2 * len(vectors_Bp[0]) * per_item
+        return self.mapped(*vectors_Bp)
+
+
+@dataclass(eq=False)
+class Affine(FormulaMap):
+    """x W + b, with x scaled to length 1 if ``unit`` is set. weight_qp: W, transposed. bias_q: b."""
+
+    weight_qp: NDArray[np.float32]
+    bias_q: NDArray[np.float32]
+    unit: bool = True
+
+    kind = "affine"
+
+    @property
+    def weights(self) -> dict[str, NDArray[np.float32]]:
+        return {"linear.weight": self.weight_qp, "linear.bias": self.bias_q}
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        q, p = self.weight_qp.shape
+        return {"input_dim": p, "output_dim": q, "unit": self.unit}
+
+    @classmethod
+    def restored(cls, shape: Mapping[str, Any], weights: Mapping[str, NDArray[np.float32]]) -> Affine:
+        return cls(weights["linear.weight"], weights["linear.bias"], shape["unit"])
+
+    def mapped(self, *vectors_Bp: Wide) -> Wide:
+        (x_Bp,) = vectors_Bp
+        return (unit(x_Bp) if self.unit else x_Bp) @ self.weight_qp.T.astype(np.float64) + self.bias_q
+
+
+def unit(vectors_Np: NDArray[np.floating]) -> Wide:
+    """The vectors scaled to length 1; those of length 0 stay as they are."""
+    wide = np.asarray(vectors_Np, np.float64)
+    return wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)
+
+
+def transform(network: FittedMap, *vectors_Np: FloatArray) -> FloatArray:
+    """Apply a map to stored vectors, one (N, p) array per input; returns (N, q) float32.
 
     An identity returns them unchanged. Computes in float64, so that the result for a vector does not depend on the
     others in its batch: shards of a gallery must give the same as the whole gallery. Memory: the result, which is
     mapped from a temporary file if it is large.
     """
+    mapped_of = network if isinstance(network, FormulaMap) else _by_torch(network)
+    if mapped_of is None:
+        return vectors_Np[0]
+    n, out = len(vectors_Np[0]), np.empty((0, 0), np.float32)
+    for first in range(0, n, _ROWS):
+        mapped = mapped_of(*(v[first : first + _ROWS].astype(np.float64) for v in vectors_Np))
+        if first == 0:
+            out = room_for(n, mapped.shape[1], np.float32)
+        out[first : first + len(mapped)] = mapped
+    return out
+
+
+def _by_torch(network: nn.Module) -> Callable[..., Wide] | None:
+    """The network as a function of float64 arrays; None for an identity."""
     import torch
 
     if isinstance(network, torch.nn.Identity):
-        return vectors_Nd[0]
+        return None
     wide = copy.deepcopy(network).double().eval()
-    n, out = len(vectors_Nd[0]), np.empty((0, 0), np.float32)
-    with torch.inference_mode():
-        for first in range(0, n, _ROWS):
-            part = [torch.from_numpy(v[first : first + _ROWS].astype(np.float64)) for v in vectors_Nd]
-            mapped: NDArray[np.float32] = wide(*part).float().numpy()
-            if first == 0:
-                out = room_for(n, mapped.shape[1], np.float32)
-            out[first : first + len(mapped)] = mapped
-    return out
+
+    def mapped(*vectors_Bp: Wide) -> Wide:
+        with torch.inference_mode():
+            return wide(*map(torch.from_numpy, vectors_Bp)).numpy()
+
+    return mapped
+
+
+@contextmanager
+def counted(network: FittedMap | None) -> Iterator[Callable[[], int]]:
+    """Counts the floating-point operations of a map in the block; yields a function that returns the count so far."""
+    if network is None:
+        yield lambda: 0
+    elif isinstance(network, FormulaMap):
+        before = network.flops
+        yield lambda: network.flops - before
+    else:
+        from ray_backfill.learn.training.arithmetic import counted_flops
+
+        with counted_flops() as flops:
+            yield flops
+
+
+def n_parameters(network: FittedMap) -> int:
+    """Number of fitted parameters."""
+    if isinstance(network, FormulaMap):
+        return sum(weight.size for weight in network.weights.values())
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def weights_of(network: FittedMap) -> dict[str, NDArray[Any]]:
+    """The arrays that are stored, by name."""
+    if isinstance(network, FormulaMap):
+        return network.weights
+    return {name: tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
+
+
+def save_network(folder: Path, network: FittedMap) -> None:
+    """Write ``model.safetensors`` and ``network.json`` of a map of one of ``KINDS``."""
+    shape: Any = network.shape
+    described = {"kind": network.kind, "shape": shape if isinstance(network, FormulaMap) else asdict(shape)}
+    weights = {name: np.asarray(array, order="C") for name, array in weights_of(network).items()}
+    write_json(folder / "network.json", described)
+    write_whole(folder / "model.safetensors", lambda temporary: safetensors.numpy.save_file(weights, temporary))
+
+
+def load_network(folder: Path) -> Any:
+    """Load a map, a network in eval mode. Raises InputError if its files are missing or do not fit."""
+    value = read_json(folder / "network.json")
+    if value.get("kind") not in KINDS:
+        raise InputError(f"{folder / 'network.json'}: unknown kind {value.get('kind')!r}; train it again")
+    network, path = KINDS[value["kind"]].load(), folder / "model.safetensors"
+    try:
+        weights = safetensors.numpy.load_file(path)
+        if not issubclass(network, FormulaMap):
+            return _restored(network, value["shape"], weights)
+        found = network.restored(value["shape"], weights)
+        if found.shape != value["shape"]:
+            raise ValueError(f"its weights are those of {found.shape}")
+    except (OSError, SafetensorError, RuntimeError, KeyError, ValueError) as error:
+        raise InputError(f"{path} cannot be loaded: {str(error).splitlines()[0]}; train it again") from error
+    return found
+
+
+def _restored(network: Any, shape: Mapping[str, Any], weights: Mapping[str, NDArray[Any]]) -> nn.Module:
+    import torch
+
+    # JSON has no tuples.
+    arguments = {key: tuple(part) if isinstance(part, list) else part for key, part in shape.items()}
+    model: nn.Module = network(network.Shape(**arguments))
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+    return model.eval()

@@ -11,25 +11,7 @@ from safetensors import SafetensorError
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.stages import read_json, write_json, write_whole
 from ray_backfill.learn.models.backbones import Backbone
-from ray_backfill.learn.models.drift import ScaledResidual, ScaledResidualShape
-from ray_backfill.learn.models.heads import Heads, HeadShape
-from ray_backfill.learn.models.joint import JointMaps, JointShape
-from ray_backfill.learn.models.maps import Affine, AffineShape, Residual, ResidualShape, Transform, TransformShape
 from ray_backfill.learn.models.settings import BackboneSettings
-from ray_backfill.learn.models.slerp import Slerp, SlerpShape
-from ray_backfill.learn.models.towards_rho import RhoAndH, RhoAndHShape
-
-# Networks that map stored embeddings: kind in the file -> class of the network and of its shape.
-NETWORKS: dict[str, tuple[type[torch.nn.Module], type[Any]]] = {
-    "heads": (Heads, HeadShape),
-    "transform": (Transform, TransformShape),
-    "affine": (Affine, AffineShape),
-    "residual": (Residual, ResidualShape),
-    "scaled_residual": (ScaledResidual, ScaledResidualShape),
-    "joint": (JointMaps, JointShape),
-    "slerp": (Slerp, SlerpShape),
-    "towards_rho": (RhoAndH, RhoAndHShape),
-}
 
 
 @dataclass(frozen=True)
@@ -65,25 +47,6 @@ def load_backbone(folder: Path) -> tuple[Backbone, BackboneInfo]:
     model = info.build()
     _load(folder, model)
     return model, info
-
-
-def save_network(folder: Path, network: torch.nn.Module) -> None:
-    """Write ``model.safetensors`` and ``network.json`` of one of ``NETWORKS``."""
-    kind = next(name for name, (of, _) in NETWORKS.items() if isinstance(network, of))
-    _save(folder, network, "network.json", {"kind": kind, "shape": asdict(network.shape)})  # type: ignore[call-overload]
-
-
-def load_network(folder: Path) -> torch.nn.Module:
-    """Load a network in eval mode. Raises InputError if its files are missing or do not fit."""
-    value = read_json(folder / "network.json")
-    if value.get("kind") not in NETWORKS:
-        raise InputError(f"{folder / 'network.json'}: unknown kind {value.get('kind')!r}; train it again")
-    network, shape = NETWORKS[value["kind"]]
-    # JSON has no tuples.
-    arguments = {key: tuple(part) if isinstance(part, list) else part for key, part in value["shape"].items()}
-    model = network(shape(**arguments))
-    _load(folder, model)
-    return model
 
 
 def _save(folder: Path, model: torch.nn.Module, json_name: str, info: dict[str, Any]) -> None:

@@ -27,6 +27,8 @@ class ScaledResidual(nn.Module):
     matrix. The paper's models have one size; between two sizes, x is cut or filled with zeros.
     """
 
+    kind, Shape = "scaled_residual", ScaledResidualShape
+
     def __init__(self, shape: ScaledResidualShape) -> None:
         super().__init__()
         self.shape = shape

@@ -24,6 +24,8 @@ class HeadShape:
 class Heads(nn.Module):
     """psi: new -> old space, and rho: new -> new space. Without rho the new embedding stays unchanged."""
 
+    kind, Shape = "heads", HeadShape
+
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
         self.shape = shape

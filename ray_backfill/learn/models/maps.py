@@ -31,6 +31,8 @@ class Transform(nn.Module):
     embedding. FastFill, appendix A.2: one Linear layer on h gives log sigma^2.
     """
 
+    kind, Shape = "transform", TransformShape
+
     def __init__(self, shape: TransformShape) -> None:
         super().__init__()
         self.shape = shape
@@ -66,28 +68,6 @@ class Transform(nn.Module):
 
 
 @dataclass(frozen=True)
-class AffineShape:
-    """Shape of the map. unit: inputs are scaled to length 1 first."""
-
-    input_dim: int
-    output_dim: int
-    unit: bool = True
-
-
-class Affine(nn.Module):
-    """x W + b, with x scaled to length 1 if ``unit`` is set."""
-
-    def __init__(self, shape: AffineShape) -> None:
-        super().__init__()
-        self.shape = shape
-        self.linear = nn.Linear(shape.input_dim, shape.output_dim)
-
-    def forward(self, x_Bd: Tensor) -> Tensor:
-        """(B, d_in) -> (B, d_out)."""
-        return self.linear(F.normalize(x_Bd, dim=1) if self.shape.unit else x_Bd)
-
-
-@dataclass(frozen=True)
 class ResidualShape:
     """Shape of the map. unit: inputs are scaled to length 1 first."""
 
@@ -99,6 +79,8 @@ class ResidualShape:
 
 class Residual(nn.Module):
     """An affine map plus a small MLP that is zero at first, so that training starts from the affine map."""
+
+    kind, Shape = "residual", ResidualShape
 
     def __init__(self, shape: ResidualShape) -> None:
         super().__init__()

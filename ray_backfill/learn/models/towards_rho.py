@@ -24,6 +24,8 @@ class RhoAndHShape:
 class RhoAndH(nn.Module):
     """rho: new -> new space. h: old -> rho's space."""
 
+    kind, Shape = "towards_rho", RhoAndHShape
+
     def __init__(self, shape: RhoAndHShape) -> None:
         super().__init__()
         self.shape = shape

@@ -1,31 +1,17 @@
-"""Fits adapters: closed-form affine maps, and small networks trained on top of such a map.
+"""Trains adapters: small networks, alone or on top of an affine map.
 
 Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
 """
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ray_backfill.learn.models.apply import Affine
 from ray_backfill.learn.models.drift import ScaledResidual, ScaledResidualShape
-from ray_backfill.learn.models.maps import Affine, AffineShape, Residual, ResidualShape
-from ray_backfill.learn.training.adapters import FormulaFit, Wide
+from ray_backfill.learn.models.maps import Residual, ResidualShape
 from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
 from ray_backfill.learn.training.map_loop import all_views, train_by_items
-from ray_backfill.learn.training.settings import AdapterSettings, TransformTraining
-
-
-def fit_affine(fit: FormulaFit, data: TrainSet, settings: AdapterSettings, distance: str) -> Affine:
-    """The affine map that ``fit`` declares. Cost: O(N p (p + q)), and O((p + q)^3)."""
-    unit = distance == "cosine"
-    x, y = (_unit(data.vectors[m]) if unit else np.asarray(data.vectors[m], np.float64) for m in fit.models)
-    weight, bias = fit.formula(x, y, settings)
-    network = Affine(AffineShape(x.shape[1], y.shape[1], unit))
-    with torch.no_grad():
-        network.linear.weight.copy_(torch.from_numpy(weight.T.copy()))
-        network.linear.bias.copy_(torch.from_numpy(bias))
-    return network.eval()
+from ray_backfill.learn.training.settings import TransformTraining
 
 
 def train_residual(
@@ -38,9 +24,9 @@ def train_residual(
 ) -> Fitted:
     """Train a small MLP on top of ``base``. models: the source and the target model of the map."""
     torch.manual_seed(training.seed)
-    network = Residual(ResidualShape(base.shape.input_dim, base.shape.output_dim, unit=base.shape.unit))
-    network.base.load_state_dict(base.linear.state_dict())
-    return train_adapter(network, base.shape.unit, data, models, training, device, on_epoch)
+    network = Residual(ResidualShape(base.shape["input_dim"], base.shape["output_dim"], unit=base.unit))
+    network.base.load_state_dict({"weight": torch.from_numpy(base.weight_qp), "bias": torch.from_numpy(base.bias_q)})
+    return train_adapter(network, base.unit, data, models, training, device, on_epoch)
 
 
 def train_scaled_residual(
@@ -79,9 +65,3 @@ def train_adapter(
 
     flops = train_by_items(network, data, training, loss_of, device, on_epoch)
     return Fitted(network.eval(), flops)
-
-
-def _unit(vectors: NDArray[np.floating]) -> Wide:
-    wide = np.asarray(vectors, np.float64)
-    length = np.linalg.norm(wide, axis=1, keepdims=True)
-    return wide / np.where(length == 0, 1, length)

@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ray_backfill.learn.models.apply import Affine, Wide, unit
 from ray_backfill.learn.training.fit import OF_STEPS, Choice, Device, Fit, Fitted, OnEpoch, TrainSet, share_of_batch
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 
-Wide = NDArray[np.float64]
 # X and Y -> weight W, (p, q), and bias b, (q,), of the map X W + b.
 Formula = Callable[[Wide, Wide, AdapterSettings], tuple[Wide, Wide]]
 
@@ -48,12 +47,18 @@ class FormulaFit(Fit):
     def fit(
         self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
-        from ray_backfill.learn.training.adapter_loop import fit_affine
-
         source, target = (data.vectors[model] for model in self.models)
         # The two products that every formula needs; the cost of the rest does not grow with the items.
         flops = 2 * len(source) * source.shape[1] * (source.shape[1] + target.shape[1])
-        return Fitted(fit_affine(self, data, settings.adapters, distance), flops)
+        return Fitted(self.affine(data, settings.adapters, distance), flops)
+
+    def affine(self, data: TrainSet, settings: AdapterSettings, distance: str) -> Affine:
+        """The affine map. Cost: O(N p (p + q)), and O((p + q)^3)."""
+        is_cosine = distance == "cosine"
+        x, y = (data.vectors[model] for model in self.models)
+        wide = (unit(x), unit(y)) if is_cosine else (np.asarray(x, np.float64), np.asarray(y, np.float64))
+        weight, bias = self.formula(*wide, settings)
+        return Affine(weight.T.astype(np.float32), bias.astype(np.float32), is_cosine)
 
 
 @dataclass(frozen=True)
@@ -76,9 +81,9 @@ class ResidualFit(FormulaFit):
     def fit(
         self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
-        from ray_backfill.learn.training.adapter_loop import fit_affine, train_residual
+        from ray_backfill.learn.training.adapter_loop import train_residual
 
-        base = fit_affine(self, data, settings.adapters, distance)
+        base = self.affine(data, settings.adapters, distance)
         return train_residual(base, data, self.models, settings.transforms, device, on_epoch)
 
 

@@ -68,9 +68,9 @@ def read_train_set(folder: Path, models: Sequence[str]) -> TrainSet:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Result of a fit: the network in eval mode, and the floating-point operations that it took on all workers."""
+    """Result of a fit. network: a ``FormulaMap``, or a torch module in eval mode. flops: on all workers together."""
 
-    network: torch.nn.Module
+    network: Any
     flops: int
 
 

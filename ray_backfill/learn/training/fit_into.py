@@ -2,34 +2,36 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import torch
 from threadpoolctl import threadpool_limits
 
+from ray_backfill.core.plugins import Deferred
 from ray_backfill.core.progress import step
 from ray_backfill.core.stages import finish_stage
-from ray_backfill.learn.models.checkpoints import save_network
-from ray_backfill.learn.models.gather import rank_and_size
+from ray_backfill.learn.models.apply import save_network
 from ray_backfill.learn.training.fit import Device, Fit, TrainSet
 from ray_backfill.learn.training.settings import FitSettings
 
+_rank_and_size = Deferred("ray_backfill.learn.models.gather", "rank_and_size")
+
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Within the block, torch and BLAS compute in one thread.
+def one_thread(by_torch: bool = True) -> Iterator[None]:
+    """Within the block, BLAS computes in one thread, and so does torch. by_torch: False leaves torch alone.
 
     Sums in several threads round differently, so a map would depend on the number of cores. Threads do not pay either:
     a step of a small map takes a millisecond, and on a busy machine threads wait for each other much longer.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1, user_api="blas"):
-            yield
-    finally:
-        torch.set_num_threads(before)
+    with ExitStack() as stack:
+        if by_torch:
+            import torch
+
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)
+        stack.enter_context(threadpool_limits(1, user_api="blas"))
+        yield
 
 
 def fit_into(
@@ -40,7 +42,7 @@ def fit_into(
     title: of the method, for the terminal.
     """
     last_loss, epochs = math.nan, fit.epochs(settings)
-    rank, size = rank_and_size()
+    rank, size = _rank_and_size() if fit.is_trained else (0, 1)
     with step(title) as shown:
 
         def on_epoch(epoch: int, loss: float) -> None:
@@ -50,6 +52,6 @@ def fit_into(
 
         fitted = fit.fit(data, settings, distance, device, on_epoch)
     if rank == 0 and (math.isfinite(last_loss) or not fit.is_trained):
-        save_network(folder, fitted.network.cpu())
+        save_network(folder, fitted.network)
         of_training = {"loss": last_loss, "workers": size} if fit.is_trained else {}
         finish_stage(folder, of_training | {"training_flops": fitted.flops})

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import scipy.linalg
-import torch
 from sklearn.linear_model import LinearRegression, Ridge, RidgeCV
 
 from ray_backfill.core.errors import InputError
@@ -24,6 +23,7 @@ from ray_backfill.learn.methods.adapters import (
     ridge,
     rotation,
 )
+from ray_backfill.learn.models.apply import transform
 from ray_backfill.learn.training.adapters import Formula, FormulaFit
 from ray_backfill.learn.training.cross_validation import parts
 from ray_backfill.learn.training.fit import TrainSet
@@ -193,8 +193,7 @@ def test_the_network_is_the_formula(formula: Formula, distance: str) -> None:
     network = FormulaFit(formula, "old", "new").fit(data, FitSettings(), distance).network
     wide = [v.astype(np.float64) / (np.linalg.norm(v, axis=1, keepdims=True) if unit else 1) for v in (x, y)]
     weight, bias = formula(wide[0], wide[1], AdapterSettings())
-    with torch.no_grad():
-        np.testing.assert_allclose(network(torch.from_numpy(x)).numpy(), wide[0] @ weight + bias, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(transform(network, x), wide[0] @ weight + bias, rtol=1e-4, atol=1e-5)
 
 
 def test_wrong_settings_are_refused() -> None:

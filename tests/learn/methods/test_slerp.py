@@ -6,15 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.linalg
-import torch
 
 from ray_backfill.compare.resolve import check_distances_agree
 from ray_backfill.core.errors import InputError
 from ray_backfill.learn.methods import Embeddings, all_methods
-from ray_backfill.learn.models.slerp import Slerp, SlerpShape
+from ray_backfill.learn.methods.slerp import ALPHAS, Slerp, recall_at_1
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.learn.training.slerp import ALPHAS, recall_at_1
 
 METHOD = all_methods()["slerp"]
 
@@ -43,12 +41,9 @@ def test_it_is_the_papers_formula_in_the_padded_space(old_dim: int, new_dim: int
     padded = {m: np.pad(v.astype(np.float64), ((0, 0), (0, width - v.shape[1]))) for m, v in unit.items()}
     turned = padded["new"] @ scipy.linalg.orthogonal_procrustes(padded["new"], padded["old"])[0]
     network = fitted(TrainSet(train, None))
-    assert network.shape.alpha == 0.5
+    assert network.alpha == 0.5
     for alpha in (0.0, 0.3, 1.0):
-        at = Slerp(replace(network.shape, alpha=alpha))
-        at.load_state_dict(network.state_dict())
-        with torch.no_grad():
-            found = at(torch.from_numpy(train["old"]), torch.from_numpy(train["new"])).numpy()
+        found = replace(network, alpha=alpha)(train["old"], train["new"])
         for i in range(60):
             u, v = padded["old"][i].tolist(), turned[i].tolist()
             theta = math.acos(sum(a * b for a, b in zip(u, v, strict=True)))
@@ -60,11 +55,8 @@ def test_it_is_the_papers_formula_in_the_padded_space(old_dim: int, new_dim: int
 
 def test_queries_that_agree_stay_where_they_are() -> None:
     """The angle is zero there, and so is its sine."""
-    network = Slerp(SlerpShape(3, 3, 0.5))
-    with torch.no_grad():
-        network.rotation.weight.copy_(torch.eye(3))
-        same = torch.tensor([[1.0, 2.0, 2.0]])
-        torch.testing.assert_close(network(same, 5 * same), same / 3, atol=1e-4, rtol=0)
+    network, same = Slerp(np.eye(3, dtype=np.float32), 0.5), np.array([[1.0, 2.0, 2.0]])
+    np.testing.assert_allclose(network(same, 5 * same), same / 3, atol=1e-4, rtol=0)
 
 
 def test_recall_is_that_of_a_plain_loop() -> None:
@@ -83,15 +75,10 @@ def test_recall_is_that_of_a_plain_loop() -> None:
 def test_the_point_with_the_best_recall_is_chosen() -> None:
     train, label = embeddings(6, 6, n=300)
     network = fitted(TrainSet(train, label))
-    found = []
-    for alpha in ALPHAS:
-        at = Slerp(replace(network.shape, alpha=alpha))
-        at.load_state_dict(network.state_dict())
-        with torch.no_grad():
-            queries = at.double()(torch.from_numpy(train["old"]).double(), torch.from_numpy(train["new"]).double())
-        found.append(recall_at_1(queries.numpy(), train["old"], label))
-    assert network.shape.alpha == ALPHAS[found.index(max(found))]
-    assert 0 < network.shape.alpha < 1, "a point between is better than both ends on these data"
+    queries = [replace(network, alpha=alpha)(train["old"], train["new"]) for alpha in ALPHAS]
+    found = [recall_at_1(each, train["old"], label) for each in queries]
+    assert network.alpha == ALPHAS[found.index(max(found))]
+    assert 0 < network.alpha < 1, "a point between is better than both ends on these data"
 
 
 def test_the_pair_embeds_queries_by_both_models_and_leaves_the_gallery() -> None:
@@ -100,9 +87,7 @@ def test_the_pair_embeds_queries_by_both_models_and_leaves_the_gallery() -> None
     pair = METHOD.pair(Embeddings(query, gallery), network)
     assert pair.backward.gallery is gallery["old"]
     assert pair.forward.query is query["new"]
-    with torch.no_grad():
-        expected = network.double()(*(torch.from_numpy(query[m]).double() for m in ("old", "new")))
-    np.testing.assert_allclose(pair.backward.query, expected, atol=1e-6)
+    np.testing.assert_allclose(pair.backward.query, network(query["old"], query["new"]), atol=1e-6)
 
 
 def test_it_is_refused_for_other_distances() -> None:
