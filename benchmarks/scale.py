@@ -17,11 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from benchmarks.galleries import header, row
 from benchmarks.serving import machine
-from ray_backfill.cli.options import ScaleJob
+from ray_backfill.cli.commands.simulate import ScaleJob
 from ray_backfill.compare import replay, resolve
 from ray_backfill.compare import run as folder
 from ray_backfill.compare import write as results
@@ -218,7 +216,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 def job_of(arguments: argparse.Namespace) -> ScaleJob:
     """The job's defaults with the given arguments; at most as many classes as items."""
-    job: ScaleJob = tyro.cli(ScaleJob, args=["--out", str(arguments.out)])
+    job = ScaleJob(out=arguments.out)
     gallery = job.gallery
     classes = min(gallery.classes, max(1, arguments.items // 9))
     gallery = replace(

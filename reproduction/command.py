@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from ray_backfill.cli.parse import read_options
-from ray_backfill.cli.shell import refuse_relative, shown
+from ray_backfill.cli import absolute, shown
+from ray_backfill.cli.commands import running
+from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.recipes import load_recipe
 from ray_backfill.workers.settings import EmbedActors, Workers
@@ -19,7 +17,7 @@ from reproduction.settings import Experiment
 class ReproduceJob:
     """A page about several runs of a recipe."""
 
-    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    experiment: Experiment
     """Recipe, seeds, methods, ablation and subgroups of the experiment."""
     out: Path = Path("runs/reproduce")
     """Folder of the runs. The same command continues stopped runs and reuses finished ones."""
@@ -28,29 +26,25 @@ class ReproduceJob:
     findings: Path | None = None
     """Markdown file to include in the page; None: no findings."""
     workers: Workers = field(default_factory=Workers)
-    """Training workers. On a cluster with GPUs each worker gets one, and their number is the limit."""
     actors: EmbedActors = field(default_factory=EmbedActors)
-    """Ray actors that embed images. On a cluster with GPUs each actor gets one, and their number is the limit."""
     overwrite: bool = False
     """Delete what other settings have left in --out, and make it again."""
 
 
-def read(arguments: Sequence[str]) -> ReproduceJob:
+def options(arguments: Sequence[str]) -> Options:
     """The experiment and where it runs."""
-    return read_options(ReproduceJob, arguments)
+    return Options(ReproduceJob(experiment=Experiment(REQUIRED)), arguments)
 
 
-def run(arguments: Sequence[str]) -> None:
+def run(job: ReproduceJob) -> None:
     """Run what is missing, write the page and print its path."""
-    job = read(arguments)
     experiment = job.experiment
     if experiment.data_root is not None:
-        refuse_relative("--data-root", experiment.data_root)
+        absolute("--data-root", experiment.data_root)
     # Wrong names are errors before anything is loaded or started.
     Evaluation(methods=experiment.methods).find_methods()
     for name in filter(None, (experiment.recipe, experiment.subgroups)):
         load_recipe(name, experiment.data_root)
-    from ray_backfill.cli.context import running
     from reproduction.experiment import reproduce
 
     with running(job) as context:

@@ -161,7 +161,7 @@ IMAGES = [
     of_recipe("--recipe manifest --data-root {data}/gallery.parquet", "has no column 'path'", "path and label"),
     of_recipe("--download", "landmarks has nothing to download"),
     of_recipe("--seed -1", "--seed must not be negative"),
-    of_recipe("--seed x", "--seed: invalid int value: 'x'"),
+    of_recipe("--seed x", "--seed must be a whole number, not 'x'"),
     of_recipe("--protocol.old-share 0", "--protocol.old-share must be greater than 0 and at most 1"),
     of_recipe("--protocol.old-share 0.001", "leave 0 for the old model"),
     of_recipe("--old.backbone.arch vgg", "unknown architecture 'vgg'; known: convnet"),

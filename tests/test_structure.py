@@ -26,7 +26,7 @@ ONLY_IN = {
     "threadpoolctl": {"engine", "forecast", "learn"},
     "torch": {"learn", "engine.device", "workers", "recipes", "drill.ray"},
     "transformers": {"learn"},
-    "tyro": {"cli", "recipes"},
+    "cyclopts": {"cli"},
     "matplotlib": {"page", "compare", "drill", "forecast"},
     "jinja2": {"page"},
     "rich": {"page", "core", "compare", "drill", "forecast"},

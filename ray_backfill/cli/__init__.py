@@ -1,1 +1,158 @@
-"""Command lines: options, commands, and error messages."""
+"""The command: options, help, errors as one line, exit codes. Here is what lies between the shell and a subcommand."""
+
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from ray_backfill.core.errors import InputError, Stopped, input_error_in
+from ray_backfill.core.printable import printable
+from ray_backfill.core.secrets import hide_in_logs, hide_in_process_list, learn
+
+LINE = "stopped; the same command continues where it was"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_job(main: Callable[[], None]) -> None:
+    """Run a command. An InputError (also of an actor or worker) becomes one line and exit code 2.
+
+    Ctrl-C gives 130, SIGTERM 143. Secrets of the command line are shown nowhere, also not in a traceback. Where nobody
+    reads the output any more, as after ``| head``, it ends without a word and with 141, as if SIGPIPE had ended it.
+    """
+    for word in sys.argv:
+        learn(word)
+    hide_in_process_list()
+    hide_in_logs()
+    try:
+        try:
+            _run(main)
+        finally:
+            sys.stdout.flush()  # here, where an error can be told
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        _drop_output()
+        sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:  # of the flush: ``_run`` leaves no error that has a remedy
+        found = input_error_in(error)
+        if found is None:
+            raise
+        _drop_output()
+        print(f"error: the output cannot be written: {found}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _nobody_reads() -> bool:
+    """Whether standard output or standard error is a pipe whose reader is gone."""
+    poll = select.poll()
+    for stream in (1, 2):
+        poll.register(stream, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _drop_output() -> None:
+    """What is still to be written goes nowhere; otherwise Python would try again at its end, and complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr) if _nobody_reads() else (sys.stdout,):
+        os.dup2(nowhere, stream.fileno())
+
+
+def _run(main: Callable[[], None]) -> None:
+    with _handled_by(_end_at_once):
+        try:
+            main()
+        except BrokenPipeError:
+            raise
+        except KeyboardInterrupt as stopped:
+            print(f"{chr(10) * sys.stderr.isatty()}{LINE}", file=sys.stderr)  # a terminal has already printed ^C
+            sys.exit(128 + getattr(stopped, "signal", signal.SIGINT))
+        except Exception as error:
+            found = input_error_in(error)
+            if found is None:
+                raise
+            print(f"error: {printable(str(found))}", file=sys.stderr)
+            sys.exit(2)
+
+
+def absolute(option: str, path: Path) -> Path:
+    """The path of an option, absolute.
+
+    Raises:
+        InputError: It is relative inside a submitted job, whose working directory is a copy that Ray deletes; or it is
+            not UTF-8, so that Arrow could not open it and no manifest could hold it.
+    """
+    if not path.is_absolute() and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        raise InputError(
+            f"{option} {path} is relative; a submitted job needs an absolute path on storage that all nodes share"
+        )
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{option} {path} is not UTF-8; rename the folder, or give another") from error
+    return path.absolute()
+
+
+def command_line() -> str:
+    """The command as typed, for the manifest, without secrets and the folder of the installed script."""
+    is_script = sys.argv[0].endswith(".py") and not sys.argv[0].endswith("__main__.py")  # python -m ray_backfill
+    words = ["python", *sys.argv] if is_script else ["ray-backfill", *sys.argv[1:]]
+    return " ".join(map(learn, words))
+
+
+def shown(path: Path) -> Path:
+    """The path for the terminal: relative to the working directory, if it is below."""
+    relative = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return Path(printable(str(relative)))
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Within the block, a signal raises ``Stopped``, and the second one ends the process at once.
+
+    Raises:
+        Stopped: Also in place of an error that the signal caused, for example in a library that was being imported, or
+            of the plain KeyboardInterrupt that Ray makes of it.
+    """
+    came: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        if came:
+            _end_at_once(number, frame)
+        came.append(number)
+        raise Stopped(number)
+
+    with _handled_by(stop):
+        try:
+            yield
+        except (Exception, KeyboardInterrupt) as error:
+            if came and not isinstance(error, Stopped):
+                raise Stopped(came[0]) from error
+            raise
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Handle the signals within the block. Only the main thread can; elsewhere nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handled in before.items():
+            signal.signal(number, signal.SIG_DFL if handled is None else handled)
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    """End the process, where nothing is to be tidied up: an import would make a long traceback of an exception."""
+    # A live display hides the cursor. No print here: the signal may have interrupted another print.
+    start = "\n\x1b[?25h" if os.isatty(2) else ""
+    os.write(2, f"{start}{LINE}\n".encode())
+    os._exit(128 + number)

@@ -1,10 +1,35 @@
-"""The command ``ray-backfill``. Imports only the requested subcommand, so that help and errors appear quickly."""
+"""The command ``ray-backfill``. Imports only the requested subcommand, so that help and errors appear quickly.
 
+The first help page of each subcommand is a text in ``pages``, in which the names of plugins are filled in.
+"""
+
+import keyword
+import re
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import Any
 
-from ray_backfill.cli.shell import run_job
+from ray_backfill.cli import run_job
 from ray_backfill.core.errors import unknown_name
+
+# In the order in which users need them, as in ``pages/overview.txt``.
+COMMANDS = (
+    *("import", "doctor", "sample", "forecast", "simulate", "drill"),
+    *("report", "fit", "embed", "train", "reproduce"),
+)
+
+# What pages list -> the function that knows it, which is imported for those pages only.
+_LISTS = {
+    "methods": ("ray_backfill.learn.methods", "all_methods"),
+    "orders": ("ray_backfill.engine.orders", "all_orders"),
+    "merges": ("ray_backfill.engine.merges", "all_merges"),
+    "metrics": ("ray_backfill.engine.metrics", "metric_forms"),
+    "recipes": ("ray_backfill.recipes", "recipe_names"),
+    "sources": ("ray_backfill.data.sources", "all_kinds"),
+}
+_HELP = ("-h", "--help")
 
 
 def main(command: str | None = None) -> None:
@@ -13,15 +38,10 @@ def main(command: str | None = None) -> None:
 
 
 def _main(words: Sequence[str]) -> None:
-    # Everything is imported in here, where ``run_job`` handles Ctrl-C.
-    import importlib
-    import keyword
+    from ray_backfill import __version__  # whatever is imported in here, ``run_job`` handles Ctrl-C
 
-    from ray_backfill import __version__
-    from ray_backfill.cli.pages import COMMANDS, overview, page
-
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(overview())
+    if not words or words[0] in (*_HELP, "help"):
+        print(page("overview"))
         return
     if words[0] == "--version":
         print(f"ray-backfill {__version__}")
@@ -29,24 +49,80 @@ def _main(words: Sequence[str]) -> None:
     command, *arguments = words
     if command not in COMMANDS:
         raise unknown_name("command", command, COMMANDS)
-    group = _help_asked_for(arguments)
-    if group == "":
-        print(page(command))
-        return
-    name = f"{command}_" if keyword.iskeyword(command) else command
-    module = importlib.import_module(f"ray_backfill.cli.commands.{name}")
-    if group is not None:
-        from ray_backfill.cli.groups import group_help
-
-        print(group_help(module.read, arguments, group))
+    asked = next((place for place, argument in enumerate(arguments) if argument in _HELP), None)
+    if asked is None:
+        subcommand(command).run(options_of(command, arguments).read())
+    elif arguments[asked + 1 :] and not arguments[asked + 1].startswith("-"):
+        print(group_help(command, arguments[:asked] + arguments[asked + 2 :], arguments[asked + 1]))
     else:
-        module.run(arguments)
+        print(page(command))
 
 
-def _help_asked_for(arguments: Sequence[str]) -> str | None:
-    """The group of options whose help is requested; "" for the first page; None if no help is requested."""
-    for place, argument in enumerate(arguments):
-        if argument in ("-h", "--help"):
-            following = arguments[place + 1 : place + 2]
-            return following[0] if following and not following[0].startswith("-") else ""
-    return None
+def subcommand(command: str) -> Any:
+    """The module of a subcommand."""
+    return import_module(f"ray_backfill.cli.commands.{command}{'_' * keyword.iskeyword(command)}")
+
+
+def options_of(command: str, arguments: Sequence[str]) -> Any:
+    """The ``Options`` of a command line. --order_seed is --order-seed."""
+    named = (argument.partition("=") for argument in arguments)
+    words = [n.replace("_", "-") + sign + v if n.startswith("--") else n + sign + v for n, sign, v in named]
+    return subcommand(command).options(words)
+
+
+def page(name: str) -> str:
+    """The first page of a command, or "overview"; with names in place of lines such as {methods}."""
+    from importlib.resources import files
+
+    text = (files("ray_backfill.cli") / "pages" / f"{name}.txt").read_text(encoding="utf-8").rstrip()
+    return re.sub(
+        r"^( *)\{(\w+)\}$", lambda line: _wrapped(", ".join(_names(line[2])), line[1]), text, flags=re.MULTILINE
+    )
+
+
+def _wrapped(text: str, indent: str) -> str:
+    return textwrap.fill(text, 80, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _listed(name: str) -> Any:
+    module, function = _LISTS[name]
+    return getattr(import_module(module), function)()
+
+
+def _names(listed: str) -> Iterable[str]:
+    """What {methods}, {recommended}, {orders} and so on stand for."""
+    if listed == "recommended":
+        return (method.name for method in _listed("methods").values() if method.is_recommended)
+    if listed == "orders":
+        note = " (upper bound: it uses the result)"
+        return (order.name + note * order.is_oracle for order in _listed("orders").values())
+    if listed == "sources":
+        return (kind.example for kind in _listed("sources"))
+    return iter(_listed(listed))
+
+
+def group_help(command: str, arguments: Sequence[str], group: str) -> str:
+    """The options of a group with their defaults, or a list of methods, orders, merges or recipes.
+
+    group: "all": every group; "run": the options without a prefix.
+
+    Raises:
+        InputError: The group is unknown; the message names similar ones.
+    """
+    if group in ("methods", "orders", "merges"):
+        return "\n".join(map(_explained, _listed(group).values()))
+    if group == "recipes":
+        from ray_backfill.recipes import describe_recipe
+
+        return "\n".join(f"{name}\n    {describe_recipe(name)}" for name in _listed(group))
+    groups = options_of(command, [*arguments, "--help"]).help()
+    wanted = [text for title, text in groups.items() if group in ("all", title, title.split(".")[0])]
+    if not wanted:
+        known = dict.fromkeys(title.split(".")[0] for title in groups)
+        raise unknown_name("group of options", group, (*known, "all", "methods", "orders", "merges", "recipes"))
+    return "\n\n".join(wanted)
+
+
+def _explained(row: Any) -> str:
+    source = f" ({row.source})" if row.source else ""
+    return "\n".join([f"{row.name}: {row.title}{source}", *(f"    {meaning}" for meaning in row.glossary.values())])

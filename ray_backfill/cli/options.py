@@ -1,144 +1,244 @@
-"""The options of each command, as dataclasses from which its command line is made."""
+"""The options of a command, made from the dataclass of its settings: reading a command line, and help for options."""
 
-from dataclasses import dataclass, field
+import ast
+import difflib
+import inspect
+import sys
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Generic, Literal, TypeVar
+from types import GenericAlias, NoneType
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
-import tyro
+from ray_backfill.core.errors import InputError, local_path
 
-from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.drill.settings import LiveSettings
-from ray_backfill.learn.methods import POLICIES, all_methods
-from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.recipes import PlanningSettings, Recipe
-from ray_backfill.recipes.run.synthetic import SyntheticGallery
-from ray_backfill.workers.settings import EmbedActors, ReplayPlace, Workers
+if TYPE_CHECKING:
+    from cyclopts import Token
 
-ImagesT = TypeVar("ImagesT")
+# Default of a setting that the command line must give.
+REQUIRED: Any = MISSING
 
+# Settings within settings are a group of options, such as --heads.lr. The options of these have no prefix.
+_WITHOUT_PREFIX = {"settings", "fits", "evaluation", "place", "experiment", "columns"}
 
-@dataclass(frozen=True, kw_only=True)
-class RecipeJob(Generic[ImagesT]):
-    """A run of a recipe. Every setting of the recipe can be changed; the defaults shown are the recipe's."""
-
-    recipe: str
-    """Recipe to run; --help recipes lists them."""
-    data_root: Path | None
-    """Folder of the images, for recipes that need files; None for the others."""
-    seed: int
-    """Random seed for the whole recipe."""
-    out: Path
-    """Folder of the run. The same command continues a run that was stopped, and reuses finished stages. With further
-    methods, orders, merges or cut-offs it extends the results."""
-    overwrite: bool = False
-    """Delete the stages in --out that were made with other settings or data, and make them again."""
-    settings: Annotated[Recipe[ImagesT], tyro.conf.arg(name="")]
-    """Settings of the recipe."""
-    workers: Workers
-    """Training workers. On a cluster with GPUs each worker gets one, and their number is the limit."""
-    actors: EmbedActors
-    """Ray actors that embed images. On a cluster with GPUs each actor gets one, and their number is the limit."""
-    dry_run: bool = False
-    """Print what the run would need (images, steps, GPU hours, storage) and stop. Needs no published data set."""
-    download: bool = False
-    """Download the images into --data-root first, where the owner of the data set permits it."""
-    planning: PlanningSettings = field(default_factory=PlanningSettings)
+# Type -> what help writes for a value.
+_PLACEHOLDERS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class EmbedJob(RecipeJob[ImagesT]):
-    """An embedding of the images of a recipe."""
+@dataclass(frozen=True)
+class Option:
+    """A setting as an option.
 
-    gallery: Literal["both", "old"] = "both"
-    """Models that embed the gallery: both, or old alone, for a forecast; the latter goes to OUT/before."""
-    only: Path | None = None
-    """File that ray-backfill sample wrote: embed only its gallery items, into OUT/sampled."""
+    path: the fields that lead to it. owners: the dataclass of each. kind: type of one value.
+    """
+
+    path: tuple[str, ...]
+    owners: tuple[type, ...]
+    kind: Any
+    default: Any
+    is_list: bool
+    may_be_none: bool
+    is_positional: bool
+
+    @property
+    def group(self) -> str:
+        """The prefix: "heads.loss" for --heads.loss.tau, "" if there is none."""
+        return _prefix(self.path[:-1])
+
+    def name(self, sign: str = "") -> str:
+        """The option as it is typed. sign: "no-" for the option that turns a flag off."""
+        return f"--{self.group}{'.' * bool(self.group)}{sign}{self.path[-1].replace('_', '-')}"
+
+    @property
+    def usage(self) -> str:
+        """The option and its values, as help writes them."""
+        if self.kind is bool:
+            return f"{self.name()}, {self.name('no-')}"
+        choices = get_args(self.kind)
+        value = f"{{{','.join(choices)}}}" if choices else _PLACEHOLDERS[self.kind]
+        value = f"[{value} [{value} ...]]" if self.is_list else f"{'{None}|' * self.may_be_none}{value}"
+        return value if self.is_positional else f"{self.name()} {value}"
+
+    @property
+    def text(self) -> str:
+        """The docstring of the setting."""
+        return _texts_of(self.owners[-1]).get(self.path[-1], "")
+
+    def help(self) -> str:
+        """Help on the option. A default that is empty or None is not shown: the text says what it means."""
+        default = " ".join(map(str, self.default)) if self.is_list else str(self.default)
+        note = f"(default: {default})" if default and self.default is not None else ""
+        note = "(required)" if self.default is REQUIRED else note
+        return f"{_wrapped(self.usage, '  ')}\n{_wrapped(f'{self.text} {note}', ' ' * 8)}"
+
+    def group_help(self) -> str:
+        """Help on its group: the docstring of the group's field, otherwise that of the dataclass."""
+        place = max(place for place, name in enumerate(self.path[:-1]) if name not in _WITHOUT_PREFIX)
+        text = _texts_of(self.owners[place]).get(self.path[place]) or inspect.getdoc(self.owners[place + 1])
+        return f"{_wrapped(text or '', '  ')}\n  {'-' * 78}"
+
+    def value(self, tokens: "Sequence[Token]") -> Any:
+        """The value of the words after the option; of the last ones, if it is given more than once."""
+        start = max(place for place, token in enumerate(tokens) if not token.index)
+        values = [self._value(token.value) for token in tokens[start:]]
+        return tuple(values) if self.is_list else values[0]
+
+    def _value(self, word: str) -> Any:
+        name, choices = self.usage if self.is_positional else self.name(), get_args(self.kind)
+        if self.may_be_none and word == "None":
+            return None
+        if choices and word not in choices:
+            raise InputError(f"invalid choice {word!r} for argument '{name}'; choose from {', '.join(choices)}")
+        if self.kind is Path and not word:
+            raise InputError(f"{name} is empty; give a folder{' or a file' * self.may_be_none}")
+        if self.kind is Path or self.path[-1] == "root":  # the folder of the images
+            local_path(word)
+        try:
+            return word if choices else self.kind(word)
+        except ValueError:
+            wrong = f"must be a{' whole' * (self.kind is int)} number, not" if not self.is_list else "does not accept"
+            raise InputError(f"{name} {wrong} {word!r}; see --help") from None
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainJob(RecipeJob[ImagesT]):
-    """Training of one backbone of a recipe."""
-
-    model: str
-    """Backbone to train: old, new, or another one that some methods need (advbct, bct, dsimplex, ...)."""
+def _prefix(path: tuple[str, ...]) -> str:
+    return ".".join(name.replace("_", "-") for name in path if name not in _WITHOUT_PREFIX)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulateJob(RecipeJob[ImagesT]):
-    """A run of a whole recipe, from images to the report."""
+class Options:
+    """An option for every setting of a command.
 
-    scale: Literal["demo", "full"] = "demo"
-    """demo: run the recipe. full: draw synthetic embeddings at the size of Google Landmarks v2 instead."""
-    place: Annotated[ReplayPlace, tyro.conf.arg(name="")]
+    defaults: the settings if the command line says nothing. positional: the setting that is given without its name.
+    hidden: options that there shall not be.
+    """
+
+    def __init__(self, defaults: Any, words: Sequence[str], positional: str = "", hidden: Collection[str] = ()) -> None:
+        self._defaults, self._words, self._positional = defaults, words, positional
+        self._options = [each for each in self._options_of(defaults) if each.name() not in hidden]
+
+    def _options_of(self, settings: Any, path: tuple[str, ...] = (), owners: tuple[type, ...] = ()) -> Iterator[Option]:
+        hints, owners = get_type_hints(type(settings)), (*owners, type(settings))
+        values = {each.name: getattr(settings, each.name) for each in fields(settings)}
+        for name, value in values.items():
+            if not is_dataclass(value):
+                is_list, may_be_none = get_origin(hints[name]) is tuple, NoneType in get_args(hints[name])
+                kind = get_args(hints[name])[0] if is_list or may_be_none else hints[name]
+                yield Option((*path, name), owners, kind, value, is_list, may_be_none, name == self._positional)
+        for name, value in values.items():
+            if is_dataclass(value):
+                yield from self._options_of(value, (*path, name), owners)
+
+    def read(self, ignore_others: bool = False) -> Any:
+        """The settings that the command line asks for. ignore_others: pass over words that are no options here.
+
+        Raises:
+            InputError: An option is unknown, missing or malformed, or settings refuse a value.
+        """
+        import cyclopts
+
+        options = {f"option_{place}": option for place, option in enumerate(self._options)}
+        app = cyclopts.App(help_flags=(), version_flags=())
+        app.default(_function_of(options))
+        try:
+            _, bound, unknown, _ = app.parse_known_args(self._words)
+        except cyclopts.MissingArgumentError as error:
+            if error.keyword:
+                raise InputError(f"{error.keyword}: expected one argument; see --help") from error
+            option = options[error.argument.field_info.name]  # type: ignore[union-attr]
+            raise InputError(f"missing: {option.usage}: {' '.join(option.text.split())[:-1]}; see --help") from error
+        except cyclopts.UnknownOptionError as error:  # where a positional one is expected
+            raise self._unrecognized(error.unused_tokens or []) from error
+        except cyclopts.CoercionError as error:
+            if isinstance(error.__cause__, InputError):
+                raise error.__cause__ from None
+            token: Any = error.token  # of a flag
+            raise InputError(f"{token.keyword} must be true or false, not {token.value!r}; see --help") from error
+        if unknown and not ignore_others:
+            raise self._unrecognized(unknown)
+        return _replaced(self._defaults, {options[name].path: value for name, value in bound.arguments.items()})
+
+    def _unrecognized(self, words: Sequence[str]) -> InputError:
+        """The error for these words, with the options that they may mean."""
+        known, meant = [each.name() for each in self._options if not each.is_positional], []
+        for name in (word.split("=")[0].lower() for word in words if word.startswith("--")):
+            last = name.lstrip("-").split(".")[-1]
+            same = [each for each in known if each.lstrip("-").split(".")[-1] == last]
+            meant += difflib.get_close_matches(name, known, 1, 0.8) or same[:3]
+        advice = f"did you mean {' or '.join(dict.fromkeys(meant))}?" if meant else "see --help"
+        return InputError(f"unrecognized options: {', '.join(words)}; {advice}")
+
+    def help(self) -> dict[str, str]:
+        """Group -> help on its options. "run": the options without a prefix."""
+        groups: dict[str, list[str]] = {"": ["run", "  -h, --help\n        show this help message and exit"]}
+        for option in self._options:
+            if option.group not in groups:
+                groups[option.group] = [option.group, option.group_help()]
+            groups[option.group].append(option.help())
+        return {lines[0]: "\n".join(lines) for lines in groups.values()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrillJob(RecipeJob[ImagesT]):
-    """A live backfill of a recipe's gallery, under traffic."""
+def _function_of(options: dict[str, Option]) -> Any:
+    """A function whose parameters are the options, as cyclopts expects it."""
+    from cyclopts import Parameter
 
-    live: LiveSettings = field(default_factory=LiveSettings)
-
-
-def _training_free() -> tuple[str, ...]:
-    """Methods that use only the old and the new model and train nothing; a formula may be fitted."""
-    plain = (m for m in all_methods().values() if m.models == ("old", "new") and m.family != POLICIES)
-    return tuple(method.name for method in plain if not method.is_trained)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScaleJob:
-    """A run on synthetic embeddings at the size of Google Landmarks v2. It shows scale, not which method is better."""
-
-    scale: Literal["full"] = "full"
-    """full: draw a synthetic gallery instead of running a recipe."""
-    gallery: SyntheticGallery = field(default_factory=SyntheticGallery)
-    """Synthetic gallery, by default as large as Google Landmarks v2; see docs/results/scale.md for its defaults."""
-    out: Path = Path("runs/full")
-    """Folder of the run. The same command continues a run that was stopped, and reuses finished stages. With further
-    methods, orders, merges or cut-offs it extends the results."""
-    overwrite: bool = False
-    """Delete the stages in --out that were made with other settings or data, and make them again."""
-    evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(
-        default_factory=lambda: Evaluation(
-            methods=_training_free(),
-            orders=("random", "classifier_score", "class_mean_distance"),
-            metrics=("mAP@100", "CMC@1"),
+    def parameter(name: str, option: Option) -> inspect.Parameter:
+        kind = inspect.Parameter.POSITIONAL_ONLY if option.is_positional else inspect.Parameter.KEYWORD_ONLY
+        default = inspect.Parameter.empty if option.default is REQUIRED else option.default
+        how = Parameter(
+            name=None if option.is_positional else option.name(),
+            negative=option.name("no-") if option.kind is bool else (),
+            converter=option.value,
+            consume_multiple=option.is_list,
+            allow_repeating=True,
         )
-    )
-    fits: Annotated[FitSettings, tyro.conf.arg(name="")] = field(default_factory=FitSettings)
-    workers: Workers = field(default_factory=Workers)
-    place: Annotated[ReplayPlace, tyro.conf.arg(name="")] = field(default_factory=ReplayPlace)
+        # Exact, because cyclopts has pydantic check values and defaults once something else has loaded it.
+        value = GenericAlias(tuple, (option.kind, ...)) if option.is_list else option.kind
+        value = value | None if option.may_be_none else value
+        return inspect.Parameter(name, kind, default=default, annotation=Annotated[value, how])
+
+    def command(**_: Any) -> None: ...
+
+    signature = inspect.Signature([parameter(name, option) for name, option in options.items()])
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    return command
 
 
-@dataclass(frozen=True, kw_only=True)
-class FolderJob:
-    """Work on a folder of embeddings."""
-
-    data: Path
-    """Folder with gallery.parquet and, optionally, queries.parquet and train.parquet."""
-    out: Path
-    """Folder of the run. The same command continues a run that was stopped, and reuses finished stages. With further
-    methods, orders, merges or cut-offs it extends the results."""
-    overwrite: bool = False
-    """Delete the stages in --out that were made with other settings or data, and make them again."""
-    evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(default_factory=Evaluation.of_folder)
-    fits: Annotated[FitSettings, tyro.conf.arg(name="")] = field(default_factory=FitSettings)
-    workers: Workers = field(default_factory=Workers)
+def _replaced(settings: Any, given: dict[tuple[str, ...], Any], path: tuple[str, ...] = ()) -> Any:
+    """The settings with other values. given: the fields that lead to a value -> the value. path: those to here."""
+    changes = {first: value for (first, *rest), value in given.items() if not rest}
+    for name in dict.fromkeys(first for first, *rest in given if rest):
+        inner = {each[1:]: value for each, value in given.items() if each[0] == name}
+        changes[name] = _replaced(getattr(settings, name), inner, (*path, name))
+    try:
+        return replace(settings, **changes)
+    except InputError as error:
+        group = _prefix(path)
+        raise InputError(f"--{group}: {error}" if group and "--" not in str(error) else str(error)) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulateFolderJob(FolderJob):
-    """A comparison on a folder of embeddings. Methods and merges that lack data are left out, with the reason."""
+@cache
+def _texts_of(kind: type) -> dict[str, str]:
+    """Field of a dataclass -> the docstring below it."""
+    texts: dict[str, str] = {}
+    for base in filter(is_dataclass, reversed(kind.__mro__)):
+        for node, below in pairwise(_classes_of(base.__module__)[base.__name__].body):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+                texts[node.target.id] = str(below.value.value) if is_text else ""  # type: ignore[attr-defined]
+    return texts
 
-    drop_broken: bool = False
-    """Leave rows out that have no id or a duplicate one, or a vector that is missing, zero or not finite, instead of
-    refusing the folder. OUT/cleaned then holds a copy without them, and lists them."""
-    place: Annotated[ReplayPlace, tyro.conf.arg(name="")] = field(default_factory=ReplayPlace)
+
+@cache
+def _classes_of(module: str) -> dict[str, ast.ClassDef]:
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrillFolderJob(FolderJob):
-    """A live backfill on a folder of embeddings; the new embeddings come from the folder."""
-
-    actors: EmbedActors = field(default_factory=EmbedActors)
-    live: LiveSettings = field(default_factory=LiveSettings)
+def _wrapped(text: str, indent: str) -> str:
+    """The text in lines of 80 characters."""
+    return textwrap.fill(
+        " ".join(text.split()), 80, initial_indent=indent, subsequent_indent=indent,
+        break_on_hyphens=False, break_long_words=False,
+    )  # fmt: skip

@@ -7,9 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
-
-import tyro
+from typing import Any, Generic, TypeVar
 
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.core.errors import InputError, require_positive, unknown_name
@@ -52,9 +50,9 @@ class Recipe(Generic[ImagesT]):
     """New model: backbone and training."""
     embed: EmbedSettings = field(default_factory=EmbedSettings)
     """Embedding of the images: parts, batches and number format."""
-    fits: Annotated[FitSettings, tyro.conf.arg(name="")] = field(default_factory=FitSettings)
+    fits: FitSettings = field(default_factory=FitSettings)
     """Fitting of heads, transformations and adapters."""
-    evaluation: Annotated[Evaluation, tyro.conf.arg(name="")] = field(default_factory=Evaluation)
+    evaluation: Evaluation = field(default_factory=Evaluation)
     """Methods, orders, merges and metrics to compare."""
 
     @property

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import ray_backfill as rb
+from ray_backfill.cli import run_job
 from ray_backfill.cli.main import main
-from ray_backfill.cli.shell import run_job
 from ray_backfill.core.run_lock import locked
 
 

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from ray_backfill.cli.shell import run_job
-from ray_backfill.cli.stopping import LINE, ending_at_once, interruptible
+from ray_backfill.cli import LINE, interruptible, run_job
 from ray_backfill.core.errors import Stopped
 
 BOTH = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -27,7 +26,7 @@ main()
 
 
 @BOTH
-@pytest.mark.parametrize("module", ["importlib.resources", "tyro", "numpy", "pandas._libs.lib"])
+@pytest.mark.parametrize("module", ["importlib.resources", "cyclopts", "numpy", "pandas._libs.lib"])
 @pytest.mark.slow
 def test_during_imports(module: str, number: int, code: int) -> None:
     program = IMPORTING.format(module=module, number=int(number))
@@ -72,8 +71,7 @@ def test_a_library_may_turn_the_signal_into_another_error(other: BaseException) 
 def test_the_second_signal_ends_a_process_that_hangs_while_it_tidies_up() -> None:
     program = """
 import os, signal, time
-from ray_backfill.cli.shell import run_job
-from ray_backfill.cli.stopping import interruptible
+from ray_backfill.cli import interruptible, run_job
 def main():
     with interruptible():
         try:
@@ -89,6 +87,6 @@ run_job(main)
 
 def test_a_block_gives_the_handlers_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with ending_at_once(), interruptible():
+    with interruptible():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before

@@ -12,7 +12,7 @@ import pytest
 import scipy
 import torch
 
-from ray_backfill.cli.shell import run_job
+from ray_backfill.cli import run_job
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, write_json

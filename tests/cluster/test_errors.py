@@ -7,7 +7,7 @@ from ray.exceptions import RayTaskError
 from ray.train import WorkerGroupError
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 
-from ray_backfill.cli.shell import run_job
+from ray_backfill.cli import run_job
 from ray_backfill.core.errors import InputError
 from ray_backfill.images.datasets import NotThereError
 

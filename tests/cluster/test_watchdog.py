@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from ray_backfill.cli.stopping import LINE
+from ray_backfill.cli import LINE
 from ray_backfill.core.errors import InputError
 from ray_backfill.workers.settings import ReplayPlace, local_cpus
 from ray_backfill.workers.watchdog import _without_rays_threads
@@ -18,8 +18,7 @@ from ray_backfill.workers.watchdog import _without_rays_threads
 # A run that waits for Ray in its main thread.
 WAITING = """
 import ray, threading, time
-from ray_backfill.cli.shell import run_job
-from ray_backfill.cli.stopping import interruptible
+from ray_backfill.cli import interruptible, run_job
 from ray_backfill.workers.session import session
 
 @ray.remote

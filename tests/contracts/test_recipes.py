@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ray_backfill import recipes
-from ray_backfill.cli.commands import simulate
-from ray_backfill.cli.groups import group_help
+from ray_backfill.cli.main import group_help
 from ray_backfill.compare.resolve import check_distances_agree
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.plugins import load_plugin, plugin_names
@@ -54,9 +53,9 @@ def test_recipes_say_what_they_need() -> None:
 
 
 def test_help_says_what_the_recipe_is() -> None:
-    shown = " ".join(group_help(simulate.read, [], "recipes").split())
+    shown = " ".join(group_help("simulate", [], "recipes").split())
     assert f"cifar100_open {describe_recipe('cifar100_open')}" in shown
-    shown = group_help(simulate.read, ["--recipe", "cifar100_open"], "protocol")
+    shown = group_help("simulate", ["--recipe", "cifar100_open"], "protocol")
     assert "--protocol.kind {extended,open,same,biased}" in shown
 
 

@@ -5,32 +5,28 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from ray_backfill.cli.parse import read_options
-from ray_backfill.cli.shell import shown
+from ray_backfill.cli import shown
+from ray_backfill.cli.options import REQUIRED, Options
 
 
 @dataclass(frozen=True)
 class DoctorJob:
     """An examination of a folder of embeddings."""
 
-    data: Annotated[Path, tyro.conf.Positional]
+    data: Path
     """Folder with gallery.parquet and, optionally, queries.parquet, train.parquet and validation.parquet."""
     json: bool = False
     """Print JSON instead of tables."""
 
 
-def read(arguments: Sequence[str]) -> DoctorJob:
+def options(arguments: Sequence[str]) -> Options:
     """The folder."""
-    return read_options(DoctorJob, arguments)
+    return Options(DoctorJob(REQUIRED), arguments, positional="data")
 
 
-def run(arguments: Sequence[str]) -> None:
+def run(job: DoctorJob) -> None:
     """Print what the folder holds and what is wrong. Exit code 1 if something is."""
-    job = read(arguments)
     from ray_backfill.compare.diagnose import diagnose, print_diagnosis
 
     diagnosis = diagnose(job.data.absolute())

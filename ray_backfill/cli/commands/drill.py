@@ -1,31 +1,44 @@
 """``ray-backfill drill``: backfill a gallery for real, under traffic."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
-from ray_backfill.cli.options import DrillFolderJob, DrillJob
-from ray_backfill.cli.parse import check_names, names_folder, read_folder_options, read_recipe_options
-from ray_backfill.cli.shell import given_folder, shown
+from ray_backfill.cli import absolute, shown
+from ray_backfill.cli.commands import FolderJob, RecipeJob, check_names, prepared, run_options, running
+from ray_backfill.cli.options import Options
+from ray_backfill.drill.settings import LiveSettings
+from ray_backfill.workers.settings import EmbedActors
 
 
-def read(arguments: Sequence[str]) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class DrillJob(RecipeJob):
+    """A live backfill of a recipe's gallery, under traffic."""
+
+    live: LiveSettings = field(default_factory=LiveSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrillFolderJob(FolderJob):
+    """A live backfill on a folder of embeddings; the new embeddings come from the folder."""
+
+    actors: EmbedActors = field(default_factory=EmbedActors)
+    live: LiveSettings = field(default_factory=LiveSettings)
+
+
+def options(arguments: Sequence[str]) -> Options:
     """The options for a folder of embeddings or for a recipe."""
-    if names_folder(arguments):
-        return read_folder_options(DrillFolderJob, arguments)
-    return read_recipe_options(DrillJob, arguments)
+    return run_options(arguments, DrillFolderJob, DrillJob)
 
 
-def run(arguments: Sequence[str]) -> None:
+def run(job: DrillFolderJob | DrillJob) -> None:
     """Run the drill, print its table and the path of the report."""
-    job = read(arguments)
     check_names(job)
-    from ray_backfill.cli.context import prepared, running
     from ray_backfill.drill.report import print_live_table
     from ray_backfill.drill.run import drill_folder
     from ray_backfill.recipes.run.pipeline import drill_recipe
 
     if isinstance(job, DrillFolderJob):
-        data = given_folder(job.data)
+        data = absolute("--data", job.data)
         with running(job) as context:
             results = drill_folder(data, job.evaluation, job.fits, job.live, context)
     else:

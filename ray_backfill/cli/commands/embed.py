@@ -1,28 +1,38 @@
 """``ray-backfill embed``: embed the images of a recipe with its backbones."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
-from ray_backfill.cli.options import EmbedJob
-from ray_backfill.cli.parse import check_names, read_recipe_options
-from ray_backfill.cli.shell import shown
+from ray_backfill.cli import shown
+from ray_backfill.cli.commands import RecipeJob, check_names, prepared, recipe_options, running
+from ray_backfill.cli.options import Options
 from ray_backfill.core.errors import InputError
 
 
-def read(arguments: Sequence[str]) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class EmbedJob(RecipeJob):
+    """An embedding of the images of a recipe."""
+
+    gallery: Literal["both", "old"] = "both"
+    """Models that embed the gallery: both, or old alone, for a forecast; the latter goes to OUT/before."""
+    only: Path | None = None
+    """File that ray-backfill sample wrote: embed only its gallery items, into OUT/sampled."""
+
+
+def options(arguments: Sequence[str]) -> Options:
     """The options of a recipe."""
-    return read_recipe_options(EmbedJob, arguments)
+    return recipe_options(EmbedJob, arguments)
 
 
-def run(arguments: Sequence[str]) -> None:
+def run(job: EmbedJob) -> None:
     """Train the backbones if they are missing, embed, and print the path of the embeddings."""
-    job = read(arguments)
     check_names(job)
     if job.only and job.gallery == "old":
         raise InputError("--only embeds gallery items by the new model; leave --gallery out")
     if job.only and not job.only.exists():
         raise InputError(f"{job.only} is missing; run: ray-backfill sample DIR --budget N")
-    from ray_backfill.cli.context import prepared, running
     from ray_backfill.core.stages import read_json
     from ray_backfill.forecast.stored_sample import NAME
     from ray_backfill.recipes.run.pipeline import embed_before_backfill, embed_recipe, embed_sample

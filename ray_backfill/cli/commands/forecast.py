@@ -3,41 +3,26 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
 
-import tyro
-from tyro.conf import Suppress
-
-from ray_backfill.cli.options import FolderJob
-from ray_backfill.cli.parse import check_names, names_folder, read_folder_options
-from ray_backfill.cli.shell import given_folder, shown
+from ray_backfill.cli import absolute, shown
+from ray_backfill.cli.commands import FolderJob, check_names, folder_options, names_folder, running
+from ray_backfill.cli.options import Options
 from ray_backfill.compare.evaluation import RECOMMENDED, Evaluation
 from ray_backfill.core.errors import InputError
 from ray_backfill.forecast.stored_sample import NAME
 from ray_backfill.workers.settings import ReplayPlace
 
+# Settings that a forecast takes from its sample, or does not have.
+HIDDEN = ("--merges", "--distance", "--truth", "--filter", "--slices", "--permutations", "--cutoffs", "--device")
+
 
 @dataclass(frozen=True)
 class ForecastEvaluation(Evaluation):
-    """Without the options that a forecast takes from its sample, and those that it does not have."""
+    """Methods, orders and metrics of a forecast."""
 
     metrics: tuple[str, ...] = (RECOMMENDED,)
     """Metrics of retrieval: mAP, nDCG, mAP@k, nDCG@k, recall@k for any k from 100 on; "recommended" stands for
     mAP@100 and recall@100, because nDCG@10 and CMC@1 cannot be forecast. The first one leads the report."""
-    merges: Suppress[tuple[str, ...]] = ("raw",)
-    distance: Suppress[str] = "cosine"
-    truth: Suppress[tuple[str, ...]] = ()
-    filter: Suppress[str] = ""
-    slices: Suppress[tuple[str, ...]] = ()
-    permutations: Suppress[int] = 1
-    cutoffs: Suppress[tuple[float, ...]] = ()
-
-
-@dataclass(frozen=True)
-class ForecastPlace(ReplayPlace):
-    """Without GPUs."""
-
-    device: Suppress[str] = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,31 +36,26 @@ class ForecastJob(FolderJob):
     new. Default: the gallery's own, of which only those of the sample are used."""
     sample: Path | None = None
     """File that ray-backfill sample wrote (default: sample.parquet in the folder of embeddings)."""
-    evaluation: Annotated[ForecastEvaluation, tyro.conf.arg(name="")] = field(
-        default_factory=ForecastEvaluation.of_folder
-    )
-    place: Annotated[ForecastPlace, tyro.conf.arg(name="")] = field(default_factory=ForecastPlace)
+    evaluation: ForecastEvaluation = field(default_factory=ForecastEvaluation.of_folder)
+    place: ReplayPlace = field(default_factory=ReplayPlace)
 
 
-def read(arguments: Sequence[str]) -> Any:
+def options(arguments: Sequence[str]) -> Options:
     """The options; a folder may come first, without --data."""
-    named = list(arguments)
     if arguments and not arguments[0].startswith("-"):
-        named = ["--data", *arguments]
-    elif not names_folder(arguments) and not {"-h", "--help"} & set(arguments):
+        arguments = ["--data", *arguments]
+    elif not names_folder(arguments) and "--help" not in arguments:
         raise InputError("name the folder of embeddings first: ray-backfill forecast DIR --new SOURCE")
-    return read_folder_options(ForecastJob, named)
+    return folder_options(ForecastJob, arguments, HIDDEN)
 
 
-def run(arguments: Sequence[str]) -> None:
+def run(job: ForecastJob) -> None:
     """Forecast, and print the table and the path of the report."""
-    job = read(arguments)
     check_names(job)
-    from ray_backfill.cli.context import running
     from ray_backfill.forecast.report import print_forecast
     from ray_backfill.forecast.run import forecast_folder
 
-    data = given_folder(job.data)
+    data = absolute("--data", job.data)
     with running(job) as context:
         results = forecast_folder(data, job.sample or data / NAME, job.new, job.evaluation, job.fits, context)
     print_forecast(results)

@@ -3,12 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from ray_backfill.cli.parse import read_options
-from ray_backfill.cli.shell import checked_out, command_line, shown
+from ray_backfill.cli import absolute, command_line, interruptible, shown
+from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.importing import ColumnNames
 
@@ -29,7 +26,7 @@ class ImportJob:
     """Source or sources of items to fit maps on."""
     validation: tuple[str, ...] = ()
     """Source or sources of validation items."""
-    columns: Annotated[ColumnNames, tyro.conf.arg(name="")] = field(default_factory=ColumnNames)
+    columns: ColumnNames = field(default_factory=ColumnNames)
     drop_broken: bool = False
     """Leave rows out that have no id, a repeated id, or a vector that is missing, zero or not finite, and list them,
     instead of refusing them."""
@@ -37,22 +34,20 @@ class ImportJob:
     """Replace splits in --out that were imported from other sources or with other columns."""
 
 
-def read(arguments: Sequence[str]) -> ImportJob:
+def options(arguments: Sequence[str]) -> Options:
     """The sources and the names of their columns."""
-    return read_options(ImportJob, arguments)
+    return Options(ImportJob(out=REQUIRED), arguments)
 
 
-def run(arguments: Sequence[str]) -> None:
+def run(job: ImportJob) -> None:
     """Import each split that is given, and print what came of it."""
-    job = read(arguments)
     given = {split: getattr(job, split) for split in SPLITS if getattr(job, split)}
     if not given:
         raise InputError("nothing to import: give --gallery, --queries, --train or --validation")
-    from ray_backfill.cli.stopping import interruptible
     from ray_backfill.core.run_lock import locked
     from ray_backfill.data.importing import import_split, imported
 
-    out = checked_out(job.out)
+    out = absolute("--out", job.out)
     with interruptible(), locked(out, "--out", command_line()):
         for split, texts in given.items():
             path = out / f"{split}.parquet"

@@ -3,12 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from ray_backfill.cli.parse import read_options
-from ray_backfill.cli.shell import shown
+from ray_backfill.cli import shown
+from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.stages import NotWritableError
 
@@ -17,18 +14,18 @@ from ray_backfill.core.stages import NotWritableError
 class ReportJob:
     """The report of a finished run."""
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: Path
     """Folder of the run, or its results folder."""
 
 
-def read(arguments: Sequence[str]) -> ReportJob:
+def options(arguments: Sequence[str]) -> Options:
     """The folder."""
-    return read_options(ReportJob, arguments)
+    return Options(ReportJob(REQUIRED), arguments, positional="run")
 
 
-def run(arguments: Sequence[str]) -> None:
+def run(job: ReportJob) -> None:
     """Print the table, and rewrite curves.png and report.html from the tables."""
-    folder = read(arguments).run.absolute()
+    folder = job.run.absolute()
     forecasts = [path for path in (folder, folder / "forecast") if (path / "calibration.parquet").exists()]
     live = [path for path in (folder, folder / "live") if (path / "checkpoints.parquet").exists()]
     found = [path for path in (folder, folder / "results", folder / "live") if (path / "curves.parquet").exists()]
@@ -48,15 +45,10 @@ def run(arguments: Sequence[str]) -> None:
     )
     for write, show, paths in products:
         for path in paths:
-            problem = _problem_of(write, path)
+            last = f"report: {shown(path / 'report.html')}"
+            try:
+                write(path)
+            except NotWritableError as error:
+                last = f"the report was not written again: {error}"
             show(path)
-            print("\n" + (problem or f"report: {shown(path / 'report.html')}"))
-
-
-def _problem_of(write: Callable[[Path], None], folder: Path) -> str:
-    """Write the report; returns why it could not be written, or ""."""
-    try:
-        write(folder)
-    except NotWritableError as error:
-        return f"the report was not written again: {error}"
-    return ""
+            print(f"\n{last}")

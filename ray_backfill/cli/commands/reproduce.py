@@ -7,19 +7,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ray_backfill.cli.options import Options
 from ray_backfill.core.errors import InputError
 
 _CHECKOUT = Path(__file__).parents[3]
 
 
-def read(arguments: Sequence[str]) -> Any:
+def options(arguments: Sequence[str]) -> Options:
     """The experiment and where it runs."""
-    return _command().read(arguments)
+    return _command().options(arguments)
 
 
-def run(arguments: Sequence[str]) -> None:
+def run(job: Any) -> None:
     """Run what is missing, write the page and print its path."""
-    _command().run(arguments)
+    _command().run(job)
 
 
 def _command() -> ModuleType:

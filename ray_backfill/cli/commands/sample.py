@@ -3,12 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from ray_backfill.cli.parse import read_options
-from ray_backfill.cli.shell import checked_out, shown
+from ray_backfill.cli import absolute, interruptible, shown
+from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.core.errors import InputError
 from ray_backfill.forecast.stored_sample import NAME, SampleSettings
 
@@ -17,7 +14,7 @@ from ray_backfill.forecast.stored_sample import NAME, SampleSettings
 class SampleJob:
     """A choice of gallery items that the new model should embed."""
 
-    data: Annotated[Path, tyro.conf.Positional]
+    data: Path
     """Folder with gallery.parquet (old embeddings) and queries.parquet (embeddings by both models)."""
     budget: int = 0
     """Number of items to choose. 1 to 2 % of a large gallery are a good start."""
@@ -25,25 +22,23 @@ class SampleJob:
     """Extend the sample by this many items; what it has stays in it."""
     out: Path | None = None
     """File to write (default: sample.parquet in the folder of embeddings)."""
-    settings: Annotated[SampleSettings, tyro.conf.arg(name="")] = field(default_factory=SampleSettings)
+    settings: SampleSettings = field(default_factory=SampleSettings)
 
 
-def read(arguments: Sequence[str]) -> SampleJob:
+def options(arguments: Sequence[str]) -> Options:
     """The folder and the budget."""
-    return read_options(SampleJob, arguments)
+    return Options(SampleJob(REQUIRED), arguments, positional="data")
 
 
-def run(arguments: Sequence[str]) -> None:
+def run(job: SampleJob) -> None:
     """Write the list of items, and print what to do with it."""
-    job = read(arguments)
     if (job.budget > 0) == (job.add > 0) or min(job.budget, job.add) < 0:
         raise InputError("give --budget N for a first sample, or --add N to extend one")
-    from ray_backfill.cli.stopping import interruptible
     from ray_backfill.forecast.report.words import FEW_LISTS
     from ray_backfill.forecast.stored_sample import counts_in_words, take_sample
 
     data = job.data.absolute()
-    out = checked_out(job.out or data / NAME)
+    out = absolute("--out", job.out or data / NAME)
     with interruptible():
         stored = take_sample(data, out, job.budget, job.settings, job.add)
     print(f"{shown(out)}: {counts_in_words(stored)}")

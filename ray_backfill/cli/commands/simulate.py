@@ -1,39 +1,83 @@
 """``ray-backfill simulate``: compare upgrade methods over an online backfill."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Literal
 
-from ray_backfill.cli.options import ScaleJob, SimulateFolderJob, SimulateJob
-from ray_backfill.cli.parse import check_names, names_folder, read_folder_options, read_options, read_recipe_options
-from ray_backfill.cli.shell import given_folder, shown
-from ray_backfill.workers.settings import ReplayPlace
+from ray_backfill.cli import absolute, shown
+from ray_backfill.cli.commands import FolderJob, RecipeJob, Run, check_names, prepared, run_options, running
+from ray_backfill.cli.options import Options
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.learn.methods import POLICIES, all_methods
+from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.recipes.run.synthetic import SyntheticGallery
+from ray_backfill.workers.settings import ReplayPlace, Workers
 
 
-def read(arguments: Sequence[str]) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class SimulateJob(RecipeJob):
+    """A run of a whole recipe, from images to the report."""
+
+    scale: Literal["demo", "full"] = "demo"
+    """demo: run the recipe. full: draw synthetic embeddings at the size of Google Landmarks v2 instead."""
+    place: ReplayPlace = field(default_factory=ReplayPlace)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateFolderJob(FolderJob):
+    """A comparison on a folder of embeddings. Methods and merges that lack data are left out, with the reason."""
+
+    drop_broken: bool = False
+    """Leave rows out that have no id or a duplicate one, or a vector that is missing, zero or not finite, instead of
+    refusing the folder. OUT/cleaned then holds a copy without them, and lists them."""
+    place: ReplayPlace = field(default_factory=ReplayPlace)
+
+
+def _training_free() -> tuple[str, ...]:
+    """Methods that use only the old and the new model and train nothing; a formula may be fitted."""
+    plain = (m for m in all_methods().values() if m.models == ("old", "new") and m.family != POLICIES)
+    return tuple(method.name for method in plain if not method.is_trained)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleJob(Run):
+    """A run on synthetic embeddings at the size of Google Landmarks v2. It shows scale, not which method is better."""
+
+    scale: Literal["full"] = "full"
+    """full: draw a synthetic gallery instead of running a recipe."""
+    gallery: SyntheticGallery = field(default_factory=SyntheticGallery)
+    """Synthetic gallery, by default as large as Google Landmarks v2; see docs/results/scale.md for its defaults."""
+    evaluation: Evaluation = field(
+        default_factory=lambda: Evaluation(
+            methods=_training_free(),
+            orders=("random", "classifier_score", "class_mean_distance"),
+            metrics=("mAP@100", "CMC@1"),
+        )
+    )
+    fits: FitSettings = field(default_factory=FitSettings)
+    workers: Workers = field(default_factory=Workers)
+    place: ReplayPlace = field(default_factory=ReplayPlace)
+
+
+def options(arguments: Sequence[str]) -> Options:
     """The options for a folder of embeddings, for the synthetic gallery, or for a recipe."""
-    if names_folder(arguments):
-        return read_folder_options(SimulateFolderJob, arguments)
-    if {"--scale=full"} & set(arguments) or ("--scale", "full") in pairwise(arguments):
-        return read_options(ScaleJob, arguments)
-    return read_recipe_options(SimulateJob, arguments, place=ReplayPlace())
+    if "--scale=full" in arguments or ("--scale", "full") in pairwise(arguments):
+        return Options(ScaleJob(out=Path("runs/full")), arguments)
+    return run_options(arguments, SimulateFolderJob, SimulateJob)
 
 
-def run(arguments: Sequence[str]) -> None:
+def run(job: SimulateFolderJob | ScaleJob | SimulateJob) -> None:
     """Run, and print the table and the path of the report."""
-    job = read(arguments)
-    if isinstance(job, ScaleJob):
-        job.evaluation.check()
-    else:
-        check_names(job)
-    from ray_backfill.cli.context import prepared, running
+    check_names(job)
     from ray_backfill.compare.report import print_first_table, print_table
 
     if isinstance(job, SimulateFolderJob):
         from ray_backfill.compare.run import evaluate_folder
         from ray_backfill.data.cleaning import cleaned
 
-        data = given_folder(job.data)
+        data = absolute("--data", job.data)
         with running(job) as context:
             if job.drop_broken:
                 data = cleaned(data, context.out / "cleaned", context.overwrite)

@@ -1,25 +1,29 @@
 """``ray-backfill train``: train one backbone of a recipe."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
-import tyro
-
-from ray_backfill.cli.options import TrainJob
-from ray_backfill.cli.parse import check_names, read_recipe_options
-from ray_backfill.cli.shell import shown
+from ray_backfill.cli import shown
+from ray_backfill.cli.commands import RecipeJob, check_names, prepared, recipe_options, running
+from ray_backfill.cli.options import REQUIRED, Options
 
 
-def read(arguments: Sequence[str]) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class TrainJob(RecipeJob):
+    """Training of one backbone of a recipe."""
+
+    model: str
+    """Backbone to train: old, new, or another one that some methods need (advbct, bct, dsimplex, ...)."""
+
+
+def options(arguments: Sequence[str]) -> Options:
     """The options of a recipe, and which backbone to train."""
-    return read_recipe_options(TrainJob, arguments, model=tyro.MISSING)
+    return recipe_options(TrainJob, arguments, model=REQUIRED)
 
 
-def run(arguments: Sequence[str]) -> None:
+def run(job: TrainJob) -> None:
     """Train, and print the path of the backbone."""
-    job = read(arguments)
     check_names(job)
-    from ray_backfill.cli.context import prepared, running
     from ray_backfill.recipes.run.pipeline import train_recipe_backbone
 
     prepared(job, last_stage="backbones", model=job.model)

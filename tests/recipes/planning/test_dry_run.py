@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_backfill.cli import context
-from ray_backfill.cli.commands import simulate
+from ray_backfill.cli import commands
+from ray_backfill.cli.main import options_of
 from ray_backfill.core.errors import InputError
 from ray_backfill.recipes import NO_ROOT, PlanningSettings, load_recipe
 from ray_backfill.recipes.run.plan import dry_run
@@ -83,15 +83,17 @@ def test_a_dry_run_refuses_what_the_run_would_refuse() -> None:
 
 def test_download_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     fetched = []
-    monkeypatch.setattr(context, "download", lambda images: fetched.append(images.root))
+    monkeypatch.setattr(commands, "download", lambda images: fetched.append(images.root))
     for more, expected in (([], []), (["--download"], ["/nowhere"])):
-        job = context.prepared(simulate.read(["--recipe", "cifar100", "--data-root", "/nowhere", *more]))
+        job = commands.prepared(
+            options_of("simulate", ["--recipe", "cifar100", "--data-root", "/nowhere", *more]).read()
+        )
         assert job.settings.images.root == "/nowhere"
         assert fetched == expected
 
 
 def test_nothing_is_downloaded_to_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "download", lambda images: pytest.fail(f"downloads to {images.root}"))
+    monkeypatch.setattr(commands, "download", lambda images: pytest.fail(f"downloads to {images.root}"))
     result = run_here("simulate.py", "--recipe", "cifar100", "--dry-run", "--download")
     assert result.returncode == 2
     assert "needs --data-root" in result.stderr
@@ -100,7 +102,7 @@ def test_nothing_is_downloaded_to_nowhere(monkeypatch: pytest.MonkeyPatch) -> No
 def test_plans_know_how_fast_images_of_a_set_are_decoded() -> None:
     def assumed(recipe: str, *more: str) -> float:
         arguments = ["--recipe", recipe, "--dry-run", *more]
-        job = simulate.read(arguments)
+        job = options_of("simulate", arguments).read()
         return float(job.planning.decode_images_per_s_per_cpu)
 
     # No files of JPEG; photographs; images of nobody knows what size.
