@@ -35,10 +35,12 @@ class SimulateFolderJob(FolderJob):
     place: ReplayPlace = field(default_factory=ReplayPlace)
 
 
-def _training_free() -> tuple[str, ...]:
+def _at_scale() -> Evaluation:
     """Methods that use only the old and the new model and train nothing; a formula may be fitted."""
     plain = (m for m in all_methods().values() if m.models == ("old", "new") and m.family != POLICIES)
-    return tuple(method.name for method in plain if not method.is_trained)
+    methods = tuple(method.name for method in plain if not method.is_trained)
+    orders = ("random", "classifier_score", "class_mean_distance")
+    return Evaluation(methods=methods, orders=orders, metrics=("mAP@100", "CMC@1"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +51,7 @@ class ScaleJob(Run):
     """full: draw a synthetic gallery instead of running a recipe."""
     gallery: SyntheticGallery = field(default_factory=SyntheticGallery)
     """Synthetic gallery, by default as large as Google Landmarks v2; see docs/results/scale.md for its defaults."""
-    evaluation: Evaluation = field(
-        default_factory=lambda: Evaluation(
-            methods=_training_free(),
-            orders=("random", "classifier_score", "class_mean_distance"),
-            metrics=("mAP@100", "CMC@1"),
-        )
-    )
+    evaluation: Evaluation = field(default_factory=_at_scale)
     fits: FitSettings = field(default_factory=FitSettings)
     workers: Workers = field(default_factory=Workers)
     place: ReplayPlace = field(default_factory=ReplayPlace)
