@@ -8,7 +8,7 @@ Shapes: N files; F folders that hold files themselves.
 
 import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
-from ray_backfill.images.source import Files
+from ray_backfill.images.source import Files, Items
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 # Number of names held as Python objects at a time.
@@ -308,3 +308,36 @@ def number_classes(classes_F: list[Any]) -> tuple[list[Any], NDArray[np.int64]]:
     names = sorted(set(classes_F))
     number = {name: i for i, name in enumerate(names)}
     return names, np.array([number[name] for name in classes_F], np.int64)
+
+
+def classes_below(listing: Listing, top: str) -> dict[int, str]:
+    """Number of each folder below ``top`` ("" for the root) -> class, its path below ``top``; "" for ``top`` itself."""
+    start = f"{top}/" if top else ""
+    return {
+        number: folder.removeprefix(start) if folder != top else ""
+        for number, folder in enumerate(listing.folders)
+        if folder == top or folder.startswith(start)
+    }
+
+
+def class_folders(listing: Listing, top_of: Mapping[str, str], dataset: str = "") -> tuple[list[str], dict[str, Items]]:
+    """The sorted names of all classes, and the images of each split: of the class folders below its top folder.
+
+    top_of: split -> top folder, "" for the root. dataset: for messages. An id is the image's position in the listing, a
+    label the rank of its class.
+
+    Raises:
+        InputError: an image is in no class folder.
+    """
+    found = {split: classes_below(listing, top) for split, top in top_of.items()}
+    for folder, name in (each for classes in found.values() for each in classes.items()):
+        if not name:
+            where = listing.where(int(np.searchsorted(listing.folder_N, folder)))
+            prefix = f"{dataset}: " if dataset else ""
+            raise InputError(f"{prefix}{where} is in no class folder: move it into one, or remove it")
+    names, numbers = number_classes([name for classes in found.values() for name in classes.values()])
+    label_F = np.full(len(listing.folders), -1, np.int64)
+    label_F[[folder for classes in found.values() for folder in classes]] = numbers
+    items = Items(np.arange(len(listing)), label_F[listing.folder_N])
+    inside = {split: np.isin(np.arange(len(label_F)), list(classes)) for split, classes in found.items()}
+    return names, {split: items.take(np.flatnonzero(in_F[listing.folder_N])) for split, in_F in inside.items()}

@@ -27,7 +27,7 @@ from ray_backfill.images.datasets import (
     wrong_layout,
 )
 from ray_backfill.images.draws import shuffled
-from ray_backfill.images.listing import Listing, list_folders, list_zips
+from ray_backfill.images.listing import Listing, class_folders, classes_below, list_folders, list_zips
 from ray_backfill.images.source import FileSource, ImageSource, Items, digest_items
 
 
@@ -39,41 +39,28 @@ def _list(settings: PublishedSettings, folders: Sequence[str], top: str) -> List
     return list_folders(str(root), below=folders)
 
 
-def _classes_below(listing: Listing, split: str) -> dict[int, str]:
-    """Folder number in the listing -> class (the path below ``split``), for each folder below ``split``."""
-    top = f"{split}/"
-    return {number: name.removeprefix(top) for number, name in enumerate(listing.folders) if name.startswith(top)}
+def _by_class(dataset: str, listing: Listing, top_of: dict[str, str]) -> tuple[list[str], dict[str, Items]]:
+    """See ``class_folders``; labels are ranks of the sorted classes of train.
 
-
-def _rank_classes(dataset: str, listing: Listing, what: str, classes: Sequence[str]) -> NDArray[np.int64]:
-    """The labels of these classes: ranks among the sorted classes of train. (A listing's folders are sorted.)
-
-    Raises InputError if ``what`` has a class that is missing from train.
+    Raises:
+        InputError: an image is in no class folder, or a class is missing from train.
     """
-    label_of = {name: label for label, name in enumerate(_classes_below(listing, "train").values())}
-    if unknown := sorted(set(classes) - label_of.keys()):
+    names, splits = class_folders(listing, top_of, dataset)
+    known = set(splits["train"].labels_N.tolist())
+    for split, items in splits.items():
+        unknown = sorted(set(items.labels_N.tolist()) - known)
+        _refuse_unknown(dataset, top_of[split], [names[label] for label in unknown])
+    return names, splits
+
+
+def _refuse_unknown(dataset: str, what: str, unknown: list[str]) -> None:
+    """Raises InputError for classes of ``what`` that are missing from train, if there are any."""
+    if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise InputError(
             f"{dataset}: {what} has the class {unknown[0]!r}{more}, which train lacks: unpack all of train, or remove "
             "the class from both"
         )
-    return np.array([label_of[name] for name in classes], np.int64)
-
-
-def _items_below(dataset: str, listing: Listing, split: str) -> Items:
-    """The images in class folders below ``split``; an id is the image's position in the listing.
-
-    Raises:
-        InputError: an image is in no class folder, or a class is missing from train.
-    """
-    if split in listing.folders:
-        first = int(np.searchsorted(listing.folder_N, listing.folders.index(split)))
-        raise InputError(f"{dataset}: {listing.where(first)} is in no class folder: move it into one, or remove it")
-    classes = _classes_below(listing, split)
-    label_F = np.full(len(listing.folders), -1, np.int64)
-    label_F[list(classes)] = _rank_classes(dataset, listing, split, list(classes.values()))
-    ids_N = np.flatnonzero((label_F >= 0)[listing.folder_N])
-    return Items(ids_N, label_F[listing.folder_N[ids_N]])
 
 
 @dataclass(frozen=True)
@@ -83,7 +70,7 @@ class Places365Settings(PublishedSettings):
 
 def open_places365(settings: Places365Settings) -> ImageSource:
     listing = _list(settings, ("train", "val"), "places365_standard")
-    splits = {split: _items_below("places365", listing, top) for split, top in (("train", "train"), ("gallery", "val"))}
+    _, splits = _by_class("places365", listing, {"train": "train", "gallery": "val"})
     return FileSource("places365", settings, listing, splits)
 
 
@@ -109,9 +96,9 @@ def open_tiny_imagenet(settings: TinyImageNetSettings) -> ImageSource:
     else:
         raise wrong_layout(settings, "there is no tiny_imagenet.zip")
     for split in names:
-        if not _classes_below(listing, split):
+        if not any(classes_below(listing, split).values()):
             raise wrong_layout(settings, f"there is no folder {split} with class folders", listing.root)
-    splits = {split: _items_below("tiny_imagenet", listing, split) for split in names}
+    _, splits = _by_class("tiny_imagenet", listing, {split: split for split in names})
     if settings.queries:
         splits |= _set_aside(splits["gallery"], settings.queries)
     return FileSource("tiny_imagenet", settings, listing, splits)
@@ -282,24 +269,23 @@ def open_imagenet(settings: ImageNetSettings) -> ImageSource:
     """
     listing = _list(settings, ("train", "val"), "ILSVRC/Data/CLS-LOC")
     for split in ("train", "val"):
-        for number, name in _classes_below(listing, split).items():
-            if not re.fullmatch(_WNID, name):
+        for number, name in classes_below(listing, split).items():
+            if name and not re.fullmatch(_WNID, name):
                 raise InputError(
                     f"imagenet: {listing.root}/{listing.folders[number]} is not named by a WordNet id such as "
                     "n01440764: use the original folders, or the data set image_folder for your own images"
                 )
-    facts = {}
-    if "val" in listing.folders and not _classes_below(listing, "val"):
-        gallery = _flat_items(settings, listing)
-        # Here the file names do not determine the classes.
-        facts["val_labels"] = hashlib.sha256(gallery.labels_N.astype("<i8").tobytes()).hexdigest()
-    else:
-        gallery = _items_below("imagenet", listing, "val")
-    splits = {"train": _items_below("imagenet", listing, "train"), "gallery": gallery}
+    if set(classes_below(listing, "val").values()) != {""}:
+        _, splits = _by_class("imagenet", listing, {"gallery": "val", "train": "train"})
+        return FileSource("imagenet", settings, listing, splits)
+    names, splits = _by_class("imagenet", listing, {"train": "train"})
+    gallery = splits["gallery"] = _flat_items(settings, listing, names)
+    # Here the file names do not determine the classes.
+    facts = {"val_labels": hashlib.sha256(gallery.labels_N.astype("<i8").tobytes()).hexdigest()}
     return FileSource("imagenet", settings, listing, splits, facts=facts)
 
 
-def _flat_items(settings: ImageNetSettings, listing: Listing) -> Items:
+def _flat_items(settings: ImageNetSettings, listing: Listing, classes: list[str]) -> Items:
     """The images directly in val/; their numbers run from 1 without gaps, like the ground truth."""
     ids_N = np.flatnonzero(listing.folder_N == listing.folders.index("val"))
     names = listing.names.take(pa.array(ids_N))
@@ -317,7 +303,9 @@ def _flat_items(settings: ImageNetSettings, listing: Listing) -> Items:
     missing_N = np.setdiff1d(np.arange(1, len(ids_N) + 1), numbers_N)
     if len(missing_N):
         raise InputError(f"imagenet: validation image {missing_N[0]} is missing: unpack ILSVRC2012_img_val.tar again")
-    return Items(ids_N, _rank_classes("imagenet", listing, str(file), wnids_N)[numbers_N - 1])
+    label_of = {wnid: label for label, wnid in enumerate(classes)}
+    _refuse_unknown("imagenet", str(file), sorted(set(wnids_N) - label_of.keys()))
+    return Items(ids_N, np.array([label_of[wnid] for wnid in wnids_N], np.int64)[numbers_N - 1])
 
 
 def _ground_truth(settings: ImageNetSettings) -> tuple[Path, list[str]]:

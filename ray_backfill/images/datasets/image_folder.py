@@ -15,8 +15,8 @@ import numpy as np
 from ray_backfill.core.errors import InputError
 from ray_backfill.images.datasets import DataSet, check_own_images
 from ray_backfill.images.draws import divide
-from ray_backfill.images.listing import Listing, list_images, number_classes
-from ray_backfill.images.source import FileSource, ImageSource, Items
+from ray_backfill.images.listing import Listing, class_folders, list_images
+from ray_backfill.images.source import FileSource, ImageSource
 
 _LISTS = (".csv", ".tsv", ".txt", ".parquet", ".json", ".jsonl")
 _FOLDERS = {"gallery": ("gallery", "val", "test"), "queries": ("queries", "query")}
@@ -53,8 +53,14 @@ def open_images(settings: Settings) -> ImageSource:
             "or .parquet file that lists images"
         )
     listing = list_images(settings.root)
-    own = _own_splits(listing)
-    splits = _split_rows(listing, own) if own else _divided_rows(listing, settings)
+    if own := _own_splits(listing):
+        _, splits = class_folders(listing, own)
+    else:
+        names, whole = class_folders(listing, {"": ""})
+        train_N = divide(names, whole[""].labels_N, settings.train_fraction, settings.seed)
+        splits = {
+            split: whole[""].take(np.flatnonzero(of)) for split, of in (("train", train_N), ("gallery", ~train_N))
+        }
     return FileSource("image_folder", settings, listing, splits, channels=settings.channels)
 
 
@@ -67,32 +73,6 @@ def _own_splits(listing: Listing) -> dict[str, str]:
         if there:
             found[split] = there[0]
     return found if "train" in found and "gallery" in found else {}
-
-
-def _split_rows(listing: Listing, own: dict[str, str]) -> dict[str, Items]:
-    split_of = {folder: split for split, folder in own.items()}
-    parts = [folder.partition("/") for folder in listing.folders]
-    splits_F = np.array([split_of.get(top, "") for top, _, _ in parts])
-    used_F = np.flatnonzero(splits_F != "").tolist()
-    numbers_F = np.full(len(parts), -1)
-    numbers_F[used_F] = number_classes([_class_name(parts[number][2], listing, number) for number in used_F])[1]
-    items = Items(np.arange(len(listing)), numbers_F[listing.folder_N])
-    return {split: items.take(np.flatnonzero((splits_F == split)[listing.folder_N])) for split in own}
-
-
-def _divided_rows(listing: Listing, settings: Settings) -> dict[str, Items]:
-    classes = [_class_name(folder, listing, number) for number, folder in enumerate(listing.folders)]
-    names, numbers_F = number_classes(classes)
-    items = Items(np.arange(len(listing)), numbers_F[listing.folder_N])
-    train_N = divide(names, items.labels_N, settings.train_fraction, settings.seed)
-    return {"train": items.take(np.flatnonzero(train_N)), "gallery": items.take(np.flatnonzero(~train_N))}
-
-
-def _class_name(name: str, listing: Listing, folder: int) -> str:
-    if not name:
-        first = int(np.searchsorted(listing.folder_N, folder))
-        raise InputError(f"{listing.where(first)} is in no class folder: move it into one, or remove it")
-    return name
 
 
 DATASETS = (DataSet("image_folder", Settings, open_images),)
