@@ -27,13 +27,13 @@ from ray_backfill.core.memory import MAPPED_BYTES
 from ray_backfill.core.stages import read_json, write_json
 from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.learn.methods import find_methods
-from ray_backfill.recipes.run import pipeline
+from ray_backfill.recipes.run import synthetic
 from ray_backfill.recipes.run.synthetic import SyntheticGallery
 from ray_backfill.workers.context import Context
 
 # Timed parts of the job: name in the table, owner of the attribute, and name of the attribute.
 CLOCKED: tuple[tuple[str, Any, str], ...] = (
-    ("draw and write", pipeline, "draw_gallery"),
+    ("draw and write", synthetic, "draw_gallery"),
     ("read", folder, "read_folder"),
     ("look for zero vectors", resolve, "check_vectors"),
     ("ground truth", resolve, "find_truth"),
@@ -119,7 +119,7 @@ def measure(job: ScaleJob) -> dict[str, Any]:
             setattr(owner, attribute, clock.around(name, original))
             patches.callback(setattr, owner, attribute, original)
         with clock.running():
-            pipeline.evaluate_synthetic(
+            synthetic.evaluate_synthetic(
                 job.gallery, job.evaluation, job.fits, Context(job.out.absolute(), command="benchmarks.scale")
             )
     size = sum(file.stat().st_size for file in (job.out / "embeddings" / "gallery.parquet").iterdir())

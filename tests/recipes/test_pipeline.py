@@ -12,8 +12,8 @@ from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json
 from ray_backfill.images.datasets import open_images
 from ray_backfill.learn.methods import Method, find_methods, models_of
-from ray_backfill.recipes import load_recipe
-from ray_backfill.recipes.run import pipeline
+from ray_backfill.recipes import load_recipe, run
+from ray_backfill.recipes.run import pipeline, timed
 from ray_backfill.recipes.run.checks import check_recipe
 from ray_backfill.recipes.run.pipeline import recipe_classes, train_recipe_backbone
 from ray_backfill.workers.context import Context
@@ -49,7 +49,7 @@ def test_each_kind_is_like_old_or_new(
         return tmp_path
 
     monkeypatch.setattr(pipeline, "train_backbone_stage", record)
-    monkeypatch.setattr(pipeline, "note_facts", lambda *_: None)
+    monkeypatch.setattr(run, "note_facts", lambda *_: None)
     train_recipe_backbone(RECIPE, role, Context(tmp_path))
     folders = [arguments[0] for arguments in trained]
     assert folders == [tmp_path / "backbones" / name for name in (*needs, role)]
@@ -62,7 +62,7 @@ def test_each_kind_is_like_old_or_new(
 def test_no_backbone_learns_what_is_held_out_for_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[Any] = []
     monkeypatch.setattr(pipeline, "train_backbone_stage", lambda folder, job, *_: jobs.append(job))
-    monkeypatch.setattr(pipeline, "note_facts", lambda *_: None)
+    monkeypatch.setattr(run, "note_facts", lambda *_: None)
     for role in ("old", "new"):
         train_recipe_backbone(RECIPE, role, Context(tmp_path))
     held = set(open_images(RECIPE.source).items("validation").ids_N.tolist())
@@ -91,9 +91,9 @@ def test_the_seconds_of_a_stage_are_those_of_its_computation(tmp_path: Path) -> 
     def seconds() -> float:
         return float(read_json(tmp_path / "manifest.json")["seconds"])
 
-    pipeline.timed(tmp_path, lambda: make(1))
+    timed(tmp_path, lambda: make(1))
     first = seconds()
-    pipeline.timed(tmp_path, lambda: make(1))
+    timed(tmp_path, lambda: make(1))
     assert seconds() == first >= 0.1
-    pipeline.timed(tmp_path, lambda: make(3, overwrite=True))
+    timed(tmp_path, lambda: make(3, overwrite=True))
     assert seconds() >= 0.3

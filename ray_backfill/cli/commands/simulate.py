@@ -79,7 +79,7 @@ def run(job: SimulateFolderJob | ScaleJob | SimulateJob) -> None:
                 data = cleaned(data, context.out / "cleaned", context.overwrite)
             results = evaluate_folder(data, job.evaluation, job.fits, context, show_first=print_first_table)
     elif isinstance(job, ScaleJob):
-        from ray_backfill.recipes.run.pipeline import evaluate_synthetic
+        from ray_backfill.recipes.run.synthetic import evaluate_synthetic
 
         print("These embeddings are synthetic: they show scale and arithmetic, not which method is better.")
         with running(job) as context:

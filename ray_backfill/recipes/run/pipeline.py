@@ -4,21 +4,19 @@ Folders of a run: backbones/old, backbones/new, backbones/<kind> for methods tha
 contract), maps/<method>, results. Of a forecast or a drill: before, the state before the backfill.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.ray import check_shards, for_maps
 from ray_backfill.compare.resolve import resolve
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.compare.size import check_memory
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.parquet import read_checked
-from ray_backfill.core.stages import OtherSettingsError, is_finished, note_facts, read_json
+from ray_backfill.core.stages import OtherSettingsError, is_finished
 from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.ray.embedding import FromImages
 from ray_backfill.drill.run import check_drill, check_room, run_resolved
@@ -28,12 +26,11 @@ from ray_backfill.images.class_split import split_classes
 from ray_backfill.images.datasets import open_images
 from ray_backfill.learn.methods import all_backbones, models_of
 from ray_backfill.learn.sides import old_models
-from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.recipes import Recipe
+from ray_backfill.recipes.run import timed
 from ray_backfill.recipes.run.backbones import BackboneJob, train_backbone_stage
 from ray_backfill.recipes.run.checks import check_evaluation, check_recipe
 from ray_backfill.recipes.run.embed import EmbedRequest, embed_stage
-from ray_backfill.recipes.run.synthetic import SyntheticGallery, draw_gallery
 from ray_backfill.workers.context import Context
 from ray_backfill.workers.session import placed, session
 
@@ -118,20 +115,6 @@ def recipe_classes(recipe: Recipe[Any]) -> tuple[list[int], list[int]]:
     return split_classes(train.labels_N, recipe.protocol, train.groups_N)
 
 
-def timed(folder: Path, stage: Callable[[], Path]) -> Path:
-    """Run a stage and record its duration, unless it was already finished."""
-    before, started = _finished(folder), time.perf_counter()
-    stage()
-    if before is None or _finished(folder) != before:  # finished earlier, but with other settings
-        note_facts(folder, {"seconds": round(time.perf_counter() - started, 2)})
-    return folder
-
-
-def _finished(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a finished stage."""
-    return read_json(folder / "manifest.json") if is_finished(folder) else None
-
-
 def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
     """Run everything from images to the report; returns the results folder.
 
@@ -162,16 +145,6 @@ def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
             check_shards(context.place.shards, context.place.device)
         embeddings = embed_recipe(recipe, context)
         return evaluate_folder(embeddings, recipe.evaluation, recipe.fits, context, asdict(recipe))
-
-
-def evaluate_synthetic(gallery: SyntheticGallery, evaluation: Evaluation, fits: FitSettings, context: Context) -> Path:
-    """Draw a synthetic gallery into ``out/embeddings``, then ``evaluate_folder``."""
-    evaluation.check()
-    check_memory(evaluation, len(evaluation.find_methods()), gallery.queries)
-    context.place.check_local()
-    data = context.out / "embeddings"
-    timed(data, lambda: draw_gallery(gallery, data, context.overwrite))
-    return evaluate_folder(data, evaluation, fits, context)
 
 
 def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> Path:

@@ -23,7 +23,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.origin import SYNTHETIC
+from ray_backfill.compare.size import check_memory
 from ray_backfill.core.errors import InputError, require_positive
 from ray_backfill.core.progress import task
 from ray_backfill.core.runkey import RunKey
@@ -31,6 +33,9 @@ from ray_backfill.core.stages import begin_stage, finish_stage, remove_halves
 from ray_backfill.data.folder import SPLITS
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.images.draws import class_sizes
+from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.recipes.run import timed
+from ray_backfill.workers.context import Context
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -158,6 +163,18 @@ def draw_gallery(settings: SyntheticGallery, folder: Path, overwrite: bool = Fal
     remove_halves(folder)
     finish_stage(folder)
     return folder
+
+
+def evaluate_synthetic(gallery: SyntheticGallery, evaluation: Evaluation, fits: FitSettings, context: Context) -> Path:
+    """Draw a synthetic gallery into ``out/embeddings``, then ``evaluate_folder``."""
+    from ray_backfill.compare.run import evaluate_folder  # slow to import, and help needs the settings alone
+
+    evaluation.check()
+    check_memory(evaluation, len(evaluation.find_methods()), gallery.queries)
+    context.place.check_local()
+    data = context.out / "embeddings"
+    timed(data, lambda: draw_gallery(gallery, data, context.overwrite))
+    return evaluate_folder(data, evaluation, fits, context)
 
 
 class Drawing:

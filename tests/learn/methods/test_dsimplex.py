@@ -18,7 +18,7 @@ from ray_backfill.learn.models.checkpoints import BackboneInfo
 from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.backbone_loop import train_backbone, training_rows
 from ray_backfill.learn.training.settings import BackboneTraining, ObjectiveSettings
-from ray_backfill.recipes import load_recipe
+from ray_backfill.recipes import load_recipe, run
 from ray_backfill.recipes.run import pipeline
 from ray_backfill.workers.context import Context
 
@@ -116,7 +116,7 @@ def test_its_backbones_have_one_dimension_less_than_there_are_labels(
         return folder
 
     monkeypatch.setattr(pipeline, "train_backbone_stage", record)
-    monkeypatch.setattr(pipeline, "note_facts", lambda *_: None)
+    monkeypatch.setattr(run, "note_facts", lambda *_: None)
     for role, like in (("dsimplex", recipe.new), ("dsimplex_old", recipe.old)):
         pipeline.train_recipe_backbone(recipe, role, Context(tmp_path))
         assert jobs[-1].backbone == replace(like.backbone, dim=8)
