@@ -25,9 +25,9 @@ import numpy as np
 import pandas as pd
 
 from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.fits import fit_maps
 from ray_backfill.compare.replay import replay_here
 from ray_backfill.compare.resolve import Comparison, resolve
-from ray_backfill.compare.run import fit_maps
 from ray_backfill.compare.tables.results import HEAD_ALONE, NEW
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.engine.distances import ProductForm
@@ -181,7 +181,7 @@ def main() -> None:
         whole = some_queries(whole, given.queries)
     names, orders, metrics = tuple(given.methods), tuple(given.orders), tuple(given.metrics)
     evaluation = Evaluation(methods=names, orders=orders, metrics=metrics, points=POINTS)
-    comparison = resolve(whole, evaluation, FitSettings())
+    comparison = resolve(whole, evaluation.named, FitSettings())
     comparison = comparison.only([m for m in comparison.methods if m.name != HEAD_ALONE])
     comparison, _ = fit_maps(comparison, comparison.methods, FitSettings(), Context(given.maps))
     curves = {(m, order): each.curve for (m, order, _), each in replay_here(comparison).items()}

@@ -42,7 +42,7 @@ def run(job: ReproduceJob) -> None:
     if experiment.data_root is not None:
         absolute("--data-root", experiment.data_root)
     # Wrong names are errors before anything is loaded or started.
-    Evaluation(methods=experiment.methods).find_methods()
+    Evaluation(methods=experiment.methods).check()
     for name in filter(None, (experiment.recipe, experiment.subgroups)):
         load_recipe(name, experiment.data_root)
     from reproduction.experiment import reproduce

@@ -18,12 +18,12 @@ import pyarrow as pa
 from scipy.stats import kendalltau
 
 from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.fits import chosen
 from ray_backfill.compare.orders import read_sigma, why_not_of_images
 from ray_backfill.compare.replay import replay_here
 from ray_backfill.compare.report import read_results
 from ray_backfill.compare.resolve import resolve
 from ray_backfill.compare.run import evaluate_folder
-from ray_backfill.compare.tuning import chosen
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json
 from ray_backfill.data.folder import read_folder
@@ -111,7 +111,7 @@ def _run_seed(experiment: Experiment, seed: int, context: Context) -> SeedRun:
         recipe = replace(recipe, fits=replace(recipe.fits, tune=experiment.tune))
     context = replace(context, out=context.out / f"seed-{seed}", recipe=experiment.recipe)
     evaluation = replace(recipe.evaluation, methods=experiment.methods)
-    methods = evaluation.find_methods()
+    methods = evaluation.named.methods
     orders = tuple(name for name in _ORDERS if not why_not_of_images(find_order(name), methods))
     recipe = replace(recipe, evaluation=replace(evaluation, orders=orders))
     results = run_recipe(recipe, context)
@@ -179,7 +179,7 @@ def _measure(recipe: Recipe[Any], data: Path, method: Method, network: Path) -> 
     evaluation = replace(
         recipe.evaluation, methods=(method.name,), orders=(_ORDER,), merges=("raw",), metrics=(metric,)
     )
-    comparison = resolve(read_folder(data), evaluation, recipe.fits, from_images=True)
+    comparison = resolve(read_folder(data), evaluation.named, recipe.fits, from_images=True)
     curves = replay_here(comparison.fitted({method.name: network}))
     old, new, curve = (curves[name, _ORDER, "raw"].curve for name in ("old", "new", method.name))
     values = curve.values(metric)
@@ -190,7 +190,7 @@ def _measure(recipe: Recipe[Any], data: Path, method: Method, network: Path) -> 
 def _sigma_against_loss(experiment: Experiment, context: Context) -> tuple[float, ...]:
     """Kendall's tau of FastFill's sigma and its true loss over the gallery, for each seed; () without FastFill."""
     recipe = load_recipe(experiment.recipe, experiment.data_root)
-    methods = replace(recipe.evaluation, methods=experiment.methods).find_methods()
+    methods = replace(recipe.evaluation, methods=experiment.methods).named.methods
     fastfill = next((m for m in methods if m.name == "fastfill"), None)
     if fastfill is None:
         return ()

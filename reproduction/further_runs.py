@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ray_backfill.compare.fits import chosen
 from ray_backfill.compare.run import evaluate_folder
-from ray_backfill.compare.tuning import chosen
 from ray_backfill.core.stages import is_finished
 from ray_backfill.learn.methods import CONTROLS, all_backbones
 from ray_backfill.recipes import Recipe, load_recipe
@@ -28,7 +28,7 @@ def run_published(experiment: Experiment, run: SeedRun, context: Context, order:
     used = chosen(context.chosen, recipe.fits)
     names = tuple(
         method.name
-        for method in recipe.evaluation.find_methods()
+        for method in recipe.evaluation.named.methods
         if method.fit is not None
         and method.family != CONTROLS
         and method.fit.recorded(fits, distance) != method.fit.recorded(used.get(method.name, recipe.fits), distance)

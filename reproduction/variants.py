@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ray_backfill.compare.keys import map_key
-from ray_backfill.compare.ray import MapJob, fit_side_by_side
+from ray_backfill.compare.maps import MapJob
+from ray_backfill.compare.ray import fit_side_by_side
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import task
 from ray_backfill.core.stages import begin_stage, is_finished

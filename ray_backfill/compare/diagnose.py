@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ray_backfill.compare.left_out import find_left_out
+from ray_backfill.compare.resolve import find_left_out
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.printable import printable
 from ray_backfill.data.columns import MODELS

@@ -1,11 +1,11 @@
 """What earlier runs have left in a results folder: the same results, some of them, or those of other settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.evaluation import Named
 from ray_backfill.compare.keys import comparison_key
 from ray_backfill.compare.report import REPORT_FILES, write_report
 from ray_backfill.compare.tables.results import TABLES
@@ -14,8 +14,12 @@ from ray_backfill.core.runkey import RunKey, first_difference
 from ray_backfill.core.secrets import cleaned
 from ray_backfill.core.stages import is_finished, other_settings, read_json, refuse_other_files
 from ray_backfill.data.folder import EmbeddingFolder
+from ray_backfill.engine.merges import MergeKind
+from ray_backfill.engine.orders import Order
 from ray_backfill.engine.systems import GroundTruth
 from ray_backfill.learn.methods import Method
+
+T = TypeVar("T", Method, Order, MergeKind)
 
 STAGE = "simulation"
 # Version of the results folder; increases when the shape of a table or the meaning of the key changes.
@@ -26,43 +30,29 @@ FILES = frozenset(("manifest.json", *REPORT_FILES, *(f"{name}.parquet" for name 
 _NAMES = ("methods", "orders", "merges", "cutoffs")
 
 
-def results_key(
-    folder: EmbeddingFolder,
-    truth: GroundTruth,
-    evaluation: Evaluation,
-    methods: Sequence[Method],
-    more: Mapping[str, Any],
-) -> RunKey:
+def results_key(folder: EmbeddingFolder, truth: GroundTruth, named: Named, more: Mapping[str, Any]) -> RunKey:
     """What determines the results of these methods. more: settings besides those of the evaluation."""
-    key = comparison_key(STAGE, FORMAT, folder, truth, evaluation, methods, more)
+    key = comparison_key(STAGE, FORMAT, folder, truth, named, more)
     return replace(key, made_from={**key.made_from, "texts": folder.shown_fingerprint})
 
 
-def joined(evaluation: Evaluation, out: Path) -> Evaluation:
+def joined(named: Named, out: Path) -> Named:
     """The evaluation with the methods, orders, merges and cut-offs that ``out`` already has results of.
 
     It is unchanged if there are no results, or if those were computed with other settings.
     """
-    found = _recorded(out).get("evaluation", {})
-    named = asdict(evaluation) | {"methods": [method.name for method in evaluation.find_methods()]}
-    if not found or first_difference(_without_names(found), cleaned(_without_names(named))):
-        return evaluation
-    names: dict[str, Any] = {name: tuple(dict.fromkeys((*found.get(name, ()), *named[name]))) for name in _NAMES}
-    both = replace(evaluation, **names)
+    found, own = _recorded(out).get("evaluation", {}), _settings(named)
+    if not found or first_difference(_without_names(found), cleaned(_without_names(own))):
+        return named
+    names: dict[str, Any] = {name: tuple(dict.fromkeys((*found.get(name, ()), *own[name]))) for name in _NAMES}
     try:
-        both.check()
+        return replace(named.evaluation, **names).named
     except InputError:  # a plugin is gone
-        return evaluation
-    return both
+        return named
 
 
 def check_can_be_extended(
-    out: Path,
-    folder: EmbeddingFolder,
-    truth: GroundTruth,
-    evaluation: Evaluation,
-    methods: Sequence[Method],
-    more: Mapping[str, Any],
+    out: Path, folder: EmbeddingFolder, truth: GroundTruth, named: Named, more: Mapping[str, Any]
 ) -> None:
     """Check that new results can take the place of those in ``out``: the same, or more of the same.
 
@@ -76,16 +66,27 @@ def check_can_be_extended(
     manifest = read_json(out / "manifest.json")
     if not manifest.get("finished") and manifest.get("stage") == STAGE:
         return
-    named = asdict(evaluation) | {"methods": [method.name for method in methods]}
-    recorded = named | _recorded(out).get("evaluation", {})
+    own = _settings(named)
+    recorded = own | _recorded(out).get("evaluation", {})
     # What the same settings would give for the methods, orders, merges and cut-offs that are there.
     there: dict[str, Any] = {
-        name: tuple(recorded[name] if set(recorded[name]) <= set(named[name]) else named[name]) for name in _NAMES
+        name: tuple(recorded[name] if set(recorded[name]) <= set(own[name]) else own[name]) for name in _NAMES
     }
-    fewer = replace(evaluation, **there)
-    kept = [method for name in fewer.methods for method in methods if method.name == name]
-    if difference := results_key(folder, truth, fewer, kept, more).difference(manifest):
+    fewer = replace(
+        named,
+        evaluation=replace(named.evaluation, **there),
+        methods=_in_order(named.methods, there["methods"]),
+        orders=_in_order(named.orders, there["orders"]),
+        merges=_in_order(named.merges, there["merges"]),
+    )
+    if difference := results_key(folder, truth, fewer, more).difference(manifest):
         raise other_settings(out, difference)
+
+
+def _in_order(kinds: Iterable[T], names: Sequence[str]) -> tuple[T, ...]:
+    """Those of these names, in their order."""
+    by_name = {kind.name: kind for kind in kinds}
+    return tuple(by_name[name] for name in names)
 
 
 def is_there(out: Path, key: RunKey, needed: Sequence[str]) -> bool:
@@ -108,6 +109,11 @@ def _recorded(out: Path) -> dict[str, Any]:
         return {}
     found = read_json(out / "manifest.json").get("settings")
     return found if isinstance(found, dict) else {}
+
+
+def _settings(named: Named) -> dict[str, Any]:
+    """The settings of an evaluation as results record them, with each method by its name."""
+    return asdict(named.evaluation) | {"methods": [method.name for method in named.methods]}
 
 
 def _without_names(evaluation: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,18 +1,24 @@
-"""The settings of a comparison."""
+"""The settings of a comparison, the names in them looked up once, and the memory that its curves need."""
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 
 from ray_backfill.compare.tables.results import HEAD_ALONE
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.progress import say
 from ray_backfill.data.truth import parse_truth
 from ray_backfill.engine.distances import check_distance
-from ray_backfill.engine.merges import BEST, all_merges, check_merge
+from ray_backfill.engine.merges import BEST, MergeKind, all_merges, check_merge
 from ray_backfill.engine.metrics import parse_metric
-from ray_backfill.engine.orders import find_order
+from ray_backfill.engine.orders import Order, find_order
+from ray_backfill.engine.statistics import DRAWS
 from ray_backfill.learn.methods import CONTROLS, Method, all_methods, find_methods
 
 # Default of recipes: the references, methods without training, and the best-known methods of each family.
@@ -31,6 +37,16 @@ _CUTOFFS = {"cosine": (-1.0, 1.0), "l2": (0.0, _LARGEST), "inner_product": (-_LA
 
 # Falls, milestones and flips are judged at this many moments or more, whatever --points says.
 JUDGED = 101
+
+# Shares of flipped queries: against the method's own start and against the old service, negative and positive.
+_FLIPS = 4
+# What is kept of the queries whose first result changes, if each does so once.
+_FLIP_BYTES = 28
+# What is first for a query at a moment, while its changes are looked for.
+_FIRST_BYTES = 6
+# Above one of these a run says what it is going to need: memory, and multiply-adds of the bootstrap, which takes most
+# of the time if there are many points.
+_MUCH_BYTES, _MUCH_WORK = 2 << 30, 3e11
 
 
 @dataclass(frozen=True)
@@ -81,15 +97,6 @@ class Evaluation:
         """The defaults for a folder of embeddings, which seldom has the old classifier's scores."""
         return cls(methods=(RECOMMENDED,), orders=("random",), merges=(BEST,), metrics=(RECOMMENDED,))
 
-    def with_metrics(self, right_answers: float) -> Self:
-        """The evaluation with the metrics that "recommended" stands for. right_answers: median number of a query."""
-        return self.with_recommended((*_SERVED, *((_OF_FEW,) if right_answers <= FEW_ANSWERS else ())))
-
-    def with_recommended(self, metrics: tuple[str, ...]) -> Self:
-        """The evaluation with these metrics in place of "recommended"."""
-        named = chain(*(metrics if name == RECOMMENDED else (name,) for name in self.metrics))
-        return replace(self, metrics=tuple(dict.fromkeys(named)))
-
     @property
     def step(self) -> int:
         """Number of replayed moments from one reported point to the next."""
@@ -100,61 +107,55 @@ class Evaluation:
         """Number of moments that are replayed and judged: at least 101, the reported points among them."""
         return (self.points - 1) * self.step + 1
 
-    @property
-    def replayed_orders(self) -> int:
-        """Number of orders in which a method is replayed, each permutation of a random one counted."""
-        return sum(self.permutations if find_order(name).is_random else 1 for name in self.orders)
+    @cached_property
+    def named(self) -> "Named":
+        """The settings with their names looked up, once for each value.
 
-    def find_methods(self) -> list[Method]:
-        """The methods, old and new first. Raises InputError for an unknown name.
-
-        Where one trains rho, {rho(new), rho(new)} stands beside {new, new}: how good the new model is with that alone.
+        Raises:
+            InputError: A name is unknown, or a setting is impossible.
         """
-        methods = self.named_methods()
-        if any(method.learns_new for method in methods):
-            methods = [*methods[:2], *find_methods((HEAD_ALONE,)), *(m for m in methods[2:] if m.name != HEAD_ALONE)]
-        return methods
-
-    def named_methods(self) -> list[Method]:
-        """The methods that are asked for, old and new first. Raises InputError for an unknown name."""
-        methods = [m for m in all_methods().values() if m.family != CONTROLS]
-        several = {
-            "all": methods,
-            RECOMMENDED: [m for m in methods if m.is_recommended],
-            "two_models": [m for m in methods if set(m.models) == {"old", "new"}],
-            "controls": [m for m in all_methods().values() if m.family == CONTROLS],
-        }
-        groups = ([m.name for m in several[word]] if word in several else [word] for word in self.methods)
-        return find_methods(tuple(dict.fromkeys(("old", "new", *chain(*groups)))))
-
-    def check(self) -> None:
-        """Raises InputError for any unknown name or impossible setting."""
-        self.find_methods()
+        asked = self._find_methods()
+        methods = asked
+        if any(method.learns_new for method in asked):
+            methods = [*asked[:2], *find_methods((HEAD_ALONE,)), *(m for m in asked[2:] if m.name != HEAD_ALONE)]
         for metric in self._named_metrics:
             parse_metric(metric)
-        for order in self.orders:
-            find_order(order)
+        orders = tuple(find_order(name) for name in self.orders)
         check_distance(self.distance)
-        self._check_truth()
+        self.check_truth()
         for merge in self.merges:
             check_merge(merge, self.distance)
         if not self.metrics or not self.orders or not self.merges:
             raise InputError("give at least one of each: --metrics, --orders and --merges")
-        if self.order_seed < 0:
-            raise InputError(f"--order-seed must not be negative, got {self.order_seed}")
-        if self.permutations < 1:
-            raise InputError(f"--permutations must be at least 1, got {self.permutations}")
-        if not 2 <= self.points <= 1 << 16:
-            raise InputError(f"--points must be at least 2 and at most {1 << 16}, got {self.points}")
-        if not 0 <= self.margin < 1:
-            raise InputError(f"--margin must be at least 0 and below 1 (0.005 is half a point), got {self.margin}")
-        self._check_cutoffs()
+        self._check_numbers()
+        known = all_merges()
+        merges = tuple(known[name] for name in self.merges)
+        self._check_cutoffs(merges)
+        return Named(self, tuple(methods), tuple(asked), orders, merges)
+
+    def check(self) -> None:
+        """Raises InputError for any unknown name or impossible setting."""
+        _ = self.named
+
+    def _find_methods(self) -> list[Method]:
+        """The methods that are asked for, old and new first."""
+        known = all_methods().values()
+        methods = [m for m in known if m.family != CONTROLS]
+        several = {
+            "all": methods,
+            RECOMMENDED: [m for m in methods if m.is_recommended],
+            "two_models": [m for m in methods if set(m.models) == {"old", "new"}],
+            "controls": [m for m in known if m.family == CONTROLS],
+        }
+        groups = ([m.name for m in several[word]] if word in several else [word] for word in self.methods)
+        return find_methods(tuple(dict.fromkeys(("old", "new", *chain(*groups)))))
 
     @property
     def _named_metrics(self) -> list[str]:
         return [name for name in self.metrics if name != RECOMMENDED]
 
-    def _check_truth(self) -> None:
+    def check_truth(self) -> None:
+        """Raises InputError for a metric that cannot reach 100 % with the right answers that are asked for."""
         kind, k, _ = parse_truth(self.truth)
         for name, of in ((metric, parse_metric(metric)) for metric in self._named_metrics):
             if kind.is_retention and of.kind == "recall" and (of.k or k) < k:
@@ -163,7 +164,17 @@ class Evaluation:
                     f"recall@{k} or a smaller number in --truth"
                 )
 
-    def _check_cutoffs(self) -> None:
+    def _check_numbers(self) -> None:
+        if self.order_seed < 0:
+            raise InputError(f"--order-seed must not be negative, got {self.order_seed}")
+        if self.permutations < 1:
+            raise InputError(f"--permutations must be at least 1, got {self.permutations}")
+        if not 2 <= self.points <= 1 << 16:
+            raise InputError(f"--points must be at least 2 and at most {1 << 16}, got {self.points}")
+        if not 0 <= self.margin < 1:
+            raise InputError(f"--margin must be at least 0 and below 1 (0.005 is half a point), got {self.margin}")
+
+    def _check_cutoffs(self, merges: Sequence[MergeKind]) -> None:
         least, most = _CUTOFFS[self.distance]
         what = "distances" if self.distance == "l2" else "similarities"
         for cutoff in self.cutoffs:
@@ -171,8 +182,93 @@ class Evaluation:
                 limits = f"from {least:g} on" if most > 2 else f"from {least:g} to {most:g}"
                 limits = "finite numbers" if least < -1 else limits
                 raise InputError(f"--cutoffs are {what} under the {self.distance} distance, {limits}; got {cutoff:g}")
-        if self.cutoffs and BEST not in self.merges and all(all_merges()[m].why_no_cutoffs for m in self.merges):
+        if self.cutoffs and BEST not in self.merges and all(merge.why_no_cutoffs for merge in merges):
             raise InputError(
-                f"--cutoffs cannot be translated by the {self.merges[0]} merge, which "
-                f"{all_merges()[self.merges[0]].why_no_cutoffs}; add raw, or quantile if there is a train.parquet"
+                f"--cutoffs cannot be translated by the {merges[0].name} merge, which {merges[0].why_no_cutoffs}; "
+                "add raw, or quantile if there is a train.parquet"
             )
+
+
+@dataclass(frozen=True)
+class Named:
+    """An evaluation with its names looked up: all that is known before data are read.
+
+    methods: those that take part, old and new first. Where one trains rho, {rho(new), rho(new)} stands beside
+    {new, new}: how good the new model is with that alone. asked: the methods that are asked for.
+    """
+
+    evaluation: Evaluation
+    methods: tuple[Method, ...]
+    asked: tuple[Method, ...]
+    orders: tuple[Order, ...]
+    merges: tuple[MergeKind, ...]
+
+    @property
+    def replayed_orders(self) -> int:
+        """Number of orders in which a method is replayed, each permutation of a random one counted."""
+        return sum(self.evaluation.permutations if order.is_random else 1 for order in self.orders)
+
+    def with_metrics(self, right_answers: float) -> "Named":
+        """The same with the metrics that "recommended" stands for. right_answers: median number of a query."""
+        return self.with_recommended((*_SERVED, *((_OF_FEW,) if right_answers <= FEW_ANSWERS else ())))
+
+    def with_recommended(self, metrics: tuple[str, ...]) -> "Named":
+        """The same with these metrics in place of "recommended". Raises InputError if one does not fit the truth."""
+        names = chain(*(metrics if name == RECOMMENDED else (name,) for name in self.evaluation.metrics))
+        evaluation = replace(self.evaluation, metrics=tuple(dict.fromkeys(names)))
+        evaluation.check_truth()
+        return replace(self, evaluation=evaluation)
+
+    def with_method(self, method: Method) -> "Named":
+        """The same with one more method, which trains no rho."""
+        if method in self.methods:
+            return self
+        evaluation = replace(self.evaluation, methods=(*self.evaluation.methods, method.name))
+        return replace(self, evaluation=evaluation, methods=(*self.methods, method), asked=(*self.asked, method))
+
+
+def check_memory(named: Named, methods: int, queries: int) -> None:
+    """Raise InputError if the curves would take more than half of the memory; say it if they take much.
+
+    methods: number of methods. queries: number of queries, an upper bound of those with an answer.
+    """
+    evaluation = named.evaluation
+    needed, memory = curve_bytes(named, methods, queries), memory_bytes()
+    size = f"{evaluation.points:,} --points of {methods} methods and {queries:,} queries"
+    if needed > memory / 2:
+        fit = max(2, int(evaluation.points * memory / 2 / needed))
+        raise InputError(
+            f"{size} need about {_gb(needed)} of memory, more than half of this machine's {_gb(memory)}; give at most "
+            f"--points {fit}, or fewer --methods, --orders, --merges or --metrics"
+        )
+    curves = methods * len(named.orders) * len(named.merges)
+    drawn = len(evaluation.metrics) * evaluation.moments + _FLIPS * evaluation.points
+    if needed > _MUCH_BYTES or curves * DRAWS * queries * drawn > _MUCH_WORK:
+        say(f"{size} need about {_gb(needed)} of memory and minutes for their intervals; fewer --points need less")
+
+
+def curve_bytes(named: Named, methods: int, queries: int) -> int:
+    """Estimate of the memory for curves, their bootstrap draws and their tables."""
+    evaluation = named.evaluation
+    metrics, points, moments = len(evaluation.metrics), evaluation.points, evaluation.moments
+    # Whether the first result is right; of several permutations, the share of them, and whether it is in the first.
+    right = 9 if evaluation.permutations > 1 else 1
+    values = queries * (8 * metrics * points + right * moments + _FLIP_BYTES)
+    draws = 8 * DRAWS * metrics * points
+    table_rows = 2 * 64 * ((metrics + _FLIPS) * points + metrics * moments)
+    # While a method is replayed in all orders, and its draws at all moments are judged.
+    of_one_method = named.replayed_orders * queries * moments * (8 * metrics + 1) + 8 * DRAWS * moments
+    of_one_method += len(named.orders) * queries * moments * _FIRST_BYTES
+    return methods * len(named.orders) * len(named.merges) * (values + draws + table_rows) + of_one_method
+
+
+def memory_bytes() -> int:
+    """Memory of this machine, or of the container if that is less."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    given = limit.read_text().strip() if limit.exists() else "max"
+    return min(memory, int(given)) if given.isdigit() else memory
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB"

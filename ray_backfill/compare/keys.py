@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.evaluation import Named
 from ray_backfill.core.runkey import RunKey, fingerprint
 from ray_backfill.data.columns import COLUMNS
 from ray_backfill.data.folder import SPLITS, EmbeddingFolder, EmbeddingTable
 from ray_backfill.engine.merges import BEST, MergeKind, all_merges
-from ray_backfill.engine.orders import Order, find_order
+from ray_backfill.engine.orders import Order
 from ray_backfill.engine.systems import GroundTruth
 from ray_backfill.learn.methods import Method, models_of
 from ray_backfill.learn.training.settings import FitSettings
@@ -23,33 +23,30 @@ def comparison_key(
     version: int,
     folder: EmbeddingFolder,
     truth: GroundTruth,
-    evaluation: Evaluation,
-    methods: Sequence[Method],
+    named: Named,
     settings: Mapping[str, Any],
 ) -> RunKey:
-    """The key of a comparison of these methods, or of a drill of one.
+    """The key of a comparison, or of a drill of one method.
 
     version: of the tables. settings: besides the evaluation, such as those of the fits. Methods are recorded by name,
     because "all" has another meaning when methods are added.
     """
-    compared = asdict(evaluation) | {"methods": [method.name for method in methods]}
-    known = all_merges()
-    merges = [known[name] for name in (known if BEST in evaluation.merges else evaluation.merges)]
-    kinds: list[Method | Order | MergeKind] = [*methods, *map(find_order, evaluation.orders), *merges]
+    compared = asdict(named.evaluation) | {"methods": [method.name for method in named.methods]}
+    merges = all_merges().values() if any(kind.name == BEST for kind in named.merges) else named.merges
+    kinds: list[Method | Order | MergeKind] = [*named.methods, *named.orders, *merges]
     versions = {f"{type(kind).__name__.removesuffix('Kind').lower()} {kind.name}": kind.version for kind in kinds}
-    inputs = inputs_of(folder, truth, evaluation, methods)
-    return RunKey(product, {**settings, "evaluation": compared, "versions": versions}, inputs, version)
+    return RunKey(
+        product, {**settings, "evaluation": compared, "versions": versions}, _inputs(folder, truth, named), version
+    )
 
 
-def inputs_of(
-    folder: EmbeddingFolder, truth: GroundTruth, evaluation: Evaluation, methods: Sequence[Method]
-) -> dict[str, str]:
+def _inputs(folder: EmbeddingFolder, truth: GroundTruth, named: Named) -> dict[str, str]:
     """Input -> its fingerprint; "" for one that is not there or not used.
 
     The columns of the data contract count, whether they are used or not; of the others, those that are used.
     """
-    models = models_of(methods)
-    needs = {column for name in evaluation.orders for column in find_order(name).needs}
+    evaluation, models = named.evaluation, models_of(named.methods)
+    needs = {column for order in named.orders for column in order.needs}
     splits = {split: folder.fingerprint(models, (split,)) if getattr(folder, split) else "" for split in SPLITS}
     return {
         **splits,

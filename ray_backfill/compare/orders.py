@@ -10,8 +10,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ray_backfill.compare.mapped import class_means, mapped_confidence, mapped_cosine, mapped_gallery, new_classifier
-from ray_backfill.compare.maps import FittedMaps
+from ray_backfill.compare.evaluation import Named
+from ray_backfill.compare.maps import (
+    FittedMaps,
+    class_means,
+    mapped_confidence,
+    mapped_cosine,
+    mapped_gallery,
+    new_classifier,
+)
 from ray_backfill.compare.traffic import first_retrieved
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.parquet import open_checked, read_checked
@@ -19,7 +26,7 @@ from ray_backfill.core.runkey import RunKey
 from ray_backfill.data.folder import Classifier, EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.write import write_parquet
 from ray_backfill.engine.distances import ProductForm
-from ray_backfill.engine.orders import GalleryColumns, Order, find_order, make_order
+from ray_backfill.engine.orders import GalleryColumns, Order, make_order
 from ray_backfill.engine.systems import IntArray, RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method
 from ray_backfill.learn.training.settings import ClassificationSettings
@@ -37,7 +44,7 @@ _CAN_GIVE: Mapping[str, Callable[[Method], bool]] = {
     # The classifier reads embeddings of the new model only.
     "mapped_confidence": lambda method: method.aligned and method.forward == "new",
 }
-# Columns that are available to orders if images were embedded, see ``cluster.embed``.
+# Columns that are available to orders if images were embedded, see ``recipes.run.embed``.
 _OF_IMAGES = frozenset(("label", "old_score", "old_entropy", "old_margin", "old_class", "class_means"))
 
 
@@ -134,33 +141,25 @@ class BackfillOrders:
         return new_classifier(self.folder, self.classification)
 
 
-def resolve_orders(
-    folder: EmbeddingFolder,
-    names: Sequence[str],
-    seed: int,
-    distance: str,
-    methods: Sequence[Method],
-    classification: ClassificationSettings,
-    filter_column: str = "",
-) -> BackfillOrders:
+def resolve_orders(folder: EmbeddingFolder, named: Named, classification: ClassificationSettings) -> BackfillOrders:
     """Make the orders of the gallery, and check that those of methods can be made.
 
-    classification: the new model's loss. filter_column: of the gallery; a query finds only items with its own value.
+    named: the methods that take part, and the orders. classification: the new model's loss.
 
     Raises:
-        InputError: An order is unknown or lacks a column, or no method provides what it needs.
+        InputError: An order lacks a column, or no method provides what it needs.
     """
-    found = tuple(find_order(name) for name in names)
-    needed = dict.fromkeys(column for order in found for column in order.needs)
+    how, orders, seed = named.evaluation, named.orders, named.evaluation.order_seed
+    needed = dict.fromkeys(column for order in orders for column in order.needs)
     there = {name: values for name in needed if (values := _column(folder, name)) is not None}
     if "first_retrieved" in needed:
-        places = first_retrieved(folder, distance, seed, filter_column)
+        places = first_retrieved(folder, how.distance, seed, how.filter)
         there |= {} if places is None else {"first_retrieved": places}
     columns = GalleryColumns(folder.gallery.old, there)
-    of_gallery = {order.name: make_order(order.name, columns, seed) for order in found if not order.of_method}
-    orders = BackfillOrders(folder, found, seed, distance, tuple(methods), classification, columns, of_gallery)
-    orders.check()
-    return orders
+    of_gallery = {order.name: make_order(order.name, columns, seed) for order in orders if not order.of_method}
+    found = BackfillOrders(folder, orders, seed, how.distance, named.methods, classification, columns, of_gallery)
+    found.check()
+    return found
 
 
 def _column(folder: EmbeddingFolder, name: str) -> NDArray[Any] | None:

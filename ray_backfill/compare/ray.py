@@ -8,7 +8,7 @@ time, a shard one tile of its rows.
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -17,9 +17,10 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
+from ray_backfill.compare.maps import FittedMaps, MapJob
 from ray_backfill.compare.replay import Curves, Serving, Systems, distinct_systems, replay_methods
 from ray_backfill.compare.resolve import Comparison
-from ray_backfill.compare.trial import Trial, run_trial
+from ray_backfill.compare.validation import Trial
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import State, Task, task
 from ray_backfill.data.folder import EmbeddingFolder, StoredSplit
@@ -32,11 +33,10 @@ from ray_backfill.engine.replay.prepare import Prepared, Served, prepare_replay
 from ray_backfill.engine.replay.shard import Found, GalleryShard, make_forms
 from ray_backfill.engine.systems import IntArray, RetrievalSystem
 from ray_backfill.learn.methods import Embeddings, Method, find_methods
-from ray_backfill.learn.models.apply import load_network
 from ray_backfill.learn.models.gather import rank_and_size
 from ray_backfill.learn.stand_in_map import StandInMap
 from ray_backfill.learn.training.fit import read_train_set, train_set
-from ray_backfill.learn.training.fit_into import fit_into, one_thread
+from ray_backfill.learn.training.fit_into import fit_into
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.nodes import check_room
 from ray_backfill.workers.progress import sent_as_row, sent_to, shown_in
@@ -208,9 +208,8 @@ class ShardActor:
     def make_systems(self, networks: Mapping[str, Path | None]) -> Systems:
         """Make the systems of these methods. networks: method -> folder of its network."""
         assert self.embeddings is not None
-        methods = find_methods(tuple(networks))
-        maps = (load_network(folder) if folder else None for folder in networks.values())
-        pairs = [method.pair(self.embeddings, network) for method, network in zip(methods, maps, strict=True)]
+        methods, maps = find_methods(tuple(networks)), FittedMaps({n: f for n, f in networks.items() if f})
+        pairs = [method.pair(self.embeddings, maps.of(method)) for method in methods]
         found = distinct_systems(methods, pairs)
         self.systems = found.systems
         return replace(found, systems=[])
@@ -241,47 +240,22 @@ def writable(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True)
-class MapJob:
-    """A map to fit. data: a folder of the data contract. out: a stage that has begun; both on storage of all nodes."""
+def fit_side_by_side(jobs: Sequence[MapJob | Trial], train_bytes: int, shown: Task, max_failures: int) -> None:
+    """Fit every map, or try settings; a map whose training diverges is left unfinished.
 
-    method: str
-    settings: FitSettings
-    distance: str
-    data: Path
-    out: Path
-
-
-def fit_side_by_side(jobs: Sequence[MapJob], train_bytes: int, shown: Task, max_failures: int) -> None:
-    """Fit every map; one whose training diverges is left unfinished.
-
-    train_bytes: size of what every task reads (``EmbeddingFolder.train_bytes``). shown: counts the maps on the
+    train_bytes: size of what every task reads (``EmbeddingFolder.train_bytes``). shown: counts the jobs on the
     terminal. max_failures: number of deaths of a task's process to recover from.
 
     Raises:
         InputError: A fit failed. The others are stopped; what is finished is kept.
     """
-    run_side_by_side(_fit_alone, jobs, train_bytes, shown, max_failures)
+    run_side_by_side(_run_alone, jobs, train_bytes, shown, max_failures)
 
 
-def try_side_by_side(trials: Sequence[Trial], train_bytes: int, shown: Task, max_failures: int) -> None:
-    """Run trials of settings; see ``fit_side_by_side``."""
-    run_side_by_side(_try_alone, trials, train_bytes, shown, max_failures)
-
-
-def _fit_alone(job: MapJob, board: ActorHandle) -> None:
+def _run_alone(job: MapJob | Trial, board: ActorHandle) -> None:
     """Runs as a task."""
-    (method,) = find_methods((job.method,))
-    assert method.fit is not None
-    with sent_as_row(board, str(job.out)), one_thread():
-        data = read_train_set(job.data, method.fit.models)
-        fit_into(job.out, method.title, method.fit, data, job.settings, job.distance)
-
-
-def _try_alone(trial: Trial, board: ActorHandle) -> None:
-    """Runs as a task."""
-    with sent_as_row(board, str(trial.out)):
-        run_trial(trial)
+    with sent_as_row(board, str(job.out)):
+        job.run()
 
 
 def train_maps(
@@ -293,9 +267,9 @@ def train_maps(
     workers: Workers,
     shown: Task,
 ) -> None:
-    """Train the maps of these methods into ``out/<method>``. See ``fit_stage``.
+    """Train the maps of these methods into ``out/<method>``: side by side, or with GPUs one after the other by DDP.
 
-    settings: method name -> its settings. shown: the stage that counts methods on the terminal.
+    settings: method name -> its settings. shown: the row that counts methods on the terminal. See ``fit_stage``.
     """
     data = train_set(folder)
     with session():
@@ -303,11 +277,23 @@ def train_maps(
         for method in methods:
             assert method.fit is not None
             method.fit.check(data, settings[method.name], together.number)
-        if has_gpus():
-            _train_together(out, folder, methods, settings, distance, together, shown)
-        else:
+        if not has_gpus():
             jobs = [MapJob(m.name, settings[m.name], distance, folder.path, out / m.name) for m in methods]
             fit_side_by_side(jobs, folder.train_bytes, shown, workers.max_failures)
+            return
+        with shown_in(shown) as board:
+            config = {
+                "data": str(folder.path),
+                "models": tuple(data.vectors),
+                "methods": [method.name for method in methods],
+                "settings": {method.name: settings[method.name] for method in methods},
+                "distance": distance,
+                "out": str(out),
+                "board": board,
+                "shown": shown.state(),
+            }
+            run_ddp(_worker, config, together, "_ray", out)
+        shutil.rmtree(out / "_ray", ignore_errors=True)
 
 
 def for_maps(workers: Workers) -> Workers:
@@ -320,32 +306,6 @@ def for_maps(workers: Workers) -> Workers:
         return replace(workers, number=1, cpus=1)
     number, _ = placed(workers.number, workers.cpus, "--workers")
     return replace(workers, number=number)
-
-
-def _train_together(
-    out: Path,
-    folder: EmbeddingFolder,
-    methods: Sequence[Method],
-    settings: Mapping[str, FitSettings],
-    distance: str,
-    workers: Workers,
-    shown: Task,
-) -> None:
-    """Train one map after the other in one group of DDP workers."""
-    assert folder.train is not None
-    with shown_in(shown) as board:
-        config = {
-            "data": str(folder.path),
-            "models": tuple(folder.train.vectors),
-            "methods": [method.name for method in methods],
-            "settings": {method.name: settings[method.name] for method in methods},
-            "distance": distance,
-            "out": str(out),
-            "board": board,
-            "shown": shown.state(),
-        }
-        run_ddp(_worker, config, workers, "_ray", out)
-    shutil.rmtree(out / "_ray", ignore_errors=True)
 
 
 def _worker(config: dict[str, Any]) -> None:

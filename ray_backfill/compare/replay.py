@@ -147,8 +147,8 @@ def replay_here(comparison: Comparison, device: str = "cpu") -> Curves:
 
 def _groups(comparison: Comparison) -> Iterator[list[Method]]:
     """Split the methods into groups that fit in memory."""
-    how, folder = comparison.evaluation, comparison.folder
-    n_values = comparison.truth.n_queries * how.moments * len(how.metrics) * how.replayed_orders * len(how.merges)
+    how, folder, orders = comparison.evaluation, comparison.folder, comparison.named.replayed_orders
+    n_values = comparison.truth.n_queries * how.moments * len(how.metrics) * orders * len(how.merges)
     widest = max(vectors.shape[1] for vectors in folder.gallery.vectors.values())
     n_vectors = len(folder.gallery) + comparison.truth.n_queries
     group: list[Method] = []

@@ -1,4 +1,4 @@
-"""Resolves a comparison once: methods, ground truth, orders, merges, and what is left out."""
+"""Resolves a run once: methods, ground truth, orders, merges, what is left out, and what is wrong with the data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,22 +6,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ray_backfill.compare.bands import bands_facts, bands_note, bands_of
-from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.left_out import few_items_note, find_left_out
+from ray_backfill.compare.evaluation import Evaluation, Named
 from ray_backfill.compare.maps import FittedMaps
-from ray_backfill.compare.merges import MergeFits, fitted_on_train_note, resolve_merges
+from ray_backfill.compare.merges import MergeFits, fitted_on_train_note, resolve_merges, why_merge_cannot_be_fitted
 from ray_backfill.compare.orders import BackfillOrders, embeddings_of, resolve_orders
 from ray_backfill.compare.tables.results import LeftOut
 from ray_backfill.core.errors import InputError
+from ray_backfill.data.doctor import FIT_NOISE, few_items_per_dimension
 from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.data.leakage import leakage_notes
 from ray_backfill.data.query_groups import Slice, resolve_slices
 from ray_backfill.data.truth import Truth, check_vectors, find_truth, usual_answers
-from ray_backfill.engine.distances import Band
-from ray_backfill.engine.merges import Merge, all_merges
+from ray_backfill.engine.distances import Band, band_of, do_compare
+from ray_backfill.engine.merges import BEST, RAW, Merge, MergeKind
 from ray_backfill.engine.systems import GroundTruth, IntArray, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method
+from ray_backfill.learn.training.fit import train_set
 from ray_backfill.learn.training.settings import FitSettings
 
 
@@ -37,15 +37,13 @@ class System(NamedTuple):
 class Comparison:
     """Everything that a replay, a drill or a report needs, validated.
 
-    methods: methods that take part, old and new first. notes: sentences for the report about what is wrong with the
+    named: the settings, and the methods that take part. notes: sentences for the report about what is wrong with the
     data. slices: groups of queries. truth_facts: what ``--truth`` was and which bands the distances fill, for the
-    manifest. maps: fitted maps; empty
-    before the fits.
+    manifest. maps: fitted maps; empty before the fits.
     """
 
     folder: EmbeddingFolder
-    evaluation: Evaluation
-    methods: tuple[Method, ...]
+    named: Named
     truth: GroundTruth
     orders: BackfillOrders
     merges: MergeFits
@@ -54,6 +52,15 @@ class Comparison:
     slices: tuple[Slice, ...] = ()
     truth_facts: Mapping[str, Any] = field(default_factory=dict)
     maps: FittedMaps = field(default_factory=FittedMaps)
+
+    @property
+    def evaluation(self) -> Evaluation:
+        return self.named.evaluation
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """The methods that take part, old and new first."""
+        return self.named.methods
 
     def fitted(self, folders: Mapping[str, Path]) -> "Comparison":
         """The comparison with the maps in these folders, without methods whose training diverged.
@@ -70,7 +77,8 @@ class Comparison:
 
     def only(self, methods: Sequence[Method]) -> "Comparison":
         """The comparison restricted to these methods."""
-        return replace(self, methods=tuple(methods), orders=replace(self.orders, methods=tuple(methods)))
+        own = tuple(methods)
+        return replace(self, named=replace(self.named, methods=own), orders=replace(self.orders, methods=own))
 
     @property
     def systems(self) -> dict[System, list[str]]:
@@ -104,7 +112,7 @@ class Comparison:
 
 def resolve(
     folder: EmbeddingFolder,
-    evaluation: Evaluation,
+    named: Named,
     fits: FitSettings,
     from_images: bool = False,
     to_come: Sequence[str] | None = None,
@@ -114,42 +122,40 @@ def resolve(
 
     from_images: the embeddings were made from a recipe's images, which were checked. A query whose class is missing
         because of broken images is skipped, like any query without an answer.
-    to_come: for a drill, the models that embed the gallery while it runs. A drill leaves nothing out.
+    to_come: for a drill, the models that embed the gallery while it runs. A drill leaves nothing out, and has the
+        methods that are asked for.
     right_answers: as ``resolve_truth`` found them, if it was asked before.
 
     Raises:
-        InputError: Names are unknown; vectors, labels or positives do not fit; an order cannot be made; no merge can be
-            fitted; heads are trained for another distance (from_images); or anything is left out (to_come).
+        InputError: Vectors, labels or positives do not fit; an order cannot be made; no merge can be fitted; heads are
+            trained for another distance (from_images); or anything is left out (to_come).
     """
-    evaluation.check()
-    wanted = evaluation.find_methods() if to_come is None else evaluation.named_methods()
-    found = right_answers or resolve_truth(folder, evaluation, from_images)
-    truth = found.ground
-    evaluation = evaluation.with_metrics(usual_answers(truth))
+    found = right_answers or resolve_truth(folder, named.evaluation, from_images)
+    named = named.with_metrics(usual_answers(found.ground))
+    how, distance, seed = named.evaluation, named.evaluation.distance, named.evaluation.order_seed
+    wanted = named.methods if to_come is None else named.asked
     if from_images:
-        check_distances_agree(wanted, evaluation.distance, fits)
-    left_out = find_left_out(folder, wanted, evaluation.merges, fits, evaluation.distance, to_come or ())
+        check_distances_agree(wanted, distance, fits)
+    left_out = find_left_out(folder, wanted, named.merges, fits, distance, to_come or ())
     if left_out and to_come is not None:
         raise InputError(f"{left_out[0].words}: {left_out[0].reason}")
-    asked = {method.name for method in evaluation.named_methods()}
     gone = {(each.kind, each.name) for each in left_out}
-    methods = tuple(method for method in wanted if ("method", method.name) not in gone)
-    merges = [merge for merge in evaluation.merges if ("merge", merge) not in gone]
+    named = replace(named, methods=tuple(method for method in wanted if ("method", method.name) not in gone))
+    merges = [kind for kind in named.merges if ("merge", kind.name) not in gone]
     if not merges:
         raise InputError("none of the --merges can be fitted on this folder; add raw, or give it a train.parquet")
-    distance, seed = evaluation.distance, evaluation.order_seed
-    bands = bands_of(folder, distance)
+    asked = {method.name for method in named.asked}
+    bands = _bands_of(folder, distance)
     return Comparison(
         folder,
-        evaluation,
-        methods,
-        truth,
-        resolve_orders(folder, evaluation.orders, seed, distance, methods, fits.transforms.loss, evaluation.filter),
+        named,
+        found.ground,
+        resolve_orders(folder, named, fits.transforms.loss),
         resolve_merges(folder, merges, distance, seed),
         tuple(each for each in left_out if each.kind != "method" or each.name in asked),
-        (*found.notes, *_notes(folder, truth, methods, merges, bands, distance)),
-        resolve_slices(folder, evaluation.slices, truth),
-        {**found.facts, **bands_facts(bands)},
+        (*found.notes, *_notes(folder, found.ground, named.methods, merges, bands, distance)),
+        resolve_slices(folder, how.slices, found.ground),
+        {**found.facts, **_bands_facts(bands)},
     )
 
 
@@ -157,20 +163,6 @@ def resolve_truth(folder: EmbeddingFolder, evaluation: Evaluation, from_images: 
     """The right answers of a comparison. Raises InputError for zero vectors, or if there are no right answers."""
     check_vectors(folder, evaluation.distance)
     return find_truth(folder, evaluation.truth, evaluation.distance, not from_images, evaluation.filter)
-
-
-def _notes(
-    folder: EmbeddingFolder, truth: GroundTruth, methods: Sequence[Method], merges: Sequence[str],
-    bands: Mapping[str, Band], distance: str,
-) -> tuple[str, ...]:  # fmt: skip
-    """Sentences about what is wrong with the data, besides those about the right answers."""
-    is_fitted = any(method.fit for method in methods) or any(all_merges()[merge].uses_train for merge in merges)
-    return (
-        *bands_note(bands, merges, distance, has_train=folder.train is not None),
-        *leakage_notes(folder, truth, is_fitted),
-        *few_items_note(folder, methods),
-        *fitted_on_train_note(folder, methods, merges),
-    )
 
 
 def check_distances_agree(methods: Sequence[Method], distance: str, fits: FitSettings) -> None:
@@ -184,3 +176,114 @@ def check_distances_agree(methods: Sequence[Method], distance: str, fits: FitSet
             f"heads would be trained for the {fits.heads.loss.distance} distance but compared by {distance}; "
             "give both --distance and --heads.loss.distance (cosine or l2), or only --methods without heads"
         )
+
+
+def find_left_out(
+    folder: EmbeddingFolder,
+    methods: Sequence[Method],
+    merges: Sequence[MergeKind],
+    fits: FitSettings,
+    distance: str,
+    to_come: Sequence[str] = (),
+) -> tuple[LeftOut, ...]:
+    """Methods and merges that cannot take part. to_come: models that will embed the gallery later."""
+    reasons = {method.name: _why_not(folder, method, fits, distance, to_come) for method in methods}
+    found = [LeftOut("method", name, reason) for name, reason in reasons.items() if reason]
+    for merge in merges:
+        if reason := why_merge_cannot_be_fitted(merge, folder.train):
+            found.append(LeftOut("merge", merge.name, reason))
+    if folder.train is not None and any(merge.needs_train for merge in merges):
+        for method in methods:
+            lacking = [model for model in method.models if model not in folder.train.vectors]
+            if lacking and not reasons[method.name] and not method.is_reference:
+                reason = f"needs a column {lacking[0]!r} in train.parquet"
+                found.append(LeftOut("fitted merges", method.name, reason))
+    return tuple(found)
+
+
+def _why_not(folder: EmbeddingFolder, method: Method, fits: FitSettings, distance: str, to_come: Sequence[str]) -> str:
+    """The reason why a method cannot take part, or ""."""
+    of_gallery = {model for model in method.models if model not in to_come}
+    splits = [(folder.gallery, of_gallery)]
+    if folder.queries is not None:
+        splits.append((folder.queries, set(method.models)))
+    if method.fit is not None:
+        if folder.train is None:
+            return "needs train.parquet to be fitted on"
+        if method.fit.needs_labels and folder.train.label is None:
+            return "needs a column 'label' in train.parquet to be fitted on"
+        splits.append((folder.train, set(method.models)))
+    for model in method.models:
+        for table, needed in splits:
+            if model in needed and model not in table.vectors:
+                return f"needs embeddings of a further model: a column {model!r} in {table.path.name}"
+    if method.fit is not None and folder.train is not None:
+        if problem := method.fit.distance_problem(fits, distance):
+            return problem
+        try:
+            method.fit.check(train_set(folder), fits, 1)
+        except InputError as error:
+            return str(error)
+    return ""
+
+
+def _notes(
+    folder: EmbeddingFolder, truth: GroundTruth, methods: Sequence[Method], merges: Sequence[MergeKind],
+    bands: Mapping[str, Band], distance: str,
+) -> tuple[str, ...]:  # fmt: skip
+    """Sentences about what is wrong with the data, besides those about the right answers."""
+    is_fitted = any(method.fit for method in methods) or any(merge.uses_train for merge in merges)
+    return (
+        *_bands_note(bands, merges, distance, has_train=folder.train is not None),
+        *leakage_notes(folder, truth, is_fitted),
+        *_few_items_note(folder, methods),
+        *fitted_on_train_note(folder, methods, merges),
+    )
+
+
+def _few_items_note(folder: EmbeddingFolder, methods: Sequence[Method]) -> tuple[str, ...]:
+    """A sentence for the report if the methods that take part are fitted on few items per dimension."""
+    if folder.train is None or not any(method.fit for method in methods):
+        return ()
+    dims = max(vectors.shape[1] for vectors in folder.train.vectors.values())
+    said = few_items_per_dimension(len(folder.train), dims)
+    if not said:
+        return ()
+    return (f"Fitted methods learned from {said}. {FIT_NOISE}. Methods that look bad here may only lack train items.",)
+
+
+def _bands_of(folder: EmbeddingFolder, distance: str) -> dict[str, Band]:
+    """Model -> the band of its distances between random items; {} where no split has both models."""
+    models = ("old", "new")
+    for split in (folder.train, folder.gallery):
+        if split is not None and all(model in split.vectors for model in models):
+            return {model: band_of(split.vectors[model], distance) for model in models}
+    return {}
+
+
+def _bands_note(
+    bands: Mapping[str, Band], merges: Sequence[MergeKind], distance: str, has_train: bool
+) -> tuple[str, ...]:
+    """A sentence for the report if the distances of the two models do not compare."""
+    if not bands or do_compare(*bands.values()):
+        return ()
+    what = {"cosine": "cosines", "l2": "distances"}.get(distance, "inner products")
+    said = ", ".join(f"from {band} with {model}" for model, band in bands.items())
+    names = {merge.name for merge in merges}
+    if BEST in names and has_train:
+        so = "therefore each method has the merge that is best on train items"
+    elif names - {RAW.name} and has_train:
+        so = "raw distances put the items of one model first"
+    else:
+        so = "raw distances put the items of one model first; " + (
+            "simulate with --merges best" if has_train else "with a train.parquet, --merges best can mend that"
+        )
+    return (f"The distances of the two models do not compare: the {what} of random items are {said} (98 %); {so}.",)
+
+
+def _bands_facts(bands: Mapping[str, Band]) -> dict[str, Any]:
+    """For manifests."""
+    if not bands:
+        return {}
+    found = {model: [band.low, band.high] for model, band in bands.items()}
+    return {"bands": found, "distances_compare": do_compare(*bands.values())}

@@ -4,22 +4,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ray_backfill import __version__
 from ray_backfill.compare.checks import check_fits, checked_methods, validation_facts
 from ray_backfill.compare.costs import cost_table
 from ray_backfill.compare.cutoffs import cutoff_table, cutoffs_left_out, has_cutoffs
 from ray_backfill.compare.earlier import FILES, check_can_be_extended, is_there, results_key
 from ray_backfill.compare.flips import flip_table
+from ray_backfill.compare.manifest import now, origin_of, traits_of, versions, weighting
 from ray_backfill.compare.orders import store_sigma
-from ray_backfill.compare.origin import origin_of
 from ray_backfill.compare.replay import Curves, replay_here
 from ray_backfill.compare.report import Results, read_results, results_of, write_report
 from ray_backfill.compare.resolve import Comparison
@@ -28,7 +25,6 @@ from ray_backfill.compare.tables.checks import CheckRow
 from ray_backfill.compare.tables.queries import LOST, WON, ScoredQuery, ShownQuery, SkippedQuery
 from ray_backfill.compare.tables.results import TABLES, Manifest
 from ray_backfill.compare.tabulate import tabulate
-from ray_backfill.compare.traits import traits_of
 from ray_backfill.core.printable import printable_in
 from ray_backfill.core.progress import task
 from ray_backfill.core.schema import block, frame, write_table
@@ -114,7 +110,7 @@ def write_results(
         InputError: ``out`` belongs to another run.
     """
     folder, evaluation, methods = comparison.folder, comparison.evaluation, comparison.methods
-    of_results = folder, comparison.truth, evaluation, methods, facts.settings
+    of_results = folder, comparison.truth, comparison.named, facts.settings
     key = results_key(*of_results)
     if is_there(out, key, _tables_of(comparison)):
         return out
@@ -223,24 +219,6 @@ def results_in_memory(comparison: Comparison, curves: Curves, facts: Facts) -> R
     manifest = _manifest(comparison, "", facts, replay_s=0.0)
     manifest = replace(manifest, data=printable_in(manifest.data))
     return results_of({name: table for name, table in tables.items() if table is not None}, manifest)
-
-
-def weighting(comparison: Comparison) -> dict[str, Any]:
-    """The fact that queries have unequal weights, for manifests."""
-    weights = comparison.truth.weights
-    if weights is None or relative_weights(weights) is None:
-        return {}
-    return {"queries_weighted_by": comparison.truth_facts.get("truth", {}).get("weighted_by", "weight")}
-
-
-def versions() -> dict[str, str]:
-    """The versions of packages that affect the numbers, for manifests."""
-    return {"ray_backfill": __version__} | {name: version(name) for name in ("ray", "torch", "numpy", "pyarrow")}
-
-
-def now() -> str:
-    """The time in UTC to the second, for manifests."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: float) -> Manifest:

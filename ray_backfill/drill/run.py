@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.fits import fit_maps
 from ray_backfill.compare.keys import comparison_key
+from ray_backfill.compare.manifest import now, origin_of, versions, weighting
 from ray_backfill.compare.orders import store_sigma
-from ray_backfill.compare.origin import origin_of
 from ray_backfill.compare.report import REPORT_FILES
 from ray_backfill.compare.resolve import Comparison, resolve
-from ray_backfill.compare.run import fit_maps
-from ray_backfill.compare.write import now, skipped_queries, versions, weighting
+from ray_backfill.compare.write import skipped_queries
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step, task
 from ray_backfill.core.runkey import RunKey
@@ -70,7 +70,7 @@ def drill_folder(data: Path, evaluation: Evaluation, fits: FitSettings, live: Li
     """
     method, evaluation = check_drill(evaluation, live)
     with step("read embeddings"):
-        comparison = resolve(read_folder(data, models_of([method])), evaluation, fits, to_come=())
+        comparison = resolve(read_folder(data, models_of([method])), evaluation.named, fits, to_come=())
     if _is_there(context.out / "live", _key(comparison, method, fits, live), context.overwrite):
         return context.out / "live"
     with session():
@@ -158,10 +158,11 @@ def run_resolved(
 
 def _key(comparison: Comparison, method: Method, fits: FitSettings, live: LiveSettings) -> RunKey:
     """What determines a drill. Its fits are those of one method."""
-    folder, truth, evaluation = comparison.folder, comparison.truth, comparison.evaluation
+    of_one, evaluation = comparison.only([method]), comparison.evaluation
     tuned = {"tune": fits.tune} if fits.tune > 1 else {}
     fit = method.fit.recorded(fits, evaluation.distance) | tuned if method.fit else {}
-    return comparison_key("live", FORMAT, folder, truth, evaluation, [method], {"fit": fit, "live": asdict(live)})
+    settings = {"fit": fit, "live": asdict(live)}
+    return comparison_key("live", FORMAT, of_one.folder, of_one.truth, of_one.named, settings)
 
 
 def _is_there(folder: Path, key: RunKey, overwrite: bool) -> bool:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ray_backfill import __version__
 from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.fits import fit_maps
 from ray_backfill.compare.resolve import Comparison, resolve
-from ray_backfill.compare.run import fit_maps
 from ray_backfill.compare.tables.results import HEAD_ALONE
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step, task
@@ -48,8 +48,7 @@ def forecast_folder(
     Raises:
         InputError: A file is missing or does not fit, or something that was asked for cannot be forecast.
     """
-    evaluation = evaluation.with_recommended(_RECOMMENDED)
-    evaluation.check()
+    evaluation = evaluation.named.with_recommended(_RECOMMENDED).evaluation
     _check_evaluation(evaluation)
     out = context.out / "forecast"
     if out.exists() and not out.is_dir():
@@ -64,7 +63,7 @@ def forecast_folder(
     if folder.train is None:  # maps that are fitted on the pilot change with every sample
         of_fits = replace(context, out=context.out / "pilot", overwrite=True)
         folder = with_pilot(folder, items, of_fits.out)
-    comparison = resolve(with_stand_ins(folder, items), evaluation, fits)
+    comparison = resolve(with_stand_ins(folder, items), evaluation.named, fits)
     _check_methods(comparison)
     # A forecast has no reference beside {new, new}.
     comparison = comparison.only([method for method in comparison.methods if method.name != HEAD_ALONE])

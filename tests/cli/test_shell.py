@@ -57,7 +57,7 @@ def test_bad_places_and_settings(
     words: tuple[str, ...],
     message: str,
 ) -> None:
-    monkeypatch.setattr("ray_backfill.compare.size.memory_bytes", lambda: 8 << 30)
+    monkeypatch.setattr("ray_backfill.compare.evaluation.memory_bytes", lambda: 8 << 30)
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     given = [word.replace("DATA", str(data)).replace("TMP", str(tmp_path)) for word in words]
     assert message.replace("TMP", str(tmp_path)) in error_of(monkeypatch, capsys, *given)

@@ -61,7 +61,7 @@ def test_any_number_of_shards_gives_the_forecast_of_one_process(ray_session: Non
     close = closest_stand_ins(ProductForm.of(RetrievalSystem(folder.queries.new, first), "cosine"), truth)
     sample = draw_sample(truth, 400, close)
     items = known_items(folder, sample, sample.position, new[sample.position], "cosine")
-    comparison = resolve(with_stand_ins(folder, items), evaluation, FitSettings()).fitted({"rm": tmp_path / "rm"})
+    comparison = resolve(with_stand_ins(folder, items), evaluation.named, FitSettings()).fitted({"rm": tmp_path / "rm"})
     here = forecast_methods(comparison, items, gallery_here(comparison))
     with gallery_in_shards(comparison, items, 2) as shards:
         there = forecast_methods(comparison, items, shards)
@@ -84,6 +84,6 @@ def test_more_shards_than_cpus_are_refused(ray_session: None, tmp_path: Path) ->
     sample = draw_sample(gallery(ITEMS).truth, 300, lambda queries, taken_N: np.flatnonzero(~taken_N))
     items = known_items(folder, sample, sample.position, new[sample.position], "cosine")
     evaluation = Evaluation(("rm_naive",), ("random",), metrics=("mAP",))
-    comparison = resolve(with_stand_ins(folder, items), evaluation, FitSettings())
+    comparison = resolve(with_stand_ins(folder, items), evaluation.named, FitSettings())
     with pytest.raises(InputError, match="lower --shards"), gallery_in_shards(comparison, items, 1000):
         pass

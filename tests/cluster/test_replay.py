@@ -45,7 +45,7 @@ def embeddings(path: Path) -> EmbeddingFolder:
 
 
 def comparison_of(path: Path, evaluation: Evaluation) -> Comparison:
-    return resolve(embeddings(path), evaluation, FitSettings())
+    return resolve(embeddings(path), evaluation.named, FitSettings())
 
 
 @pytest.mark.parametrize("metrics", [("mAP", "mAP@5", "CMC@1", "nDCG"), ("mAP@5", "CMC@1", "nDCG@5")])

@@ -16,22 +16,21 @@ from ray.actor import ActorHandle
 
 from ray_backfill.compare import ray as sharded
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.fit_maps import fit_stage
-from ray_backfill.compare.ray import MapJob
-from ray_backfill.compare.trial import Trial, run_trial
-from ray_backfill.compare.tuning import tune_stage
+from ray_backfill.compare.fits import fit_stage, tune_stage
+from ray_backfill.compare.maps import MapJob
+from ray_backfill.compare.validation import Trial
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, is_finished, read_json
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.write import write_parquet
 from ray_backfill.learn.methods import find_methods
-from ray_backfill.learn.training.fit_into import fit_into, one_thread
+from ray_backfill.learn.training.fit_into import fit_into
 from ray_backfill.learn.training.tuning import trials_of, with_values
 from ray_backfill.workers.settings import Workers, has_more_than_cpus
 from tests.cluster.test_train import FITS, _folder
 
-_fit_alone = sharded._fit_alone
+_run_alone = sharded._run_alone
 METHODS = ("rqt", "rm", "fct", "residual_mlp_query", "procrustes_query")
 
 
@@ -62,15 +61,15 @@ def _note_threads(job: MapJob, board: ActorHandle) -> None:
 
     torch.set_num_threads(2)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sharded, "fit_into", noted)
-        _fit_alone(job, board)
+        patched.setattr("ray_backfill.learn.training.fit_into.fit_into", noted)
+        _run_alone(job, board)
 
 
 @pytest.mark.usefixtures("ray_session", "two_threads")
 def test_side_by_side_is_bit_for_bit_one_by_one(
     tmp_path: Path, folder: EmbeddingFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharded, "_fit_alone", _note_threads)
+    monkeypatch.setattr(sharded, "_run_alone", _note_threads)
     together = fit(tmp_path / "together", folder, *METHODS)
     assert together.keys() == set(METHODS)
     trained = METHODS[:-1]
@@ -84,7 +83,7 @@ def test_side_by_side_is_bit_for_bit_one_by_one(
 def _fail_at_rm(job: MapJob, board: ActorHandle) -> None:
     """rqt is fitted, then rm fails while fct still runs."""
     if job.method == "rqt":
-        _fit_alone(job, board)
+        _run_alone(job, board)
         return
     while not is_finished(job.out.parent / "rqt"):
         time.sleep(0.05)
@@ -99,7 +98,7 @@ def test_a_failure_ends_the_others_and_keeps_what_is_finished(
 ) -> None:
     started = time.monotonic()
     with monkeypatch.context() as patched:
-        patched.setattr(sharded, "_fit_alone", _fail_at_rm)
+        patched.setattr(sharded, "_run_alone", _fail_at_rm)
         with pytest.raises(InputError, match=r"^full RM: it is a bad day; come again$"):
             fit(tmp_path, folder, "rqt", "rm", "fct")
     while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
@@ -116,14 +115,14 @@ def _die_once(job: MapJob, board: ActorHandle) -> None:
     if job.method == "rm" and not scene.exists():
         scene.touch()
         os._exit(1)
-    _fit_alone(job, board)
+    _run_alone(job, board)
 
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_task_whose_process_dies_starts_again(
     tmp_path: Path, folder: EmbeddingFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharded, "_fit_alone", _die_once)
+    monkeypatch.setattr(sharded, "_run_alone", _die_once)
     with pytest.raises(InputError, match=r"^full RM: the process that fitted its map died.*; the same command"):
         fit(tmp_path / "never", folder, "rqt", "rm", max_failures=0)
     assert fit(tmp_path / "once", folder, "rqt", "rm", max_failures=1).keys() == {"rqt", "rm"}
@@ -172,7 +171,6 @@ def test_trials_side_by_side_score_as_one_by_one(folder: EmbeddingFolder, tmp_pa
         for number, values in enumerate(trials_of(method.fit.space, fits, 3)):
             out = tmp_path / "here" / method.name / str(number)
             begin_stage(out, RunKey("trial", {}))
-            with one_thread():
-                run_trial(Trial(method.name, with_values(fits, values), "cosine", folder.path, out, "mAP"))
+            Trial(method.name, with_values(fits, values), "cosine", folder.path, out, "mAP").run()
             there = tmp_path / "tasks" / method.name / str(number)
             assert read_json(there / "manifest.json")["score"] == read_json(out / "manifest.json")["score"]

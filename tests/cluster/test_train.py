@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from ray_backfill.compare.fit_maps import fit_stage
+from ray_backfill.compare.fits import fit_stage
 from ray_backfill.compare.ray import for_maps
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey

@@ -23,7 +23,7 @@ from ray_backfill.core.schema import rows_of
 from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.run import check_drill
 from ray_backfill.drill.settings import LiveSettings
-from ray_backfill.engine.merges import Merge, ScoreMap
+from ray_backfill.engine.merges import Merge, MergeKind, ScoreMap, all_merges
 from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method, find_methods
 from ray_backfill.learn.training.settings import FitSettings
@@ -55,7 +55,7 @@ def data(tmp_path: Path) -> Path:
 
 def resolved(data: Path, **changed: Any) -> Comparison:
     how = replace(EVALUATION, **changed)
-    return resolve(read_folder(data, ("old", "new", "bct")), how, FitSettings())
+    return resolve(read_folder(data, ("old", "new", "bct")), how.named, FitSettings())
 
 
 def table_of(data: Path, **changed: Any) -> pd.DataFrame:
@@ -200,13 +200,17 @@ OF_COSINE: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
+def kinds(*names: str) -> tuple[MergeKind, ...]:
+    return tuple(all_merges()[name] for name in names)
+
+
 @pytest.mark.parametrize("distance", ["cosine", "l2", "inner_product"])
 @pytest.mark.parametrize(("merge", "error"), [("quantile", 0.006), ("isotonic", 0.08)])
 def test_a_known_monotone_function_is_recovered(merge: str, error: float, distance: str) -> None:
     """error: of isotonic, as wide as a stretch of equal scores, which is where raw distances decide."""
     u, label = unit(600, 0)
     vectors = powers(u)
-    fits = MergeFits((merge,), distance, 0, Embeddings(vectors, vectors), label)
+    fits = MergeFits(kinds(merge), distance, 0, Embeddings(vectors, vectors), label)
     cosines = np.linspace(0.85, 0.98, 14)
     given = OF_COSINE[distance](cosines).astype(np.float32)
     for method, backward in ((PLAIN, cosines), (THROUGH, cosines**2)):
@@ -221,7 +225,7 @@ def test_a_known_monotone_function_is_recovered(merge: str, error: float, distan
 def test_the_same_model_needs_no_fit_and_references_get_a_cutoff() -> None:
     u, label = unit(300, 1)
     vectors = powers(u)
-    fits = MergeFits(("quantile", "rrf", "csls"), "cosine", 0, Embeddings(vectors, vectors), label)
+    fits = MergeFits(kinds("quantile", "rrf", "csls"), "cosine", 0, Embeddings(vectors, vectors), label)
     given = np.array([0.1, 0.05], np.float32)
     old, new, offline, instant = (
         carry(fits, method, FittedMaps(), given) for method in find_methods(("old", "new", "offline", "instant"))
@@ -236,7 +240,7 @@ def test_the_same_model_needs_no_fit_and_references_get_a_cutoff() -> None:
 def test_items_without_a_model_of_the_method_leave_only_raw() -> None:
     u, label = unit(30, 1)
     vectors = {"old": u, "new": u}
-    fits = MergeFits(("raw", "quantile"), "cosine", 0, Embeddings(vectors, vectors), label)
+    fits = MergeFits(kinds("raw", "quantile"), "cosine", 0, Embeddings(vectors, vectors), label)
     assert list(carry(fits, THROUGH, FittedMaps(), np.array([0.1], np.float32))) == ["raw"]
 
 

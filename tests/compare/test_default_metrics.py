@@ -36,7 +36,7 @@ def test_the_default_is_what_users_see(tmp_path: Path, answers: int, expected: t
     assert results.metrics == expected
     assert results.primary == "nDCG@10"
     # Of a drill, the same; its answers are the first items only.
-    comparison = resolve(read_folder(data), DEFAULT, FitSettings(), to_come=())
+    comparison = resolve(read_folder(data), DEFAULT.named, FitSettings(), to_come=())
     assert comparison.evaluation.metrics == expected
     assert depth(expected, comparison.truth) == 10
 
@@ -56,14 +56,14 @@ def test_half_of_the_queries_decide_and_those_without_an_answer_do_not_count(tmp
     for name, few, many, none in (("more", 20, 19, 30), ("less", 19, 20, 30)):
         labels = np.repeat([1, 0, 7], [few, many, none])
         write_split(data / "queries.parquet", len(labels), 1000, label=labels)
-        metrics = resolve(read_folder(data), DEFAULT, FitSettings()).evaluation.metrics
+        metrics = resolve(read_folder(data), DEFAULT.named, FitSettings()).evaluation.metrics
         assert (FEW in metrics) == (name == "more")
 
 
 def test_named_metrics_stay_and_the_word_may_stand_among_them(tmp_path: Path) -> None:
     folder = read_folder(write_folder(tmp_path / "data", 30))
     for given, expected in ((("mAP",), ("mAP",)), (("mAP", RECOMMENDED, "CMC@1"), ("mAP", *SERVED))):
-        assert resolve(folder, replace(DEFAULT, metrics=given), FitSettings()).evaluation.metrics == expected
+        assert resolve(folder, replace(DEFAULT, metrics=given).named, FitSettings()).evaluation.metrics == expected
     assert Evaluation().metrics == ("mAP", "CMC@1"), "recipes have the papers' metrics"
 
 

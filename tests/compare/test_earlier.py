@@ -172,7 +172,7 @@ def test_other_settings_are_refused_before_anything_is_computed_and_overwritten_
     rb.write_folder(other, columns, columns, columns)
     fits = FitSettings(adapters=AdapterSettings(ridge=0.5))
     with monkeypatch.context() as patch:
-        patch.setattr("ray_backfill.compare.run.fit_stage", no_replay)
+        patch.setattr("ray_backfill.compare.fits.fit_stage", no_replay)
         for arguments, difference in [
             ({"points": 5}, "evaluation.points: 3 there, 5 requested"),
             ({"distance": "l2"}, "evaluation.distance: 'cosine' there, 'l2' requested"),
@@ -238,6 +238,6 @@ def test_a_run_whose_truth_has_a_password_is_extended(tmp_path: Path) -> None:
     evaluation = {"evaluation": asdict(before) | {"methods": ["old", "new", *before.methods]}}
     write_json(tmp_path / "manifest.json", RunKey("simulation", evaluation).recorded() | {"finished": True})
     assert "hunter2" not in (tmp_path / "manifest.json").read_text()
-    both = joined(replace(before, methods=("offline",)), tmp_path)
+    both = joined(replace(before, methods=("offline",)).named, tmp_path).evaluation
     assert both.methods == ("old", "new", *before.methods, "offline")
     assert both.truth == truth

@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def compared(folder: Path, evaluation: Evaluation = EVALUATION) -> tuple[Comparison, Curves]:
-    found = resolve(read_folder(folder), evaluation, FitSettings()).fitted({})
+    found = resolve(read_folder(folder), evaluation.named, FitSettings()).fitted({})
     return found, replay_here(found)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import ray_backfill as rb
 from ray_backfill.compare import keys
-from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.evaluation import Evaluation, Named
 from ray_backfill.compare.keys import comparison_key, map_key
 from ray_backfill.core.runkey import RunKey, fingerprint
 from ray_backfill.data.folder import EmbeddingFolder
@@ -17,11 +17,11 @@ from ray_backfill.engine.merges import all_merges
 from ray_backfill.engine.orders import Order, find_order
 from ray_backfill.engine.systems import Filter, GroundTruth
 from ray_backfill.forecast.stored_sample import SampleSettings, sample_key
-from ray_backfill.learn.methods import Method, find_methods
+from ray_backfill.learn.methods import Method
 from ray_backfill.learn.training.settings import FitSettings
 
-METHODS = find_methods(("old", "new", "procrustes_gallery"))
 EVALUATION = Evaluation(methods=("procrustes_gallery",), orders=("random",), merges=("raw", "csls"))
+NAMED = EVALUATION.named
 TRUTH = GroundTruth.from_positives([[0, 1], [2]], n_gallery=20)
 
 
@@ -32,8 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> EmbeddingFolder:
     return rb.read_folder(rb.write_folder(tmp_path_factory.mktemp("data"), *splits))
 
 
-def key(folder: EmbeddingFolder, evaluation: Evaluation = EVALUATION, truth: GroundTruth = TRUTH) -> RunKey:
-    return comparison_key("simulation", 1, folder, truth, evaluation, METHODS, {"fits": asdict(FitSettings())})
+def key(folder: EmbeddingFolder, named: Named = NAMED, truth: GroundTruth = TRUTH) -> RunKey:
+    return comparison_key("simulation", 1, folder, truth, named, {"fits": asdict(FitSettings())})
 
 
 def other(value: Any) -> Any:
@@ -52,11 +52,11 @@ def test_every_setting_of_an_evaluation_is_part_of_it(
     """Settings that nobody has thought of yet, too. What they name need not exist."""
     monkeypatch.setattr(keys, "_whole_columns", lambda *_: "")
     if name == "methods":  # recorded by name
-        few = comparison_key("simulation", 1, folder, TRUTH, EVALUATION, METHODS[:2], {})
-        assert few.difference(key(folder).recorded())
+        few = key(folder, replace(NAMED, methods=NAMED.methods[:2]))
+        assert few.difference(key(folder).recorded()).startswith("evaluation.methods: ")
         return
     changed = replace(EVALUATION, **{name: other(getattr(EVALUATION, name))})
-    difference = key(folder, changed).difference(key(folder).recorded())
+    difference = key(folder, replace(NAMED, evaluation=changed)).difference(key(folder).recorded())
     assert difference.startswith(f"evaluation.{name}: ")
 
 
@@ -67,17 +67,17 @@ def test_a_sample_follows_every_setting(folder: EmbeddingFolder) -> None:
         assert wanted.difference(sample_key(folder, TRUTH, changed).recorded()).startswith(f"{each.name}: ")
 
 
-def test_versions_are_part_of_it(folder: EmbeddingFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_are_part_of_it(folder: EmbeddingFolder) -> None:
     before = key(folder).recorded()
-    newer = replace(METHODS[-1], version=2)
-    found = comparison_key("simulation", 1, folder, TRUTH, EVALUATION, [*METHODS[:2], newer], {})
+    newer = replace(NAMED.methods[-1], version=2)
+    found = key(folder, replace(NAMED, methods=(*NAMED.methods[:2], newer)))
     assert found.settings["versions"] == before["settings"]["versions"] | {"method procrustes_gallery": 2}
     of_map = map_key(folder, newer, FitSettings(), "cosine")
-    assert of_map.difference(map_key(folder, METHODS[-1], FitSettings(), "cosine").recorded())
-    best = key(folder, replace(EVALUATION, merges=("best",))).settings["versions"]
+    assert of_map.difference(map_key(folder, NAMED.methods[-1], FitSettings(), "cosine").recorded())
+    best = key(folder, replace(EVALUATION, merges=("best",)).named).settings["versions"]
     assert {f"merge {name}" for name in all_merges()} < best.keys(), "any of them may be chosen"
-    monkeypatch.setattr(keys, "find_order", lambda name: replace(find_order(name), version=3))
-    assert key(folder).difference(before) == "versions.order random: 1 there, 3 requested"
+    newer_order = replace(NAMED, orders=(replace(find_order("random"), version=3),))
+    assert key(folder, newer_order).difference(before) == "versions.order random: 1 there, 3 requested"
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def write(folder: Path, **splits: dict[str, Any]) -> Path:
 
 def comparison_of(folder: Path, *methods: str, merges: tuple[str, ...] = ("raw",)) -> Comparison:
     evaluation = Evaluation(methods=methods or ("rm_naive",), orders=("random",), merges=merges)
-    return resolve(read_folder(folder), evaluation, FitSettings())
+    return resolve(read_folder(folder), evaluation.named, FitSettings())
 
 
 GALLERY, OTHERS = draw(40, 1), draw(12, 2)

@@ -68,7 +68,7 @@ def test_all_means_the_methods_that_there_are(folder: Path, tmp_path: Path) -> N
 def comparison_on(folder: Path, items: int, label: Any) -> Comparison:
     write_split(folder / "train.parquet", items, 3000, label=label)
     evaluation = Evaluation(methods=("rqt", "cl_s", "rm", "fct", "fastfill", "procrustes_query"), orders=("random",))
-    return resolve(read_folder(folder), evaluation, FitSettings())
+    return resolve(read_folder(folder), evaluation.named, FitSettings())
 
 
 def test_nothing_is_fitted_on_three_items(folder: Path) -> None:
@@ -97,7 +97,7 @@ def test_few_items_per_dimension_are_mentioned(folder: Path, dims: int, said: st
         write_split(folder / f"{split}.parquet", 12, first, **wide, label=np.arange(12) // 2)
     (folder / "queries.parquet").unlink()
     evaluation = Evaluation(methods=("procrustes_query",), orders=("random",))
-    notes = resolve(read_folder(folder), evaluation, FitSettings()).notes
+    notes = resolve(read_folder(folder), evaluation.named, FitSettings()).notes
     assert any(said in note and "fit noise there" in note for note in notes) == bool(said)
     none = Evaluation(methods=("rm_naive",), orders=("random",))
-    assert resolve(read_folder(folder), none, FitSettings()).notes == ()
+    assert resolve(read_folder(folder), none.named, FitSettings()).notes == ()

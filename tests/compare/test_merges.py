@@ -27,7 +27,7 @@ def columns(n: int, seed: int, classes: int = 10) -> dict[str, np.ndarray]:
 
 def resolved(path: Path, train: int, how: Evaluation = EVALUATION, classes: int = 10) -> Comparison:
     rb.write_folder(path, columns(40, 0), train=columns(train, 1, classes))
-    return resolve(read_folder(path), how, FitSettings())
+    return resolve(read_folder(path), how.named, FitSettings())
 
 
 def test_merges_are_fitted_on_items_that_no_map_has_seen(tmp_path: Path) -> None:
@@ -80,7 +80,9 @@ def test_what_was_fitted_on_the_items_keeps_raw_distances(tmp_path: Path) -> Non
 
     rb.write_folder(tmp_path, *(items(y) | {"label": y} for y in (label, label[:60], label)))
     comparison = resolve(
-        read_folder(tmp_path), Evaluation(("rm_naive", "least_squares_gallery"), ("random",), (BEST,)), FitSettings()
+        read_folder(tmp_path),
+        Evaluation(("rm_naive", "least_squares_gallery"), ("random",), (BEST,)).named,
+        FitSettings(),
     )
     naive, mapped = comparison.methods[-2:]
     assert mapped.fit is not None

@@ -12,9 +12,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.manifest import traits_of
 from ray_backfill.compare.maps import FittedMaps
 from ray_backfill.compare.orders import resolve_orders, store_sigma
-from ray_backfill.compare.traits import traits_of
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.write import vector_column, write_parquet
@@ -70,7 +71,8 @@ def order_of(
     for each in methods:
         if each.has_sigma and name == "sigma":
             store_sigma(folder, each, maps)
-    orders = resolve_orders(folder, (name,), 0, "cosine", methods, loss or ClassificationSettings())
+    named = replace(Evaluation(methods=(), orders=(name,)).named, methods=tuple(methods))
+    orders = resolve_orders(folder, named, loss or ClassificationSettings())
     return lambda method, pair=None: orders.of(find_methods((method,))[0], maps, pair)[name].tolist()
 
 

@@ -30,7 +30,7 @@ SEVERAL = Evaluation(
 
 
 def replayed(folder: Path, evaluation: Evaluation) -> Curves:
-    return replay_here(resolve(read_folder(folder), evaluation, FitSettings()))
+    return replay_here(resolve(read_folder(folder), evaluation.named, FitSettings()))
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_more_permutations_keep_the_first_ones() -> None:
 
 
 def test_differences_and_flips_in_the_tables_are_those_of_the_mean(folder: Path, alone: list[Curve]) -> None:
-    comparison = resolve(read_folder(folder), SEVERAL, FitSettings())
+    comparison = resolve(read_folder(folder), SEVERAL.named, FitSettings())
     curves = replay_here(comparison)
     tables = tabulate(comparison.methods, curves, SEVERAL)
     of_mean = curves["rm_naive", "classifier_score", "raw"].curve
@@ -91,7 +91,7 @@ def test_differences_and_flips_in_the_tables_are_those_of_the_mean(folder: Path,
 
 
 def test_the_spread_over_permutations_is_a_table(folder: Path, tmp_path: Path, alone: list[Curve]) -> None:
-    comparison = resolve(read_folder(folder), SEVERAL, FitSettings())
+    comparison = resolve(read_folder(folder), SEVERAL.named, FitSettings())
     out = write_results(comparison, tmp_path / "several", Facts(command="test"))
     table = pd.read_parquet(out / "permutations.parquet")
     aucs = [curve.auc("mAP") for curve in alone]
@@ -103,7 +103,7 @@ def test_the_spread_over_permutations_is_a_table(folder: Path, tmp_path: Path, a
     before = (out / "manifest.json").stat().st_mtime_ns
     assert write_results(comparison, out, Facts(command="test")) == out
     assert (out / "manifest.json").stat().st_mtime_ns == before  # nothing was computed again
-    one = resolve(read_folder(folder), replace(SEVERAL, permutations=1), FitSettings())
+    one = resolve(read_folder(folder), replace(SEVERAL, permutations=1).named, FitSettings())
     assert not (write_results(one, tmp_path / "one", Facts(command="test")) / "permutations.parquet").exists()
 
 
@@ -111,7 +111,7 @@ def test_methods_are_grouped_by_the_memory_of_all_permutations(folder: Path, mon
     monkeypatch.setattr(replay, "_GROUP_BYTES", 200_000)
     groups = {}
     for number in (1, 4):
-        comparison = resolve(read_folder(folder), replace(SEVERAL, permutations=number), FitSettings())
+        comparison = resolve(read_folder(folder), replace(SEVERAL, permutations=number).named, FitSettings())
         groups[number] = len(list(replay._groups(comparison)))
     # 4 methods of 12 queries, 101 moments, 2 metrics and 2 or 5 orders, 9 bytes each
     assert groups == {1: 1, 4: 4}
@@ -120,6 +120,6 @@ def test_methods_are_grouped_by_the_memory_of_all_permutations(folder: Path, mon
 def test_a_drill_backfills_in_the_first_permutation(folder: Path) -> None:
     _, evaluation = check_drill(replace(SEVERAL, orders=("random",)), LiveSettings(method="rm_naive"))
     assert evaluation.permutations == 1
-    several, one = (resolve(read_folder(folder), each, FitSettings()) for each in (SEVERAL, evaluation))
+    several, one = (resolve(read_folder(folder), each.named, FitSettings()) for each in (SEVERAL, evaluation))
     (naive,) = find_methods(("rm_naive",))
     assert several.orders_of(naive)["random"].tolist() == one.orders_of(naive)["random"].tolist()

@@ -38,12 +38,12 @@ EVALUATION = Evaluation(methods=("rm_naive", "offline"), orders=("random", "clas
 
 
 def run_on(folder: Path, out: Path, evaluation: Evaluation = EVALUATION, left_out: tuple[LeftOut, ...] = ()) -> Path:
-    comparison = resolve(read_folder(folder), evaluation, FitSettings())
+    comparison = resolve(read_folder(folder), evaluation.named, FitSettings())
     return write_results(replace(comparison, left_out=left_out), out, Facts(command="test"))
 
 
 def replay_all(data: EmbeddingFolder, evaluation: Evaluation = EVALUATION) -> Curves:
-    return replay_here(resolve(data, evaluation, FitSettings()))
+    return replay_here(resolve(data, evaluation.named, FitSettings()))
 
 
 def test_tables_hold_what_the_curves_say(folder: Path, tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
     with pytest.raises(InputError, match=r"queries\.parquet has no column 'label'; add it, or give"):
         ground_truth(read_folder(folder))
     with pytest.raises(InputError, match="needs the gallery column 'order_score'"):
-        resolve_orders(read_folder(folder), ("given",), 0, "cosine", find_methods(("old",)), TransformSettings())
+        resolve_orders(read_folder(folder), Evaluation(methods=(), orders=("given",)).named, TransformSettings())
     for bad in (
         Evaluation(methods=("rn",)),
         Evaluation(metrics=("acc",)),
@@ -348,7 +348,7 @@ def test_flips_have_intervals(folder: Path, tmp_path: Path) -> None:
 def test_methods_share_systems(folder: Path) -> None:
     write_split(folder / "train.parquet", 60, 3000)
     evaluation = replace(EVALUATION, methods=("rm_naive", "procrustes_gallery", "ridge_query"))
-    systems = resolve(read_folder(folder), evaluation, FitSettings()).systems
+    systems = resolve(read_folder(folder), evaluation.named, FitSettings()).systems
     assert systems == {
         System("old"): ["old", "rm_naive"],
         System("new"): ["new", "rm_naive", "procrustes_gallery", "ridge_query"],
@@ -364,15 +364,17 @@ def test_a_plugins_order_reads_its_own_column(folder: Path, tmp_path: Path, monk
     plugin = SimpleNamespace(ORDERS=orders)
     monkeypatch.setattr("ray_backfill.core.plugins._modules_from_outside", lambda: (plugin,))
     evaluation = replace(EVALUATION, orders=("newest",))
-    comparison = resolve(read_folder(folder), evaluation, FitSettings())
+    comparison = resolve(read_folder(folder), evaluation.named, FitSettings())
     assert comparison.orders.of_gallery["newest"].tolist() == np.argsort(-recency).tolist()
     write_results(comparison, tmp_path / "out", Facts(command="test"))
     write_split(folder / "gallery.parquet", 60, 0, recency=recency[::-1])
     with pytest.raises(InputError, match=r"different from the earlier run: "):
-        write_results(resolve(read_folder(folder), evaluation, FitSettings()), tmp_path / "out", Facts(command="test"))
+        write_results(
+            resolve(read_folder(folder), evaluation.named, FitSettings()), tmp_path / "out", Facts(command="test")
+        )
     write_split(folder / "gallery.parquet", 60, 0, recency=["today"] * 60)
     with pytest.raises(InputError, match="column 'recency' must hold numbers"):
-        resolve(read_folder(folder), evaluation, FitSettings())
+        resolve(read_folder(folder), evaluation.named, FitSettings())
     write_split(folder / "gallery.parquet", 60, 0)
     with pytest.raises(InputError, match="order 'newest' needs the gallery column 'recency', which is missing"):
-        resolve(read_folder(folder), evaluation, FitSettings())
+        resolve(read_folder(folder), evaluation.named, FitSettings())

@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import ray_backfill as rb
+from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.orders import resolve_orders
 from ray_backfill.compare.traffic import SEEN, first_retrieved
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.write import vector_column, write_parquet
-from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.training.settings import ClassificationSettings
 
 N = 400
@@ -80,12 +80,12 @@ def test_under_a_filter_traffic_finds_only_its_own_part(folder: Path) -> None:
 
 
 def test_without_a_log_it_says_what_is_missing(folder: Path) -> None:
-    methods, how = find_methods(("old", "new", "rm_naive")), ClassificationSettings()
+    named, how = Evaluation(methods=("rm_naive",), orders=("lazy",)).named, ClassificationSettings()
     with pytest.raises(InputError, match=r"order 'lazy' needs log\.parquet in the folder"):
-        resolve_orders(rb.read_folder(folder), ("lazy",), 0, "cosine", methods, how)
+        resolve_orders(rb.read_folder(folder), named, how)
     write_log(folder, [1.0], dim=5)
     with pytest.raises(InputError, match=r"5 dimensions in .* and 8 in"):
-        resolve_orders(rb.read_folder(folder), ("lazy",), 0, "cosine", methods, how)
+        resolve_orders(rb.read_folder(folder), named, how)
     write_log(folder, [1.0, 2.0])
-    order = resolve_orders(rb.read_folder(folder), ("lazy",), 0, "cosine", methods, how).of_gallery["lazy"]
+    order = resolve_orders(rb.read_folder(folder), named, how).of_gallery["lazy"]
     assert sorted(order.tolist()) == list(range(N))

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.compare import tuning
+from ray_backfill.compare import fits as tuning
 from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.fits import chosen, tune_stage
 from ray_backfill.compare.run import evaluate_folder
-from ray_backfill.compare.trial import run_trial
-from ray_backfill.compare.tuning import chosen, tune_stage
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.stages import finish_stage, read_json
 from ray_backfill.data.folder import read_folder
@@ -112,10 +111,10 @@ def test_finished_trials_are_kept(data: Path, tmp_path: Path, monkeypatch: pytes
     few = tune_stage(tmp_path, read_folder(data), methods, replace(FITS, tune=3), EVALUATION, Workers())
     done: list[str] = []
 
-    def run(missing: Any, folder: Any, workers: Any) -> None:
+    def run(missing: Any, *_: Any) -> None:
         done.extend(trial.out.name for trial in missing)
         for trial in missing:
-            run_trial(trial)
+            trial.run()
 
     monkeypatch.setattr(tuning, "_run", run)
     tune_stage(tmp_path, read_folder(data), methods, replace(FITS, tune=5), EVALUATION, Workers())
@@ -126,10 +125,10 @@ def test_finished_trials_are_kept(data: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def test_trials_that_diverged_are_not_chosen(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def diverge(missing: Any, folder: Any, workers: Any) -> None:
+    def diverge(missing: Any, *_: Any) -> None:
         for trial in missing:
             if trial.out.name == "2":
-                run_trial(trial)
+                trial.run()
             else:
                 finish_stage(trial.out, {"score": None})
 

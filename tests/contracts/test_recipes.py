@@ -110,7 +110,7 @@ def test_published_recipes_follow_their_protocol(name: str) -> None:
     assert recipe.evaluation.metrics == (("mAP@100" if name == "gldv2" else "mAP"), "CMC@1")
     is_fastfill = "fastfill" in recipe.evaluation.methods
     assert recipe.evaluation.orders == (("random", "entropy", "sigma") if is_fastfill else ("classifier_score",))
-    check_distances_agree(recipe.evaluation.find_methods(), recipe.evaluation.distance, recipe.fits)
+    check_distances_agree(recipe.evaluation.named.methods, recipe.evaluation.distance, recipe.fits)
 
 
 @pytest.mark.parametrize("name", EXPECTED)

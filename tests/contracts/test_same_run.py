@@ -17,8 +17,9 @@ import pytest
 import ray_backfill as rb
 from ray_backfill.compare import write as results
 from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.fits import fit_folder
 from ray_backfill.compare.report import REPORT_FILES
-from ray_backfill.compare.run import evaluate_folder, fit_folder
+from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.stages import finish_stage, read_json, write_json
 from ray_backfill.data import importing

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_backfill.compare.fit_maps import fit_stage
+from ray_backfill.compare.fits import fit_stage
 from ray_backfill.core.stages import OtherSettingsError, read_json
 from ray_backfill.data.folder import read_folder, read_train
 from ray_backfill.learn.methods import find_methods

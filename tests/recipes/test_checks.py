@@ -11,9 +11,10 @@ import ray_backfill as rb
 from ray_backfill.compare import checks
 from ray_backfill.compare.checks import check_fits
 from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.fits import fit_maps
 from ray_backfill.compare.report import Results
 from ray_backfill.compare.resolve import Comparison, resolve
-from ray_backfill.compare.run import evaluate_folder, fit_maps
+from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.compare.validation import replay_on_validation
 from ray_backfill.data.folder import EmbeddingTable, read_folder
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings, TransformTraining
@@ -79,7 +80,7 @@ def test_a_training_that_learned_nothing_is_marked(data: Path, tmp_path: Path, m
 
 
 def fitted(data: Path, out: Path) -> Comparison:
-    comparison = resolve(read_folder(data), EVALUATION, FITS)
+    comparison = resolve(read_folder(data), EVALUATION.named, FITS)
     return fit_maps(comparison, comparison.methods, FITS, Context(out))[0]
 
 

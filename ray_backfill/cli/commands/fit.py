@@ -15,7 +15,7 @@ def options(arguments: Sequence[str]) -> Options:
 def run(job: FolderJob | RecipeJob) -> None:
     """Fit, and print the paths of the networks and what was left out."""
     check_names(job)
-    from ray_backfill.compare.run import fit_folder
+    from ray_backfill.compare.fits import fit_folder
     from ray_backfill.recipes.run.checks import check_evaluation
     from ray_backfill.recipes.run.pipeline import embed_recipe
 

@@ -50,7 +50,7 @@ def check_choices(recipe: Recipe[Any]) -> None:
     """Raises InputError for methods, orders, losses and columns that do not fit together, regardless of the images."""
     recipe.evaluation.check()
     _check_columns(recipe.evaluation)
-    methods = recipe.evaluation.find_methods()
+    methods = recipe.evaluation.named.methods
     for name in recipe.evaluation.orders:
         if reason := why_not_of_images(find_order(name), methods):
             raise InputError(f"order {name!r} {reason}")
@@ -74,7 +74,7 @@ def _check_columns(evaluation: Evaluation) -> None:
 def check_evaluation(recipe: Recipe[Any], workers: int) -> None:
     """Raises InputError for methods, orders and queries that could not be evaluated after the embedding."""
     check_choices(recipe)
-    methods = recipe.evaluation.find_methods()
+    methods = recipe.evaluation.named.methods
     source = open_images(recipe.source)
     train = source.items("train").labels_N
     _, new_classes = split_classes(train, recipe.protocol, source.items("train").groups_N)

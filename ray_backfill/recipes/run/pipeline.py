@@ -10,10 +10,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ray_backfill.compare.evaluation import check_memory
 from ray_backfill.compare.ray import check_shards, for_maps
 from ray_backfill.compare.resolve import resolve
 from ray_backfill.compare.run import evaluate_folder
-from ray_backfill.compare.size import check_memory
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.parquet import read_checked
 from ray_backfill.core.stages import OtherSettingsError, is_finished
@@ -66,7 +66,7 @@ def embed_recipe(recipe: Recipe[Any], context: Context) -> Path:
 
     Trains the backbones if they are missing.
     """
-    return _embed(recipe, context, context.out / "embeddings", models_of(recipe.evaluation.find_methods()))
+    return _embed(recipe, context, context.out / "embeddings", models_of(recipe.evaluation.named.methods))
 
 
 def embed_before_backfill(recipe: Recipe[Any], context: Context) -> Path:
@@ -121,7 +121,7 @@ def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
     Raises:
         InputError: Settings, data or ``out`` are wrong; raised before any computation where possible.
     """
-    methods, out = recipe.evaluation.find_methods(), context.out
+    methods, out = recipe.evaluation.named.methods, context.out
     models = models_of(methods)
     # What is finished may have other settings, so --overwrite takes nothing for granted.
     to_train = [model for model in models if context.overwrite or not is_finished(out / "backbones" / model)]
@@ -129,7 +129,7 @@ def run_recipe(recipe: Recipe[Any], context: Context) -> Path:
     check_evaluation(recipe, 1)
     source = open_images(recipe.source)
     n_queries = len(source.items("queries" if "queries" in source.splits else "gallery"))
-    check_memory(recipe.evaluation, len(methods), n_queries)
+    check_memory(recipe.evaluation.named, len(methods), n_queries)
     context.place.check_local()
     stages = [out / "backbones" / model for model in models] + [out / "embeddings"]
     stages += [out / "maps" / method.name for method in methods if method.fit]
@@ -155,7 +155,7 @@ def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> P
     """
     method, evaluation = check_drill(recipe.evaluation, live)
     recipe, out, actors = replace(recipe, evaluation=evaluation), context.out, context.actors
-    roles = models_of(evaluation.named_methods())
+    roles = models_of(evaluation.named.asked)
     check_recipe(recipe, 1, [role for role in roles if not is_finished(out / "backbones" / role)])
     check_evaluation(recipe, 1)
     for settings, model in ((live.old_index, recipe.old), (live.new_index, recipe.new)):
@@ -172,6 +172,6 @@ def drill_recipe(recipe: Recipe[Any], live: LiveSettings, context: Context) -> P
             recipe.images, backbones, folder.gallery.stored, recipe.embed.batch, max(1, int(actors.cpus)), on_gpu,
             zero_is_broken=evaluation.distance == "cosine",
         )  # fmt: skip
-        comparison = resolve(folder, evaluation, recipe.fits, from_images=True, to_come=roles)
+        comparison = resolve(folder, evaluation.named, recipe.fits, from_images=True, to_come=roles)
         context = replace(context, actors=replace(actors, number=number))
         return run_resolved(comparison, method, source, recipe.fits, live, context, asdict(recipe))

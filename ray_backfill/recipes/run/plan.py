@@ -233,7 +233,7 @@ def plan_upgrade(
         InputError: Names are unknown, or the images cannot be trained on.
     """
     settings = settings or PlanningSettings()
-    names = models_of(recipe.evaluation.find_methods()) if models is None else models
+    names = models_of(recipe.evaluation.named.methods) if models is None else models
     found = {name: _model(recipe, counts, name) for name in names}
     planned, storage = list[Stage](), dict[str, int]()
     on_workers = workers.number, workers.number * workers.cpus, settings
@@ -286,7 +286,7 @@ def _embedding(recipe: Recipe[Any], counts: Counts, models: dict[str, _Model]) -
 
 def _fits(recipe: Recipe[Any], counts: Counts, workers: Workers) -> Iterator[_Needs]:
     of, fits = counts.new, recipe.fits
-    for method in recipe.evaluation.find_methods():
+    for method in recipe.evaluation.named.methods:
         if method.fit is None:
             continue
         dims = {name: _model(recipe, counts, name).how.backbone.dim for name in method.models}
@@ -413,7 +413,7 @@ def dry_run(
     """
     check_choices(recipe)
     kinds = all_backbones()
-    models = models_of(recipe.evaluation.find_methods())
+    models = models_of(recipe.evaluation.named.methods)
     if model is not None:
         if model not in ("old", "new", *kinds):
             raise unknown_name("model", model, ("old", "new", *kinds))

@@ -23,9 +23,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.origin import SYNTHETIC
-from ray_backfill.compare.size import check_memory
+from ray_backfill.compare.evaluation import Evaluation, check_memory
+from ray_backfill.compare.manifest import SYNTHETIC
 from ray_backfill.core.errors import InputError, require_positive
 from ray_backfill.core.progress import task
 from ray_backfill.core.runkey import RunKey
@@ -169,8 +168,7 @@ def evaluate_synthetic(gallery: SyntheticGallery, evaluation: Evaluation, fits: 
     """Draw a synthetic gallery into ``out/embeddings``, then ``evaluate_folder``."""
     from ray_backfill.compare.run import evaluate_folder  # slow to import, and help needs the settings alone
 
-    evaluation.check()
-    check_memory(evaluation, len(evaluation.find_methods()), gallery.queries)
+    check_memory(evaluation.named, len(evaluation.named.methods), gallery.queries)
     context.place.check_local()
     data = context.out / "embeddings"
     timed(data, lambda: draw_gallery(gallery, data, context.overwrite))

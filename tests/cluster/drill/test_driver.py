@@ -321,7 +321,7 @@ def test_an_image_that_broke_keeps_its_old_embedding(tmp_path: Path, monkeypatch
     settings = replace(SETTINGS, part_items=7, traffic=TrafficSettings(rate_per_s=0))
     with looking_at_the_end(monkeypatch) as served:
         before = read_folder(tmp_path / "before", gallery_needs=("old",))
-        comparison = resolve(before, evaluation, FitSettings(), to_come=("new",))
+        comparison = resolve(before, evaluation.named, FitSettings(), to_come=("new",))
         context = Context(tmp_path / "out", actors=EmbedActors(number=1, cpus=0.5))
         folder = drills.run_resolved(comparison, comparison.methods[-1], images, FitSettings(), settings, context, {})
     drill = Finished(folder, served)

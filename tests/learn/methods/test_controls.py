@@ -45,7 +45,7 @@ def test_they_take_part_only_if_asked_for() -> None:
     assert of_family == {"rho_alone", "fct_rho", "fastfill_rho"}
 
     def found(*names: str) -> set[str]:
-        return {m.name for m in Evaluation(methods=names).find_methods()}
+        return {m.name for m in Evaluation(methods=names).named.methods}
 
     assert found("all") == (set(all_methods()) - of_family) | {"rho_alone"}
     assert found("controls") == {"old", "new"} | of_family
@@ -54,18 +54,18 @@ def test_they_take_part_only_if_asked_for() -> None:
 
 def test_the_head_alone_stands_beside_new_wherever_rho_takes_part() -> None:
     def found(*names: str) -> list[str]:
-        return [method.name for method in Evaluation(methods=names).find_methods()]
+        return [method.name for method in Evaluation(methods=names).named.methods]
 
     assert found("fct", "rm", "old") == ["old", "new", "rho_alone", "fct", "rm"]
     assert found("rm", "rho_alone") == ["old", "new", "rho_alone", "rm"]
     assert found("rqt_rho") == ["old", "new", "rho_alone", "rqt_rho"]
     assert found("fct_rho") == ["old", "new", "rho_alone", "fct_rho"]
     assert found("mcl", "fastfill") == ["old", "new", "mcl", "fastfill"]
-    assert [m.name for m in Evaluation(methods=("rm",)).named_methods()] == ["old", "new", "rm"]
+    assert [m.name for m in Evaluation(methods=("rm",)).named.asked] == ["old", "new", "rm"]
 
 
 def test_two_models_are_those_that_train_no_further_backbone() -> None:
-    two = {m.name for m in Evaluation(methods=("two_models",)).find_methods()}
+    two = {m.name for m in Evaluation(methods=("two_models",)).named.methods}
     assert {"rm", "fct", "fastfill", "least_squares_gallery"} < two
     assert two.isdisjoint({"bct", "bict", "ract", "fct_side", "dsimplex", "fct_rho"})
 

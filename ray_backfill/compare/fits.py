@@ -1,0 +1,197 @@
+"""Fits the maps of methods on stored embeddings, with the given settings or the best of several (--tune).
+
+Formulas and a single network are fitted in this process, several networks with Ray. To choose settings, every method
+gets the same number of trials, unless its space has fewer combinations; they are judged on the validation part. The
+gallery and the queries, by which methods are compared afterwards, are not read.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.keys import map_key
+from ray_backfill.compare.maps import fit_map
+from ray_backfill.compare.resolve import Comparison, find_left_out
+from ray_backfill.compare.tables.results import LeftOut
+from ray_backfill.compare.validation import Trial, why_not_judged
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.progress import task
+from ray_backfill.core.stages import begin_stage, is_finished, read_json
+from ray_backfill.data.folder import EmbeddingFolder, read_folder
+from ray_backfill.learn.methods import Method, models_of
+from ray_backfill.learn.training.fit import train_set
+from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.learn.training.tuning import Tuned, Values, trials_of, with_values
+from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Workers, has_more_than_cpus
+
+
+def fit_folder(
+    data: Path, evaluation: Evaluation, fits: FitSettings, context: Context
+) -> tuple[dict[str, Path], tuple[LeftOut, ...]]:
+    """Fit what the methods need on a folder of the data contract into ``out/maps``, without a replay.
+
+    Returns: method -> folder of its network, and what was left out.
+
+    Raises:
+        InputError: No method has anything to fit, a method requested by name cannot be fitted, or a training diverged.
+    """
+    named = evaluation.named.with_metrics(math.inf)  # --tune judges by the first one, whatever the answers
+    methods = [method for method in named.asked if method.fit]
+    if not methods:
+        raise InputError("none of these methods has anything to fit; give e.g. --methods rqt cl_s cl_m mcl rm")
+    folder = read_folder(data, models_of(methods))
+    left_out = find_left_out(folder, methods, (), fits, evaluation.distance)
+    for each in left_out:
+        if each.name in evaluation.methods:
+            raise InputError(f"{each.name} {each.reason}")
+    gone = {each.name for each in left_out}
+    methods = [method for method in methods if method.name not in gone]
+    networks, _ = _fitted(folder, methods, fits, named.evaluation, context)
+    for method in methods:
+        if method.fit and method.name not in networks:
+            option = f"--{method.fit.option}.lr"
+            raise InputError(f"training {method.name} diverged (its loss is not finite); lower {option}")
+    return networks, left_out
+
+
+def fit_maps(
+    comparison: Comparison, methods: Sequence[Method], fits: FitSettings, context: Context
+) -> tuple[Comparison, tuple[Tuned, ...]]:
+    """Fit what these methods need on the train split into ``out/maps``.
+
+    Returns: the comparison with the networks, and the settings that ``fits.tune`` trials chose.
+    """
+    if comparison.folder.train is None or not any(method.fit for method in methods):
+        return comparison.fitted({}), ()
+    networks, tuned = _fitted(comparison.folder, methods, fits, comparison.evaluation, context)
+    return comparison.fitted(networks), tuned
+
+
+def _fitted(
+    folder: EmbeddingFolder, methods: Sequence[Method], fits: FitSettings, evaluation: Evaluation, context: Context
+) -> tuple[dict[str, Path], tuple[Tuned, ...]]:
+    """Fit maps with the given settings, or with those chosen for each method: method -> network, and the choices."""
+    out, workers, overwrite = context.out, context.workers, context.overwrite
+    tuned = context.chosen
+    if fits.tune > 1:
+        tuned = tune_stage(out / "tuning", folder, methods, fits, evaluation, workers, overwrite)
+    own = chosen(tuned, fits)
+    return fit_stage(out / "maps", folder, methods, fits, evaluation.distance, workers, overwrite, own), tuned
+
+
+def fit_stage(
+    out: Path,
+    folder: EmbeddingFolder,
+    methods: Sequence[Method],
+    settings: FitSettings,
+    distance: str,
+    workers: Workers,
+    overwrite: bool = False,
+    tuned: Mapping[str, FitSettings] | None = None,
+) -> dict[str, Path]:
+    """Fit the maps of those methods that have one into ``out/<method>``; finished maps are kept.
+
+    folder: has a train split, which every worker reads again. out: on storage that all nodes share, like the folder.
+    overwrite: fit maps again that were fitted with other settings or on other data. tuned: method name -> settings of
+    its own.
+    Returns: method name -> folder, for ``load_network``; a method whose training diverged is missing.
+
+    Raises:
+        InputError: A folder belongs to other settings, a fit failed, or the workers cannot divide the train split.
+    """
+    folders = {method.name: out / method.name for method in methods if method.fit}
+    own = dict.fromkeys(folders, settings) | dict(tuned or {})
+    keys = {method.name: map_key(folder, method, own[method.name], distance) for method in methods if method.fit}
+    missing = {name for name, key in keys.items() if not begin_stage(folders[name], key, overwrite)}
+    if not missing:
+        return folders
+    of_formulas = [m for m in methods if m.name in missing and not m.is_trained]
+    trained = [m for m in methods if m.name in missing and m.is_trained]
+    with task("fit maps", len(missing), "methods") as shown:
+        for method in of_formulas:
+            fit_map(out / method.name, method, train_set(folder), own[method.name], distance)
+            shown.advance()
+        shown.expect(len(missing))  # formulas took no time, so they cannot predict the rest
+        if len(trained) == 1 and not has_more_than_cpus():
+            (method,) = trained
+            fit_map(out / method.name, method, train_set(folder), own[method.name], distance)
+            shown.advance()
+        elif trained:
+            from ray_backfill.compare.ray import train_maps
+
+            train_maps(out, folder, trained, own, distance, workers, shown)
+    return {name: path for name, path in folders.items() if is_finished(path)}
+
+
+def tune_stage(
+    out: Path,
+    folder: EmbeddingFolder,
+    methods: Sequence[Method],
+    settings: FitSettings,
+    evaluation: Evaluation,
+    workers: Workers,
+    overwrite: bool = False,
+) -> tuple[Tuned, ...]:
+    """Try ``settings.tune`` settings for each method that has some to choose; finished trials are kept.
+
+    out: a trial is the stage ``out/<method>/<number>``; on storage that all nodes share, like the folder. overwrite:
+    repeat trials on other data or with other settings.
+
+    Raises:
+        InputError: The validation part cannot judge anything, a folder belongs to other settings, or a fit failed.
+    """
+    to_tune = [method for method in methods if method.fit and method.fit.space]
+    if not to_tune:
+        return ()
+    if reason := why_not_judged(folder.validation):
+        file = folder.path / "validation.parquet"
+        raise InputError(f"--tune cannot judge settings: {reason}; leave it out, or put labelled items into {file}")
+    metric, missing, all_trials = evaluation.metrics[0], [], []
+    for method in to_tune:
+        assert method.fit is not None
+        values = trials_of(method.fit.space, settings, settings.tune)
+        trials = [
+            Trial(
+                method.name, with_values(settings, each), evaluation.distance, folder.path,
+                out / method.name / str(number), metric, evaluation.order_seed,
+            )
+            for number, each in enumerate(values)
+        ]  # fmt: skip
+        all_trials.append((method.name, values, trials))
+        missing += [trial for trial in trials if not begin_stage(trial.out, trial.key(folder, method), overwrite)]
+    _run(missing, to_tune, folder, workers)
+    return tuple(_best(name, metric, values, trials) for name, values, trials in all_trials)
+
+
+def chosen(tuned: Sequence[Tuned], settings: FitSettings) -> dict[str, FitSettings]:
+    """Method name -> the settings that were chosen for it."""
+    return {each.method: with_values(settings, each.values) for each in tuned}
+
+
+def _run(missing: Sequence[Trial], methods: Sequence[Method], folder: EmbeddingFolder, workers: Workers) -> None:
+    if not missing:
+        return
+    is_trained = {method.name: method.is_trained for method in methods}
+    trained = [trial for trial in missing if is_trained[trial.method]]
+    here = [trial for trial in missing if not is_trained[trial.method]]
+    if len(trained) == 1 and not has_more_than_cpus():
+        here, trained = [*here, *trained], []
+    with task("tune", len(missing), "trials") as shown:
+        for trial in here:
+            trial.run()
+            shown.advance()
+        if trained:
+            from ray_backfill.compare.ray import fit_side_by_side
+            from ray_backfill.workers.session import session
+
+            with session():
+                fit_side_by_side(trained, folder.train_bytes, shown, workers.max_failures)
+
+
+def _best(method: str, metric: str, values: Sequence[Values], trials: Sequence[Trial]) -> Tuned:
+    """The trial with the highest score, the first of equal ones; the given settings if every training diverged."""
+    scores = [read_json(trial.out / "manifest.json")["score"] for trial in trials]
+    best = max(range(len(scores)), key=lambda i: -math.inf if scores[i] is None else scores[i])
+    return Tuned(method, metric, len(scores), dict(values[best]), scores[best], scores[0])

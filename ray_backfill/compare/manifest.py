@@ -1,0 +1,120 @@
+"""What runs record of themselves for their readers: versions, origin of the data, and traits of names.
+
+Traits of methods, orders and merges are recorded because reports do not import plugins.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ray_backfill import __version__
+from ray_backfill.compare.resolve import Comparison
+from ray_backfill.compare.tables.results import MergeTraits, MethodTraits, OrderTraits, Traits
+from ray_backfill.core.stages import read_json
+from ray_backfill.data.cleaning import copied_from
+from ray_backfill.engine.merges import all_merges
+from ray_backfill.engine.orders import GalleryColumns, Order
+from ray_backfill.engine.statistics import relative_weights
+from ray_backfill.learn.methods import POLICIES, Method
+from ray_backfill.workers.context import Context
+
+# The stage that draws embeddings from a model of distances.
+SYNTHETIC = "synthetic embeddings"
+_INVENTED = (
+    "The embeddings are invented: they were drawn from a model of distances, no real item was seen. The figures show "
+    "scale and arithmetic, not which method is better."
+)
+
+
+def origin_of(comparison: Comparison, context: Context, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of ``data`` in a manifest besides sizes. recipe: all its settings; empty for a folder of embeddings.
+
+    - name: of the data set, or of the folder. recipe: its name, "" without one
+    - is_synthetic: the embeddings are invented. synthetic: then, the settings that they were drawn with
+    - notes: sentences for the reader of a report
+    - broken_images, path
+    """
+    path, left_out = copied_from(comparison.folder.path)
+    stage = read_json(path / "manifest.json") if (path / "manifest.json").exists() else {}
+    dropped = [
+        f"{counts.rows:,} of {counts.of:,} rows of {name} were left out, because of their vectors or ids. "
+        "Right answers among them count for no query."
+        for name, counts in left_out.items()
+    ]
+    is_synthetic = stage.get("stage") == SYNTHETIC
+    facts = {
+        "name": _name(path, stage, recipe),
+        "recipe": context.recipe,
+        "is_synthetic": is_synthetic,
+        "notes": [*((_INVENTED,) if is_synthetic else ()), *dropped, *comparison.notes],
+        "broken_images": stage.get("broken_images", 0),
+        "path": str(path),
+    }
+    return facts | ({"synthetic": stage["settings"]} if is_synthetic else {})
+
+
+def _name(path: Path, stage: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
+    """The name of the data set; the last part of the path for the user's own images and embeddings."""
+    if stage.get("stage") == SYNTHETIC:
+        return "synthetic gallery"
+    data_set = stage.get("settings", {}).get("data", {}).get("dataset", "")
+    if data_set in ("image_folder", "manifest") and recipe:
+        return Path(recipe["images"]["root"]).name
+    return data_set or path.name
+
+
+def traits_of(
+    methods: Iterable[Method], orders: Iterable[Order], merges: Iterable[str], gallery: GalleryColumns
+) -> Traits:
+    """Traits by name of everything that takes part. gallery: what the orders read."""
+    kinds = all_merges()
+    return Traits(
+        {method.name: _of_method(method) for method in methods},
+        {
+            order.name: OrderTraits(order.title, order.is_oracle, order.glossary, order.column_in(gallery) == "label")
+            for order in orders
+        },
+        {name: MergeTraits(kinds[name].title, kinds[name].glossary) for name in merges},
+    )
+
+
+def _of_method(method: Method) -> MethodTraits:
+    is_baseline = not method.is_reference and method.fit is None and set(method.models) == {"old", "new"}
+    return MethodTraits(
+        method.title,
+        method.family,
+        method.is_reference,
+        is_baseline,
+        needs_labels=method.fit is not None and method.fit.needs_labels,
+        learns_new=method.learns_new,
+        further_models=tuple(model for model in method.models if model not in ("old", "new")),
+        stays=method.forward != "new" and not method.is_reference,
+        recalls=method.recalls,
+        merges_models=is_baseline and method.family != POLICIES,
+        glossary=method.glossary,
+    )
+
+
+def weighting(comparison: Comparison) -> dict[str, Any]:
+    """The fact that queries have unequal weights, for manifests."""
+    weights = comparison.truth.weights
+    if weights is None or relative_weights(weights) is None:
+        return {}
+    return {"queries_weighted_by": comparison.truth_facts.get("truth", {}).get("weighted_by", "weight")}
+
+
+def versions() -> dict[str, str]:
+    """The versions of packages that affect the numbers, of those that are installed."""
+    found = {"ray_backfill": __version__}
+    for name in ("ray", "torch", "numpy", "pyarrow"):
+        with suppress(PackageNotFoundError):  # formulas need neither Ray nor torch
+            found[name] = version(name)
+    return found
+
+
+def now() -> str:
+    """The time in UTC to the second, for manifests."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

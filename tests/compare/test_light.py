@@ -1,0 +1,54 @@
+"""Comparisons need neither torch nor Ray where nothing is trained and nothing is sharded."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import ray_backfill as rb
+from ray_backfill import compare
+
+# As in an environment that has none of them: neither modules nor versions.
+WITHOUT = """
+import importlib.metadata, sys
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "ray", "faiss"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+known = importlib.metadata.version
+
+def version(name):
+    if name in ("torch", "ray"):
+        raise importlib.metadata.PackageNotFoundError(name)
+    return known(name)
+
+sys.meta_path.insert(0, Without())
+importlib.metadata.version = version
+"""
+
+
+def without(code: str, *words: object) -> None:
+    """Run code in a process that cannot import them."""
+    result = subprocess.run([sys.executable, "-c", WITHOUT + code, *map(str, words)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_methods_without_training_are_compared(tmp_path: Path) -> None:
+    rng, label = np.random.default_rng(0), np.arange(60) % 4
+    columns = {name: rng.normal(size=(60, 4)) + label[:, None] for name in ("old", "new")} | {"label": label}
+    data = rb.write_folder(tmp_path / "data", columns, train=columns)
+    methods, main = ("offline", "rm_naive", "cascade@100"), "from ray_backfill.cli.main import main; main()"
+    without(main, "simulate", "--data", data, "--out", tmp_path / "run", "--methods", *methods)
+    results = rb.read_results(tmp_path / "run" / "results")
+    assert set(methods) < set(results.methods)
+    assert set(results.manifest.versions) == {"ray_backfill", "numpy", "pyarrow"}
+
+
+def test_every_module_but_that_of_ray_can_be_imported() -> None:
+    folder = Path(compare.__file__).parent
+    files = [file.relative_to(folder).with_suffix("").parts for file in folder.rglob("*.py") if file.name != "ray.py"]
+    names = sorted(".".join(("ray_backfill", "compare", *parts)).removesuffix(".__init__") for parts in files)
+    without(f"import importlib\nfor name in {names}: importlib.import_module(name)")
