@@ -63,9 +63,10 @@ def _slice(name: str, column: pa.ChunkedArray, scored: IntArray) -> Slice:
     place = {value: number for number, value in enumerate(distinct)} | {None: -1}
     of_query = np.array([place[value] for value in column.to_pylist()], np.int64)
     if is_number and name != GROUP and len(distinct) > MOST_NUMBERS:
-        return _quarters(name, distinct, of_query, scored)
-    groups = _named(distinct)
-    if column.null_count:
+        groups, of_query = _quarters(distinct, of_query, scored)
+    else:
+        groups = _named(distinct)
+    if (of_query < 0).any():
         of_query[of_query < 0] = len(groups)
         groups.append(MISSING)
     return _largest(Slice(name, tuple(groups), of_query), scored)
@@ -88,29 +89,24 @@ def _name(value: object, digits: int) -> str:
     return f'"{value}"' if value in (OTHER, MISSING, EMPTY) else str(value) or EMPTY
 
 
-def _quarters(name: str, distinct: Sequence[Any], place: IntArray, scored: IntArray) -> Slice:
-    """Four groups with about as many scored queries each; fewer if many values are equal.
+def _quarters(distinct: Sequence[Any], place: IntArray, scored: IntArray) -> tuple[list[str], IntArray]:
+    """Names of four groups with about as many scored queries each, fewer if many values are equal; and (Q,) the group.
 
-    place: (Q,) index of each query's value among the sorted ``distinct``; -1 for none.
+    place: (Q,) index of each query's value among the sorted ``distinct``; -1 for none, as in the result.
     """
-    known = place >= 0
+    groups, of_query, known = list[str](), np.full(len(place), -1), place >= 0
     own = place[scored][known[scored]]
     if not len(own):
-        return Slice(name, (MISSING,), np.zeros(len(place), np.int64))
+        return groups, of_query
     quarter = np.searchsorted(np.quantile(own, [0.25, 0.5, 0.75], method="inverted_cdf"), place, side="left")
-    there = [number for number in range(4) if (known & (quarter == number)).any()]
-    ends = {n: (place[known & (quarter == n)].min(), place[known & (quarter == n)].max()) for n in there}
-    some = sorted({int(end) for pair in ends.values() for end in pair})
+    members = {number: found for number in range(4) if (found := known & (quarter == number)).any()}
+    ends = {number: (int(place[found].min()), int(place[found].max())) for number, found in members.items()}
+    some = sorted({end for pair in ends.values() for end in pair})
     label = dict(zip(some, _named([distinct[end] for end in some]), strict=True))
-    groups, of_query = list[str](), np.full(len(place), -1)
-    for number in there:
-        first, last = ends[number]
-        of_query[known & (quarter == number)] = len(groups)
-        groups.append(f"{label[int(first)]} to {label[int(last)]} (quarter {number + 1} of 4)")
-    if not known.all():
-        of_query[~known] = len(groups)
-        groups.append(MISSING)
-    return Slice(name, tuple(groups), of_query)
+    for number, (first, last) in ends.items():
+        of_query[members[number]] = len(groups)
+        groups.append(f"{label[first]} to {label[last]} (quarter {number + 1} of 4)")
+    return groups, of_query
 
 
 def _largest(found: Slice, scored: IntArray) -> Slice:

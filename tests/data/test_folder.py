@@ -119,7 +119,7 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, A
 def test_a_full_temporary_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray_backfill.core.memory.MAPPED_BYTES", 0)
     with Path("/dev/full").open("wb", buffering=0) as full:
-        monkeypatch.setattr("ray_backfill.core.memory.TemporaryFile", lambda: full)
+        monkeypatch.setattr("ray_backfill.data.vectors.TemporaryFile", lambda: full)
         with pytest.raises(InputError, match="set TMPDIR to a folder on a larger disk"):
             read_table(write(tmp_path / "g.parquet"))
 

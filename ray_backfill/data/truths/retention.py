@@ -23,7 +23,13 @@ def _new_top(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
     is_self = folder.queries is None
     everything = [(np.arange(len(queries)), np.arange(len(gallery)))]
     parts = request.filter.parts() if request.filter else everything
-    _check(request.k, max(len(items) for _, items in parts) - is_self)
+    most = max(len(items) for _, items in parts) - is_self
+    if request.k >= most:
+        smaller = f"; use a smaller number, such as new-top{max(1, most // 10)}" if most > 1 else ""
+        raise InputError(
+            f"--truth new-top{request.k}: a query can find {most:,} items, so all of them would be right, and every "
+            f"method would be at 100 %{smaller}"
+        )
     found: list[IntArray] = [np.empty(0, np.int64)] * len(queries)
     with step("find what the new model finds", len(queries), "queries") as bar:
         for rows, items in parts:
@@ -43,16 +49,6 @@ def _new_top(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
     ignored = [[query] for query in range(len(queries))] if is_self else None
     ground = GroundTruth.from_positives(found, ignored, n_gallery=len(gallery))
     return Truth(replace(ground, weights=None), {"k": request.k})
-
-
-def _check(k: int, most: int) -> None:
-    """Raises InputError if everything that a query can find would be right. most: the items that it can find."""
-    if k >= most:
-        smaller = f"; use a smaller number, such as new-top{max(1, most // 10)}" if most > 1 else ""
-        raise InputError(
-            f"--truth new-top{k}: a query can find {most:,} items, so all of them would be right, and every method "
-            f"would be at 100 %{smaller}"
-        )
 
 
 TRUTHS = (
