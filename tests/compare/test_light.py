@@ -1,4 +1,4 @@
-"""Comparisons need neither torch nor Ray where nothing is trained and nothing is sharded."""
+"""Comparisons need neither torch nor Ray where no network is trained and nothing is sharded."""
 
 import subprocess
 import sys
@@ -36,11 +36,14 @@ def without(code: str, *words: object) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_methods_without_training_are_compared(tmp_path: Path) -> None:
+def test_formulas_are_compared(tmp_path: Path) -> None:
     rng, label = np.random.default_rng(0), np.arange(60) % 4
     columns = {name: rng.normal(size=(60, 4)) + label[:, None] for name in ("old", "new")} | {"label": label}
     data = rb.write_folder(tmp_path / "data", columns, train=columns)
-    methods, main = ("offline", "rm_naive", "cascade@100"), "from ray_backfill.cli.main import main; main()"
+    methods, main = (
+        ("rm_naive", "cascade@100", "procrustes_gallery", "ridge_query"),
+        "from ray_backfill.cli.main import main; main()",
+    )
     without(main, "simulate", "--data", data, "--out", tmp_path / "run", "--methods", *methods)
     results = rb.read_results(tmp_path / "run" / "results")
     assert set(methods) < set(results.methods)
