@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ray_backfill.cli import absolute, shown
-from ray_backfill.cli.commands import running
 from ray_backfill.cli.options import REQUIRED, Options
+from ray_backfill.cli.runs import running
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.recipes import load_recipe
 from ray_backfill.workers.settings import EmbedActors, Workers

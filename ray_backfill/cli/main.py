@@ -9,10 +9,11 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from ray_backfill.cli import run_job
-from ray_backfill.core.errors import unknown_name
+from ray_backfill.core.errors import InputError, unknown_name
 
 # In the order in which users need them, as in ``pages/overview.txt``.
 COMMANDS = (
@@ -59,8 +60,18 @@ def _main(words: Sequence[str]) -> None:
 
 
 def subcommand(command: str) -> Any:
-    """The module of a subcommand."""
-    return import_module(f"ray_backfill.cli.commands.{command}{'_' * keyword.iskeyword(command)}")
+    """The module of a subcommand. Raises InputError for reproduce, which is no part of the wheel, if it is missing."""
+    if command != "reproduce":
+        return import_module(f"ray_backfill.cli.commands.{command}{'_' * keyword.iskeyword(command)}")
+    checkout = Path(__file__).parents[2]
+    if not (checkout / "reproduction" / "command.py").is_file():
+        raise InputError(
+            "reproduce runs the papers' experiments and needs their claims, which an installed package does not hold; "
+            "run it from a checkout of the source: python -m pip install --editable '.[cpu]'"
+        )
+    if str(checkout) not in sys.path:
+        sys.path.append(str(checkout))
+    return import_module("reproduction.command")
 
 
 def options_of(command: str, arguments: Sequence[str]) -> Any:

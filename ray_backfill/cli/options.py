@@ -11,12 +11,11 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import GenericAlias, NoneType
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import cyclopts
 
 from ray_backfill.core.errors import InputError, local_path
-
-if TYPE_CHECKING:
-    from cyclopts import Token
 
 # Default of a setting that the command line must give.
 REQUIRED: Any = MISSING
@@ -80,7 +79,23 @@ class Option:
         text = _texts_of(self.owners[place]).get(self.path[place]) or inspect.getdoc(self.owners[place + 1])
         return f"{_wrapped(text or '', '  ')}\n  {'-' * 78}"
 
-    def value(self, tokens: "Sequence[Token]") -> Any:
+    def parameter(self, name: str) -> inspect.Parameter:
+        """The option as a parameter of a function, from which cyclopts makes it. name: name of the parameter."""
+        kind = inspect.Parameter.POSITIONAL_ONLY if self.is_positional else inspect.Parameter.KEYWORD_ONLY
+        default = inspect.Parameter.empty if self.default is REQUIRED else self.default
+        how = cyclopts.Parameter(
+            name=None if self.is_positional else self.name(),
+            negative=self.name("no-") if self.kind is bool else (),
+            converter=self.value,
+            consume_multiple=self.is_list,
+            allow_repeating=True,
+        )
+        # Exact, because cyclopts has pydantic check values and defaults once something else has loaded it.
+        value = GenericAlias(tuple, (self.kind, ...)) if self.is_list else self.kind
+        value = value | None if self.may_be_none else value
+        return inspect.Parameter(name, kind, default=default, annotation=Annotated[value, how])
+
+    def value(self, tokens: Sequence[cyclopts.Token]) -> Any:
         """The value of the words after the option; of the last ones, if it is given more than once."""
         start = max(place for place, token in enumerate(tokens) if not token.index)
         values = [self._value(token.value) for token in tokens[start:]]
@@ -136,11 +151,13 @@ class Options:
         Raises:
             InputError: An option is unknown, missing or malformed, or settings refuse a value.
         """
-        import cyclopts
+
+        def command(**_: Any) -> None: ...
 
         options = {f"option_{place}": option for place, option in enumerate(self._options)}
-        app = cyclopts.App(help_flags=(), version_flags=())
-        app.default(_function_of(options))
+        signature = inspect.Signature([option.parameter(name) for name, option in options.items()])
+        command.__signature__ = signature  # type: ignore[attr-defined]
+        app = cyclopts.App(help_flags=(), version_flags=(), default_command=command)
         try:
             _, bound, unknown, _ = app.parse_known_args(self._words)
         except cyclopts.MissingArgumentError as error:
@@ -177,32 +194,6 @@ class Options:
                 groups[option.group] = [option.group, option.group_help()]
             groups[option.group].append(option.help())
         return {lines[0]: "\n".join(lines) for lines in groups.values()}
-
-
-def _function_of(options: dict[str, Option]) -> Any:
-    """A function whose parameters are the options, as cyclopts expects it."""
-    from cyclopts import Parameter
-
-    def parameter(name: str, option: Option) -> inspect.Parameter:
-        kind = inspect.Parameter.POSITIONAL_ONLY if option.is_positional else inspect.Parameter.KEYWORD_ONLY
-        default = inspect.Parameter.empty if option.default is REQUIRED else option.default
-        how = Parameter(
-            name=None if option.is_positional else option.name(),
-            negative=option.name("no-") if option.kind is bool else (),
-            converter=option.value,
-            consume_multiple=option.is_list,
-            allow_repeating=True,
-        )
-        # Exact, because cyclopts has pydantic check values and defaults once something else has loaded it.
-        value = GenericAlias(tuple, (option.kind, ...)) if option.is_list else option.kind
-        value = value | None if option.may_be_none else value
-        return inspect.Parameter(name, kind, default=default, annotation=Annotated[value, how])
-
-    def command(**_: Any) -> None: ...
-
-    signature = inspect.Signature([parameter(name, option) for name, option in options.items()])
-    command.__signature__ = signature  # type: ignore[attr-defined]
-    return command
 
 
 def _replaced(settings: Any, given: dict[tuple[str, ...], Any], path: tuple[str, ...] = ()) -> Any:

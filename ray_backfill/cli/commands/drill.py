@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ray_backfill.cli import absolute, shown
-from ray_backfill.cli.commands import FolderJob, RecipeJob, check_names, prepared, run_options, running
 from ray_backfill.cli.options import Options
+from ray_backfill.cli.runs import FolderJob, RecipeJob, check_names, prepared, run_options, running
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.workers.settings import EmbedActors
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from ray_backfill.cli import shown
-from ray_backfill.cli.commands import RecipeJob, check_names, prepared, recipe_options, running
 from ray_backfill.cli.options import Options
+from ray_backfill.cli.runs import RecipeJob, check_names, prepared, recipe_options, running
 from ray_backfill.core.errors import InputError
 
 

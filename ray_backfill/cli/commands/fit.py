@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from ray_backfill.cli import absolute, shown
-from ray_backfill.cli.commands import FolderJob, RecipeJob, check_names, prepared, run_options, running
 from ray_backfill.cli.options import Options
+from ray_backfill.cli.runs import FolderJob, RecipeJob, check_names, prepared, run_options, running
 
 
 def options(arguments: Sequence[str]) -> Options:

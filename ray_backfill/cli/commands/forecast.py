@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ray_backfill.cli import absolute, shown
-from ray_backfill.cli.commands import FolderJob, check_names, folder_options, names_folder, running
 from ray_backfill.cli.options import Options
+from ray_backfill.cli.runs import FolderJob, check_names, folder_options, names_folder, running
 from ray_backfill.compare.evaluation import RECOMMENDED, Evaluation
 from ray_backfill.core.errors import InputError
 from ray_backfill.forecast.stored_sample import NAME

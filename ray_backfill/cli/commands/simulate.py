@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from ray_backfill.cli import absolute, shown
-from ray_backfill.cli.commands import FolderJob, RecipeJob, Run, check_names, prepared, run_options, running
 from ray_backfill.cli.options import Options
+from ray_backfill.cli.runs import FolderJob, RecipeJob, Run, check_names, prepared, run_options, running
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.learn.methods import POLICIES, all_methods
 from ray_backfill.learn.training.settings import FitSettings

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ray_backfill.cli import shown
-from ray_backfill.cli.commands import RecipeJob, check_names, prepared, recipe_options, running
 from ray_backfill.cli.options import REQUIRED, Options
+from ray_backfill.cli.runs import RecipeJob, check_names, prepared, recipe_options, running
 
 
 @dataclass(frozen=True, kw_only=True)

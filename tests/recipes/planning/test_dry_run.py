@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_backfill.cli import commands
+from ray_backfill.cli import runs
 from ray_backfill.cli.main import options_of
 from ray_backfill.core.errors import InputError
 from ray_backfill.recipes import NO_ROOT, PlanningSettings, load_recipe
@@ -83,17 +83,15 @@ def test_a_dry_run_refuses_what_the_run_would_refuse() -> None:
 
 def test_download_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     fetched = []
-    monkeypatch.setattr(commands, "download", lambda images: fetched.append(images.root))
+    monkeypatch.setattr(runs, "download", lambda images: fetched.append(images.root))
     for more, expected in (([], []), (["--download"], ["/nowhere"])):
-        job = commands.prepared(
-            options_of("simulate", ["--recipe", "cifar100", "--data-root", "/nowhere", *more]).read()
-        )
+        job = runs.prepared(options_of("simulate", ["--recipe", "cifar100", "--data-root", "/nowhere", *more]).read())
         assert job.settings.images.root == "/nowhere"
         assert fetched == expected
 
 
 def test_nothing_is_downloaded_to_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "download", lambda images: pytest.fail(f"downloads to {images.root}"))
+    monkeypatch.setattr(runs, "download", lambda images: pytest.fail(f"downloads to {images.root}"))
     result = run_here("simulate.py", "--recipe", "cifar100", "--dry-run", "--download")
     assert result.returncode == 2
     assert "needs --data-root" in result.stderr
