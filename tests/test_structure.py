@@ -27,6 +27,7 @@ ONLY_IN = {
     "torch": {"learn", "engine.device", "workers", "recipes", "drill.ray"},
     "transformers": {"learn"},
     "cyclopts": {"cli"},
+    "docstring_parser": {"cli"},
     "matplotlib": {"page", "compare", "drill", "forecast"},
     "jinja2": {"page"},
     "rich": {"page", "core", "compare", "drill", "forecast"},

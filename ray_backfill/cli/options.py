@@ -1,19 +1,17 @@
 """The options of a command, made from the dataclass of its settings: reading a command line, and help for options."""
 
-import ast
 import difflib
 import inspect
-import sys
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from types import GenericAlias, NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import cyclopts
+import docstring_parser
 
 from ray_backfill.core.errors import InputError, local_path
 
@@ -212,19 +210,8 @@ def _replaced(settings: Any, given: dict[tuple[str, ...], Any], path: tuple[str,
 @cache
 def _texts_of(kind: type) -> dict[str, str]:
     """Field of a dataclass -> the docstring below it."""
-    texts: dict[str, str] = {}
-    for base in filter(is_dataclass, reversed(kind.__mro__)):
-        for node, below in pairwise(_classes_of(base.__module__)[base.__name__].body):
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-                texts[node.target.id] = str(below.value.value) if is_text else ""  # type: ignore[attr-defined]
-    return texts
-
-
-@cache
-def _classes_of(module: str) -> dict[str, ast.ClassDef]:
-    tree = ast.parse(inspect.getsource(sys.modules[module]))
-    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    parsed = (docstring_parser.parse_from_object(base) for base in reversed(kind.__mro__) if is_dataclass(base))
+    return {each.arg_name: each.description or "" for base in parsed for each in base.params}
 
 
 def _wrapped(text: str, indent: str) -> str:
