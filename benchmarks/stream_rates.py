@@ -63,7 +63,7 @@ def make_backbones(out: Path) -> dict[str, Path]:
     """Both networks of the recipe, with weights initialised from their seeds."""
     import torch
 
-    from ray_backfill.learn.models.checkpoints import BackboneInfo, save_backbone
+    from ray_backfill.learn.models.backbones import BackboneInfo, save_backbone
 
     recipe = load_recipe("landmarks")
     folders = {}
@@ -117,8 +117,7 @@ def _forward(
     """One process: batches through both models, newly rendered or the same ones repeatedly."""
     import torch
 
-    from ray_backfill.learn.models.backbones import pixels_to_float
-    from ray_backfill.learn.models.checkpoints import load_backbone
+    from ray_backfill.learn.models.backbones import load_backbone, pixels_to_float
 
     torch.set_num_threads(threads)
     networks = [load_backbone(folder)[0] for folder in models.values()]

@@ -31,11 +31,10 @@ from ray_backfill.data.write import write_parquet
 from ray_backfill.engine.merges import all_merges
 from ray_backfill.engine.orders import find_order
 from ray_backfill.engine.replay import usable_cpus
-from ray_backfill.learn.losses.fastfill import item_losses
 from ray_backfill.learn.methods import Method, find_methods
 from ray_backfill.learn.models.apply import load_network
+from ray_backfill.learn.papers.fastfill import fit_classifier, item_losses
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.learn.training.stand_in import fit_classifier
 from ray_backfill.recipes import Recipe, describe_recipe, load_recipe
 from ray_backfill.recipes.run.pipeline import run_recipe
 from ray_backfill.workers.context import Context

@@ -24,7 +24,7 @@ ROWS = {
 # Modules of the examples are found in our packages as if they stood there.
 FINDER = """
 import importlib, pathlib
-for room in ("images.datasets", "learn.losses", "learn.methods", "recipes"):
+for room in ("images.datasets", "learn.papers", "learn.methods", "recipes"):
     folder = pathlib.Path(__file__).parent.joinpath("ray_backfill", *room.split("."))
     importlib.import_module(f"ray_backfill.{room}").__path__.append(str(folder))
 """

@@ -20,9 +20,8 @@ from ray_backfill.core.progress import task
 from ray_backfill.core.stages import begin_stage, is_finished, read_json
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.learn.methods import Method, models_of
-from ray_backfill.learn.training.fit import train_set
+from ray_backfill.learn.training.fit import Tuned, Values, train_set, trials_of, with_values
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.learn.training.tuning import Tuned, Values, trials_of, with_values
 from ray_backfill.workers.context import Context
 from ray_backfill.workers.settings import Workers, has_more_than_cpus
 

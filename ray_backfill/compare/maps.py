@@ -71,7 +71,7 @@ def fit_map(out: Path, method: Method, data: TrainSet, settings: FitSettings, di
     Raises:
         InputError: The data are too few.
     """
-    from ray_backfill.learn.training.fit_into import fit_into, one_thread
+    from ray_backfill.learn.training.fit import fit_into, one_thread
 
     assert method.fit is not None
     method.fit.check(data, settings, 1)
@@ -111,7 +111,7 @@ def new_classifier(folder: EmbeddingFolder, settings: ClassificationSettings) ->
     """The new model's classifier; without one in the folder, one fitted on the train split, which must have labels."""
     if folder.classifier is not None:
         return folder.classifier
-    from ray_backfill.learn.training.stand_in import fit_classifier
+    from ray_backfill.learn.papers.fastfill import fit_classifier
 
     train: EmbeddingTable | None = folder.train
     assert train is not None

@@ -100,7 +100,7 @@ class Trial:
 
     def run(self) -> None:
         """Fit, replay and store the score: the area under the metric over a backfill; None if the training diverged."""
-        from ray_backfill.learn.training.fit_into import one_thread
+        from ray_backfill.learn.training.fit import one_thread
 
         (method,) = find_methods((self.method,))
         split = read_train(self.data, method.models)

@@ -31,8 +31,8 @@ from ray_backfill.core.schema import block, frame, write_table
 from ray_backfill.core.stages import begin_stage, finish_stage, note_facts, read_json, replaced_whole
 from ray_backfill.engine.merges import RAW
 from ray_backfill.engine.statistics import relative_weights
+from ray_backfill.learn.training.fit import Tuned
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.learn.training.tuning import Tuned
 from ray_backfill.workers.context import Context
 
 

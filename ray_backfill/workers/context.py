@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ray_backfill.learn.training.tuning import Tuned
+from ray_backfill.learn.training.fit import Tuned
 from ray_backfill.workers.settings import EmbedActors, ReplayPlace, Workers
 
 

@@ -20,10 +20,9 @@ from ray_backfill.data.folder import EmbeddingFolder, read_folder, read_table
 from ray_backfill.data.truth import ground_truth
 from ray_backfill.images.class_split import Divided, Protocol
 from ray_backfill.images.datasets import image_folder, landmarks, manifest, open_images
-from ray_backfill.learn.models.backbones import pixels_to_float
-from ray_backfill.learn.models.checkpoints import BackboneInfo, load_backbone, save_backbone
+from ray_backfill.learn.models.backbones import BackboneInfo, load_backbone, pixels_to_float, save_backbone
 from ray_backfill.learn.models.settings import BackboneSettings
-from ray_backfill.learn.training.augment import augment, own_view
+from ray_backfill.learn.training.batches import augment, own_view
 from ray_backfill.learn.training.settings import Augmentation, BackboneTraining
 from ray_backfill.recipes.run import embed
 from ray_backfill.recipes.run.embed import EmbedRequest, Part, embed_stage

@@ -22,7 +22,7 @@ from ray_backfill.forecast.ray import gallery_in_shards
 from ray_backfill.forecast.run import forecast_methods
 from ray_backfill.forecast.stored_sample import free_pairs, read_before_backfill
 from ray_backfill.learn.models.apply import save_network
-from ray_backfill.learn.models.heads import Heads, HeadShape
+from ray_backfill.learn.papers.rank_merge import Heads, HeadShape
 from ray_backfill.learn.stand_in_map import fit_stand_in
 from ray_backfill.learn.training.settings import FitSettings
 from tests.forecast.galleries import gallery

@@ -22,7 +22,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.learn.models.apply import save_network
-from ray_backfill.learn.models.heads import Heads, HeadShape
+from ray_backfill.learn.papers.rank_merge import Heads, HeadShape
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import ReplayPlace
 

@@ -25,8 +25,7 @@ from ray_backfill.core.stages import begin_stage, is_finished, read_json
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.write import write_parquet
 from ray_backfill.learn.methods import find_methods
-from ray_backfill.learn.training.fit_into import fit_into
-from ray_backfill.learn.training.tuning import trials_of, with_values
+from ray_backfill.learn.training.fit import fit_into, trials_of, with_values
 from ray_backfill.workers.settings import Workers, has_more_than_cpus
 from tests.cluster.test_train import FITS, _folder
 
@@ -61,7 +60,7 @@ def _note_threads(job: MapJob, board: ActorHandle) -> None:
 
     torch.set_num_threads(2)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("ray_backfill.learn.training.fit_into.fit_into", noted)
+        patched.setattr("ray_backfill.learn.training.fit.fit_into", noted)
         _run_alone(job, board)
 
 
@@ -140,7 +139,7 @@ def test_a_single_map_needs_no_ray(
         threads.append(torch.get_num_threads())
         fit_into(*fit)
 
-    monkeypatch.setattr("ray_backfill.learn.training.fit_into.fit_into", noted)
+    monkeypatch.setattr("ray_backfill.learn.training.fit.fit_into", noted)
     found = fit(tmp_path, folder, "rm", "procrustes_query")
     assert read_json(found["rm"] / "manifest.json")["workers"] == 1
     assert threads == [1, 1]

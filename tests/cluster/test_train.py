@@ -20,7 +20,7 @@ from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.images.datasets import landmarks
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.models.apply import load_network
-from ray_backfill.learn.models.checkpoints import BackboneInfo, load_backbone, save_backbone
+from ray_backfill.learn.models.backbones import BackboneInfo, load_backbone, save_backbone
 from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import BackboneTraining, FitSettings, HeadTraining, TransformTraining

@@ -8,8 +8,8 @@ from ray_backfill.compare.maps import FittedMaps
 from ray_backfill.core.stages import write_json
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.models.apply import Affine, FittedMap, save_network
-from ray_backfill.learn.models.heads import Heads, HeadShape
-from ray_backfill.learn.models.maps import Transform, TransformShape
+from ray_backfill.learn.papers.fct import Transform, TransformShape
+from ray_backfill.learn.papers.rank_merge import Heads, HeadShape
 
 DIMS = {"old": 128, "new": 128, "bct": 64}
 BACKBONES = {

@@ -23,10 +23,10 @@ from ray_backfill.engine.orders import GalleryColumns, find_order
 from ray_backfill.engine.systems import UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method, find_methods
 from ray_backfill.learn.models.apply import Affine, FittedMap, save_network
-from ray_backfill.learn.models.joint import JointMaps, JointShape
-from ray_backfill.learn.models.maps import Transform, TransformShape
+from ray_backfill.learn.papers.fastfill import fit_classifier
+from ray_backfill.learn.papers.fct import Transform, TransformShape
+from ray_backfill.learn.papers.orthogonal import JointMaps, JointShape
 from ray_backfill.learn.training.settings import ClassificationSettings
-from ray_backfill.learn.training.stand_in import fit_classifier
 
 RNG = np.random.default_rng(0)
 Vector = NDArray[np.float64]

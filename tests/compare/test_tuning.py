@@ -17,8 +17,8 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.stages import finish_stage, read_json
 from ray_backfill.data.folder import read_folder
 from ray_backfill.learn.methods import find_methods
+from ray_backfill.learn.training.fit import Tuned
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
-from ray_backfill.learn.training.tuning import Tuned
 from ray_backfill.recipes import load_recipe
 from ray_backfill.recipes.run.checks import check_evaluation
 from ray_backfill.workers.context import Context

@@ -7,7 +7,7 @@ import torch
 
 from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.learn.methods import BackboneKind, all_backbones, all_methods
-from ray_backfill.learn.models.checkpoints import BackboneInfo
+from ray_backfill.learn.models.backbones import BackboneInfo
 from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.backbone_loop import Epoch, train_backbone, training_rows
 from ray_backfill.learn.training.objective import OldModel

@@ -11,8 +11,8 @@ import pytest
 
 from ray_backfill.core.stages import read_json
 from ray_backfill.images.datasets import landmarks
+from ray_backfill.learn.training.fit import Tuned
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.learn.training.tuning import Tuned
 from ray_backfill.recipes import ModelRecipe, Recipe, load_recipe
 from ray_backfill.recipes.table import published_fits
 from ray_backfill.workers.context import Context

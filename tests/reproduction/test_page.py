@@ -14,7 +14,7 @@ from PIL import Image
 from ray_backfill.compare.tables.results import CostRow
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import frame, write_table
-from ray_backfill.learn.training.tuning import Tuned
+from ray_backfill.learn.training.fit import Tuned
 from reproduction.claims import CLAIMS
 from reproduction.figure import curves_figure
 from reproduction.page import PageInput, write_page

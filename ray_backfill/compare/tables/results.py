@@ -8,7 +8,7 @@ from ray_backfill.compare.tables.checks import CheckRow
 from ray_backfill.compare.tables.cutoffs import CutoffRow
 from ray_backfill.compare.tables.queries import FlipRow, QueryValues, ScoredQuery, ShownQuery, SkippedQuery
 from ray_backfill.compare.tables.slices import SliceRow, SubgroupPoint
-from ray_backfill.learn.training.tuning import Tuned
+from ray_backfill.learn.training.fit import Tuned
 
 # The two services that every method is compared with; they are part of every comparison.
 OLD, NEW = "old", "new"

@@ -26,8 +26,7 @@ from ray_backfill.drill.throttle import ThrottleSettings, TokenBucket
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.images.datasets import open_images
 from ray_backfill.images.reading import read_ahead
-from ray_backfill.learn.models.backbones import Backbone, pixels_to_float
-from ray_backfill.learn.models.checkpoints import load_backbone
+from ray_backfill.learn.models.backbones import Backbone, load_backbone, pixels_to_float
 from ray_backfill.workers.settings import EmbedActors
 from ray_backfill.workers.waiting import answer_of
 

@@ -19,8 +19,7 @@ from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method
 from ray_backfill.learn.methods.baselines import new_system
 from ray_backfill.learn.models.apply import Wide, transform
-from ray_backfill.learn.training.adapters import Formula, FormulaFit, ResidualFit
-from ray_backfill.learn.training.cross_validation import best_of, parts, squared_error
+from ray_backfill.learn.training.adapters import Formula, FormulaFit, ResidualFit, best_of, parts, squared_error
 from ray_backfill.learn.training.fit import Choice, Fit
 from ray_backfill.learn.training.settings import AdapterSettings
 

@@ -14,7 +14,7 @@ BACKBONES = (
         "AdvBCT",
         "Pan et al. 2023, section 3",
         like="new",
-        objective=Deferred("ray_backfill.learn.losses.advbct", "AdversarialCompatible"),
+        objective=Deferred("ray_backfill.learn.papers.advbct", "AdversarialCompatible"),
         needs_old=True,
     ),
 )

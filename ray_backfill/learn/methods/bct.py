@@ -44,7 +44,7 @@ BACKBONES = (
         "BCT",
         "Shen et al. 2020, eq. 5",
         like="new",
-        objective=Deferred("ray_backfill.learn.losses.bct", "BackwardCompatible"),
+        objective=Deferred("ray_backfill.learn.papers.bct", "BackwardCompatible"),
         needs_old=True,
     ),
 )

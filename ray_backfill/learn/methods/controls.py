@@ -12,11 +12,9 @@ from ray_backfill.core.plugins import Deferred
 from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import CONTROLS, Embeddings, Method
 from ray_backfill.learn.models.apply import transform
-from ray_backfill.learn.training.heads import HeadFit
-from ray_backfill.learn.training.towards_rho import RHO, TowardsRhoFit
-from ray_backfill.learn.training.transforms import TransformFit
+from ray_backfill.learn.training.fits import RHO, HeadFit, TowardsRhoFit, TransformFit
 
-_RHO_ALONE = HeadFit(Deferred("ray_backfill.learn.losses.rank_merge", "within_new"), learn_new=True)
+_RHO_ALONE = HeadFit(Deferred("ray_backfill.learn.papers.rank_merge", "within_new"), learn_new=True)
 
 
 def _forward(e: Embeddings, network: Any) -> RetrievalSystem:

@@ -11,7 +11,7 @@ from ray_backfill.core.plugins import Deferred
 from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import BackboneKind, Embeddings, Method
 
-_FIXED = Deferred("ray_backfill.learn.losses.dsimplex", "FixedSimplex")
+_FIXED = Deferred("ray_backfill.learn.papers.dsimplex", "FixedSimplex")
 
 
 def _dim_of(classes: int) -> int:

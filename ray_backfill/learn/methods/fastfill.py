@@ -10,7 +10,7 @@ from functools import partial
 
 from ray_backfill.engine.orders import ORDERS
 from ray_backfill.learn.methods.fct import transform_method
-from ray_backfill.learn.training.transforms import TransformFit
+from ray_backfill.learn.training.fits import TransformFit
 
 # The order of the same name explains it.
 _SIGMA = next(order.glossary for order in ORDERS if order.name == "sigma")

@@ -10,7 +10,7 @@ from typing import Any
 from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method
 from ray_backfill.learn.models.apply import transform
-from ray_backfill.learn.training.transforms import TransformFit
+from ray_backfill.learn.training.fits import TransformFit
 
 _H = {"h": "The network that maps an old embedding (and what else was stored) into the space of the new model."}
 _FCT = {

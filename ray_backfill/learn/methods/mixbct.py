@@ -14,7 +14,7 @@ BACKBONES = (
         "MixBCT",
         "Liang et al. 2023",
         like="new",
-        objective=Deferred("ray_backfill.learn.losses.mixbct", "MixedCompatible"),
+        objective=Deferred("ray_backfill.learn.papers.mixbct", "MixedCompatible"),
         needs_old=True,
     ),
 )

@@ -15,9 +15,9 @@ from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method
 from ray_backfill.learn.methods.bct import fit_width
 from ray_backfill.learn.models.apply import transform
-from ray_backfill.learn.training.joint import JointFit
+from ray_backfill.learn.training.fits import JointFit
 
-_LOSS = Deferred("ray_backfill.learn.losses.orthogonal", "joint")
+_LOSS = Deferred("ray_backfill.learn.papers.orthogonal", "joint")
 
 
 def _pair(e: Embeddings, network: Any) -> UpgradePair:

@@ -10,7 +10,7 @@ from ray_backfill.core.plugins import Deferred
 from ray_backfill.learn.methods import BackboneKind
 from ray_backfill.learn.methods.bct import backbone_method
 
-_objective = partial(Deferred, "ray_backfill.learn.losses.ract")
+_objective = partial(Deferred, "ray_backfill.learn.papers.ract")
 
 BACKBONES = (
     BackboneKind("ract", "RACT", "Zhang et al. 2022", "new", _objective("RegressionAlleviating"), needs_old=True),

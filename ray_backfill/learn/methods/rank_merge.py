@@ -14,7 +14,7 @@ from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method
 from ray_backfill.learn.methods.baselines import new_system, old_system
 from ray_backfill.learn.models.apply import transform
-from ray_backfill.learn.training.heads import HeadFit
+from ray_backfill.learn.training.fits import HeadFit
 
 
 def _naive(e: Embeddings, heads: Any) -> UpgradePair:
@@ -62,7 +62,7 @@ def _trained(
     is_best: bool = False,
 ) -> Method:
     """psi, and rho if wanted, trained with a loss. words: what this loss is. is_best: the paper's own choice."""
-    fit = HeadFit(Deferred("ray_backfill.learn.losses.rank_merge", loss), learn_new=has_rho, needs_labels=loss != "rqt")
+    fit = HeadFit(Deferred("ray_backfill.learn.papers.rank_merge", loss), learn_new=has_rho, needs_labels=loss != "rqt")
     return Method(
         name, title, source, _with_heads, "Rank merge", fit, forward="" if has_rho else "new",
         is_recommended=is_best, glossary=_RM | _PSI | words | (_RHO if has_rho else {}),

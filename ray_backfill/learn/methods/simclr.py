@@ -13,7 +13,7 @@ BACKBONES = (
         "side information",
         "SimCLR (Chen et al. 2020), as in FCT",
         "old",
-        Deferred("ray_backfill.learn.losses.simclr", "SimClr"),
+        Deferred("ray_backfill.learn.papers.simclr", "SimClr"),
         needs_old=False,
     ),
 )

@@ -33,13 +33,13 @@ FittedMap: TypeAlias = "FormulaMap | nn.Module"
 # Kind in network.json -> its class. A network has a class attribute ``Shape``, of what its constructor takes.
 KINDS = {
     "affine": Deferred("ray_backfill.learn.models.apply", "Affine"),
-    "heads": Deferred("ray_backfill.learn.models.heads", "Heads"),
-    "joint": Deferred("ray_backfill.learn.models.joint", "JointMaps"),
-    "residual": Deferred("ray_backfill.learn.models.maps", "Residual"),
-    "scaled_residual": Deferred("ray_backfill.learn.models.drift", "ScaledResidual"),
+    "heads": Deferred("ray_backfill.learn.papers.rank_merge", "Heads"),
+    "joint": Deferred("ray_backfill.learn.papers.orthogonal", "JointMaps"),
+    "residual": Deferred("ray_backfill.learn.papers.fct", "Residual"),
+    "scaled_residual": Deferred("ray_backfill.learn.papers.drift_adapter", "ScaledResidual"),
     "slerp": Deferred("ray_backfill.learn.methods.slerp", "Slerp"),
-    "towards_rho": Deferred("ray_backfill.learn.models.towards_rho", "RhoAndH"),
-    "transform": Deferred("ray_backfill.learn.models.maps", "Transform"),
+    "towards_rho": Deferred("ray_backfill.learn.papers.fct", "RhoAndH"),
+    "transform": Deferred("ray_backfill.learn.papers.fct", "Transform"),
 }
 # Stored vectors per forward pass.
 _ROWS = 16_384

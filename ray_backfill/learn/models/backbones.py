@@ -1,4 +1,4 @@
-"""Backbones: images in, embeddings and class logits out.
+"""Backbones: images in, embeddings and class logits out; on disk as safetensors and JSON, so that nothing is unpickled.
 
 "convnet" is a small network for CPUs; "resnet18", "resnet50" and "vit_b_32" are built from their Hugging Face configs;
 "hf:NAME_OR_FOLDER" is any Hugging Face vision model, whose weights are loaded if ``pretrained`` is set.
@@ -10,14 +10,19 @@ linear layer on the class token, without the pooler (a layer with tanh) between 
 """
 
 import importlib
+from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ray_backfill.core.errors import InputError, unknown_name
+from ray_backfill.core.stages import read_json, write_json, write_whole
 from ray_backfill.learn.models.settings import ARCHITECTURES, BackboneSettings
 
 # Architectures whose last block can end in ReLU and as many channels as the embedding has dimensions.
@@ -226,3 +231,53 @@ def _convnet(channels: int, width: int, last: int) -> nn.Module:
     widths = [channels, width, 2 * width, 4 * width, last]
     layers = [layer for i in range(4) for layer in block(widths[i], widths[i + 1])]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+@dataclass(frozen=True)
+class BackboneInfo:
+    """Everything that is needed to rebuild a backbone.
+
+    classes: the labels that its classifier knows, ascending. trunk_config, cosine_scale: see ``Backbone``.
+    """
+
+    backbone: BackboneSettings
+    channels: int
+    image_size: int
+    classes: list[int]
+    trunk_config: dict[str, Any] | None = None
+    cosine_scale: float | None = None
+
+    def build(self) -> Backbone:
+        """The untrained network."""
+        return Backbone(
+            self.backbone, self.channels, self.image_size, len(self.classes), self.trunk_config, self.cosine_scale
+        )
+
+
+def save_backbone(folder: Path, model: Backbone, info: BackboneInfo) -> None:
+    """Write ``model.safetensors`` and ``backbone.json``."""
+    _save(folder, model, "backbone.json", asdict(info) | {"trunk_config": model.trunk_config})
+
+
+def load_backbone(folder: Path) -> tuple[Backbone, BackboneInfo]:
+    """Load a network in eval mode. Raises InputError if its files are missing or do not fit."""
+    value = read_json(folder / "backbone.json")
+    info = BackboneInfo(**value | {"backbone": BackboneSettings(**value["backbone"])})
+    model = info.build()
+    _load(folder, model)
+    return model, info
+
+
+def _save(folder: Path, model: torch.nn.Module, json_name: str, info: dict[str, Any]) -> None:
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    write_json(folder / json_name, info)
+    write_whole(folder / "model.safetensors", lambda temporary: safetensors.torch.save_file(weights, temporary))
+
+
+def _load(folder: Path, model: torch.nn.Module) -> None:
+    path = folder / "model.safetensors"
+    try:
+        model.load_state_dict(safetensors.torch.load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise InputError(f"{path} cannot be loaded: {str(error).splitlines()[0]}; train it again") from error
+    model.eval()

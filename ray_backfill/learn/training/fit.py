@@ -1,27 +1,36 @@
 """Fits: what methods learn from stored embeddings. A fit checks its data, runs the training and estimates its cost.
 
-Fits are declared here and in ``heads``, ``transforms`` and ``adapters`` without torch, so that listing the methods is
-fast. The loops that train them load torch.
+Fits are declared here, in ``fits`` and in ``adapters`` without torch, so that listing the methods is fast. The loops
+that train them load torch. Trials of --tune are combinations of settings from the small space that a fit declares.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.plugins import Deferred
+from ray_backfill.core.progress import step
+from ray_backfill.core.stages import finish_stage
 from ray_backfill.data.folder import Classifier, EmbeddingFolder, TrainSplit, read_train
 from ray_backfill.engine.systems import FloatArray
+from ray_backfill.learn.models.apply import save_network
 from ray_backfill.learn.training.settings import FitSettings, TransformTraining
 
 if TYPE_CHECKING:
     import torch
+
 
 # Device to train on; None: the CPU.
 Device: TypeAlias = "torch.device | None"
@@ -224,3 +233,98 @@ def share_of_batch(n_items: int, settings: TransformTraining, workers: int) -> i
     if share < 2:
         raise InputError(f"{n_items} train items (batch {settings.batch}) are too few for {workers} workers")
     return share
+
+
+_rank_and_size = Deferred("ray_backfill.learn.models.gather", "rank_and_size")
+
+
+@contextmanager
+def one_thread(by_torch: bool = True) -> Iterator[None]:
+    """Within the block, BLAS computes in one thread, and so does torch. by_torch: False leaves torch alone.
+
+    Sums in several threads round differently, so a map would depend on the number of cores. Threads do not pay either:
+    a step of a small map takes a millisecond, and on a busy machine threads wait for each other much longer.
+    """
+    with ExitStack() as stack:
+        if by_torch:
+            import torch
+
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)
+        stack.enter_context(threadpool_limits(1, user_api="blas"))
+        yield
+
+
+def fit_into(
+    folder: Path, title: str, fit: Fit, data: TrainSet, settings: FitSettings, distance: str, device: Device = None
+) -> None:
+    """Fit a map and finish its stage in ``folder``, unless its training diverged; under DDP rank 0 writes it.
+
+    title: of the method, for the terminal.
+    """
+    last_loss, epochs = math.nan, fit.epochs(settings)
+    rank, size = _rank_and_size() if fit.is_trained else (0, 1)
+    with step(title) as shown:
+
+        def on_epoch(epoch: int, loss: float) -> None:
+            nonlocal last_loss
+            last_loss = loss
+            shown.note(f"epoch {epoch} of {epochs}, loss {loss:.3f}")
+
+        fitted = fit.fit(data, settings, distance, device, on_epoch)
+    if rank == 0 and (math.isfinite(last_loss) or not fit.is_trained):
+        save_network(folder, fitted.network)
+        of_training = {"loss": last_loss, "workers": size} if fit.is_trained else {}
+        finish_stage(folder, of_training | {"training_flops": fitted.flops})
+
+
+# Dotted name in ``FitSettings`` -> value.
+Values = Mapping[str, Any]
+
+
+def trials_of(space: Sequence[Choice], settings: FitSettings, number: int) -> list[Values]:
+    """The values to try: first the given ones, then others drawn from the space, ``number`` in all or fewer if it ends.
+
+    More trials begin with the same ones. A fit without a space has one trial.
+    """
+    names = [choice.name for choice in space]
+    given = tuple(value_of(settings, name) for name in names)
+    others = [values for values in product(*(choice.values for choice in space)) if values != given]
+    drawn = np.random.default_rng(0).permutation(len(others))[: number - 1]
+    return [dict(zip(names, values, strict=True)) for values in (given, *(others[i] for i in drawn))]
+
+
+def with_values(settings: FitSettings, values: Values) -> FitSettings:
+    """The settings with these values."""
+    changed = settings
+    for name, value in values.items():
+        changed = _with_value(changed, name.split("."), value)
+    return changed
+
+
+def value_of(settings: Any, name: str) -> Any:
+    """The value of a dotted name."""
+    for part in name.split("."):
+        settings = getattr(settings, part)
+    return settings
+
+
+def _with_value(settings: Any, path: Sequence[str], value: Any) -> Any:
+    first, *rest = path
+    return replace(settings, **{first: _with_value(getattr(settings, first), rest, value) if rest else value})
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The settings that --tune chose for a method, by its AUC on the validation split."""
+
+    method: str
+    metric: str
+    trials: int
+    """Number of settings that were tried."""
+    values: Mapping[str, Any]
+    """Dotted name of a setting, as in heads.loss.tau -> the value that was chosen."""
+    score: float | None
+    """AUC of the chosen settings, a share; None if every training diverged."""
+    given: float | None
+    """AUC of the settings that were given; None if their training diverged."""

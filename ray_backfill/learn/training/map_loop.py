@@ -17,8 +17,7 @@ from ray_backfill.core.progress import detail
 from ray_backfill.learn.models.gather import gather, rank_and_size
 from ray_backfill.learn.training.arithmetic import counted_flops
 from ray_backfill.learn.training.fit import OnEpoch, TrainSet, share_of_batch
-from ray_backfill.learn.training.schedule import warmup_cosine
-from ray_backfill.learn.training.settings import TransformTraining
+from ray_backfill.learn.training.settings import TransformTraining, warmup_cosine
 
 # Rows of one batch, (B,).
 Rows = NDArray[np.int64]

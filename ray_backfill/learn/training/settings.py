@@ -1,5 +1,6 @@
 """Settings of training: backbones (--old.training, --new.training), --heads, --transforms and --adapters."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -292,3 +293,10 @@ class FitSettings:
     def __post_init__(self) -> None:
         if self.tune < 0:
             raise InputError(f"--tune must not be negative, got {self.tune}")
+
+
+def warmup_cosine(step: int, steps: int, warmup_steps: int) -> float:
+    """Factor of the peak learning rate: a linear rise over warmup_steps, then a cosine to 0 at ``steps``."""
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1, steps - warmup_steps)))

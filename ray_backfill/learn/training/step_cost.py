@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-from ray_backfill.learn.models.checkpoints import BackboneInfo
+from ray_backfill.learn.models.backbones import BackboneInfo
 from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.arithmetic import counted_flops, embed_macs, embed_parameters
 from ray_backfill.learn.training.objective import Classification, MakeObjective, OldModel

@@ -28,11 +28,9 @@ from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, rea
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.images.datasets import open_images
 from ray_backfill.images.reading import DecodeTimes, read_ahead, require_readable
-from ray_backfill.learn.models.backbones import pixels_to_float
-from ray_backfill.learn.models.checkpoints import load_backbone
-from ray_backfill.learn.training.augment import own_view
+from ray_backfill.learn.models.backbones import load_backbone, pixels_to_float
 from ray_backfill.learn.training.backbone_loop import training_rows
-from ray_backfill.learn.training.feeding import Work, feeding, total
+from ray_backfill.learn.training.batches import Work, feeding, own_view, total
 from ray_backfill.learn.training.settings import BackboneTraining
 from ray_backfill.recipes.run.backbones import backbone_identity
 from ray_backfill.workers.session import placed, session

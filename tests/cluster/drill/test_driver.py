@@ -34,8 +34,7 @@ from ray_backfill.drill.throttle import ThrottleSettings
 from ray_backfill.engine.index import IndexSettings
 from ray_backfill.images.datasets import open_images
 from ray_backfill.images.datasets.image_folder import Settings
-from ray_backfill.learn.models.backbones import pixels_to_float
-from ray_backfill.learn.models.checkpoints import BackboneInfo, load_backbone, save_backbone
+from ray_backfill.learn.models.backbones import BackboneInfo, load_backbone, pixels_to_float, save_backbone
 from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.context import Context

@@ -24,8 +24,7 @@ from ray_backfill.learn.methods.adapters import (
     rotation,
 )
 from ray_backfill.learn.models.apply import transform
-from ray_backfill.learn.training.adapters import Formula, FormulaFit
-from ray_backfill.learn.training.cross_validation import parts
+from ray_backfill.learn.training.adapters import Formula, FormulaFit, parts
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 

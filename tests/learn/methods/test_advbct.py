@@ -10,19 +10,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
-from ray_backfill.learn.losses.advbct import (
+from ray_backfill.learn.methods import all_backbones
+from ray_backfill.learn.models.backbones import BackboneInfo
+from ray_backfill.learn.models.gather import rank_and_size
+from ray_backfill.learn.models.settings import BackboneSettings
+from ray_backfill.learn.papers.advbct import (
     AdversarialCompatible,
     adversarial,
     class_radii,
     outside_boundary,
     reverse_gradient,
 )
-from ray_backfill.learn.methods import all_backbones
-from ray_backfill.learn.models.checkpoints import BackboneInfo
-from ray_backfill.learn.models.gather import rank_and_size
-from ray_backfill.learn.models.settings import BackboneSettings
-from ray_backfill.learn.training.class_spread import ClassSpread
-from ray_backfill.learn.training.objective import OldModel
+from ray_backfill.learn.training.objective import ClassSpread, OldModel
 from ray_backfill.learn.training.settings import CompatibleLosses, ObjectiveSettings
 from tests.learn.training._workers import leave_together
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ray_backfill.learn.losses import bct
-from ray_backfill.learn.losses.bct import BackwardCompatible
 from ray_backfill.learn.methods import all_backbones
-from ray_backfill.learn.models.checkpoints import BackboneInfo
+from ray_backfill.learn.models.backbones import BackboneInfo
 from ray_backfill.learn.models.settings import BackboneSettings
+from ray_backfill.learn.papers import bct
+from ray_backfill.learn.papers.bct import BackwardCompatible
 from ray_backfill.learn.training.objective import OldModel
 from ray_backfill.learn.training.settings import ObjectiveSettings
 

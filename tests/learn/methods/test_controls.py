@@ -8,13 +8,11 @@ import torch
 
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.learn.methods import CONTROLS, Embeddings, Method, all_methods
-from ray_backfill.learn.models.heads import Heads
-from ray_backfill.learn.models.towards_rho import RhoAndH
+from ray_backfill.learn.papers.fct import RhoAndH
+from ray_backfill.learn.papers.rank_merge import Heads
 from ray_backfill.learn.training.fit import TrainSet
-from ray_backfill.learn.training.heads import HeadFit
+from ray_backfill.learn.training.fits import HeadFit, TowardsRhoFit, TransformFit
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
-from ray_backfill.learn.training.towards_rho import TowardsRhoFit
-from ray_backfill.learn.training.transforms import TransformFit
 
 SETTINGS = FitSettings(
     heads=HeadTraining(epochs=5, classes=5, items=4, lr=1e-2),

@@ -10,7 +10,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.learn.methods import all_methods
 from ray_backfill.learn.methods.adapters import reduced_rank, rotation
 from ray_backfill.learn.methods.drift_adapter import drift_low_rank, drift_procrustes, scaling
-from ray_backfill.learn.models.drift import ScaledResidual, ScaledResidualShape
+from ray_backfill.learn.papers.drift_adapter import ScaledResidual, ScaledResidualShape
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings, TransformTraining
 

@@ -5,11 +5,10 @@ import pytest
 import torch
 
 from ray_backfill.data.folder import Classifier
-from ray_backfill.learn.losses.fastfill import item_losses
-from ray_backfill.learn.models.maps import Transform, TransformShape
+from ray_backfill.learn.papers.fastfill import disc_losses, item_losses, transform_loss
+from ray_backfill.learn.papers.fct import Transform, TransformShape
+from ray_backfill.learn.training.fits import TransformFit, class_rows
 from ray_backfill.learn.training.settings import TransformSettings
-from ray_backfill.learn.training.transform_loop import disc_losses, transform_loss
-from ray_backfill.learn.training.transforms import TransformFit, class_rows
 
 
 @pytest.mark.parametrize("relative", [True, False])

@@ -5,13 +5,12 @@ import math
 import pytest
 import torch
 
-from ray_backfill.learn.losses import mixbct
-from ray_backfill.learn.losses.mixbct import MixedCompatible, drawn, trusted_radii
 from ray_backfill.learn.methods import all_backbones
-from ray_backfill.learn.models.checkpoints import BackboneInfo
+from ray_backfill.learn.models.backbones import BackboneInfo
 from ray_backfill.learn.models.settings import BackboneSettings
-from ray_backfill.learn.training.class_spread import ClassSpread
-from ray_backfill.learn.training.objective import OldModel
+from ray_backfill.learn.papers import mixbct
+from ray_backfill.learn.papers.mixbct import MixedCompatible, drawn, trusted_radii
+from ray_backfill.learn.training.objective import ClassSpread, OldModel
 from ray_backfill.learn.training.settings import CompatibleLosses, ObjectiveSettings
 
 NEW = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, classes=[1, 3, 4, 7])

@@ -10,11 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from ray_backfill.learn.losses.orthogonal import contrast, deviation, joint
 from ray_backfill.learn.methods import Embeddings, all_methods
-from ray_backfill.learn.models.joint import JointMaps, JointShape
+from ray_backfill.learn.papers.orthogonal import JointBatch, JointMaps, JointShape, contrast, deviation, joint
 from ray_backfill.learn.training.fit import TrainSet
-from ray_backfill.learn.training.joint_loop import JointBatch
 from ray_backfill.learn.training.settings import FitSettings, OrthogonalSettings, TransformTraining
 from tests.learn.training._workers import leave_together
 

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.learn.losses.rank_merge import cl_m, cl_s, mcl, rqt, within_new
 from ray_backfill.learn.methods import Embeddings, all_methods, find_methods
 from ray_backfill.learn.models.apply import transform
-from ray_backfill.learn.models.heads import Heads, HeadShape
-from ray_backfill.learn.training.head_loop import HeadLoss, LossBatch
+from ray_backfill.learn.papers.rank_merge import HeadLoss, Heads, HeadShape, LossBatch, cl_m, cl_s, mcl, rqt, within_new
 from ray_backfill.learn.training.settings import LossSettings
 
 

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from pytorch_metric_learning.losses import NTXentLoss
 
-from ray_backfill.learn.losses.simclr import nt_xent
 from ray_backfill.learn.methods import all_backbones
-from ray_backfill.learn.models.checkpoints import BackboneInfo
+from ray_backfill.learn.models.backbones import BackboneInfo
 from ray_backfill.learn.models.settings import BackboneSettings
+from ray_backfill.learn.papers.simclr import nt_xent
 from ray_backfill.learn.training.settings import ObjectiveSettings
 
 INFO = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, classes=[1, 3])

@@ -10,10 +10,16 @@ import transformers
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.learn.models.apply import load_network, save_network
-from ray_backfill.learn.models.backbones import Backbone, check_arch, pixels_to_float
-from ray_backfill.learn.models.checkpoints import BackboneInfo, load_backbone, save_backbone
-from ray_backfill.learn.models.heads import Heads, HeadShape
+from ray_backfill.learn.models.backbones import (
+    Backbone,
+    BackboneInfo,
+    check_arch,
+    load_backbone,
+    pixels_to_float,
+    save_backbone,
+)
 from ray_backfill.learn.models.settings import BackboneSettings
+from ray_backfill.learn.papers.rank_merge import Heads, HeadShape
 
 
 @pytest.mark.slow

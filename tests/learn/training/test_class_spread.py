@@ -11,8 +11,8 @@ from torch.multiprocessing.spawn import spawn
 from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.images.source import Pixels
 from ray_backfill.learn.models.backbones import pixels_to_float
-from ray_backfill.learn.training.class_spread import ClassSpread, class_spread
-from ray_backfill.learn.training.pixels import PixelFeed
+from ray_backfill.learn.training.batches import PixelFeed
+from ray_backfill.learn.training.objective import ClassSpread, class_spread
 from tests.learn.training._workers import leave_together
 
 SOURCE = open_images(landmarks.Settings(image_size=16, landmarks=4, train_images=61, gallery_images=16, queries=4))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ray_backfill.learn.training.feeding import Feeding, Work, feeding, total
+from ray_backfill.learn.training.batches import Feeding, Work, feeding, total
 
 
 def on_gpu(decode_per_cpu: float, model: float, write: float, cpus: int) -> Feeding:

@@ -14,16 +14,24 @@ from torch.multiprocessing.spawn import spawn
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import State, Task
-from ray_backfill.learn.losses.rank_merge import cl_m, cl_s, mcl, rqt
 from ray_backfill.learn.models.gather import gather, rank_and_size
-from ray_backfill.learn.models.heads import Heads, HeadShape
-from ray_backfill.learn.training import head_loop as head_fit
+from ray_backfill.learn.papers import rank_merge as head_fit
+from ray_backfill.learn.papers.rank_merge import (
+    HeadLoss,
+    Heads,
+    HeadShape,
+    LossBatch,
+    balanced_batches,
+    cl_m,
+    cl_s,
+    mcl,
+    rows_by_class,
+    rqt,
+)
 from ray_backfill.learn.training import map_loop
 from ray_backfill.learn.training.fit import Fit, TrainSet
-from ray_backfill.learn.training.head_loop import HeadLoss, LossBatch, balanced_batches, rows_by_class
-from ray_backfill.learn.training.heads import HeadFit, anchors_per_worker
+from ray_backfill.learn.training.fits import HeadFit, TransformFit, anchors_per_worker
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, LossSettings, TransformTraining
-from ray_backfill.learn.training.transforms import TransformFit
 from tests.learn.training._workers import leave_together
 
 FASTFILL = TransformFit(disc=True, uncertainty=True)

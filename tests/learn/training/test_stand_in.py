@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.folder import Classifier
 from ray_backfill.learn.models.apply import transform
+from ray_backfill.learn.papers.fastfill import fit_classifier, held_out, spread, train_transform
 from ray_backfill.learn.training.fit import TrainSet
+from ray_backfill.learn.training.fits import TransformFit
 from ray_backfill.learn.training.settings import ClassificationSettings, TransformSettings, TransformTraining
-from ray_backfill.learn.training.stand_in import fit_classifier, held_out, spread
-from ray_backfill.learn.training.transform_loop import train_transform
-from ray_backfill.learn.training.transforms import TransformFit
 
 Array = NDArray[np.float64]
 HARD = ClassificationSettings(label_smoothing=0.0)

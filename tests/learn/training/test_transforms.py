@@ -8,10 +8,10 @@ import torch
 from pytorch_metric_learning.losses import ArcFaceLoss
 
 from ray_backfill.data.folder import Classifier
-from ray_backfill.learn.models.maps import Transform, TransformShape
+from ray_backfill.learn.papers.fastfill import disc_losses, transform_loss
+from ray_backfill.learn.papers.fct import Transform, TransformShape
+from ray_backfill.learn.training.fits import TransformFit, class_rows
 from ray_backfill.learn.training.settings import TransformSettings
-from ray_backfill.learn.training.transform_loop import disc_losses, transform_loss
-from ray_backfill.learn.training.transforms import TransformFit, class_rows
 
 
 def looped(fit: TransformFit, settings: TransformSettings, h, s, target, logits, classes) -> float:  # type: ignore[no-untyped-def]

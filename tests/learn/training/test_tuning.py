@@ -3,9 +3,8 @@
 import pytest
 
 from ray_backfill.learn.methods import Method, all_methods
-from ray_backfill.learn.training.fit import Choice
+from ray_backfill.learn.training.fit import Choice, trials_of, value_of, with_values
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, LossSettings
-from ray_backfill.learn.training.tuning import trials_of, value_of, with_values
 
 SPACE = (Choice("heads.lr", (1e-4, 1e-3)), Choice("heads.loss.tau", (0.1, 0.3, 1.0)))
 FITTED = [method for method in all_methods().values() if method.fit and method.fit.space]

@@ -15,9 +15,9 @@ from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.images.class_split import Protocol, split_classes
 from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.learn.methods import all_backbones
-from ray_backfill.learn.models.checkpoints import BackboneInfo
+from ray_backfill.learn.models.backbones import BackboneInfo
 from ray_backfill.learn.models.settings import BackboneSettings
-from ray_backfill.learn.training import pixels
+from ray_backfill.learn.training import batches as pixels
 from ray_backfill.learn.training.backbone_loop import train_backbone, training_rows
 from ray_backfill.learn.training.objective import Classification, OldModel
 from ray_backfill.learn.training.settings import BackboneTraining, FitSettings, HeadTraining, TransformTraining

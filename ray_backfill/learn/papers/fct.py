@@ -1,7 +1,12 @@
-"""Maps from one model's stored embeddings to another's: FCT's transformation, closed-form affine maps, residual MLPs.
+"""Maps between stored embeddings that networks make: FCT's transformation h, residual MLPs, and h towards rho.
+
+Source: Ramanujan et al., "Forward Compatible Training", 2022. Its loss and loop are those of FastFill without a
+classifier and an uncertainty (``fastfill``).
 
 Shapes: N or B items, d_in and d_out dimensions.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ray_backfill.learn.models.heads import GlobalBatchNorm
+from ray_backfill.learn.papers.rank_merge import GlobalBatchNorm, Heads, HeadShape
 
 
 @dataclass(frozen=True)
@@ -99,3 +104,38 @@ class Residual(nn.Module):
 
 def _block(inputs: int, outputs: int) -> list[nn.Module]:
     return [nn.Linear(inputs, outputs), GlobalBatchNorm(outputs), nn.ReLU()]
+
+
+@dataclass(frozen=True)
+class RhoAndHShape:
+    """Shape of both maps. blocks: of rho. hidden, uncertainty: of h."""
+
+    old_dim: int
+    new_dim: int
+    blocks: int
+    hidden: int
+    uncertainty: bool
+
+
+class RhoAndH(nn.Module):
+    """rho: new -> new space. h: old -> rho's space."""
+
+    kind, Shape = "towards_rho", RhoAndHShape
+
+    def __init__(self, shape: RhoAndHShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.rho = Heads(HeadShape(shape.old_dim, shape.new_dim, True, shape.blocks)).rho
+        self.h = Transform(TransformShape((shape.old_dim,), shape.new_dim, shape.hidden, shape.uncertainty))
+
+    def forward(self, old_Bd: Tensor, new_Bn: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings of the same items by both models -> h(old) and rho(new)."""
+        return self.h(old_Bd), self.rho(new_Bn)
+
+
+def rho_and_h(heads: Heads, h: Transform) -> RhoAndH:
+    """Put trained maps together, to be evaluated."""
+    dims, own = heads.shape, h.shape
+    both = RhoAndH(RhoAndHShape(dims.old_dim, dims.new_dim, dims.blocks, own.hidden, own.uncertainty))
+    both.rho, both.h = heads.rho, h
+    return both.eval()

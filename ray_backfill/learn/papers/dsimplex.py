@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.learn.models.backbones import Backbone, class_logits
-from ray_backfill.learn.models.checkpoints import BackboneInfo
+from ray_backfill.learn.models.backbones import Backbone, BackboneInfo, class_logits
 from ray_backfill.learn.training.objective import Objective, OldModel, classification_losses
 from ray_backfill.learn.training.settings import ObjectiveSettings
 

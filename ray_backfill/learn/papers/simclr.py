@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ray_backfill.learn.models.backbones import Backbone
-from ray_backfill.learn.models.checkpoints import BackboneInfo
+from ray_backfill.learn.models.backbones import Backbone, BackboneInfo
 from ray_backfill.learn.models.gather import gather, rank_and_size
 from ray_backfill.learn.training.objective import Objective, OldModel
 from ray_backfill.learn.training.settings import ObjectiveSettings

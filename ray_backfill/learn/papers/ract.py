@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_backfill.learn.models.backbones import Backbone
-from ray_backfill.learn.models.checkpoints import BackboneInfo
+from ray_backfill.learn.models.backbones import Backbone, BackboneInfo
 from ray_backfill.learn.models.gather import gather
 from ray_backfill.learn.training.objective import Objective, OldModel, classification_losses, fit_width
 from ray_backfill.learn.training.settings import ObjectiveSettings

@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ray_backfill.learn.models.backbones import Backbone, class_logits
-from ray_backfill.learn.models.checkpoints import BackboneInfo
+from ray_backfill.learn.models.backbones import Backbone, BackboneInfo, class_logits
 from ray_backfill.learn.models.gather import gather
 from ray_backfill.learn.training.objective import Objective, OldModel, classification_losses, fit_width
 from ray_backfill.learn.training.settings import ObjectiveSettings

@@ -1,1 +1,0 @@
-"""The losses of the methods, one file per paper. They import torch, so methods refer to them by ``Deferred``."""
