@@ -5,12 +5,11 @@ the target folder, and it takes the leftovers of a killed run as complete. A kil
 ``.<archive>.*.tmp`` in the root, which can be removed.
 """
 
+import hashlib
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-import pooch
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import Task, task
@@ -61,6 +60,8 @@ def fetch_folder(archive: Archive, root: Path) -> Path:
 
 def _fetch(archive: Archive, folder: Path, root: Path) -> Path:
     """Download the file to ``folder``. pooch deletes a file with a wrong checksum."""
+    import pooch  # of the extra; only a download needs it
+
     pooch.get_logger().setLevel("WARNING")
     try:
         with task(f"download {archive.name}", unit="bytes") as shown:
@@ -104,7 +105,8 @@ class _Progress:
 
 
 def _check(archive: Archive, file: Path) -> None:
-    found = pooch.file_hash(str(file), "md5")
+    with file.open("rb") as opened:
+        found = hashlib.file_digest(opened, "md5").hexdigest()
     if found != archive.md5:
         raise InputError(
             f"{archive.name} has the md5 checksum {found} instead of {archive.md5}: it is damaged or a different "

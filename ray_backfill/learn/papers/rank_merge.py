@@ -1,8 +1,8 @@
 """Rank merge: naive, with a reverse query transform (RQT), and metric-compatible learning (CL-S, CL-M, MCL, full RM).
 
 Source: Seo et al., "Metric Compatible Training for Online Backfilling in Large-Scale Retrieval", 2025, sections 4.1-4.3
-and appendix B.2: the heads psi (reverse query transform) and rho (learnable new embedding), their losses, and the loop that
-trains them on stored embeddings. The backbones are frozen and do not run here.
+and appendix B.2: the heads psi (reverse query transform) and rho (learnable new embedding), their losses, and the loop
+that trains them on stored embeddings. The backbones are frozen and do not run here.
 Deviates: similarities are exp(-d / tau) with tau as a setting; eq. 10 to 13 have no temperature (tau = 1). In the new
 system, an item is no positive of itself (k = i in eq. 11 and 14): its distance is always 0.
 Without rho the new system is frozen, so the second term of CL-M (eq. 14) has no gradient, and CL-M trains exactly what
