@@ -157,7 +157,7 @@ class Options:
         command.__signature__ = signature  # type: ignore[attr-defined]
         app = cyclopts.App(help_flags=(), version_flags=(), default_command=command)
         try:
-            _, bound, unknown, _ = app.parse_known_args(self._words)
+            called, bound, unknown, _ = app.parse_known_args(self._words)
         except cyclopts.MissingArgumentError as error:
             if error.keyword:
                 raise InputError(f"{error.keyword}: expected one argument; see --help") from error
@@ -170,6 +170,8 @@ class Options:
                 raise error.__cause__ from None
             token: Any = error.token  # of a flag
             raise InputError(f"{token.keyword} must be true or false, not {token.value!r}; see --help") from error
+        if called is not command:  # __complete is a word of cyclopts
+            raise self._unrecognized(self._words)
         if unknown and not ignore_others:
             raise self._unrecognized(unknown)
         return _replaced(self._defaults, {options[name].path: value for name, value in bound.arguments.items()})

@@ -147,6 +147,12 @@ def test_one_line_says_which_option_is_wrong(words: str, line: str) -> None:
     assert str(error.value) == line
 
 
+def test_no_word_is_taken_for_something_else() -> None:
+    for words in (["__complete", "x"], ["--version"], ["--help"], ["@file"], ["{}"]):
+        with pytest.raises(InputError, match="unrecognized options: "):
+            Options(Evaluation(), words).read()
+
+
 def test_what_must_be_given() -> None:
     with pytest.raises(InputError, match=r"^missing: PATH: Folder to read; see --help$"):
         Options(Job(REQUIRED), [], positional="data").read()
