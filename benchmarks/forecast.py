@@ -44,7 +44,7 @@ from ray_backfill.forecast.summary import Limits
 from ray_backfill.learn.methods import Method
 from ray_backfill.learn.stand_in_map import fit_stand_in
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 
 POINTS = 5
 T = np.linspace(0, 1, POINTS)

@@ -16,8 +16,9 @@ from ray_backfill.compare.orders import embeddings_of
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.folder import read_folder
 from ray_backfill.data.truth import ground_truth
-from ray_backfill.drill.operations import ChurnSettings, DrillPlan, make_plan
 from ray_backfill.drill.parts import Embedded
+from ray_backfill.drill.plan import DrillPlan, make_plan
+from ray_backfill.drill.settings import ChurnSettings
 from ray_backfill.drill.shard import Shard, ShardPlace, View
 from ray_backfill.engine.index import IndexSettings, Partition
 from ray_backfill.engine.index.exact import ExactPartition

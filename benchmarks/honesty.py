@@ -7,11 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.galleries import Case, backfill, header, new_shard, of_length_one, random_plan, row
-from ray_backfill.drill.answers import Answer, answer_of
-from ray_backfill.drill.operations import NEW, OLD, DrillPlan
-from ray_backfill.drill.quality import depth, exact_quality, live_quality, recall
-from ray_backfill.drill.results import exact_answers
-from ray_backfill.drill.shard import View
+from ray_backfill.drill.plan import NEW, OLD, DrillPlan
+from ray_backfill.drill.results import depth, exact_answers, exact_quality, live_quality, recall
+from ray_backfill.drill.shard import Answer, View, merge_partitions
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.index import Found, IndexSettings, Partition
 from ray_backfill.engine.index.exact import ExactPartition
@@ -115,15 +113,15 @@ def measure(
         found = search(case, shard.view, k)
         at = checkpoint.moment
         curves.t.append(checkpoint.t)
-        raw = answer_of(*found, RAW, k)
+        raw = merge_partitions(*found, RAW, k)
         for side in (OLD, NEW):
             curves.recall[side].append(recall(raw.position, exact.best[at], state, side))
             curves.bias[side].append(_bias(case.pair, case.distance, raw, side))
         curves.share_new.append((_share_new(raw.position, state), _share_new(exact.best[at], state)))
         for merge_name, merge in all_merges.items():
-            position = answer_of(*found, merge, k).position
+            position = merge_partitions(*found, merge, k).position
             curves.add(curves.quality, merge_name, live_quality(position, case.truth, METRICS))
-        reranked = answer_of(*_with_exact_distances(case.pair, case.distance, found), RAW, k).position
+        reranked = merge_partitions(*_with_exact_distances(case.pair, case.distance, found), RAW, k).position
         curves.add(curves.quality, RERANKED, live_quality(reranked, case.truth, METRICS))
         for merge_name, quality in exact.quality[at].items():
             curves.add(curves.exact, merge_name, quality)

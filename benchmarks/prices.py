@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.galleries import Case, backfill, header, new_shard, random_plan, row, threads, waste
-from ray_backfill.drill.operations import DrillPlan
+from ray_backfill.drill.plan import DrillPlan
 from ray_backfill.drill.results import exact_answers
 from ray_backfill.drill.shard import Shard, View
 from ray_backfill.engine.index import IndexSettings, Partition, make_partition

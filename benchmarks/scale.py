@@ -29,7 +29,7 @@ from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.recipes.run import synthetic
 from ray_backfill.recipes.run.synthetic import SyntheticGallery
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 
 # Timed parts of the job: name in the table, owner of the attribute, and name of the attribute.
 CLOCKED: tuple[tuple[str, Any, str], ...] = (

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from benchmarks.honesty import METRICS, OF_INDEX, RERANKED, Curves
 from benchmarks.prices import LIMIT, Price
-from ray_backfill.drill.operations import NEW, OLD
+from ray_backfill.drill.plan import NEW, OLD
 from ray_backfill.page.charts import COLOURS, FAINT, GRID, INK, MARKERS, Style
 from ray_backfill.page.drawing import blank_figure, dress, legend, to_png
 

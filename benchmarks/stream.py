@@ -27,8 +27,9 @@ from ray_backfill.recipes import load_recipe
 
 def embed(arguments: argparse.Namespace) -> None:
     """The work of the watched process: the embedding stage as in every job."""
+    from ray_backfill.recipes import EmbedSettings
     from ray_backfill.recipes.run.embed import EmbedRequest, embed_stage
-    from ray_backfill.workers.settings import EmbedActors, EmbedSettings
+    from ray_backfill.workers.settings import EmbedActors
 
     models = make_backbones(arguments.out)
     actors = EmbedActors(arguments.actors, arguments.cpus)

@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.stages import is_finished
-from ray_backfill.drill.events import read_events
 from ray_backfill.drill.journal import CheckpointMeasured, Journal, of_type
-from ray_backfill.drill.settings import LiveSettings
-from ray_backfill.drill.throttle import ThrottleSettings
-from ray_backfill.drill.timeline import backfills
+from ray_backfill.drill.results import backfills
+from ray_backfill.drill.settings import LiveSettings, ThrottleSettings
+from ray_backfill.drill.traffic import read_events
 from ray_backfill.page.charts import COLOURS, FAINT, GRID, INK
 from ray_backfill.page.drawing import blank_figure, to_png
 
@@ -192,8 +191,8 @@ def run_drills(arguments: argparse.Namespace) -> None:
     if not missing:
         return
     from ray_backfill.recipes.run.pipeline import drill_recipe
-    from ray_backfill.workers.context import Context
     from ray_backfill.workers.session import session
+    from ray_backfill.workers.settings import Context
 
     recipe = _recipe(arguments)
     base = arguments.base or drills[0][2]

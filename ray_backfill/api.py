@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ray_backfill.forecast.report import ForecastResults
     from ray_backfill.learn.methods import Method
     from ray_backfill.learn.training.settings import FitSettings
-    from ray_backfill.workers.context import Context
+    from ray_backfill.workers.settings import Context
 
 
 def simulate(
@@ -200,8 +200,7 @@ def _folder_of(data: "str | Path | EmbeddingFolder") -> Path:
 @contextmanager
 def _running(out: str | Path | None, command: str, place: Mapping[str, Any], overwrite: bool) -> "Iterator[Context]":
     """Claim the folder of the run; an InputError inside of another one is raised itself."""
-    from ray_backfill.workers.context import Context
-    from ray_backfill.workers.settings import ReplayPlace
+    from ray_backfill.workers.settings import Context, ReplayPlace
 
     with ExitStack() as stack:
         to = local_path(stack.enter_context(TemporaryDirectory()) if out is None else out).absolute()

@@ -37,8 +37,8 @@ from ray_backfill.learn.papers.fastfill import fit_classifier, item_losses
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.recipes import Recipe, describe_recipe, load_recipe
 from ray_backfill.recipes.run.pipeline import run_recipe
-from ray_backfill.workers.context import Context
 from ray_backfill.workers.session import session
+from ray_backfill.workers.settings import Context
 from reproduction.further_runs import long_of, run_long, run_published
 from reproduction.page import PageInput, write_page
 from reproduction.runs import SeedRun

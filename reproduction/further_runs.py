@@ -12,7 +12,7 @@ from ray_backfill.learn.methods import CONTROLS, all_backbones
 from ray_backfill.recipes import Recipe, load_recipe
 from ray_backfill.recipes.run.pipeline import run_recipe
 from ray_backfill.recipes.table import published_fits
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 from reproduction.runs import SeedRun
 from reproduction.settings import Experiment
 

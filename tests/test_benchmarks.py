@@ -14,11 +14,11 @@ from ray_backfill.core.schema import arrow_table
 from ray_backfill.core.stages import read_json, write_json
 from ray_backfill.data.folder import read_folder
 from ray_backfill.data.write import write_folder, write_parquet
-from ray_backfill.drill.answers import answer_of
 from ray_backfill.drill.journal import Applied, CheckpointMeasured, Journal, Started
-from ray_backfill.drill.operations import NEW, OLD
+from ray_backfill.drill.plan import NEW, OLD
+from ray_backfill.drill.settings import ThrottleSettings
+from ray_backfill.drill.shard import merge_partitions
 from ray_backfill.drill.tables import EventRow
-from ray_backfill.drill.throttle import ThrottleSettings
 from ray_backfill.engine.index import IndexSettings, make_partition
 from ray_backfill.engine.merges import RAW
 from ray_backfill.learn.training.settings import FitSettings
@@ -107,7 +107,7 @@ def test_answers_of_the_honesty_benchmark_are_those_of_a_shard(case: Case) -> No
     for _ in backfill(case, shard, plan.checkpoints[1].applied):
         pass
     served = shard.search(case.pair.backward.query, case.pair.forward.query, 50).best
-    mine = answer_of(*honesty.search(case, shard.view, 50), RAW, 50)
+    mine = merge_partitions(*honesty.search(case, shard.view, 50), RAW, 50)
     for name in ("position", "distance", "score", "is_new"):
         np.testing.assert_array_equal(getattr(mine, name), getattr(served, name))
 
@@ -119,7 +119,7 @@ def test_items_found_are_ranked_again_by_their_exact_distances(case: Case) -> No
         pass
     found = honesty.search(case, shard.view, 50)
     sides = honesty._with_exact_distances(case.pair, case.distance, found)
-    answer = answer_of(*sides, RAW, 50)
+    answer = merge_partitions(*sides, RAW, 50)
     assert (np.diff(answer.distance, axis=1) >= 0).all(), "each side closest first, and so both together"
     for before, after in zip(found, sides, strict=True):
         assert not np.array_equal(before.position, after.position), "codes had them in another order"

@@ -11,17 +11,14 @@ import pytest
 from ray_backfill.cli.commands.forecast import ForecastEvaluation
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.core.errors import InputError
-from ray_backfill.drill.operations import ChurnSettings
-from ray_backfill.drill.schedule import TrafficSettings
-from ray_backfill.drill.settings import LiveSettings, ShardSettings
-from ray_backfill.drill.throttle import ThrottleSettings
+from ray_backfill.drill.settings import ChurnSettings, LiveSettings, ShardSettings, ThrottleSettings, TrafficSettings
 from ray_backfill.engine.index import IndexSettings
 from ray_backfill.images.class_split import Protocol, split_classes
 from ray_backfill.images.datasets import landmarks
 from ray_backfill.learn.training import settings as training
-from ray_backfill.recipes import PlanningSettings
+from ray_backfill.recipes import EmbedSettings, PlanningSettings
 from ray_backfill.recipes.run.synthetic import SyntheticGallery
-from ray_backfill.workers.settings import EmbedActors, EmbedSettings, ReplayPlace, Workers
+from ray_backfill.workers.settings import EmbedActors, ReplayPlace, Workers
 from reproduction.settings import Experiment
 
 ALL: tuple[Any, ...] = (

@@ -15,8 +15,7 @@ from ray_backfill.core.run_lock import locked
 from ray_backfill.images.datasets import download, published
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.recipes import NO_ROOT, PlanningSettings, Recipe, load_recipe
-from ray_backfill.workers.context import Context
-from ray_backfill.workers.settings import EmbedActors, Workers
+from ray_backfill.workers.settings import Context, EmbedActors, Workers
 
 
 @dataclass(frozen=True, kw_only=True)

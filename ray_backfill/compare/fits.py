@@ -22,8 +22,7 @@ from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.learn.methods import Method, models_of
 from ray_backfill.learn.training.fit import Tuned, Values, train_set, trials_of, with_values
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.workers.context import Context
-from ray_backfill.workers.settings import Workers, has_more_than_cpus
+from ray_backfill.workers.settings import Context, Workers, has_more_than_cpus
 
 
 def fit_folder(

@@ -19,7 +19,7 @@ from ray_backfill.engine.merges import all_merges
 from ray_backfill.engine.orders import GalleryColumns, Order
 from ray_backfill.engine.statistics import relative_weights
 from ray_backfill.learn.methods import POLICIES, Method
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 
 # The stage that draws embeddings from a model of distances.
 SYNTHETIC = "synthetic embeddings"

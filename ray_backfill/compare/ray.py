@@ -37,13 +37,12 @@ from ray_backfill.learn.models.gather import rank_and_size
 from ray_backfill.learn.stand_in_map import StandInMap
 from ray_backfill.learn.training.fit import fit_into, read_train_set, train_set
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.workers.nodes import check_room
 from ray_backfill.workers.progress import sent_as_row, sent_to, shown_in
 from ray_backfill.workers.session import has_gpus, placed, session
 from ray_backfill.workers.settings import Workers
 from ray_backfill.workers.side_by_side import run_side_by_side
 from ray_backfill.workers.train import run_ddp
-from ray_backfill.workers.waiting import Actors
+from ray_backfill.workers.waiting import Actors, check_room
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from ray_backfill.data.truth import usual_answers
 from ray_backfill.engine.replay import check_device
 from ray_backfill.learn.methods import RECALLS, Method, find_methods, models_of
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 
 
 def evaluate_folder(

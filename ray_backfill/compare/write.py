@@ -33,7 +33,7 @@ from ray_backfill.engine.merges import RAW
 from ray_backfill.engine.statistics import relative_weights
 from ray_backfill.learn.training.fit import Tuned
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from ray_backfill.core.parquet import write_checked
 from ray_backfill.core.stages import write_whole
 from ray_backfill.data.write import vector_column, vectors_of
-from ray_backfill.drill.operations import Operation
+from ray_backfill.drill.plan import Operation
 from ray_backfill.engine.systems import FloatArray, IntArray
 
 # Metadata of an embeddings file: the operation with its kind, and a JSON list of [position, reason].

@@ -1,8 +1,12 @@
-"""Computes the tables of the drill's report, quality included, from the raw answers and logs on disk."""
+"""Computes the quality of live answers, and the tables of a drill from its raw answers and logs on disk.
+
+Live quality are the replay's metrics of top-k lists; exact quality is that of exact search over the same gallery. Times
+are seconds since the drill began. Shapes: Q queries, k items per answer, N gallery items, M metrics.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,18 +14,28 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import frame
-from ray_backfill.drill.answers import answer_of, read_answers
-from ray_backfill.drill.events import read_events
-from ray_backfill.drill.journal import CheckpointMeasured, Entry, Journal, of_type
-from ray_backfill.drill.operations import NEW, OLD, DrillPlan
+from ray_backfill.drill.journal import Applied, CheckpointMeasured, Entry, Incident, Journal, Started, of_type
 from ray_backfill.drill.parts import read_part
-from ray_backfill.drill.quality import exact_quality, live_quality, mean, only_alive, recall
-from ray_backfill.drill.tables import CheckpointRow, IncidentRow, QualityRow, ReplayedRow, SecondRow
-from ray_backfill.drill.timeline import Stretch, counts, incidents, served, timeline
+from ray_backfill.drill.plan import NEW, NOWHERE, OLD, DrillPlan, positions_of
+from ray_backfill.drill.shard import merge_partitions, read_answers
+from ray_backfill.drill.tables import (
+    Checkpoint,
+    CheckpointRow,
+    IncidentRow,
+    ItemCounts,
+    QualityRow,
+    ReplayedRow,
+    SecondRow,
+    ServedQueries,
+)
+from ray_backfill.drill.traffic import read_events
 from ray_backfill.engine.index import IndexSettings, Partition, make_partition
-from ray_backfill.engine.merges import RAW
-from ray_backfill.engine.replay import replay
+from ray_backfill.engine.merges import RAW, Merge
+from ray_backfill.engine.metrics import Rankings, RightAnswers, measure, metric_codes, parse_metric
+from ray_backfill.engine.replay import replay, replay_moment
+from ray_backfill.engine.statistics import Weights, relative_weights
 from ray_backfill.engine.systems import FloatArray, GroundTruth, IntArray, RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings
 from ray_backfill.learn.sides import Sides, new_models
@@ -31,8 +45,8 @@ _BATCH = 256
 
 
 @dataclass(frozen=True)
-class Known:
-    """The inputs of a drill that are not in its folder. queries, gallery: embeddings by model before the drill."""
+class Reference:
+    """What a drill is compared with, and its folder lacks. queries, gallery: embeddings by model before the drill."""
 
     plan: DrillPlan
     sides: Sides
@@ -43,59 +57,158 @@ class Known:
     gallery: Mapping[str, FloatArray]
 
 
-def drill_tables(folder: Path, known: Known) -> dict[str, pd.DataFrame]:
+def drill_tables(folder: Path, reference: Reference) -> dict[str, pd.DataFrame]:
     """The tables checkpoints, quality, replayed, timeline and incidents. Cost: one replay per checkpoint."""
-    plan, entries = known.plan, Journal(folder).entries()
-    embedded, broken = _embeddings(folder, known)
-    pair = known.sides.method.pair(embedded, known.sides.network)
-    events = read_events(folder)
+    plan, sides, truth, metrics = reference.plan, reference.sides, reference.truth, reference.metrics
+    entries, events = Journal(folder).entries(), read_events(folder)
+    embedded, broken = _embeddings(folder, reference)
+    pair = sides.method.pair(embedded, sides.network)
     checkpoints: list[CheckpointRow] = []
     quality: list[QualityRow] = []
-    for checkpoint, (measured, stretch) in zip(plan.checkpoints, _stretches(entries), strict=True):
+    for checkpoint, (measured, segment) in zip(plan.checkpoints, _segments(entries), strict=True):
         state = plan.state(checkpoint.applied, broken)
         live_Qk = read_answers(folder, checkpoint.moment)
-        exact_Qk = exact_answers(known.sides, pair, state, live_Qk.shape[1])
-        live = live_quality(live_Qk, only_alive(known.truth, state), known.metrics)
-        exact = exact_quality(pair, known.truth, state, known.metrics, known.sides.distance, known.sides.merge)
-        quality += [QualityRow(checkpoint.moment, checkpoint.t, m, live[m], exact[m]) for m in known.metrics]
-        items, queries = counts(plan, checkpoint, state, broken, measured), served(events, entries, stretch)
+        exact_Qk = exact_answers(sides, pair, state, live_Qk.shape[1])
+        live = live_quality(live_Qk, only_alive(truth, state), metrics)
+        exact = exact_quality(pair, truth, state, metrics, sides.distance, sides.merge)
+        quality += [QualityRow(checkpoint.moment, checkpoint.t, m, live[m], exact[m]) for m in metrics]
+        items, queries = counts(plan, checkpoint, state, broken, measured), served(events, entries, segment)
         old, new = (recall(live_Qk, exact_Qk, state, side) for side in (OLD, NEW))
         checkpoints.append(CheckpointRow(**vars(items), **vars(queries), old_recall=old, new_recall=new))
     is_plain = not broken and not len(plan.held_back) and all(o.kind == "backfill" for o in plan.operations)
     return {
         "checkpoints": frame(CheckpointRow, checkpoints),
         "quality": frame(QualityRow, quality),
-        "replayed": frame(ReplayedRow, _replayed(known, embedded, pair, is_plain)),
+        "replayed": frame(ReplayedRow, _replayed(reference, embedded, pair, is_plain)),
         "timeline": frame(SecondRow, timeline(entries, events)),
         "incidents": frame(IncidentRow, incidents(entries, broken)),
     }
 
 
-def _stretches(entries: list[Entry]) -> list[tuple[CheckpointMeasured, Stretch]]:
-    """Each measured checkpoint in order, with its stretch of time; the last stretch is open-ended."""
-    measured = sorted(of_type(entries, CheckpointMeasured), key=lambda entry: entry.moment)
-    ends_s = [0.0, *(entry.elapsed_s for entry in measured[:-1]), math.inf]
-    return [(m, Stretch(start, m.began_s, end)) for m, (start, end) in zip(measured, pairwise(ends_s), strict=True)]
-
-
-def _embeddings(folder: Path, known: Known) -> tuple[Embeddings, dict[int, IntArray]]:
+def _embeddings(folder: Path, reference: Reference) -> tuple[Embeddings, dict[int, IntArray]]:
     """All embeddings at the end of the drill, with ones where there are none; and the broken items by operation."""
-    n_items = known.plan.n_items
+    n_items = reference.plan.n_items
     gallery = {
-        model: np.array(known.gallery[model], np.float32)
-        if model in known.gallery
-        else np.ones((n_items, known.sides.dims[model]), np.float32)
-        for model in known.sides.method.models
+        model: np.array(reference.gallery[model], np.float32)
+        if model in reference.gallery
+        else np.ones((n_items, reference.sides.dims[model]), np.float32)
+        for model in reference.sides.method.models
     }
     broken = {}
-    for operation in known.plan.operations:
-        if operation.has_vectors:
-            part = read_part(folder, operation)
-            for model, values in part.vectors.items():
-                gallery[model][part.positions] = values
-            if part.broken:
-                broken[operation.number] = part.broken_positions
-    return Embeddings(known.queries, gallery), broken
+    for operation in reference.plan.embedded:
+        part = read_part(folder, operation)
+        for model, values in part.vectors.items():
+            gallery[model][part.positions] = values
+        if part.broken:
+            broken[operation.number] = part.broken_positions
+    return Embeddings(reference.queries, gallery), broken
+
+
+def _replayed(reference: Reference, embedded: Embeddings, pair: UpgradePair, is_plain: bool) -> list[ReplayedRow]:
+    """The replayed curve, and as references the old service and the finished upgrade.
+
+    is_plain: the drill was only a backfill. Otherwise there is no curve, as the replay describes another gallery.
+    """
+    plan, sides, truth, metrics = reference.plan, reference.sides, reference.truth, reference.metrics
+    rows = []
+    if is_plain:
+        found = replay(pair, truth, plan.order, reference.points, metrics, sides.distance, merge=sides.merge)
+        rows = [
+            ReplayedRow(metric, t, stable_mean(values_QT[:, i], found.weights), "backfill")
+            for metric, values_QT in found.per_query.items()
+            for i, t in enumerate(found.t)
+        ]
+    state = plan.start()
+    for model in ("old", "new") if is_plain and "new" in new_models(sides.method) else ("old",):
+        system = RetrievalSystem(embedded.query[model], embedded.gallery[model])
+        alone = UpgradePair(system, system)
+        value = exact_quality(alone, truth, state, metrics, sides.distance, RAW)
+        rows += [ReplayedRow(metric, t, value[metric], model) for metric in metrics for t in (0.0, 1.0)]
+    return rows
+
+
+def depth(metrics: Sequence[str], truth: GroundTruth) -> int:
+    """Number of items an answer needs for these metrics: their largest cutoff plus the most ignored items of a query.
+
+    Raises:
+        InputError: a metric needs the whole ranking, which a service does not return.
+    """
+    cuts = [parse_metric(metric).k for metric in metrics]
+    if None in cuts:
+        raise InputError("a live drill returns only the top items: choose metrics with a cutoff, such as mAP@100")
+    return max(k for k in cuts if k) + int(np.diff(truth.ignored_starts).max())
+
+
+def only_alive(truth: GroundTruth, state: NDArray[np.uint8]) -> GroundTruth:
+    """The ground truth restricted to items in service; positions stay the same, absent items are dropped."""
+    alive = state != NOWHERE
+    if alive.all():
+        return truth
+    return truth.only(alive)
+
+
+def live_quality(position_Qk: IntArray, truth: GroundTruth, metrics: Sequence[str]) -> dict[str, float]:
+    """Metric -> mean over the queries that have a positive. position_Qk: answers to all queries. Cost: O(Q k)."""
+    scored = _scored(truth)
+    before, places = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
+    for query in scored:
+        answer = position_Qk[query]
+        answer = answer[(answer >= 0) & ~np.isin(answer, truth.ignored_of(query))]
+        positives = truth.positives_of(query)
+        found = np.flatnonzero(np.isin(answer, positives))
+        before.append(found - np.arange(len(found)))
+        places.append(np.searchsorted(positives, answer[found]).astype(np.int32))
+    starts = np.cumsum([len(row) for row in before])
+    values, top1 = np.empty((len(scored), 1, len(metrics))), np.empty((len(scored), 1), np.bool_)
+    measure(
+        Rankings(np.concatenate(before), starts, np.concatenate(places)),
+        RightAnswers.of(truth, scored, with_grades=True),
+        metric_codes([parse_metric(metric) for metric in metrics]),
+        values,
+        top1,
+    )
+    return {metric: stable_mean(values[:, 0, m], _weights(truth)) for m, metric in enumerate(metrics)}
+
+
+def exact_quality(
+    pair: UpgradePair,
+    truth: GroundTruth,
+    state: NDArray[np.uint8],
+    metrics: Sequence[str],
+    distance: str,
+    merge: Merge,
+) -> dict[str, float]:
+    """Metric -> quality of exact search over the gallery in this state, computed by the replay engine.
+
+    pair: covers all N items, including those that are NOWHERE. Cost: one replay.
+    """
+    there = only_alive(truth, state)
+    if len(there.skipped) == there.n_queries:
+        return dict.fromkeys(metrics, math.nan)
+    alive = np.flatnonzero(state != NOWHERE)
+    place = np.full(truth.n_gallery, -1)
+    place[alive] = np.arange(len(alive))
+    moved = replace(there, n_gallery=len(alive), positives=place[there.positives], ignored=place[there.ignored])
+    part = pair if len(alive) == len(state) else pair.of_items(alive)
+    values = replay_moment(part, moved, state[alive] == NEW, metrics, distance, merge)
+    return {metric: stable_mean(of_metric, _weights(there)) for metric, of_metric in values.items()}
+
+
+def _scored(truth: GroundTruth) -> IntArray:
+    """The queries that have a positive."""
+    return np.setdiff1d(np.arange(truth.n_queries), truth.skipped)
+
+
+def _weights(truth: GroundTruth) -> Weights:
+    """Relative weights of the scored queries; None if they are equal."""
+    return None if truth.weights is None else relative_weights(truth.weights[_scored(truth)])
+
+
+def stable_mean(values: NDArray[np.float64], weights: Weights = None) -> float:
+    """Weighted mean of correctly rounded sums, which do not depend on the order; NaN if there are no values."""
+    if weights is not None:
+        return math.fsum(weights * values) / math.fsum(weights)
+    return math.fsum(values) / len(values) if len(values) else math.nan
 
 
 def exact_answers(sides: Sides, pair: UpgradePair, state: NDArray[np.uint8], k: int) -> IntArray:
@@ -113,28 +226,154 @@ def exact_answers(sides: Sides, pair: UpgradePair, state: NDArray[np.uint8], k: 
     for first in range(0, pair.n_queries, _BATCH):
         some = slice(first, first + _BATCH)
         both = old.search(backward.query[some], k), new.search(forward.query[some], k)
-        found.append(answer_of(*both, sides.merge, k).position)
+        found.append(merge_partitions(*both, sides.merge, k).position)
     return np.concatenate(found)
 
 
-def _replayed(known: Known, embedded: Embeddings, pair: UpgradePair, is_plain: bool) -> list[ReplayedRow]:
-    """The replayed curve, and as references the old service and the finished upgrade.
+def recall(live_Qk: IntArray, exact_Qk: IntArray, state: NDArray[np.uint8], side: int) -> float:
+    """Share of the exact answers' items on one side (OLD or NEW) that the live answers contain too.
 
-    is_plain: the drill was only a backfill. Otherwise there is no curve, as the replay describes another gallery.
+    Pooled over all queries; NaN if the exact answers contain no such item.
     """
-    plan, sides = known.plan, known.sides
-    rows = []
-    if is_plain:
-        found = replay(pair, known.truth, plan.order, known.points, known.metrics, sides.distance, merge=sides.merge)
-        rows = [
-            ReplayedRow(metric, t, mean(values_QT[:, i], found.weights), "backfill")
-            for metric, values_QT in found.per_query.items()
-            for i, t in enumerate(found.t)
-        ]
-    state = plan.start()
-    for model in ("old", "new") if is_plain and "new" in new_models(sides.method) else ("old",):
-        system = RetrievalSystem(embedded.query[model], embedded.gallery[model])
-        alone = UpgradePair(system, system)
-        value = exact_quality(alone, known.truth, state, known.metrics, sides.distance, RAW)
-        rows += [ReplayedRow(metric, t, value[metric], model) for metric in known.metrics for t in (0.0, 1.0)]
-    return rows
+    wanted = found = 0
+    for live, exact in zip(live_Qk, exact_Qk, strict=True):
+        of_side = exact[(exact >= 0) & (state[exact] == side)]
+        wanted += len(of_side)
+        found += int(np.isin(of_side, live).sum())
+    return found / wanted if wanted else float("nan")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The time of a segment: from the end of the previous measurement to the start and the end of its own."""
+
+    start_s: float
+    began_s: float
+    end_s: float
+
+
+def _segments(entries: list[Entry]) -> list[tuple[CheckpointMeasured, Segment]]:
+    """Each measured checkpoint in order, with the segment that it ends; the last segment is open-ended."""
+    measured = sorted(of_type(entries, CheckpointMeasured), key=lambda entry: entry.moment)
+    ends_s = [0.0, *(entry.elapsed_s for entry in measured[:-1]), math.inf]
+    return [(m, Segment(start, m.began_s, end)) for m, (start, end) in zip(measured, pairwise(ends_s), strict=True)]
+
+
+def counts(
+    plan: DrillPlan,
+    checkpoint: Checkpoint,
+    state: NDArray[np.uint8],
+    broken: Mapping[int, IntArray],
+    measured: CheckpointMeasured,
+) -> ItemCounts:
+    """Item counts at a checkpoint: partition sizes and the changes to the gallery so far."""
+    done = plan.operations[: checkpoint.applied]
+    backfilled, inserted, deleted = (
+        positions_of(o for o in done if o.kind == kind) for kind in ("backfill", "insert", "delete")
+    )
+    kept_old = sum(len(broken.get(o.number, ())) for o in done if o.kind == "backfill")
+    return ItemCounts(
+        moment=checkpoint.moment,
+        t=checkpoint.t,
+        phase=checkpoint.phase,
+        backfilled=len(backfilled) - kept_old,
+        old_items=int((state == OLD).sum()),
+        new_items=int((state == NEW).sum()),
+        kept_old=kept_old,
+        inserted=int((state[inserted] != NOWHERE).sum()),
+        deleted=len(deleted),
+        old_bytes=measured.old_bytes,
+        new_bytes=measured.new_bytes,
+        elapsed_s=measured.elapsed_s,
+    )
+
+
+def served(events: pd.DataFrame, entries: Sequence[Entry], segment: Segment) -> ServedQueries:
+    """Traffic and backfill rate during a segment.
+
+    Every request counts in exactly one segment. Latencies and rates exclude warm-ups and the time in which a checkpoint
+    was measured, as the driver's own queries are not traffic.
+    """
+    counted = events[(events.scheduled_s >= segment.start_s) & (events.scheduled_s < segment.end_s)]
+    within = counted[(counted.scheduled_s < segment.began_s) & ~counted.is_warm_up]
+    seconds = segment.began_s - segment.start_s - _warm_up_s(entries, segment)
+    p50, p95, p99 = np.quantile(within.latency_ms, [0.5, 0.95, 0.99]) if len(within) else [np.nan] * 3
+    items = sum(e.items for e in backfills(entries) if segment.start_s <= e.elapsed_s < segment.began_s)
+    is_first = segment.start_s == 0
+    return ServedQueries(
+        queries=int(counted.queries[counted.is_answered].sum()),
+        unanswered=int(counted.queries[~counted.is_answered].sum()),
+        retried=int(counted.retries.sum()),
+        violations=int(counted.violations.sum()),
+        queries_per_s=within.queries[within.is_answered].sum() / seconds if len(within) and seconds > 0 else np.nan,
+        p50_ms=p50,
+        p95_ms=p95,
+        p99_ms=p99,
+        items_per_s=np.nan if is_first else items / max(segment.began_s - segment.start_s, 1e-3),
+    )
+
+
+def backfills(entries: Sequence[Entry]) -> list[Applied]:
+    """The applied backfill operations, without churn and rollback."""
+    return [entry for entry in of_type(entries, Applied) if entry.operation == "backfill"]
+
+
+def _warm_ups(entries: Sequence[Entry]) -> list[tuple[float, float]]:
+    """(start, end) of the warm-up of each driver's traffic."""
+    return [(e.elapsed_s, e.elapsed_s + e.warm_up_s) for e in of_type(entries, Started)]
+
+
+def _warm_up_s(entries: Sequence[Entry], segment: Segment) -> float:
+    """Seconds of warm-up in a segment before its measurement begins."""
+    return sum(max(0.0, min(b, segment.began_s) - max(a, segment.start_s)) for a, b in _warm_ups(entries))
+
+
+def timeline(entries: Sequence[Entry], events: pd.DataFrame) -> list[SecondRow]:
+    """One row per second: queries, latency, items backfilled, and whether a checkpoint was being measured."""
+    end_s = max([entry.elapsed_s for entry in entries] + [events.scheduled_s.max() if len(events) else 0.0])
+    counted = events[~events.is_warm_up]
+    of_second = counted.scheduled_s.astype(int)
+    answered = counted.queries.where(counted.is_answered, 0)
+    queries = answered.groupby(of_second).sum()
+    unanswered = (counted.queries - answered).groupby(of_second).sum()
+    p50_ms, p99_ms = (counted.latency_ms.groupby(of_second).quantile(q) for q in (0.5, 0.99))
+    items = np.zeros(int(end_s) + 1, np.int64)
+    is_measuring, is_warm_up = np.zeros(len(items), np.bool_), np.zeros(len(items), np.bool_)
+    leg = np.zeros(len(items), np.int64)
+    for done in backfills(entries):
+        items[int(done.elapsed_s)] += done.items
+    for measured in of_type(entries, CheckpointMeasured):
+        is_measuring[int(measured.began_s) : int(measured.elapsed_s) + 1] = True
+    for started in of_type(entries, Started):
+        leg[int(started.elapsed_s) :] = started.leg
+    for start_s, until_s in _warm_ups(entries):
+        if until_s > start_s:
+            is_warm_up[int(start_s) : math.ceil(until_s)] = True
+    return [
+        SecondRow(
+            elapsed_s=second,
+            queries=int(queries.get(second, 0)),
+            unanswered=int(unanswered.get(second, 0)),
+            p50_ms=p50_ms.get(second, math.nan),
+            p99_ms=p99_ms.get(second, math.nan),
+            items=int(items[second]),
+            is_measuring=bool(is_measuring[second]),
+            is_warm_up=bool(is_warm_up[second]),
+            leg=int(leg[second]),
+        )
+        for second in range(len(items))
+    ]
+
+
+def incidents(entries: Sequence[Entry], broken: Mapping[int, IntArray]) -> list[IncidentRow]:
+    """Incidents by time, those of one moment as they were recorded; also unreadable images, and rollbacks."""
+    applied = of_type(entries, Applied)
+    applied_s = {entry.applied - 1: entry.elapsed_s for entry in applied}
+    rows = [IncidentRow(entry.elapsed_s, entry.what, entry.detail) for entry in of_type(entries, Incident)]
+    rows += [
+        IncidentRow(applied_s.get(number, 0.0), "broken image", f"item {position}")
+        for number, positions in sorted(broken.items())
+        for position in sorted(positions.tolist())
+    ]
+    rows += [IncidentRow(entry.elapsed_s, "rollback", "") for entry in applied if entry.operation == "rollback"]
+    return sorted(rows, key=lambda row: row.elapsed_s)

@@ -1,7 +1,7 @@
-"""The stages of a live drill: the state before a backfill, the maps of one method, the drill, its report.
+"""Runs a live drill: the maps of one method, the backfill under traffic, then tables and report.
 
-Folders of a run: backbones and maps as in ``pipeline``; before (the data contract, with the gallery embedded by the old
-model only); live (the drill: plan, parts, journal, answers, events, then tables and report).
+Folders of a run: maps; live (plan, parts, journal, answers, events, then tables and report). A drill of a recipe also
+has backbones, and before: the data contract, with the gallery embedded by the old model only.
 """
 
 import time
@@ -32,18 +32,14 @@ from ray_backfill.core.stages import (
     read_json,
 )
 from ray_backfill.data.folder import read_folder
+from ray_backfill.drill.jobs import FromImages, FromStore, LiveJob, PartsJob, Questions, ShardJob
 from ray_backfill.drill.journal import Journal, Started, of_type
-from ray_backfill.drill.operations import DrillPlan, make_plan, read_plan, write_plan
 from ray_backfill.drill.parts import BadPartError
-from ray_backfill.drill.quality import depth
-from ray_backfill.drill.ray.driver import run_drill
-from ray_backfill.drill.ray.embedding import EmbedJob, FromImages, FromStore
-from ray_backfill.drill.ray.job import DrillJob, Questions
-from ray_backfill.drill.ray.shards import ShardJob, shard_edges
+from ray_backfill.drill.plan import DrillPlan, make_plan, read_plan, write_plan
 from ray_backfill.drill.report import write_live_report
-from ray_backfill.drill.results import Known, drill_tables
+from ray_backfill.drill.results import Reference, depth, drill_tables
 from ray_backfill.drill.settings import LiveSettings
-from ray_backfill.drill.shard import ShardPlace
+from ray_backfill.drill.shard import ShardPlace, shard_edges
 from ray_backfill.drill.tables import TABLES, DrillFacts
 from ray_backfill.engine.index import check_index, make_partition
 from ray_backfill.engine.merges import Merge, all_merges
@@ -52,9 +48,7 @@ from ray_backfill.engine.systems import IntArray
 from ray_backfill.learn.methods import Method, find_methods, models_of
 from ray_backfill.learn.sides import SIDES, Sides, check_live, dims_of, new_models, old_models
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.workers.context import Context
-from ray_backfill.workers.session import placed, session
-from ray_backfill.workers.settings import EmbedActors
+from ray_backfill.workers.settings import Context, EmbedActors
 
 # Version of the drill's folder; increases when the shape of a table or the meaning of the key changes.
 FORMAT = 2
@@ -71,12 +65,8 @@ def drill_folder(data: Path, evaluation: Evaluation, fits: FitSettings, live: Li
     method, evaluation = check_drill(evaluation, live)
     with step("read embeddings"):
         comparison = resolve(read_folder(data, models_of([method])), evaluation.named, fits, to_come=())
-    if _is_there(context.out / "live", _key(comparison, method, fits, live), context.overwrite):
-        return context.out / "live"
-    with session():
-        check_room(live, context.actors)
-        source = FromStore(comparison.folder.gallery.stored, len(comparison.folder.gallery))
-        return run_resolved(comparison, method, source, fits, live, context, {})
+    gallery = comparison.folder.gallery
+    return run_resolved(comparison, method, FromStore(gallery.stored, len(gallery)), fits, live, context)
 
 
 def check_drill(evaluation: Evaluation, live: LiveSettings) -> tuple[Method, Evaluation]:
@@ -108,6 +98,8 @@ def check_room(live: LiveSettings, actors: EmbedActors) -> tuple[int, bool]:
     Raises:
         InputError: The cluster is too small for both.
     """
+    from ray_backfill.workers.session import placed
+
     on_gpus = live.shards.number if "cuda" in (live.old_index.device, live.new_index.device) else 0
     spare_cpus = 1 + live.shards.number * live.shards.cpus
     return placed(actors.number, actors.cpus, "--actors", spare_cpus, on_gpus)
@@ -120,40 +112,49 @@ def run_resolved(
     fits: FitSettings,
     live: LiveSettings,
     context: Context,
-    recipe: Mapping[str, Any],
+    recipe: Mapping[str, Any] | None = None,
 ) -> Path:
-    drill_folder, evaluation = context.out / "live", comparison.evaluation
-    key = _key(comparison, method, fits, live)
-    k = depth(evaluation.metrics, comparison.truth)
-    if _is_there(drill_folder, key, context.overwrite):
-        return drill_folder
-    comparison, _ = fit_maps(comparison, [method], fits, context)
-    if comparison.left_out:
-        raise InputError(f"{method.name}: {comparison.left_out[0].reason}")
-    sides = _sides(comparison, method, live)
-    order = _order(comparison, method)
-    # Claim the folder only when there is something to write, so that an earlier failure leaves no trace.
-    has_ended = begin_stage(drill_folder, key, context.overwrite)  # and only lacks tables
-    plan = _plan(drill_folder, order, evaluation.points, live)
-    queries = comparison.embeddings.query
-    job = DrillJob(
-        context.out.name, drill_folder, plan,
-        Questions(*sides.queries(queries), comparison.truth, evaluation.metrics, k),
-        _shards(drill_folder, comparison, sides, live, plan.n_items),
-        EmbedJob(drill_folder, source, old_models(method), new_models(method), context.actors), live,
-    )  # fmt: skip
-    timings_s = read_json(drill_folder / "manifest.json").get("timings_s", {})
-    if not has_ended:
-        started = time.perf_counter()
-        with session():
+    """Run the drill of a resolved comparison, or what is left of it; returns its folder.
+
+    source: what the embeddings of the backfill are made from. recipe: settings of the recipe, for the manifest.
+    """
+    folder, key = context.out / "live", _key(comparison, method, fits, live)
+    k = depth(comparison.evaluation.metrics, comparison.truth)
+    if _is_there(folder, key, context.overwrite):
+        return folder
+    from ray_backfill.workers.session import session
+
+    with session():
+        check_room(live, context.actors)
+        comparison, _ = fit_maps(comparison, [method], fits, context)
+        if comparison.left_out:
+            raise InputError(f"{method.name}: {comparison.left_out[0].reason}")
+        sides = _sides(comparison, method, live)
+        if method.has_sigma:
+            store_sigma(comparison.folder, method, comparison.maps)
+        (order,) = comparison.orders_of(method).values()
+        # Begin the folder only when there is something to write, so that an earlier failure leaves no trace.
+        has_ended = begin_stage(folder, key, context.overwrite)  # and only lacks tables
+        plan = _plan(folder, order, comparison.evaluation.points, live)
+        timings_s = read_json(folder / "manifest.json").get("timings_s", {})
+        if not has_ended:
+            from ray_backfill.drill.ray.driver import run_drill
+
+            started = time.perf_counter()
+            queries = sides.queries(comparison.embeddings.query)
+            job = LiveJob(
+                context.out.name, folder, plan,
+                Questions(*queries, comparison.truth, comparison.evaluation.metrics, k),
+                _shards(folder, comparison, sides, live, plan.n_items),
+                PartsJob(folder, source, old_models(method), new_models(method), context.actors), live,
+            )  # fmt: skip
             run_drill(job)
-        timings_s = {"drill": round(time.perf_counter() - started, 2)}
-    gallery = {model: comparison.folder.gallery.vectors[model] for model in old_models(method)}
-    known = Known(plan, sides, comparison.truth, evaluation.metrics, evaluation.points, queries, gallery)
+            timings_s = {"drill": round(time.perf_counter() - started, 2)}
     with task("write report"):
         if (skipped := skipped_queries(comparison)) is not None:
-            write_table(drill_folder / "skipped_queries.parquet", skipped)
-        return _conclude(drill_folder, known, _facts(comparison, sides, live, plan, context, recipe), timings_s)
+            write_table(folder / "skipped_queries.parquet", skipped)
+        facts = _facts(comparison, sides, live, plan, context, recipe or {})
+        return _conclude(folder, _reference(comparison, sides, plan), facts, timings_s)
 
 
 def _key(comparison: Comparison, method: Method, fits: FitSettings, live: LiveSettings) -> RunKey:
@@ -210,11 +211,17 @@ def _shards(drill: Path, comparison: Comparison, sides: Sides, live: LiveSetting
     ]  # fmt: skip
 
 
-def _conclude(folder: Path, known: Known, facts: DrillFacts, timings_s: dict[str, float]) -> Path:
+def _reference(comparison: Comparison, sides: Sides, plan: DrillPlan) -> Reference:
+    evaluation, queries = comparison.evaluation, comparison.embeddings.query
+    gallery = {model: comparison.folder.gallery.vectors[model] for model in old_models(sides.method)}
+    return Reference(plan, sides, comparison.truth, evaluation.metrics, evaluation.points, queries, gallery)
+
+
+def _conclude(folder: Path, reference: Reference, facts: DrillFacts, timings_s: dict[str, float]) -> Path:
     """Write the tables and the report of a finished drill."""
     started = time.perf_counter()
     try:
-        tables = drill_tables(folder, known)
+        tables = drill_tables(folder, reference)
     except BadPartError as error:
         raise InputError(
             f"{error.reason}; it was intact when the drill ended: delete {folder} to run the drill again"
@@ -228,13 +235,6 @@ def _conclude(folder: Path, known: Known, facts: DrillFacts, timings_s: dict[str
     finish_stage(folder)
     write_live_report(folder)  # after the results: a page that cannot be made must not take them with it
     return folder
-
-
-def _order(comparison: Comparison, method: Method) -> IntArray:
-    if method.has_sigma:
-        store_sigma(comparison.folder, method, comparison.maps)
-    (order,) = comparison.orders_of(method).values()
-    return order
 
 
 def _plan(drill: Path, order: IntArray, points: int, live: LiveSettings) -> DrillPlan:

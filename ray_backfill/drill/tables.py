@@ -201,10 +201,10 @@ class DrillFacts:
     legs: int = 1
     """Number of drivers that the drill took."""
 
-
-def facts_of(manifest: Mapping[str, Any]) -> DrillFacts:
-    """Return the drill's facts in a manifest; other keys are left out."""
-    return DrillFacts(**{f.name: manifest[f.name] for f in fields(DrillFacts) if f.name in manifest})
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> "DrillFacts":
+        """The drill's facts in a manifest; other keys are left out."""
+        return cls(**{f.name: manifest[f.name] for f in fields(cls) if f.name in manifest})
 
 
 # File in RUN/live, without its suffix -> row type.

@@ -6,7 +6,7 @@ Pure: time is an argument, and nothing here waits.
 import math
 from dataclasses import dataclass, field
 
-from ray_backfill.core.errors import require_not_negative
+from ray_backfill.drill.settings import ThrottleSettings
 
 # Factor on the rate after a window whose p99 was too high, and after one with headroom. Cutting fast and raising
 # slowly keeps oscillation small.
@@ -15,24 +15,6 @@ _CUT, _RAISE = 0.7, 1.1
 _ROOM = 0.9
 # The backfill keeps at least this share of its unthrottled rate, however slow the queries are, so that it ends.
 _FLOOR = 0.05
-
-
-@dataclass(frozen=True)
-class ThrottleSettings:
-    """Limits on the backfill in favour of query latency."""
-
-    items_per_s: float = 0.0
-    """Maximum number of items backfilled per second; 0: no limit."""
-    p99_ms: float = 0.0
-    """Target p99 query latency in milliseconds; the backfill slows down to keep it. 0: off."""
-
-    def __post_init__(self) -> None:
-        require_not_negative(self, "live.throttle", "items_per_s", "p99_ms")
-
-    @property
-    def limit(self) -> float:
-        """Items per second; infinite if there is no limit."""
-        return self.items_per_s or math.inf
 
 
 @dataclass

@@ -25,7 +25,7 @@ from ray_backfill.forecast.tables import TABLES
 from ray_backfill.forecast.tabulate import forecast_tables
 from ray_backfill.learn.methods import Method
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 
 FORMAT = 1
 _MOST_POINTS = 1001

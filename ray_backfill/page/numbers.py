@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from ray_backfill.core.progress import tasks
 from ray_backfill.core.schema import NO, YES
 
 MINUS, NOTHING = "\u2212", "\u2013"
@@ -31,6 +32,46 @@ def percent_sign(share: float, digits: int = 1) -> str:
 def points(share: float, digits: int = 1) -> str:
     """A difference of shares: "1.2 points"."""
     return f"{percent(share, digits)} points" if math.isfinite(share) else NOTHING
+
+
+def signed_points(share: float) -> str:
+    """A difference of shares in points, with its sign: "+1.25"; "0" only if they are equal, never by rounding."""
+    if not math.isfinite(share):
+        return NOTHING
+    if share == 0:
+        return "0"
+    size = 100 * abs(share)
+    text = f"{size:.2f}" if size >= 0.005 else f"{size:.0e}"
+    return f"{'+' if share > 0 else MINUS}{text}"
+
+
+def count(number: float) -> str:
+    """A count: "12,345"; an en dash if it is undefined."""
+    return f"{number:,.0f}" if math.isfinite(number) else NOTHING
+
+
+def rate(number: float) -> str:
+    """A rate per second with three digits: "520", "49.8", "0.25"; an en dash if it is undefined."""
+    if not math.isfinite(number):
+        return NOTHING
+    return f"{number:,.0f}" if number >= 99.95 or number == 0 else f"{number:.3g}"
+
+
+def milliseconds(number: float) -> str:
+    """A latency without its unit: "41", "4.2"; an en dash if it is undefined."""
+    if not math.isfinite(number):
+        return NOTHING
+    return f"{number:,.0f}" if number >= 9.95 else f"{number:.1f}"
+
+
+def megabytes(size: float) -> str:
+    """Bytes as megabytes, without the unit: "51.2"."""
+    return f"{size / 1e6:,.0f}" if size >= 99.95e6 else f"{size / 1e6:.1f}"
+
+
+def duration(seconds: float) -> str:
+    """A duration: "8.5 s", "42 s", "3 min 12 s", "2 h 5 min"; an en dash if it is undefined."""
+    return tasks.duration(seconds, 60) if math.isfinite(seconds) else NOTHING
 
 
 def amount(number: float) -> str:

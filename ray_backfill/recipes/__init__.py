@@ -5,9 +5,9 @@ A module of recipes defines ``RECIPES``, a tuple of ``NamedRecipe``. Ours are in
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.core.errors import InputError, require_positive, unknown_name
@@ -15,7 +15,6 @@ from ray_backfill.core.plugins import load_plugin, plugin_names, rows_from_outsi
 from ray_backfill.images.class_split import Divided, Protocol
 from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.settings import BackboneTraining, FitSettings
-from ray_backfill.workers.settings import EmbedSettings
 
 ImagesT = TypeVar("ImagesT")
 
@@ -31,6 +30,30 @@ class ModelRecipe:
     """Architecture of the backbone and size of its embeddings."""
     training: BackboneTraining
     """Training of the backbone."""
+
+
+@dataclass(frozen=True)
+class EmbedSettings:
+    """Embedding of the images: parts, batches and number format."""
+
+    part_rows: int = 8192
+    """Images per part file. A stopped run loses at most this many images per actor."""
+    batch: int = 256
+    """Images per forward pass."""
+    dtype: Literal["float32", "float16"] = "float32"
+    """Number format of stored embeddings. float16 halves their size and keeps three digits of each number."""
+    views: int = 4
+    """Stored views of each train image: the image itself, and others by the new model's training augmentation. Trained
+    fits draw one at each use; everything else uses the image itself."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "embed", "part_rows", "batch", "views")
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that determine the bytes of a store. float32 and a single view are left out, as in older
+        manifests."""
+        older = (("dtype", "float32"), ("views", 1))
+        return {name: value for name, value in asdict(self).items() if (name, value) not in older}
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,7 @@ from ray_backfill.learn.training.settings import (
     TransformSettings,
     TransformTraining,
 )
-from ray_backfill.recipes import ModelRecipe, NamedRecipe, Recipe, needs_root
-from ray_backfill.workers.settings import EmbedSettings
+from ray_backfill.recipes import EmbedSettings, ModelRecipe, NamedRecipe, Recipe, needs_root
 
 _HALF, _OPEN = Protocol("extended", old_share=0.5), Protocol("open", old_share=0.3)
 

@@ -1,6 +1,6 @@
 """Shows the progress of the workers in the driver.
 
-Senders, such as the first worker of a training or each of several tasks, send their running stages to an actor, which
+Senders, such as the first worker of a training or each of several tasks, send their running rows to an actor, which
 the driver polls. Ray's own log forwarding would add every other line that they print, and is disabled in jobs.
 """
 
@@ -26,7 +26,7 @@ _MOST_SENDERS = 4
 
 @ray.remote(num_cpus=0)
 class _Board:
-    """Holds the running stages of each sender, outermost first."""
+    """Holds the running rows of each sender, outermost first."""
 
     def __init__(self) -> None:
         self.states: dict[str, list[State]] = {}
@@ -44,7 +44,7 @@ class _Board:
 
 @contextmanager
 def shown_in(own: Task) -> Iterator[ActorHandle]:
-    """Within the block, show what is sent to the yielded board; an outermost stage is shown as ``own``."""
+    """Within the block, show what is sent to the yielded board; an outermost row is shown as ``own``."""
     own.note("starting workers")
     board = _Board.remote()  # type: ignore[attr-defined]
     stop, mirrors = threading.Event(), _Mirrors(own)
@@ -98,7 +98,7 @@ class _Mirrors:
 
 
 def sent_to(board: ActorHandle, is_first: bool) -> AbstractContextManager[None]:
-    """In a worker, within the block: the first worker sends its running stages, the others show nothing."""
+    """In a worker, within the block: the first worker sends its running rows, the others show nothing."""
     return relay(partial(board.write.remote, "first worker") if is_first else lambda states: None)
 
 

@@ -15,10 +15,9 @@ import ray
 
 from ray_backfill.core.errors import InputError, Stopped
 from ray_backfill.core.progress import detail, step
-from ray_backfill.workers.nodes import Deaths, but_died, living_resources
-from ray_backfill.workers.notices import rays_notices_as_lines
 from ray_backfill.workers.settings import local_cpus
-from ray_backfill.workers.watchdog import kill, watched
+from ray_backfill.workers.waiting import Deaths, but_died, living_resources
+from ray_backfill.workers.watchdog import kill, rays_notices_as_lines, watched
 
 _OBJECT_STORE_BYTES = 500 << 20
 _STARTS = 3
@@ -80,7 +79,9 @@ def _start() -> bool:
     for name, value in _LOCAL_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     _start_local()
-    _protect_token()
+    # Ray lets all users of the machine read its token, and it permits running code here.
+    if (token := Path.home() / ".ray" / "auth_token").exists():
+        token.chmod(0o600)
     return True
 
 
@@ -144,13 +145,6 @@ def _without_note_of_level() -> Iterator[None]:
             written.seek(0)
             lines = written.read().decode(errors="replace").splitlines(keepends=True)
             sys.stderr.write("".join(line for line in lines if _LEVEL not in line))
-
-
-def _protect_token() -> None:
-    """Make Ray's token private. Ray lets all users of the machine read it, and it permits running code here."""
-    token = Path.home() / ".ray" / "auth_token"
-    if token.exists():
-        token.chmod(0o600)
 
 
 def has_gpus() -> bool:

@@ -1,34 +1,11 @@
-"""Settings of embedding, training workers and the replay. Imports no Ray, because command lines are made from it."""
+"""Where a run happens, and the settings of what it starts. Imports no Ray, because command lines are made from it."""
 
 import os
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from ray_backfill.core.errors import InputError, check_device_name, require_not_negative, require_positive
-
-
-@dataclass(frozen=True)
-class EmbedSettings:
-    """Embedding of the images: parts, batches and number format."""
-
-    part_rows: int = 8192
-    """Images per part file. A stopped run loses at most this many images per actor."""
-    batch: int = 256
-    """Images per forward pass."""
-    dtype: Literal["float32", "float16"] = "float32"
-    """Number format of stored embeddings. float16 halves their size and keeps three digits of each number."""
-    views: int = 4
-    """Stored views of each train image: the image itself, and others by the new model's training augmentation. Trained
-    fits draw one at each use; everything else uses the image itself."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "embed", "part_rows", "batch", "views")
-
-    def identity(self) -> dict[str, Any]:
-        """The settings that determine the bytes of a store. float32 and a single view are left out, as in older
-        manifests."""
-        older = (("dtype", "float32"), ("views", 1))
-        return {name: value for name, value in asdict(self).items() if (name, value) not in older}
+from ray_backfill.learn.training.fit import Tuned
 
 
 @dataclass(frozen=True)
@@ -106,3 +83,22 @@ def has_more_than_cpus() -> bool:
     import torch
 
     return bool(os.environ.get("RAY_ADDRESS")) or torch.cuda.is_available()
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a run happens. out: its folder, on storage that all nodes share.
+
+    command: as typed, for the manifest. recipe: the name of its recipe; "" for a folder of embeddings.
+    overwrite: replace stages in ``out`` that were made with other settings. chosen: settings of single methods that
+    another run chose on its validation split; they replace the given ones.
+    """
+
+    out: Path
+    workers: Workers = field(default_factory=Workers)
+    actors: EmbedActors = field(default_factory=EmbedActors)
+    place: ReplayPlace = field(default_factory=ReplayPlace)
+    command: str = ""
+    recipe: str = ""
+    overwrite: bool = False
+    chosen: tuple[Tuned, ...] = ()

@@ -44,10 +44,7 @@ def run_side_by_side(
     task = ray.remote(**options)(run)
     with shown_in(shown) as board:
         jobs_of = {task.remote(job, board): job for job in jobs}
-        running, room = (
-            list(jobs_of),
-            Room("maps", {"CPU": 1}, "start nodes again, and run the same command"),
-        )
+        running, room = list(jobs_of), Room("maps", {"CPU": 1}, "start nodes again, and run the same command")
         try:
             while running:
                 done, running = wait_for_one(running, room)

@@ -1,22 +1,32 @@
-"""Watches the local Ray of a run and ends the run with one line if one of Ray's servers dies.
+"""What Ray's servers do and say, in one line each: the run ends if one of a local Ray dies, and notices become lines.
 
-Without them, calls of the driver wait for a minute; then Ray ends the process without a word.
+Without its servers, calls of the driver wait for a minute; then Ray ends the process without a word. What they publish
+to every driver, Ray prints as paragraphs on stdout; no setting prevents that: ``log_to_driver`` concerns the output of
+workers only.
 """
 
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from subprocess import Popen
+from typing import Any
 
 import psutil
 import ray
 
+from ray_backfill.core.progress import say
+
 _POLL_S = 0.25
 # The processes that Ray cannot do without, as Ray names them.
 _SERVERS = ("gcs_server", "raylet")
+
+_DEAD = re.compile(r"node id: (\w+) and address: (\S+) .*has been marked dead", re.DOTALL)
+_MEMORY = re.compile(r"memory pressure \(OOM\)|running low on memory")
+_PLACE = re.compile(r"\bIP: ([\d.]+)|\baddress: ([\d.]+)")
 
 
 @contextmanager
@@ -80,3 +90,33 @@ def _line(name: str, process: "Popen[bytes]", logs: str) -> str:
         f"error: Ray's {name} died (process {process.pid}, {how}), so the run cannot go on; Ray's logs are in {logs}; "
         "the same command continues where it was"
     )
+
+
+def in_own_words(message: str) -> str | None:
+    """The line for a message, or None if it says nothing that a user needs: the details are in Ray's logs."""
+    if dead := _DEAD.search(message):
+        return f"node {dead[2]} ({dead[1][:8]}) of the Ray cluster died"
+    if _MEMORY.search(message):
+        place = _PLACE.search(message)
+        where = f"node {place[1] or place[2]}" if place else "a node"
+        return f"{where} of the Ray cluster is short of memory: Ray ended processes on it"
+    return None
+
+
+@contextmanager
+def rays_notices_as_lines() -> Iterator[None]:
+    """Within the block, print each line once on stderr, above the live display if there is one."""
+    module: Any = ray._private.worker
+    before, said = module.print_to_stdstream, set[str]()
+
+    def tell(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+        line = in_own_words("\n".join(data["lines"]))
+        if line is not None and line not in said:
+            said.add(line)
+            say(line)
+
+    module.print_to_stdstream = tell
+    try:
+        yield
+    finally:
+        module.print_to_stdstream = before

@@ -24,9 +24,10 @@ from ray_backfill.learn.models.backbones import BackboneInfo, load_backbone, pix
 from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.batches import augment, own_view
 from ray_backfill.learn.training.settings import Augmentation, BackboneTraining
+from ray_backfill.recipes import EmbedSettings
 from ray_backfill.recipes.run import embed
 from ray_backfill.recipes.run.embed import EmbedRequest, Part, embed_stage
-from ray_backfill.workers.settings import EmbedActors, EmbedSettings
+from ray_backfill.workers.settings import EmbedActors
 from tests.images.datasets._pictures import noisy_jpeg, plain, write_tree
 from tests.images.datasets._published_more import small_gldv2, small_market
 

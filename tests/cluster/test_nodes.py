@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.workers.nodes import Deaths, check_room, living_nodes, living_resources
+from ray_backfill.workers.waiting import Deaths, check_room, living_nodes, living_resources
 from tests.cluster._nodes import Nodes, started_nodes, wait_until
 from tests.cluster.drill._drill import write_folder
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from ray_backfill.workers.notices import rays_notices_as_lines
 from ray_backfill.workers.session import session
+from ray_backfill.workers.watchdog import rays_notices_as_lines
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,9 +12,9 @@ from ray_backfill.compare.resolve import resolve
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.folder import read_folder
-from ray_backfill.drill.quality import depth
+from ray_backfill.drill.results import depth
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 from tests.compare.folder import CLASSES, write_split
 
 DEFAULT = replace(Evaluation.of_folder(), methods=("rm_naive",), points=3)

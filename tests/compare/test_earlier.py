@@ -21,7 +21,7 @@ from ray_backfill.compare.tables.results import TABLES
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import read_json, replaced_whole, settle, write_json
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 
 pytestmark = pytest.mark.slow
 

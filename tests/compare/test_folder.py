@@ -11,7 +11,7 @@ from ray_backfill.compare import run as runs
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.report import Results
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 
 FITS = FitSettings(heads=HeadTraining(epochs=1, classes=4), transforms=TransformTraining(epochs=1, hidden=8))
 

@@ -15,7 +15,7 @@ from ray_backfill.core.stages import read_json
 from ray_backfill.data.folder import read_folder
 from ray_backfill.data.write import vector_column
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 from tests.compare.folder import CLASSES, vectors, write_split
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,7 @@ from ray_backfill.core.schema import rows_of
 from ray_backfill.data.folder import EmbeddingTable
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 from tests.compare.folder import write_split
 
 EVALUATION = Evaluation(methods=("offline", "rm_naive"), orders=("random", "given"), metrics=("CMC@1",))

@@ -19,7 +19,7 @@ from ray_backfill.data.query_groups import Slice, resolve_slices
 from ray_backfill.data.truth import ground_truth
 from ray_backfill.engine.replay import Curve
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 from tests.compare.folder import write_split
 
 

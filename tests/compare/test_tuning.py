@@ -21,8 +21,7 @@ from ray_backfill.learn.training.fit import Tuned
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 from ray_backfill.recipes import load_recipe
 from ray_backfill.recipes.run.checks import check_evaluation
-from ray_backfill.workers.context import Context
-from ray_backfill.workers.settings import Workers
+from ray_backfill.workers.settings import Context, Workers
 
 EVALUATION = Evaluation(("ridge_query", "procrustes_query"), ("random",), points=3)
 # Far too strong a penalty, which a validation split shows.

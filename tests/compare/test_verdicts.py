@@ -11,7 +11,7 @@ from ray_backfill.compare.report.answers import answer, warnings
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.data.write import vector_column
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 from tests.compare.folder import CLASSES, vectors, write_split
 
 pytestmark = pytest.mark.slow

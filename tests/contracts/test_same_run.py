@@ -32,7 +32,7 @@ from ray_backfill.forecast import run as forecasting
 from ray_backfill.forecast.run import forecast_folder
 from ray_backfill.forecast.stored_sample import SampleSettings, take_sample
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 
 EVALUATION = Evaluation(
     methods=("rm_naive", "procrustes_gallery"), orders=("random",), metrics=("nDCG@10", "CMC@1"), points=3
@@ -250,9 +250,9 @@ def test_a_drill_is_that_of_its_inputs(data: Path, tmp_path: Path, monkeypatch: 
         drilled.append(folder)
         return folder
 
-    monkeypatch.setattr(drill, "session", nullcontext)
+    monkeypatch.setattr("ray_backfill.workers.session.session", nullcontext)
     monkeypatch.setattr(drill, "check_room", lambda *_: (1, False))
-    monkeypatch.setattr(drill, "run_drill", lambda *_: None)
+    monkeypatch.setattr("ray_backfill.drill.ray.driver.run_drill", lambda *_: None)
     monkeypatch.setattr(drill, "_conclude", conclude)
 
     def run() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.drill.operations import NEW, NOWHERE
+from ray_backfill.drill.plan import NEW, NOWHERE
 from ray_backfill.engine.distances import exact_distances
 from ray_backfill.engine.merges import Merge
 from ray_backfill.engine.systems import UpgradePair

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_backfill.drill.operations import Operation
 from ray_backfill.drill.parts import BadPartError, Embedded, part_path, read_broken, read_part, set_aside, write_part
+from ray_backfill.drill.plan import Operation
 
 OPERATION = Operation(3, "backfill", np.array([7, 2, 9, 4]))
 

@@ -14,9 +14,16 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.drill import results
-from ray_backfill.drill.operations import NEW, NOWHERE, OLD
-from ray_backfill.drill.quality import depth, exact_quality, live_quality, mean, only_alive, recall
-from ray_backfill.drill.results import exact_answers
+from ray_backfill.drill.plan import NEW, NOWHERE, OLD
+from ray_backfill.drill.results import (
+    depth,
+    exact_answers,
+    exact_quality,
+    live_quality,
+    only_alive,
+    recall,
+    stable_mean,
+)
 from ray_backfill.engine.merges import RAW, Merge, fit_merge
 from ray_backfill.engine.metrics import metric_forms
 from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, UpgradePair
@@ -173,10 +180,10 @@ def test_answers_are_deep_enough_for_what_does_not_count() -> None:
 
 
 def test_the_mean_is_correctly_rounded() -> None:
-    assert mean(np.array([1e16, 1.0, -1e16])) == 1 / 3
-    assert mean(np.full(10, 0.1)) == 0.1
-    assert mean(np.array([1e16, 1.0, -1e16]), np.array([0.5, 1.0, 0.5])) == 1 / 2
-    assert math.isnan(mean(np.empty(0)))
+    assert stable_mean(np.array([1e16, 1.0, -1e16])) == 1 / 3
+    assert stable_mean(np.full(10, 0.1)) == 0.1
+    assert stable_mean(np.array([1e16, 1.0, -1e16]), np.array([0.5, 1.0, 0.5])) == 1 / 2
+    assert math.isnan(stable_mean(np.empty(0)))
 
 
 def test_recall_by_hand() -> None:

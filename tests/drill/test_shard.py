@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ray_backfill.drill.answers import is_consistent, merge_answers
-from ray_backfill.drill.operations import NEW, OLD, ChurnSettings, DrillPlan, Operation, make_plan
 from ray_backfill.drill.parts import Embedded
-from ray_backfill.drill.shard import Shard, ShardPlace
+from ray_backfill.drill.plan import NEW, OLD, DrillPlan, Operation, make_plan
+from ray_backfill.drill.settings import ChurnSettings
+from ray_backfill.drill.shard import Shard, ShardPlace, is_consistent, merge_answers
 from ray_backfill.engine.index import IndexSettings
 from ray_backfill.engine.merges import RAW, Merge, ScoreMap, fit_merge
 from ray_backfill.learn.methods import Embeddings, all_methods

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.drill.throttle import P99Controller, ThrottleSettings, TokenBucket
+from ray_backfill.drill.settings import ThrottleSettings
+from ray_backfill.drill.throttle import P99Controller, TokenBucket
 
 
 def test_a_bucket_lets_through_its_rate_and_a_second_more_after_idling() -> None:

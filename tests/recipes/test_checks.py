@@ -18,7 +18,7 @@ from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.compare.validation import replay_on_validation
 from ray_backfill.data.folder import EmbeddingTable, read_folder
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings, TransformTraining
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 
 # A rank that leaves little of the map.
 FITS = FitSettings(adapters=AdapterSettings(drift_rank=1))

@@ -16,7 +16,7 @@ from ray_backfill.recipes import load_recipe, run
 from ray_backfill.recipes.run import pipeline, timed
 from ray_backfill.recipes.run.checks import check_recipe
 from ray_backfill.recipes.run.pipeline import recipe_classes, train_recipe_backbone
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 
 RECIPE = load_recipe("landmarks")
 

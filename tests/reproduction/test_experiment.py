@@ -15,8 +15,7 @@ from ray_backfill.learn.training.fit import Tuned
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.recipes import ModelRecipe, Recipe, load_recipe
 from ray_backfill.recipes.table import published_fits
-from ray_backfill.workers.context import Context
-from ray_backfill.workers.settings import EmbedActors, Workers
+from ray_backfill.workers.settings import Context, EmbedActors, Workers
 from reproduction.experiment import reproduce
 from reproduction.runs import SeedRun
 from reproduction.settings import Experiment

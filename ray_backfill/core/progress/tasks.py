@@ -122,12 +122,18 @@ class Task:
         return f"{duration(left_s)} left" if left_s else ""
 
 
-def duration(seconds: float) -> str:
-    """``0.4 s``, ``27 s``, ``3 min 20 s``, ``2 h 5 min``; of an int without decimals."""
-    if seconds < 120:
-        return f"{seconds:.1f} s" if isinstance(seconds, float) and seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+def duration(seconds: float, most: int = 120) -> str:
+    """``0.4 s``, ``27 s``, ``3 min 20 s``, ``2 h 5 min``; of an int without decimals.
+
+    most: so many seconds are said in minutes, and so many minutes in hours.
+    """
+    if isinstance(seconds, float) and seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < most:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < most else f"{minutes // 60} h {minutes % 60} min"
 
 
 def number(count: int) -> str:

@@ -1,78 +1,46 @@
 """Embeds the items of operations in backfill order with Ray Data, and stores them before any shard sees them.
 
 As in ``embed``, operation numbers stream to a pool of actors; an actor embeds an operation's items and writes them
-itself, and only numbers come back. An existing file is never made again.
+itself, and only numbers come back. An existing file is never made again. In the driver, a supervisor handles the
+failures of actors and of files.
 """
 
+import logging
 import os
+import queue
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from time import sleep, time
-from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import ray
 import ray.data
-import torch
 from ray.actor import ActorHandle
 
-from ray_backfill.data.folder import StoredSplit
-from ray_backfill.drill.operations import DrillPlan, read_plan
-from ray_backfill.drill.parts import Embedded, part_path, write_part
-from ray_backfill.drill.throttle import ThrottleSettings, TokenBucket
+from ray_backfill.drill.jobs import FromImages, FromStore, PartsJob
+from ray_backfill.drill.parts import BadPartError, Embedded, part_path, read_broken, read_part, set_aside, write_part
+from ray_backfill.drill.plan import DrillPlan, read_plan
+from ray_backfill.drill.settings import ThrottleSettings
+from ray_backfill.drill.throttle import TokenBucket
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.images.datasets import open_images
 from ray_backfill.images.reading import read_ahead
-from ray_backfill.learn.models.backbones import Backbone, load_backbone, pixels_to_float
-from ray_backfill.workers.settings import EmbedActors
 from ray_backfill.workers.waiting import answer_of
 
 # Niceness of embedding actors, so that other processes of the node go first, above all the shards.
 _NICE = 10
+# Number of times the embeddings of an operation are rebuilt before the drill is aborted.
+_ATTEMPTS = 3
+# Seconds between checks of the actors while waiting for embeddings; seconds that the pipeline may take to stop.
+_LOOK_S, _STOP_S = 1.0, 20.0
 
 Embed = Callable[[IntArray, tuple[str, ...]], Embedded]
-
-
-@dataclass(frozen=True)
-class FromImages:
-    """Items are images. data: ``Settings`` of a source. backbones: model -> folder. gallery: the items,
-    as far as they are embedded.
-
-    zero_is_broken: treat a zero embedding as a broken image, as it has no cosine distance.
-    """
-
-    data: Any
-    backbones: dict[str, Path]
-    gallery: StoredSplit
-    batch: int
-    threads: int = 1
-    on_gpu: bool = False
-    zero_is_broken: bool = True
-
-
-@dataclass(frozen=True)
-class FromStore:
-    """Items are rows of a gallery that already has the new embeddings; the backfill only moves them.
-
-    n_items: of the gallery.
-    """
-
-    gallery: StoredSplit
-    n_items: int
-
-
-@dataclass(frozen=True)
-class EmbedJob:
-    """drill: the drill's folder. old, new: models that embed for a rollback, and for all else. actors: their pool."""
-
-    drill: Path
-    source: FromImages | FromStore
-    old: tuple[str, ...]
-    new: tuple[str, ...]
-    actors: EmbedActors
 
 
 class Pacer:
@@ -111,7 +79,7 @@ class PacerState:
     items: int
 
 
-def embed_operations(numbers: Sequence[int], job: EmbedJob, pacer: ActorHandle) -> Iterator[int]:
+def embed_operations(numbers: Sequence[int], job: PartsJob, pacer: ActorHandle) -> Iterator[int]:
     """Embed and store these operations; yields each number once its file exists, roughly in this order."""
     if not numbers:
         return
@@ -128,16 +96,11 @@ def embed_operations(numbers: Sequence[int], job: EmbedJob, pacer: ActorHandle) 
         yield int(row["number"])
 
 
-def embed_again(number: int, job: EmbedJob) -> None:
+def embed_again(number: int, job: PartsJob) -> None:
     """Embed one operation immediately, without reserving a CPU; returns when its file exists."""
     if isinstance(job.source, FromImages):
         job = replace(job, source=replace(job.source, on_gpu=False))
     answer_of(ray.remote(num_cpus=0)(lambda: _Embedder(job, None)({"number": number})).remote())
-
-
-def missing_parts(plan: DrillPlan, drill: Path) -> list[int]:
-    """Operations whose embeddings are not stored yet. drill: the drill's folder."""
-    return [o.number for o in plan.operations if o.has_vectors and not part_path(drill, o.number).exists()]
 
 
 class _Embedder:
@@ -147,7 +110,7 @@ class _Embedder:
     does none of this.
     """
 
-    def __init__(self, job: EmbedJob, pacer: ActorHandle | None) -> None:
+    def __init__(self, job: PartsJob, pacer: ActorHandle | None) -> None:
         os.nice(_NICE if pacer is not None else 0)
         self.job, self.pacer, self.plan = job, pacer, read_plan(job.drill / "plan")
         source, wait = job.source, self._wait
@@ -180,6 +143,10 @@ def _from_store(source: FromStore, wait: Callable[[int], None]) -> Embed:
 
 
 def _from_images(source: FromImages, wait: Callable[[int], None]) -> Embed:
+    import torch
+
+    from ray_backfill.learn.models.backbones import Backbone, load_backbone, pixels_to_float
+
     images = open_images(source.data)
     device = torch.device("cuda" if source.on_gpu else "cpu")
     torch.set_num_threads(source.threads)
@@ -223,3 +190,130 @@ def _without_useless(found: Embedded, zero_is_broken: bool) -> Embedded:
     useless = [(int(p), "its embedding is zero or not finite") for p in found.positions[~good]]
     vectors = {model: values[good] for model, values in found.vectors.items()}
     return Embedded(found.positions[good], vectors, (*found.broken, *useless))
+
+
+class Arrivals:
+    """Tracks which operations have their embeddings on disk. drill: the drill's folder."""
+
+    def __init__(self, drill: Path) -> None:
+        self.drill = drill
+        self.reports: queue.Queue[BaseException | int | None] = queue.Queue()
+
+    def wait_for(self, number: int, meanwhile: Callable[[], None]) -> None:
+        """Returns when the operation's file exists. meanwhile: called every second."""
+        while not part_path(self.drill, number).exists():
+            try:
+                report = self.reports.get(timeout=_LOOK_S)
+            except queue.Empty:
+                meanwhile()
+                continue
+            if isinstance(report, BaseException):
+                raise report
+            if report is None and not part_path(self.drill, number).exists():
+                raise RuntimeError(f"the embedding pipeline ended without the embeddings of operation {number}")
+
+
+class EmbeddingSupervisor:
+    """The embedding actors with their pacer, and the files that they write.
+
+    broken: operation -> positions of its items whose image could not be read. tell: receives incidents.
+    """
+
+    def __init__(self, job: PartsJob, throttle: ThrottleSettings, tell: Callable[[str, str], None]) -> None:
+        self.job, self.tell = job, tell
+        restarted = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+        self.pacer: ActorHandle = restarted(Pacer).remote(throttle)
+        self.paced: PacerState | None = None
+        self.items_before, self.rate = 0, throttle.limit
+        self.embedders: set[str] = set()
+        self.lock = threading.Lock()
+        self.broken: dict[int, IntArray] = {}
+        self.made_again: Counter[int] = Counter()
+        self.started = job.actors.number
+
+    @contextmanager
+    def running(self, plan: DrillPlan) -> Iterator[Arrivals]:
+        """Embed the missing operations in the background for the duration of the block."""
+        arrivals = Arrivals(self.job.drill)
+        missing = [o.number for o in plan.embedded if not part_path(self.job.drill, o.number).exists()]
+
+        def run() -> None:
+            try:
+                for number in embed_operations(missing, self.job, self.pacer):
+                    arrivals.reports.put(number)
+                arrivals.reports.put(None)
+            except BaseException as error:  # the driver raises it
+                arrivals.reports.put(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        try:
+            yield arrivals
+        finally:
+            # A running pipeline would outlive the connection to Ray, and its next call would start another Ray.
+            if thread.is_alive():
+                logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the failure is intended
+            self.close()
+            thread.join(_STOP_S)
+
+    def note_broken(self, number: int) -> int:
+        """Record which items of an operation could not be read; returns their number."""
+        found = read_broken(self.job.drill, number)
+        self.broken.pop(number, None)
+        if len(found):
+            self.broken[number] = found
+        return len(found)
+
+    def make_again(self, bad: BadPartError) -> None:
+        """Set aside the embeddings of an operation, and rebuild them.
+
+        Raises:
+            RuntimeError: they have been rebuilt too often already.
+        """
+        self.made_again[bad.number] += 1
+        if self.made_again[bad.number] > _ATTEMPTS:
+            raise RuntimeError(f"{bad.reason} (rebuilt {_ATTEMPTS} times); check the disk") from bad
+        self.tell("part rebuilt", bad.reason)
+        set_aside(self.job.drill, bad.number)
+        embed_again(bad.number, self.job)
+        self.note_broken(bad.number)
+
+    def check_parts(self, plan: DrillPlan) -> None:
+        """Read all embeddings once more and rebuild unreadable ones, as the tables need them."""
+        for operation in plan.embedded:
+            try:
+                read_part(self.job.drill, operation)
+            except BadPartError as error:
+                self.make_again(error)
+
+    def look_after(self) -> None:
+        """Report embedding actors and a pacer that were restarted."""
+        self.embedders |= set(self._state().pids)
+        for _ in range(self.started, len(self.embedders)):
+            self.tell("embedding actor restarted", "Ray Data started another one")
+        self.started = max(self.started, len(self.embedders))
+
+    def reserved(self) -> int:
+        """Number of items that the pacer has let through so far."""
+        state = self._state()
+        return self.items_before + state.items
+
+    def set_rate(self, items_per_s: float) -> None:
+        """Set how many items all actors together may embed per second from now on."""
+        self.rate = items_per_s
+        answer_of(self.pacer.set_rate.remote(items_per_s))
+
+    def _state(self) -> PacerState:
+        """The pacer's state. One that was restarted gets the last rate."""
+        with self.lock:  # the throttle asks, too
+            state: PacerState = answer_of(self.pacer.state.remote())
+            if self.paced is not None and state.incarnation != self.paced.incarnation:
+                self.items_before += self.paced.items
+                self.tell("pacer restarted", "the embedding actors waited for it")
+                self.set_rate(self.rate)
+            self.paced = state
+            return state
+
+    def close(self) -> None:
+        """Kill the pacer. A running pipeline then fails with its embedding actors; a finished one is not affected."""
+        ray.kill(self.pacer)

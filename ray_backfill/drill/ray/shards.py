@@ -1,13 +1,16 @@
-"""Shards of the live gallery as Ray actors, searched by several threads while another one applies operations.
+"""Shards of the live gallery as Ray actors, the router that queries all of them, and the set of them in the driver.
 
-An actor's state is on disk: the old embeddings, the plan, the embeddings of operations and the journal. If an actor is
-killed, Ray restarts it, and it restores its state from there.
+Several threads of an actor search while another one applies operations. Its state is on disk: the old embeddings, the
+plan, the embeddings of operations and the journal. If an actor is killed, Ray restarts it, and it restores its state
+from there. The router reports a missing answer instead of leaving it out.
 """
 
+import asyncio
 import os
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -15,54 +18,36 @@ import ray
 from numpy.typing import NDArray
 from ray.actor import ActorHandle
 
-from ray_backfill.data.folder import StoredSplit
-from ray_backfill.drill.answers import ShardAnswer
+from ray_backfill.drill.jobs import LiveJob, Questions, ShardJob
 from ray_backfill.drill.journal import Journal
-from ray_backfill.drill.operations import read_plan
 from ray_backfill.drill.parts import BadPartError, read_part
+from ray_backfill.drill.plan import read_plan
 from ray_backfill.drill.settings import ShardSettings
-from ray_backfill.drill.shard import Shard, ShardPlace, ShardSize
-from ray_backfill.engine.merges import Merge
-from ray_backfill.engine.systems import FloatArray
+from ray_backfill.drill.shard import Answer, Shard, ShardAnswer, ShardSize, is_consistent, merge_answers
+from ray_backfill.drill.tables import Checkpoint
+from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.models.apply import load_network
 from ray_backfill.learn.sides import SIDES, Sides, new_models, old_models
+from ray_backfill.workers.waiting import Room, answer_of
 
 # Maximum number of train items used to train indexes.
 _TRAIN_ITEMS = 50_000
+# Checkpoint queries per request to the shards; small, as users send queries at the same time.
+_BATCH = 16
+# Pause before retrying a shard that died.
+_PAUSE_S = 0.05
+# Seconds that a shard may take to come back before the drill is aborted.
+_PATIENCE_S = 1800.0
+REMEDY = "start nodes again; the same command continues the drill"
 
 
-@dataclass(frozen=True)
-class ShardJob:
-    """The inputs of a shard: names, and paths on storage shared by all nodes.
-
-    drill: the drill's folder with plan, parts and journal. gallery, train: splits of a folder of embeddings.
-    network: folder of the method's fitted network, if it has one. dims: embedding dimension of the method's models.
-    """
-
-    drill: Path
-    gallery: StoredSplit
-    train: StoredSplit | None
-    n_train: int
-    method: str
-    network: Path | None
-    merge: Merge
-    distance: str
-    dims: dict[str, int]
-    place: ShardPlace
-
-    def sides(self) -> Sides:
-        (method,) = find_methods((self.method,))
-        network = load_network(self.network) if self.network else None
-        return Sides(method, network, self.merge, self.distance, self.dims)
-
-
-class ShardActor:
+class LiveShard:
     """One shard; see the module. ``start_shards`` sets the actor's threads and concurrent searches."""
 
     def __init__(self, job: ShardJob) -> None:
         self.job, self.plan = job, read_plan(job.drill / "plan")
-        sides = job.sides()
+        sides = _sides(job)
         old = old_models(sides.method)
         self.shard = Shard(
             self.plan,
@@ -107,9 +92,10 @@ class ShardActor:
         return {"backward": sides.gallery("backward", old), "forward": sides.gallery("forward", new)}
 
 
-def shard_edges(n_items: int, number: int) -> list[int]:
-    """(S + 1) boundaries of the shards' ranges."""
-    return np.linspace(0, n_items, min(number, n_items) + 1).astype(int).tolist()
+def _sides(job: ShardJob) -> Sides:
+    (method,) = find_methods((job.method,))
+    network = load_network(job.network) if job.network else None
+    return Sides(method, network, job.merge, job.distance, job.dims)
 
 
 def shards_need(jobs: list[ShardJob], settings: ShardSettings) -> dict[str, float]:
@@ -131,5 +117,170 @@ def start_shards(jobs: list[ShardJob], settings: ShardSettings) -> list[ActorHan
         max_task_retries=0,
         concurrency_groups={"search": settings.searches, "write": 1},
         runtime_env={"env_vars": variables},
-    )(ShardActor)
+    )(LiveShard)
     return [make.remote(job) for job in jobs]
+
+
+class UnansweredError(Exception):
+    """A shard did not answer within the deadline. retries: number of retries over all shards."""
+
+    def __init__(self, retries: int) -> None:
+        super().__init__(retries)
+        self.retries = retries
+
+
+@dataclass(frozen=True)
+class Routed:
+    """The merged answer of all shards. applied: the fewest and the most operations that a shard had applied.
+
+    old_items, new_items: partition sizes over all shards. retries: number of retries over all shards. violations:
+    broken invariants: an item that occurs twice, or a shard with more or fewer items than planned.
+    """
+
+    answer: Answer
+    applied: tuple[int, int]
+    old_items: int
+    new_items: int
+    retries: int
+    violations: int
+
+
+class Router:
+    """shards: actors. sizes_PS: ``DrillPlan.sizes``, the planned number of items after each operation, by shard."""
+
+    def __init__(self, shards: Sequence[ActorHandle], sizes_PS: IntArray) -> None:
+        self.shards, self.sizes_PS = shards, sizes_PS
+
+    async def search(self, backward: NDArray[Any], forward: NDArray[Any], k: int, deadline_s: float) -> Routed:
+        """The k best items of the whole gallery. backward: (b, d), forward: (b, d') vectors of the same queries.
+
+        Raises:
+            UnansweredError: a shard did not answer within ``deadline_s``.
+        """
+        until = time.monotonic() + deadline_s
+        retries = [0] * len(self.shards)
+        asked = [self._ask(i, backward, forward, k, until, retries) for i in range(len(self.shards))]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        for failed in found:
+            if isinstance(failed, TimeoutError):
+                raise UnansweredError(sum(retries)) from failed
+            if isinstance(failed, BaseException):
+                raise failed
+        answers = [shard for shard in found if isinstance(shard, ShardAnswer)]
+        merged = merge_answers([shard.best for shard in answers], k)
+        applied = [shard.applied for shard in answers]
+        return Routed(
+            merged,
+            (min(applied), max(applied)),
+            sum(shard.old_items for shard in answers),
+            sum(shard.new_items for shard in answers),
+            sum(retries),
+            self._violations(answers, merged),
+        )
+
+    async def _ask(
+        self, shard: int, backward: NDArray[Any], forward: NDArray[Any], k: int, until: float, retries: list[int]
+    ) -> ShardAnswer:
+        while True:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            call = self.shards[shard].search.remote(backward, forward, k)
+            try:
+                return await asyncio.wait_for(asyncio.wrap_future(call.future()), left_s)
+            except ray.exceptions.RayActorError:
+                retries[shard] += 1
+                await asyncio.sleep(_PAUSE_S)
+
+    def _violations(self, answers: Sequence[ShardAnswer], merged: Answer) -> int:
+        """Count broken invariants of an answer: every item must be in exactly one partition."""
+        sizes = np.array([a.old_items + a.new_items + a.missing_items for a in answers])
+        expected = np.array([self.sizes_PS[a.applied, shard] for shard, a in enumerate(answers)])
+        return int((sizes != expected).sum()) + (not is_consistent(merged))
+
+
+class ShardSet:
+    """All shards as one unit; calls succeed even if shards die in between.
+
+    make_again: rebuilds the embeddings of an operation that a shard could not read. tell: receives incidents as (what,
+    detail).
+    """
+
+    def __init__(
+        self, job: LiveJob, make_again: Callable[[BadPartError], None], tell: Callable[[str, str], None]
+    ) -> None:
+        edges = [0, *(shard.place.last for shard in job.shards)]
+        self.actors = start_shards(job.shards, job.settings.shards)
+        self.router = Router(self.actors, job.plan.sizes(edges))
+        self.make_again, self.tell = make_again, tell
+        self.pids: dict[int, int] = {}
+        needs = shards_need(job.shards, job.settings.shards)
+        self.room = Room(f"{len(self.actors)} shards", needs, REMEDY)
+
+    def apply(self, applied: int) -> ShardSize:
+        """Apply the first ``applied`` operations on every shard; returns the size of all shards together.
+
+        Raises:
+            RuntimeError: a shard cannot be started, or does not come back in time.
+        """
+        sizes: dict[int, ShardSize] = {}
+        until = time.monotonic() + _PATIENCE_S
+        while len(sizes) < len(self.actors):
+            waiting = {i: s.apply.remote(applied) for i, s in enumerate(self.actors) if i not in sizes}
+            for shard, call in waiting.items():
+                try:
+                    sizes[shard], pid = answer_of(call, self.room)
+                    if self.pids.get(shard, pid) != pid:
+                        self.tell("shard restarted", f"shard {shard}")
+                    self.pids[shard] = pid
+                except ray.exceptions.RayActorError as error:
+                    if time.monotonic() > until or error.actor_init_failed:
+                        raise RuntimeError(
+                            f"shard {shard} failed to start, or did not come back in {_PATIENCE_S:g} s; see Ray's logs"
+                        ) from error
+                    self.room()
+                    time.sleep(0.1)
+                except ray.exceptions.RayTaskError as error:
+                    if not isinstance(error.cause, BadPartError):
+                        raise
+                    self.make_again(error.cause)
+                    break  # other shards may have failed on the same file: retry them
+        return ShardSize.of_all(list(sizes.values()))
+
+    def answers(self, checkpoint: Checkpoint, questions: Questions) -> Answer:
+        """The answers to all queries, one batch at a time, with every shard in the state of the checkpoint.
+
+        Raises:
+            RuntimeError: an answer violated an invariant, or a shard did not come back in time.
+        """
+        return asyncio.run(self._answers(checkpoint, questions))
+
+    def close(self) -> None:
+        """Stop the shards; their state is on disk."""
+        for actor in self.actors:
+            ray.kill(actor)
+
+    async def _answers(self, checkpoint: Checkpoint, questions: Questions) -> Answer:
+        answers = [
+            await self._ask(
+                checkpoint, questions.backward[i : i + _BATCH], questions.forward[i : i + _BATCH], questions.k
+            )
+            for i in range(0, len(questions.backward), _BATCH)
+        ]
+        return Answer(*(np.concatenate([getattr(a, field.name) for a in answers]) for field in fields(Answer)))
+
+    async def _ask(self, checkpoint: Checkpoint, backward: FloatArray, forward: FloatArray, k: int) -> Answer:
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                routed = await self.router.search(backward, forward, k, _PATIENCE_S)
+            except UnansweredError as error:
+                raise RuntimeError(f"a shard did not come back within {_PATIENCE_S:g} s; see Ray's logs") from error
+            if routed.violations:
+                raise RuntimeError(f"checkpoint {checkpoint.moment}: an item was lost or served twice")
+            if routed.applied == (checkpoint.applied, checkpoint.applied):
+                return routed.answer
+            if time.monotonic() > until:
+                raise RuntimeError(f"shards have applied {routed.applied} operations instead of {checkpoint.applied}")
+            # A restarted shard may lack operations whose embeddings cannot be read.
+            await asyncio.to_thread(self.apply, checkpoint.applied)

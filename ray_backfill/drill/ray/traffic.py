@@ -5,9 +5,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import dropwhile
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -16,12 +15,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_backfill.core.schema import arrow_table
 from ray_backfill.data.write import write_parquet
-from ray_backfill.drill.events import Sender, begin_sending, end_sending, is_sending
-from ray_backfill.drill.ray.job import DrillJob
-from ray_backfill.drill.ray.router import Router, UnansweredError
+from ray_backfill.drill.jobs import LiveJob, TrafficJob
+from ray_backfill.drill.ray.shards import Router, UnansweredError
 from ray_backfill.drill.ray.watch import LATENCY, QUERIES, RETRIES, Watch
-from ray_backfill.drill.schedule import Schedule, TrafficSettings
 from ray_backfill.drill.tables import EventRow
+from ray_backfill.drill.traffic import Schedule, Sender
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.workers.waiting import answer_of, answers_of, ended
 
@@ -31,17 +29,6 @@ _WRITE_S = 5.0
 _REST_S = 1.0
 # Maximum number of requests that ``recent`` looks back on.
 _RECENT = 20_000
-
-
-@dataclass(frozen=True)
-class TrafficJob:
-    """drill: the drill's folder. sender: whose events they are. k: items per answer. name: the drill's in metrics."""
-
-    settings: TrafficSettings
-    drill: Path
-    sender: Sender
-    k: int
-    name: str
 
 
 class TrafficActor:
@@ -123,7 +110,7 @@ class TrafficActor:
         since = time.time()
         while not self.is_stopped:
             await asyncio.sleep(0.2)
-            if not is_sending(self.job.drill, self.job.sender):
+            if not self.job.sender.may_write(self.job.drill):
                 self.is_stopped = True
             elif time.time() - since >= _WRITE_S:
                 self._write()
@@ -132,7 +119,7 @@ class TrafficActor:
     def _write(self) -> None:
         """Write the events, unless the driver has gone on without this incarnation."""
         events, self.unwritten = self.unwritten, []
-        if events and is_sending(self.job.drill, self.job.sender):
+        if events and self.job.sender.may_write(self.job.drill):
             write_parquet(self.job.sender.file(self.job.drill, self.files), arrow_table(EventRow, events))
             self.files += 1
 
@@ -143,7 +130,7 @@ class Traffic:
     restarted: called with the incarnation that sends from now on.
     """
 
-    def __init__(self, job: DrillJob, leg: int, router: Router, restarted: Callable[[Sender], None]) -> None:
+    def __init__(self, job: LiveJob, leg: int, router: Router, restarted: Callable[[Sender], None]) -> None:
         settings, questions = job.settings.traffic, job.questions
         self.job, self.restarted = job, restarted
         self.warm_up_s = settings.warm_up_s if settings.rate_per_s else 0.0
@@ -195,12 +182,12 @@ class Traffic:
 
     def close(self) -> None:
         for sender, actor in zip(self.senders, self.actors, strict=True):
-            end_sending(self.job.folder, sender)
+            sender.end(self.job.folder)
             ray.kill(actor)
 
     def _made(self, sender: Sender, make: Any) -> ActorHandle:
         job = self.job
-        begin_sending(job.folder, sender)
+        sender.begin(job.folder)
         of_actor = TrafficJob(job.settings.traffic, job.folder, sender, job.questions.k, job.name)
         made: ActorHandle = make.remote(of_actor, *self.sent)
         return made

@@ -29,7 +29,7 @@ _REFRESH_S = 0.5
 
 
 class Metric(NamedTuple):
-    """tag: an additional tag beside ``drill``, if any."""
+    """tag: a tag in addition to ``drill``, if any."""
 
     name: str
     kind: Literal["gauge", "counter", "histogram"]

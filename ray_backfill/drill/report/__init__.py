@@ -3,14 +3,25 @@
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from ray_backfill.drill.report import charts, html, terminal
-from ray_backfill.drill.report.drill_folder import Drill, read_drill
-from ray_backfill.drill.report.sentences import verdict
+from ray_backfill.drill.report import html
+from ray_backfill.drill.report.charts import quality_charts
+from ray_backfill.drill.report.drill_folder import read_drill
+from ray_backfill.drill.report.sentences import details, is_alarming, source, verdict
 from ray_backfill.page.drawing import panels_figure, to_png
+from ray_backfill.page.heading import data_notes
+from ray_backfill.page.layout import show
 from ray_backfill.page.parts import write_pages
 
-__all__ = ["Drill", "print_live_table", "read_drill", "verdict", "write_live_report"]
+__all__ = ["print_live_table", "write_live_report"]
+
+# The columns of the page that fit a terminal.
+NARROW = (
+    *("t", "live", "exact", "−\u00a0replay", "p50 ms", "p99 ms", "queries/s", "items/s", "old items", "new items"),
+    *("unanswered", "violations"),
+)
 
 
 def write_live_report(folder: Path) -> None:
@@ -22,7 +33,7 @@ def write_live_report(folder: Path) -> None:
         InputError: the folder, a file or a column is missing.
     """
     drill = read_drill(folder)
-    write_pages(folder, lambda: to_png(panels_figure(charts.quality_charts(drill))), lambda: html.render(drill))
+    write_pages(folder, lambda: to_png(panels_figure(quality_charts(drill))), lambda: html.render(drill))
 
 
 def print_live_table(folder: Path, console: Console | None = None) -> None:
@@ -31,4 +42,18 @@ def print_live_table(folder: Path, console: Console | None = None) -> None:
     Raises:
         InputError: the folder, a file or a column is missing.
     """
-    terminal.draw_table(read_drill(folder), folder, console)
+    drill = read_drill(folder)
+    table = Table(title=f"Live drill: {drill.primary} in per cent", title_justify="left")
+    names, rows = html.checkpoint_table(drill)
+    shown = [index for index, name in enumerate(names) if name in NARROW]
+    for index in shown:
+        table.add_column(Text(names[index]), justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(row[index]) for index in shown))
+    notes = [
+        *(Text(sentence, style="yellow") for sentence in data_notes(drill.facts.data)),
+        Text(verdict(drill), style="bold red" if is_alarming(drill) else "bold"),
+        Text(" ".join(details(drill))),
+        Text(f"{source(drill)}. Tables and report.html: {folder}", style="dim"),
+    ]
+    show(console, table, notes, kept=2, elsewhere="report.html or checkpoints.parquet")

@@ -1,32 +1,26 @@
-"""Reads and checks the folder of a live drill: five tables and a manifest in, one frozen ``Drill`` out."""
+"""The folder of a live drill in memory: five tables and a manifest in, one frozen ``Drill`` out.
+
+Latency before, during and after the backfill are medians over the seconds of its timeline.
+"""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import RowT, read_manifest, read_table, rows_of
-from ray_backfill.drill.tables import (
-    CheckpointRow,
-    DrillFacts,
-    IncidentRow,
-    QualityRow,
-    ReplayedRow,
-    SecondRow,
-    facts_of,
-)
+from ray_backfill.drill.tables import CheckpointRow, DrillFacts, IncidentRow, QualityRow, ReplayedRow, SecondRow
 
-Floats = npt.NDArray[np.float64]
 KeyT = TypeVar("KeyT")
-
 AGAIN = "run the live drill again"
 SAME_T = 1e-6  # tolerance for equal progress: a millionth of a gallery is at most a few items
+BEFORE, DURING, AFTER, MEASURING = "before the first item", "during the backfill", "after the backfill", "measuring"
+FEW_SECONDS = 3  # a median of fewer seconds is meaningless
 
 
 class Gap(NamedTuple):
@@ -150,7 +144,7 @@ def read_drill(folder: Path) -> Drill:
         _grouped(rows("replayed", ReplayedRow, lambda r: r.t), lambda r: (r.metric, r.serving)),
         tuple(rows("timeline", SecondRow, lambda s: s.elapsed_s, may_be_empty=True)),
         tuple(rows("incidents", IncidentRow, lambda i: i.elapsed_s, may_be_empty=True)),
-        facts_of(manifest),
+        DrillFacts.of(manifest),
         manifest.get("settings", {}),
     )
     path = folder / "quality.parquet"
@@ -167,3 +161,59 @@ def _grouped(rows: Sequence[RowT], key: Callable[[RowT], KeyT]) -> dict[KeyT, li
     for row in rows:
         groups.setdefault(key(row), []).append(row)
     return groups
+
+
+@dataclass(frozen=True)
+class Period:
+    """All seconds of one kind. p50_ms and p99_ms: medians over the seconds with answered queries."""
+
+    name: str
+    seconds: int
+    p50_ms: float
+    p99_ms: float
+    queries_per_s: float
+    items_per_s: float
+    unanswered: int
+
+
+def periods(drill: Drill) -> dict[str, Period]:
+    """The periods that occurred, by name: before the first item, during and after the backfill, measuring."""
+    seconds = drill.timeline
+    at_work = [i for i, second in enumerate(seconds) if second.items > 0]
+    first, last = (at_work[0], at_work[-1]) if at_work else (len(seconds), len(seconds))
+    serving = [(i, second) for i, second in enumerate(seconds) if not (second.is_measuring or second.is_warm_up)]
+    kinds = {
+        BEFORE: [second for i, second in serving if i < first],
+        DURING: [second for i, second in serving if first <= i <= last],
+        AFTER: [second for i, second in serving if i > last],
+        MEASURING: [second for second in seconds if second.is_measuring],
+    }
+    return {name: _period(name, of_kind) for name, of_kind in kinds.items() if of_kind}
+
+
+def _period(name: str, seconds: Sequence[SecondRow]) -> Period:
+    return Period(
+        name,
+        len(seconds),
+        median(s.p50_ms for s in seconds),
+        median(s.p99_ms for s in seconds),
+        float(np.mean([s.queries for s in seconds])),
+        float(np.mean([s.items for s in seconds])),
+        sum(s.unanswered for s in seconds),
+    )
+
+
+def cost(drill: Drill) -> tuple[float, float] | None:
+    """p99 of a typical second before and during the backfill, in ms; None if either has too few seconds."""
+    found = periods(drill)
+    before, during = found.get(BEFORE), found.get(DURING)
+    if before is None or during is None or min(before.seconds, during.seconds) < FEW_SECONDS:
+        return None
+    both = before.p99_ms, during.p99_ms
+    return both if np.isfinite(both).all() else None
+
+
+def median(values: Iterable[float]) -> float:
+    """The median of the finite values; NaN if there are none."""
+    known = [value for value in values if math.isfinite(value)]
+    return float(np.median(known)) if known else math.nan

@@ -1,12 +1,13 @@
 """The page of a live drill as one self-contained HTML file."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from ray_backfill.drill.report import charts, sentences, situations, timeline
-from ray_backfill.drill.report.checkpoint_table import checkpoint_table, metric_table
-from ray_backfill.drill.report.drill_folder import Drill
-from ray_backfill.drill.report.numbers import count, duration, megabytes, milliseconds, rate
+from ray_backfill.drill.report import charts, sentences
+from ray_backfill.drill.report.drill_folder import Drill, periods
+from ray_backfill.drill.tables import CheckpointRow, QualityRow
 from ray_backfill.page.heading import date_of, name_of, recipe_of, top_notes, without_folders
+from ray_backfill.page.numbers import count, duration, megabytes, milliseconds, percent, rate, signed_points
 from ray_backfill.page.parts import (
     Cell,
     Head,
@@ -20,7 +21,10 @@ from ray_backfill.page.parts import (
     text_table,
 )
 
-SITUATION_HEADS = ["phase", "seconds", "p50 (ms)", "p99 (ms)", "queries per second", "items per second", "unanswered"]
+PERIOD_HEADS = ["phase", "seconds", "p50 (ms)", "p99 (ms)", "queries per second", "items per second", "unanswered"]
+SPACE = "\u00a0"  # keeps a heading from breaking here
+# Heading, whether the column is shown, and the cell of a row.
+Column = tuple[str, bool, Callable[[CheckpointRow, QualityRow], str]]
 MANY_INCIDENTS = 20  # only this many incidents are shown without unfolding
 
 
@@ -39,10 +43,10 @@ def render(drill: Drill) -> str:
         invented=invented,
         name=name_of(data),
         curves=page_charts(charts.quality_charts(drill), "quality"),
-        timeline=page_charts(timeline.timeline_charts(drill), "time"),
+        timeline=page_charts(charts.timeline_charts(drill), "time"),
         partitions=page_charts(charts.partition_charts(drill), "partitions"),
         recall=page_charts(charts.recall_charts(drill), "recall"),
-        situations=text_table("Latency in each phase", SITUATION_HEADS, _situations(drill)),
+        periods=text_table("Latency in each phase", PERIOD_HEADS, _periods(drill)),
         checkpoints=text_table("All checkpoints", *checkpoint_table(drill), css="dense"),
         metrics=[
             (metric, text_table(f"{metric} at every checkpoint", *metric_table(drill, metric)))
@@ -107,14 +111,61 @@ def _incidents(drill: Drill, most: int) -> PageTable:
     return PageTable("Incidents", heads, rows)
 
 
-def _situations(drill: Drill) -> list[list[str]]:
+def _periods(drill: Drill) -> list[list[str]]:
     """Rows for a typical second before, during and after the backfill; [] without traffic."""
     if not drill.has_traffic:
         return []
-    lines = []
-    for s in situations.situations(drill).values():
-        latency = [milliseconds(s.p50_ms), milliseconds(s.p99_ms)]
-        lines.append(
-            [s.name, count(s.seconds), *latency, rate(s.queries_per_s), rate(s.items_per_s), count(s.unanswered)]
-        )
-    return lines
+    return [
+        [
+            *(s.name, count(s.seconds), milliseconds(s.p50_ms), milliseconds(s.p99_ms)),
+            *(rate(s.queries_per_s), rate(s.items_per_s), count(s.unanswered)),
+        ]
+        for s in periods(drill).values()
+    ]
+
+
+def checkpoint_table(drill: Drill) -> tuple[list[str], list[list[str]]]:
+    """Headings, and one row per checkpoint: quality in the primary metric in per cent, differences in points."""
+    approximate, traffic = not drill.facts.is_exact, drill.has_traffic
+    columns: list[Column] = [
+        ("t", True, lambda c, q: where(c)),
+        ("elapsed", True, lambda c, q: duration(c.elapsed_s)),
+        ("live", True, lambda c, q: percent(q.live)),
+        ("exact", True, lambda c, q: percent(q.exact)),
+        (f"−{SPACE}exact", True, lambda c, q: signed_points(q.live - q.exact)),
+        (f"−{SPACE}replay", True, lambda c, q: signed_points(q.live - drill.promised(c, drill.primary))),
+        ("recall old", approximate, lambda c, q: percent(c.old_recall)),
+        ("recall new", approximate, lambda c, q: percent(c.new_recall)),
+        ("p50 ms", traffic, lambda c, q: milliseconds(c.p50_ms)),
+        ("p95 ms", traffic, lambda c, q: milliseconds(c.p95_ms)),
+        ("p99 ms", traffic, lambda c, q: milliseconds(c.p99_ms)),
+        ("queries/s", traffic, lambda c, q: rate(c.queries_per_s)),
+        ("items/s", True, lambda c, q: rate(c.items_per_s)),
+        ("old items", True, lambda c, q: count(c.old_items)),
+        ("new items", True, lambda c, q: count(c.new_items)),
+        ("MB", True, lambda c, q: megabytes(c.old_bytes + c.new_bytes)),
+        ("unanswered", True, lambda c, q: count(c.unanswered)),
+        ("retried", True, lambda c, q: count(c.retried)),
+        ("violations", drill.total(lambda c: c.violations) > 0, lambda c, q: count(c.violations)),
+        ("kept old", drill.total(lambda c: c.kept_old) > 0, lambda c, q: count(c.kept_old)),
+        ("inserted", drill.total(lambda c: c.inserted) > 0, lambda c, q: count(c.inserted)),
+        ("deleted", drill.total(lambda c: c.deleted) > 0, lambda c, q: count(c.deleted)),
+    ]
+    shown = [(name, cell) for name, is_shown, cell in columns if is_shown]
+    both = list(zip(drill.checkpoints, drill.quality[drill.primary], strict=True))
+    return [name for name, _ in shown], [[cell(c, q) for _, cell in shown] for c, q in both]
+
+
+def metric_table(drill: Drill, metric: str) -> tuple[list[str], list[list[str]]]:
+    """Headings, and one row per checkpoint: quality only, with more digits."""
+    names, rows = ["t", "live", "exact", f"live −{SPACE}exact", "replayed", f"live −{SPACE}replayed"], []
+    for checkpoint, q in zip(drill.checkpoints, drill.quality[metric], strict=True):
+        promised = drill.promised(checkpoint, metric)
+        numbers = [percent(q.live, 2), percent(q.exact, 2), signed_points(q.live - q.exact), percent(promised, 2)]
+        rows.append([where(checkpoint), *numbers, signed_points(q.live - promised)])
+    return names, rows
+
+
+def where(checkpoint: CheckpointRow) -> str:
+    """The label of a row: its progress, marked if it follows a rollback."""
+    return sentences.progress(checkpoint) + (", rolled back" if checkpoint.is_rollback else "")

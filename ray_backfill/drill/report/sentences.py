@@ -3,11 +3,9 @@
 import math
 
 from ray_backfill.compare.report.glossary import GLOSSARY, of_metrics
-from ray_backfill.drill.report.drill_folder import Drill, Gap
-from ray_backfill.drill.report.numbers import count, duration, milliseconds, points, progress, rate
-from ray_backfill.drill.report.situations import cost, median
+from ray_backfill.drill.report.drill_folder import Drill, Gap, cost, median
 from ray_backfill.drill.tables import CheckpointRow
-from ray_backfill.page.numbers import percent_sign
+from ray_backfill.page.numbers import count, duration, milliseconds, percent_sign, rate, signed_points
 
 FEW = 4  # kinds of incidents that a sentence can list
 
@@ -27,16 +25,17 @@ LIVE_GLOSSARY = {
     "Violation": "An answer that violates an invariant of the service, for example one that contains an item twice or "
     "comes from a gallery of the wrong size. There must be none.",
 }
-RECALL = (
-    "The share of the items in the exact answer that the live answer contains too, separately for old and new items. "
-    "It is 100 % with exact indexes."
-)
-CHURN = "Items that are inserted and deleted while the backfill runs. The replay does not model them."
-KEPT_OLD = (
-    "Items whose image could not be read when their turn came. They keep their old embedding and stay in service."
-)
-LEG = "The part of the drill that one driver process ran. If a driver is killed, the next one continues from there."
-ROLLED_BACK = "The return to the old model: every item is served by its old embedding again, as before the backfill."
+# Terms that only some drills need.
+FURTHER_GLOSSARY = {
+    "Recall": "The share of the items in the exact answer that the live answer contains too, separately for old and "
+    "new items. It is 100 % with exact indexes.",
+    "Churn": "Items that are inserted and deleted while the backfill runs. The replay does not model them.",
+    "Kept old": "Items whose image could not be read when their turn came. They keep their old embedding and stay in "
+    "service.",
+    "Rollback": "The return to the old model: every item is served by its old embedding again, as before the backfill.",
+    "Leg": "The part of the drill that one driver process ran. If a driver is killed, the next one continues from "
+    "there.",
+}
 
 
 def verdict(drill: Drill) -> str:
@@ -78,16 +77,16 @@ def wrong_number(missing: int) -> str:
 
 def glossary(drill: Drill) -> dict[str, str]:
     """Term -> definition: the general terms, and those that this drill needs."""
-    found = {word: GLOSSARY[word] for word in ("Backfill", "M_t", "Order", "Merge")} | LIVE_GLOSSARY
-    found |= of_metrics(drill.metrics)
-    extra = dict(drill.facts.glossary) | {
-        "Recall": "" if drill.facts.is_exact else RECALL,
-        "Churn": CHURN if drill.facts.has_churn else "",
-        "Kept old": KEPT_OLD if any(c.kept_old for c in drill.checkpoints) else "",
-        "Rollback": ROLLED_BACK if drill.rolled_back else "",
-        "Leg": LEG if drill.facts.legs > 1 else "",
+    general = {word: GLOSSARY[word] for word in ("Backfill", "M_t", "Order", "Merge")}
+    is_needed = {
+        "Recall": not drill.facts.is_exact,
+        "Churn": drill.facts.has_churn,
+        "Kept old": any(c.kept_old for c in drill.checkpoints),
+        "Rollback": drill.rolled_back,
+        "Leg": drill.facts.legs > 1,
     }
-    return found | {word: meaning for word, meaning in extra.items() if meaning}
+    further = {word: meaning for word, meaning in FURTHER_GLOSSARY.items() if is_needed[word]}
+    return general | LIVE_GLOSSARY | of_metrics(drill.metrics) | dict(drill.facts.glossary) | further
 
 
 def _promise(drill: Drill) -> str:
@@ -130,7 +129,7 @@ def _equal(drill: Drill, off_promise: list[Gap], everywhere: str) -> str:
 
 
 def _unsigned(gap: Gap) -> str:
-    return f"{points(abs(gap.size)).removeprefix('+')} points ({gap.metric}, {moment(gap.checkpoint)})"
+    return f"{signed_points(abs(gap.size)).removeprefix('+')} points ({gap.metric}, {moment(gap.checkpoint)})"
 
 
 def _at_all(number: int) -> str:
@@ -248,3 +247,8 @@ def _incidents(drill: Drill) -> str:
         rest = f" and {len(kinds) - FEW} more kinds" if len(kinds) > FEW else ""
         sentences.append(f"Incidents: {', '.join(named)}{rest}.")
     return " ".join(sentences)
+
+
+def progress(checkpoint: CheckpointRow) -> str:
+    """The share that is backfilled: "40 %", "33.3 %"."""
+    return f"{100 * checkpoint.t:.4g} %"

@@ -32,9 +32,10 @@ from ray_backfill.learn.models.backbones import load_backbone, pixels_to_float
 from ray_backfill.learn.training.backbone_loop import training_rows
 from ray_backfill.learn.training.batches import Work, feeding, own_view, total
 from ray_backfill.learn.training.settings import BackboneTraining
+from ray_backfill.recipes import EmbedSettings
 from ray_backfill.recipes.run.backbones import backbone_identity
 from ray_backfill.workers.session import placed, session
-from ray_backfill.workers.settings import EmbedActors, EmbedSettings
+from ray_backfill.workers.settings import EmbedActors
 
 _BROKEN = b"broken_images"  # metadata of a part: JSON list of [id, reason]
 _Outputs = dict[str, NDArray[Any]]  # of a batch or a part: column -> (B,) or (B, d)

@@ -18,7 +18,7 @@ from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.parquet import read_checked
 from ray_backfill.core.stages import OtherSettingsError, is_finished
 from ray_backfill.data.folder import read_folder
-from ray_backfill.drill.ray.embedding import FromImages
+from ray_backfill.drill.jobs import FromImages
 from ray_backfill.drill.run import check_drill, check_room, run_resolved
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.engine.index import check_index
@@ -31,8 +31,8 @@ from ray_backfill.recipes.run import timed
 from ray_backfill.recipes.run.backbones import BackboneJob, train_backbone_stage
 from ray_backfill.recipes.run.checks import check_evaluation, check_recipe
 from ray_backfill.recipes.run.embed import EmbedRequest, embed_stage
-from ray_backfill.workers.context import Context
 from ray_backfill.workers.session import placed, session
+from ray_backfill.workers.settings import Context
 
 
 def train_recipe_backbone(recipe: Recipe[Any], role: str, context: Context) -> Path:

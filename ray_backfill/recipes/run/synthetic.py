@@ -34,7 +34,7 @@ from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.images.draws import class_sizes
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.recipes.run import timed
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]

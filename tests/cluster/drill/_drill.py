@@ -17,15 +17,13 @@ import ray_backfill as rb
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.data.folder import read_folder
 from ray_backfill.data.write import vector_column, write_parquet
-from ray_backfill.drill.operations import Operation, read_plan
+from ray_backfill.drill.plan import Operation, read_plan
 from ray_backfill.drill.ray.driver import Driver
-from ray_backfill.drill.ray.shards import ShardActor
+from ray_backfill.drill.ray.shards import LiveShard
 from ray_backfill.drill.run import drill_folder
-from ray_backfill.drill.schedule import TrafficSettings
-from ray_backfill.drill.settings import LiveSettings, ShardSettings
+from ray_backfill.drill.settings import LiveSettings, ShardSettings, TrafficSettings
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.workers.context import Context
-from ray_backfill.workers.settings import EmbedActors
+from ray_backfill.workers.settings import Context, EmbedActors
 
 ITEMS, QUERIES = 330, 24
 EVALUATION = Evaluation(metrics=("mAP@10", "CMC@1"), orders=("random",), points=8)
@@ -63,7 +61,7 @@ class Finished:
         return pd.read_parquet(self.folder / f"{name}.parquet")
 
 
-def _items(actor: ShardActor) -> list[tuple[int, str, bytes]]:
+def _items(actor: LiveShard) -> list[tuple[int, str, bytes]]:
     """Every item of a shard as it is served: position, side and vector."""
     view, found = actor.shard.view, []
     for side, partition in (("old", view.old), ("new", view.new)):

@@ -23,22 +23,20 @@ from ray_backfill.core.stages import read_json
 from ray_backfill.data.folder import StoredSplit, read_folder
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.drill import run as drills
+from ray_backfill.drill.jobs import FromImages
 from ray_backfill.drill.journal import Journal, Throttled, TrafficRestarted, of_type
-from ray_backfill.drill.operations import ChurnSettings
 from ray_backfill.drill.parts import Embedded, part_path
-from ray_backfill.drill.ray import throttling
+from ray_backfill.drill.ray import driver as driving
 from ray_backfill.drill.ray.driver import Driver
-from ray_backfill.drill.ray.embedding import FromImages, _without_useless, embed_again
-from ray_backfill.drill.schedule import TrafficSettings
-from ray_backfill.drill.throttle import ThrottleSettings
+from ray_backfill.drill.ray.embedding import _without_useless, embed_again
+from ray_backfill.drill.settings import ChurnSettings, ThrottleSettings, TrafficSettings
 from ray_backfill.engine.index import IndexSettings
 from ray_backfill.images.datasets import open_images
 from ray_backfill.images.datasets.image_folder import Settings
 from ray_backfill.learn.models.backbones import BackboneInfo, load_backbone, pixels_to_float, save_backbone
 from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.workers.context import Context
-from ray_backfill.workers.settings import EmbedActors
+from ray_backfill.workers.settings import Context, EmbedActors
 from tests.cluster.drill._drill import (
     EVALUATION,
     ITEMS,
@@ -241,7 +239,7 @@ def test_churn_and_rollback(data: Path, tmp_path: Path, monkeypatch: pytest.Monk
         churn=ChurnSettings(inserts=20, deletes=15, rollback_at=0.5),
         throttle=ThrottleSettings(items_per_s=150.0, p99_ms=0.01),
     )
-    monkeypatch.setattr(throttling, "_CONTROL_S", 0.2)
+    monkeypatch.setattr(driving, "_CONTROL_S", 0.2)
     faults = Faults()
 
     def meddle(driver: Driver, number: int) -> None:

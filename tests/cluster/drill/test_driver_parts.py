@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from ray_backfill.data.folder import StoredSplit
+from ray_backfill.drill.jobs import FromStore, PartsJob
 from ray_backfill.drill.journal import Applied, Incident, Journal, Started, Throttled, of_type
-from ray_backfill.drill.operations import Operation
 from ray_backfill.drill.parts import BadPartError, Embedded, part_path, write_part
-from ray_backfill.drill.ray import supervisor, throttling
-from ray_backfill.drill.ray.embedding import EmbedJob, FromStore
-from ray_backfill.drill.ray.recorder import Recorder
-from ray_backfill.drill.ray.supervisor import Arrivals, EmbeddingSupervisor
-from ray_backfill.drill.ray.throttling import ThrottleLoop
-from ray_backfill.drill.throttle import ThrottleSettings
+from ray_backfill.drill.plan import Operation
+from ray_backfill.drill.ray import driver as driving
+from ray_backfill.drill.ray import embedding as embedding_actors
+from ray_backfill.drill.ray.driver import Recorder, ThrottleLoop
+from ray_backfill.drill.ray.embedding import Arrivals, EmbeddingSupervisor
+from ray_backfill.drill.settings import ThrottleSettings
 from ray_backfill.workers.settings import EmbedActors
 
 
@@ -51,13 +51,13 @@ def test_the_throttle_slows_the_embedding_down_and_writes_it_down(tmp_path: Path
 def test_a_driver_waits_for_a_file_and_hears_what_stopped_the_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_LOOK_S", 0.01)
+    monkeypatch.setattr(embedding_actors, "_LOOK_S", 0.01)
     arrivals, path = Arrivals(tmp_path), part_path(tmp_path, 3)
     path.parent.mkdir()
-    arrivals.told.put(2)
+    arrivals.reports.put(2)
     arrivals.wait_for(3, path.touch)
     for told, said in ((OSError("disk is full"), "disk is full"), (None, "without the embeddings of operation 4")):
-        arrivals.told.put(told)
+        arrivals.reports.put(told)
         with pytest.raises((OSError, RuntimeError), match=said):
             arrivals.wait_for(4, path.touch)
 
@@ -65,12 +65,12 @@ def test_a_driver_waits_for_a_file_and_hears_what_stopped_the_pipeline(
 def test_embeddings_are_made_again_three_times_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_session: None
 ) -> None:
-    def embed_again(number: int, job: EmbedJob) -> None:
+    def embed_again(number: int, job: PartsJob) -> None:
         embedded = Embedded(np.array([7]), {"new": np.ones((1, 2), np.float32)}, ((2, "cut"),))
         write_part(job.drill, Operation(number, "backfill", np.array([7, 2])), embedded)
 
-    monkeypatch.setattr(supervisor, "embed_again", embed_again)
-    job = EmbedJob(tmp_path, FromStore(StoredSplit(tmp_path), 8), ("old",), ("new",), EmbedActors())
+    monkeypatch.setattr(embedding_actors, "embed_again", embed_again)
+    job = PartsJob(tmp_path, FromStore(StoredSplit(tmp_path), 8), ("old",), ("new",), EmbedActors())
     told: list[tuple[str, str]] = []
     embedding = EmbeddingSupervisor(job, ThrottleSettings(), lambda what, detail: told.append((what, detail)))
     for _ in range(3):
@@ -84,7 +84,7 @@ def test_embeddings_are_made_again_three_times_at_most(
 
 def test_no_thread_of_a_driver_calls_ray_after_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call while Ray is shut down ends the process by SIGSEGV."""
-    monkeypatch.setattr(throttling, "_CONTROL_S", 0.01)
+    monkeypatch.setattr(driving, "_CONTROL_S", 0.01)
     asked: list[float] = []
 
     def slowly(seconds: float) -> list[float]:

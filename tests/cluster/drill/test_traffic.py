@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_backfill.drill.answers import Answer, ShardAnswer
-from ray_backfill.drill.events import Sender, begin_sending, end_sending, read_events
-from ray_backfill.drill.ray.router import Routed, Router, UnansweredError
-from ray_backfill.drill.ray.traffic import TrafficActor, TrafficJob
-from ray_backfill.drill.schedule import TrafficSettings
+from ray_backfill.drill.jobs import TrafficJob
+from ray_backfill.drill.ray.shards import Routed, Router, UnansweredError
+from ray_backfill.drill.ray.traffic import TrafficActor
+from ray_backfill.drill.settings import TrafficSettings
+from ray_backfill.drill.shard import Answer, ShardAnswer
+from ray_backfill.drill.traffic import Sender, read_events
 
 
 class Answers:
@@ -37,7 +38,7 @@ def sent(folder: Path, router: Answers, seconds: float) -> TrafficActor:
     settings = TrafficSettings(rate_per_s=100.0, arrivals="constant", warm_up_s=0.1, batch=2)
     vectors = np.ones((5, 3), np.float32)
     job = TrafficJob(settings, folder, Sender(0, 0), 4, "test")
-    begin_sending(folder, job.sender)
+    job.sender.begin(folder)
     actor = TrafficActor(job, router, vectors, vectors)  # type: ignore[arg-type]
 
     async def run() -> None:
@@ -75,20 +76,20 @@ def test_a_replaced_incarnation_stops_and_writes_nothing(tmp_path: Path) -> None
     settings = TrafficSettings(rate_per_s=100.0, arrivals="constant", warm_up_s=0.0)
     vectors = np.ones((5, 3), np.float32)
     job = TrafficJob(settings, tmp_path, Sender(0, 0), 4, "test")
-    begin_sending(tmp_path, job.sender)
+    job.sender.begin(tmp_path)
     actor = TrafficActor(job, Answers(), vectors, vectors)  # type: ignore[arg-type]
 
     async def run() -> None:
         running = asyncio.create_task(actor.run(time.time()))
         await asyncio.sleep(0.5)
         assert len(actor.unwritten) > 20
-        begin_sending(tmp_path, Sender(0, 0, incarnation=1))
+        Sender(0, 0, incarnation=1).begin(tmp_path)
         await asyncio.wait_for(running, 5)
 
     asyncio.run(run())
     assert actor.is_stopped
     assert not len(read_events(tmp_path))
-    end_sending(tmp_path, job.sender)
+    job.sender.end(tmp_path)
     assert not list((tmp_path / "events").iterdir())
 
 
@@ -96,7 +97,7 @@ def test_the_next_incarnation_continues_the_schedule(tmp_path: Path) -> None:
     settings = TrafficSettings(rate_per_s=100.0, arrivals="constant", warm_up_s=0.0)
     vectors = np.ones((5, 3), np.float32)
     sender = Sender(0, 0, incarnation=1)
-    begin_sending(tmp_path, sender)
+    sender.begin(tmp_path)
     actor = TrafficActor(TrafficJob(settings, tmp_path, sender, 4, "test"), Answers(), vectors, vectors)  # type: ignore[arg-type]
     now = time.time()
 

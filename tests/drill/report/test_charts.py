@@ -8,9 +8,18 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from ray_backfill.drill.report import read_drill, write_live_report
-from ray_backfill.drill.report.charts import partition_charts, quality_charts, recall_charts
-from ray_backfill.drill.report.timeline import INCIDENT, MAX_POINTS, NEW_LEG, binned, timeline_charts
+from ray_backfill.drill.report import write_live_report
+from ray_backfill.drill.report.charts import (
+    INCIDENT,
+    MAX_POINTS,
+    NEW_LEG,
+    binned,
+    partition_charts,
+    quality_charts,
+    recall_charts,
+    timeline_charts,
+)
+from ray_backfill.drill.report.drill_folder import read_drill
 from ray_backfill.page.charts import Chart
 from ray_backfill.page.drawing import chart_svg, panels_figure, to_png
 from tests.drill.report.folder import replayed_value, write_drill, write_timeline

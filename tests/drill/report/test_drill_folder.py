@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.drill.report import print_live_table, read_drill, write_live_report
-from ray_backfill.drill.report.situations import AFTER, BEFORE, DURING, MEASURING, cost, situations
+from ray_backfill.drill.report import print_live_table, write_live_report
+from ray_backfill.drill.report.drill_folder import AFTER, BEFORE, DURING, MEASURING, cost, periods, read_drill
 from ray_backfill.drill.tables import IncidentRow
 from tests.drill.report.folder import ITEMS, replayed_value, write_drill, write_timeline
 
@@ -105,7 +105,7 @@ def test_items_are_counted_with_those_that_came_and_went(tmp_path: Path) -> None
 
 
 def test_situations_are_told_apart(tmp_path: Path) -> None:
-    found = situations(read_drill(write_drill(tmp_path)))
+    found = periods(read_drill(write_drill(tmp_path)))
     assert list(found) == [BEFORE, DURING, AFTER, MEASURING]
     frame = pd.read_parquet(tmp_path / "timeline.parquet")
     before, during = frame[frame["elapsed_s"] < 5], frame[frame["items"] > 0]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ray_backfill.drill.report import html, print_live_table, read_drill, write_live_report
+from ray_backfill.drill.report import html, print_live_table, write_live_report
+from ray_backfill.drill.report.drill_folder import read_drill
 from ray_backfill.page import parts
 from tests.compare.report.page import Page
 from tests.drill.report.folder import write_drill

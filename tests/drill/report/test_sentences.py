@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from ray_backfill.drill.report import read_drill, verdict
-from ray_backfill.drill.report.drill_folder import Drill
-from ray_backfill.drill.report.numbers import duration, megabytes, milliseconds, points
-from ray_backfill.drill.report.numbers import rate as per_second
-from ray_backfill.drill.report.sentences import details, glossary, is_alarming
+from ray_backfill.drill.report.drill_folder import Drill, read_drill
+from ray_backfill.drill.report.sentences import details, glossary, is_alarming, verdict
+from ray_backfill.page.numbers import duration, megabytes, milliseconds, signed_points
+from ray_backfill.page.numbers import rate as per_second
 from tests.drill.report.folder import METRICS, replayed_value, write_drill
 
 WHOLE = "Nothing was lost: 0 of 8,750 queries unanswered, 0 violations, and the two partitions hold the whole gallery"
@@ -147,7 +146,7 @@ def test_no_traffic_and_a_drill_that_stopped(tmp_path: Path) -> None:
     [(0.0, "0"), (0.012, "+1.20"), (-0.00006, "−0.01"), (-1e-16, "−1e-14"), (math.nan, "–"), (math.inf, "–")],
 )
 def test_points_are_zero_only_where_they_are(share: float, text: str) -> None:
-    assert points(share) == text
+    assert signed_points(share) == text
 
 
 def test_numbers_as_people_say_them() -> None:

@@ -19,7 +19,7 @@ from ray_backfill.learn.training.backbone_loop import train_backbone, training_r
 from ray_backfill.learn.training.settings import BackboneTraining, ObjectiveSettings
 from ray_backfill.recipes import load_recipe, run
 from ray_backfill.recipes.run import pipeline
-from ray_backfill.workers.context import Context
+from ray_backfill.workers.settings import Context
 
 INFO = BackboneInfo(BackboneSettings(dim=7, width=2), 1, 8, classes=[1, 3, 4, 7])
 TARGET = torch.tensor([0, 1, 2, 3, 3, -1, 1])

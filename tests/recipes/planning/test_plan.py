@@ -22,9 +22,9 @@ from ray_backfill.learn.training.backbone_loop import train_backbone, training_r
 from ray_backfill.learn.training.objective import Classification, OldModel
 from ray_backfill.learn.training.settings import BackboneTraining, FitSettings, HeadTraining, TransformTraining
 from ray_backfill.learn.training.step_cost import network_cost, step_flops
-from ray_backfill.recipes import ModelRecipe, PlanningSettings, Recipe
+from ray_backfill.recipes import EmbedSettings, ModelRecipe, PlanningSettings, Recipe
 from ray_backfill.recipes.run.plan import Counts, ModelCounts, Plan, count_images, describe_plan, plan_upgrade
-from ray_backfill.workers.settings import EmbedActors, EmbedSettings, Workers
+from ray_backfill.workers.settings import EmbedActors, Workers
 
 pytestmark = pytest.mark.slow
 

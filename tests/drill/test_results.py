@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_backfill.core.schema import arrow_table
-from ray_backfill.drill.events import read_events
 from ray_backfill.drill.journal import Applied, CheckpointMeasured, Entry, Incident, Started, of_type
-from ray_backfill.drill.operations import ChurnSettings, make_plan
+from ray_backfill.drill.plan import make_plan
+from ray_backfill.drill.results import Segment, counts, incidents, served, timeline
+from ray_backfill.drill.settings import ChurnSettings
 from ray_backfill.drill.tables import Checkpoint, EventRow, IncidentRow
-from ray_backfill.drill.timeline import Stretch, counts, incidents, served, timeline
+from ray_backfill.drill.traffic import read_events
 
-# Two drivers with one checkpoint each; the second driver warms up within the second stretch.
+# Two drivers with one checkpoint each; the second driver warms up within the second segment.
 ENTRIES: list[Entry] = [
     Started(0.0, leg=0, warm_up_s=2.0),
     CheckpointMeasured(4.0, 0, 3.0, {}, 0, 0, 0, 0),
@@ -60,7 +61,7 @@ EVENTS = events_of(
 
 def test_a_stretch_by_hand() -> None:
     meanwhile = Applied(11.0, 4, "backfill", items=500)
-    found = served(EVENTS, [*ENTRIES, meanwhile], Stretch(4.0, 10.0, 12.0))
+    found = served(EVENTS, [*ENTRIES, meanwhile], Segment(4.0, 10.0, 12.0))
     assert (found.queries, found.unanswered) == (2 + 1 + 4 + 2 + 5, 3 + 1)
     assert (found.retried, found.violations) == (1 + 3, 1)
     assert found.queries_per_s == pytest.approx((2 + 1 + 2) / (6 - 1.5)), "of 6 s, 1.5 s were warm-up"
@@ -72,7 +73,7 @@ def test_a_stretch_by_hand() -> None:
 
 
 def test_the_first_stretch_has_a_warm_up_and_no_backfill() -> None:
-    found = served(EVENTS, ENTRIES, Stretch(0.0, 3.0, 4.0))
+    found = served(EVENTS, ENTRIES, Segment(0.0, 3.0, 4.0))
     assert (found.queries, found.unanswered, found.retried) == (1 + 2 + 7, 1, 2)
     assert found.queries_per_s == pytest.approx(2 / (3 - 2))
     assert found.p50_ms == found.p99_ms == 12
@@ -80,24 +81,24 @@ def test_the_first_stretch_has_a_warm_up_and_no_backfill() -> None:
 
 
 def test_the_last_stretch_has_no_end() -> None:
-    found = served(EVENTS, ENTRIES, Stretch(12.0, 15.0, math.inf))
+    found = served(EVENTS, ENTRIES, Segment(12.0, 15.0, math.inf))
     assert (found.queries, found.violations) == (6 + 8 + 9, 2)
     assert found.queries_per_s == pytest.approx(6 / 3)
     assert found.items_per_s == 0, "a rollback is no backfill"
 
 
 def test_a_warm_up_counts_only_where_it_lies_within_a_stretch() -> None:
-    """One leg's warm-up begins before the stretch; another's runs on into the measurement."""
+    """One leg's warm-up begins before the segment; another's runs on into the measurement."""
     entries = [Started(2.0, 0, warm_up_s=3.0), Started(9.0, 1, warm_up_s=2.5), Started(20.0, 2, warm_up_s=2.5)]
     events = events_of([(6.0, 10.0, 12, True, False, 0, 0)])
-    found = served(events, entries, Stretch(4.0, 10.0, 12.0))
+    found = served(events, entries, Segment(4.0, 10.0, 12.0))
     assert found.queries_per_s == pytest.approx(12 / (6 - 1 - 1))
 
 
 def test_without_traffic_there_are_no_rates() -> None:
     events = events_of([(1.0, 5.0, 1, True, True, 0, 0)])
     for some in (events, events[:0]):
-        found = served(some, ENTRIES, Stretch(0.0, 3.0, 4.0))
+        found = served(some, ENTRIES, Segment(0.0, 3.0, 4.0))
         assert all(math.isnan(x) for x in (found.queries_per_s, found.p50_ms, found.p95_ms, found.p99_ms))
         assert found.queries == len(some)
 
@@ -115,12 +116,12 @@ ROWS = st.lists(
 
 @settings(max_examples=50, deadline=None)
 @given(rows=ROWS)
-def test_every_request_is_counted_in_one_stretch(rows: list[tuple[Any, ...]]) -> None:
+def test_every_request_is_counted_in_one_segment(rows: list[tuple[Any, ...]]) -> None:
     """The consecutive stretches of a drill, as its tables have them."""
     measured = [(0.0, 0.0), *((e.began_s, e.elapsed_s) for e in of_type(ENTRIES, CheckpointMeasured))]
     ends_s = [end for _, end in measured[1:-1]] + [math.inf]
     stretches = [
-        Stretch(before, began, end)
+        Segment(before, began, end)
         for ((_, before), (began, _)), end in zip(pairwise(measured), ends_s, strict=True)
     ]  # fmt: skip
     found = [served(events_of(rows), ENTRIES, s) for s in stretches]

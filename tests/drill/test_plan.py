@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.drill.operations import NEW, NOWHERE, OLD, ChurnSettings, make_plan, read_plan, write_plan
+from ray_backfill.drill.plan import NEW, NOWHERE, OLD, make_plan, read_plan, write_plan
+from ray_backfill.drill.settings import ChurnSettings
 
 
 @settings(max_examples=60, deadline=None)

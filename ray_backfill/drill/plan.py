@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ray_backfill.core.errors import InputError, require_not_negative
+from ray_backfill.core.errors import InputError
 from ray_backfill.core.parquet import read_checked, write_checked
 from ray_backfill.core.schema import arrow_table, columns
 from ray_backfill.core.stages import write_whole
+from ray_backfill.drill.settings import ChurnSettings
 from ray_backfill.drill.tables import Checkpoint, ItemRow, OperationRow, StepRow
 from ray_backfill.engine.orders import check_order
 from ray_backfill.engine.systems import IntArray
@@ -28,25 +29,6 @@ from ray_backfill.engine.systems import IntArray
 Kind = Literal["backfill", "insert", "delete", "rollback"]
 # Which partition holds an item. Deleted items and items not inserted yet are NOWHERE.
 NOWHERE, OLD, NEW = 0, 1, 2
-
-
-@dataclass(frozen=True)
-class ChurnSettings:
-    """Other changes to the gallery while it is backfilled."""
-
-    inserts: int = 0
-    """Number of items held back at the start and inserted during the backfill, embedded by the new model only."""
-    deletes: int = 0
-    """Number of items deleted during the backfill, whether already backfilled or not."""
-    rollback_at: float = 0.0
-    """Progress (0 to 1) at which to abort the upgrade and return every item to the old model; 0: no rollback."""
-    seed: int = 0
-    """Random seed for churn: which items are inserted and deleted, and when."""
-
-    def __post_init__(self) -> None:
-        require_not_negative(self, "live.churn", "inserts", "deletes", "seed")
-        if not 0 <= self.rollback_at <= 1:
-            raise InputError(f"--live.churn.rollback-at must be between 0 and 1, got {self.rollback_at}")
 
 
 @dataclass(frozen=True)
@@ -109,6 +91,11 @@ class DrillPlan:
                 shard = np.searchsorted(bounds, operation.positions, side="right") - 1
                 changes[operation.number + 1] = sign * np.bincount(shard, minlength=len(edges) - 1)
         return np.cumsum(changes, axis=0)
+
+    @property
+    def embedded(self) -> list[Operation]:
+        """The operations whose items a model has to embed."""
+        return [operation for operation in self.operations if operation.has_vectors]
 
     @cached_property
     def rank(self) -> IntArray:

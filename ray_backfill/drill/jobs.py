@@ -1,0 +1,110 @@
+"""The work of a drill as plain values, which travel to the actors that do it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray_backfill.data.folder import StoredSplit
+from ray_backfill.drill.plan import DrillPlan
+from ray_backfill.drill.settings import LiveSettings, TrafficSettings
+from ray_backfill.drill.shard import ShardPlace
+from ray_backfill.drill.traffic import Sender
+from ray_backfill.engine.merges import Merge
+from ray_backfill.engine.systems import FloatArray, GroundTruth
+from ray_backfill.workers.settings import EmbedActors
+
+
+@dataclass(frozen=True)
+class FromImages:
+    """Items are images. data: ``Settings`` of a source. backbones: model -> folder. gallery: has the items' ids.
+
+    zero_is_broken: treat a zero embedding as a broken image, as it has no cosine distance.
+    """
+
+    data: Any
+    backbones: dict[str, Path]
+    gallery: StoredSplit
+    batch: int
+    threads: int = 1
+    on_gpu: bool = False
+    zero_is_broken: bool = True
+
+
+@dataclass(frozen=True)
+class FromStore:
+    """Items are rows of a gallery that already has the new embeddings; the backfill only moves them."""
+
+    gallery: StoredSplit
+    n_items: int
+
+
+@dataclass(frozen=True)
+class PartsJob:
+    """Which models embed the items of operations, and from what.
+
+    drill: the drill's folder. old, new: models that embed for a rollback, and for all else. actors: their pool.
+    """
+
+    drill: Path
+    source: FromImages | FromStore
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+    actors: EmbedActors
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """What a shard is made from: names, and paths on storage shared by all nodes.
+
+    drill: the drill's folder with plan, parts and journal. gallery, train: splits of a folder of embeddings.
+    network: folder of the method's fitted network, if it has one. dims: embedding dimension of the method's models.
+    """
+
+    drill: Path
+    gallery: StoredSplit
+    train: StoredSplit | None
+    n_train: int
+    method: str
+    network: Path | None
+    merge: Merge
+    distance: str
+    dims: dict[str, int]
+    place: ShardPlace
+
+
+@dataclass(frozen=True)
+class TrafficJob:
+    """What one actor sends. drill: the drill's folder. k: items per answer. name: the drill's in its metrics."""
+
+    settings: TrafficSettings
+    drill: Path
+    sender: Sender
+    k: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The queries of users and checkpoints, and the ground truth and metrics that judge the answers.
+
+    backward, forward: (Q, d) query vectors of both systems. k: number of items that the metrics need per answer.
+    """
+
+    backward: FloatArray
+    forward: FloatArray
+    truth: GroundTruth
+    metrics: tuple[str, ...]
+    k: int
+
+
+@dataclass(frozen=True)
+class LiveJob:
+    """A whole drill. name: its name in its metrics. folder: on storage shared by all nodes."""
+
+    name: str
+    folder: Path
+    plan: DrillPlan
+    questions: Questions
+    shards: list[ShardJob]
+    embed: PartsJob
+    settings: LiveSettings
