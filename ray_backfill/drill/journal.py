@@ -15,7 +15,7 @@ from ray_backfill.core.secrets import cleaned
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     """Base class of all entries."""
 
     kind: ClassVar[str]
@@ -24,7 +24,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Started(Entry):
+class Started(JournalEntry):
     """A driver has started its shards and its traffic.
 
     leg: number of the driver, from 0. warm_up_s: duration of the warm-up of its traffic.
@@ -36,7 +36,7 @@ class Started(Entry):
 
 
 @dataclass(frozen=True)
-class Applied(Entry):
+class Applied(JournalEntry):
     """All shards have applied the next operation.
 
     applied: number of operations so far. operation: kind of this one. items: number of items that it moved.
@@ -49,7 +49,7 @@ class Applied(Entry):
 
 
 @dataclass(frozen=True)
-class CheckpointMeasured(Entry):
+class CheckpointMeasured(JournalEntry):
     """The answers of a checkpoint are on disk.
 
     began_s: start of the measurement. quality: value of each metric for the live answers.
@@ -66,7 +66,7 @@ class CheckpointMeasured(Entry):
 
 
 @dataclass(frozen=True)
-class Throttled(Entry):
+class Throttled(JournalEntry):
     """The throttle has set the rate of the backfill.
 
     p99_ms: latency of the preceding queries, if there were any.
@@ -78,7 +78,7 @@ class Throttled(Entry):
 
 
 @dataclass(frozen=True)
-class Incident(Entry):
+class Incident(JournalEntry):
     """Something failed, and the drill continued."""
 
     kind = "incident"
@@ -87,7 +87,7 @@ class Incident(Entry):
 
 
 @dataclass(frozen=True)
-class TrafficRestarted(Entry):
+class TrafficRestarted(JournalEntry):
     """A traffic actor died, and another incarnation of it takes over; later events of earlier ones do not count.
 
     leg: number of the driver. actor: number of the actor. incarnation: number of the new one, from 1.
@@ -100,17 +100,17 @@ class TrafficRestarted(Entry):
 
 
 @dataclass(frozen=True)
-class Finished(Entry):
+class Finished(JournalEntry):
     """The whole plan has been applied and measured."""
 
     kind = "finished"
 
 
 ENTRIES = (Started, Applied, CheckpointMeasured, Throttled, Incident, TrafficRestarted, Finished)
-EntryT = TypeVar("EntryT", bound=Entry)
+EntryT = TypeVar("EntryT", bound=JournalEntry)
 
 
-def of_type(entries: Sequence[Entry], wanted: type[EntryT]) -> list[EntryT]:
+def of_type(entries: Sequence[JournalEntry], wanted: type[EntryT]) -> list[EntryT]:
     """Return the entries of one kind."""
     return [entry for entry in entries if isinstance(entry, wanted)]
 
@@ -128,14 +128,14 @@ class Journal:
     def __init__(self, drill: Path) -> None:
         self.path = drill / "journal.jsonl"
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[JournalEntry]:
         """Return all complete entries. Cost: one read of the file."""
         if not self.path.exists():
             return []
         lines = self.path.read_bytes().split(b"\n")[:-1]  # without an incomplete last line
         return [_parsed(json.loads(line)) for line in lines if line]
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: JournalEntry) -> None:
         """Append an entry; it is on disk when this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
@@ -154,6 +154,6 @@ class Journal:
         return max((entry.applied for entry in of_type(self.entries(), Applied)), default=0)
 
 
-def _parsed(line: dict[str, Any]) -> Entry:
+def _parsed(line: dict[str, Any]) -> JournalEntry:
     (wanted,) = (entry for entry in ENTRIES if entry.kind == line["kind"])
     return wanted(**{name: value for name, value in line.items() if name != "kind"})

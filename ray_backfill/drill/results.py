@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import frame
-from ray_backfill.drill.journal import Applied, CheckpointMeasured, Entry, Incident, Journal, Started, of_type
+from ray_backfill.drill.journal import Applied, CheckpointMeasured, Incident, Journal, JournalEntry, Started, of_type
 from ray_backfill.drill.parts import read_part
 from ray_backfill.drill.plan import NEW, NOWHERE, OLD, DrillPlan, positions_of
 from ray_backfill.drill.shard import merge_partitions, read_answers
@@ -252,7 +252,7 @@ class Segment:
     end_s: float
 
 
-def _segments(entries: list[Entry]) -> list[tuple[CheckpointMeasured, Segment]]:
+def _segments(entries: list[JournalEntry]) -> list[tuple[CheckpointMeasured, Segment]]:
     """Each measured checkpoint in order, with the segment that it ends; the last segment is open-ended."""
     measured = sorted(of_type(entries, CheckpointMeasured), key=lambda entry: entry.moment)
     ends_s = [0.0, *(entry.elapsed_s for entry in measured[:-1]), math.inf]
@@ -288,7 +288,7 @@ def counts(
     )
 
 
-def served(events: pd.DataFrame, entries: Sequence[Entry], segment: Segment) -> ServedQueries:
+def served(events: pd.DataFrame, entries: Sequence[JournalEntry], segment: Segment) -> ServedQueries:
     """Traffic and backfill rate during a segment.
 
     Every request counts in exactly one segment. Latencies and rates exclude warm-ups and the time in which a checkpoint
@@ -313,22 +313,22 @@ def served(events: pd.DataFrame, entries: Sequence[Entry], segment: Segment) -> 
     )
 
 
-def backfills(entries: Sequence[Entry]) -> list[Applied]:
+def backfills(entries: Sequence[JournalEntry]) -> list[Applied]:
     """The applied backfill operations, without churn and rollback."""
     return [entry for entry in of_type(entries, Applied) if entry.operation == "backfill"]
 
 
-def _warm_ups(entries: Sequence[Entry]) -> list[tuple[float, float]]:
+def _warm_ups(entries: Sequence[JournalEntry]) -> list[tuple[float, float]]:
     """(start, end) of the warm-up of each driver's traffic."""
     return [(e.elapsed_s, e.elapsed_s + e.warm_up_s) for e in of_type(entries, Started)]
 
 
-def _warm_up_s(entries: Sequence[Entry], segment: Segment) -> float:
+def _warm_up_s(entries: Sequence[JournalEntry], segment: Segment) -> float:
     """Seconds of warm-up in a segment before its measurement begins."""
     return sum(max(0.0, min(b, segment.began_s) - max(a, segment.start_s)) for a, b in _warm_ups(entries))
 
 
-def timeline(entries: Sequence[Entry], events: pd.DataFrame) -> list[SecondRow]:
+def timeline(entries: Sequence[JournalEntry], events: pd.DataFrame) -> list[SecondRow]:
     """One row per second: queries, latency, items backfilled, and whether a checkpoint was being measured."""
     end_s = max([entry.elapsed_s for entry in entries] + [events.scheduled_s.max() if len(events) else 0.0])
     counted = events[~events.is_warm_up]
@@ -365,7 +365,7 @@ def timeline(entries: Sequence[Entry], events: pd.DataFrame) -> list[SecondRow]:
     ]
 
 
-def incidents(entries: Sequence[Entry], broken: Mapping[int, IntArray]) -> list[IncidentRow]:
+def incidents(entries: Sequence[JournalEntry], broken: Mapping[int, IntArray]) -> list[IncidentRow]:
     """Incidents by time, those of one moment as they were recorded; also unreadable images, and rollbacks."""
     applied = of_type(entries, Applied)
     applied_s = {entry.applied - 1: entry.elapsed_s for entry in applied}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_backfill.core.schema import arrow_table
-from ray_backfill.drill.journal import Applied, CheckpointMeasured, Entry, Incident, Started, of_type
+from ray_backfill.drill.journal import Applied, CheckpointMeasured, Incident, JournalEntry, Started, of_type
 from ray_backfill.drill.plan import make_plan
 from ray_backfill.drill.results import Segment, counts, incidents, served, timeline
 from ray_backfill.drill.settings import ChurnSettings
@@ -20,7 +20,7 @@ from ray_backfill.drill.tables import Checkpoint, EventRow, IncidentRow
 from ray_backfill.drill.traffic import read_events
 
 # Two drivers with one checkpoint each; the second driver warms up within the second segment.
-ENTRIES: list[Entry] = [
+ENTRIES: list[JournalEntry] = [
     Started(0.0, leg=0, warm_up_s=2.0),
     CheckpointMeasured(4.0, 0, 3.0, {}, 0, 0, 0, 0),
     Applied(5.0, 1, "backfill", items=30),
@@ -177,7 +177,7 @@ def test_incidents_are_told_with_their_time() -> None:
 
 
 def test_incidents_of_one_moment_stay_as_they_were_recorded() -> None:
-    recorded: list[Entry] = [
+    recorded: list[JournalEntry] = [
         Incident(6.0, "part rebuilt", "damaged"),
         Incident(6.0, "driver restarted", "3 operations"),
     ]
