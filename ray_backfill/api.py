@@ -1,4 +1,4 @@
-"""The functions of the Python face that are not defined in a room of their own: commands, and tables of names.
+"""Public functions that belong to no single package: the commands, and tables of names.
 
 What they need (torch, Ray) is imported when they are called: looking at a signature should cost nothing.
 """
@@ -200,7 +200,7 @@ def _folder_of(data: "str | Path | EmbeddingFolder") -> Path:
 
 @contextmanager
 def _running(out: str | Path | None, command: str, place: Mapping[str, Any], overwrite: bool) -> "Iterator[Context]":
-    """Claim the folder of the run; an InputError inside of another one is raised itself."""
+    """Lock the folder of the run; an InputError inside of another error is raised itself."""
     from ray_backfill.workers.context import Context
     from ray_backfill.workers.settings import ReplayPlace
 

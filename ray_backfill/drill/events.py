@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ray_backfill.core.parquet import read_checked
-from ray_backfill.core.schema import arrow_table
+from ray_backfill.core.schema import arrow_table, read_checked
 from ray_backfill.core.stages import write_whole
 from ray_backfill.drill.journal import Journal, Started, TrafficRestarted, of_type
 from ray_backfill.drill.tables import EventRow

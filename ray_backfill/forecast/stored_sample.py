@@ -10,10 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.parquet import open_checked, read_checked
 from ray_backfill.core.progress import step
 from ray_backfill.core.runkey import RunKey
-from ray_backfill.core.schema import arrow_table
+from ray_backfill.core.schema import arrow_table, open_checked, read_checked
 from ray_backfill.core.secrets import cleaned
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.truth import find_truth

@@ -12,6 +12,9 @@ from ray_backfill.forecast.settings import SAMPLE_FILE, ForecastSettings
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import ReplayPlace, Workers
 
+# Settings that a forecast does not have.
+HIDDEN = ("--device",)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastJob(Run, Folder):
@@ -36,7 +39,7 @@ def options(arguments: Sequence[str]) -> Options:
         arguments = ["--data", *arguments]
     elif not names_folder(arguments) and "--help" not in arguments:
         raise InputError("name the folder of embeddings first: ray-backfill forecast DIR --new SOURCE")
-    return folder_options(ForecastJob, arguments, hidden=("--device",))
+    return folder_options(ForecastJob, arguments, HIDDEN)
 
 
 def run(job: ForecastJob) -> None:
