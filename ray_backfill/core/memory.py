@@ -28,8 +28,7 @@ def room_for(rows: int, width: int, dtype: type[np.floating]) -> NDArray[Any]:
         try:
             _reserve(file, n_bytes)
         except OSError as error:
-            short = f"not enough room for large embeddings in {gettempdir()} ({error})"
-            raise InputError(f"{short}; set TMPDIR to a folder on a larger disk") from error
+            raise no_room(error) from error
         return np.memmap(file, dtype, mode="r+", shape=(rows, width))
 
 
@@ -41,3 +40,9 @@ def _reserve(file: IO[bytes], n_bytes: int) -> None:
     if shutil.disk_usage(gettempdir()).free < n_bytes:  # macOS reserves nothing
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     file.truncate(n_bytes)
+
+
+def no_room(error: OSError) -> InputError:
+    """The error for a disk of temporary files that is too full."""
+    short = f"not enough room for large embeddings in {gettempdir()} ({error})"
+    return InputError(f"{short}; set TMPDIR to a folder on a larger disk")

@@ -6,8 +6,9 @@ Reading results needs neither matplotlib nor jinja2 nor rich: the functions that
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,9 +128,9 @@ class ForecastResults:
 def read_forecast(folder: Path) -> ForecastResults:
     """Read a folder that ``forecast`` wrote. Raises InputError if a file is missing or broken."""
     manifest = read_manifest(folder / "manifest.json", ("evaluation", "items", "known", "old", "new"), _AGAIN)
-    tables = (
-        rows_of(kind, read_table(folder / f"{name}.parquet", kind, _AGAIN, may_be_empty=True))
-        for name, kind in TABLES.items()
+    read = partial(read_table, again=_AGAIN, may_be_empty=True)
+    tables: Iterator[list[Any]] = (
+        rows_of(kind, read(folder / f"{name}.parquet", kind)) for name, kind in TABLES.items()
     )
     return ForecastResults(manifest, *tables)
 
