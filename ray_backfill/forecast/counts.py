@@ -5,11 +5,11 @@ For the others, a histogram of predicted distances gives the expected number. Sh
 and their histograms are added, so that the number of shards makes no difference.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,21 +100,40 @@ class Histograms:
         return Histograms(self.places + other.places, self.cells + other.cells)
 
 
-class CountingShards(Protocol):
-    """All shards of a gallery, in this process or elsewhere."""
+class CountingShards:
+    """All shards of a gallery. ``ask`` calls a method of ``CountingShard`` in each, in this process or elsewhere."""
+
+    def ask(self, question: str, *arguments: Any) -> list[Any]:
+        """The answers of all shards."""
+        raise NotImplementedError
 
     def begin(self, setup: ShardSetup) -> None:
         """Prepare to count."""
+        self.ask("begin", setup)
 
     def distances(self, queries: IntArray, items: Sequence[IntArray]) -> list[Floats32]:
         """(2, k) of each query: the distances to its items' stand-ins, and those before the backfill."""
+        return [np.sum(parts, axis=0) for parts in zip(*self.ask("distances", queries, items), strict=True)]
 
     def count(self, block: QueryBlock) -> Histograms:
         """Count all items by distance and moment."""
+        return reduce(Histograms.plus, self.ask("count", block))
+
+
+class LocalShards(CountingShards):
+    """Shards in this process, one for each thread of a pool."""
+
+    def __init__(self, forms: Forms, pool: ThreadPoolExecutor, number: int) -> None:
+        edges = np.linspace(0, len(forms.before.length_N), number + 1).astype(int).tolist()
+        self.pool = pool
+        self.shards = [CountingShard(forms.part(edges[i], edges[i + 1]), edges[i]) for i in range(number)]
+
+    def ask(self, question: str, *arguments: Any) -> list[Any]:
+        return list(self.pool.map(lambda shard: getattr(shard, question)(*arguments), self.shards))
 
 
 class CountingShard:
-    """The gallery positions first .. first + n - 1. forms: all queries and these items. See ``CountingShards``."""
+    """The gallery positions first .. first + n - 1. forms: all queries and these items."""
 
     def __init__(self, forms: Forms, first: int) -> None:
         self.forms, self.first, self.size = forms, first, len(forms.before.length_N)
@@ -124,7 +143,7 @@ class CountingShard:
         self.moment = np.ascontiguousarray(setup.moment_ON[:, self.first : self.first + self.size])
 
     def distances(self, queries: IntArray, items: Sequence[IntArray]) -> list[Floats32]:
-        """0 for items of other shards."""
+        """As those of all shards; 0 for items of other ones."""
         found = []
         for query, wanted in zip(queries, items, strict=True):
             own = (wanted >= self.first) & (wanted < self.first + self.size)
@@ -156,30 +175,6 @@ class CountingShard:
         """Indices in the tile first .. last - 1 of this shard of some gallery positions, ascending."""
         low, high = np.searchsorted(positions, (self.first + first, self.first + last))
         return positions[low:high] - (self.first + first)
-
-
-class LocalShards:
-    """Shards in this process, one for each thread of a pool. See ``CountingShards``."""
-
-    def __init__(self, forms: Forms, pool: ThreadPoolExecutor, number: int) -> None:
-        edges = np.linspace(0, len(forms.before.length_N), number + 1).astype(int).tolist()
-        self.pool = pool
-        self.shards = [CountingShard(forms.part(edges[i], edges[i + 1]), edges[i]) for i in range(number)]
-
-    def begin(self, setup: ShardSetup) -> None:
-        for shard in self.shards:
-            shard.begin(setup)
-
-    def distances(self, queries: IntArray, items: Sequence[IntArray]) -> list[Floats32]:
-        return added(shard.distances(queries, items) for shard in self.shards)
-
-    def count(self, block: QueryBlock) -> Histograms:
-        return reduce(Histograms.plus, self.pool.map(lambda shard: shard.count(block), self.shards))
-
-
-def added(found: Iterable[list[Floats32]]) -> list[Floats32]:
-    """The distances of several shards, added: an item is in one of them."""
-    return [np.sum(parts, axis=0) for parts in zip(*found, strict=True)]
 
 
 class Places(NamedTuple):

@@ -6,7 +6,6 @@ share, and predicts their new ones. The driver has those of the known items.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ import ray
 from ray_backfill.compare.ray import RemoteShards, ShardActor, check_shards, writable
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.engine.replay import Served
-from ray_backfill.engine.systems import IntArray
-from ray_backfill.forecast.counts import CountingShard, Floats32, Histograms, QueryBlock, ShardSetup, added
+from ray_backfill.forecast.counts import CountingShard, CountingShards
 from ray_backfill.forecast.known_items import NewEmbeddings
 from ray_backfill.forecast.methods import Gallery, Starts, by_backward, forms_of, starts_of
 from ray_backfill.learn.methods import Method, find_methods
@@ -53,27 +51,18 @@ def _starts(shards: RemoteShards, methods: Sequence[Method]) -> Mapping[str, Sta
     return found
 
 
-class CountingActors:
-    """``CountingShards`` in actors, for one method."""
+class CountingActors(CountingShards):
+    """Shards in actors, for one method."""
 
     def __init__(self, shards: RemoteShards, method: Method) -> None:
         network = shards.comparison.maps.folders.get(method.name)
         self.shards = shards
         shards.answers([actor.make_counting.remote(method.name, network) for actor in shards.actors])
 
-    def begin(self, setup: ShardSetup) -> None:
-        self._ask("begin", setup)
-
-    def distances(self, queries: IntArray, items: Sequence[IntArray]) -> list[Floats32]:
-        return added(self._ask("distances", queries, items))
-
-    def count(self, block: QueryBlock) -> Histograms:
-        together: Histograms = writable(reduce(Histograms.plus, self._ask("count", block)))
-        return together
-
-    def _ask(self, question: str, *arguments: Any) -> list[Any]:
+    def ask(self, question: str, *arguments: Any) -> list[Any]:
         sent = ray.put(arguments)  # once for all shards
-        return self.shards.answers([actor.ask.remote(question, sent) for actor in self.shards.actors])
+        found = self.shards.answers([actor.ask.remote(question, sent) for actor in self.shards.actors])
+        return [writable(each) for each in found]
 
 
 class ForecastActor(ShardActor):
