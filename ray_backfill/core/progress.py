@@ -29,7 +29,7 @@ Kind = Literal["task", "step", "detail"]
 LONG_S = 2.0
 # The time left is estimated from the last counts, which are at least so far apart, and not from fewer than these.
 _MARK_S, _MARKS, _FEWEST_MARKS = 0.5, 60, 6
-# In a pipe a line tells what runs after so many seconds without one. The pause doubles with every such line.
+# In a pipe a line says what runs after so many seconds without one. The pause doubles with every such line.
 HEARTBEAT_S, LONGEST_HEARTBEAT_S = 10.0, 600.0
 # What is shorter is not worth a row or a word.
 VISIBLE_S: dict[Kind, float] = {"task": 0.0, "step": 0.5, "detail": 2.0}
@@ -236,7 +236,7 @@ class Output(Protocol):
         """Called after every pause. running: outermost first."""
 
     def end(self, closed: Task, line: str, running: Sequence[Task]) -> None:
-        """Called when a task has ended. line: what to tell about it, or empty. running: what still runs."""
+        """Called when a task has ended. line: what to say about it, or empty. running: what still runs."""
 
     def tell(self, line: str) -> None:
         """Show a line that stays."""
@@ -383,7 +383,7 @@ class Relay:
             self.beat([*running, closed])
 
     def tell(self, line: str) -> None:
-        """The other side tells the ends of what it shows."""
+        """The other side says when what it shows has ended."""
 
     def close(self) -> None:
         """The other side knows when this one has ended."""

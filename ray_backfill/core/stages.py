@@ -57,7 +57,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 def _refused(path: Path, error: Exception) -> InputError | None:
     """What the machine refuses in one line; None for other errors."""
-    # safetensors has an error of its own, which has the number in its text.
+    # The error of safetensors has the number in its text.
     named = re.search(r"\(os error (\d+)\)", str(error))
     number = error.errno if isinstance(error, OSError) else int(named[1]) if named else None
     if number in _FULL:

@@ -89,7 +89,7 @@ class Drawn:
     """K entries. after: (K,) distances after the backfill. answer: (K,) index of the right answer.
 
     rank_share: (K,) for how many answers an entry stands where it precedes others. ahead: (K,) number of answers that
-    precede it beside those of other entries: half of the others that it stands for. share: (K,) how many times it
+    precede it, without those of other entries: half of the others that it stands for. share: (K,) how many times it
     counts in a metric: a sampled answer stands for others, and what is drawn for it is subtracted, so that the models'
     errors cancel on average. sampled: (K,) index among the randomly sampled answers, or -1; sign: (K,) of its
     contribution. pool: number of answers from which these were sampled. random: (n,) their indices.

@@ -20,7 +20,7 @@ from ray_backfill.forecast.others import Calibration, Checked
 
 Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]
-# Structural error of systems with heads of their own, relative to that of plain ones: heads map stand-ins less well
+# Structural error of systems with their own heads, relative to that of plain ones: heads map stand-ins less well
 # than real embeddings. docs/results/forecast.md: what intervals with it cover.
 _OWN_HEADS = 2.0
 # Queries that are counted together, at most: vectors stored as float16 are converted once for all of them.

@@ -45,7 +45,7 @@ class StoredSample:
 
 
 def read_before_backfill(data: Path) -> EmbeddingFolder:
-    """A folder whose gallery may lack new embeddings. Raises InputError if it has no queries of its own."""
+    """A folder whose gallery may lack new embeddings. Raises InputError if it has no queries.parquet."""
     folder = read_folder(data, gallery_needs=("old",))
     if folder.queries is None:
         raise InputError(
