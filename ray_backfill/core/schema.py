@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.printable import printable, printable_in
 from ray_backfill.core.stages import read_json, write_whole
+
+if TYPE_CHECKING:
+    import pandas as pd  # slow to import: options and help do without
 
 RowT = TypeVar("RowT")
 # Verdicts on a condition.
@@ -39,7 +41,7 @@ _CASTS: Mapping[Any, Callable[[Any], Any]] = {
     float: float,
     bool: bool,
     # bool(NaN) is True, but a flag that was never computed must not be read as true.
-    bool | None: lambda value: None if pd.isna(value) else bool(value),
+    bool | None: lambda value: None if value is None or value != value else bool(value),
 }
 
 
@@ -48,13 +50,17 @@ def columns(row_type: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(row_type))
 
 
-def frame(row_type: type[RowT], rows: Sequence[RowT]) -> pd.DataFrame:
+def frame(row_type: type[RowT], rows: Sequence[RowT]) -> "pd.DataFrame":
     """Return the rows as a DataFrame, which has all columns even without rows."""
+    import pandas as pd
+
     return pd.DataFrame([vars(row) for row in rows], columns=list(columns(row_type)))
 
 
-def block(row_type: type, *values: object) -> pd.DataFrame:
+def block(row_type: type, *values: object) -> "pd.DataFrame":
     """Build a DataFrame from one array or scalar per column, in order; scalars are repeated."""
+    import pandas as pd
+
     return pd.DataFrame(dict(zip(columns(row_type), values, strict=True)))
 
 
@@ -64,7 +70,7 @@ def arrow_table(row_type: type[RowT], rows: Sequence[RowT]) -> pa.Table:
     return pa.table({name: pa.array([getattr(row, name) for row in rows], kind) for name, kind in kinds.items()})
 
 
-def write_table(path: Path, table: pd.DataFrame) -> None:
+def write_table(path: Path, table: "pd.DataFrame") -> None:
     """Write a DataFrame to a Parquet file atomically."""
     arrow = pa.Table.from_pandas(table, preserve_index=False)
     write_whole(path, lambda temporary: write_checked(arrow, temporary))
@@ -72,7 +78,7 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
 
 def read_table(
     path: Path, row_type: type, again: str, may_be_empty: bool = False, older: Mapping[str, str] | None = None
-) -> pd.DataFrame:
+) -> "pd.DataFrame":
     """Read a Parquet file and return the columns of ``row_type``, in order.
 
     Args:
@@ -85,6 +91,8 @@ def read_table(
     Raises:
         InputError: The file is missing or not Parquet, lacks a column, or has no rows.
     """
+    import pandas as pd
+
     if not path.is_file():
         raise InputError(f"{path} is missing: {again}, or give the folder of a run that wrote it")
     try:
@@ -117,7 +125,7 @@ def read_manifest(path: Path, needed: Sequence[str], again: str) -> dict[str, An
     return {key: printable_in(value) for key, value in manifest.items()}
 
 
-def rows_of(row_type: type[RowT], table: pd.DataFrame) -> list[RowT]:
+def rows_of(row_type: type[RowT], table: "pd.DataFrame") -> list[RowT]:
     """Convert each line of a DataFrame to a row, with values of the types of the fields; texts are ``printable``."""
     casts = {name: _CASTS[kind] for name, (kind, _) in _annotations(row_type).items()}
     values = (map(cast, table[name].tolist()) for name, cast in casts.items())  # tolist: plain values, twice as fast
