@@ -33,14 +33,12 @@ from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.replay import Curve, replay
 from ray_backfill.engine.systems import GroundTruth, RetrievalSystem
-from ray_backfill.forecast import Units, draw_sample
-from ray_backfill.forecast import summary as numbers
-from ray_backfill.forecast.close import closest_stand_ins
-from ray_backfill.forecast.estimate import moment_weights
-from ray_backfill.forecast.known_items import known_items, with_stand_ins
+from ray_backfill.forecast import estimate as numbers
+from ray_backfill.forecast.estimate import Limits, Units, moment_weights
+from ray_backfill.forecast.known_items import new_embeddings, with_stand_ins
 from ray_backfill.forecast.methods import Starts, exact_starts, forecast_method, gallery_here
+from ray_backfill.forecast.sample import closest_stand_ins, draw_sample
 from ray_backfill.forecast.stored_sample import free_pairs
-from ray_backfill.forecast.summary import Limits
 from ray_backfill.learn.methods import Method
 from ray_backfill.learn.stand_in_map import fit_stand_in
 from ray_backfill.learn.training.settings import FitSettings
@@ -86,7 +84,7 @@ def forecast_all(
     stand_ins = fit_stand_in(*free_pairs(whole), how.distance)(whole.gallery.old)
     form = ProductForm.of(RetrievalSystem(whole.queries.new, stand_ins), how.distance)
     sample = draw_sample(comparison.truth, budget, closest_stand_ins(form, comparison.truth), seed)
-    items = known_items(whole, sample, sample.position, whole.gallery.new[sample.position], how.distance)
+    items = new_embeddings(whole, sample, sample.position, whole.gallery.new[sample.position], how.distance)
     blind = replace(comparison, folder=with_stand_ins(whole, items))
     gallery = gallery_here(blind)
     return {
@@ -103,8 +101,8 @@ def figures_of(units: dict[Method, Mapping[str, Mapping[str, Units]]], first: st
         for order, by_metric in of_order.items() if method.name != NEW else ():
             for metric, each in by_metric.items():
                 for name, t in MOMENTS.items():
-                    found[method.name, order, metric, name] = numbers.limits(each.mean(moment_weights(POINTS, t)))
-                found[method.name, order, metric, "AUC"] = numbers.limits(numbers.area(each, T))
+                    found[method.name, order, metric, name] = each.mean(moment_weights(POINTS, t)).limits
+                found[method.name, order, metric, "AUC"] = numbers.area(each, T).limits
                 found[method.name, order, metric, "gain"] = numbers.gain(each, new[metric], T)
     return found, {(m.name, order): by[first] for m, of in units.items() if m.name != NEW for order, by in of.items()}
 
@@ -195,7 +193,7 @@ def main() -> None:
         found.append(figures)
         for one, other in combinations(units, 2):
             if one[1] == other[1]:
-                each = numbers.area(units[one].plus(units[other], -1.0), T)
+                each = numbers.area(units[one].plus(units[other], -1.0), T).limits
                 if each.low > 0 or each.high < 0:
                     apart += 1
                     wrong += (each.value > 0) != (curves[one].auc(metrics[0]) > curves[other].auc(metrics[0]))

@@ -1,4 +1,4 @@
-"""The functions of the Python face that are not defined in a room of their own: commands, and tables of names.
+"""Public functions that belong to no single package: the commands, and tables of names.
 
 What they need (torch, Ray) is imported when they are called: looking at a signature should cost nothing.
 """
@@ -125,12 +125,13 @@ def sample(
     Raises:
         InputError: The folder lacks something, the budget does not fit, or ``out`` already holds a sample.
     """
-    from ray_backfill.forecast.stored_sample import NAME, SampleSettings, take_sample
+    from ray_backfill.forecast.settings import SAMPLE_FILE, SampleSettings
+    from ray_backfill.forecast.stored_sample import take_sample
 
     folder = _folder_of(data)
     if (budget > 0) == (add > 0):
         raise InputError("give a budget for a first sample, or add=N to extend one")
-    to = local_path(out or folder / NAME).absolute()
+    to = local_path(out or folder / SAMPLE_FILE).absolute()
     take_sample(folder, to, budget, SampleSettings(seed, **_tuples(truth=truth), distance=distance), add)
     return pd.read_parquet(to)
 
@@ -173,17 +174,17 @@ def forecast(
     Raises:
         InputError: A file is missing or does not fit, or something that was asked for cannot be forecast.
     """
-    from ray_backfill.compare.evaluation import Evaluation
     from ray_backfill.forecast.report import read_forecast
     from ray_backfill.forecast.run import forecast_folder
-    from ray_backfill.forecast.stored_sample import NAME
+    from ray_backfill.forecast.settings import SAMPLE_FILE, ForecastSettings
     from ray_backfill.learn.training.settings import FitSettings
 
     folder = _folder_of(data)
-    how = Evaluation(**_tuples(methods=methods, orders=orders, metrics=metrics), points=points, order_seed=order_seed)
+    names = _tuples(methods=methods, orders=orders, metrics=metrics)
+    how = ForecastSettings(**names, points=points, order_seed=order_seed)
     sources = [str(new)] if isinstance(new, str | Path) else [str(each) for each in new]
     with _running(out, f"rb.forecast({str(folder)!r}, ...)", {"shards": shards}, overwrite) as context:
-        given = local_path(sample or folder / NAME)
+        given = local_path(sample or folder / SAMPLE_FILE)
         return read_forecast(forecast_folder(folder, given, sources, how, fits or FitSettings(), context))
 
 
@@ -199,7 +200,7 @@ def _folder_of(data: "str | Path | EmbeddingFolder") -> Path:
 
 @contextmanager
 def _running(out: str | Path | None, command: str, place: Mapping[str, Any], overwrite: bool) -> "Iterator[Context]":
-    """Claim the folder of the run; an InputError inside of another one is raised itself."""
+    """Lock the folder of the run; an InputError inside of another error is raised itself."""
     from ray_backfill.workers.settings import Context, ReplayPlace
 
     with ExitStack() as stack:

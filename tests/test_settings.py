@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_backfill.cli.commands.forecast import ForecastEvaluation
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.core.errors import InputError
 from ray_backfill.drill.settings import ChurnSettings, LiveSettings, ShardSettings, ThrottleSettings, TrafficSettings
 from ray_backfill.engine.index import IndexSettings
+from ray_backfill.forecast.settings import ForecastSettings
 from ray_backfill.images.class_split import Protocol, split_classes
 from ray_backfill.images.datasets import landmarks
 from ray_backfill.learn.training import settings as training
@@ -22,7 +22,7 @@ from ray_backfill.workers.settings import EmbedActors, ReplayPlace, Workers
 from reproduction.settings import Experiment
 
 ALL: tuple[Any, ...] = (
-    Evaluation(), ForecastEvaluation(), ReplayPlace(), Workers(), EmbedActors(), EmbedSettings(), IndexSettings(),
+    Evaluation(), ForecastSettings(), ReplayPlace(), Workers(), EmbedActors(), EmbedSettings(), IndexSettings(),
     LiveSettings(), ShardSettings(), TrafficSettings(), ThrottleSettings(), ChurnSettings(), PlanningSettings(),
     Experiment("landmarks"), Protocol(), landmarks.Settings(), SyntheticGallery(), training.FitSettings(),
     training.HeadTraining(), training.LossSettings(), training.TransformTraining(), training.TransformSettings(),
@@ -43,7 +43,7 @@ def numbers() -> Iterator[Any]:
 
 def used(settings: Any) -> None:
     """What looks at the settings first, where they do not look at themselves."""
-    if isinstance(settings, Evaluation):
+    if isinstance(settings, Evaluation | ForecastSettings):
         settings.check()
     elif isinstance(settings, landmarks.Settings):
         landmarks.open_images(settings)

@@ -82,7 +82,7 @@ def run_options(arguments: Sequence[str], on_folder: type[FolderJob], of_recipe:
     return folder_options(on_folder, arguments) if names_folder(arguments) else recipe_options(of_recipe, arguments)
 
 
-def folder_options(kind: type[FolderJob], arguments: Sequence[str], hidden: Collection[str] = ()) -> Options:
+def folder_options(kind: type[Any], arguments: Sequence[str], hidden: Collection[str] = ()) -> Options:
     """The options for the folder that a command line names; the default of --out is a folder in ``runs``."""
     data = Options(Folder(), arguments).read(ignore_others=True).data
     return Options(kind(data=data, out=Path("runs") / (data.absolute().name or "data")), arguments, hidden=hidden)

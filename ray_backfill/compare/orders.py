@@ -21,8 +21,8 @@ from ray_backfill.compare.maps import (
 )
 from ray_backfill.compare.traffic import first_retrieved
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.parquet import open_checked, read_checked
 from ray_backfill.core.runkey import RunKey
+from ray_backfill.core.schema import open_checked, read_checked
 from ray_backfill.data.folder import Classifier, EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.write import write_parquet
 from ray_backfill.engine.distances import ProductForm

@@ -1,1 +1,1 @@
-"""What every room stands on: errors, files and stages, locks, keys, tables, kernels, plugins, progress."""
+"""What every package uses: errors, files and stages, locks, keys, tables, kernels, plugins, progress."""

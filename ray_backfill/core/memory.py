@@ -43,6 +43,6 @@ def _reserve(file: IO[bytes], n_bytes: int) -> None:
 
 
 def no_room(error: OSError) -> InputError:
-    return InputError(
-        f"not enough room for large embeddings in {gettempdir()} ({error}); set TMPDIR to a folder on a larger disk"
-    )
+    """The error for a disk of temporary files that is too full."""
+    short = f"not enough room for large embeddings in {gettempdir()} ({error})"
+    return InputError(f"{short}; set TMPDIR to a folder on a larger disk")

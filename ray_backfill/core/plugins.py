@@ -1,4 +1,4 @@
-"""Plugin discovery: modules of this project by name, modules of other distributions by entry point.
+"""Plugin discovery: modules of a package, and modules of other distributions by entry point.
 
 To add a method, data set or recipe to this project, add one file. Another distribution adds plugins by registering a
 module under the entry-point group ``ray_backfill``; the module defines the same tables as this project's modules:
@@ -12,27 +12,17 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
-from ray_backfill.core.errors import input_error_in, unknown_name
+from ray_backfill.core.errors import input_error_in
 
 _GROUP = "ray_backfill"
 
 
-def plugin_names(package: ModuleType) -> list[str]:
-    """Return the names of the public modules of ``package``, sorted. A leading underscore marks a helper module."""
-    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
-
-
-def load_plugin(package: ModuleType, name: str) -> ModuleType:
-    """Import module ``name`` of ``package``.
-
-    Raises:
-        InputError: There is no such module; the message names similar ones.
-    """
-    known = plugin_names(package)
-    if name not in known:
-        kind = package.__name__.rsplit(".", 1)[-1].removesuffix("s")
-        raise unknown_name(kind, name, known)
-    return importlib.import_module(f"{package.__name__}.{name}")
+def own_rows(package: ModuleType, table: str, first: str = "") -> list[Any]:
+    """Return the rows of ``table`` in all public modules of ``package``, by name of the module. first: goes first."""
+    names = [module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")]
+    names.sort(key=lambda name: (name != first, name))
+    modules = (importlib.import_module(f"{package.__name__}.{name}") for name in names)
+    return [row for module in modules for row in getattr(module, table, ())]
 
 
 def rows_from_outside(table: str) -> list[Any]:

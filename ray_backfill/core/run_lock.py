@@ -1,7 +1,7 @@
-"""Claims the folder of a run for one process, so that two runs never write the same files.
+"""Locks the folder of a run for one process, so that two runs never write the same files.
 
-The claim is a lock of the operating system (``flock``) on ``.lock`` in the folder. It ends with the process, also if
-the process is killed.
+The lock is one of the operating system (``flock``) on ``.lock`` in the folder. It ends with the process, also if the
+process is killed.
 """
 
 import errno
@@ -28,12 +28,12 @@ _STAGES = ("backbones", "embeddings", "before", "maps", "results", "live")
 def locked(folder: Path, option: str, command: str) -> Iterator[None]:
     """Within the block, the folder exists and belongs to this process; nothing remains of an empty folder.
 
-    A folder that cannot be written is accepted without a claim if it holds finished stages, which can be shown again.
+    A folder that cannot be written is accepted without a lock if it holds finished stages, which can be shown again.
 
     option: as what the folder was given, for messages. command: for the message that another process gets.
 
     Raises:
-        InputError: The folder cannot be made or written, or another process has claimed it.
+        InputError: The folder cannot be made or written, or another process has locked it.
     """
     made = _make(folder, option)
     lock = None

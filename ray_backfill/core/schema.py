@@ -1,19 +1,29 @@
-"""Tables whose schema is a frozen dataclass: one field per column, annotated with its type and meaning."""
+"""Tables in Parquet files: their schema is a frozen dataclass, and their pages have checksums.
 
-from collections.abc import Callable, Mapping, Sequence
+A row type has one field per column, annotated with its type and meaning. A page whose bytes changed since it was
+written is found when it is read. Files of other programs may have no checksums; what cannot be decoded is found in
+these, too.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.parquet import write_checked
 from ray_backfill.core.printable import printable, printable_in
 from ray_backfill.core.stages import read_json, write_whole
 
+if TYPE_CHECKING:
+    import pandas as pd  # slow to import: options and help do without
+
 RowT = TypeVar("RowT")
+# Verdicts on a condition.
+YES, NO, UNDECIDED = "yes", "no", "undecided"
 
 # Type of a field -> type of its column in Arrow and in the docs.
 _COLUMN_TYPES: Mapping[Any, str] = {
@@ -31,7 +41,7 @@ _CASTS: Mapping[Any, Callable[[Any], Any]] = {
     float: float,
     bool: bool,
     # bool(NaN) is True, but a flag that was never computed must not be read as true.
-    bool | None: lambda value: None if pd.isna(value) else bool(value),
+    bool | None: lambda value: None if value is None or value != value else bool(value),
 }
 
 
@@ -40,13 +50,17 @@ def columns(row_type: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(row_type))
 
 
-def frame(row_type: type[RowT], rows: Sequence[RowT]) -> pd.DataFrame:
+def frame(row_type: type[RowT], rows: Sequence[RowT]) -> "pd.DataFrame":
     """Return the rows as a DataFrame, which has all columns even without rows."""
+    import pandas as pd
+
     return pd.DataFrame([vars(row) for row in rows], columns=list(columns(row_type)))
 
 
-def block(row_type: type, *values: object) -> pd.DataFrame:
+def block(row_type: type, *values: object) -> "pd.DataFrame":
     """Build a DataFrame from one array or scalar per column, in order; scalars are repeated."""
+    import pandas as pd
+
     return pd.DataFrame(dict(zip(columns(row_type), values, strict=True)))
 
 
@@ -56,7 +70,7 @@ def arrow_table(row_type: type[RowT], rows: Sequence[RowT]) -> pa.Table:
     return pa.table({name: pa.array([getattr(row, name) for row in rows], kind) for name, kind in kinds.items()})
 
 
-def write_table(path: Path, table: pd.DataFrame) -> None:
+def write_table(path: Path, table: "pd.DataFrame") -> None:
     """Write a DataFrame to a Parquet file atomically."""
     arrow = pa.Table.from_pandas(table, preserve_index=False)
     write_whole(path, lambda temporary: write_checked(arrow, temporary))
@@ -64,7 +78,7 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
 
 def read_table(
     path: Path, row_type: type, again: str, may_be_empty: bool = False, older: Mapping[str, str] | None = None
-) -> pd.DataFrame:
+) -> "pd.DataFrame":
     """Read a Parquet file and return the columns of ``row_type``, in order.
 
     Args:
@@ -77,6 +91,8 @@ def read_table(
     Raises:
         InputError: The file is missing or not Parquet, lacks a column, or has no rows.
     """
+    import pandas as pd
+
     if not path.is_file():
         raise InputError(f"{path} is missing: {again}, or give the folder of a run that wrote it")
     try:
@@ -109,7 +125,7 @@ def read_manifest(path: Path, needed: Sequence[str], again: str) -> dict[str, An
     return {key: printable_in(value) for key, value in manifest.items()}
 
 
-def rows_of(row_type: type[RowT], table: pd.DataFrame) -> list[RowT]:
+def rows_of(row_type: type[RowT], table: "pd.DataFrame") -> list[RowT]:
     """Convert each line of a DataFrame to a row, with values of the types of the fields; texts are ``printable``."""
     casts = {name: _CASTS[kind] for name, (kind, _) in _annotations(row_type).items()}
     values = (map(cast, table[name].tolist()) for name, cast in casts.items())  # tolist: plain values, twice as fast
@@ -140,5 +156,43 @@ def _annotations(row_type: type) -> dict[str, tuple[Any, str]]:
     return found
 
 
-# Verdicts on a condition.
-YES, NO, UNDECIDED = "yes", "no", "undecided"
+def write_checked(table: pa.Table, where: Any, **options: Any) -> None:
+    """Write a table to a path or an open file, with a checksum of each page. options: of ``pyarrow.parquet``."""
+    pq.write_table(table, where, write_page_checksum=True, **options)
+
+
+def open_checked(file: Path) -> pq.ParquetFile:
+    """Open a Parquet file, whose checksums are verified as pages are read; see ``reading`` for errors."""
+    with reading(file):
+        return pq.ParquetFile(file, memory_map=True, page_checksum_verification=True)
+
+
+def read_checked(file: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read columns of a Parquet file, by default all, and verify its checksums.
+
+    Raises:
+        InputError: The file is missing or damaged.
+    """
+    with reading(file):
+        return pq.read_table(file, columns=columns, page_checksum_verification=True)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn the errors of unreadable, truncated and damaged files into an InputError that names ``path``."""
+    try:
+        yield
+    except PermissionError as error:
+        raise InputError(f"{error.filename or path} is not readable for this user; change its permissions") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        said = " ".join(str(error).split())
+        raise InputError(f"{path} cannot be read as Parquet: {said}; {_remedy(path)}") from error
+
+
+def _remedy(path: Path) -> str:
+    """What to do about a damaged file: stages of runs can be computed again."""
+    names = ("manifest.json", "_manifest.json")
+    stage = next((folder for folder in path.parents[:2] if any((folder / name).is_file() for name in names)), None)
+    if stage is None:
+        return "restore the file, or write it again"
+    return f"restore the file, or delete {stage} and run the command that wrote it again"

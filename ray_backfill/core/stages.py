@@ -57,9 +57,9 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 def _refused(path: Path, error: Exception) -> InputError | None:
     """What the machine refuses in one line; None for other errors."""
-    # safetensors has an error of its own, which tells the number in its text.
-    told = re.search(r"\(os error (\d+)\)", str(error))
-    number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
+    # The error of safetensors has the number in its text.
+    named = re.search(r"\(os error (\d+)\)", str(error))
+    number = error.errno if isinstance(error, OSError) else int(named[1]) if named else None
     if number in _FULL:
         return InputError(f"disk full: cannot write {path} ({error}); {REMEDIES[errno.ENOSPC]}")
     why = os.strerror(number or 0).lower()
@@ -143,7 +143,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def begin_stage(folder: Path, key: RunKey, overwrite: bool = False) -> bool:
-    """Claim ``folder`` for the run with this key. Return True if that run is already finished there.
+    """Begin ``folder`` for the run with this key. Return True if that run is already finished there.
 
     overwrite: delete the files of another run.
 
@@ -162,7 +162,7 @@ def begin_stage(folder: Path, key: RunKey, overwrite: bool = False) -> bool:
 
 
 def look_at_stage(folder: Path, key: RunKey) -> bool:
-    """Return or raise what ``begin_stage`` would, without claiming the folder."""
+    """Return or raise what ``begin_stage`` would, without a change to the folder."""
     path = folder / "manifest.json"
     if path.exists():
         found = read_json(path)

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.parquet import open_checked, read_checked, reading
 from ray_backfill.core.runkey import fingerprint
+from ray_backfill.core.schema import open_checked, read_checked, reading
 from ray_backfill.engine.systems import IntArray
 
 # The columns of vectors that every folder has: the models that are compared.

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.parquet import open_checked, reading
 from ray_backfill.core.progress import step
+from ray_backfill.core.schema import open_checked, reading
 from ray_backfill.data.columns import COLUMNS, MODELS, part_files
 from ray_backfill.data.vectors import FINE, MISSING, PROBLEMS, ZERO, decode, hash_rows, may_be_vectors
 from ray_backfill.engine.distances import Band, band_of, do_compare

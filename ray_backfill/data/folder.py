@@ -20,8 +20,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError, local_path
-from ray_backfill.core.parquet import open_checked, reading
 from ray_backfill.core.progress import track
+from ray_backfill.core.schema import open_checked, reading
 from ray_backfill.data.columns import (
     COLUMNS,
     MODELS,

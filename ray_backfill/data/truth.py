@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError, unknown_name
-from ray_backfill.core.plugins import load_plugin, plugin_names, rows_from_outside
+from ray_backfill.core.plugins import own_rows, rows_from_outside
 from ray_backfill.data import truths
 from ray_backfill.data.columns import kind_of
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
@@ -71,9 +71,7 @@ GIVEN = TruthKind("given", "", "Positives if the queries have them, labels other
 
 def all_truths() -> dict[str, TruthKind]:
     """Every kind by name."""
-    modules = (load_plugin(truths, name) for name in plugin_names(truths))
-    kinds = [kind for module in modules for kind in module.TRUTHS] + rows_from_outside("TRUTHS")
-    return {kind.name: kind for kind in kinds}
+    return {kind.name: kind for kind in own_rows(truths, "TRUTHS") + rows_from_outside("TRUTHS")}
 
 
 def parse_truth(words: Sequence[str]) -> tuple[TruthKind, int, str]:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from ray_backfill.core import memory
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.parquet import open_checked, reading
 from ray_backfill.core.progress import step
+from ray_backfill.core.schema import open_checked, reading
 from ray_backfill.data.columns import in_words, is_list, is_text, plain_type, some
 from ray_backfill.engine.systems import FloatArray, IntArray
 

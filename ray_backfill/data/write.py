@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from ray_backfill.core.errors import InputError, local_path
-from ray_backfill.core.parquet import write_checked
+from ray_backfill.core.schema import write_checked
 from ray_backfill.core.stages import write_whole
 from ray_backfill.data.columns import MODELS
 from ray_backfill.data.folder import SPLITS, read_folder

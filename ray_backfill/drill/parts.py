@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ray_backfill.core.parquet import write_checked
+from ray_backfill.core.schema import write_checked
 from ray_backfill.core.stages import write_whole
 from ray_backfill.data.write import vector_column, vectors_of
 from ray_backfill.drill.plan import Operation

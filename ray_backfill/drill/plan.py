@@ -18,8 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.parquet import read_checked, write_checked
-from ray_backfill.core.schema import arrow_table, columns
+from ray_backfill.core.schema import arrow_table, columns, read_checked, write_checked
 from ray_backfill.core.stages import write_whole
 from ray_backfill.drill.settings import ChurnSettings
 from ray_backfill.drill.tables import Checkpoint, ItemRow, OperationRow, StepRow

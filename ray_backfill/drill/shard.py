@@ -18,8 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
-from ray_backfill.core.parquet import read_checked
-from ray_backfill.core.schema import columns
+from ray_backfill.core.schema import columns, read_checked
 from ray_backfill.data.write import vector_column, vectors_of, write_parquet
 from ray_backfill.drill.parts import Embedded
 from ray_backfill.drill.plan import NEW, NOWHERE, OLD, DrillPlan, Operation

@@ -22,8 +22,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.parquet import read_checked
-from ray_backfill.core.schema import arrow_table
+from ray_backfill.core.schema import arrow_table, read_checked
 from ray_backfill.core.stages import write_whole
 from ray_backfill.drill.journal import Journal, Started, TrafficRestarted, of_type
 from ray_backfill.drill.settings import TrafficSettings

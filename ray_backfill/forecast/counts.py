@@ -1,23 +1,81 @@
 """How many items are closer to a query than each of its right answers, at each moment of the backfill.
 
 Exact for items whose distance is known: by the old embedding before the backfill, by the new one if they are sampled.
-For the others, a histogram of predicted distances gives the expected number. Slices of the gallery are counted apart,
-and their histograms are added.
+For the others, a histogram of predicted distances gives the expected number. Shards of the gallery are counted apart,
+and their histograms are added, so that the number of shards makes no difference.
 """
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.kernels import Array, kernel
-from ray_backfill.forecast.others import CELLS, OtherItems
+from ray_backfill.engine.distances import ProductForm
+from ray_backfill.engine.systems import IntArray, RetrievalSystem
+from ray_backfill.forecast.others import CELLS, Cells, OtherItems
 
 Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]
 Ints = NDArray[np.int64]
+# Items whose distances to a block of queries are computed at a time: they should stay in the cache until counted.
+_TILE = 1024
 # Cells into which the range of thresholds is divided, to find the place of a distance among them.
 _STARTS = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Forms:
+    """Distances to some items. stand_in: to their stand-ins, by the forward system. old: by the old model. before: by
+    the backward system; often the same as ``old``, which saves its products.
+    """
+
+    stand_in: ProductForm
+    old: ProductForm
+    before: ProductForm
+
+    @classmethod
+    def of(
+        cls, forward: RetrievalSystem, old: RetrievalSystem, before: RetrievalSystem | None, distance: str
+    ) -> "Forms":
+        """Distances in three systems. before: None if it is the old one."""
+        of_old = ProductForm.of(old, distance)
+        of_before = of_old if before is None else ProductForm.of(before, distance)
+        return cls(ProductForm.of(forward, distance), of_old, of_before)
+
+    def part(self, first: int, last: int) -> "Forms":
+        """Distances to the items first .. last - 1, without a copy."""
+        old = self.old.part(first, last)
+        before = old if self.before is self.old else self.before.part(first, last)
+        return Forms(self.stand_in.part(first, last), old, before)
+
+
+@dataclass(frozen=True, eq=False)
+class ShardSetup:
+    """What all shards know of a method. moment_ON: index of the first moment at which an item is backfilled, from 0 to
+    ``points``. known: positions of the items that are known after their backfill, ascending. cells: of predicted
+    distances.
+    """
+
+    moment_ON: NDArray[np.int16]
+    points: int
+    known: IntArray
+    cells: Cells
+
+
+@dataclass(frozen=True, eq=False)
+class QueryBlock:
+    """b queries that are counted together. thresholds: (b, M) ascending, each filled up with infinity. left_out: of
+    each query, the positions of its right answers and ignored items, ascending.
+    """
+
+    queries: IntArray
+    thresholds: Floats32
+    left_out: Sequence[IntArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,46 +89,132 @@ class Histograms:
     places: Ints
     cells: Ints
 
+    @classmethod
+    def empty(cls, queries: int, orders: int, points: int, thresholds: int) -> "Histograms":
+        """Histograms of no items. thresholds: M, points: T."""
+        shape = (queries, orders, thresholds + 1, points + 1)
+        return cls(np.zeros(shape, np.int64), np.zeros((queries, orders, CELLS, points + 1), np.int64))
+
     def plus(self, other: "Histograms") -> "Histograms":
-        """The histograms of two slices together."""
+        """The histograms of two shards together."""
         return Histograms(self.places + other.places, self.cells + other.cells)
 
 
-@dataclass(frozen=True, eq=False)
-class Counts:
-    """Items closer than M thresholds, ascending. known: (O, M, T) exact. expected: (O, M, T) of the others.
+class CountingShards:
+    """All shards of a gallery. ``ask`` calls a method of ``CountingShard`` in each, in this process or elsewhere."""
 
-    changes: (1 + PARTS, O, M, T) of the expected number: by ``structural_error``, and if a part of the items is left
-    out on which the model is fitted.
+    def ask(self, question: str, *arguments: Any) -> list[Any]:
+        """The answers of all shards."""
+        raise NotImplementedError
+
+    def begin(self, setup: ShardSetup) -> None:
+        """Prepare to count."""
+        self.ask("begin", setup)
+
+    def distances(self, queries: IntArray, items: Sequence[IntArray]) -> list[Floats32]:
+        """(2, k) of each query: the distances to its items' stand-ins, and those before the backfill."""
+        return [np.sum(parts, axis=0) for parts in zip(*self.ask("distances", queries, items), strict=True)]
+
+    def count(self, block: QueryBlock) -> Histograms:
+        """Count all items by distance and moment."""
+        return reduce(Histograms.plus, self.ask("count", block))
+
+
+class LocalShards(CountingShards):
+    """Shards in this process, one for each thread of a pool."""
+
+    def __init__(self, forms: Forms, pool: ThreadPoolExecutor, number: int) -> None:
+        edges = np.linspace(0, len(forms.before.length_N), number + 1).astype(int).tolist()
+        self.pool = pool
+        self.shards = [CountingShard(forms.part(edges[i], edges[i + 1]), edges[i]) for i in range(number)]
+
+    def ask(self, question: str, *arguments: Any) -> list[Any]:
+        return list(self.pool.map(lambda shard: getattr(shard, question)(*arguments), self.shards))
+
+
+class CountingShard:
+    """The gallery positions first .. first + n - 1. forms: all queries and these items."""
+
+    def __init__(self, forms: Forms, first: int) -> None:
+        self.forms, self.first, self.size = forms, first, len(forms.before.length_N)
+
+    def begin(self, setup: ShardSetup) -> None:
+        self.setup = setup
+        self.moment = np.ascontiguousarray(setup.moment_ON[:, self.first : self.first + self.size])
+
+    def distances(self, queries: IntArray, items: Sequence[IntArray]) -> list[Floats32]:
+        """As those of all shards; 0 for items of other ones."""
+        found = []
+        for query, wanted in zip(queries, items, strict=True):
+            own = (wanted >= self.first) & (wanted < self.first + self.size)
+            out = np.zeros((2, len(wanted)), np.float32)
+            for row, form in enumerate((self.forms.stand_in, self.forms.before)):
+                out[row, own] = form.of_items(wanted[own] - self.first).approximate(np.array([query]))[0]
+            found.append(out)
+        return found
+
+    def count(self, block: QueryBlock) -> Histograms:
+        """Of this shard. Cost: 3 products of b queries with n items, and O(b n O)."""
+        cells = self.setup.cells
+        out = Histograms.empty(len(block.queries), len(self.moment), self.setup.points, block.thresholds.shape[1])
+        at = find_starts(block.thresholds)
+        for first in range(0, self.size, _TILE):
+            last = min(first + _TILE, self.size)
+            forms = self.forms.part(first, last)
+            stand_in, old = (form.approximate(block.queries) for form in (forms.stand_in, forms.old))
+            before = old.copy() if forms.before is forms.old else forms.before.approximate(block.queries)
+            stand_in[:, self._here(self.setup.known, first, last)] = np.nan
+            for row, left_out in enumerate(block.left_out):
+                gone = self._here(left_out, first, last)
+                stand_in[row, gone], before[row, gone] = np.nan, np.inf
+            counted = Tile(stand_in, old, before, self.moment[:, first:last])
+            _count_tile(counted, cells.coefficients, cells.low, cells.width, at, out.places, out.cells)
+        return out
+
+    def _here(self, positions: IntArray, first: int, last: int) -> IntArray:
+        """Indices in the tile first .. last - 1 of this shard of some gallery positions, ascending."""
+        low, high = np.searchsorted(positions, (self.first + first, self.first + last))
+        return positions[low:high] - (self.first + first)
+
+
+class Places(NamedTuple):
+    """Where distances are among (b, M) thresholds, ascending and filled up with infinity. starts: of each query, the
+    places at which to start the search. scales: of each query, the first threshold, and the starts per distance.
     """
 
     thresholds: Floats32
-    known: Ints
-    expected: Floats
-    changes: Floats
+    starts: NDArray[np.int32]
+    scales: Floats
 
 
-def find_starts(thresholds: Floats32) -> tuple[NDArray[np.int32], Floats]:
-    """Of each query, the places at which to start the search for a distance, and (first threshold, cells per distance).
-
-    thresholds: (b, M) ascending, each filled up with infinity.
-    """
+def find_starts(thresholds: Floats32) -> Places:
+    """Prepare the search among thresholds."""
     starts, scales = np.zeros((len(thresholds), _STARTS), np.int32), np.zeros((len(thresholds), 2))
     for row, own in enumerate(thresholds):
         own = own[np.isfinite(own)]
         scales[row] = own[0], _STARTS / max(float(own[-1]) - float(own[0]), 1e-30)
         starts[row] = np.searchsorted(own, own[0] + np.arange(_STARTS) / scales[row, 1], side="right")
-    return starts, scales
+    return Places(thresholds, starts, scales)
+
+
+class Tile(NamedTuple):
+    """(b, n) distances. stand_in: to the stand-ins, NaN for items that are known after their backfill. old: in the old
+    model. before: before the backfill, infinite for items that do not count. moment: (O, n) of their backfill.
+    """
+
+    stand_in: Floats32
+    old: Floats32
+    before: Floats32
+    moment: NDArray[np.int16]
 
 
 @kernel
-def count_tile(
-    stand_in: Array, old: Array, before: Array, moment: Array, coefficients: Array, low: float, width: float,
-    thresholds: Array, starts: Array, scales: Array, places: Array, cells: Array,
-) -> None:  # fmt: skip
-    """Add the items of a tile. stand_in, old, before: (b, n) distances: to the stand-ins, NaN for items that are known
-    after their backfill; in the old model; before the backfill, infinite for items that do not count. moment: (O, n).
-    """
+def _count_tile(
+    tile: Tile, coefficients: Array, low: float, width: float, at_places: Places, places: Array, cells: Array
+) -> None:
+    """Add the items of a tile to histograms. coefficients, low, width: as in ``Cells``."""
+    stand_in, old, before, moment = tile
+    thresholds, starts, scales = at_places
     a, b, c, d = coefficients
     for q in range(len(before)):
         at, number = thresholds[q], np.searchsorted(thresholds[q], np.inf)
@@ -92,6 +236,23 @@ def count_tile(
                     places[q, o, place, moment[o, i]] += 1
                 if cell >= 0:
                     cells[q, o, cell, moment[o, i]] += 1
+
+
+class Counts(NamedTuple):
+    """Items closer than M thresholds, ascending. known: (O, M, T) exact. expected: (O, M, T) of the others.
+
+    changes: (1 + PARTS, O, M, T) of the expected number: by ``structural_error``, and if a part of the items is left
+    out on which the model is fitted.
+    """
+
+    thresholds: Floats32
+    known: Ints
+    expected: Floats
+    changes: Floats
+
+    def of_order(self, o: int) -> "Counts":
+        """Those of one order, without its axis."""
+        return Counts(self.thresholds, self.known[o], self.expected[o], self.changes[:, o])
 
 
 def count(
@@ -137,11 +298,3 @@ def _closer(places: Array, moments: Array, after: Array, at: Array, closer: Arra
             waiting -= places[j, t]
             done += backfilled[j, t]
             closer[j, t] = waiting + done + (closer[j - 1, t] if j else 0)
-
-
-def no_cells(queries: int, orders: int, points: int, thresholds: int) -> Histograms:
-    """Histograms of no items. thresholds: M, points: T."""
-    return Histograms(
-        np.zeros((queries, orders, thresholds + 1, points + 1), np.int64),
-        np.zeros((queries, orders, CELLS, points + 1), np.int64),
-    )

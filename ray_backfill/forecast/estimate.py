@@ -1,4 +1,4 @@
-"""From the chosen queries to the mean over all queries, with an interval.
+"""From the chosen queries to the mean over all queries, with an interval; and what a forecast says in such numbers.
 
 The metric of a chosen query is an estimate, too: from its sampled right answers, and from expected numbers of closer
 items. Three errors are added: that of choosing queries, that of sampling right answers, and that of the model of other
@@ -8,6 +8,9 @@ items: that of its sample, by the jackknife, and a structural one.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
+from math import comb
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +20,21 @@ from ray_backfill.forecast.others import PARTS
 
 Floats = NDArray[np.float64]
 LEVEL = 0.95
+# Moments between which the largest drop is sought.
+_MOMENTS = 11
+# Multiples of the sample that are tried.
+_MULTIPLES = np.geomspace(1, 1000, 1000)
+
+
+class Limits(NamedTuple):
+    """A value with its 95 % limits."""
+
+    value: float
+    low: float
+    high: float
+
+
+UNKNOWN = Limits(float("nan"), float("nan"), float("nan"))
 
 
 @dataclass(frozen=True)
@@ -55,18 +73,18 @@ class Estimate:
         return self.half_width_at(LEVEL)
 
     @property
-    def low(self) -> float:
-        """Lower limit."""
-        return self.value - self.half_width
+    def limits(self) -> Limits:
+        """The value and its limits."""
+        return Limits(self.value, self.value - self.half_width, self.value + self.half_width)
 
     @property
-    def high(self) -> float:
-        """Upper limit."""
-        return self.value + self.half_width
+    def bounded(self) -> Limits:
+        """The value and the limits of a metric, which is in [0, 1]."""
+        return Limits(*(min(max(each, 0.0), 1.0) for each in self.limits))
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class SampledAnswers:
     """Sampled right answers of a query. contribution: (n, T) by how much each one raises the metric, beyond what was
     expected of it. answers: number of right answers from which they are drawn.
     """
@@ -92,7 +110,7 @@ class Units:
     value: Floats
     without: Floats
     shift: Mapping[str, Floats]
-    sampled: Sequence[Answers]
+    sampled: Sequence[SampledAnswers]
 
     def mean(self, weights: Floats) -> Estimate:
         """The mean over all queries of the metric's sum over T moments, with these (T,) weights.
@@ -141,12 +159,8 @@ class Units:
         """(m,) numbers of sampled answers, (m,) of answers, and of all sampled ones the query and the contribution."""
         number = np.array([len(each.contribution) for each in self.sampled])
         answers = np.array([each.answers for each in self.sampled])
-        return (
-            number,
-            answers,
-            np.repeat(np.arange(len(number)), number),
-            np.concatenate([e.contribution for e in self.sampled]),
-        )
+        contribution = np.concatenate([each.contribution for each in self.sampled])
+        return number, answers, np.repeat(np.arange(len(number)), number), contribution
 
     def plus(self, other: "Units", factor: float = 1.0) -> "Units":
         """The sum of a curve and a multiple of another one of the same sample, whose errors are shared."""
@@ -189,7 +203,7 @@ def jackknife(changes: Floats) -> float:
 def exact_units(value: Floats) -> Units:
     """A curve that is known exactly. value: (Q, T) of all scored queries."""
     everyone = np.arange(len(value))
-    nothing = [Answers(np.zeros((0, value.shape[1])), 0)] * len(value)
+    nothing = [SampledAnswers(np.zeros((0, value.shape[1])), 0)] * len(value)
     without = np.zeros((len(value), PARTS, value.shape[1]))
     return Units(value[:, :1], everyone, everyone, len(value), value, without, {}, nothing)
 
@@ -203,3 +217,78 @@ def area_weights(t: Floats) -> Floats:
 def moment_weights(points: int, index: int) -> Floats:
     """(T,) weights that pick one moment."""
     return np.asarray(np.eye(points)[index])
+
+
+def curve(units: Units) -> list[Limits]:
+    """The estimate at each moment; at t = 0 the exact value."""
+    points, start = units.value.shape[1], float(units.start[:, 0].mean())
+    return [Limits(start, start, start), *(units.mean(moment_weights(points, t)).bounded for t in range(1, points))]
+
+
+def area(units: Units, t: Floats) -> Estimate:
+    """The area under the curve."""
+    return units.mean(area_weights(t))
+
+
+def gain(units: Units, new: Units, t: Floats) -> Limits:
+    """The share of the upgrade's improvement that users get; unknown unless new is significantly better than old.
+
+    new: of {new, new}, of which the last moment counts; it starts at {old, old}. The interval is that of a ratio of two
+    estimates (Fieller, 1954).
+    """
+    one, last = np.ones(1), moment_weights(len(t), len(t) - 1)
+    old = float(new.start.mean())
+    area_, end = units.weighted(area_weights(t)), new.weighted(last)
+    both = [each.mean(one) for each in (area_.plus(end, 0.0), end.plus(area_, 0.0), area_.plus(end, -1.0))]
+    of_area, of_end, apart = both
+    above, whole, quantile = of_area.value - old, of_end.value - old, of_area.quantile
+    shared = (of_area.variance + of_end.variance - apart.variance) / 2
+    a = whole**2 - quantile**2 * of_end.variance
+    if whole <= 0 or a <= 0:
+        return UNKNOWN
+    b, c = above * whole - quantile**2 * shared, above**2 - quantile**2 * of_area.variance
+    root = float(np.sqrt(max(b * b - a * c, 0.0)))
+    return Limits(above / whole, (b - root) / a, (b + root) / a)
+
+
+def end_difference(units: Units, new: Units) -> Limits:
+    """M_1 minus that of {new, new}."""
+    points = units.value.shape[1]
+    return units.plus(new, -1.0).mean(moment_weights(points, points - 1)).limits
+
+
+def fall(units: Units, t: Floats) -> tuple[Limits, float, float]:
+    """The largest drop of the estimated curve, and the moments before and after it.
+
+    The limits are simultaneous (Bonferroni): they hold for all drops between pairs of ``_MOMENTS`` moments.
+    """
+    moments = np.unique(np.linspace(0, len(t) - 1, min(len(t), _MOMENTS)).round().astype(int)).tolist()
+    level = 1 - (1 - LEVEL) / comb(len(moments), 2)
+    best, low, high = (0.0, 0, 0), 0.0, 0.0
+    for start, end in combinations(moments, 2):
+        drop = units.mean(moment_weights(len(t), start) - moment_weights(len(t), end))
+        half = drop.half_width_at(level)
+        best = max(best, (drop.value, start, end))
+        low, high = max(low, drop.value - half), max(high, drop.value + half)
+    value, start, end = best
+    return Limits(value, low, high), float(t[start]), float(t[end])
+
+
+def items_to_halve(estimate: Estimate, groups_in_all: int, sampled: int, gallery: int) -> float:
+    """Number of further items that would halve the interval; NaN if half of the gallery is not enough.
+
+    More items pay for more queries. When all queries are chosen, they pay for more right answers of each. The model of
+    other items is fitted on more of them, and needed for fewer.
+    """
+    share = estimate.groups / groups_in_all
+    groups = np.minimum(estimate.groups * _MULTIPLES, groups_in_all)
+    of_one = estimate.of_queries * estimate.groups / (1 - share) if share < 1 else 0.0
+    of_queries = of_one / groups * (1 - groups / groups_in_all)
+    of_answers = estimate.of_answers * np.minimum(1, groups_in_all / (estimate.groups * _MULTIPLES))
+    left = np.clip((gallery - sampled * _MULTIPLES) / max(gallery - sampled, 1), 0.0, 1.0)
+    of_model = left**2 * (estimate.structural + (estimate.of_model - estimate.structural) / _MULTIPLES)
+    enough = of_queries + of_answers + of_model <= estimate.variance / 4
+    more = np.ceil((_MULTIPLES[int(enough.argmax())] - 1) * sampled)
+    if not estimate.variance or not enough.any() or sampled + more > gallery / 2:
+        return float("nan")
+    return float(more)

@@ -1,20 +1,31 @@
 """Expected values of metrics, if the number of closer items has a known part and a random one.
 
+Only metrics that are sums over right answers of many ranks can be forecast: the expected value of such a sum needs each
+right answer's rank alone. Metrics of the first right answer (CMC@k, MRR) need the joint distribution of all distances,
+and a cut at a low rank leaves few right answers that count.
+
 The random part is negative binomial: counts of similar items come in clumps. A metric is an average of values at single
 counts, never the value at the average count: 1 / rank is convex.
 """
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from ray_backfill.core.kernels import Array, kernel
+from ray_backfill.engine.metrics import parse_metric
+from ray_backfill.engine.systems import GroundTruth
 from ray_backfill.forecast.counts import Counts
 
 Floats = NDArray[np.float64]
+# The kinds, as numbers for the kernels: what an answer at a rank counts.
+PRECISION, FOUND, DISCOUNTED = 0, 1, 2
+_KINDS = {"mAP": PRECISION, "recall": FOUND, "nDCG": DISCOUNTED}  # settings.KINDS
+_WHOLE = 1 << 40
 # Standard deviation of the rank, relative to it, below which a Taylor series of second order is enough.
 _NARROW = 0.1
 # Above this mean, and below this variance of the ratio to it, a count without a cut is as good as a gamma variable.
@@ -23,8 +34,37 @@ _MANY, _MOST_VARIANCE = 40.0, 0.33
 _QUANTILES = ndtri((np.arange(32) + 0.5) / 32)
 
 
-@dataclass(frozen=True, eq=False)
-class Entries:
+@dataclass(frozen=True)
+class SumMetric:
+    """A metric as a sum over right answers. kind: see above. cut: the last rank that counts."""
+
+    kind: int
+    cut: int
+
+    @classmethod
+    def of(cls, name: str) -> "SumMetric":
+        """The metric of this name, which can be forecast (``settings.why_not_forecast``)."""
+        metric = parse_metric(name)
+        return cls(_KINDS[metric.kind], metric.k or _WHOLE)
+
+    def gains(self, truth: GroundTruth, query: int) -> NDArray[np.float64]:
+        """Gain of each right answer of a query, in the order of ``positives_of``: grades under nDCG, otherwise 1."""
+        first, last = truth.positive_starts[query], truth.positive_starts[query + 1]
+        if self.kind == DISCOUNTED and truth.grades is not None:
+            return truth.grades[first:last]
+        return np.ones(last - first)
+
+    def largest(self, gains: NDArray[np.float64]) -> float:
+        """The sum of the ideal ranking, by which the metric is divided."""
+        if self.kind == PRECISION:
+            return float(min(len(gains), self.cut))
+        if self.kind == FOUND:
+            return float(len(gains))
+        best = -np.sort(-gains)[: self.cut]
+        return float((best / np.log2(np.arange(2, len(best) + 2))).sum())
+
+
+class Entries(NamedTuple):
     """What stands for the right answers of a query: the sampled ones, and draws for the others.
 
     after, before: (K,) distances after and before the backfill, as indices into the thresholds of the counts.
@@ -72,11 +112,7 @@ def expect(
     own = np.zeros((orders, n_sampled, points, len(kinds)))
     changes = np.zeros((orders, len(counts.changes), points, len(kinds)))
     for o in range(orders):
-        _expect(
-            entries.after, entries.before, entries.moment[o], entries.rank_share, entries.ahead, entries.stands_for,
-            entries.gain, entries.answer, entries.sampled, entries.sign, counts.known[o], counts.expected[o],
-            counts.changes[:, o], kinds, cuts, variance, value[o], own[o], changes[o],
-        )  # fmt: skip
+        _expect(entries, entries.moment[o], counts.of_order(o), kinds, cuts, variance, value[o], own[o], changes[o])
     return Expectation(value, own, changes.swapaxes(0, 1))
 
 
@@ -88,10 +124,12 @@ def _is_before(place: Array, answer: Array, one: int, other: int) -> bool:
 
 @kernel
 def _expect(
-    after: Array, before: Array, moment: Array, rank_share: Array, ahead: Array, stands_for: Array, gain: Array,
-    answer: Array, sampled: Array, sign: Array, known: Array, expected: Array, changes: Array, kinds: Array,
-    cuts: Array, variance: float, sums: Array, own: Array, changed: Array,
+    entries: Entries, moment: Array, counts: Counts, kinds: Array, cuts: Array, variance: float, sums: Array,
+    own: Array, changed: Array,
 ) -> None:  # fmt: skip
+    """Add up one order. moment: (K,), counts: as in ``Entries`` and ``Counts``, of this order."""
+    after, before, _, rank_share, ahead, stands_for, gain, answer, sampled, sign = entries
+    _, known, expected, changes = counts
     behind = np.zeros((len(after), len(kinds)))  # change of an entry's contribution if one more answer precedes it
     for t in range(len(sums)):
         place = np.where(moment <= t, after, before)

@@ -1,7 +1,7 @@
 """The gallery items whose new embeddings a forecast has."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +15,29 @@ from ray_backfill.data.sources import Source, open_source
 from ray_backfill.data.vectors import FINE, PROBLEMS, ZERO, decode
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.engine.systems import FloatArray, IntArray
-from ray_backfill.forecast import Known, Sample
-from ray_backfill.forecast.methods import KnownItems
-from ray_backfill.forecast.sample import PILOT
+from ray_backfill.forecast.models import KnownItems
+from ray_backfill.forecast.sample import PILOT, Sample
 from ray_backfill.forecast.stored_sample import StoredSample, free_pairs, positions_of
-from ray_backfill.learn.stand_in_map import fit_stand_in
+from ray_backfill.learn.stand_in_map import StandInMap, fit_stand_in
 
 _NOTHING = np.empty(0, np.int64)
 # Share of a sample that may lack a new embedding, such as unreadable images. If more does, a file was forgotten.
 _MISSING = 0.01
 
 
-def find_known(folder: EmbeddingFolder, stored: StoredSample, new: Sequence[str]) -> KnownItems:
+@dataclass(frozen=True, eq=False)
+class NewEmbeddings:
+    """New embeddings of some gallery items: (n, d) ``new`` of the known ones. stand_in: predicts those of the others.
+    sampled: number of items of the sample.
+    """
+
+    known: KnownItems
+    new: FloatArray
+    stand_in: StandInMap
+    sampled: int
+
+
+def find_new(folder: EmbeddingFolder, stored: StoredSample, new: Sequence[str]) -> NewEmbeddings:
     """The new embeddings of the sample, and what else the sources ``new`` hold. Without sources: the gallery's own.
 
     Up to 1 % of the sample may lack a new embedding; such items count as not sampled, which is said.
@@ -38,7 +49,7 @@ def find_known(folder: EmbeddingFolder, stored: StoredSample, new: Sequence[str]
     if not new:
         if "new" not in folder.gallery.vectors:
             raise InputError(f"{folder.path} has no new embeddings; give them with --new SOURCE (id and new)")
-        return known_items(folder, sample, sample.position, folder.gallery.new[sample.position], distance)
+        return new_embeddings(folder, sample, sample.position, folder.gallery.new[sample.position], distance)
     found = [(source.name, *_read_new(source, folder, distance)) for source in map(open_source, new)]
     own, places = np.unique(np.concatenate([position for _, position, _ in found]), return_index=True)
     vectors = np.concatenate([each for *_, each in found])[places]
@@ -55,7 +66,7 @@ def find_known(folder: EmbeddingFolder, stored: StoredSample, new: Sequence[str]
             )
         say(f"{lacks}; they count as not sampled")
     done = _NOTHING if len(own) == len(folder.gallery) else _backfilled(found, np.intersect1d(sample.position, own))
-    return known_items(folder, sample, own, vectors, distance, done)
+    return new_embeddings(folder, sample, own, vectors, distance, done)
 
 
 def _backfilled(found: Sequence[tuple[str, IntArray, FloatArray]], sampled: IntArray) -> IntArray:
@@ -104,10 +115,10 @@ def _read_new(source: Source, folder: EmbeddingFolder, distance: str) -> tuple[I
     return position, new
 
 
-def known_items(
+def new_embeddings(
     folder: EmbeddingFolder, sample: Sample, position: IntArray, new: FloatArray, distance: str,
     done: IntArray = _NOTHING,
-) -> KnownItems:  # fmt: skip
+) -> NewEmbeddings:  # fmt: skip
     """Items of a sample and others, which no sample listed. position: (n,). new: (n, d) their new embeddings. done:
     what the backfill has done so far; such items stand for no others.
 
@@ -118,27 +129,27 @@ def known_items(
     weight_N[sample.position] = sample.weight
     pilot_N[sample.position[sample.reason == PILOT]] = True
     done_N[done] = True
-    known = Known(
+    known = KnownItems(
         position, weight_N[position], pilot_N[position], sample.queries, sample.group, sample.n_groups, done_N[position]
     )
     old, free = free_pairs(folder)
     of_pilot = folder.gallery.old[position[known.pilot]]
     both = (np.concatenate([of_pilot, old]), np.concatenate([new[known.pilot], free]))
-    return KnownItems(known, new, fit_stand_in(*both, distance), len(sample))
+    return NewEmbeddings(known, new, fit_stand_in(*both, distance), len(sample))
 
 
-def with_stand_ins(folder: EmbeddingFolder, items: KnownItems) -> EmbeddingFolder:
+def with_stand_ins(folder: EmbeddingFolder, given: NewEmbeddings) -> EmbeddingFolder:
     """The folder with stand-ins as new embeddings."""
-    vectors = {"old": folder.gallery.old, "new": items.stand_in(folder.gallery.old)}
+    vectors = {"old": folder.gallery.old, "new": given.stand_in(folder.gallery.old)}
     return replace(folder, gallery=replace(folder.gallery, vectors=vectors))
 
 
-def with_pilot(folder: EmbeddingFolder, items: KnownItems, place: Path) -> EmbeddingFolder:
+def with_pilot(folder: EmbeddingFolder, given: NewEmbeddings, place: Path) -> EmbeddingFolder:
     """The folder with the pilot as its train split, which is written to ``place``, where fits read it again."""
-    pilot = items.known.position[items.known.pilot]
+    pilot = given.known.position[given.known.pilot]
     rows = folder.gallery.take(pilot)
     columns = {"id": pa.array(rows.id), "old": vector_column(folder.gallery.old[pilot])}
-    columns["new"] = vector_column(items.new[items.known.pilot])
+    columns["new"] = vector_column(given.new[given.known.pilot])
     if rows.label is not None:
         columns["label"] = pa.array(rows.label)
     write_parquet(place / "train.parquet", pa.table(columns))

@@ -1,7 +1,6 @@
 """Forecasts the methods of a comparison, whose folder has stand-ins as new embeddings, in this process or in shards."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,33 +11,23 @@ from ray_backfill.compare.tables.results import NEW, OLD
 from ray_backfill.core.progress import Task
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.replay import Curve, replay
-from ray_backfill.engine.systems import FloatArray, RetrievalSystem, Switch, UpgradePair
-from ray_backfill.forecast import Forecast, Forms, Known, KnownForms, Slices, forecast_pair
-from ray_backfill.forecast.calibration import Calibration
+from ray_backfill.engine.systems import RetrievalSystem, Switch, UpgradePair
+from ray_backfill.forecast.counts import CountingShards, Forms
+from ray_backfill.forecast.engine import Forecast, forecast_pair
 from ray_backfill.forecast.estimate import exact_units
+from ray_backfill.forecast.known_items import NewEmbeddings
+from ray_backfill.forecast.models import KnownForms
+from ray_backfill.forecast.others import Calibration
 from ray_backfill.learn.methods import Embeddings, Method
-from ray_backfill.learn.stand_in_map import StandInMap
 
 # Metric -> (Q,) exact values at t = 0; NaN for queries without right answers.
 Starts = Mapping[str, NDArray[np.float64]]
 
 
-@dataclass(frozen=True, eq=False)
-class KnownItems:
-    """Gallery items whose new embeddings are given: (n, d) ``new``. stand_in: predicts those of the others. sampled:
-    number of items of the sample.
-    """
-
-    known: Known
-    new: FloatArray
-    stand_in: StandInMap
-    sampled: int
-
-
 class Gallery(NamedTuple):
     """Where the items of a comparison are. of_method: distances to them. starts: method -> its metrics at t = 0."""
 
-    of_method: Callable[[Method], Forms | Slices]
+    of_method: Callable[[Method], Forms | CountingShards]
     starts: Callable[[Sequence[Method]], Mapping[str, Starts]]
 
 
@@ -58,14 +47,14 @@ def can_be_forecast(method: Method) -> bool:
 
 
 def forecast_method(
-    comparison: Comparison, method: Method, items: KnownItems, gallery: Gallery, starts: Starts,
+    comparison: Comparison, method: Method, given: NewEmbeddings, gallery: Gallery, starts: Starts,
     bar: Task | None = None,
 ) -> Forecast:  # fmt: skip
     """The forecast of a method; if every item is known, its exact curves. Of {new, new}, only the end has a meaning."""
-    known, size = items.known, len(comparison.folder.gallery)
+    known, size = given.known, len(comparison.folder.gallery)
     if len(known.position) == size:
-        return _exact(comparison, method, items)
-    forms, switch = _known_forms(comparison, method, items)
+        return _exact(comparison, method, given)
+    forms, switch = _known_forms(comparison, method, given)
     orders = {"": np.arange(size)} if method.name == NEW else comparison.orders_of(method)
     return forecast_pair(
         gallery.of_method(method), known, forms, comparison.truth, orders, switch, starts,
@@ -80,13 +69,13 @@ def forms_of(method: Method, embeddings: Embeddings, pair: UpgradePair, distance
     return Forms.of(pair.forward, old, None if is_old else pair.backward, distance)
 
 
-def _known_forms(comparison: Comparison, method: Method, items: KnownItems) -> tuple[KnownForms, Switch]:
+def _known_forms(comparison: Comparison, method: Method, given: NewEmbeddings) -> tuple[KnownForms, Switch]:
     """Distances to the known items, and how the method switches."""
     query, distance = comparison.embeddings.query, comparison.evaluation.distance
-    old = comparison.folder.gallery.old[items.known.position]
+    old = comparison.folder.gallery.old[given.known.position]
     maps = comparison.maps.of(method)
-    stand_in = method.pair(Embeddings(query, {"old": old, "new": items.stand_in(old)}), maps)
-    after = method.pair(Embeddings(query, {"old": old, "new": items.new}), maps)
+    stand_in = method.pair(Embeddings(query, {"old": old, "new": given.stand_in(old)}), maps)
+    after = method.pair(Embeddings(query, {"old": old, "new": given.new}), maps)
     systems = (stand_in.forward, RetrievalSystem(query["old"], old), after.forward)
     return KnownForms(*(ProductForm.of(system, distance) for system in systems)), after.switch
 
@@ -124,11 +113,11 @@ def starts_of(curve: Curve, comparison: Comparison) -> Starts:
     return found
 
 
-def _exact(comparison: Comparison, method: Method, items: KnownItems) -> Forecast:
+def _exact(comparison: Comparison, method: Method, given: NewEmbeddings) -> Forecast:
     """The exact curves of a method, as a forecast without any error."""
     how, old, query = comparison.evaluation, comparison.folder.gallery.old, comparison.embeddings.query
-    new = np.empty((len(old), items.new.shape[1]), items.new.dtype)
-    new[items.known.position] = items.new
+    new = np.empty((len(old), given.new.shape[1]), given.new.dtype)
+    new[given.known.position] = given.new
     pair = method.pair(Embeddings(query, {"old": old, "new": new}), comparison.maps.of(method))
     if method.name == NEW:
         pair = UpgradePair(RetrievalSystem(query["old"], old), pair.forward)

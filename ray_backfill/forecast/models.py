@@ -10,8 +10,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import GroundTruth, IntArray
 from ray_backfill.forecast.answers import RightAnswers, fit_answers, logarithms
-from ray_backfill.forecast.calibration import Calibration, Checked, calibrate, check
-from ray_backfill.forecast.others import CELLS, PARTS, OtherItems, fit_others
+from ray_backfill.forecast.others import CELLS, PARTS, Calibration, Checked, OtherItems, calibrate, check, fit_others
 
 Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]
@@ -23,7 +22,7 @@ _SEED = 7
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class KnownItems:
     """Items whose new embeddings are known, and the chosen queries.
 
     position: (n,) gallery positions. weight: (n,) for how many items of the gallery each one stands, 1 / probability;
@@ -44,6 +43,12 @@ class Known:
     def at_random(self) -> NDArray[np.bool_]:
         """(n,) whether an item was drawn at random from those that are still to be done."""
         return (self.weight > 0) & ~self.done
+
+    def rows_of(self, size: int) -> IntArray:
+        """(N,) row of each gallery position, -1 for others. size: N."""
+        rows_N = np.full(size, -1)
+        rows_N[self.position] = np.arange(len(self.position))
+        return rows_N
 
     def standing(self, rows: IntArray) -> NDArray[np.bool_]:
         """(k,) which of some right answers of a query stand for its others. rows: (k,) of the known items.
@@ -80,10 +85,9 @@ class Models:
     checked: list[Checked]
 
 
-def fit_models(known: Known, forms: KnownForms, truth: GroundTruth) -> Models:
+def fit_models(known: KnownItems, forms: KnownForms, truth: GroundTruth) -> Models:
     """Fit all models of a method. Cost: O(n) for each of the queries."""
-    rows_N = np.full(truth.n_gallery, -1)
-    rows_N[known.position] = np.arange(len(known.position))
+    rows_N = known.rows_of(truth.n_gallery)
     part = _parts(known, truth, rows_N)
     others = _fit_others(known, forms, truth, part)
     pairs, checked = [], []
@@ -114,7 +118,7 @@ def left_out_of(truth: GroundTruth, query: int) -> IntArray:
     return np.sort(np.concatenate([truth.positives_of(query), truth.ignored_of(query)]))
 
 
-def _fit_others(known: Known, forms: KnownForms, truth: GroundTruth, part_n: IntArray) -> OtherItems:
+def _fit_others(known: KnownItems, forms: KnownForms, truth: GroundTruth, part_n: IntArray) -> OtherItems:
     """Fit the model of other items on the randomly sampled items and some of all queries."""
     rows = np.flatnonzero(known.at_random)
     items, part = known.position[rows], part_n[rows]
@@ -132,7 +136,7 @@ def _fit_others(known: Known, forms: KnownForms, truth: GroundTruth, part_n: Int
     return fit_others(stand_in, old, true, pair_weight, pair_part, forms.unit)
 
 
-def _parts(known: Known, truth: GroundTruth, rows_N: IntArray) -> IntArray:
+def _parts(known: KnownItems, truth: GroundTruth, rows_N: IntArray) -> IntArray:
     """(n,) part of each known item for the jackknife; right answers of a chosen query are in the same part."""
     part = np.random.default_rng(_SEED).permutation(len(known.position)) % PARTS
     for query, group in zip(known.queries.tolist(), known.group.tolist(), strict=True):

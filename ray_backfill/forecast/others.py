@@ -4,14 +4,20 @@ A regression on the stand-in's distance, the old distance and their product pred
 empirical distribution of the residuals at similar predictions. Pairs of a query and an item that was drawn at random
 are what it is fitted on; items that were taken because they are close would bias it. How far the distribution may be
 off is estimated by the jackknife: items are divided into ``PARTS``, and each part is left out in turn.
+
+Calibration checks the model on the items that were sampled at random: of each chosen query, those that are closer than
+its sampled right answers are counted and compared with their expected number.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import gammaln
 
 from ray_backfill.core.kernels import Array, kernel
+from ray_backfill.forecast.tables import LEAST_RATIO, MOST_RATIO
 
 # Cells of predicted distance, of equal width.
 CELLS = 256
@@ -26,6 +32,8 @@ _SHARE, _FEWEST, _MOST = 2000, 150, 1000
 _ROOM = 0.5
 # Points at which the distribution of residuals is kept; between them it is linear.
 _GRID = 2048
+# Limits of the fitted variance of that ratio between queries.
+_LEAST_VARIANCE, _MOST_VARIANCE = 0.01, 5.0
 
 Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]
@@ -144,3 +152,55 @@ def _bins(pairs_C: NDArray[np.int64]) -> NDArray[np.int64]:
         if held >= fewest and cell + 1 < len(pairs_C) and left[cell + 1] >= fewest:
             number, held = number + 1, 0
     return bins
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """Closer items among those sampled at random, at each sampled right answer of all chosen queries.
+
+    observed, expected: (A,). influence: (A,) how much an error of the count changes average precision.
+    """
+
+    observed: Floats
+    expected: Floats
+    influence: Floats
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """ratio: observed over expected number of closer items, fitted. variance: of the ratio between queries."""
+
+    ratio: float
+    variance: float
+
+    @property
+    def beyond(self) -> float:
+        """By what share of the expected numbers the ratio is outside of what may be chance."""
+        return max(0.0, self.ratio / MOST_RATIO - 1, 1 - self.ratio / LEAST_RATIO)
+
+
+def check(observed: Floats, expected: Floats, share: float, answers: int) -> Checked:
+    """One query. observed, expected: (n,) at its sampled answers, ascending by distance. share: of all items that were
+    sampled. answers: number of its right answers.
+    """
+    number = len(observed)
+    of_all = expected / share
+    preceding = np.arange(number) * max(answers - 1, 0) / max(number - 1, 1) if number > 1 else np.array([answers / 2])
+    return Checked(observed, expected + 1e-6, (1 + preceding) * of_all / (1 + preceding + of_all) ** 2 / number)
+
+
+def calibrate(checked: list[Checked]) -> Calibration:
+    """Fit a negative binomial distribution of the counts by maximum likelihood, weighted by influence."""
+    observed, expected, weight = (
+        np.concatenate([getattr(each, name) for each in checked]) for name in ("observed", "expected", "influence")
+    )
+    weight = weight / max(weight.sum(), 1e-12)
+
+    def loss(parameters: Floats) -> float:
+        ratio, shape = np.exp(np.clip(parameters[0], -5, 5)), np.exp(-np.clip(parameters[1], -7, 3))
+        mean = ratio * expected
+        chance = gammaln(observed + shape) - gammaln(shape) + shape * np.log(shape / (shape + mean))
+        return -float(weight @ (chance + observed * np.log(mean / (shape + mean))))
+
+    ratio, variance = np.exp(np.clip(minimize(loss, [0.0, -1.0], method="Nelder-Mead").x, -5, 5))
+    return Calibration(float(ratio), float(np.clip(variance, _LEAST_VARIANCE, _MOST_VARIANCE)))

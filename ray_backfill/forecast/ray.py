@@ -6,8 +6,8 @@ share, and predicts their new ones. The driver has those of the known items.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import ray
@@ -15,17 +15,16 @@ import ray
 from ray_backfill.compare.ray import RemoteShards, ShardActor, check_shards, writable
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.engine.replay import Served
-from ray_backfill.engine.systems import IntArray
-from ray_backfill.forecast.counts import Histograms
-from ray_backfill.forecast.methods import Gallery, KnownItems, Starts, by_backward, forms_of, starts_of
-from ray_backfill.forecast.slices import Asked, Floats32, GallerySlice, Plan, added
+from ray_backfill.forecast.counts import CountingShard, CountingShards
+from ray_backfill.forecast.known_items import NewEmbeddings
+from ray_backfill.forecast.methods import Gallery, Starts, by_backward, forms_of, starts_of
 from ray_backfill.learn.methods import Method, find_methods
 from ray_backfill.learn.models.apply import load_network
 from ray_backfill.workers.session import session
 
 
 @contextmanager
-def gallery_in_shards(comparison: Comparison, items: KnownItems, number: int) -> Iterator[Gallery]:
+def gallery_in_shards(comparison: Comparison, given: NewEmbeddings, number: int) -> Iterator[Gallery]:
     """The gallery in this many actors.
 
     Raises:
@@ -33,10 +32,10 @@ def gallery_in_shards(comparison: Comparison, items: KnownItems, number: int) ->
     """
     with session():
         check_shards(number, "cpu")
-        shards = RemoteShards(comparison, number, "cpu", ForecastActor, items.stand_in)
+        shards = RemoteShards(comparison, number, "cpu", ForecastActor, given.stand_in)
         try:
             shards.read()
-            yield Gallery(lambda method: RemoteSlices(shards, method), lambda methods: _starts(shards, methods))
+            yield Gallery(lambda method: CountingActors(shards, method), lambda methods: _starts(shards, methods))
         finally:
             shards.cancel()
 
@@ -52,50 +51,30 @@ def _starts(shards: RemoteShards, methods: Sequence[Method]) -> Mapping[str, Sta
     return found
 
 
-class RemoteSlices:
-    """``forecast.slices.Slices`` in actors, for one method."""
+class CountingActors(CountingShards):
+    """Shards in actors, for one method."""
 
     def __init__(self, shards: RemoteShards, method: Method) -> None:
         network = shards.comparison.maps.folders.get(method.name)
         self.shards = shards
-        shards.answers([actor.make_slice.remote(method.name, network) for actor in shards.actors])
+        shards.answers([actor.make_counting.remote(method.name, network) for actor in shards.actors])
 
-    def begin(self, plan: Plan) -> None:
-        """See ``Slices``."""
-        sent = ray.put(plan)  # once for all shards
-        self.shards.answers([actor.begin.remote(sent) for actor in self.shards.actors])
-
-    def distances(self, queries: IntArray, items: Sequence[IntArray]) -> list[Floats32]:
-        """See ``Slices``."""
-        sent = ray.put((queries, items))
-        return added(self.shards.answers([actor.distances.remote(sent) for actor in self.shards.actors]))
-
-    def count(self, asked: Asked) -> Histograms:
-        """See ``Slices``."""
-        sent = ray.put(asked)
-        found = self.shards.answers([actor.count_items.remote(sent) for actor in self.shards.actors])
-        together: Histograms = writable(reduce(Histograms.plus, found))
-        return together
+    def ask(self, question: str, *arguments: Any) -> list[Any]:
+        sent = ray.put(arguments)  # once for all shards
+        found = self.shards.answers([actor.ask.remote(question, sent) for actor in self.shards.actors])
+        return [writable(each) for each in found]
 
 
 class ForecastActor(ShardActor):
     """One shard of the gallery, for one method after the other."""
 
-    def make_slice(self, method_name: str, network: Path | None) -> None:
+    def make_counting(self, method_name: str, network: Path | None) -> None:
         """Make the systems of a method."""
         assert self.embeddings is not None
         (method,) = find_methods((method_name,))
         pair = method.pair(self.embeddings, load_network(network) if network else None)
-        self.slice = GallerySlice(forms_of(method, self.embeddings, pair, self.distance), self.first)
+        self.counting = CountingShard(forms_of(method, self.embeddings, pair, self.distance), self.first)
 
-    def begin(self, plan: Plan) -> None:
-        """See ``Slices``."""
-        self.slice.begin(writable(plan))
-
-    def distances(self, asked: tuple[IntArray, Sequence[IntArray]]) -> list[Floats32]:
-        """See ``Slices``."""
-        return self.slice.distances(*writable(asked))
-
-    def count_items(self, asked: Asked) -> Histograms:
-        """See ``Slices``."""
-        return self.slice.count(writable(asked))
+    def ask(self, question: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a method of ``CountingShard``."""
+        return getattr(self.counting, question)(*writable(arguments))

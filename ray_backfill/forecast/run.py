@@ -1,95 +1,84 @@
-"""Forecasts: from a sample's new embeddings to a folder of tables."""
+"""Forecasts a folder: from a sample's new embeddings to a folder of tables."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import combinations, pairwise
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
 from ray_backfill import __version__
-from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.fits import fit_maps
 from ray_backfill.compare.resolve import Comparison, resolve
-from ray_backfill.compare.tables.results import HEAD_ALONE
+from ray_backfill.compare.tables.results import HEAD_ALONE, NEW
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step, task
-from ray_backfill.core.schema import write_table
+from ray_backfill.core.schema import frame, write_table
 from ray_backfill.core.stages import replaced_whole, write_json
-from ray_backfill.engine.merges import RAW
-from ray_backfill.engine.orders import find_order
-from ray_backfill.forecast import Forecast, why_not_forecast
-from ray_backfill.forecast.known_items import find_known, with_pilot, with_stand_ins
-from ray_backfill.forecast.methods import Gallery, KnownItems, can_be_forecast, forecast_method, gallery_here
+from ray_backfill.forecast import estimate as numbers
+from ray_backfill.forecast.engine import Forecast
+from ray_backfill.forecast.estimate import Units
+from ray_backfill.forecast.known_items import NewEmbeddings, find_new, with_pilot, with_stand_ins
+from ray_backfill.forecast.methods import Gallery, can_be_forecast, forecast_method, gallery_here
 from ray_backfill.forecast.report import write_forecast_report
+from ray_backfill.forecast.settings import ForecastSettings
 from ray_backfill.forecast.stored_sample import read_before_backfill, read_sample
-from ray_backfill.forecast.tables import TABLES
-from ray_backfill.forecast.tabulate import forecast_tables
+from ray_backfill.forecast.tables import TABLES, CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
 from ray_backfill.learn.methods import Method
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
 
 FORMAT = 1
-_MOST_POINTS = 1001
-# What stands for nDCG@10 and CMC@1, which depend on too few right answers. The intervals of nDCG@100 held 90 % of the
-# time on an invented gallery, those of these two 95 % and more (docs/results/forecast.md).
-_RECOMMENDED = ("mAP@100", "recall@100")
-# Files beside the tables.
+# Files that are written besides the tables.
 _OTHERS = ("manifest.json", "curves.png", "report.html")
+# Limits of expected counts in the table of calibration.
+_RANGES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, float("inf"))
 
 
 def forecast_folder(
-    data: Path, sample: Path, new: Sequence[str], evaluation: Evaluation, fits: FitSettings, context: Context
+    data: Path, sample: Path, new: Sequence[str], settings: ForecastSettings, fits: FitSettings, context: Context
 ) -> Path:
     """Forecast the curves of methods into ``out/forecast``; returns that folder.
 
     sample: the list that ``sample`` wrote. new: sources of vectors with id and new (see ``sources``), by default the
-    gallery's own new embeddings, of which only those of the sample are read. evaluation: its truth and its distance are
-    replaced by those of the sample.
+    gallery's own new embeddings, of which only those of the sample are read.
 
     Raises:
         InputError: A file is missing or does not fit, or something that was asked for cannot be forecast.
     """
-    evaluation = evaluation.named.with_recommended(_RECOMMENDED).evaluation
-    _check_evaluation(evaluation)
+    settings.check()
     out = context.out / "forecast"
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; choose another --out")
     with step("read embeddings"):
         folder = read_before_backfill(data)
         stored = read_sample(sample, folder)
-        chosen = stored.settings
-        evaluation = replace(evaluation, truth=chosen.truth, distance=chosen.distance, merges=(RAW.name,))
-        items = find_known(folder, stored, new)
+        given = find_new(folder, stored, new)
     of_fits = context
     if folder.train is None:  # maps that are fitted on the pilot change with every sample
         of_fits = replace(context, out=context.out / "pilot", overwrite=True)
-        folder = with_pilot(folder, items, of_fits.out)
-    comparison = resolve(with_stand_ins(folder, items), evaluation.named, fits)
+        folder = with_pilot(folder, given, of_fits.out)
+    comparison = resolve(with_stand_ins(folder, given), settings.judged_as(stored.settings), fits)
     _check_methods(comparison)
-    # A forecast has no reference beside {new, new}.
+    # {new, new} is the only reference of a forecast.
     comparison = comparison.only([method for method in comparison.methods if method.name != HEAD_ALONE])
     comparison, _ = fit_maps(comparison, comparison.methods, fits, of_fits)
-    with _gallery_of(comparison, items, context) as gallery:
-        found = forecast_methods(comparison, items, gallery)
-    tables = forecast_tables(comparison, items, found)
+    with _gallery_of(comparison, given, context) as gallery:
+        found = forecast_methods(comparison, given, gallery)
+    tables = _tables(comparison, given, found)
+    judged = {"truth": stored.settings.truth, "distance": stored.settings.distance}
+    evaluation = asdict(settings) | {"metrics": comparison.evaluation.metrics} | judged
+    facts = {"stage": "forecast", "format": FORMAT, "version": __version__, "command": context.command}
+    facts |= {"evaluation": evaluation} | _facts(comparison, given, found)
     with replaced_whole(out, (*(f"{name}.parquet" for name in TABLES), *_OTHERS)) as half:
-        for name in TABLES:
-            write_table(half / f"{name}.parquet", getattr(tables, name))
-        facts = {"stage": "forecast", "format": FORMAT, "version": __version__, "command": context.command}
-        write_json(half / "manifest.json", facts | tables.facts)
+        for name, table in tables.items():
+            write_table(half / f"{name}.parquet", table)
+        write_json(half / "manifest.json", facts)
     write_forecast_report(out)  # after the results: a page that cannot be made must not take them with it
     return out
-
-
-def _check_evaluation(evaluation: Evaluation) -> None:
-    """Raises InputError for a metric, an order or a number of points that no forecast has."""
-    for metric in evaluation.metrics:
-        if why := why_not_forecast(metric):
-            raise InputError(f"{metric} cannot be forecast: {why}; use mAP, mAP@100 or recall@100")
-    for name in evaluation.orders:
-        if find_order(name).is_oracle:
-            raise InputError(f"the order {name} uses what is known only after the upgrade; it cannot be forecast")
-    if evaluation.points > _MOST_POINTS:
-        raise InputError(f"--points {evaluation.points} is too many for a forecast; give at most {_MOST_POINTS:,}")
 
 
 def _check_methods(comparison: Comparison) -> None:
@@ -99,17 +88,17 @@ def _check_methods(comparison: Comparison) -> None:
         raise InputError(f"none of the methods can be forecast ({why}); choose others with --methods")
 
 
-def forecast_methods(comparison: Comparison, items: KnownItems, gallery: Gallery) -> dict[Method, Forecast]:
+def forecast_methods(comparison: Comparison, given: NewEmbeddings, gallery: Gallery) -> dict[Method, Forecast]:
     """Forecast every method that can be forecast, in every order."""
     methods = [method for method in comparison.methods if can_be_forecast(method)]
     with step("measure the start"):
         starts = gallery.starts(methods)
-    with task("forecast", len(methods) * len(items.known.queries), "method-query pairs") as bar:
-        return {m: forecast_method(comparison, m, items, gallery, starts[m.name], bar) for m in methods}
+    with task("forecast", len(methods) * len(given.known.queries), "method-query pairs") as bar:
+        return {m: forecast_method(comparison, m, given, gallery, starts[m.name], bar) for m in methods}
 
 
 @contextmanager
-def _gallery_of(comparison: Comparison, items: KnownItems, context: Context) -> Iterator[Gallery]:
+def _gallery_of(comparison: Comparison, given: NewEmbeddings, context: Context) -> Iterator[Gallery]:
     """The gallery in this process, or in shards, for which Ray is started."""
     size = sum(vectors.nbytes for vectors in comparison.folder.gallery.vectors.values())
     shards = context.place.shards_for(size)
@@ -118,5 +107,91 @@ def _gallery_of(comparison: Comparison, items: KnownItems, context: Context) -> 
         return
     from ray_backfill.forecast.ray import gallery_in_shards
 
-    with gallery_in_shards(comparison, items, shards) as gallery:
+    with gallery_in_shards(comparison, given, shards) as gallery:
         yield gallery
+
+
+def _tables(
+    comparison: Comparison, given: NewEmbeddings, found: Mapping[Method, Forecast]
+) -> Mapping[str, pd.DataFrame]:
+    """The tables of these forecasts, by their names in ``TABLES``."""
+    t = np.linspace(0, 1, comparison.evaluation.points)
+    new, rest = _of_new(found), {method: forecast for method, forecast in found.items() if method.name != NEW}
+    curves = [
+        (method, order, metric, units)
+        for method, forecast in rest.items()
+        for order, by_metric in forecast.units.items()
+        for metric, units in by_metric.items()
+    ]
+    points = [
+        ForecastPoint(method.name, order, metric, float(at), *limits)
+        for method, order, metric, units in curves
+        for at, limits in zip(t, numbers.curve(units), strict=True)
+    ]
+    sizes = (given.sampled, len(comparison.folder.gallery))
+    rows = [_row(method, order, metric, units, new[metric], t, *sizes) for method, order, metric, units in curves]
+    checked = [row for method, forecast in rest.items() for row in _calibration(method, forecast)]
+    return {
+        "curves": frame(ForecastPoint, points),
+        "summary": frame(ForecastRow, rows),
+        "differences": frame(ForecastDifference, _differences(curves, t)),
+        "calibration": frame(CalibrationRow, checked),
+    }
+
+
+def _of_new(found: Mapping[Method, Forecast]) -> Mapping[str, Units]:
+    """Metric -> the curve of {new, new}, of which the ends have a meaning."""
+    (by_metric,) = next(forecast for method, forecast in found.items() if method.name == NEW).units.values()
+    return by_metric
+
+
+def _facts(comparison: Comparison, given: NewEmbeddings, found: Mapping[Method, Forecast]) -> dict[str, object]:
+    """What the manifest says about the data, and about what was left out."""
+    known, new = given.known, _of_new(found)
+    gone = {each.name: each.reason for each in comparison.left_out}
+    gone |= {m.name: "it has no forecast" for m in comparison.methods if m not in found and not m.is_reference}
+    return {
+        "items": len(comparison.folder.gallery), "known": len(known.position), "queries": comparison.truth.n_queries,
+        "chosen": len(known.queries), "lists": len(np.unique(known.group)),
+        "old": {metric: float(units.start.mean()) for metric, units in new.items()},
+        "new": {metric: list(numbers.curve(units)[-1]) for metric, units in new.items()},
+        "left_out": gone, "notes": list(comparison.notes),
+    }  # fmt: skip
+
+
+def _row(
+    method: Method, order: str, metric: str, units: Units, new: Units, t: NDArray[np.float64], sampled: int,
+    gallery: int,
+) -> ForecastRow:  # fmt: skip
+    area = numbers.area(units, t)
+    first, *_, last = numbers.curve(units)
+    fall, start, end = numbers.fall(units, t)
+    parts = (area.of_queries, area.of_answers, area.of_model)
+    of_queries, of_answers, of_model = (part / area.variance if area.variance else float("nan") for part in parts)
+    return ForecastRow(
+        method.name, order, method.title, metric, first.value, *last, *area.bounded, *numbers.gain(units, new, t),
+        *numbers.end_difference(units, new), *fall, start, end, of_queries, of_answers, of_model,
+        numbers.items_to_halve(area, units.n_groups, sampled, gallery),
+    )  # fmt: skip
+
+
+def _differences(curves: Sequence[tuple[Method, str, str, Units]], t: NDArray[np.float64]) -> list[ForecastDifference]:
+    return [
+        ForecastDifference(one.name, other.name, order, metric, *numbers.area(units.plus(others, -1.0), t).limits)
+        for (one, order, metric, units), (other, *of_other, others) in combinations(curves, 2)
+        if [order, metric] == of_other
+    ]
+
+
+def _calibration(method: Method, found: Forecast) -> list[CalibrationRow]:
+    observed, expected = (
+        np.concatenate([np.empty(0), *(getattr(each, name) for each in found.checked)])
+        for name in ("observed", "expected")
+    )
+    rows = []
+    for low, high in pairwise(_RANGES):
+        inside = (expected >= low) & (expected < high)
+        if inside.any():
+            means = float(expected[inside].mean()), float(observed[inside].mean())
+            rows.append(CalibrationRow(method.name, low, high, int(inside.sum()), *means, found.calibration.ratio))
+    return rows

@@ -1,9 +1,10 @@
 """Which items to embed by the new model for a forecast.
 
 Three kinds of items share the budget: a uniform sample of the gallery (the pilot), from which the models of distances
-are fitted; some right answers of queries that are chosen at random; and the items whose stand-ins are closest to these
-queries, because what is embedded need not be estimated. Queries with the same right answers are chosen together: they
-share the cost. A larger sample with the same seed contains a smaller one, except for close items.
+are fitted; some right answers of queries that are chosen at random; and the items whose stand-ins (predicted new
+embeddings) are closest to these queries, because what is embedded need not be estimated. Queries with the same right
+answers are chosen together: they share the cost. A larger sample with the same seed contains a smaller one, except for
+close items.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import GroundTruth, IntArray
 
 PILOT, ANSWER, CLOSE = 0, 1, 2
@@ -23,6 +25,8 @@ _PILOT_SHARE, _ANSWER_SHARE = 0.2, 0.6
 PER_QUERY = 3
 # Groups of queries that are chosen, at least: with fewer, the error of choosing them cannot be estimated.
 _FEWEST_GROUPS = 10
+# Nearest stand-ins of a query that count as close, and queries whose distances are computed at a time.
+_NEAREST, _BLOCK = 200, 16
 # Streams of random numbers.
 _PILOT_STREAM, _GROUP_STREAM, _ANSWER_STREAM = range(3)
 
@@ -80,7 +84,8 @@ def draw_sample(
     size = truth.n_gallery
     if budget > size:
         raise InputError(f"the gallery has {size:,} items; a budget of {budget:,} is more than all of them")
-    pilot = _pilot_of(size, int(_PILOT_SHARE * budget), seed)
+    shuffled = np.random.default_rng([seed, _PILOT_STREAM]).permutation(size)
+    pilot: IntArray = shuffled[: int(_PILOT_SHARE * budget)].astype(np.int64)
     groups = groups_of(truth)
     order = np.random.default_rng([seed, _GROUP_STREAM]).permutation(len(groups))
     taken_N = np.zeros(size, np.bool_)
@@ -104,10 +109,6 @@ def draw_sample(
     by_query = np.argsort(queries, kind="stable")
     probability = np.where(reason == CLOSE, 1.0, chance[positions])
     return Sample(positions, reason, probability, queries[by_query], number[by_query], len(groups), seed)
-
-
-def _pilot_of(size: int, number: int, seed: int) -> IntArray:
-    return np.random.default_rng([seed, _PILOT_STREAM]).permutation(size)[:number].astype(np.int64)
 
 
 def _draw_answers(
@@ -151,3 +152,27 @@ def _probabilities(
         answers = truth.positives_of(int(group[0]))
         missed_N[answers] *= 1 - of_group * min(1.0, per_query / len(answers))
     return 1 - missed_N
+
+
+def closest_stand_ins(form: ProductForm, truth: GroundTruth) -> FindClose:
+    """Rank items by the sum of 1 / rank over the chosen queries, among each one's nearest stand-ins.
+
+    form: distances from new queries to stand-ins. Cost: one product of the chosen queries with the gallery.
+    """
+
+    def find(queries: IntArray, taken_N: NDArray[np.bool_]) -> IntArray:
+        score_N = np.zeros(len(taken_N))
+        nearest = min(_NEAREST, len(taken_N))
+        for first in range(0, len(queries), _BLOCK):
+            block = queries[first : first + _BLOCK]
+            for query, distance in zip(block.tolist(), form.approximate(block), strict=True):
+                distance[truth.positives_of(query)] = np.inf
+                distance[truth.ignored_of(query)] = np.inf
+                close = np.argpartition(distance, nearest - 1)[:nearest]
+                close = close[np.argsort(distance[close], kind="stable")]
+                score_N[close] += 1 / np.arange(1, nearest + 1)
+        score_N[taken_N] = -1
+        order = np.argsort(-score_N, kind="stable")
+        return order[: int((score_N >= 0).sum())]
+
+    return find

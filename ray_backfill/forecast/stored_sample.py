@@ -10,39 +10,24 @@ import numpy as np
 import pyarrow as pa
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.parquet import open_checked, read_checked
 from ray_backfill.core.progress import step
 from ray_backfill.core.runkey import RunKey
-from ray_backfill.core.schema import arrow_table
+from ray_backfill.core.schema import arrow_table, open_checked, read_checked
 from ray_backfill.core.secrets import cleaned
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.truth import find_truth
 from ray_backfill.data.write import write_parquet
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import FloatArray, GroundTruth, IntArray, RetrievalSystem
-from ray_backfill.forecast import REASONS, Sample, draw_sample
-from ray_backfill.forecast.close import closest_stand_ins
+from ray_backfill.forecast.sample import REASONS, Sample, closest_stand_ins, draw_sample
+from ray_backfill.forecast.settings import SampleSettings
 from ray_backfill.forecast.tables import SampledItem
 from ray_backfill.learn.stand_in_map import fit_stand_in
 
-NAME = "sample.parquet"
 # Version of the file; increases when its meaning or that of its key changes.
 FORMAT = 2
 # Name in the metadata of the file.
 _FACTS = b"ray_backfill.sample"
-
-
-@dataclass(frozen=True)
-class SampleSettings:
-    """What determines a sample besides the data."""
-
-    seed: int = 0
-    """Random seed for the sample."""
-    truth: tuple[str, ...] = ()
-    """What is a right answer: labels, positives, known-item COLUMN, qrels FILE. Default: the queries' positives,
-    otherwise labels."""
-    distance: str = "cosine"
-    """Distance between embeddings: cosine or l2."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +45,7 @@ class StoredSample:
 
 
 def read_before_backfill(data: Path) -> EmbeddingFolder:
-    """A folder whose gallery may lack new embeddings. Raises InputError if it has no queries of its own."""
+    """A folder whose gallery may lack new embeddings. Raises InputError if it has no queries.parquet."""
     folder = read_folder(data, gallery_needs=("old",))
     if folder.queries is None:
         raise InputError(
@@ -125,11 +110,8 @@ def _checked(settings: SampleSettings) -> SampleSettings:
     if settings.seed < 0:
         raise InputError(f"--seed must not be negative, got {settings.seed}")
     kind, *files = settings.truth or ("",)
-    return (
-        replace(settings, truth=(kind, *(str(Path(file).absolute()) for file in files)))
-        if kind == "qrels"
-        else settings
-    )
+    absolute = (kind, *(str(Path(file).absolute()) for file in files))
+    return replace(settings, truth=absolute) if kind == "qrels" else settings
 
 
 def sample_key(folder: EmbeddingFolder, truth: GroundTruth, settings: SampleSettings) -> RunKey:
@@ -150,7 +132,7 @@ def _rounds(sample: Sample, earlier: StoredSample | None) -> IntArray:
 
 
 def _write(out: Path, folder: EmbeddingFolder, stored: StoredSample, key: RunKey) -> None:
-    sample, settings = stored.sample, stored.settings
+    sample = stored.sample
     rows = [
         SampledItem(str(item), REASONS[reason], float(chance), int(number))
         for item, reason, chance, number in zip(
@@ -158,15 +140,8 @@ def _write(out: Path, folder: EmbeddingFolder, stored: StoredSample, key: RunKey
         )
     ]
     table = arrow_table(SampledItem, rows).set_column(0, "id", pa.array(folder.gallery.id[sample.position]))
-    facts = {
-        "queries": sample.queries.tolist(),
-        "group": sample.group.tolist(),
-        "groups": sample.n_groups,
-        "seed": settings.seed,
-        "truth": list(settings.truth),
-        "distance": settings.distance,
-        "key": key.recorded(),
-    }
+    drawn = {"queries": sample.queries.tolist(), "group": sample.group.tolist(), "groups": sample.n_groups}
+    facts = drawn | asdict(stored.settings) | {"key": key.recorded()}
     write_parquet(out, table.replace_schema_metadata({_FACTS: json.dumps(cleaned(facts)).encode()}))
 
 
@@ -177,7 +152,8 @@ def read_sample(path: Path, folder: EmbeddingFolder) -> StoredSample:
         InputError: There is none, or it was drawn from other data or other right answers.
     """
     if not path.exists():
-        raise InputError(f"{path} is missing; run: ray-backfill sample {folder.path} --budget {_advised(folder)}")
+        advised = max(100, len(folder.gallery) // 50)
+        raise InputError(f"{path} is missing; run: ray-backfill sample {folder.path} --budget {advised}")
     metadata = open_checked(path).schema_arrow.metadata or {}
     if _FACTS not in metadata:
         raise InputError(f"{path} was not written by ray-backfill sample; draw a sample with it")
@@ -214,7 +190,3 @@ def counts_in_words(stored: StoredSample) -> str:
     )
     lists = f"{stored.lists:,} different lists of right answers" if stored.lists < len(sample.queries) else ""
     return f"{len(sample):,} items ({kinds}) for {len(sample.queries):,} queries" + (f" with {lists}" if lists else "")
-
-
-def _advised(folder: EmbeddingFolder) -> int:
-    return max(100, len(folder.gallery) // 50)

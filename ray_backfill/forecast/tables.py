@@ -95,6 +95,10 @@ class ForecastDifference:
     high: float
 
 
+# Ratios of observed to expected numbers that may be chance. What is beyond counts as an error of the model.
+LEAST_RATIO, MOST_RATIO = 0.8, 1.25
+
+
 @dataclass(frozen=True)
 class CalibrationRow:
     """Whether the model of other items predicts how many are closer; one row for each method and range."""

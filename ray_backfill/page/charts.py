@@ -91,11 +91,11 @@ class Curve:
 class Chart:
     """Curves over one axis.
 
-    unit: of the vertical axis. header: what the numbers of the curves are. choices: what tells this chart from others
-    of its group, such as a metric and an order. notes: short remarks below the legend. x_unit: of the horizontal axis.
-    place: word after a place on it. x_range, y_range: the ends of the axes. is_log: the vertical axis is logarithmic.
-    bars: labels of places, if values are drawn as stacked bars there instead of lines. rules, shades: vertical lines,
-    and stretches with a grey background. height: on a page, whose charts are 640 wide.
+    unit: of the vertical axis. header: what the numbers of the curves are. choices: what distinguishes this chart from
+    others of its group, such as a metric and an order. notes: short remarks below the legend. x_unit: of the horizontal
+    axis. place: word after a place on it. x_range, y_range: the ends of the axes. is_log: the vertical axis is
+    logarithmic. bars: labels of places, if values are drawn as stacked bars there instead of lines. rules, shades:
+    vertical lines, and stretches with a grey background. height: on a page, whose charts are 640 wide.
     """
 
     title: str
@@ -133,7 +133,7 @@ def range_of(curves: Sequence[Curve], from_zero: bool = False) -> tuple[float, f
 
 
 def places_of(chart: Chart, most: int = 101) -> Floats:
-    """The places at which a reader is told the values of the curves: all that have one, or some if they are many."""
+    """X positions at which the legend shows values: all that have one, or some if they are many."""
     places = np.unique(np.concatenate([np.zeros(0), *(curve.x for curve in chart.curves)]))
     if len(places) <= most:
         return places

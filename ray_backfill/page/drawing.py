@@ -46,7 +46,7 @@ WIDTH_IN = 9.0  # on a page 900 px wide, 10 pt text is 14 px high
 MAX_MARKERS = 11
 ENTRY_IN = 0.235  # height of a legend entry
 SHORT, LONG = 22, 28  # characters of a name that fit a legend, and the wider legend of figures with longer names
-NUMBER = 7  # characters of a number that have a place of their own beside any name
+NUMBER = 7  # characters of a number for which every legend has room
 
 
 class _ShownFigure(Figure):
@@ -161,7 +161,7 @@ class Band(NamedTuple):
 
 
 def plot_bands(bands: Sequence[Band], title: str, unit: str, ax: Axes | None = None) -> Figure:
-    """Draw curves with their intervals and a legend: onto ``ax``, behind what it has, or on a figure of their own."""
+    """Draw curves with their intervals and a legend: onto ``ax``, behind what it has, or on a new figure."""
     plot = blank_figure(3.6).add_subplot() if ax is None else ax
     there = plot.get_legend_handles_labels()[1]
     dress(plot, title, unit)

@@ -19,7 +19,7 @@ _PLAIN = re.compile(
 def name_of(data: Mapping[str, Any]) -> str:
     """The name of the data set: as the manifest has it, or the folder of its embeddings; empty if unknown.
 
-    A folder ``RUN/embeddings`` tells nothing by its own name, so it has that of the run.
+    A folder ``RUN/embeddings`` is named after its run.
     """
     if data.get("name", "embeddings") != "embeddings":
         return str(data["name"])
@@ -47,15 +47,15 @@ def top_notes(data: Mapping[str, Any], warnings: Sequence[str]) -> tuple[str, li
 
     A manifest may have the note itself, in its own words.
     """
-    told = [without_folders(warning) for warning in warnings]
+    others = [without_folders(warning) for warning in warnings]
     if not is_invented(data):
-        return "", told
-    own = next((warning for warning in told if "invented" in warning), "")
-    return own or INVENTED, [warning for warning in told if warning != own]
+        return "", others
+    own = next((warning for warning in others if "invented" in warning), "")
+    return own or INVENTED, [warning for warning in others if warning != own]
 
 
 def without_folders(text: str) -> str:
-    """A text whose absolute paths are shortened to their last part: a report tells nobody where its author lives."""
+    """A text whose absolute paths are shortened to their last part: reports should not show their author's folders."""
     text = _QUOTED.sub(lambda found: found["mark"] + found["last"] + found["mark"], text)
     return _PLAIN.sub(lambda found: found["last"], text)
 

@@ -4,12 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import pandas as pd
-
-from ray_backfill.core.progress import tasks
+from ray_backfill.core import progress
 from ray_backfill.core.schema import NO, YES
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MINUS, NOTHING = "\u2212", "\u2013"
 
@@ -71,7 +72,7 @@ def megabytes(size: float) -> str:
 
 def duration(seconds: float) -> str:
     """A duration: "8.5 s", "42 s", "3 min 12 s", "2 h 5 min"; an en dash if it is undefined."""
-    return tasks.duration(seconds, 60) if math.isfinite(seconds) else NOTHING
+    return progress.duration(seconds, 60) if math.isfinite(seconds) else NOTHING
 
 
 def amount(number: float) -> str:
@@ -142,7 +143,7 @@ class Differences:
     """
 
     title: str
-    frame: pd.DataFrame
+    frame: "pd.DataFrame"
 
     def __repr__(self) -> str:
         return f"{self.title}\n{self._in_percent().to_string(index=False)}"
@@ -150,7 +151,7 @@ class Differences:
     def _repr_html_(self) -> str:
         return html_table(self.title, self._in_percent())
 
-    def _in_percent(self) -> pd.DataFrame:
+    def _in_percent(self) -> "pd.DataFrame":
         """The frame as text."""
         numbers = 100 * self.frame[["auc", "other_auc", "difference", "low", "high"]]
         shown = self.frame.drop(columns=[*numbers.columns, "verdict"])
@@ -166,6 +167,8 @@ class Differences:
 
 def make_differences(title: str, lines: Sequence[Compared]) -> Differences:
     """Lines of a comparison as a table."""
+    import pandas as pd
+
     rows = []
     for names, auc, other_auc, found in lines:
         numbers = {"difference": found.value, "low": found.low, "high": found.high, "verdict": found.verdict}
@@ -173,7 +176,7 @@ def make_differences(title: str, lines: Sequence[Compared]) -> Differences:
     return Differences(title, pd.DataFrame(rows))
 
 
-def html_table(title: str, frame: pd.DataFrame, notes: Sequence[str] = ()) -> str:
+def html_table(title: str, frame: "pd.DataFrame", notes: Sequence[str] = ()) -> str:
     """A table with its title above and notes below, for ``_repr_html_``."""
     table = frame.to_html(index=False, border=0)
     return f"<p><b>{escape(title)}</b></p>\n{table}" + "".join(f"\n<p>{escape(note)}</p>" for note in notes)

@@ -80,7 +80,7 @@ class Entry(NamedTuple):
 
 
 class PageChart(NamedTuple):
-    """A chart for a page. places: where the legend can tell values. names: of places, if they have any.
+    """A chart for a page. places: where the legend can show values. names: of places, if they have any.
 
     box: edges of the panel, and ends of its axis.
     """
@@ -165,16 +165,16 @@ def plain(value: Any) -> str:
 def _page_chart(chart: Chart, name: str) -> PageChart:
     places = places_of(chart)
     entries = [
-        Entry(curve, Markup(swatch_svg(curve.style)), " ".join(_told(y) for y in values_at(curve, places)))
+        Entry(curve, Markup(swatch_svg(curve.style)), " ".join(_in_words(y) for y in values_at(curve, places)))
         for curve in chart.curves
     ]
     box = " ".join(f"{edge:g}" for edge in (*box_of(chart), *chart.x_range))
-    told = " ".join(f"{x:.4g}" for x in places)
+    shown = " ".join(f"{x:.4g}" for x in places)
     names = "\t".join(f"{label} %" if label[:1].isdigit() else label for label in chart.bars)
-    return PageChart(chart, Markup(chart_svg(chart, name, _described(chart))), entries, told, names, box)
+    return PageChart(chart, Markup(chart_svg(chart, name, _described(chart))), entries, shown, names, box)
 
 
-def _told(y: float) -> str:
+def _in_words(y: float) -> str:
     if not math.isfinite(y):
         return ""
     return f"{y:.1f}" if abs(y) < 1000 else f"{y:,.0f}"
@@ -192,7 +192,7 @@ def _course(curve: Curve) -> str:
     known = curve.y[[bool(math.isfinite(y)) for y in curve.y]]
     if not len(known):
         return ""
-    first, last = _told(known[0]), _told(known[-1])
+    first, last = _in_words(known[0]), _in_words(known[-1])
     if first == last:
         return f"{curve.title} starts and ends at {first}"
     return f"{curve.title} {'rises' if known[-1] > known[0] else 'falls'} from {first} to {last}"

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.core.errors import InputError, require_positive, unknown_name
-from ray_backfill.core.plugins import load_plugin, plugin_names, rows_from_outside
+from ray_backfill.core.plugins import own_rows, rows_from_outside
 from ray_backfill.images.class_split import Divided, Protocol
 from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.settings import BackboneTraining, FitSettings
@@ -120,9 +120,7 @@ def _find(name: str) -> NamedRecipe:
 
 
 def _known() -> dict[str, NamedRecipe]:
-    package = sys.modules[__name__]
-    modules = [load_plugin(package, module) for module in plugin_names(package)]
-    rows = [row for module in modules for row in getattr(module, "RECIPES", ())]
+    rows = own_rows(sys.modules[__name__], "RECIPES")
     return {row.name: row for row in (*rows, *rows_from_outside("RECIPES"))}
 
 

@@ -13,13 +13,12 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import RetrievalSystem
-from ray_backfill.forecast import draw_sample
-from ray_backfill.forecast.close import closest_stand_ins
 from ray_backfill.forecast.estimate import area_weights
-from ray_backfill.forecast.known_items import known_items, with_stand_ins
+from ray_backfill.forecast.known_items import new_embeddings, with_stand_ins
 from ray_backfill.forecast.methods import gallery_here
 from ray_backfill.forecast.ray import gallery_in_shards
 from ray_backfill.forecast.run import forecast_methods
+from ray_backfill.forecast.sample import closest_stand_ins, draw_sample
 from ray_backfill.forecast.stored_sample import free_pairs, read_before_backfill
 from ray_backfill.learn.models.apply import save_network
 from ray_backfill.learn.papers.rank_merge import Heads, HeadShape
@@ -60,7 +59,7 @@ def test_any_number_of_shards_gives_the_forecast_of_one_process(ray_session: Non
     first = fit_stand_in(*free_pairs(folder), "cosine")(folder.gallery.old)
     close = closest_stand_ins(ProductForm.of(RetrievalSystem(folder.queries.new, first), "cosine"), truth)
     sample = draw_sample(truth, 400, close)
-    items = known_items(folder, sample, sample.position, new[sample.position], "cosine")
+    items = new_embeddings(folder, sample, sample.position, new[sample.position], "cosine")
     comparison = resolve(with_stand_ins(folder, items), evaluation.named, FitSettings()).fitted({"rm": tmp_path / "rm"})
     here = forecast_methods(comparison, items, gallery_here(comparison))
     with gallery_in_shards(comparison, items, 2) as shards:
@@ -82,7 +81,7 @@ def test_more_shards_than_cpus_are_refused(ray_session: None, tmp_path: Path) ->
     new = write(tmp_path / "data")
     folder = read_before_backfill(tmp_path / "data")
     sample = draw_sample(gallery(ITEMS).truth, 300, lambda queries, taken_N: np.flatnonzero(~taken_N))
-    items = known_items(folder, sample, sample.position, new[sample.position], "cosine")
+    items = new_embeddings(folder, sample, sample.position, new[sample.position], "cosine")
     evaluation = Evaluation(("rm_naive",), ("random",), metrics=("mAP",))
     comparison = resolve(with_stand_ins(folder, items), evaluation.named, FitSettings())
     with pytest.raises(InputError, match="lower --shards"), gallery_in_shards(comparison, items, 1000):

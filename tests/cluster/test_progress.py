@@ -7,7 +7,8 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from ray_backfill.core.progress import State, outputs, step, task
+from ray_backfill.core import progress
+from ray_backfill.core.progress import State, step, task
 from ray_backfill.workers.progress import _Mirrors, sent_to, shown_in
 
 
@@ -22,8 +23,8 @@ def _work(board: ActorHandle, is_first: bool) -> None:
 
 @pytest.mark.usefixtures("ray_session")
 def test_the_first_worker_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "HEARTBEAT_S", 0.5)
-    monkeypatch.setattr(outputs, "LONGEST_HEARTBEAT_S", 0.5)
+    monkeypatch.setattr(progress, "HEARTBEAT_S", 0.5)
+    monkeypatch.setattr(progress, "LONGEST_HEARTBEAT_S", 0.5)
     work = ray.remote(num_cpus=0)(_work)
     with task("train old backbone") as own, shown_in(own) as board:
         assert own.text == "starting workers"
@@ -52,8 +53,8 @@ def test_a_task_cannot_take_a_stage_along() -> None:
 def test_of_many_tasks_the_first_four_have_rows(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outputs, "HEARTBEAT_S", 0.1)
-    monkeypatch.setattr(outputs, "LONGEST_HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(progress, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(progress, "LONGEST_HEARTBEAT_S", 0.1)
     tasks = {str(i): [State("step", f"map {i}", 10, "steps", i)] for i in range(6)}
     with task("fit maps", 6, "methods") as own:
         mirrors = _Mirrors(own)

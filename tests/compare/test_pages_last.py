@@ -69,7 +69,7 @@ def test_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call(monkeypatch, "sample", data, "--budget", 150)
     embed(data, new)
     words = ["forecast", data, "--new", new, "--methods", "rm_naive", "--points", 3, "--out", tmp_path / "run"]
-    without_page(monkeypatch, "ray_backfill.forecast.report.page", *words)
+    without_page(monkeypatch, "ray_backfill.forecast.report", *words)
     results = tmp_path / "run" / "forecast"
     assert {row.method for row in read_forecast(results).rows} == {"rm_naive"}
     assert not any((results / name).exists() for name in PAGES)

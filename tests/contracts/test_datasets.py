@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.plugins import load_plugin, plugin_names
+from ray_backfill.core.plugins import own_rows
 from ray_backfill.images import datasets
 from ray_backfill.images.datasets import (
     NotThereError,
@@ -65,7 +65,7 @@ EXAMPLES: dict[str, Callable[[Path], Any]] = {
 
 
 def test_every_source_has_an_example() -> None:
-    rows = [row for name in plugin_names(datasets) for row in load_plugin(datasets, name).DATASETS]
+    rows = own_rows(datasets, "DATASETS")
     assert sorted(EXAMPLES) == sorted(row.name for row in rows), "give each source its smallest example here"
 
 

@@ -11,7 +11,7 @@ from ray_backfill import recipes
 from ray_backfill.cli.main import group_help
 from ray_backfill.compare.resolve import check_distances_agree
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.plugins import load_plugin, plugin_names
+from ray_backfill.core.plugins import own_rows
 from ray_backfill.images.class_split import split_classes
 from ray_backfill.images.datasets import dataset_of, published
 from ray_backfill.learn.models.backbones import check_arch
@@ -35,9 +35,7 @@ def test_every_recipe_is_sound(name: str, tmp_path: Path) -> None:
 
 
 def test_no_name_is_given_twice() -> None:
-    names = [
-        row.name for module in plugin_names(recipes) for row in getattr(load_plugin(recipes, module), "RECIPES", ())
-    ]
+    names = [row.name for row in own_rows(recipes, "RECIPES")]
     assert len(set(names)) == len(names)
 
 

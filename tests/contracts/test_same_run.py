@@ -30,7 +30,8 @@ from ray_backfill.drill import run as drill
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.forecast import run as forecasting
 from ray_backfill.forecast.run import forecast_folder
-from ray_backfill.forecast.stored_sample import SampleSettings, take_sample
+from ray_backfill.forecast.settings import ForecastSettings, SampleSettings
+from ray_backfill.forecast.stored_sample import take_sample
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 from ray_backfill.workers.settings import Context
 
@@ -278,14 +279,14 @@ def test_a_sample_and_its_forecast_are_those_of_their_inputs(data: Path, tmp_pat
     change, sample = CHANGES[name], tmp_path / "sample.parquet"
     take_sample(data, sample, 52, SampleSettings(truth=asked(change, data).truth))
     take_sample(data, sample, 0, SampleSettings(), add=2)
-    evaluation, fits = replace(EVALUATION, metrics=("mAP",), methods=("rm_naive",)), FitSettings()
-    forecast_folder(data, sample, (), evaluation, fits, Context(tmp_path / "run"))
+    settings, fits = ForecastSettings(("rm_naive",), EVALUATION.orders, ("mAP",), EVALUATION.points), FitSettings()
+    forecast_folder(data, sample, (), settings, fits, Context(tmp_path / "run"))
     before, seen = sample.read_bytes(), times(tmp_path / "run")
     change.change(data)
     with refused(change.words):
         take_sample(data, sample, 0, SampleSettings(), add=2)
     with refused(change.words):
-        forecast_folder(data, sample, (), evaluation, fits, Context(tmp_path / "run"))
+        forecast_folder(data, sample, (), settings, fits, Context(tmp_path / "run"))
     assert sample.read_bytes() == before
     assert times(tmp_path / "run") == seen
 
@@ -299,10 +300,10 @@ def test_a_forecast_is_made_again_from_other_new_vectors(data: Path, tmp_path: P
     """It is never kept, so it cannot be that of other inputs."""
     without(data / "queries.parquet", "weight")
     take_sample(data, tmp_path / "sample.parquet", 40, SampleSettings())
-    evaluation = replace(EVALUATION, metrics=("mAP",))
+    settings = ForecastSettings(EVALUATION.methods, EVALUATION.orders, ("mAP",), EVALUATION.points)
 
     def run() -> dict[str, Any]:
-        return stored(forecast_folder(data, tmp_path / "sample.parquet", (), evaluation, FitSettings(), Context(out)))
+        return stored(forecast_folder(data, tmp_path / "sample.parquet", (), settings, FitSettings(), Context(out)))
 
     out = tmp_path / "run"
     before = run()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_backfill.core.progress import Mirror, State, detail, outputs, relay, say, step, task, tasks, track
+from ray_backfill.core import progress
+from ray_backfill.core.progress import Mirror, State, detail, relay, say, step, task, track
 from tests.terminal import on_terminal, screen
 
 ROOT = Path(__file__).parents[2]
@@ -19,9 +20,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heartbeats after 0.2 s of silence, of all that runs."""
-    monkeypatch.setattr(outputs, "HEARTBEAT_S", 0.2)
-    monkeypatch.setattr(outputs, "VISIBLE_S", {"stage": 0.0, "step": 0.0, "detail": 0.0})
-    monkeypatch.setattr(outputs.Lines, "pause_s", 0.02)
+    monkeypatch.setattr(progress, "HEARTBEAT_S", 0.2)
+    monkeypatch.setattr(progress, "VISIBLE_S", {"task": 0.0, "step": 0.0, "detail": 0.0})
+    monkeypatch.setattr(progress.Lines, "pause_s", 0.02)
 
 
 def lines_of(written: str) -> list[str]:
@@ -52,7 +53,7 @@ def test_each_stage_leaves_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_steps_leave_a_line_if_they_took_long_and_are_no_part_of_a_stage(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "LONG_S", 0.1)
+    monkeypatch.setattr(progress, "LONG_S", 0.1)
     with task("replay", 1, "methods") as shown:
         with step("full RM"), detail("compare", 100, "pairs"):
             time.sleep(0.15)
@@ -83,11 +84,11 @@ def test_a_heartbeat_breaks_the_silence(capsys: pytest.CaptureFixture[str]) -> N
 def test_heartbeats_become_rare(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    lines = outputs.Lines()
+    lines = progress.Lines()
     began_s, told = now_s, []
     for _ in range(2 * 3600):
         now_s += 0.5
-        lines.beat([tasks.Task(State("stage", "replay"))])
+        lines.beat([progress.Task(State("task", "replay"))])
         if said := capsys.readouterr().err:
             told += [now_s - began_s] * said.count("\n")
     assert told[:6] == [10, 30, 70, 150, 310, 630]
@@ -97,7 +98,7 @@ def test_heartbeats_become_rare(capsys: pytest.CaptureFixture[str], monkeypatch:
 def test_the_time_left_is_estimated_from_the_last_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    shown = tasks.Task(State("stage", "train"))
+    shown = progress.Task(State("task", "train"))
     now_s += 30
     assert shown.status() == "running for 30 s"
     shown.expect(1000, done=100)
@@ -122,12 +123,12 @@ def test_the_time_left_is_estimated_from_the_last_counts(monkeypatch: pytest.Mon
 def test_counting_anew_starts_the_estimate_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    shown = tasks.Task(State("stage", "train", 100))
+    shown = progress.Task(State("task", "train", 100))
     for done in (10, 20, 30, 40, 50, 60):
         now_s += 1
-        shown.take(State("stage", "train", 100, "steps", done))
+        shown.take(State("task", "train", 100, "steps", done))
     assert shown.status() == "60 of 100 steps after 6 s, 4 s left"
-    shown.take(State("stage", "train", 100, "steps", 10))  # a worker died, and its epoch is repeated
+    shown.take(State("task", "train", 100, "steps", 10))  # a worker died, and its epoch is repeated
     assert shown.status() == "10 of 100 steps after 6 s"
 
 
@@ -166,8 +167,8 @@ def test_a_stage_cannot_be_sent_to_a_worker_by_mistake() -> None:
 def test_what_runs_in_a_worker_is_shown_in_the_driver(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outputs.Relay, "pause_s", 0.01)
-    monkeypatch.setattr(tasks, "LONG_S", 0.1)
+    monkeypatch.setattr(progress.Relay, "pause_s", 0.01)
+    monkeypatch.setattr(progress, "LONG_S", 0.1)
     sent: list[list[State]] = []
     with relay(sent.append), task("train", 2, "epochs") as there:
         with step("full RM", 60, "epochs") as inside:
@@ -177,7 +178,7 @@ def test_what_runs_in_a_worker_is_shown_in_the_driver(
         there.note("loss 1.0")
     assert capsys.readouterr().err == "", "the worker shows nothing itself"
     assert [(s.kind, s.title, s.done) for s in pickle.loads(pickle.dumps(sent[-2]))] == [
-        ("stage", "train", 0), ("step", "full RM", 7),
+        ("task", "train", 0), ("step", "full RM", 7),
     ]  # fmt: skip
     assert [(s.title, s.done, s.text) for s in sent[-1]] == [("train", 2, "loss 1.0")], "its last words"
 
@@ -211,7 +212,7 @@ with task("write report"):
 
 @pytest.mark.slow
 def test_a_pipe_holds_nothing_to_redraw() -> None:
-    hasty = "import ray_backfill.core.progress.outputs as o; o.HEARTBEAT_S = 1; o.VISIBLE_S['detail'] = 0\n" + _PROGRAM
+    hasty = "import ray_backfill.core.progress as o; o.HEARTBEAT_S = 1; o.VISIBLE_S['detail'] = 0\n" + _PROGRAM
     done = subprocess.run([sys.executable, "-c", hasty], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not re.search(r"[\r\x1b]", done.stdout + done.stderr)
     assert done.stdout == "on stdout\n" * 2

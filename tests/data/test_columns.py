@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.parquet import read_checked
+from ray_backfill.core.schema import read_checked
 from ray_backfill.data.folder import EmbeddingTable, read_folder
 from ray_backfill.data.write import vector_column, write_parquet
 

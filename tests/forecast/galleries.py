@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.replay import Curve, replay
 from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, UpgradePair
-from ray_backfill.forecast import Known, Sample, draw_sample
-from ray_backfill.forecast.close import closest_stand_ins
+from ray_backfill.forecast.models import KnownItems
+from ray_backfill.forecast.sample import Sample, closest_stand_ins, draw_sample
 from ray_backfill.learn.stand_in_map import fit_stand_in
 
 POINTS = 5
@@ -60,6 +60,6 @@ def gallery(items: int = 4000, queries: int = 120, classes: int = 400, seed: int
     return Gallery(old, new, truth, rng.permutation(items))
 
 
-def known_of(sample: Sample) -> Known:
+def known_of(sample: Sample) -> KnownItems:
     of_queries = sample.queries, sample.group, sample.n_groups
-    return Known(sample.position, sample.weight, sample.reason == 0, *of_queries, np.zeros(len(sample), np.bool_))
+    return KnownItems(sample.position, sample.weight, sample.reason == 0, *of_queries, np.zeros(len(sample), np.bool_))

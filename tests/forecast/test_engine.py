@@ -7,11 +7,10 @@ import pytest
 
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import GroundTruth, RetrievalSystem
-from ray_backfill.forecast import forecast_pair
-from ray_backfill.forecast.engine import Forecast, moments_of
+from ray_backfill.forecast.counts import Forms
+from ray_backfill.forecast.engine import Forecast, forecast_pair, moments_of
 from ray_backfill.forecast.estimate import area_weights, moment_weights
 from ray_backfill.forecast.models import KnownForms
-from ray_backfill.forecast.slices import Forms
 from ray_backfill.learn.stand_in_map import fit_stand_in
 from tests.forecast.galleries import METRICS, POINTS, Gallery, gallery, known_of
 

@@ -6,16 +6,24 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from ray_backfill.forecast.estimate import Answers, Units, area_weights, jackknife, moment_weights
+from ray_backfill.forecast.estimate import (
+    SampledAnswers,
+    Units,
+    area_weights,
+    fall,
+    gain,
+    items_to_halve,
+    jackknife,
+    moment_weights,
+)
 from ray_backfill.forecast.others import PARTS
-from ray_backfill.forecast.summary import fall, gain, items_to_halve
 
 ONE = np.ones(1)
-NOTHING = Answers(np.zeros((0, 1)), 0)
+NOTHING = SampledAnswers(np.zeros((0, 1)), 0)
 
 
 def units(
-    value: np.ndarray, shift: dict[str, float], queries: int = 40, sampled: Answers = NOTHING, part: float = 0.0
+    value: np.ndarray, shift: dict[str, float], queries: int = 40, sampled: SampledAnswers = NOTHING, part: float = 0.0
 ) -> Units:
     """Queries 0, 1, ... of ``queries`` are chosen; each is its own group, and all start at 0.
 
@@ -45,17 +53,17 @@ def test_all_queries_leave_no_error_of_choosing() -> None:
 
 def test_variance_of_choosing_answers() -> None:
     contribution = np.array([[0.2], [0.4], [0.9]])
-    found = units(VALUE, {}, queries=10, sampled=Answers(contribution, 12)).mean(ONE)
+    found = units(VALUE, {}, queries=10, sampled=SampledAnswers(contribution, 12)).mean(ONE)
     expected = (1 - 3 / 12) * contribution.var(ddof=1) / 3 / 10 * 12**2
     assert found.of_answers == pytest.approx(expected)
     # Of two stages: the spread between chosen queries has the share of those that are not chosen in it already.
-    found = units(VALUE, {}, queries=40, sampled=Answers(contribution, 12)).mean(ONE)
+    found = units(VALUE, {}, queries=40, sampled=SampledAnswers(contribution, 12)).mean(ONE)
     assert found.of_answers == pytest.approx(10 / 40 * expected)
 
 
 def test_a_query_with_one_sampled_answer_has_the_spread_of_the_others() -> None:
     contribution = np.array([[0.2], [0.4], [0.9]])
-    three, one = Answers(contribution, 12), Answers(contribution[:1], 6)
+    three, one = SampledAnswers(contribution, 12), SampledAnswers(contribution[:1], 6)
     given = replace(units(VALUE[:2], {}, queries=2), sampled=[three, one])
     spread = contribution.var(ddof=1) * 12**2
     expected = (1 - 3 / 12) * spread / 3 + (1 - 1 / 6) * spread
@@ -63,7 +71,7 @@ def test_a_query_with_one_sampled_answer_has_the_spread_of_the_others() -> None:
 
 
 def test_a_query_of_which_no_answer_could_be_embedded_has_the_spread_of_the_others() -> None:
-    three, nothing = Answers(np.array([[0.2], [0.4], [0.9]]), 12), Answers(np.zeros((0, 1)), 6)
+    three, nothing = SampledAnswers(np.array([[0.2], [0.4], [0.9]]), 12), SampledAnswers(np.zeros((0, 1)), 6)
     given = replace(units(VALUE[:2], {}, queries=2), sampled=[three, nothing])
     spread = three.contribution.var(ddof=1) * 12**2
     assert given.mean(ONE).of_answers == pytest.approx(((1 - 3 / 12) * spread / 3 + spread) / 2**2)
@@ -105,7 +113,7 @@ def test_errors_of_area_and_end_that_cancel_leave_the_gain_exact() -> None:
     # The curve is a straight line, and its error is a straight line: the area is half of the end, whatever the error.
     value, everyone = np.tile([0.2, 0.6], (10, 1)), np.arange(10)
     shift = {"new": np.tile([0.0, 0.05], (10, 1))}
-    nothing = [Answers(np.zeros((0, 2)), 0)] * 10
+    nothing = [SampledAnswers(np.zeros((0, 2)), 0)] * 10
     curves = Units(value[:, :1], everyone, everyone, 10, value, np.zeros((10, PARTS, 2)), shift, nothing)
     found = gain(curves, curves, np.array([0.0, 1.0]))
     assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
@@ -117,9 +125,8 @@ def test_gain_without_an_error_and_without_an_upgrade() -> None:
 
     def exact(end: float) -> Units:
         value = np.stack([np.zeros(10), np.full(10, end)], axis=1)
-        return Units(
-            start, everyone, everyone, 10, value, np.zeros((10, PARTS, 2)), {}, [Answers(np.zeros((0, 2)), 0)] * 10
-        )
+        nothing = [SampledAnswers(np.zeros((0, 2)), 0)] * 10
+        return Units(start, everyone, everyone, 10, value, np.zeros((10, PARTS, 2)), {}, nothing)
 
     found = gain(exact(0.4), exact(0.5), t)
     assert (found.value, found.low, found.high) == pytest.approx((0.4, 0.4, 0.4))
@@ -145,7 +152,7 @@ def test_the_largest_fall_has_simultaneous_limits() -> None:
     value = np.stack([np.full(10, 0.5), np.full(10, 0.3), np.full(10, 0.6)], axis=1)
     shift = {"new": np.tile([0.0, 0.05, 0.1], (10, 1))}
     everyone = np.arange(10)
-    nothing = [Answers(np.zeros((0, 3)), 0)] * 10
+    nothing = [SampledAnswers(np.zeros((0, 3)), 0)] * 10
     curves = Units(value[:, :1], everyone, everyone, 10, value, np.zeros((10, PARTS, 3)), shift, nothing)
     found, start, end = fall(curves, np.array([0.0, 0.5, 1.0]))
     assert (start, end) == (0.0, 0.5)

@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from ray_backfill.forecast.report.page import charts_of, render
-from ray_backfill.forecast.report.reading import ForecastResults
-from ray_backfill.forecast.report.words import cells, heading, told, warnings
+from ray_backfill.forecast.report import ForecastResults, cells, charts_of, findings, heading, render, warnings
 from ray_backfill.forecast.tables import CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
 
 NAN = float("nan")
@@ -54,25 +52,25 @@ ENDS = "mAP: the old service has 20.0 %, the new model alone 50.0 % (from 48.0 t
     ],
 )
 def test_the_best_method_is_named_with_what_it_is_not_told_from(rows: tuple[ForecastRow, ...], lead: list[str]) -> None:
-    assert told(results(*rows)) == [*lead, ENDS]
+    assert findings(results(*rows)) == [*lead, ENDS]
 
 
 def test_metrics_that_disagree_come_first() -> None:
     both: dict[str, Any] = {"evaluation": {"metrics": ["mAP", "nDCG@100"], "margin": 0.005}}
     old = {"mAP": 0.2, "nDCG@100": 0.4}
     worse = results(A, **both, old=old, new={"mAP": [0.5, 0.48, 0.52], "nDCG@100": [0.3, 0.28, 0.32]})
-    assert told(worse)[0] == (
+    assert findings(worse)[0] == (
         "The metrics disagree about the new model: by mAP it is better (20.0 → 50.0), but by nDCG@100 it is worse "
         "(40.0 → 30.0)."
     )
     for end in ([0.39, 0.37, 0.41], [0.5, 0.48, 0.52]):  # not decided, and better as well
-        assert told(results(A, **both, old=old, new={"mAP": [0.5, 0.48, 0.52], "nDCG@100": end}))[0] == ENDS
+        assert findings(results(A, **both, old=old, new={"mAP": [0.5, 0.48, 0.52], "nDCG@100": end}))[0] == ENDS
 
 
 def test_what_is_exact_needs_no_sample() -> None:
     found = results(A, B, known=1000, new={"mAP": [0.5, 0.5, 0.5]})
     assert heading(found) == "Exact, from all 1,000 new embeddings, judged by 80 queries"
-    assert told(found)[0] == "A has the highest AUC of mAP."
+    assert findings(found)[0] == "A has the highest AUC of mAP."
     assert warnings(results(A, known=1000, lists=3)) == []
 
 
@@ -83,11 +81,11 @@ def test_what_is_exact_needs_no_sample() -> None:
         ([0.25, 0.19, 0.3], "The forecast does not tell the new model from the old one: do not upgrade on this"),
     ],
 )
-def test_an_upgrade_that_is_not_better_is_told(limits: list[float], words: str) -> None:
-    assert words in told(results(A, new={"mAP": limits}))[-1]
+def test_an_upgrade_that_is_not_better_is_findings(limits: list[float], words: str) -> None:
+    assert words in findings(results(A, new={"mAP": limits}))[-1]
 
 
-def test_doubts_are_told() -> None:
+def test_doubts_are_findings() -> None:
     assert warnings(results(A, B, C)) == []
     assert "only 50 different lists of right answers" in warnings(results(A, lists=50))[0]
     assert warnings(results(A, lists=51)) == []

@@ -11,7 +11,7 @@ import pytest
 
 from ray_backfill.cli.main import main
 from ray_backfill.data.write import vector_column, write_parquet
-from ray_backfill.forecast.report.reading import read_forecast
+from ray_backfill.forecast.report import read_forecast
 from tests.forecast.galleries import gallery
 
 METHODS = ("rm_naive", "procrustes_query")

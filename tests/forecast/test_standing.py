@@ -5,18 +5,17 @@ import pytest
 
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import RetrievalSystem
-from ray_backfill.forecast.answers import RightAnswers
-from ray_backfill.forecast.calibration import Calibration
+from ray_backfill.forecast.answers import RightAnswers, draw_entries
 from ray_backfill.forecast.counts import structural_error
-from ray_backfill.forecast.draws import draw_entries
-from ray_backfill.forecast.models import Known, KnownForms, _parts, fit_models
+from ray_backfill.forecast.models import KnownForms, KnownItems, _parts, fit_models
+from ray_backfill.forecast.others import Calibration
 from tests.forecast.galleries import gallery, known_of
 
 
 def test_what_the_backfill_has_done_stands_for_others_only_where_nothing_else_does() -> None:
     nobody = np.empty(0, np.int64)
     weight, done = np.array([4.0, 4.0, 0.0, 4.0]), np.array([True, False, False, True])
-    known = Known(np.arange(4), weight, weight > 0, nobody, nobody, 0, done)
+    known = KnownItems(np.arange(4), weight, weight > 0, nobody, nobody, 0, done)
     assert known.at_random.tolist() == [False, True, False, False]
     assert known.standing(np.array([0, 1, 2])).tolist() == [False, True, False]
     assert known.standing(np.array([0, 2, 3])).tolist() == [True, False, True]

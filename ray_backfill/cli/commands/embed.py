@@ -34,7 +34,7 @@ def run(job: EmbedJob) -> None:
     if job.only and not job.only.exists():
         raise InputError(f"{job.only} is missing; run: ray-backfill sample DIR --budget N")
     from ray_backfill.core.stages import read_json
-    from ray_backfill.forecast.stored_sample import NAME
+    from ray_backfill.forecast.settings import SAMPLE_FILE
     from ray_backfill.recipes.run.pipeline import embed_before_backfill, embed_recipe, embed_sample
 
     settings = prepared(job, last_stage="embeddings").settings
@@ -51,7 +51,7 @@ def run(job: EmbedJob) -> None:
     if job.only:
         files = " ".join(str(shown(folder / "gallery.parquet")) for folder in folders)
         data, out = shown(job.only.absolute().parent), shown(job.out.absolute() / "forecast")
-        elsewhere = "" if job.only.name == NAME else f" --sample {shown(job.only)}"
+        elsewhere = "" if job.only.name == SAMPLE_FILE else f" --sample {shown(job.only)}"
         print(f"Then run:\n  ray-backfill forecast {data} --new {files}{elsewhere} --out {out}")
     elif job.gallery == "old":
         print(f"Then run:\n  ray-backfill sample {shown(folders[0])} --budget N")

@@ -6,27 +6,18 @@ from pathlib import Path
 
 from ray_backfill.cli import absolute, shown
 from ray_backfill.cli.options import Options
-from ray_backfill.cli.runs import FolderJob, check_names, folder_options, names_folder, running
-from ray_backfill.compare.evaluation import RECOMMENDED, Evaluation
+from ray_backfill.cli.runs import Folder, Run, check_names, folder_options, names_folder, running
 from ray_backfill.core.errors import InputError
-from ray_backfill.forecast.stored_sample import NAME
-from ray_backfill.workers.settings import ReplayPlace
+from ray_backfill.forecast.settings import SAMPLE_FILE, ForecastSettings
+from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.workers.settings import ReplayPlace, Workers
 
-# Settings that a forecast takes from its sample, or does not have.
-HIDDEN = ("--merges", "--distance", "--truth", "--filter", "--slices", "--permutations", "--cutoffs", "--device")
-
-
-@dataclass(frozen=True)
-class ForecastEvaluation(Evaluation):
-    """Methods, orders and metrics of a forecast."""
-
-    metrics: tuple[str, ...] = (RECOMMENDED,)
-    """Metrics of retrieval: mAP, nDCG, mAP@k, nDCG@k, recall@k for any k from 100 on; "recommended" stands for
-    mAP@100 and recall@100, because nDCG@10 and CMC@1 cannot be forecast. The first one leads the report."""
+# Settings that a forecast does not have.
+HIDDEN = ("--device",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForecastJob(FolderJob):
+class ForecastJob(Run, Folder):
     """A forecast from a sample of new embeddings."""
 
     out: Path
@@ -36,7 +27,9 @@ class ForecastJob(FolderJob):
     new. Default: the gallery's own, of which only those of the sample are used."""
     sample: Path | None = None
     """File that ray-backfill sample wrote (default: sample.parquet in the folder of embeddings)."""
-    evaluation: ForecastEvaluation = field(default_factory=ForecastEvaluation.of_folder)
+    evaluation: ForecastSettings = field(default_factory=ForecastSettings)
+    fits: FitSettings = field(default_factory=FitSettings)
+    workers: Workers = field(default_factory=Workers)
     place: ReplayPlace = field(default_factory=ReplayPlace)
 
 
@@ -57,6 +50,6 @@ def run(job: ForecastJob) -> None:
 
     data = absolute("--data", job.data)
     with running(job) as context:
-        results = forecast_folder(data, job.sample or data / NAME, job.new, job.evaluation, job.fits, context)
+        results = forecast_folder(data, job.sample or data / SAMPLE_FILE, job.new, job.evaluation, job.fits, context)
     print_forecast(results)
     print(f"\nreport: {shown(results / 'report.html')}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from ray_backfill.cli import absolute, interruptible, shown
 from ray_backfill.cli.options import REQUIRED, Options
 from ray_backfill.core.errors import InputError
-from ray_backfill.forecast.stored_sample import NAME, SampleSettings
+from ray_backfill.forecast.settings import SAMPLE_FILE, SampleSettings
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ def run(job: SampleJob) -> None:
     """Write the list of items, and print what to do with it."""
     if (job.budget > 0) == (job.add > 0) or min(job.budget, job.add) < 0:
         raise InputError("give --budget N for a first sample, or --add N to extend one")
-    from ray_backfill.forecast.report.words import FEW_LISTS
+    from ray_backfill.forecast.report import FEW_LISTS
     from ray_backfill.forecast.stored_sample import counts_in_words, take_sample
 
     data = job.data.absolute()
-    out = absolute("--out", job.out or data / NAME)
+    out = absolute("--out", job.out or data / SAMPLE_FILE)
     with interruptible():
         stored = take_sample(data, out, job.budget, job.settings, job.add)
     print(f"{shown(out)}: {counts_in_words(stored)}")

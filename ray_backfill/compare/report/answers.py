@@ -21,7 +21,7 @@ from ray_backfill.compare.report.slices import slice_sentences
 from ray_backfill.compare.report.verdict import closest, exceeds_upgrade, supervision, verdict, with_limits
 from ray_backfill.compare.report.wording import FEW, RETENTION_WARNING, choice, is_retention, retained
 from ray_backfill.compare.tables.results import NEGATIVE_FLIPS_VS_OLD, NEW, CostRow
-from ray_backfill.core.progress.tasks import duration
+from ray_backfill.core.progress import duration
 from ray_backfill.core.schema import NO, UNDECIDED, YES
 from ray_backfill.page import Difference
 from ray_backfill.page.heading import data_notes

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.plugins import load_plugin, plugin_names, rows_from_outside
+from ray_backfill.core.plugins import own_rows, rows_from_outside
 from ray_backfill.core.secrets import cleaned, hide_in_chain, learn, needs_encoding
 
 # Rows of a batch. 65,536 rows of 1,024 dimensions are 256 MB.
@@ -99,9 +99,7 @@ def missing_client(what: str, packages: str, error: ImportError) -> InputError:
 
 def all_kinds() -> list[SourceKind]:
     """Every kind of source. Importing them loads no client."""
-    package = sys.modules[__name__]
-    modules = (load_plugin(package, name) for name in plugin_names(package))
-    return [kind for module in modules for kind in module.SOURCES] + rows_from_outside("SOURCES")
+    return own_rows(sys.modules[__name__], "SOURCES") + rows_from_outside("SOURCES")
 
 
 def open_source(text: str) -> Source:

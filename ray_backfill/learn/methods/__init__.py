@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ray_backfill.core.errors import unknown_name
-from ray_backfill.core.plugins import load_plugin, plugin_names, rows_from_outside
+from ray_backfill.core.plugins import own_rows, rows_from_outside
 from ray_backfill.engine.systems import FloatArray, UpgradePair
 from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.fit import Fit
@@ -125,10 +125,7 @@ def all_methods() -> dict[str, Method]:
 
 def _rows(table: str) -> list[Any]:
     """The rows of this table in all own modules, then those that other distributions register."""
-    package = sys.modules[__name__]
-    names = sorted(plugin_names(package), key=lambda name: (name != "baselines", name))
-    ours = [row for name in names for row in getattr(load_plugin(package, name), table, ())]
-    return [*ours, *rows_from_outside(table)]
+    return [*own_rows(sys.modules[__name__], table, first="baselines"), *rows_from_outside(table)]
 
 
 def find_methods(names: tuple[str, ...]) -> list[Method]:

@@ -103,7 +103,7 @@ def train_backbone(
     steps = len(rows) // (batch * size)
     training = _Training(objective, info, settings, steps, resume_from)
     done, started, started_cpu = training.epoch, time.perf_counter(), time.process_time()
-    shown = shown or Task(State("stage", "train"))
+    shown = shown or Task(State("task", "train"))
     shown.expect(steps * settings.epochs, steps * done)
     for epoch in range(done + 1, settings.epochs + 1):
         mine = training.begin(epoch, rows, batch)

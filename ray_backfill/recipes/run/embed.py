@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.core.parquet import open_checked
 from ray_backfill.core.progress import task
 from ray_backfill.core.runkey import RunKey
+from ray_backfill.core.schema import open_checked
 from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, remove_halves
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.images.datasets import open_images

@@ -15,7 +15,7 @@ from ray_backfill.compare.ray import check_shards, for_maps
 from ray_backfill.compare.resolve import resolve
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.core.errors import InputError, unknown_name
-from ray_backfill.core.parquet import read_checked
+from ray_backfill.core.schema import read_checked
 from ray_backfill.core.stages import OtherSettingsError, is_finished
 from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.jobs import FromImages

@@ -69,11 +69,11 @@ def test_the_steps_of_all_epochs_are_counted_also_after_a_resume(tmp_path: Path)
         if epoch.epoch == 2:
             epoch.save(tmp_path)
 
-    shown = Task(State("stage", "train"))
+    shown = Task(State("task", "train"))
     train_backbone(SOURCE, ROWS, INFO, TRAINING, on_epoch=save, shown=shown)
     steps = len(ROWS) // TRAINING.batch
     assert counted == [(epoch * steps, 3 * steps) for epoch in (1, 2, 3)]
-    shown = Task(State("stage", "train"))
+    shown = Task(State("task", "train"))
     train_backbone(SOURCE, ROWS, INFO, TRAINING, resume_from=tmp_path, on_epoch=save, shown=shown)
     assert counted[3:] == [(3 * steps, 3 * steps)]
 

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from ray_backfill.engine.systems import RetrievalSystem
-from ray_backfill.forecast import Forms
-from ray_backfill.forecast.counts import find_starts
+from ray_backfill.forecast.counts import Forms, LocalShards, QueryBlock, ShardSetup, find_starts
 from ray_backfill.forecast.others import CELLS, Cells
-from ray_backfill.forecast.slices import Asked, LocalSlices, Plan
 
 POINTS = 4
 
@@ -35,10 +33,10 @@ def test_histograms(number: int) -> None:
     at = np.sort(rng.uniform(0.3, 1.5, (2, 6)).astype(np.float32), axis=1)
     at[1, 4:] = np.inf
     with ThreadPoolExecutor(number) as pool:
-        slices = LocalSlices(Forms.of(forward, old, before, "cosine"), pool, number)
-        slices.begin(Plan(moment_ON, POINTS, known, cells))
-        found = slices.count(Asked(queries, at, left_out))
-        near = slices.distances(queries, left_out)
+        shards = LocalShards(Forms.of(forward, old, before, "cosine"), pool, number)
+        shards.begin(ShardSetup(moment_ON, POINTS, known, cells))
+        found = shards.count(QueryBlock(queries, at, left_out))
+        near = shards.distances(queries, left_out)
     for row, query in enumerate(queries):
         kept = np.ones(len(old.gallery), bool)
         kept[left_out[row]] = False
@@ -61,6 +59,6 @@ def test_histograms(number: int) -> None:
 
 
 def test_more_thresholds_than_a_small_integer_holds() -> None:
-    found, _ = find_starts(np.linspace(0, 1, 40_000, dtype=np.float32)[None])
+    found = find_starts(np.linspace(0, 1, 40_000, dtype=np.float32)[None]).starts
     assert (np.diff(found[0]) >= 0).all()
     assert found[0, -1] > 39_000

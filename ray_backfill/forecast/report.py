@@ -1,0 +1,425 @@
+"""A forecast for readers: sentences, the table of the terminal, the figure, the page. Recomputes nothing.
+
+print_forecast(Path("runs/mine/forecast"))
+
+Reading results needs neither matplotlib nor jinja2 nor rich: the functions that write and print import them.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from ray_backfill.compare.tables.results import NEW, OLD
+from ray_backfill.core.schema import frame, read_manifest, read_table, rows_of
+from ray_backfill.forecast.tables import (
+    LEAST_RATIO,
+    MOST_RATIO,
+    TABLES,
+    CalibrationRow,
+    ForecastDifference,
+    ForecastPoint,
+    ForecastRow,
+)
+from ray_backfill.page.charts import REFERENCE_STYLES, Chart, Curve, Interval, numbered_style, range_of
+from ray_backfill.page.numbers import NOTHING, html_table, percent, percent_sign
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Label, heads and rows of a table of the page, and its classes.
+_Table = tuple[str, Sequence[str], Sequence[Sequence[str]], str]
+_AGAIN = "run forecast again"
+COLUMNS = (
+    "± half of the 95 % interval. AUC: the average over the backfill. gain: the part of the upgrade's improvement that "
+    "users get during the backfill; 100 % would be the new model at once; – if new is not significantly better than "
+    "old. M_0: the start, exact. M_1: the end. falls: the largest drop to a later moment, or its limits. "
+    "to halve: further items that would halve the interval of the AUC; – if half of the gallery is not enough."
+)
+NAMES = ("method", "order", "AUC", "gain", "M_0", "M_1", "falls", "to halve")
+# If the chosen queries have as many different lists of right answers or fewer, intervals may be too narrow.
+FEW_LISTS = 50
+# Above this recall, intervals of 95 % held 86 to 94 % (docs/results/forecast.md).
+_HIGH_RECALL = 0.9
+
+
+@dataclass(frozen=True, repr=False)
+class ForecastResults:
+    """What ``forecast`` returns; shows itself as a table in a notebook.
+
+    Attributes:
+        manifest: Settings, sizes, and what was left out and why.
+        points: The curves.
+        rows: The lines of the summary.
+        differences: Differences of AUCs with their paired intervals.
+        calibration: How well the model of unsampled items predicts the sample.
+    """
+
+    manifest: Mapping[str, Any]
+    points: Sequence[ForecastPoint]
+    rows: Sequence[ForecastRow]
+    differences: Sequence[ForecastDifference]
+    calibration: Sequence[CalibrationRow]
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """One row for each method, order and metric: AUC, gain, start, end and more with their limits, as shares."""
+        return frame(ForecastRow, self.rows)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The curves as a tidy table: method, order, metric, t, value, low, high; shares."""
+        return frame(ForecastPoint, self.points)
+
+    def show(self) -> None:
+        """Print the table that the command prints: one row for each method and order, and what limits the forecast."""
+        draw_forecast(self)
+
+    def plot(self) -> "Figure":
+        """Draw the curves with their 95 % intervals. Needs matplotlib."""
+        from ray_backfill.page.drawing import panels_figure
+
+        return panels_figure(charts_of(self))
+
+    def _repr_html_(self) -> str:
+        return html_table(title(self), overview(self), [*warnings(self), *findings(self)])
+
+    def __repr__(self) -> str:
+        return f"{heading(self)}; {len({row.method for row in self.rows})} methods; .show(), .plot(), .summary, .frame"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the new embedding of every item is known."""
+        return bool(self.manifest["known"] == self.manifest["items"])
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics, the primary one first."""
+        return list(self.manifest["evaluation"]["metrics"])
+
+    @property
+    def orders(self) -> list[str]:
+        """The orders."""
+        return list(dict.fromkeys(row.order for row in self.rows))
+
+    def of(self, metric: str, order: str) -> list[ForecastRow]:
+        """The rows of a metric in an order, the highest AUC first."""
+        found = [row for row in self.rows if (row.metric, row.order) == (metric, order)]
+        return sorted(found, key=lambda row: -row.auc)
+
+    def pairs(self, metric: str, order: str) -> list[ForecastDifference]:
+        """The differences of all pairs of methods in a metric and an order, the better method of each pair first."""
+        rank = {row.method: place for place, row in enumerate(self.of(metric, order))}
+        found = [
+            each if rank[each.method] < rank[each.other_method] else replace(
+                each, method=each.other_method, other_method=each.method, difference=-each.difference,
+                low=-each.high, high=-each.low,
+            )
+            for each in self.differences if (each.metric, each.order) == (metric, order)
+        ]  # fmt: skip
+        return sorted(found, key=lambda each: (rank[each.method], rank[each.other_method]))
+
+
+def read_forecast(folder: Path) -> ForecastResults:
+    """Read a folder that ``forecast`` wrote. Raises InputError if a file is missing or broken."""
+    manifest = read_manifest(folder / "manifest.json", ("evaluation", "items", "known", "old", "new"), _AGAIN)
+    read = partial(read_table, again=_AGAIN, may_be_empty=True)
+    tables: Iterator[list[Any]] = (
+        rows_of(kind, read(folder / f"{name}.parquet", kind)) for name, kind in TABLES.items()
+    )
+    return ForecastResults(manifest, *tables)
+
+
+def write_forecast_report(folder: Path) -> None:
+    """Write ``curves.png`` and ``report.html`` from the tables of a forecast. Raises InputError if one is missing."""
+    from ray_backfill.page.drawing import panels_figure, to_png
+    from ray_backfill.page.parts import write_pages
+
+    found = read_forecast(folder)
+    write_pages(folder, lambda: to_png(panels_figure(charts_of(found))), lambda: render(found))
+
+
+def print_forecast(folder: Path) -> None:
+    """Print one row per method and order, and what decides the width of the intervals."""
+    read_forecast(folder).show()
+
+
+def cells(row: ForecastRow) -> list[str]:
+    """The texts of a row, in the order of ``NAMES``."""
+    return [
+        row.title, row.order, _with(row, "auc"), _with(row, "gain", sign=True), percent(row.start), _with(row, "end"),
+        _fall(row),
+        f"{row.to_halve:,.0f}" if math.isfinite(row.to_halve) else NOTHING,
+    ]  # fmt: skip
+
+
+def _with(row: ForecastRow, name: str, sign: bool = False) -> str:
+    """A figure of a row with half of its interval; the wider half, where it ends at 0 or 1."""
+    value, low, high = (getattr(row, each) for each in (name, f"{name}_low", f"{name}_high"))
+    shown = percent_sign if sign else percent
+    return f"{shown(value)} ± {percent(max(high - value, value - low))}" if math.isfinite(value) else NOTHING
+
+
+def _fall(row: ForecastRow) -> str:
+    low, high = percent(row.largest_fall_low), percent(row.largest_fall_high)
+    if low == high:
+        return low
+    return f"{low} to {high}" if row.largest_fall_low else f"at most {high}"
+
+
+def heading(found: ForecastResults) -> str:
+    """What the forecast was made of."""
+    facts = found.manifest
+    known, items, queries = facts["known"], facts["items"], facts["queries"]
+    if found.is_exact:
+        return f"Exact, from all {items:,} new embeddings, judged by {queries:,} queries"
+    judged = f"judged by {facts['chosen']:,} of {queries:,} queries"
+    return f"Forecast from {known:,} of {items:,} new embeddings ({percent(known / items)} %), {judged}"
+
+
+def findings(found: ForecastResults) -> list[str]:
+    """What the forecast says in the primary metric: the best method of each order, and whether to upgrade at all."""
+    metric = found.metrics[0]
+    several = len(found.orders) > 1
+    leads = {order: _lead(found, metric, order) for order in found.orders}
+    said = [(f"In the order {order}, " if several else "") + lead for order, lead in leads.items() if lead]
+    return [*_disagreement(found), *said, f"{ends(found, metric)}{_upgrade(found, metric)}"]
+
+
+def _lead(found: ForecastResults, metric: str, order: str) -> str:
+    """A sentence: the method with the highest AUC, and over which its lead may be chance. "" for one method."""
+    best, *rest = found.of(metric, order)
+    if not rest:
+        return ""
+    first = f"{best.title} has the highest AUC of {metric}"
+    apart = {pair.other_method for pair in found.pairs(metric, order) if pair.method == best.method and pair.low > 0}
+    close = [row.title for row in rest if row.method not in apart]
+    if found.is_exact:
+        return f"{first}."
+    if not close:
+        return f"{first}; the sample is large enough to tell it from every other method."
+    return f"{first}; the sample does not tell it from: {'; '.join(close)}."
+
+
+def _disagreement(found: ForecastResults) -> list[str]:
+    """That metrics contradict the first one about the new model, beyond their intervals; [] if none does."""
+    own = _side(found, found.metrics[0])
+    against = [metric for metric in found.metrics if _side(found, metric) not in (0, own)]
+    if not against:
+        return []
+    of_side = {1: "is better", -1: "is worse", 0: "is not told from the old one"}
+    said = [
+        f"by {metric} it {of_side[_side(found, metric)]} ({percent(found.manifest['old'][metric])} \u2192 "
+        f"{percent(found.manifest['new'][metric][0])})"
+        for metric in (found.metrics[0], *against)
+    ]
+    return [f"The metrics disagree about the new model: {', but '.join(said)}."]
+
+
+def _side(found: ForecastResults, metric: str) -> int:
+    """1 if the new model is better, -1 if it is worse, 0 if the interval leaves that open."""
+    old, (_, low, high) = found.manifest["old"][metric], found.manifest["new"][metric]
+    return 1 if low > old else -1 if high < old else 0
+
+
+def ends(found: ForecastResults, metric: str) -> str:
+    """The old service and the new model in this metric."""
+    value, low, high = found.manifest["new"][metric]
+    old = found.manifest["old"][metric]
+    limits = f" (from {percent(low)} to {percent(high)})" if high > low else ""
+    return f"{metric}: the old service has {percent(old)} %, the new model alone {percent(value)} %{limits}."
+
+
+def _upgrade(found: ForecastResults, metric: str) -> str:
+    """Whether the new model is better; "" if it is."""
+    if _side(found, metric) < 0:
+        return " The new model is worse than the old one: do not upgrade on this evidence."
+    if not _side(found, metric):
+        return " The forecast does not tell the new model from the old one: do not upgrade on this evidence."
+    return ""
+
+
+def width(rows: Sequence[ForecastRow]) -> str:
+    """What the width of the intervals comes from, as the mean over rows."""
+    parts = [
+        (name, sum(getattr(row, field) for row in rows) / len(rows))
+        for name, field in (
+            ("the choice of queries", "of_queries"), ("the choice of right answers", "of_answers"),
+            ("the model of items that were not sampled", "of_model"),
+        )
+    ]  # fmt: skip
+    if not all(math.isfinite(share) for _, share in parts):
+        return "Everything is known: the curves are exact."
+    return (
+        "On average over the methods, the variance of the AUC comes from "
+        + ", ".join(f"{name} ({percent(share, 0)} %)" for name, share in parts)
+        + "."
+    )
+
+
+def warnings(found: ForecastResults) -> list[str]:
+    """What makes the forecast doubtful."""
+    sentences = []
+    for method, ratio in dict.fromkeys((row.method, row.ratio) for row in found.calibration):
+        if not LEAST_RATIO <= ratio <= MOST_RATIO:
+            sentences.append(
+                f"{method}: among the items sampled at random, {ratio:.2f} times as many are closer than right answers "
+                "as expected. Its intervals are wider for that."
+            )
+    high = dict.fromkeys(row.metric for row in found.rows if row.metric.startswith("recall") and row.end > _HIGH_RECALL)
+    sentences += [
+        f"{metric} is above {percent(_HIGH_RECALL, 0)} %: few misses are sampled, and its intervals are too narrow."
+        for metric in high
+    ]
+    sentences += _below(found)
+    if found.manifest["lists"] <= FEW_LISTS and not found.is_exact:
+        sentences.append(
+            f"The chosen queries have only {found.manifest['lists']} different lists of right answers: intervals are "
+            "wide, and may be too narrow. Extend the sample: ray-backfill sample --add."
+        )
+    return sentences
+
+
+def _below(found: ForecastResults) -> list[str]:
+    """Methods that start below the old service, or end below the new model alone, in the primary metric."""
+    metric, margin = found.metrics[0], found.manifest["evaluation"]["margin"]
+    old = found.manifest["old"][metric]
+    rows = {row.method: row for row in found.of(metric, found.orders[0])}.values()
+    starts = [f"{row.title} ({percent(row.start)} %)" for row in rows if row.start < old - margin]
+    ends_ = [
+        f"{row.title} (by {percent(-row.end_vs_new)} ± {percent(row.end_vs_new_high - row.end_vs_new)} points)"
+        for row in rows if row.end_vs_new_high < -margin
+    ]  # fmt: skip
+    sentences = [f"Start below the old service ({percent(old)} %): {', '.join(starts)}."] if starts else []
+    return sentences + ([f"End below the new model alone: {', '.join(ends_)}."] if ends_ else [])
+
+
+def title(found: ForecastResults) -> str:
+    """The title of the table."""
+    return f"{heading(found)}; {found.metrics[0]} in per cent"
+
+
+def overview(found: ForecastResults) -> pd.DataFrame:
+    """One row for each method and order, in the primary metric and in per cent, as text."""
+    rows = [cells(row) for order in found.orders for row in found.of(found.metrics[0], order)]
+    return pd.DataFrame(rows, columns=list(NAMES))
+
+
+def draw_forecast(found: ForecastResults) -> None:
+    """Print the table of the primary metric, and notes."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from ray_backfill.page.layout import show
+
+    metric = found.metrics[0]
+    table = Table(title=title(found), title_justify="left")
+    for index, name in enumerate(NAMES):
+        table.add_column(Text(name), justify="left" if index < 2 else "right", no_wrap=index >= 2, overflow="fold")
+    for order in found.orders:
+        rows = found.of(metric, order)
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in cells(row)), end_section=row is rows[-1])
+    notes = [Text(sentence, style="yellow") for sentence in warnings(found)]
+    notes += [Text(sentence, style="bold") for sentence in findings(found)]
+    notes.append(Text(width(found.of(metric, found.orders[0]))))
+    others = found.metrics[1:]
+    notes += [Text(f"Other metrics, in report.html: {', '.join(others)}.")] if others else []
+    left_out = found.manifest.get("left_out", {})
+    notes += [Text(f"Left out: {', '.join(left_out)} (report.html says why).")] if left_out else []
+    notes.append(Text(COLUMNS, style="dim"))
+    show(None, table, notes, 2, "report.html or summary.parquet")
+
+
+def charts_of(found: ForecastResults) -> list[Chart]:
+    """A chart for each metric and order."""
+    return [_chart(found, metric, order) for metric in found.metrics for order in found.orders]
+
+
+def _chart(found: ForecastResults, metric: str, order: str) -> Chart:
+    methods = list(dict.fromkeys(row.method for row in found.rows))
+    curves = [_flat(found, metric, name) for name in (NEW, OLD)]
+    for row in found.of(metric, order):
+        points = [p for p in found.points if (p.method, p.order, p.metric) == (row.method, order, metric)]
+        t, value, low, high = (
+            100 * np.array([getattr(point, name) for point in points]) for name in ("t", "value", "low", "high")
+        )
+        style = numbered_style(methods.index(row.method))
+        curves.append(Curve(row.method, row.title, _with(row, "auc"), style, t, value, Interval(t, low, high)))
+    several = f", {order} order" if len(found.orders) > 1 else ""
+    choices = [each for each, all_ in ((metric, found.metrics), (order, found.orders)) if len(all_) > 1]
+    return Chart(
+        f"Forecast of {metric} during the backfill{several}", f"{metric} (%)", "AUC", tuple(curves), tuple(choices),
+        y_range=range_of(curves),
+    )  # fmt: skip
+
+
+def _flat(found: ForecastResults, metric: str, name: str) -> Curve:
+    old = found.manifest["old"][metric]
+    title, limits = ("new model alone", found.manifest["new"][metric]) if name == NEW else ("old service", [old] * 3)
+    ends = np.array([0.0, 100.0])
+    value, low, high = (np.full(2, 100 * each) for each in limits)
+    band = Interval(ends, low, high) if name == NEW else None
+    return Curve(name, title, percent(limits[0]), REFERENCE_STYLES[name], ends, value, band)
+
+
+def render(found: ForecastResults) -> str:
+    """The HTML page."""
+    from ray_backfill.page.parts import bind, flatten, page_charts, page_environment, text_table
+
+    facts = found.manifest
+    return page_environment(Path(__file__).parent).get_template("forecast.html.jinja").render(
+        heading=bind(heading(found)),
+        warnings=[bind(sentence) for sentence in warnings(found)],
+        answers=[bind(sentence) for sentence in findings(found)],
+        ends=[bind(ends(found, metric)) for metric in found.metrics[1:]],
+        curves=page_charts(charts_of(found), "curves"),
+        columns=bind(COLUMNS),
+        numbers=[(metric, text_table(*_numbers(found, metric))) for metric in found.metrics],
+        widths=[bind(f"{metric}: {width(found.of(metric, found.orders[0]))}") for metric in found.metrics],
+        differences=[
+            (metric + f", order {order}" * (len(found.orders) > 1), text_table(*_differences(found, metric, order)))
+            for metric in found.metrics for order in found.orders if found.pairs(metric, order)
+        ],
+        calibration=text_table(*_calibration(found)),
+        left_out=list(facts.get("left_out", {}).items()),
+        notes=[bind(note) for note in facts.get("notes", [])],
+        command=facts["command"],
+        settings=[*flatten(facts["evaluation"])],
+    )  # fmt: skip
+
+
+def _numbers(found: ForecastResults, metric: str) -> _Table:
+    rows = [cells(row) for order in found.orders for row in found.of(metric, order)]
+    return f"forecast of {metric}", NAMES, rows, "cards"
+
+
+def _differences(found: ForecastResults, metric: str, order: str) -> _Table:
+    titles = {row.method: row.title for row in found.rows}
+    rows = [
+        [
+            titles[d.method], titles[d.other_method], percent(d.difference),
+            f"{percent(d.low)} to {percent(d.high)}", "yes" if d.low > 0 or d.high < 0 else "no",
+        ]
+        for d in found.pairs(metric, order)
+    ]  # fmt: skip
+    heads = ("method", "other", "points", "95 % interval", "excludes 0")
+    return f"differences of methods in {metric}, order {order}", heads, rows, ""
+
+
+def _calibration(found: ForecastResults) -> _Table:
+    """One line for each range; methods whose backfilled items are served alike share their lines."""
+    titles = {row.method: row.title for row in found.rows}
+    methods: dict[tuple[str, ...], list[str]] = {}
+    for row in found.calibration:
+        ends = f"{row.expected_from:g} to {row.expected_to:g}".replace(" to inf", " or more")
+        line = (ends, f"{row.answers:,}", f"{row.expected:.2f}", f"{row.observed:.2f}")
+        methods.setdefault(line, []).append(titles[row.method])
+    rows = [["; ".join(names), *line] for line, names in methods.items()]
+    heads = ("methods", "expected", "right answers", "mean expected", "mean observed")
+    return "calibration of the model of other items", heads, rows, ""

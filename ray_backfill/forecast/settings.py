@@ -1,0 +1,89 @@
+"""Settings of a sample and of a forecast, and what cannot be forecast."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ray_backfill.compare.evaluation import RECOMMENDED, Evaluation, Named
+from ray_backfill.core.errors import InputError
+from ray_backfill.engine.merges import RAW
+from ray_backfill.engine.metrics import parse_metric
+
+SAMPLE_FILE = "sample.parquet"
+# Metrics that are sums over right answers of many ranks, see ``expected``. With a lower cut-off they depend on too few
+# right answers (docs/results/forecast.md).
+KINDS, LEAST_CUT = ("mAP", "recall", "nDCG"), 100
+_MOST_POINTS = 1001
+# What stands for nDCG@10 and CMC@1, which depend on too few right answers. The intervals of nDCG@100 held 90 % of the
+# time on an invented gallery, those of these two 95 % and more (docs/results/forecast.md).
+_METRICS = ("mAP@100", "recall@100")
+
+
+@dataclass(frozen=True)
+class SampleSettings:
+    """What determines a sample besides the data."""
+
+    seed: int = 0
+    """Random seed for the sample."""
+    truth: tuple[str, ...] = ()
+    """What is a right answer: labels, positives, known-item COLUMN, qrels FILE. Default: the queries' positives,
+    otherwise labels."""
+    distance: str = "cosine"
+    """Distance between embeddings: cosine or l2."""
+
+
+@dataclass(frozen=True)
+class ForecastSettings:
+    """What to forecast. The right answers and the distance are those of the sample."""
+
+    methods: tuple[str, ...] = (RECOMMENDED,)
+    """Upgrade methods to compare, by name; "recommended", "all", "two_models" (those of "all" that train no backbone
+    beside old and new) or "controls" (which "all" leaves out) stand for several. old and new always take part."""
+    orders: tuple[str, ...] = ("random",)
+    """Orders in which the gallery is backfilled."""
+    metrics: tuple[str, ...] = (RECOMMENDED,)
+    """Metrics of retrieval: mAP, nDCG, mAP@k, nDCG@k, recall@k for any k from 100 on; "recommended" stands for
+    mAP@100 and recall@100, because nDCG@10 and CMC@1 cannot be forecast. The first one leads the report."""
+    points: int = 11
+    """Number of moments of the backfill to report, t = 0 and t = 1 included."""
+    margin: float = 0.005
+    """Largest loss of quality that still counts as none, as a share: 0.005 is half a percentage point."""
+    order_seed: int = 0
+    """Random seed for the random order."""
+
+    @cached_property
+    def named(self) -> Named:
+        """The comparison that is forecast, of raw distances, with its names looked up.
+
+        Raises:
+            InputError: A name is unknown, a setting is impossible, or something cannot be forecast.
+        """
+        named = Evaluation(**vars(self), merges=(RAW.name,)).named.with_recommended(_METRICS)
+        for metric in named.evaluation.metrics:
+            if why := why_not_forecast(metric):
+                raise InputError(f"{metric} cannot be forecast: {why}; use mAP, mAP@100 or recall@100")
+        for order in named.orders:
+            if order.is_oracle:
+                name = order.name
+                raise InputError(f"the order {name} uses what is known only after the upgrade; it cannot be forecast")
+        if self.points > _MOST_POINTS:
+            raise InputError(f"--points {self.points} is too many for a forecast; give at most {_MOST_POINTS:,}")
+        return named
+
+    def check(self) -> None:
+        """Raises InputError for any unknown name or impossible setting, and for what cannot be forecast."""
+        _ = self.named
+
+    def judged_as(self, sample: SampleSettings) -> Named:
+        """The same comparison with the right answers and the distance of a sample."""
+        evaluation = replace(self.named.evaluation, truth=sample.truth, distance=sample.distance)
+        return replace(self.named, evaluation=evaluation)
+
+
+def why_not_forecast(metric: str) -> str:
+    """Why a metric cannot be forecast; "" if it can."""
+    parsed = parse_metric(metric)
+    if parsed.kind not in KINDS:
+        return "it depends on the first right answer alone, which a sample seldom settles"
+    if parsed.k is not None and parsed.k < LEAST_CUT:
+        return f"too few right answers count in the first {parsed.k}; a cut-off of {LEAST_CUT} or more can be forecast"
+    return ""
