@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ray_backfill.compare.flips import FindFirst, find_flips
-from ray_backfill.compare.permutations import by_order, further_permutations
-from ray_backfill.compare.replayed import Replayed, judge
+from ray_backfill.compare.replayed import FindFirst, Replayed, by_order, find_flips, further_permutations, judge
 from ray_backfill.compare.resolve import Comparison, System
 from ray_backfill.core.progress import step, task
 from ray_backfill.engine.merges import RAW

@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ray_backfill.compare.resolve import Comparison
-from ray_backfill.compare.tables.results import NEW
+from ray_backfill.compare.tables import NEW
 from ray_backfill.core.schema import frame
 from ray_backfill.forecast import Forecast, Units
 from ray_backfill.forecast import summary as numbers

@@ -14,10 +14,10 @@ import pytest
 import ray_backfill as rb
 from ray_backfill.cli.main import main
 from ray_backfill.compare import write as writing
+from ray_backfill.compare.analyses import all_tables
 from ray_backfill.compare.earlier import joined
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.run import evaluate_folder
-from ray_backfill.compare.tables.results import TABLES
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import read_json, replaced_whole, settle, write_json
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
@@ -190,7 +190,7 @@ def test_other_settings_are_refused_before_anything_is_computed_and_overwritten_
     results = rb.read_results(out)
     assert results.methods == ("old", "new", "least_squares_gallery", "ridge_gallery"), "only what was requested"
     again = run(other, tmp_path / "fresh", methods=("least_squares_gallery", "ridge_gallery"), fits=fits)
-    for name in TABLES:
+    for name in all_tables():
         if (again / f"{name}.parquet").exists():
             pd.testing.assert_frame_equal(
                 pd.read_parquet(out / "results" / f"{name}.parquet"), pd.read_parquet(again / f"{name}.parquet")

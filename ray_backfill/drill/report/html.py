@@ -7,18 +7,8 @@ from ray_backfill.drill.report.checkpoint_table import checkpoint_table, metric_
 from ray_backfill.drill.report.drill_folder import Drill
 from ray_backfill.drill.report.numbers import count, duration, megabytes, milliseconds, rate
 from ray_backfill.page.heading import date_of, name_of, recipe_of, top_notes, without_folders
-from ray_backfill.page.parts import (
-    Cell,
-    Head,
-    PageTable,
-    TableRow,
-    bind,
-    data_facts,
-    flatten,
-    page_charts,
-    page_environment,
-    text_table,
-)
+from ray_backfill.page.parts import bind, data_facts, flatten, page_charts, page_environment
+from ray_backfill.page.sections import Cell, Head, PageTable, TableRow, text_table
 
 SITUATION_HEADS = ["phase", "seconds", "p50 (ms)", "p99 (ms)", "queries per second", "items per second", "unanswered"]
 MANY_INCIDENTS = 20  # only this many incidents are shown without unfolding

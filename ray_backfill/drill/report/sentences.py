@@ -2,7 +2,7 @@
 
 import math
 
-from ray_backfill.compare.report.glossary import GLOSSARY, of_metrics
+from ray_backfill.compare.wording import GLOSSARY, of_metrics
 from ray_backfill.drill.report.drill_folder import Drill, Gap
 from ray_backfill.drill.report.numbers import count, duration, milliseconds, points, progress, rate
 from ray_backfill.drill.report.situations import cost, median

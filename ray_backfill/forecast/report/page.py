@@ -4,12 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ray_backfill.compare.tables.results import NEW, OLD
+from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.forecast.report import words
 from ray_backfill.forecast.report.reading import ForecastResults
 from ray_backfill.page.charts import REFERENCE_STYLES, Chart, Curve, Interval, numbered_style, range_of
 from ray_backfill.page.numbers import percent
-from ray_backfill.page.parts import PageTable, bind, flatten, page_charts, page_environment, text_table
+from ray_backfill.page.parts import bind, flatten, page_charts, page_environment
+from ray_backfill.page.sections import PageTable, text_table
 
 
 def charts_of(found: ForecastResults) -> list[Chart]:
