@@ -32,6 +32,13 @@ class System(NamedTuple):
     method: str = ""
     side: str = ""
 
+    @classmethod
+    def both_of(cls, method: Method) -> tuple["System", "System"]:
+        """The backward and the forward system of a method, as far as its row tells: its pair may be one system."""
+        sides = (("backward", method.backward), ("forward", method.forward))
+        backward, forward = (cls(model) if model else cls(method=method.name, side=side) for side, model in sides)
+        return backward, forward
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -85,8 +92,7 @@ class Comparison:
         """The distinct systems that take part, with the methods that use each: many share {new, new}."""
         found: dict[System, list[str]] = {}
         for method in self.methods:
-            for side, model in (("backward", method.backward), ("forward", method.forward)):
-                system = System(model) if model else System(method=method.name, side=side)
+            for system in System.both_of(method):
                 users = found.setdefault(system, [])
                 if method.name not in users:
                     users.append(method.name)

@@ -96,6 +96,23 @@ def test_a_missing_table_is_computed_again(data: Path, out: Path, name: str) -> 
     pd.testing.assert_frame_equal(pd.read_parquet(run(data, out) / f"{name}.parquet"), before)
 
 
+def test_an_analysis_that_was_not_computed_is_added(data: Path, out: Path) -> None:
+    manifest, table = out / "results" / "manifest.json", out / "results" / "costs.parquet"
+    before = read_json(manifest)
+    write_json(manifest, before | {"analyses": {n: of for n, of in before["analyses"].items() if n != "costs"}})
+    table.unlink()
+    run(data, out)
+    assert table.exists()
+    assert read_json(manifest)["analyses"] == before["analyses"]
+
+
+def test_results_of_the_version_before_are_used_again(data: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = out / "results" / "manifest.json"
+    write_json(manifest, {name: value for name, value in read_json(manifest).items() if name != "analyses"})
+    monkeypatch.setattr(writing, "tabulate", no_replay)
+    run(data, out)
+
+
 def test_further_methods_and_orders_extend_the_results(
     data: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

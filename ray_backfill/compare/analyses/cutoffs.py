@@ -216,10 +216,7 @@ def _plan(
     how, maps = comparison.evaluation, comparison.maps
     some = Embeddings(*({m: v[:1] for m, v in side.items()} for side in vars(comparison.embeddings).values()))
     one = method.pair(some, maps.of(method))  # of one item: maps are applied to all of them only to be searched
-    backward, forward = (
-        System(model) if model else System(method=method.name, side=side)
-        for model, side in ((method.backward, "backward"), (method.forward, "forward"))
-    )
+    backward, forward = System.both_of(method)
     orders = comparison.orders_of(method)
     if not method.is_reference:
         orders |= further_permutations(comparison.orders, how.permutations)
