@@ -28,7 +28,7 @@ from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.fits import fit_maps
 from ray_backfill.compare.replay import replay_here
 from ray_backfill.compare.resolve import Comparison, resolve
-from ray_backfill.compare.tables.results import HEAD_ALONE, NEW
+from ray_backfill.compare.tables import HEAD_ALONE, NEW
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.replay import Curve, replay

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ray_backfill.compare.tables.queries import AUC, END
+from ray_backfill.compare.tables import AUC, END
 from ray_backfill.page.numbers import percent
 from reproduction.effects import FAILS, HOLDS, UNMEASURED, UNTOLD, Effect, difference, verdict_of_all
 from reproduction.names import REFERENCES

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ray_backfill.compare.report.results import Row
+from ray_backfill.compare.results import Row
 from ray_backfill.core.schema import read_table
 from ray_backfill.page.numbers import NOTHING, amount, percent, percent_sign
 from reproduction.markdown import PageTable

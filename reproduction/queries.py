@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.compare.tables.queries import QueryValues, ScoredQuery
+from ray_backfill.compare.tables import QueryValues, ScoredQuery
 from ray_backfill.core.schema import read_table
 from ray_backfill.engine.statistics import Weights, relative_weights
 

@@ -1,6 +1,6 @@
 """Results folders of several seeds, read once and queried by method, order, merge and metric."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.compare.report import Results, read_results
-from ray_backfill.compare.report.results import Line, Row, Variant
+from ray_backfill.compare.results import Line, Row, Variant
 from ray_backfill.core.errors import InputError
 from reproduction.names import MERGES, ORDERS, REFERENCES, in_order, listed
 from reproduction.queries import PerQuery, read_per_query
 
 Floats = NDArray[np.float64]
+# (method, variant, metric) -> curve of each group of queries, and of the gap.
+Groups = Mapping[tuple[str, Variant, str], Mapping[str, Line]]
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Runs:
     results: tuple[Results, ...]
     rows: tuple[dict[tuple[str, Variant | None, str], Row], ...]
     """For each seed: (method, variant, metric) -> row; variant is None for methods that do not depend on it."""
+    groups: tuple[Groups, ...]
+    """For each seed: the curves of groups of queries."""
     per_query: tuple[PerQuery, ...]
     """For each seed: the primary metric of each query, with the raw merge."""
 
@@ -151,14 +155,16 @@ def read_runs(runs: Iterable[SeedRun]) -> Runs:
             f"a seed or folder is given twice (seeds {', '.join(map(str, seeds))}): it would count as a repetition; "
             "give each once"
         )
-    results = tuple(_joined([read_results(folder) for folder in (r.folder, *r.more)]) for r in given)
+    read = [[read_results(folder) for folder in (r.folder, *r.more)] for r in given]
+    results = tuple(map(_joined, read))
     if len({r.primary for r in results}) > 1:
         metrics = ", ".join(f"{r.primary} in {folder}" for r, folder in zip(results, folders, strict=True))
         raise InputError(
             f"seeds differ in their primary metric ({metrics}): simulate all seeds with the same --metrics"
         )
     per_query = tuple(read_per_query(folder) for folder in folders)
-    return Runs(seeds, folders, results, tuple(_index(r) for r in results), per_query)
+    groups = tuple({key: lines for r in reversed(of_run) for key, lines in r.groups.items()} for of_run in read)
+    return Runs(seeds, folders, results, tuple(_index(r) for r in results), groups, per_query)
 
 
 def _joined(results: Sequence[Results]) -> Results:
@@ -171,7 +177,6 @@ def _joined(results: Sequence[Results]) -> Results:
             rows=first.rows + tuple(r for r in other.rows if (r.method, r.variant, r.metric) not in known),
             lines={**other.lines, **first.lines},
             differences={**other.differences, **first.differences},
-            groups={**other.groups, **first.groups},
             moments={**other.moments, **first.moments},
         )
     return first

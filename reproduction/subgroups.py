@@ -6,10 +6,10 @@ FastFill, section 5.3, measures top-1 accuracy, which is CMC@1. So do these func
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_backfill.compare.report.results import Results, Variant
-from ray_backfill.compare.tables.slices import GAP
+from ray_backfill.compare.analyses.slices import GAP
+from ray_backfill.compare.results import Variant
 from reproduction.names import REFERENCES
-from reproduction.runs import Case, Floats, Runs
+from reproduction.runs import Case, Floats, Groups, Runs
 from reproduction.spread import mean_of
 
 METRIC = "CMC@1"
@@ -26,7 +26,7 @@ def nearest(t: Floats, moment: float) -> NDArray[np.intp]:
 
 def gap_at(runs: Runs, case: Case, moment: float) -> Floats:
     """(S,) best minus worst group at the nearest point (the mean if two are equally near), as a share."""
-    return np.array([_gap(results, case, moment) for results in runs.results])
+    return np.array([_gap(groups, case, moment) for groups in runs.groups])
 
 
 def share_closed(runs: Runs, case: Case, moment: float) -> float:
@@ -41,8 +41,8 @@ def share_closed(runs: Runs, case: Case, moment: float) -> float:
 
 def moments_read(runs: Runs, moment: float) -> tuple[float, ...]:
     """The points used for a moment, from the first gap that is found; () without subgroups."""
-    for results in runs.results:
-        for lines in results.groups.values():
+    for groups in runs.groups:
+        for lines in groups.values():
             if GAP in lines:
                 t = lines[GAP].t
                 return tuple(float(x) for x in t[nearest(t, moment)])
@@ -53,8 +53,8 @@ def cases_with_gaps(runs: Runs) -> list[Case]:
     """Methods, orders and merges that have a gap curve; old, new and offline once."""
     found: dict[Case, None] = {}
     seen: set[str] = set()
-    for results in runs.results:
-        for (method, variant, metric), lines in results.groups.items():
+    for groups in runs.groups:
+        for (method, variant, metric), lines in groups.items():
             if metric == METRIC and GAP in lines and not (method in REFERENCES and method in seen):
                 found[Case(method, variant.order, variant.merge)] = None
                 seen.add(method)
@@ -62,8 +62,8 @@ def cases_with_gaps(runs: Runs) -> list[Case]:
     return sorted(found, key=lambda c: place.get(c.method, len(place)))
 
 
-def _gap(results: Results, case: Case, moment: float) -> float:
-    own = results.groups.get((case.method, Variant(case.order, case.merge), METRIC), {})
+def _gap(groups: Groups, case: Case, moment: float) -> float:
+    own = groups.get((case.method, Variant(case.order, case.merge), METRIC), {})
     if GAP not in own:
         return float("nan")
     line = own[GAP]

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from ray_backfill.compare.tables.results import SummaryRow
+from ray_backfill.compare.tables import SummaryRow
 from ray_backfill.core.schema import YES
 
 NAN = math.nan

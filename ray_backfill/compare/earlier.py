@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ray_backfill.compare.analyses import all_analyses, all_tables
 from ray_backfill.compare.evaluation import Named
 from ray_backfill.compare.keys import comparison_key
 from ray_backfill.compare.report import REPORT_FILES, write_report
-from ray_backfill.compare.tables.results import TABLES
+from ray_backfill.compare.tables import SPINE
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey, first_difference
 from ray_backfill.core.secrets import cleaned
@@ -24,10 +26,13 @@ T = TypeVar("T", Method, Order, MergeKind)
 STAGE = "simulation"
 # Version of the results folder; increases when the shape of a table or the meaning of the key changes.
 FORMAT = 8
-# The files that a run writes into its results folder.
-FILES = frozenset(("manifest.json", *REPORT_FILES, *(f"{name}.parquet" for name in TABLES)))
 # What a further run adds to finished results.
 _NAMES = ("methods", "orders", "merges", "cutoffs")
+
+
+def files() -> frozenset[str]:
+    """The files that a run writes into its results folder."""
+    return frozenset(("manifest.json", *REPORT_FILES, *(f"{name}.parquet" for name in all_tables())))
 
 
 def results_key(folder: EmbeddingFolder, truth: GroundTruth, named: Named, more: Mapping[str, Any]) -> RunKey:
@@ -89,14 +94,16 @@ def _in_order(kinds: Iterable[T], names: Sequence[str]) -> tuple[T, ...]:
     return tuple(by_name[name] for name in names)
 
 
-def is_there(out: Path, key: RunKey, needed: Sequence[str]) -> bool:
-    """Whether ``out`` holds the results of this key with all tables. A missing report is written from the tables.
-
-    needed: names of the tables that must be there.
-    """
-    if not is_finished(out) or key.difference(read_json(out / "manifest.json")):
+def is_there(out: Path, key: RunKey) -> bool:
+    """Whether ``out`` holds the results of this key with all tables. A missing report is written from the tables."""
+    if not is_finished(out) or key.difference(manifest := read_json(out / "manifest.json")):
         return False
-    if any(not (out / f"{name}.parquet").exists() for name in needed):
+    # Results of earlier versions do not record which analyses were computed.
+    analyses = manifest.get("analyses") or {each.name: [] for each in all_analyses()}
+    tables = (*SPINE, *chain.from_iterable(analyses.values()))
+    if any(each.name not in analyses for each in all_analyses()):
+        return False
+    if any(not (out / f"{name}.parquet").exists() for name in tables):
         return False
     if any(not (out / name).exists() for name in REPORT_FILES):
         write_report(out)

@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from ray_backfill.compare.tables.results import HEAD_ALONE
+from ray_backfill.compare.tables import HEAD_ALONE
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say
 from ray_backfill.data.truth import parse_truth

@@ -13,7 +13,7 @@ from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.keys import map_key
 from ray_backfill.compare.maps import fit_map
 from ray_backfill.compare.resolve import Comparison, find_left_out
-from ray_backfill.compare.tables.results import LeftOut
+from ray_backfill.compare.tables import LeftOut
 from ray_backfill.compare.validation import Trial, why_not_judged
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import task

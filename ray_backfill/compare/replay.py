@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ray_backfill.compare.flips import FindFirst, find_flips
-from ray_backfill.compare.permutations import by_order, further_permutations
-from ray_backfill.compare.replayed import Replayed, judge
+from ray_backfill.compare.replayed import FindFirst, Replayed, by_order, find_flips, further_permutations, judge
 from ray_backfill.compare.resolve import Comparison, System
 from ray_backfill.core.progress import step, task
 from ray_backfill.engine.merges import RAW
@@ -38,22 +36,13 @@ class Systems:
 
 def distinct_systems(methods: Sequence[Method], pairs: Sequence[UpgradePair]) -> Systems:
     """Find what pairs share: the plain systems of models."""
-    systems: list[RetrievalSystem] = []
-    places: dict[System, int] = {}
-    at = []
-    for method, pair in zip(methods, pairs, strict=True):
-        found = []
-        for side, model, system in (
-            ("backward", method.backward, pair.backward),
-            ("forward", method.forward, pair.forward),
-        ):
-            name = System(model) if model else System(method=method.name, side=side)
-            if name not in places:
-                places[name] = len(systems)
-                systems.append(system)
-            found.append(places[name])
-        at.append((found[0], found[1]))
-    return Systems(systems, at, [pair.switch for pair in pairs])
+    names, found = [System.both_of(method) for method in methods], dict[System, RetrievalSystem]()
+    for (backward, forward), pair in zip(names, pairs, strict=True):
+        found.setdefault(backward, pair.backward)
+        found.setdefault(forward, pair.forward)
+    places = {name: place for place, name in enumerate(found)}
+    at = [(places[backward], places[forward]) for backward, forward in names]
+    return Systems(list(found.values()), at, [pair.switch for pair in pairs])
 
 
 # Replays these pairs; the systems are known by the indices in ``Served``.

@@ -10,7 +10,7 @@ from ray_backfill.compare.evaluation import Evaluation, Named
 from ray_backfill.compare.maps import FittedMaps
 from ray_backfill.compare.merges import MergeFits, fitted_on_train_note, resolve_merges, why_merge_cannot_be_fitted
 from ray_backfill.compare.orders import BackfillOrders, embeddings_of, resolve_orders
-from ray_backfill.compare.tables.results import LeftOut
+from ray_backfill.compare.tables import LeftOut
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.doctor import FIT_NOISE, few_items_per_dimension
 from ray_backfill.data.folder import EmbeddingFolder
@@ -31,6 +31,13 @@ class System(NamedTuple):
     model: str = ""
     method: str = ""
     side: str = ""
+
+    @classmethod
+    def both_of(cls, method: Method) -> tuple["System", "System"]:
+        """The backward and the forward system of a method, as far as its row tells: its pair may be one system."""
+        sides = (("backward", method.backward), ("forward", method.forward))
+        backward, forward = (cls(model) if model else cls(method=method.name, side=side) for side, model in sides)
+        return backward, forward
 
 
 @dataclass(frozen=True)
@@ -85,8 +92,7 @@ class Comparison:
         """The distinct systems that take part, with the methods that use each: many share {new, new}."""
         found: dict[System, list[str]] = {}
         for method in self.methods:
-            for side, model in (("backward", method.backward), ("forward", method.forward)):
-                system = System(model) if model else System(method=method.name, side=side)
+            for system in System.both_of(method):
                 users = found.setdefault(system, [])
                 if method.name not in users:
                     users.append(method.name)

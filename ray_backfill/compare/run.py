@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ray_backfill.compare.earlier import FILES, check_can_be_extended, joined
+from ray_backfill.compare.earlier import check_can_be_extended, files, joined
 from ray_backfill.compare.evaluation import RECOMMENDED, Evaluation, Named, check_memory
 from ray_backfill.compare.fits import fit_maps
 from ray_backfill.compare.replay import Curves, replay_here
-from ray_backfill.compare.report import Results
 from ray_backfill.compare.resolve import Comparison, resolve, resolve_truth
+from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.write import facts_of, recorded_settings, results_in_memory, write_results
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say, step
@@ -35,7 +35,7 @@ def evaluate_folder(
     context: Context,
     recipe: Mapping[str, Any] | None = None,
     results: str = "results",
-    show_first: Callable[[Results, list[str]], None] | None = None,
+    show_first: Callable[[ResultsData, list[str]], None] | None = None,
 ) -> Path:
     """Fit what the methods need on a folder of the data contract, replay them and report into ``out/<results>``.
 
@@ -76,7 +76,7 @@ def _resolve(data: Path, named: Named, fits: FitSettings, context: Context, out:
     Raises:
         InputError: The results there were computed from other data or with other settings, unless they are overwritten.
     """
-    settle(out, FILES)
+    settle(out, files())
     folder = read_folder(data, models_of(named.methods))
     truth = resolve_truth(folder, named.evaluation, from_images)
     named = named.with_metrics(usual_answers(truth.ground))

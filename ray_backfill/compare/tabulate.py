@@ -1,64 +1,33 @@
-"""Makes the tables of a results folder from its curves."""
+"""Makes the spine of a results folder from its curves: points, summary, differences, moments, values of each query."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ray_backfill.compare import tables as spine
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.replay import Curves, Key, leading_merge
-from ray_backfill.compare.slice_tables import slice_tables
-from ray_backfill.compare.summary import of_reference, summary_row
-from ray_backfill.compare.tables.queries import AUC, END, START, QueryValues
-from ray_backfill.compare.tables.results import (
-    NEGATIVE_FLIPS,
-    NEGATIVE_FLIPS_VS_OLD,
-    NEW_EMBEDDINGS,
-    OLD,
-    POSITIVE_FLIPS,
-    POSITIVE_FLIPS_VS_OLD,
-    CurvePoint,
-    DifferenceRow,
-    MomentPoint,
-    PermutationRow,
-    SummaryRow,
-)
+from ray_backfill.compare.replayed import FallFound, Replayed
 from ray_backfill.core.progress import task
-from ray_backfill.core.schema import block, frame
-from ray_backfill.data.query_groups import Slice
+from ray_backfill.core.schema import NO, UNDECIDED, YES, block, frame
 from ray_backfill.data.truth import parse_truth
 from ray_backfill.engine import statistics as stats
 from ray_backfill.engine.merges import BEST, RAW
 from ray_backfill.engine.replay import Curve
 from ray_backfill.learn.methods import Method
 
-
-@dataclass(frozen=True)
-class Tables:
-    """Tables, named as in ``tables.results``.
-
-    subgroups, slices: None if queries have no groups. permutations: None if no curve is a mean over several.
-    """
-
-    curves: pd.DataFrame
-    summary: pd.DataFrame
-    differences: pd.DataFrame
-    moments: pd.DataFrame
-    query_values: pd.DataFrame
-    subgroups: pd.DataFrame | None
-    slices: pd.DataFrame | None
-    permutations: pd.DataFrame | None
-
-
+NAN = float("nan")
 # Key: (method, order, merge, metric). Values: (DRAWS,) areas; all curves use the same draws of queries, so differences
 # between curves are paired.
 Areas = Mapping[tuple[str, str, str, str], NDArray[np.float64]]
+# A value with the ends of its 95 % interval.
+Limited = tuple[float, float, float]
 
 
-def tabulate(methods: Sequence[Method], curves: Curves, evaluation: Evaluation, slices: Sequence[Slice] = ()) -> Tables:
-    """Make all tables. The methods must include old and new. slices: groups of queries."""
+def tabulate(methods: Sequence[Method], curves: Curves, evaluation: Evaluation) -> dict[str, pd.DataFrame]:
+    """Table name -> table, of the spine but for ``queries``. The methods must include old and new."""
     metrics = evaluation.metrics
     areas = {
         (*key, metric): stats.auc_draws(found.curve.t, found.draws[metric], found.curve.is_step)
@@ -78,17 +47,87 @@ def tabulate(methods: Sequence[Method], curves: Curves, evaluation: Evaluation, 
             for key in curves
             for metric in metrics
         ]
-        tables = Tables(
-            pd.concat(points, ignore_index=True),
-            frame(SummaryRow, summary),
-            frame(DifferenceRow, list(_differences(curves, metrics, areas, by_name))),
-            _moments(curves),
-            pd.concat(_query_values(curves, metrics[0], by_name), ignore_index=True),
-            *slice_tables(curves, metrics, slices, evaluation.margin),
-            _permutations(curves),
-        )
-    stats.resamples.cache_clear()  # 2 bytes for each draw and query
-    return tables
+        return {
+            "curves": pd.concat(points, ignore_index=True),
+            "summary": frame(spine.SummaryRow, summary),
+            "differences": frame(spine.DifferenceRow, list(_differences(curves, metrics, areas, by_name))),
+            "moments": _moments(curves),
+            "query_values": pd.concat(_query_values(curves, metrics[0], by_name), ignore_index=True),
+        }
+
+
+def of_reference(name: str, order: str) -> Key:
+    """The key of a reference, which is replayed without a merge because it is a single system."""
+    return name, order, RAW.name
+
+
+def summary_row(
+    title: str, key: Key, metric: str, curves: Curves, areas: Areas, margin: float, has_gain: bool = True
+) -> spine.SummaryRow:
+    """Summarise one curve: area, gain, both ends, falls, milestones and verdicts.
+
+    margin: loss that counts as none. has_gain: whether the right answers can tell that the new model is better.
+    """
+    old_key, new_key = of_reference(spine.OLD, key[1]), of_reference(spine.NEW, key[1])
+    found, old, new = curves[key], curves[old_key], curves[new_key]
+    of_this, olds, news = (areas[*each, metric] for each in (key, old_key, new_key))
+    is_upgrade = has_gain and stats.is_upgrade(olds, news)
+    gain, gains = NAN, np.array([NAN])
+    if is_upgrade:
+        gain, gains = found.curve.gain(metric, old.curve, new.curve), stats.gain_draws(of_this, olds, news)
+    values, old_value, new_value = found.values[metric], old.values[metric][0], new.values[metric][-1]
+    start_vs_old, end_vs_new = _apart(found, old, metric, 0), _apart(found, new, metric, -1)
+    fall = found.falls[metric]
+    return spine.SummaryRow(
+        *key,
+        title,
+        metric,
+        *_limited(found.curve.auc(metric), of_this),
+        found.curve.auc_mean(metric),
+        *_limited(gain, gains),
+        float(values[0]),
+        float(values[-1]),
+        *start_vs_old,
+        *end_vs_new,
+        moments=len(found.t),
+        largest_fall=fall.size,
+        largest_fall_low=fall.low,
+        largest_fall_high=fall.high,
+        fall_start=fall.start,
+        fall_end=fall.end,
+        passes_old_at=found.settles_at(metric, old_value - margin),
+        half_gain_at=found.settles_at(metric, (old_value + new_value) / 2) if is_upgrade else NAN,
+        passes_new_at=found.settles_at(metric, new_value - margin),
+        starts_at_old=_no_loss(start_vs_old, margin),
+        ends_at_new=_no_loss(end_vs_new, margin),
+        never_falls=_never_falls(fall, margin),
+        negative_flips_max=found.negative_flips_max(),
+        negative_flips_vs_old_max=found.negative_flips_max(old.top1_correct[:, 0]),
+    )
+
+
+def _limited(value: float, draws: NDArray[np.float64]) -> Limited:
+    low, high = stats.interval(draws)
+    return float(value), float(low), float(high)
+
+
+def _apart(found: Replayed, other: Replayed, metric: str, end: int) -> Limited:
+    """The value of a curve minus that of another one at the start (0) or the end (-1), with its paired interval."""
+    difference = found.values[metric][end] - other.values[metric][end]
+    return _limited(difference, found.draws[metric][:, end] - other.draws[metric][:, end])
+
+
+def _no_loss(apart: Limited, margin: float) -> str:
+    _, low, high = apart
+    if low >= -margin - stats.ROUNDING:
+        return YES
+    return NO if high < 0 else UNDECIDED
+
+
+def _never_falls(fall: FallFound, margin: float) -> str:
+    if fall.high <= margin + stats.ROUNDING:
+        return YES
+    return NO if fall.low > stats.ROUNDING else UNDECIDED
 
 
 def _title(method: Method, merge: str, chosen: str) -> str:
@@ -99,42 +138,30 @@ def _title(method: Method, merge: str, chosen: str) -> str:
 def _points(curves: Curves, key: Key, metrics: Sequence[str]) -> Iterator[pd.DataFrame]:
     """Points of the quality metrics, then of flips and of what a cascade embeds."""
     found = curves[key]
-    curve, old = found.curve, curves[of_reference(OLD, key[1])].curve
+    curve, old = found.curve, curves[of_reference(spine.OLD, key[1])].curve
     for metric in metrics:
-        yield block(CurvePoint, *key, metric, curve.t, curve.values(metric), *stats.interval(found.draws[metric]))
-    for metric, flipped_QT in _flips(curve, old).items():
-        interval = stats.interval(stats.bootstrap_means(flipped_QT, curve.weights))
-        yield block(CurvePoint, *key, metric, curve.t, stats.mean(flipped_QT, curve.weights), *interval)
-    if curve.embedded is not None:
-        interval = stats.interval(stats.bootstrap_means(curve.embedded, curve.weights))
-        yield block(CurvePoint, *key, NEW_EMBEDDINGS, curve.t, stats.mean(curve.embedded, curve.weights), *interval)
+        yield block(spine.CurvePoint, *key, metric, curve.t, curve.values(metric), *stats.interval(found.draws[metric]))
+    embedded = {} if curve.embedded is None else {spine.NEW_EMBEDDINGS: curve.embedded}
+    for metric, values_QT in (_flips(curve, old) | embedded).items():
+        interval = stats.interval(stats.bootstrap_means(values_QT, curve.weights))
+        yield block(spine.CurvePoint, *key, metric, curve.t, stats.mean(values_QT, curve.weights), *interval)
 
 
 def _flips(curve: Curve, old: Curve) -> dict[str, NDArray[np.float64]]:
     """(Q, T) 1.0 where a query has flipped: relative to the method's own start, and to {old, old}."""
     now, own_start, old_start = curve.top1_correct, curve.top1_correct[:, :1], old.top1_correct[:, :1]
     return {
-        NEGATIVE_FLIPS: stats.lost(own_start, now),
-        POSITIVE_FLIPS: stats.lost(now, own_start),
-        NEGATIVE_FLIPS_VS_OLD: stats.lost(old_start, now),
-        POSITIVE_FLIPS_VS_OLD: stats.lost(now, old_start),
+        spine.NEGATIVE_FLIPS: stats.lost(own_start, now),
+        spine.POSITIVE_FLIPS: stats.lost(now, own_start),
+        spine.NEGATIVE_FLIPS_VS_OLD: stats.lost(old_start, now),
+        spine.POSITIVE_FLIPS_VS_OLD: stats.lost(now, old_start),
     }
 
 
 def _moments(curves: Curves) -> pd.DataFrame:
     rows = [(key, found.t, metric, values) for key, found in curves.items() for metric, values in found.values.items()]
-    blocks = [block(MomentPoint, *key, metric, t, values) for key, t, metric, values in rows]
+    blocks = [block(spine.MomentPoint, *key, metric, t, values) for key, t, metric, values in rows]
     return pd.concat(blocks, ignore_index=True)
-
-
-def _permutations(curves: Curves) -> pd.DataFrame | None:
-    """How much the AUC varies over the permutations of the random order; None if there are not several."""
-    rows = [
-        PermutationRow(*key, metric, len(aucs_P), float(aucs_P.std(ddof=1)), float(aucs_P.min()), float(aucs_P.max()))
-        for key, found in curves.items()
-        for metric, aucs_P in found.permutation_aucs.items()
-    ]
-    return frame(PermutationRow, rows) if rows else None
 
 
 def _query_values(curves: Curves, metric: str, methods: Mapping[str, Method]) -> Iterator[pd.DataFrame]:
@@ -146,16 +173,16 @@ def _query_values(curves: Curves, metric: str, methods: Mapping[str, Method]) ->
         curve, is_reference, is_first = found.curve, methods[name].is_reference, name not in seen
         seen.add(name)
         values_QT = curve.per_query[metric]
-        parts = {(START, ""): values_QT[:, 0], (END, ""): values_QT[:, -1]} if is_first else {}
+        parts = {(spine.START, ""): values_QT[:, 0], (spine.END, ""): values_QT[:, -1]} if is_first else {}
         if is_first or not is_reference:
-            parts[AUC, "" if is_reference else order] = stats.auc_draws(curve.t, values_QT, curve.is_step)
+            parts[spine.AUC, "" if is_reference else order] = stats.auc_draws(curve.t, values_QT, curve.is_step)
         for (quantity, of_order), values_Q in parts.items():
-            yield block(QueryValues, name, of_order, metric, quantity, [values_Q.astype(np.float32)])
+            yield block(spine.QueryValues, name, of_order, metric, quantity, [values_Q.astype(np.float32)])
 
 
 def _differences(
     curves: Curves, metrics: Sequence[str], areas: Areas, methods: Mapping[str, Method]
-) -> Iterator[DifferenceRow]:
+) -> Iterator[spine.DifferenceRow]:
     """AUC differences of all pairs of curves that differ in only one of method, order and merge.
 
     References are compared with all merges of their order.
@@ -167,6 +194,7 @@ def _differences(
             if differing != 1 and not against_reference:
                 continue
             for metric in metrics:
-                low, high = stats.interval(areas[*own, metric] - areas[*other, metric])
                 difference = curves[own].curve.auc(metric) - curves[other].curve.auc(metric)
-                yield DifferenceRow(*own, *other, metric, difference, float(low), float(high))
+                yield spine.DifferenceRow(
+                    *own, *other, metric, *_limited(difference, areas[*own, metric] - areas[*other, metric])
+                )

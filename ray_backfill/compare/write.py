@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ray_backfill.compare.checks import check_fits, checked_methods, validation_facts
-from ray_backfill.compare.costs import cost_table
-from ray_backfill.compare.cutoffs import cutoff_table, cutoffs_left_out, has_cutoffs
-from ray_backfill.compare.earlier import FILES, check_can_be_extended, is_there, results_key
-from ray_backfill.compare.flips import flip_table
+from ray_backfill.compare.analyses import all_analyses
+from ray_backfill.compare.analyses.checks import CheckRow, check_fits, validation_facts
+from ray_backfill.compare.analyses.cutoffs import cutoffs_left_out
+from ray_backfill.compare.analyses.shown import first_results
+from ray_backfill.compare.earlier import check_can_be_extended, files, is_there, results_key
 from ray_backfill.compare.manifest import now, origin_of, traits_of, versions, weighting
 from ray_backfill.compare.orders import store_sigma
+from ray_backfill.compare.reading import read_data, results_of
 from ray_backfill.compare.replay import Curves, replay_here
-from ray_backfill.compare.report import Results, read_results, results_of, write_report
+from ray_backfill.compare.report import write_report
+from ray_backfill.compare.report.verdict import verdict
 from ray_backfill.compare.resolve import Comparison
-from ray_backfill.compare.shown import flips_of, shown_queries
-from ray_backfill.compare.tables.checks import CheckRow
-from ray_backfill.compare.tables.queries import LOST, WON, ScoredQuery, ShownQuery, SkippedQuery
-from ray_backfill.compare.tables.results import TABLES, Manifest
+from ray_backfill.compare.results import ResultsData
+from ray_backfill.compare.tables import Manifest, ScoredQuery
 from ray_backfill.compare.tabulate import tabulate
 from ray_backfill.core.printable import printable_in
 from ray_backfill.core.progress import task
@@ -112,91 +112,54 @@ def write_results(
     folder, evaluation, methods = comparison.folder, comparison.evaluation, comparison.methods
     of_results = folder, comparison.truth, comparison.named, facts.settings
     key = results_key(*of_results)
-    if is_there(out, key, _tables_of(comparison)):
+    if is_there(out, key):
         return out
     if not overwrite:
         check_can_be_extended(out, *of_results)
     with ExitStack() as display:
-        with replaced_whole(out, FILES) as new:
+        with replaced_whole(out, files()) as new:
             for method in methods:
                 if method.has_sigma:
                     store_sigma(folder, method, comparison.maps)
             started = time.perf_counter()
             curves = replayed(comparison)
             begin_stage(new, key)
-            tables = tabulate(methods, curves, evaluation, comparison.slices)
-            cutoffs = cutoff_table(comparison)
-            display.enter_context(task("write report"))
-            dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
-            frames = vars(tables) | {"costs": cost_table(methods, dims, comparison.maps, facts.backbones)}
-            frames |= {"queries": scored_queries(comparison), "skipped_queries": skipped_queries(comparison)}
-            frames |= {"checks": _checks(comparison), "flips": _flips(comparison, curves), "cutoffs": cutoffs}
+            tables = tabulate(methods, curves, evaluation) | {"queries": scored_queries(comparison)}
             manifest = _manifest(comparison, folder.fingerprint(folder.models), facts, 0.0)
-            shown = _shown(comparison, curves, {n: table for n, table in frames.items() if table is not None}, manifest)
-            frames |= {"shown": frame(ShownQuery, shown) if shown else None}
-            for name, table in frames.items():
-                if table is not None:
-                    write_table(new / f"{name}.parquet", table)
-            seconds = round(time.perf_counter() - started, 2)
-            timings = dict(manifest.timings_s) | {"replay": seconds}
-            note_facts(new, replace(manifest, timings_s=timings, first_results=first_results(curves, shown)).facts())
+            analysed = _analysed(comparison, curves, tables, manifest)
+            display.enter_context(task("write report"))
+            for of_analysis in analysed.values():
+                tables |= of_analysis
+            for name, table in tables.items():
+                write_table(new / f"{name}.parquet", table)
+            manifest = replace(
+                manifest,
+                timings_s=dict(manifest.timings_s) | {"replay": round(time.perf_counter() - started, 2)},
+                analyses={name: list(of_analysis) for name, of_analysis in analysed.items()},
+                first_results=first_results(curves, tables.get("shown")),
+            )
+            note_facts(new, manifest.facts())
             finish_stage(new)
-        note_facts(out, {"verdict": read_results(out).verdict})
+        note_facts(out, {"verdict": verdict(read_data(out))})
         write_report(out)  # after the results: a page that cannot be made must not take them with it
     return out
 
 
-def _tables_of(comparison: Comparison) -> list[str]:
-    """The tables that results of this comparison consist of."""
-    rarely = {
-        "skipped_queries": len(comparison.truth.skipped) > 0,
-        "subgroups": len(comparison.slices) > 0,
-        "slices": len(comparison.slices) > 0,
-        "checks": bool(checked_methods(comparison)),
-        "shown": False,  # there may be no such query
-        "cutoffs": has_cutoffs(comparison),
-        "permutations": comparison.evaluation.permutations > 1
-        and any(order.is_random for order in comparison.orders.orders)
-        and not all(method.is_reference for method in comparison.methods),
-    }
-    return [name for name in TABLES if rarely.get(name, True)]
-
-
-def _checks(comparison: Comparison) -> pd.DataFrame | None:
-    """What the guard found out about fitted methods; None if it has nothing to judge."""
-    rows = check_fits(comparison)
-    return frame(CheckRow, rows) if rows else None
-
-
-def _flips(comparison: Comparison, curves: Curves) -> pd.DataFrame:
-    """Which queries change their first result, and to which item."""
-    folder, any_curve = comparison.folder, next(iter(curves.values()))
-    flips = {key: found.flips for key, found in curves.items() if found.flips is not None}
-    query_ids = (folder.queries or folder.gallery).id[any_curve.curve.scored]
-    return flip_table(flips, any_curve.t, query_ids, folder.gallery.id)
-
-
-def _shown(
-    comparison: Comparison, curves: Curves, tables: Mapping[str, pd.DataFrame], manifest: Manifest
-) -> tuple[ShownQuery, ...]:
-    """The worst and best queries of the row that the main sentence is about; () if only references took part."""
+def _analysed(
+    comparison: Comparison, curves: Curves, spine: Mapping[str, pd.DataFrame], manifest: Manifest
+) -> dict[str, dict[str, pd.DataFrame]]:
+    """Analysis -> its tables by name."""
     # The ranking of the methods needs no curves.
-    without = {name: tables[name].iloc[:0] for name in ("curves", "moments", "differences")}
-    few = {name: tables[name] for name in ("summary", "checks") if name in tables}
-    results = results_of(few | without, manifest)
-    leading = next((row for row in results.candidates(results.primary) if not row.is_reference), None)
-    if leading is None:
-        return ()
-    return shown_queries(comparison.folder, curves, (leading.method, *leading.variant), results.primary)
-
-
-def first_results(curves: Curves, shown: Sequence[ShownQuery]) -> dict[str, int]:
-    """How many queries lose and win their right first result on the way, in the curve that the shown queries are of."""
-    if not shown:
-        return {}
-    flips = flips_of(curves[shown[0].key])
-    lost, won = (len(np.unique(flips.query[flips.is_lost == is_lost])) for is_lost in (True, False))
-    return {LOST: lost, WON: won}
+    so_far = results_of(
+        {"summary": spine["summary"]} | {name: spine[name].iloc[:0] for name in ("curves", "moments", "differences")},
+        manifest,
+    )
+    found: dict[str, dict[str, pd.DataFrame]] = {}
+    for analysis in all_analyses():
+        found[analysis.name] = analysis.computed(comparison, curves, so_far)
+        made = {name: (analysis.tables[name], table) for name, table in found[analysis.name].items()}
+        so_far = replace(so_far, tables=so_far.tables.with_further(made))
+    return found
 
 
 def scored_queries(comparison: Comparison) -> pd.DataFrame:
@@ -207,18 +170,12 @@ def scored_queries(comparison: Comparison) -> pd.DataFrame:
     return block(ScoredQuery, table.id[scored].astype(str), scored, 1.0 if weights is None else weights)
 
 
-def skipped_queries(comparison: Comparison) -> pd.DataFrame | None:
-    """The queries without a right answer; None if each has one."""
-    table, skipped = comparison.folder.queries or comparison.folder.gallery, comparison.truth.skipped
-    return block(SkippedQuery, table.id[skipped].astype(str), skipped) if len(skipped) else None
-
-
-def results_in_memory(comparison: Comparison, curves: Curves, facts: Facts) -> Results:
-    """The results that ``write_results`` would write, without slices and costs, as a report reads them."""
-    tables = vars(tabulate(comparison.methods, curves, comparison.evaluation)) | {"checks": _checks(comparison)}
+def results_in_memory(comparison: Comparison, curves: Curves, facts: Facts) -> ResultsData:
+    """The results that ``write_results`` would write, as a report reads them; of analyses only those of the fits."""
+    tables = tabulate(comparison.methods, curves, comparison.evaluation)
     manifest = _manifest(comparison, "", facts, replay_s=0.0)
     manifest = replace(manifest, data=printable_in(manifest.data))
-    return results_of({name: table for name, table in tables.items() if table is not None}, manifest)
+    return results_of(tables | {"checks": frame(CheckRow, check_fits(comparison))}, manifest)
 
 
 def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: float) -> Manifest:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ray_backfill.compare.analyses.skipped_queries import skipped_queries
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.fits import fit_maps
 from ray_backfill.compare.keys import comparison_key
@@ -18,7 +19,6 @@ from ray_backfill.compare.manifest import now, origin_of, versions, weighting
 from ray_backfill.compare.orders import store_sigma
 from ray_backfill.compare.report import REPORT_FILES
 from ray_backfill.compare.resolve import Comparison, resolve
-from ray_backfill.compare.write import skipped_queries
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step, task
 from ray_backfill.core.runkey import RunKey

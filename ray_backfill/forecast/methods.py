@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_backfill.compare.resolve import Comparison
-from ray_backfill.compare.tables.results import NEW, OLD
+from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.core.progress import Task
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.replay import Curve, replay

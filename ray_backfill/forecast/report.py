@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from ray_backfill.compare.tables.results import NEW, OLD
+from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.core.schema import frame, read_manifest, read_table, rows_of
 from ray_backfill.forecast.tables import (
     LEAST_RATIO,
@@ -370,7 +370,8 @@ def _flat(found: ForecastResults, metric: str, name: str) -> Curve:
 
 def render(found: ForecastResults) -> str:
     """The HTML page."""
-    from ray_backfill.page.parts import bind, flatten, page_charts, page_environment, text_table
+    from ray_backfill.page.parts import bind, flatten, page_charts, page_environment
+    from ray_backfill.page.sections import text_table
 
     facts = found.manifest
     return page_environment(Path(__file__).parent).get_template("forecast.html.jinja").render(

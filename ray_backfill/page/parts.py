@@ -1,4 +1,4 @@
-"""Parts shared by all HTML pages: template environment, charts and tables as values, settings as names and values."""
+"""Parts shared by all HTML pages: template environment, drawn charts, settings as names and values."""
 
 import base64
 import hashlib
@@ -32,43 +32,6 @@ DATA_WORDS = {
     "broken_images": "broken images",
     "fingerprint": "fingerprint",
 }
-
-
-class Head(NamedTuple):
-    """The head of a column."""
-
-    label: str
-    css: str = ""
-
-
-class Cell(NamedTuple):
-    """A cell. sort: what its column is sorted by, None: its text. width: of a bar behind the text, in per cent.
-
-    mark: a verdict, which is shown as a tick, a cross or a question mark; mark_words: on what.
-    """
-
-    text: str
-    sort: str | None = None
-    css: str = ""
-    width: float = 0.0
-    mark: str = ""
-    mark_words: str = ""
-
-
-class TableRow(NamedTuple):
-    """A row; its first cell is its name."""
-
-    css: str
-    cells: list[Cell]
-
-
-class PageTable(NamedTuple):
-    """A table. label: for screen readers."""
-
-    label: str
-    heads: list[Head]
-    rows: list[TableRow]
-    css: str = ""
 
 
 class Entry(NamedTuple):
@@ -111,7 +74,8 @@ def page_environment(templates: Path) -> Environment:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(percent=percent, percent_sign=percent_sign, tick=tick)
+    environment.filters.update(percent=percent, percent_sign=percent_sign, tick=tick, bind=bind, drawn=page_charts)
+    environment.filters["kind"] = lambda part: type(part).__name__
     script = "\n" + (FOLDER / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     # The policy allows this one script by its hash, so text from users can never become a script.
@@ -122,12 +86,6 @@ def page_environment(templates: Path) -> Environment:
 def page_charts(charts: Sequence[Chart], name: str) -> list[PageChart]:
     """Charts drawn for a page. name: unique in the page."""
     return [_page_chart(chart, f"{name}-{index}") for index, chart in enumerate(charts)]
-
-
-def text_table(label: str, names: Sequence[str], rows: Sequence[Sequence[str]], css: str = "") -> PageTable:
-    """A table of texts; the first column names the rows."""
-    heads = [Head(name, "name" if index == 0 else "") for index, name in enumerate(names)]
-    return PageTable(label, heads, [TableRow("", [Cell(text) for text in row]) for row in rows], css)
 
 
 def bind(sentence: str) -> str:

@@ -14,10 +14,10 @@ import pytest
 import ray_backfill as rb
 from ray_backfill.cli.main import main
 from ray_backfill.compare import write as writing
+from ray_backfill.compare.analyses import all_tables
 from ray_backfill.compare.earlier import joined
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.run import evaluate_folder
-from ray_backfill.compare.tables.results import TABLES
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import read_json, replaced_whole, settle, write_json
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
@@ -94,6 +94,23 @@ def test_a_missing_table_is_computed_again(data: Path, out: Path, name: str) -> 
     before = pd.read_parquet(table)
     table.unlink()
     pd.testing.assert_frame_equal(pd.read_parquet(run(data, out) / f"{name}.parquet"), before)
+
+
+def test_an_analysis_that_was_not_computed_is_added(data: Path, out: Path) -> None:
+    manifest, table = out / "results" / "manifest.json", out / "results" / "costs.parquet"
+    before = read_json(manifest)
+    write_json(manifest, before | {"analyses": {n: of for n, of in before["analyses"].items() if n != "costs"}})
+    table.unlink()
+    run(data, out)
+    assert table.exists()
+    assert read_json(manifest)["analyses"] == before["analyses"]
+
+
+def test_results_of_the_version_before_are_used_again(data: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = out / "results" / "manifest.json"
+    write_json(manifest, {name: value for name, value in read_json(manifest).items() if name != "analyses"})
+    monkeypatch.setattr(writing, "tabulate", no_replay)
+    run(data, out)
 
 
 def test_further_methods_and_orders_extend_the_results(
@@ -190,7 +207,7 @@ def test_other_settings_are_refused_before_anything_is_computed_and_overwritten_
     results = rb.read_results(out)
     assert results.methods == ("old", "new", "least_squares_gallery", "ridge_gallery"), "only what was requested"
     again = run(other, tmp_path / "fresh", methods=("least_squares_gallery", "ridge_gallery"), fits=fits)
-    for name in TABLES:
+    for name in all_tables():
         if (again / f"{name}.parquet").exists():
             pd.testing.assert_frame_equal(
                 pd.read_parquet(out / "results" / f"{name}.parquet"), pd.read_parquet(again / f"{name}.parquet")

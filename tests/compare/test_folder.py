@@ -9,7 +9,7 @@ import pytest
 import ray_backfill as rb
 from ray_backfill.compare import run as runs
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.report import Results
+from ray_backfill.compare.results import ResultsData
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
 from ray_backfill.workers.settings import Context
 
@@ -46,9 +46,9 @@ def tables(results: Path) -> dict[str, pd.DataFrame]:
 @pytest.mark.slow
 def test_what_needs_no_training_is_shown_first_and_changes_nothing(data: Path, tmp_path: Path) -> None:
     evaluation = Evaluation(methods=("mcl", "rm_naive", "least_squares_gallery"), orders=("random",), points=3)
-    shown: list[tuple[Results, list[str]]] = []
+    shown: list[tuple[ResultsData, list[str]]] = []
 
-    def show(results: Results, to_come: list[str]) -> None:
+    def show(results: ResultsData, to_come: list[str]) -> None:
         assert not (tmp_path / "out" / "maps" / "mcl").exists(), "it is shown before the training"
         shown.append((results, to_come))
 
@@ -79,7 +79,7 @@ def test_what_needs_no_training_is_shown_first_and_changes_nothing(data: Path, t
 )
 def test_no_first_table(data: Path, tmp_path: Path, methods: tuple[str, ...], order: str) -> None:
     evaluation = Evaluation(points=2, methods=methods, orders=(order,))
-    shown: list[Results] = []
+    shown: list[ResultsData] = []
     results = runs.evaluate_folder(
         data, evaluation, FITS, Context(tmp_path), show_first=lambda results, to_come: shown.append(results)
     )

@@ -10,7 +10,7 @@ import pytest
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.compare.run import evaluate_folder
-from ray_backfill.compare.tables.results import Manifest
+from ray_backfill.compare.tables import Manifest
 from ray_backfill.core.stages import read_json
 from ray_backfill.data.folder import read_folder
 from ray_backfill.data.write import vector_column

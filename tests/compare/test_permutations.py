@@ -9,8 +9,8 @@ import pytest
 
 from ray_backfill.compare import replay
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.permutations import permutation_seeds
 from ray_backfill.compare.replay import Curves, replay_here
+from ray_backfill.compare.replayed import permutation_seeds
 from ray_backfill.compare.resolve import resolve
 from ray_backfill.compare.tabulate import tabulate
 from ray_backfill.compare.write import Facts, write_results
@@ -77,14 +77,15 @@ def test_differences_and_flips_in_the_tables_are_those_of_the_mean(folder: Path,
     tables = tabulate(comparison.methods, curves, SEVERAL)
     of_mean = curves["rm_naive", "classifier_score", "raw"].curve
     expected = of_mean.difference(curves["rm_naive", "random", "raw"].curve, "mAP")
-    table = tables.differences
+    table = tables["differences"]
     (row,) = table[
         (table.method == "rm_naive") & (table.order == "classifier_score") & (table.metric == "mAP")
         & (table.other_method == "rm_naive")
     ].itertuples()  # fmt: skip
     assert (row.difference, row.low, row.high) == pytest.approx(tuple(expected)[:3])
     assert row.difference == pytest.approx(of_mean.auc("mAP") - np.mean([curve.auc("mAP") for curve in alone]))
-    points = tables.curves[(tables.curves.method == "rm_naive") & (tables.curves.order == "random")]
+    points = tables["curves"]
+    points = points[(points.method == "rm_naive") & (points.order == "random")]
     for name in ("negative_flips", "positive_flips"):
         expected_T = np.mean([getattr(curve, name)() for curve in alone], axis=0)
         np.testing.assert_allclose(points[points.metric == name].value, expected_T)

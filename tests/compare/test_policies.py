@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.compare.report.cascades import embedded
-from ray_backfill.compare.tables.results import NEW_EMBEDDINGS
+from ray_backfill.compare.analyses.cascades import embedded
+from ray_backfill.compare.tables import NEW_EMBEDDINGS
 from ray_backfill.core.errors import InputError
 
 N, Q = 240, 30

@@ -17,7 +17,7 @@ from ray_backfill.compare.orders import resolve_orders
 from ray_backfill.compare.replay import Curves, replay_here
 from ray_backfill.compare.replayed import judge
 from ray_backfill.compare.resolve import System, resolve
-from ray_backfill.compare.tables.results import LeftOut
+from ray_backfill.compare.tables import LeftOut
 from ray_backfill.compare.tabulate import tabulate
 from ray_backfill.compare.write import Facts, write_results
 from ray_backfill.core.errors import InputError
@@ -118,8 +118,8 @@ def test_flags_and_flips_tell_a_bad_upgrade_from_a_good_one(folder: Path, tmp_pa
     tables = tabulate(
         methods, {**curves, ("rm_naive", "random", "raw"): judge([half], 1)}, replace(EVALUATION, metrics=("mAP",))
     )
-    table = tables.curves
-    row = tables.summary.set_index("method").loc["rm_naive"]
+    table = tables["curves"]
+    row = tables["summary"].set_index("method").loc["rm_naive"]
     assert (row.starts_at_old, row.ends_at_new, row.never_falls) == ("no", "no", "no")
     values = half.values("mAP")
     assert row.largest_fall == pytest.approx(max(values[i] - values[i:].min() for i in range(5)))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ray_backfill.compare.tables import results
+from ray_backfill.compare.analyses import all_tables
 from ray_backfill.core.schema import describe
 from ray_backfill.drill import tables as drill
 from ray_backfill.drill.journal import describe_entries
@@ -10,7 +10,7 @@ from ray_backfill.forecast import tables as forecast
 from tests.test_structure import ROOT
 
 RESULTS, DRILL = (ROOT / "docs" / "results-format.md").read_text(encoding="utf-8").split("## `RUN/live`")
-TABLES = [(RESULTS, f"`RUN/results/{name}.parquet`", row) for name, row in results.TABLES.items()]
+TABLES = [(RESULTS, f"`RUN/results/{name}.parquet`", row) for name, row in all_tables().items()]
 TABLES += [(DRILL, f"\n`{name}.parquet`: ", row) for name, row in drill.TABLES.items()]
 FORECAST = (("sample", forecast.SampledItem), *forecast.TABLES.items())
 TABLES += [

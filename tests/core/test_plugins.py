@@ -1,4 +1,4 @@
-"""Another distribution adds a method, an order and a merge in one file; they appear in help, tables and reports."""
+"""Another distribution adds a method, an order, a merge and an analysis in one file: in help, tables and reports."""
 
 import os
 import subprocess
@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
 from ray_backfill.compare.report import read_results
-from ray_backfill.compare.report.glossary import glossary
+from ray_backfill.compare.wording import glossary
 from ray_backfill.data.write import vector_column, write_parquet
 
 pytestmark = pytest.mark.slow
@@ -22,7 +23,10 @@ import ray_backfill as rb
 from ray_backfill.learn.methods import Method, all_methods
 from ray_backfill.learn.methods.adapters import METHODS as ADAPTERS
 from ray_backfill.engine.orders import Order, high_first
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated
+from ray_backfill.compare.analyses import Analysis
+from ray_backfill.page.sections import Cell, Section, number, table_of
 
 METHODS = (
     replace(ADAPTERS[0], name="their_map", title="Their map", source="theirs", glossary={"Their map": "a rotation"}),
@@ -34,6 +38,37 @@ MERGES = (
         is_by_rank=True, glossary={"Their merge": "by places"},
     ),
 )
+
+@dataclass(frozen=True)
+class Moments:
+    method: Annotated[str, "as everywhere"]
+    order: str
+    merge: str
+    moments: Annotated[int, "how many of them were judged"]
+
+def compute(comparison, curves, so_far):
+    assert so_far.best() is not None and so_far.table_of("costs")
+    return [Moments(*key, len(found.t)) for key, found in curves.items()]
+
+def section(results):
+    rows = results.table_of("their_moments")
+    lines = [[("method", Cell(row.method)), ("moments", number(str(row.moments), row.moments))] for row in rows]
+    parts = ["How many?", table_of("Moments", lines)] if rows else []
+    return Section("<Their moments>", parts, said=["Their sentence."])
+
+ANALYSES = (Analysis("their_moments", Moments, compute, section, needs=("costs",), place=0),)
+"""
+
+READ = """
+import sys
+import ray_backfill as rb
+from ray_backfill.compare.analyses import described, sections
+
+results = rb.read_results(sys.argv[1])
+assert [row.moments for row in results.table_of("their_moments")] == [101] * 6
+assert {row.method for row in results.only("rm_naive").table_of("their_moments")} == {"old", "new", "rm_naive"}
+assert sections(results)[0].title == "<Their moments>"
+assert "| moments | int64 | how many of them were judged |" in described()["their_moments"]
 """
 
 
@@ -78,4 +113,11 @@ def test_a_run_takes_them_to_table_report_and_glossary(environment: dict[str, st
     words = {"Their map": "a rotation", "Newest": "by date", "Their merge": "by places"}
     assert words.items() <= glossary(results).items()
     page = (tmp_path / "out" / "results" / "report.html").read_text()
+    assert pd.read_parquet(tmp_path / "out" / "results" / "their_moments.parquet").moments.tolist() == [101] * 6
+    assert "&lt;Their moments&gt;" in page
+    assert "Their sentence." in table
+    assert {"their_moments": ["their_moments"]}.items() <= results.manifest.analyses.items()
+    assert results.table_of("their_moments") == (), "in a process where that distribution is not installed"
+    done = subprocess.run([sys.executable, "-c", READ, str(tmp_path / "out")], env=environment, check=False)
+    assert done.returncode == 0
     assert all(word in page and meaning in page for word, meaning in words.items())

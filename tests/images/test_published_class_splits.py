@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ray_backfill.compare.analyses.slices import GAP, slice_tables
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.replayed import judge
-from ray_backfill.compare.tables.slices import GAP
-from ray_backfill.compare.tabulate import tabulate
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.query_groups import Slice
@@ -25,7 +24,6 @@ from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, UpgradePai
 from ray_backfill.images.class_split import Protocol, split_classes
 from ray_backfill.images.datasets import image_folder, open_images
 from ray_backfill.images.source import ImageSource
-from ray_backfill.learn.methods import find_methods
 from tests.images.datasets._pictures import noisy_jpeg, write_tree
 from tests.images.datasets._published_more import (
     INDEX,
@@ -203,10 +201,7 @@ def test_vggface2_gap_between_genders(tmp_path: Path, order: list[int], gap: lis
     )
     names = ("old", "new", "rm_naive")
     curves = {(name, "given", "raw"): judge([c], 1) for name, c in zip(names, (old, new, curve), strict=True)}
-    found = tabulate(
-        find_methods(names), curves, Evaluation(metrics=("CMC@1",)), [Slice("group", ("0", "1"), group)]
-    ).subgroups
-    assert found is not None
+    found, _ = slice_tables(curves, ("CMC@1",), [Slice("group", ("0", "1"), group)], Evaluation().margin)
     own = found[found.method == "rm_naive"]
     assert own[own.group == "0"].value.tolist() == [1 - value for value in gap]
     assert own[own.group == "1"].value.tolist() == [1, 1, 1]

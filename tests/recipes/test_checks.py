@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.compare import checks
-from ray_backfill.compare.checks import check_fits
+from ray_backfill.compare.analyses import checks
+from ray_backfill.compare.analyses.checks import check_fits
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.fits import fit_maps
 from ray_backfill.compare.report import Results
 from ray_backfill.compare.resolve import Comparison, resolve
+from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.compare.validation import replay_on_validation
 from ray_backfill.data.folder import EmbeddingTable, read_folder
@@ -169,12 +170,12 @@ def test_a_run_that_fits_nothing_says_nothing(data: Path, tmp_path: Path) -> Non
 
 
 def test_the_first_table_is_checked_too(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[Results] = []
+    shown: list[ResultsData] = []
 
     class StopHereError(Exception):
         pass
 
-    def show(results: Results, to_come: list[str]) -> None:
+    def show(results: ResultsData, to_come: list[str]) -> None:
         shown.append(results)
         raise StopHereError
 

@@ -10,9 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from ray_backfill.compare.tables.queries import AUC, END, QueryValues, ScoredQuery
-from ray_backfill.compare.tables.results import CurvePoint, DifferenceRow, MomentPoint, SummaryRow
-from ray_backfill.compare.tables.slices import GAP, SubgroupPoint
+from ray_backfill.compare.analyses.slices import GAP, SubgroupPoint
+from ray_backfill.compare.tables import (
+    AUC,
+    END,
+    CurvePoint,
+    DifferenceRow,
+    MomentPoint,
+    QueryValues,
+    ScoredQuery,
+    SummaryRow,
+)
 from ray_backfill.core.schema import block, frame, write_table
 from reproduction.runs import Case, Runs, SeedRun, read_runs
 from tests.compare.report.folder import made_traits

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from ray_backfill.compare.tables.results import CostRow
+from ray_backfill.compare.analyses.costs import CostRow
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import frame, write_table
 from ray_backfill.learn.training.fit import Tuned

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ray_backfill.compare.tables.results import CostRow
+from ray_backfill.compare.analyses.costs import CostRow
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import frame, write_table
 from ray_backfill.page.numbers import amount

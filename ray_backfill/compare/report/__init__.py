@@ -1,21 +1,224 @@
-"""Reports of a results folder: curves.png, report.html and a table in the terminal. Recomputes nothing.
+"""Results for readers: what ``simulate`` returns, curves.png, report.html, tables in the terminal. Recomputes nothing.
 
 Reading results needs neither matplotlib nor jinja2 nor rich: the functions that write and print import them.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
-from ray_backfill.compare.report.reading import read_results, results_of
-from ray_backfill.compare.report.results import Results
+import pandas as pd
+
+from ray_backfill.compare.results import Line, ResultsData, Variant
+from ray_backfill.compare.tables import CurvePoint, SummaryRow
+from ray_backfill.core.errors import InputError, unknown_name
+from ray_backfill.core.schema import block, frame
+from ray_backfill.page import Compared, Differences, html_table, make_differences
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["REPORT_FILES", "Results", "print_first_table", "print_table", "read_results", "results_of", "write_report"]
+    from ray_backfill.compare.analyses.checks import CheckRow
+    from ray_backfill.compare.analyses.costs import CostRow
+    from ray_backfill.compare.analyses.cutoffs import CutoffRow
+    from ray_backfill.compare.analyses.shown import ShownQuery
+    from ray_backfill.compare.analyses.slices import SliceRow
+    from ray_backfill.page.drawing import Figure
+
+__all__ = ["REPORT_FILES", "Results", "print_first_table", "print_table", "read_results", "write_report"]
 
 # What ``write_report`` writes.
 REPORT_FILES = ("curves.png", "report.html")
+FigureName = Literal["curves", "gain", "orders", "flips", "subgroups"]
+
+
+@dataclass(frozen=True, repr=False)
+class Results(ResultsData):
+    """What ``simulate`` returns and ``read_results`` reads; shows itself as a table in a notebook.
+
+    Attributes:
+        rows: The lines of the summary.
+        lines: (method, variant, metric) -> curve.
+        differences: The two rows and a metric -> difference of their AUCs with its interval.
+        moments: (method, variant, metric) -> curve at all moments at which it was judged, without intervals.
+        manifest: Settings, versions, sizes, and what was left out and why.
+        tables: Name -> rows of the table of an analysis, such as "costs", without those that the run did not write.
+    """
+
+    @property
+    def costs(self) -> "tuple[CostRow, ...]":
+        """The cost of each method; () if costs were not counted."""
+        return self.table_of("costs")
+
+    @property
+    def checks(self) -> "tuple[CheckRow, ...]":
+        """Each fitted method on the validation part, against rank merge without training; () if not checked."""
+        return self.table_of("checks")
+
+    @property
+    def slices(self) -> "tuple[SliceRow, ...]":
+        """What each method does to each group of queries; () without slices."""
+        return self.table_of("slices")
+
+    @property
+    def shown(self) -> "tuple[ShownQuery, ...]":
+        """The queries that lose and gain most with the leading method; () if there are none."""
+        return self.table_of("shown")
+
+    @property
+    def cutoffs(self) -> "tuple[CutoffRow, ...]":
+        """What becomes of score cut-offs; () if none was given."""
+        return self.table_of("cutoffs")
+
+    @cached_property
+    def groups(self) -> Mapping[tuple[str, Variant, str], Mapping[str, Line]]:
+        """(method, variant, metric) -> curve of each group of the first slice, and of the gap; {} without slices."""
+        from ray_backfill.compare.analyses.slices import group_lines
+
+        return group_lines(self)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: the method with the best AUC of the primary metric, and how good the backfill is with it."""
+        from ray_backfill.compare.report.verdict import verdict
+
+        return verdict(self)
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """One row for each method, order, merge and metric: AUC, gain, start, end and more, as shares (0.6 = 60 %)."""
+        return frame(SummaryRow, self.rows)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The curves as a tidy table: method, order, merge, metric, t, value, low, high; shares."""
+        tables = [
+            block(CurvePoint, method, *variant, metric, *line) for (method, variant, metric), line in self.lines.items()
+        ]
+        return pd.concat(tables, ignore_index=True)
+
+    def show(self) -> None:
+        """Print the table that the command prints: one row for each method, the verdict, the meaning of columns."""
+        from ray_backfill.compare.report.terminal import draw_table
+
+        draw_table(self)
+
+    def plot(self, kind: FigureName = "curves") -> "Figure":
+        """Draw a figure of the report. Needs matplotlib.
+
+        Args:
+            kind: "curves": quality at every moment, with 95 % bootstrap intervals. "gain": share of the upgrade's gain
+                by method. "orders": the best method in each order and merge. "flips": queries that turn wrong or right
+                on the way. "subgroups": the best method by subgroup of queries.
+
+        Returns:
+            The figure. A notebook shows it; ``figure.savefig("curves.png")`` writes it to a file.
+
+        Raises:
+            InputError: Unknown kind, or these results have nothing that it could show.
+        """
+        from ray_backfill.compare.report import figures
+
+        if kind not in figures.FIGURES:
+            raise unknown_name("figure", kind, figures.FIGURES)
+        figure = figures.FIGURES[kind](self)
+        if figure is None:
+            lacking = "one order and merge, or no subgroups"
+            raise InputError(f"these results have nothing for the figure {kind!r}: {lacking}")
+        return figure
+
+    def compare(
+        self, method: str = "", *others: str, metric: str = "", order: str = "", merge: str = ""
+    ) -> Differences:
+        """How much higher the AUC of a method is than that of others, with paired 95 % bootstrap intervals.
+
+        Args:
+            method: Name of the method; by default the best one.
+            *others: Names of the methods to compare it with; by default all that it was compared with, and the method
+                itself in other orders and merges.
+            metric: The metric; by default the primary one.
+            order: Backfill order of the method; by default the one in which it is best.
+            merge: Merge of the method; by default the one with which it is best.
+
+        Returns:
+            One row for each comparison, the closest first.
+
+        Raises:
+            InputError: Unknown names, or no other row was compared with this one.
+        """
+        from ray_backfill.compare.selection import find_row, rivals
+        from ray_backfill.compare.wording import variant_cells
+
+        row = find_row(self, method, metric or self.primary, order, merge)
+        found = rivals(self, row)
+        missing = [name for name in others if all(other.method != name for other, _ in found)]
+        if missing or not found:
+            raise InputError(
+                f"these results do not compare {row.method} with {missing[0] if missing else 'anything'} in "
+                f"{row.metric}; their methods: {', '.join(self.methods)}"
+            )
+        lines = [
+            Compared({"other": self.name(other)} | variant_cells(self, other), row.auc, other.auc, difference)
+            for other, difference in found
+            if not others or other.method in others
+        ]
+        of_variant = f" ({self.label(row.variant)})" if self.group(row) else ""
+        return make_differences(
+            f"{row.title}{of_variant}: AUC of {row.metric} minus that of others, in per cent", lines
+        )
+
+    def crossings(self, method: str = "", *, metric: str = "", order: str = "", merge: str = "") -> pd.DataFrame:
+        """Where other methods serve better than a method, judged at all moments (``moments.parquet``).
+
+        Args:
+            method: Name of the method; by default the best one.
+            metric: The metric; by default the primary one.
+            order: Backfill order of both methods; by default the one in which the method is best.
+            merge: Merge of both methods; by default the one with which the method is best.
+
+        Returns:
+            One row for each stretch of the backfill, the largest lead first: ``method`` (the other one), ``order``,
+            ``merge``, ``start`` and ``end`` (progress), ``lead`` (its largest lead, a share). No row: none is better.
+
+        Raises:
+            InputError: Unknown names.
+        """
+        from ray_backfill.compare.selection import crossings, find_row
+
+        found = crossings(self, find_row(self, method, metric or self.primary, order, merge))
+        rows = [(each.row.method, *each.row.variant, each.start, each.end, each.lead) for each in found]
+        return pd.DataFrame(rows, columns=["method", "order", "merge", "start", "end", "lead"])
+
+    def __repr__(self) -> str:
+        counts = {"methods": self.methods, "orders": self.orders, "merges": self.merges, "metrics": self.metrics}
+        sizes = [f"{len(names)} {word if len(names) > 1 else word[:-1]}" for word, names in counts.items()]
+        return f"Results: {', '.join(sizes)}\n{self.verdict}"
+
+    def _repr_html_(self) -> str:
+        from ray_backfill.compare.report.terminal import overview, table_title
+
+        return html_table(table_title(self), overview(self), [self.verdict])
+
+
+def read_results(folder: str | Path) -> Results:
+    """Read the results of a simulation.
+
+    Args:
+        folder: The folder of the run (``--out``), or its folder ``results``.
+
+    Returns:
+        Curves, summary and differences; the tables of analyses that the folder has.
+
+    Raises:
+        InputError: The folder, a file, a column or a key is missing, or the files contradict each other.
+    """
+    from ray_backfill.compare.reading import read_data
+
+    data = read_data(folder)
+    found: dict[str, Any] = {each.name: getattr(data, each.name) for each in fields(data)}
+    return Results(**found)
 
 
 def write_report(folder: Path) -> None:
@@ -26,17 +229,20 @@ def write_report(folder: Path) -> None:
     Raises:
         InputError: the folder, a file or a column is missing.
     """
+    from ray_backfill.compare.reading import read_data
     from ray_backfill.compare.report import figures, html
     from ray_backfill.page.drawing import to_png
     from ray_backfill.page.parts import write_pages
 
-    results = read_results(folder)
+    results = read_data(folder)
     write_pages(folder, lambda: to_png(figures.curves_figure(results)), lambda: html.render(results))
 
 
-def print_first_table(results: Results, to_come: list[str]) -> None:
+def print_first_table(results: ResultsData, to_come: list[str]) -> None:
     """Print the table of methods without training. to_come: titles of the methods to be trained next."""
-    results.show()
+    from ray_backfill.compare.report.terminal import draw_table
+
+    draw_table(results)
     print(f"\nThese methods need no training. Now training: {', '.join(to_come)}.\n", flush=True)
 
 
@@ -46,6 +252,7 @@ def print_table(folder: Path, console: "Console | None" = None) -> None:
     Raises:
         InputError: the folder, a file or a column is missing.
     """
+    from ray_backfill.compare.reading import read_data
     from ray_backfill.compare.report.terminal import draw_table
 
-    draw_table(read_results(folder), console)
+    draw_table(read_data(folder), console)

@@ -5,22 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ray_backfill.compare.report.crossings import crossings
-from ray_backfill.compare.report.results import Results, Row
-from ray_backfill.compare.report.selection import best_per_method
-from ray_backfill.compare.report.situation import (
-    FEW_QUERIES,
-    Situation,
-    find_situation,
-    merge_outlives,
-    queries,
-    reference,
-    upgrade,
-)
-from ray_backfill.compare.report.slices import slice_sentences
-from ray_backfill.compare.report.verdict import closest, exceeds_upgrade, supervision, verdict, with_limits
-from ray_backfill.compare.report.wording import FEW, RETENTION_WARNING, choice, is_retention, retained
-from ray_backfill.compare.tables.results import NEGATIVE_FLIPS_VS_OLD, NEW, CostRow
+from ray_backfill.compare.analyses.costs import CostRow
+from ray_backfill.compare.analyses.slices import slice_sentences
+from ray_backfill.compare.report import verdict
+from ray_backfill.compare.results import ResultsData, Row
+from ray_backfill.compare.selection import best_per_method, crossings
+from ray_backfill.compare.tables import NEGATIVE_FLIPS_VS_OLD, NEW
+from ray_backfill.compare.wording import FEW, RETENTION_WARNING, choice, is_retention, retained
 from ray_backfill.core.progress import duration
 from ray_backfill.core.schema import NO, UNDECIDED, YES
 from ray_backfill.page import Difference
@@ -38,35 +29,23 @@ class Answers:
     risk: tuple[str, ...]
 
 
-def answer(results: Results) -> Answers:
+def answer(results: ResultsData) -> Answers:
     """Answer the four questions."""
     best = results.best()
-    if find_situation(results) is not Situation.UPGRADE or best is None:
-        return Answers(tuple(s for s in (verdict(results), closest(results)) if s), (), (), ())
-    return Answers(
-        tuple(
-            sentence
-            for sentence in (
-                verdict(results),
-                supervision(results, best),
-                runner_up(results),
-                *_other_methods(results, best),
-            )
-            if sentence
-        ),
-        _when(results, best),
-        _cost(results, best),
-        (*_risk(results, best), safety(results)),
-    )
+    if verdict.find_situation(results) is not verdict.Situation.UPGRADE or best is None:
+        return Answers(tuple(filter(None, (verdict.verdict(results), verdict.closest(results)))), (), (), ())
+    first = (verdict.verdict(results), verdict.supervision(results, best), runner_up(results))
+    which = (*filter(None, first), *_other_methods(results, best))
+    return Answers(which, _when(results, best), _cost(results, best), (*_risk(results, best), safety(results)))
 
 
-def runner_up(results: Results) -> str:
+def runner_up(results: ResultsData) -> str:
     """A sentence that names the second-best method; empty if there is none."""
     ranked = results.candidates(results.primary)
     second = next((r for r in ranked if r.method != ranked[0].method), None)
     if second is None:
         return ""
-    is_share = math.isfinite(second.gain) and not exceeds_upgrade(results, second)
+    is_share = math.isfinite(second.gain) and not verdict.exceeds_upgrade(results, second)
     gain = f", {percent_sign(second.gain, 0)} of the improvement" if is_share else ""
     lead = results.difference(ranked[0], second)
     apart = ""
@@ -76,12 +55,14 @@ def runner_up(results: Results) -> str:
     return f"Next best: {second.title}, AUC {percent_sign(second.auc)}{gain}{apart}."
 
 
-def warnings(results: Results) -> tuple[str, ...]:
+def warnings(results: ResultsData) -> tuple[str, ...]:
     """Sentences about the data that a reader must know before the results."""
     found = [RETENTION_WARNING.format(retained(results))] if is_retention(results) else []
-    if (scored := queries(results)) is not None and scored < FEW_QUERIES:
+    if (scored := verdict.queries(results)) is not None and scored < verdict.FEW_QUERIES:
         what = "Only one query was" if scored == 1 else f"Only {scored} queries were"
-        found.append(f"{what} scored: too few to tell methods apart. Use at least {FEW_QUERIES}, better hundreds.")
+        found.append(
+            f"{what} scored: too few to tell methods apart. Use at least {verdict.FEW_QUERIES}, better hundreds."
+        )
     if marked := [results.titles[name] for name in results.methods if name in results.unlearned]:
         found.append(
             f"Did not learn here: {_few(marked)}. On validation items, which no fit saw, worse than rank merge without "
@@ -90,7 +71,7 @@ def warnings(results: Results) -> tuple[str, ...]:
     return (*found, *data_notes(results.manifest.data))
 
 
-def safety(results: Results) -> str:
+def safety(results: ResultsData) -> str:
     """A sentence that names the methods for which all three conditions hold in all metrics."""
     ranked = best_per_method(results, results.primary)
     rows = [r for r in ranked if not (r.is_reference or r.is_bound or r.method in results.controls)]
@@ -105,21 +86,15 @@ def safety(results: Results) -> str:
     return f"All three safety conditions hold{metrics} for {len(safe)} of {len(rows)} methods{each}: {_few(safe)}."
 
 
-def is_safe(results: Results, row: Row) -> bool:
+def is_safe(results: ResultsData, row: Row) -> bool:
     """Whether all three conditions hold for a method in all metrics of the run."""
     return conditions(results, row) == (YES, YES, YES)
 
 
-def conditions(results: Results, row: Row) -> tuple[str, ...]:
+def conditions(results: ResultsData, row: Row) -> tuple[str, ...]:
     """Starts at old, ends at new, never falls: yes if so in all metrics of the run, no if not in one."""
-    verdicts = zip(*(same.conditions for same in in_all_metrics(results, row)), strict=True)
+    verdicts = zip(*(same.conditions for same in results.in_all_metrics(row)), strict=True)
     return tuple(NO if NO in each else YES if set(each) == {YES} else UNDECIDED for each in verdicts)
-
-
-def in_all_metrics(results: Results, row: Row) -> list[Row]:
-    """The rows of the same method, order and merge, one for each metric."""
-    rows = (results.row(row.method, row.variant, metric) for metric in results.metrics)
-    return [other for other in rows if other is not None]
 
 
 def fall_in_words(row: Row) -> str:
@@ -138,10 +113,10 @@ def fall_in_words(row: Row) -> str:
     return f"{least} {at}, but these queries do not exclude a fall of {points(row.largest_fall_high)}"
 
 
-def _when(results: Results, best: Row) -> tuple[str, ...]:
+def _when(results: ResultsData, best: Row) -> tuple[str, ...]:
     """Milestones of the best method in each metric."""
     sentences = []
-    for row in in_all_metrics(results, best):
+    for row in results.in_all_metrics(best):
         steps = [(row.passes_old_at, "is as good as the old service")]
         if math.isfinite(row.gain):
             steps.append((row.half_gain_at, "has half of the improvement"))
@@ -156,10 +131,10 @@ def _when(results: Results, best: Row) -> tuple[str, ...]:
     return (*sentences, f"These are averages over all queries; a loss of at most {margin} counts as none.")
 
 
-def _cost(results: Results, best: Row) -> tuple[str, ...]:
+def _cost(results: ResultsData, best: Row) -> tuple[str, ...]:
     """What the best method needs, while the backfill runs and for ever."""
     traits = results.manifest.traits.methods[best.method]
-    costs = {cost.method: cost for cost in results.costs}
+    costs: dict[str, CostRow] = {cost.method: cost for cost in results.table_of("costs")}
     sentences = []
     if (mine := costs.get(best.method)) is not None:
         sentences.append(_query_cost(mine, costs.get(NEW)))
@@ -175,10 +150,10 @@ def _cost(results: Results, best: Row) -> tuple[str, ...]:
         told = f"{how} in float32 ({_signed_percent(change)})" if change else f"keep their size, {size} in float32"
         sentences.append(f"The vectors of the gallery {told}.")
     sentences += _machine_time(results.manifest.timings_s)
-    new = reference(results, NEW)
+    new = results.reference(NEW)
     if traits.stays:
         sentences.append("Its maps stay in use after the backfill.")
-    elif new is not None and merge_outlives(results, best):
+    elif new is not None and verdict.merge_outlives(results, best):
         sentences.append(
             f"Its merge changes what the finished upgrade finds: {best.metric} ends at {percent_sign(best.end)} with "
             f"it, and at {percent_sign(new.end)} if only the new model stays in use."
@@ -205,12 +180,12 @@ def _query_cost(mine: CostRow, new: CostRow | None) -> str:
     return f"{sentence}."
 
 
-def _risk(results: Results, best: Row) -> tuple[str, ...]:
+def _risk(results: ResultsData, best: Row) -> tuple[str, ...]:
     """Flips against the old service, the start, and falls."""
     sentences = []
     lost = results.line(best, NEGATIVE_FLIPS_VS_OLD)
     if lost is not None:
-        new = reference(results, NEW)
+        new = results.reference(NEW)
         end = results.line(new, NEGATIVE_FLIPS_VS_OLD) if new is not None else None
         finished = f" (the finished upgrade alone: {percent_sign(end.value[-1])})" if end is not None else ""
         sentences.append(
@@ -218,19 +193,19 @@ def _risk(results: Results, best: Row) -> tuple[str, ...]:
             f"first result that the old service gives them, {percent_sign(lost.value[0])} on the day of the "
             f"switch{finished}."
         )
-    for row in in_all_metrics(results, best):
+    for row in results.in_all_metrics(best):
         if row.starts_at_old == NO:
             drop = Difference(row.start_vs_old, row.start_vs_old_low, row.start_vs_old_high)
-            sentences.append(f"{row.metric} drops on the day of the switch: {with_limits(drop)}.")
+            sentences.append(f"{row.metric} drops on the day of the switch: {verdict.with_limits(drop)}.")
         sentences.append(f"{row.metric} {fall_in_words(row)}.")
     for metric in results.metrics[1:]:
-        step = upgrade(results, metric)
+        step = verdict.upgrade(results, metric)
         if step is not None and step.high < 0:
-            sentences.append(f"The new model is worse in {metric}: {with_limits(step)}.")
+            sentences.append(f"The new model is worse in {metric}: {verdict.with_limits(step)}.")
     return (*sentences, *slice_sentences(results, best))
 
 
-def _other_methods(results: Results, best: Row) -> list[str]:
+def _other_methods(results: ResultsData, best: Row) -> list[str]:
     """Where another method serves better than the best one."""
     sentences: list[str] = []
     told: set[str] = set()

@@ -6,54 +6,46 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from ray_backfill.compare.report import charts
-from ray_backfill.compare.report.results import Results
-from ray_backfill.compare.report.selection import drawn_in_words, drawn_rows, is_large, shown_rows
+from ray_backfill.compare import charts
+from ray_backfill.compare.analyses.flips import flip_charts
+from ray_backfill.compare.analyses.slices import subgroup_charts
+from ray_backfill.compare.results import ResultsData
+from ray_backfill.compare.selection import drawn_in_words, drawn_rows, is_large, shown_rows
+from ray_backfill.page import drawing
 from ray_backfill.page.charts import FAINT, INK, Chart
-from ray_backfill.page.drawing import (
-    ENTRY_IN,
-    SHORT,
-    blank_figure,
-    draw,
-    dress,
-    legend,
-    legend_width,
-    panels_figure,
-    shorten,
-)
 from ray_backfill.page.numbers import percent_sign
 
 
-def curves_figure(results: Results) -> Figure:
+def curves_figure(results: ResultsData) -> Figure:
     """The main figure: one panel per metric, or per order and merge if there are several of those."""
     found = charts.curve_charts(results)
     if len(results.variants) > 1:
         found = found[: len(charts.drawn_variants(results))]  # those of the primary metric
-    return panels_figure(found)
+    return drawing.panels_figure(found)
 
 
-def flips_figure(results: Results) -> Figure | None:
+def flips_figure(results: ResultsData) -> Figure | None:
     """Negative and positive flips over progress; None if the folder has no flip curves."""
-    found = charts.flip_charts(results, results.best_variant)
+    found = flip_charts(results, results.best_variant)
     if not found:
         return None
     shown, notes = found[0].shown, found[0].notes
     lines = (len(found) + 1) // 2
-    height = max(2.75 * lines, ENTRY_IN * (len(shown) + len(notes) + 2.5))
-    figure = blank_figure(height)
-    longest = legend_width([curve.title for curve in shown])
-    ratios = (1.45, 1.45, 1) if longest == SHORT else (1.2, 1.2, 1.25)
+    height = max(2.75 * lines, drawing.ENTRY_IN * (len(shown) + len(notes) + 2.5))
+    figure = drawing.blank_figure(height)
+    longest = drawing.legend_width([curve.title for curve in shown])
+    ratios = (1.45, 1.45, 1) if longest == drawing.SHORT else (1.2, 1.2, 1.25)
     grid = figure.add_gridspec(lines, 3, width_ratios=ratios)
     for index, chart in enumerate(found):
         plot = figure.add_subplot(grid[index // 2, index % 2])
-        dress(plot, chart.title.replace(" against", "\nagainst"), chart.unit)
-        draw(plot, chart, chart.shown)
+        drawing.dress(plot, chart.title.replace(" against", "\nagainst"), chart.unit)
+        drawing.draw(plot, chart, chart.shown)
     entries = [(curve.title, curve.number, curve.style) for curve in shown]
-    legend(figure.add_subplot(grid[:, 2]), height, "vs old, largest", entries, notes, longest)
+    drawing.legend(figure.add_subplot(grid[:, 2]), height, "vs old, largest", entries, notes, longest)
     return figure
 
 
-def gain_figure(results: Results) -> Figure:
+def gain_figure(results: ResultsData) -> Figure:
     """Bar chart of the gain in the primary metric, in the table's order; 0 % is old and 100 % is new.
 
     If there are many methods, it shows only the best, each in its best order and merge.
@@ -61,7 +53,7 @@ def gain_figure(results: Results) -> Figure:
     everything = shown_rows(results, results.primary)
     kept, notes = (drawn_rows(everything), drawn_in_words(everything)) if is_large(results) else (everything, [])
     rows = [r for r in kept if not r.is_end and np.isfinite(r.gain)]
-    figure = blank_figure(max(1.6, 0.32 * len(rows) + 1.1))
+    figure = drawing.blank_figure(max(1.6, 0.32 * len(rows) + 1.1))
     plot = figure.add_subplot()
     styles = charts.method_styles(results)
     names = [results.name(r) + (f", {results.label(r.variant)}" if results.group(r) else "") for r in rows]
@@ -71,10 +63,10 @@ def gain_figure(results: Results) -> Figure:
         at: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
         plot.annotate(percent_sign(row.gain), (max(width, 0.0), y), **at, color=INK, fontsize=9)
     title = "Gain: share of the upgrade's benefit during the backfill"
-    dress(plot, f"{title} ({notes[0]})" if notes else title, "")
+    drawing.dress(plot, f"{title} ({notes[0]})" if notes else title, "")
     for x in (0, 100):
         plot.axvline(x, color=FAINT, linewidth=1, linestyle="-" if x == 0 else "--", zorder=0)
-    plot.set_yticks(range(len(rows)), [shorten(n, 34) for n in names], parse_math=False)
+    plot.set_yticks(range(len(rows)), [drawing.shorten(n, 34) for n in names], parse_math=False)
     plot.invert_yaxis()
     plot.grid(False)
     plot.set_xlim(min(0.0, *widths) * 1.1, max(100.0, *widths) * 1.12)
@@ -83,14 +75,14 @@ def gain_figure(results: Results) -> Figure:
 
 
 def _alone(found: Sequence[Chart]) -> Figure | None:
-    return panels_figure(found) if found else None
+    return drawing.panels_figure(found) if found else None
 
 
 # What ``Results.plot`` draws, by name; None where the results have nothing to show.
-FIGURES: Mapping[str, Callable[[Results], Figure | None]] = {
+FIGURES: Mapping[str, Callable[[ResultsData], Figure | None]] = {
     "curves": curves_figure,
     "gain": gain_figure,
     "orders": lambda results: _alone(charts.order_charts(results)),
     "flips": flips_figure,
-    "subgroups": lambda results: _alone(charts.subgroup_charts(results)),
+    "subgroups": lambda results: _alone(subgroup_charts(results)),
 }

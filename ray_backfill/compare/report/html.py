@@ -1,31 +1,26 @@
 """The report as one self-contained HTML file: text, charts as SVG, one small script, no request."""
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ray_backfill.compare.report import answers, charts, cutoffs, selection, wording
-from ray_backfill.compare.report.glossary import glossary
-from ray_backfill.compare.report.grids import grids
-from ray_backfill.compare.report.page_tables import (
-    cascades_table,
-    checks_table,
-    costs_table,
-    leads_table,
-    numbers_table,
-    orders_table,
-    tuned_table,
-)
-from ray_backfill.compare.report.results import Results
-from ray_backfill.compare.report.selection import Compared
-from ray_backfill.compare.report.shown import counted, shown_lines, shown_of
-from ray_backfill.compare.report.slice_tables import slice_tables
+from ray_backfill.compare import charts, selection, wording
+from ray_backfill.compare.analyses import sections
+from ray_backfill.compare.report import answers
 from ray_backfill.compare.report.verdict import verdict
+from ray_backfill.compare.results import ResultsData, Row, Variant
+from ray_backfill.compare.selection import Compared, best_orders, best_per_method
+from ray_backfill.compare.tables import OLD
+from ray_backfill.compare.wording import is_retention, metric_title, variant_cells
 from ray_backfill.page.heading import date_of, name_of, recipe_of, top_notes, without_folders
-from ray_backfill.page.numbers import listed, percent_sign
-from ray_backfill.page.parts import PageTable, bind, data_facts, flatten, page_charts, page_environment
+from ray_backfill.page.numbers import NOTHING, listed, percent, percent_sign
+from ray_backfill.page.parts import bind, data_facts, flatten, page_charts, page_environment
+from ray_backfill.page.sections import Cell, Line, PageTable, limits, number, share, table_of, word
 
 FEW_RIVALS = 10  # number of the closest other methods shown without unfolding
+DARKEST = 0.5  # opacity at which text stays readable
+CONDITIONS = ("starts no worse than old", "ends no worse than new", "never falls")
 # Field of ``Answers`` -> its question.
 QUESTIONS = {
     "which": "Which method?",
@@ -35,9 +30,9 @@ QUESTIONS = {
 }
 
 
-def render(results: Results) -> str:
+def render(results: ResultsData) -> str:
     """The HTML page."""
-    manifest, tables = results.manifest, grids(results)
+    manifest, tables, analyses = results.manifest, heat_tables(results), sections(results)
     invented, warnings = top_notes(manifest.data, answers.warnings(results))
     template = page_environment(Path(__file__).parent).get_template("report.html.jinja")
     seed = [("seed", str(manifest.seed))] if manifest.seed is not None else []
@@ -61,23 +56,17 @@ def render(results: Results) -> str:
         drawn=len(charts.drawn_variants(results)),
         curves=page_charts(charts.curve_charts(results), "curves"),
         orders=page_charts(charts.order_charts(results), "orders"),
-        subgroups=page_charts(charts.subgroup_charts(results), "groups"),
-        slices=slice_tables(results),
-        **_queries(results),
-        flips=page_charts(charts.flip_charts(results, results.best_variant), "flips"),
         numbers=[(metric, *_numbers(results, metric)) for metric in results.metrics],
         rivals=_rivals(results),
-        grids=tables,
+        heat=tables,
         best_orders=orders_table(results),
-        permutations=manifest.settings.get("evaluation", {}).get("permutations", 1),
-        dashes=any(not math.isfinite(c.auc) for grid in tables for _, cells in grid.rows for c in cells),
-        cutoffs=_cutoffs(results),
-        costs=costs_table(results),
-        cascades=cascades_table(results),
+        permutations=results.evaluation.get("permutations", 1),
+        dashes=any(cell.text == NOTHING for _, table in tables for row in table.rows for cell in row.cells),
+        sections=analyses,
+        has_images=any(section.has_images for section in analyses),
         tuned=tuned_table(results),
-        checks=checks_table(results),
         **_left_out(results),
-        glossary=glossary(results),
+        glossary=wording.glossary(results),
         command=without_folders(manifest.command),
         data=data_facts(manifest.data),
         timings=[(stage, f"{seconds:.1f}") for stage, seconds in manifest.timings_s.items()],
@@ -86,7 +75,7 @@ def render(results: Results) -> str:
     )
 
 
-def _left_out(results: Results) -> dict[str, Any]:
+def _left_out(results: ResultsData) -> dict[str, Any]:
     """Rows that are never bold, methods that did not learn, and methods that were not compared."""
     bounds = any(row.is_bound for row in results.rows)
     kinds = (("oracle orders", bounds), ("cascades", results.recalling), ("methods marked \u2021", results.unlearned))
@@ -98,36 +87,7 @@ def _left_out(results: Results) -> dict[str, Any]:
     }
 
 
-def _queries(results: Results) -> dict[str, Any]:
-    """What happened to single queries."""
-    return {
-        "shown_queries": shown_lines(results),
-        "shown_of": shown_of(results),
-        "counted": counted(results),
-        "has_items": any(row.before or row.first for row in results.shown),
-        "has_images": any(row.query_image or row.before_image or row.first_image for row in results.shown),
-    }
-
-
-def _cutoffs(results: Results) -> dict[str, Any] | None:
-    """What becomes of score cut-offs: a table, and a sentence for each line, first those of the best method."""
-    lines, best = cutoffs.cutoff_lines(results), results.best()
-    first = lines[0].row.method if lines and best is None else best.method if best else ""
-    told = [(line.row.method == first, bind(cutoffs.sentence(results, line))) for line in lines]
-    return (
-        {
-            "table": cutoffs.cutoffs_table(results, lines),
-            "title": cutoffs.title(results),
-            "first": [sentence for is_first, sentence in told if is_first],
-            "rest": [sentence for is_first, sentence in told if not is_first],
-            "notes": cutoffs.notes(lines),
-        }
-        if lines
-        else None
-    )
-
-
-def _questions(results: Results) -> list[tuple[str, list[str]]]:
+def _questions(results: ResultsData) -> list[tuple[str, list[str]]]:
     """Question -> its answers; without the verdict, which stands above them, and without questions that do not arise.
 
     If nothing is recommended, what remains to be said has no heading.
@@ -144,14 +104,74 @@ def _questions(results: Results) -> list[tuple[str, list[str]]]:
     ]
 
 
-def _numbers(results: Results, metric: str) -> tuple[PageTable, PageTable | None]:
+def _numbers(results: ResultsData, metric: str) -> tuple[PageTable, PageTable | None]:
     """A metric's table, and the table of all its rows if they are too many for the first."""
     shown, everything = selection.shown_rows(results, metric), results.table(metric)
     first = numbers_table(results, metric, shown, selection.is_large(results))
     return first, numbers_table(results, metric, everything, False) if len(shown) < len(everything) else None
 
 
-def _rivals(results: Results) -> list[tuple[str, PageTable, PageTable | None]]:
+def numbers_table(results: ResultsData, metric: str, rows: Sequence[Row], by_method: bool) -> PageTable:
+    """A metric's results, one line per row. by_method: each method stands once, so orders do not form groups."""
+    best, css_of = results.best(metric), []
+    for before, row in zip((None, *rows), rows, strict=False):
+        css = [name for name, holds in (("best", row == best), ("reference", row.is_end)) if holds]
+        if before is not None and _is_new_group(results, before, row, by_method):
+            css.append("group")
+        css_of.append(" ".join(css))
+    lines = [_number_line(results, row, metric == results.primary) for row in rows]
+    return table_of(f"{metric_title(results, metric)}: results of each method", lines, "sortable cards", css_of)
+
+
+def _number_line(results: ResultsData, row: Row, is_primary: bool) -> Line:
+    # Old and new are what the conditions and milestones compare with.
+    marks = ("", "", "") if row.is_end else answers.conditions(results, row)
+    line = [
+        *_named(results, row),
+        ("AUC", number(percent(row.auc), row.auc, "key")),
+        ("95 % interval", limits(row.auc_low, row.auc_high)),
+    ]
+    steps = [("as old from", row.passes_old_at), ("as new from", row.passes_new_at)]
+    if not is_retention(results):
+        gain = number(percent_sign(row.gain, 0), row.gain, "gain")
+        line.append(("gain", gain._replace(width=0.0 if row.is_end else _bar(row))))
+        steps.insert(1, ("half gain from", row.half_gain_at))
+    values = (("start", row.start), ("end", row.end), ("largest fall", row.largest_fall))
+    for (head, value), mark, words in zip(values, marks, CONDITIONS, strict=True):
+        line.append((head, share(value)._replace(mark=mark, mark_words=words)))
+    for head, t in steps:
+        unknown = row.is_end or (head == "half gain from" and math.isnan(row.gain))
+        line.append((head, Cell(NOTHING, "") if unknown else number(_moment(t), t if math.isfinite(t) else 2.0)))
+    if is_primary:
+        line += [("flips vs old", share(row.negative_flips_vs_old_max))]
+        line += [("flips vs own start", share(row.negative_flips_max))]
+    return line
+
+
+def _named(results: ResultsData, row: Row, head: str = "method") -> list[tuple[str, Cell]]:
+    """The method, and its order and merge where there are several."""
+    return [(head, Cell(results.name(row))), *((name, word(x)) for name, x in variant_cells(results, row).items())]
+
+
+def _moment(t: float) -> str:
+    """A milestone: "start", "12 %", "end", "never"."""
+    if not math.isfinite(t):
+        return "never"
+    return {0.0: "start", 1.0: "end"}.get(t, percent_sign(t, 0))
+
+
+def _is_new_group(results: ResultsData, before: Row, row: Row, by_method: bool) -> bool:
+    if by_method:
+        return before.is_reference != row.is_reference
+    return results.group(before) != results.group(row)
+
+
+def _bar(row: Row) -> float:
+    """Width of a gain's bar in per cent of its cell; 60 % stands for a gain of 125 % or more."""
+    return round(min(max(row.gain, 0.0), 1.25) / 1.25 * 60, 1) if math.isfinite(row.gain) else 0.0
+
+
+def _rivals(results: ResultsData) -> list[tuple[str, PageTable, PageTable | None]]:
     """Heading, table, and the table of all rows if they are too many for the first; [] if nothing was compared."""
     best = results.best()
     found = selection.rivals(results, best) if best else []
@@ -175,3 +195,91 @@ def _rivals(results: Results) -> list[tuple[str, PageTable, PageTable | None]]:
         for heading, rows in parts
         if rows
     ]
+
+
+def leads_table(results: ResultsData, compared: Compared) -> PageTable:
+    """The best method against others, one line each."""
+    lines = [
+        [
+            *_named(results, row, "compared with"),
+            ("difference", share(found.value)),
+            ("95 % interval", limits(found.low, found.high)),
+            ("the best is", word(found.verdict)),
+        ]
+        for row, found in compared
+    ]
+    return table_of("The best method against the others", lines)
+
+
+def orders_table(results: ResultsData) -> PageTable | None:
+    """A line per method: its best order without labels of the gallery, against random; None without such orders."""
+    lines = []
+    for row, random, lead in best_orders(results):
+        value, low, high = lead or (math.nan, math.nan, math.nan)
+        lines.append(
+            [
+                ("method", Cell(row.title)),
+                ("best label-free order", word(row.order)),
+                ("AUC", share(row.auc)),
+                ("AUC in random order", share(random.auc)),
+                ("difference", share(value)),
+                ("95 % interval", limits(low, high)),
+            ]
+        )
+    return table_of("The best label-free order of each method", lines) if lines else None
+
+
+def tuned_table(results: ResultsData) -> PageTable | None:
+    """A line per method with what --tune chose for it; None without it."""
+    lines = [
+        [
+            ("method", Cell(results.titles.get(each.method, each.method))),
+            ("settings tried", number(str(each.trials), each.trials)),
+            ("chosen", word(", ".join(f"{name} {_plain(value)}" for name, value in each.values.items()))),
+            (f"AUC {each.metric} there", share(math.nan if each.score is None else each.score)),
+            ("as given", share(math.nan if each.given is None else each.given)),
+        ]
+        for each in results.manifest.tuned
+    ]
+    return table_of("Settings chosen on the validation split", lines) if lines else None
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def heat_tables(results: ResultsData) -> list[tuple[str, PageTable]]:
+    """Title and AUC of every method by order at the first merge, and by merge at the first deployable order."""
+    merge, several = results.merges[0], len(results.orders) > 1 and len(results.merges) > 1
+    order = next((o for o in results.orders if o not in results.oracles), results.orders[0])
+    by_order = {results.order_name(o): Variant(o, merge) for o in results.orders}
+    by_merge = {m: Variant(order, m) for m in results.merges}
+    kinds = (("order", f", {merge} merge", by_order), ("merge", f", {results.order_name(order)} order", by_merge))
+    found = [(f"By {what}{fixed * several}", _heat_table(results, what, variants))
+             for what, fixed, variants in kinds if len(variants) > 1]  # fmt: skip
+    return [(title, table) for title, table in found if table is not None]
+
+
+def _heat_table(results: ResultsData, what: str, variants: Mapping[str, Variant]) -> PageTable | None:
+    """Darker is better. variants: by heading. None if no method was run with one of them."""
+    ranked = [row for row in best_per_method(results, results.primary) if not row.is_reference]
+    rows = {row: [results.row(row.method, v, row.metric) for v in variants.values()] for row in ranked}
+    areas = [r.auc for cells in rows.values() for r in cells if r is not None and math.isfinite(r.auc)]
+    # From the old service, or the worst cell if none is above old, to the best cell.
+    old, high = results.reference(OLD), max(areas, default=1.0)
+    low = old.auc if old is not None and old.auc < high else min(areas, default=0.0)
+    lines: list[Line] = []
+    for row, cells in rows.items():
+        real = [r.auc for r in cells if r is not None and not r.is_bound and math.isfinite(r.auc)]
+        heat = [_heat(cell, low, high, max(real, default=math.inf)) for cell in cells]
+        if any(cells):
+            lines.append([(f"AUC {row.metric}", Cell(results.name(row))), *zip(variants, heat, strict=True)])
+    return table_of(f"AUC of each method by {what}", lines, "heat") if lines else None
+
+
+def _heat(row: Row | None, low: float, high: float, best: float) -> Cell:
+    if row is None:
+        return Cell(NOTHING)
+    share = (row.auc - low) / (high - low) if high > low and math.isfinite(row.auc) else 0.0
+    css = "top" if not row.is_bound and row.auc == best else ""
+    return Cell(percent(row.auc), css=css, shade=round(DARKEST * min(max(share, 0.0), 1.0), 3))

@@ -1,6 +1,6 @@
 """The summary as a table: a frame of strings for notebooks, and a rich table for the terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import pandas as pd
@@ -8,101 +8,80 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ray_backfill.compare import wording
+from ray_backfill.compare.analyses import sections
 from ray_backfill.compare.report.answers import conditions, warnings
-from ray_backfill.compare.report.cascades import cascades_in_words
-from ray_backfill.compare.report.cutoffs import MORE, cutoff_lines, cutoffs_table, sentence
-from ray_backfill.compare.report.cutoffs import notes as cutoff_notes
-from ray_backfill.compare.report.results import Results, Row, Variant
-from ray_backfill.compare.report.selection import shown_rows
-from ray_backfill.compare.report.shown import told
 from ray_backfill.compare.report.verdict import verdict
-from ray_backfill.compare.report.wording import (
-    FEW,
-    ORACLE_NOTE,
-    UNLEARNED_NOTE,
-    choice,
-    columns_in_words,
-    is_retention,
-    left_out,
-    metric_title,
-    variant_cells,
-)
+from ray_backfill.compare.results import ResultsData, Row
+from ray_backfill.compare.selection import shown_rows
 from ray_backfill.page.layout import show
 from ray_backfill.page.numbers import NOTHING, percent, percent_sign, tick
+from ray_backfill.page.sections import Printed
 
 NAMES = ("method", "order", "merge")
 ELSEWHERE = "report.html or summary.parquet"
-CUTOFFS_ELSEWHERE = "report.html or cutoffs.parquet"
 
 
-def overview(results: Results) -> pd.DataFrame:
+def overview(results: ResultsData) -> pd.DataFrame:
     """One row per method, order and merge, and one column per figure, in per cent, as text.
 
     If there are too many rows, each method appears once, in its best order and merge.
     """
-    return _frame(results, shown_rows(results, results.primary))
+    return pd.DataFrame([_cells(results, row) for row in shown_rows(results, results.primary)])
 
 
-def draw_table(results: Results, console: Console | None = None) -> None:
+def draw_table(results: ResultsData, console: Console | None = None) -> None:
     """Print the overview and the meaning of its columns."""
-    rows = shown_rows(results, results.primary)
+    rows, analyses = shown_rows(results, results.primary), sections(results)
     notes = [Text(sentence, style="yellow") for sentence in warnings(results)] + [Text(verdict(results), style="bold")]
-    notes += [Text(sentence) for sentence in told(results)]
+    notes += [Text(sentence) for section in analyses for sentence in section.said]
     total = len(results.table(results.primary))
     if len(rows) < total:
-        notes.append(Text(f"Each method in its best {choice(results)}. All {total} rows: report.html, summary.parquet"))
-    notes.append(Text(columns_in_words(results), style="dim"))
+        notes.append(
+            Text(f"Each method in its best {wording.choice(results)}. All {total} rows: report.html, summary.parquet")
+        )
+    notes.append(Text(wording.columns_in_words(results), style="dim"))
     if any(row.is_bound for row in rows):
-        notes.append(Text(ORACLE_NOTE, style="dim"))
+        notes.append(Text(wording.ORACLE_NOTE, style="dim"))
     if any(row.method in results.unlearned for row in rows):
-        notes.append(Text(UNLEARNED_NOTE, style="dim"))
-    notes += [Text(sentence) for sentence in cascades_in_words(results)]
+        notes.append(Text(wording.UNLEARNED_NOTE, style="dim"))
     if reason := results.manifest.data.get("not_checked"):
         notes.append(Text(f"fitted methods were not checked: {reason}", style="dim"))
-    for reason, methods in left_out(results).items():
+    for reason, methods in wording.left_out(results).items():
         names = ", ".join(methods)
         # After dozens of names the reason would be hard to find.
-        few = len(methods) <= FEW
+        few = len(methods) <= wording.FEW
         notes.append(Text(f"left out: {names} ({reason})" if few else f"left out: {len(methods)} ({reason}): {names}"))
     table = _table(results, rows)
     kept = 1 + sum(str(column.header) in NAMES for column in table.columns)  # the first figure stays, too
     show(console, table, notes, kept, ELSEWHERE)
-    _draw_cutoffs(results, console)
+    for section in analyses:
+        if section.printed is not None:
+            _draw_further(section.printed, console)
 
 
-def _draw_cutoffs(results: Results, console: Console | None) -> None:
-    """What becomes of score cut-offs; nothing if none was given."""
-    lines, best = cutoff_lines(results), results.best()
-    made = cutoffs_table(results, lines)
-    if made is None:
-        return
-    table = Table(title=made.label, title_justify="left")
-    for head in made.heads[:-MORE]:
+def _draw_further(printed: Printed, console: Console | None) -> None:
+    """The table of an analysis."""
+    table = Table(title=printed.table.label, title_justify="left")
+    for head in printed.table.heads:
         is_name = head.css == "name"
         table.add_column(Text(head.label), justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
-    for row in made.rows:
-        table.add_row(*(Text(cell.text) for cell in row.cells[:-MORE]))
-    told = [Text(sentence(results, line)) for line in lines if best is not None and line.row.method == best.method]
-    names = sum(head.css == "name" for head in made.heads)
-    show(
-        console,
-        table,
-        [*told, *(Text(note, style="dim") for note in cutoff_notes(lines))],
-        names + 3,
-        CUTOFFS_ELSEWHERE,
-    )
+    for row in printed.table.rows:
+        table.add_row(*(Text(cell.text) for cell in row.cells))
+    notes = [*map(Text, printed.said), *(Text(note, style="dim") for note in printed.notes)]
+    show(console, table, notes, printed.kept, printed.elsewhere)
 
 
-def table_title(results: Results) -> str:
+def table_title(results: ResultsData) -> str:
     """What the overview shows; names an oracle order that stands in no column."""
     is_bound = len(results.variants) == 1 and any(row.is_bound for row in results.table(results.primary))
     bound = f", {results.order_name(results.orders[0])} order" if is_bound else ""
-    return f"{metric_title(results, results.primary)} while the gallery is backfilled{bound}, in per cent"
+    return f"{wording.metric_title(results, results.primary)} while the gallery is backfilled{bound}, in per cent"
 
 
-def _table(results: Results, rows: Sequence[Row]) -> Table:
+def _table(results: ResultsData, rows: Sequence[Row]) -> Table:
     table = Table(title=table_title(results), title_justify="left")
-    frame, best = _frame(results, rows), results.best()
+    frame, best = overview(results), results.best()
     for name in frame.columns:
         is_name = name in NAMES
         justify: Literal["left", "right"] = "left" if is_name else "right"
@@ -118,15 +97,10 @@ def _table(results: Results, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _frame(results: Results, rows: Sequence[Row]) -> pd.DataFrame:
-    others = {(r.method, r.variant, r.metric): r for r in results.rows}
-    return pd.DataFrame([_cells(results, row, others) for row in rows])
-
-
-def _cells(results: Results, row: Row, others: Mapping[tuple[str, Variant, str], Row]) -> dict[str, str]:
-    cells = {"method": results.name(row)} | variant_cells(results, row)
+def _cells(results: ResultsData, row: Row) -> dict[str, str]:
+    cells = {"method": results.name(row)} | wording.variant_cells(results, row)
     cells[f"AUC {results.primary}"] = percent(row.auc)
-    if not is_retention(results):
+    if not wording.is_retention(results):
         cells["gain"] = percent_sign(row.gain)
     # The conditions compare with old and new, so a tick in these rows would be meaningless.
     starts, ends, steady = (" ", " ", " ") if row.is_end else map(tick, conditions(results, row))
@@ -135,6 +109,6 @@ def _cells(results: Results, row: Row, others: Mapping[tuple[str, Variant, str],
     cells["falls"] = f"{percent(row.largest_fall)} {steady}"
     cells["neg. flips"] = percent(row.negative_flips_vs_old_max)
     for metric in results.metrics[1:]:
-        same = others.get((row.method, row.variant, metric))
+        same = results.row(row.method, row.variant, metric)
         cells[f"AUC {metric}"] = percent(same.auc) if same else NOTHING
     return cells

@@ -1,20 +1,47 @@
-"""The main sentence of a report: which method to take, or why none is recommended. Computes nothing."""
+"""The main sentence of a report: which method to take, or why none is recommended. Computes nothing.
+
+It depends on what the comparison can decide: whether the new model is better, whether its metrics agree on that, and
+whether there are enough queries to tell.
+"""
 
 import math
+from enum import Enum
 
-from ray_backfill.compare.report.cascades import price
-from ray_backfill.compare.report.disagreement import better_by, disagreement
-from ray_backfill.compare.report.results import Results, Row
-from ray_backfill.compare.report.situation import Situation, find_situation, merge_outlives, reference, upgrade
-from ray_backfill.compare.report.wording import is_retention, retained
-from ray_backfill.compare.tables.results import HEAD_ALONE, NEW, OLD
+from ray_backfill.compare.analyses.cascades import price
+from ray_backfill.compare.results import ResultsData, Row
+from ray_backfill.compare.tables import HEAD_ALONE, NEGATIVE_FLIPS_VS_OLD, NEW, OLD, POSITIVE_FLIPS_VS_OLD
+from ray_backfill.compare.wording import is_retention, retained
 from ray_backfill.page import Difference
-from ray_backfill.page.numbers import interval, listed, percent_sign, points
+from ray_backfill.page.numbers import interval, listed, percent, percent_sign, points
+
+# Below this number of queries a percentile bootstrap is known to be too narrow.
+FEW_QUERIES = 30
+
+# Values of a metric that differ by less are equal.
+_SAME = 1e-9
+# The metric of which queries that win and lose it are told, too.
+_FIRST = "CMC@1"
+_WORDS = {1: "better", -1: "worse", 0: "not told apart from the old one by these queries"}
+
+
+class Situation(Enum):
+    """What can be said about an upgrade, from the primary metric."""
+
+    TOO_FEW_QUERIES = "no interval can be estimated"
+    WORSE = "the new model is worse than the old one"
+    EQUAL = "the new model cannot be told apart from the old one"
+    NO_METHOD = "only old and new were compared, or controls beside them"
+    UNLEARNED = "all methods were fitted and did not learn here"
+    ONLY_CASCADES = "only cascades were compared"
+    ONLY_BOUNDS = "only oracle orders were compared"
+    NOT_MIXED = "no method serves better than the old service while the backfill runs"
+    UPGRADE = "some method serves better than the old service while the backfill runs"
+
 
 _NOT_BETTER = (Situation.WORSE, Situation.EQUAL)
 
 
-def verdict(results: Results) -> str:
+def verdict(results: ResultsData) -> str:
     """The main sentence: which method serves best during the backfill, or why none is recommended.
 
     If the metrics disagree about the new model, that comes first.
@@ -28,9 +55,10 @@ def verdict(results: Results) -> str:
     return _recommendation(results)
 
 
-def _depends(results: Results) -> str:
+def _depends(results: ResultsData) -> str:
     """What to do if the new model is not better by the first metric, and another one contradicts it."""
-    if not (others := better_by(results)):
+    others = [metric for metric, side in _against(results).items() if side == 1]
+    if not others:
         return "Do not upgrade on this evidence."
     first = " ".join((*others, *(metric for metric in results.metrics if metric not in others)))
     return (
@@ -39,10 +67,10 @@ def _depends(results: Results) -> str:
     )
 
 
-def _recommendation(results: Results) -> str:
+def _recommendation(results: ResultsData) -> str:
     """The main sentence by the first metric alone."""
     situation, metric, best = find_situation(results), results.primary, results.best()
-    old, new, step = reference(results, OLD), reference(results, NEW), upgrade(results)
+    old, new, step = results.reference(OLD), results.reference(NEW), upgrade(results)
     if situation is Situation.NO_METHOD:
         compared = "old, new and controls" if results.controls else "old and new"
         return f"Only {compared} were compared, so nothing is recommended."
@@ -74,12 +102,12 @@ def _recommendation(results: Results) -> str:
     )
 
 
-def _given(results: Results, best: Row, step: Difference) -> str:
+def _given(results: ResultsData, best: Row, step: Difference) -> str:
     """What users get on average: a share of the upgrade's improvement, or points where that share would mislead."""
     if not exceeds_upgrade(results, best):
         limits = f" (95 % interval {interval(best.gain_low, best.gain_high, 0)})" * math.isfinite(best.gain_low)
         return f"{percent_sign(best.gain, 0)} of the upgrade\u2019s improvement while the backfill runs{limits}"
-    old = reference(results, OLD)
+    old = results.reference(OLD)
     lead = results.difference(best, old) if old is not None else None
     assert lead is not None
     return (
@@ -89,25 +117,25 @@ def _given(results: Results, best: Row, step: Difference) -> str:
     )
 
 
-def exceeds_upgrade(results: Results, row: Row) -> bool:
+def exceeds_upgrade(results: ResultsData, row: Row) -> bool:
     """Whether the upgrade is a wrong measure for a method: it gives more, or its own head adds more than the upgrade.
 
     The share of the upgrade's improvement is then mostly something else, which a finished upgrade could have as well.
     """
-    new, alone, step = reference(results, NEW), head_alone(results, row), upgrade(results)
+    new, alone, step = results.reference(NEW), head_alone(results, row), upgrade(results)
     if row.gain > 1:
         return True
     return new is not None and alone is not None and step is not None and alone.auc - new.auc > step.value
 
 
-def head_alone(results: Results, row: Row) -> Row | None:
+def head_alone(results: ResultsData, row: Row) -> Row | None:
     """{rho(new), rho(new)}, if this method trains rho and it took part."""
-    return reference(results, HEAD_ALONE) if results.manifest.traits.methods[row.method].learns_new else None
+    return results.reference(HEAD_ALONE) if results.manifest.traits.methods[row.method].learns_new else None
 
 
-def supervision(results: Results, best: Row) -> str:
+def supervision(results: ResultsData, best: Row) -> str:
     """A sentence about what of a method is training on labels, and what is compatibility; "" without rho."""
-    old, new, alone = reference(results, OLD), reference(results, NEW), head_alone(results, best)
+    old, new, alone = results.reference(OLD), results.reference(NEW), head_alone(results, best)
     if old is None or new is None or alone is None or not alone.auc > old.auc:
         return ""
     apart, share = alone.auc - new.auc, (best.auc - old.auc) / (alone.auc - old.auc)
@@ -120,7 +148,7 @@ def supervision(results: Results, best: Row) -> str:
     )
 
 
-def _as_good_as_new(results: Results, row: Row) -> str:
+def _as_good_as_new(results: ResultsData, row: Row) -> str:
     """From when on it is as good as the finished upgrade, and why it can be, if that is known."""
     if not math.isfinite(row.passes_new_at):
         return f"{'better than' if row.gain > 1 else 'not as good as'} the finished upgrade on average"
@@ -134,7 +162,7 @@ def _as_good_as_new(results: Results, row: Row) -> str:
     return f"as good as the finished upgrade or better {when}{reason}"
 
 
-def _ends(results: Results, best: Row, old: Row, new: Row) -> str:
+def _ends(results: ResultsData, best: Row, old: Row, new: Row) -> str:
     """Start and end of the best method, beside the old service and the new model."""
     alone = head_alone(results, best)
     with_head = f"; the new model with the same head alone: {percent_sign(alone.auc)}" if alone is not None else ""
@@ -144,7 +172,7 @@ def _ends(results: Results, best: Row, old: Row, new: Row) -> str:
     )
 
 
-def _not_mixed(results: Results, best: Row, old: Row, step: Difference) -> str:
+def _not_mixed(results: ResultsData, best: Row, old: Row, step: Difference) -> str:
     """The main sentence if the old service is better than every method that could be recommended."""
     cascade = results.best_cascade()
     is_beaten = cascade is not None and cascade.auc > old.auc
@@ -159,7 +187,7 @@ def _not_mixed(results: Results, best: Row, old: Row, step: Difference) -> str:
     return f"{sentence} {_with_price(results, cascade, old, step)}" if cascade is not None and is_beaten else sentence
 
 
-def _not_shown(results: Results, best: Row, old: Row, step: Difference) -> str:
+def _not_shown(results: ResultsData, best: Row, old: Row, step: Difference) -> str:
     """What to add if the best method is not shown to beat the old service, and a cascade is better than it."""
     cascade, lead = results.best_cascade(), results.difference(best, old)
     if cascade is None or not cascade.auc > best.auc or lead is None or not lead.low <= 0:
@@ -170,7 +198,7 @@ def _not_shown(results: Results, best: Row, old: Row, step: Difference) -> str:
     )
 
 
-def _with_price(results: Results, cascade: Row, old: Row, step: Difference) -> str:
+def _with_price(results: ResultsData, cascade: Row, old: Row, step: Difference) -> str:
     """A cascade's figures and what it embeds for them."""
     share = f"{percent_sign(cascade.gain, 0)} of the upgrade\u2019s improvement"
     more = f"{points(cascade.auc - old.auc)} more than the old service; the upgrade is worth {points(step.value)}"
@@ -181,7 +209,7 @@ def _with_price(results: Results, cascade: Row, old: Row, step: Difference) -> s
     )
 
 
-def _of_cascade(results: Results, old: Row) -> str:
+def _of_cascade(results: ResultsData, old: Row) -> str:
     cascade = results.best_cascade()
     assert cascade is not None
     return (
@@ -190,7 +218,7 @@ def _of_cascade(results: Results, old: Row) -> str:
     )
 
 
-def _of_retention(results: Results, situation: Situation, old: Row) -> str:
+def _of_retention(results: ResultsData, situation: Situation, old: Row) -> str:
     """The main sentence if what the new model finds was taken as right: never that one model is better."""
     what, metric, best = retained(results), results.primary, results.best()
     of_old = f"{percent_sign(old.auc)} {metric}"
@@ -216,7 +244,7 @@ def _of_retention(results: Results, situation: Situation, old: Row) -> str:
     return f"Provisional: {said} Whether the new model is better than the old one is not known."
 
 
-def closest(results: Results) -> str:
+def closest(results: ResultsData) -> str:
     """If nothing is gained on average, the method that costs users least."""
     best = next((row for row in results.candidates(results.primary) if not row.is_reference), None)
     if best is None or find_situation(results) is not Situation.WORSE:
@@ -233,9 +261,93 @@ def with_limits(found: Difference) -> str:
     return f"{points(found.value)} (95 % interval {interval(found.low, found.high)})"
 
 
-def _name(results: Results, row: Row) -> str:
+def _name(results: ResultsData, row: Row) -> str:
     return row.title + (f" ({results.label(row.variant)})" if results.group(row) else "")
 
 
 def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def find_situation(results: ResultsData) -> Situation:
+    """The situation of these results, by the primary metric."""
+    step = upgrade(results)
+    if queries(results) == 1 or step is None:
+        return Situation.TOO_FEW_QUERIES
+    if step.high < 0:
+        return Situation.WORSE
+    if not step.low > 0:
+        return Situation.EQUAL
+    best, old = results.best(), results.reference(OLD)
+    if best is None:
+        own = [row for row in results.rows if not (row.is_end or row.method in results.controls)]
+        if own and all(row.method in results.unlearned for row in own):
+            return Situation.UNLEARNED
+        if results.best_cascade() is not None:
+            return Situation.ONLY_CASCADES
+        return Situation.ONLY_BOUNDS if any(row.is_bound for row in own) else Situation.NO_METHOD
+    if old is not None and best.auc <= old.auc:
+        return Situation.NOT_MIXED
+    return Situation.UPGRADE
+
+
+def queries(results: ResultsData) -> int | None:
+    """Number of scored queries; None if the manifest does not tell."""
+    data = results.manifest.data
+    return data["queries"] - data.get("queries_skipped", 0) if "queries" in data else None
+
+
+def merge_outlives(results: ResultsData, row: Row) -> bool:
+    """Whether the merge, such as csls, changes the ranking even when everything is backfilled by the new model."""
+    new, traits = results.reference(NEW, row.metric), results.manifest.traits.methods[row.method]
+    if new is None or row.merge == "raw" or traits.stays or row.is_reference:
+        return False
+    return abs(row.end - new.end) > _SAME
+
+
+def upgrade(results: ResultsData, metric: str = "") -> Difference | None:
+    """AUC of new minus AUC of old with its interval; None without one."""
+    old, new = results.reference(OLD, metric), results.reference(NEW, metric)
+    found = results.difference(new, old) if old is not None and new is not None else None
+    return found if found is not None and found.low == found.low else None
+
+
+def disagreement(results: ResultsData) -> str:
+    """By which metrics the new model is better and by which worse, in a sentence; "" if none contradicts the first.
+
+    A metric contradicts it if its 95 % interval shows a difference, and that of the first one does not show the same.
+    """
+    own, against = _side(results, results.primary), _against(results)
+    if own is None or not against:
+        return ""
+    parts = [f"{_WORDS[own]} by {_told(results, results.primary)}"]
+    for side in (1, -1):
+        if told := [_told(results, metric) for metric, of in against.items() if of == side]:
+            parts.append(f"{_WORDS[side]} by {listed(told, 'and')}")
+    return f"The new model is {' but '.join(parts)}."
+
+
+def _against(results: ResultsData) -> dict[str, int]:
+    """The metrics that contradict the first one, and what they say."""
+    own = _side(results, results.primary)
+    sides = {} if own is None else {metric: _side(results, metric) for metric in results.metrics}
+    return {metric: side for metric, side in sides.items() if side is not None and side not in (0, own)}
+
+
+def _side(results: ResultsData, metric: str) -> int | None:
+    """1 if the new model is better, -1 if it is worse, 0 if its interval leaves that open; None without an interval."""
+    step = upgrade(results, metric)
+    return None if step is None else 1 if step.low > 0 else -1 if step.high < 0 else 0
+
+
+def _told(results: ResultsData, metric: str) -> str:
+    """A metric with both values; of the first result also how many queries win and lose it."""
+    old, new = results.reference(OLD, metric), results.reference(NEW, metric)
+    assert old is not None
+    assert new is not None
+    won, lost = results.line(new, POSITIVE_FLIPS_VS_OLD), results.line(new, NEGATIVE_FLIPS_VS_OLD)
+    flips = ""
+    if metric == _FIRST and won is not None and lost is not None:
+        shares = percent_sign(won.value[-1]), percent_sign(lost.value[-1])
+        flips = f": {shares[0]} of the queries win a right first result, {shares[1]} lose one"
+    return f"{metric} ({percent(old.auc)} \u2192 {percent(new.auc)}{flips})"

@@ -8,18 +8,8 @@ from ray_backfill.drill.report.drill_folder import Drill, periods
 from ray_backfill.drill.tables import CheckpointRow, QualityRow
 from ray_backfill.page.heading import date_of, name_of, recipe_of, top_notes, without_folders
 from ray_backfill.page.numbers import count, duration, megabytes, milliseconds, percent, rate, signed_points
-from ray_backfill.page.parts import (
-    Cell,
-    Head,
-    PageTable,
-    TableRow,
-    bind,
-    data_facts,
-    flatten,
-    page_charts,
-    page_environment,
-    text_table,
-)
+from ray_backfill.page.parts import bind, data_facts, flatten, page_charts, page_environment
+from ray_backfill.page.sections import Cell, Head, PageTable, TableRow, text_table
 
 PERIOD_HEADS = ["phase", "seconds", "p50 (ms)", "p99 (ms)", "queries per second", "items per second", "unanswered"]
 SPACE = "\u00a0"  # keeps a heading from breaking here

@@ -10,9 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from ray_backfill.compare.tables.results import (
+from ray_backfill.compare.analyses.costs import CostRow
+from ray_backfill.compare.tables import (
     FLIP_METRICS,
-    CostRow,
     CurvePoint,
     DifferenceRow,
     MergeTraits,

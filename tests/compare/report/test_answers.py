@@ -12,16 +12,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from ray_backfill.compare.report import Results, read_results
 from ray_backfill.compare.report.answers import answer, conditions, fall_in_words, runner_up, safety, warnings
-from ray_backfill.compare.report.crossings import crossings
 from ray_backfill.compare.report.html import render
-from ray_backfill.compare.report.reading import read_results
-from ray_backfill.compare.report.results import Line, Results, Row
-from ray_backfill.compare.report.selection import find_row
-from ray_backfill.compare.report.situation import Situation, find_situation, reference
 from ray_backfill.compare.report.terminal import draw_table
-from ray_backfill.compare.report.verdict import verdict
-from ray_backfill.compare.tables.results import NEGATIVE_FLIPS_VS_OLD, POSITIVE_FLIPS_VS_OLD
+from ray_backfill.compare.report.verdict import Situation, find_situation, verdict
+from ray_backfill.compare.results import Line, Row
+from ray_backfill.compare.selection import crossings, find_row
+from ray_backfill.compare.tables import NEGATIVE_FLIPS_VS_OLD, POSITIVE_FLIPS_VS_OLD
 from ray_backfill.core.schema import NO, UNDECIDED, YES
 from ray_backfill.learn.methods import CONTROLS
 from ray_backfill.page import Difference
@@ -233,7 +231,7 @@ def test_a_harmful_upgrade_is_not_recommended(tmp_path: Path) -> None:
 def disagreeing(folder: Path, new: float, cmc: float, low: float = 0.001) -> Results:
     """The new model by mAP and by CMC@1, with the same width of both intervals; it wins 5.3 and loses 3.8 queries."""
     found = results_of(folder, "old", "new", "rm_naive", new=flat("new", new))
-    old_row, new_row = (reference(found, name, "CMC@1") for name in ("old", "new"))
+    old_row, new_row = (found.reference(name, "CMC@1") for name in ("old", "new"))
     assert old_row is not None
     assert new_row is not None
     step = Difference(cmc - old_row.auc, cmc - old_row.auc - low, cmc - old_row.auc + low)

@@ -11,7 +11,10 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ray_backfill.compare.report import charts, figures, html, read_results, write_report
+from ray_backfill.compare import charts
+from ray_backfill.compare.analyses.flips import flip_charts
+from ray_backfill.compare.analyses.slices import subgroup_charts
+from ray_backfill.compare.report import figures, html, read_results, write_report
 from ray_backfill.page.drawing import to_png
 from tests.compare.report.folder import METHODS, many_methods, write_results
 
@@ -54,7 +57,7 @@ def test_lines_are_drawn_at_all_judged_moments_and_bands_at_the_points(tmp_path:
 def test_references_are_steps(tmp_path: Path) -> None:
     offline = ("offline", (0.3, 0.3, 0.5), 0.3, *METHODS["old"][3:])
     results = read_results(write_results(tmp_path, METHODS | {"offline": offline}))
-    (chart, _), flips = charts.curve_charts(results), charts.flip_charts(results, results.best_variant)
+    (chart, _), flips = charts.curve_charts(results), flip_charts(results, results.best_variant)
     for found in (chart, *flips):
         assert {c.key for c in found.curves if c.is_step} == {"old", "new", "offline"}
     plot = figures.curves_figure(results).axes[0]
@@ -109,7 +112,7 @@ def test_png_is_reproducible_and_leaves_no_global_figure(tmp_path: Path) -> None
 
 def test_subgroups_have_a_chart_and_a_section(tmp_path: Path) -> None:
     folder = write_results(tmp_path, flips=False)
-    assert charts.subgroup_charts(read_results(folder)) == []
+    assert subgroup_charts(read_results(folder)) == []
     assert "Which subgroups benefit, and when?" not in html.render(read_results(folder))
     curves = pd.read_parquet(folder / "curves.parquet").query("metric == 'mAP'")
     parts = [
@@ -117,7 +120,7 @@ def test_subgroups_have_a_chart_and_a_section(tmp_path: Path) -> None:
         for group, shift in [("f", -0.05), ("m", 0.05), ("(gap)", -0.2)]
     ]
     pd.concat(parts).to_parquet(folder / "subgroups.parquet")
-    (chart,) = charts.subgroup_charts(read_results(folder))
+    (chart,) = subgroup_charts(read_results(folder))
     assert {c.title: c.number for c in chart.curves} == {
         "f": "35.0 → 57.0", "m": "45.0 → 67.0", "gap, best to worst": "20.0 → 42.0"
     }  # fmt: skip

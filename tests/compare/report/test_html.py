@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from ray_backfill.compare.report import html, read_results, write_report
-from ray_backfill.compare.tables.results import LeftOut, MethodTraits
+from ray_backfill.compare.tables import LeftOut, MethodTraits
 from ray_backfill.page import parts
 from tests.compare.report.folder import MANIFEST, METHODS, made_traits, many_methods, write_costs, write_results
 from tests.compare.report.page import Page

@@ -6,9 +6,8 @@ from typing import get_args
 import pandas as pd
 import pytest
 
-from ray_backfill.compare.report import Results, read_results
+from ray_backfill.compare.report import FigureName, Results, read_results
 from ray_backfill.compare.report.figures import FIGURES
-from ray_backfill.compare.report.results import FigureName
 from ray_backfill.core.errors import InputError
 from tests.compare.report.folder import METHODS, many_methods, write_results
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import ray_backfill.page
-from ray_backfill.compare.report.grids import DARKEST
+from ray_backfill.compare.report.html import DARKEST
 
 STYLE = (Path(ray_backfill.page.__file__).parent / "style.css.jinja").read_text()
 LIGHT, DARK, PRINT = (

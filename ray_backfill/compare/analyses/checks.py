@@ -1,0 +1,102 @@
+"""The guard: a fitted method that is worse than rank merge without training on items that no fit saw is marked."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from ray_backfill.compare.analyses import Analysis
+from ray_backfill.compare.replay import Curves
+from ray_backfill.compare.resolve import Comparison
+from ray_backfill.compare.results import ResultsData
+from ray_backfill.compare.validation import replay_on_validation, why_not_judged
+from ray_backfill.core.progress import detail
+from ray_backfill.engine.merges import all_merges
+from ray_backfill.learn.methods import Method, find_methods
+from ray_backfill.page.sections import Cell, Folded, Section, limits, share, table_of, word
+
+BASELINE = "rm_naive"
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """A fitted method on the validation part: a small gallery that queries itself, backfilled in random order."""
+
+    method: Annotated[str, "as in `summary.parquet`"]
+    metric: Annotated[str, "the primary metric of the run"]
+    queries: Annotated[int, "number of scored validation items"]
+    auc: Annotated[float, "auc of the method and of `rm_naive`, rank merge without training, over 11 moments"]
+    auc_rm_naive: float
+    difference: Annotated[float, "auc minus auc_rm_naive, and its paired 95 % interval"]
+    low: float
+    high: float
+    is_worse: Annotated[bool, "the interval is below 0: reports mark the method and never recommend it"]
+
+
+def check_fits(comparison: Comparison) -> list[CheckRow]:
+    """Replay each fitted method and the baseline on the validation part. comparison: with its maps."""
+    methods, how, validation = _fitted(comparison), comparison.evaluation, comparison.folder.validation
+    if not methods or validation is None or why_not_judged(validation):
+        return []
+    with_baseline, metric = [*find_methods((BASELINE,)), *methods], how.metrics[0]
+    with detail("check fits"):
+        curves = replay_on_validation(validation, with_baseline, comparison.maps, metric, how.distance, how.order_seed)
+    baseline, rows = curves[BASELINE], []
+    for method in methods:
+        own = curves[method.name]
+        found, scored = own.difference(baseline, metric), len(own.scored)
+        is_worse = bool(found.high < 0)
+        rows.append(CheckRow(method.name, metric, scored, own.auc(metric), baseline.auc(metric), *found, is_worse))
+    return rows
+
+
+def validation_facts(comparison: Comparison) -> dict[str, Any]:
+    """Size and origin of the validation part, and why nothing was checked on it; {} if nothing is fitted."""
+    folder, facts = comparison.folder, dict[str, Any]()
+    fitted = _fitted(comparison)
+    if not fitted and not any(all_merges()[name].needs_train for name in comparison.merges.names):
+        return facts
+    if (part := folder.validation) is not None:
+        origin = "held out from every fit" if part.path.name == "train.parquet" else "in no other split"
+        facts |= {"validation_items": len(part), "validation_from": f"{part.path.name}, {origin}"}
+    if fitted and (reason := why_not_judged(part)):
+        facts["not_checked"] = reason
+    return facts
+
+
+def _fitted(comparison: Comparison) -> list[Method]:
+    # A cascade's quality is bounded by how many items it recalls, whatever its map has learned.
+    return [method for method in comparison.methods if method.fit and not method.recalls]
+
+
+def compute(comparison: Comparison, _: Curves, __: ResultsData) -> list[CheckRow] | None:
+    """One row for each fitted method; None if the validation part cannot judge them."""
+    return check_fits(comparison) or None
+
+
+def section(results: ResultsData) -> Section | None:
+    """A line per fitted method, the one that is furthest behind first."""
+    checks: tuple[CheckRow, ...] = results.table_of("checks")
+    if not checks:
+        return None
+    lines = [
+        [
+            ("method", Cell(results.titles.get(each.method, each.method))),
+            (f"AUC {each.metric}", share(each.auc)),
+            ("RM naive", share(each.auc_rm_naive)),
+            ("difference", share(each.difference)),
+            ("95 % interval", limits(each.low, each.high)),
+            ("verdict", word("did not learn here" if each.is_worse else "no worse")),
+        ]
+        for each in sorted(checks, key=lambda check: check.difference)
+    ]
+    words = (
+        f"Fitted methods on the validation items ({results.manifest.data.get('validation_from', '')}): a gallery of "
+        "these items that queries itself, backfilled in random order. A method that is worse there than rank merge "
+        "without training (rm_naive), by more than the queries\u2019 noise, did not learn from these train items."
+    )
+    table = table_of("Fitted methods on the validation items", lines)
+    return Section(
+        "Did the fits learn?", [words, Folded(f"All {len(checks)} methods", [table], is_open=bool(results.unlearned))]
+    )
+
+
+ANALYSES = (Analysis("checks", CheckRow, compute, section, place=70),)

@@ -1,0 +1,169 @@
+"""Cost of each method: multiply-accumulates and parameters, counted while it processes a query and an item.
+
+Source: rank merge, appendix B.3.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+from markupsafe import Markup
+
+from ray_backfill.compare.analyses import Analysis
+from ray_backfill.compare.maps import FittedMaps
+from ray_backfill.compare.replay import Curves
+from ray_backfill.compare.resolve import Comparison
+from ray_backfill.compare.results import ResultsData
+from ray_backfill.compare.selection import is_large, shown_rows
+from ray_backfill.engine.systems import FloatArray
+from ray_backfill.learn.methods import Embeddings, Method
+from ray_backfill.learn.models.apply import counted, n_parameters
+from ray_backfill.page.numbers import NOTHING, amount
+from ray_backfill.page.sections import Cell, Folded, Line, Section, number, table_of, word
+
+# Column -> its heading.
+_HEADS = {
+    "query_models": "models that embed a query",
+    "query_backbone_macs": "their MACs per query",
+    "query_macs": "other MACs per query",
+    "query_parameters": "other parameters",
+    "gallery_macs": "MACs per gallery item",
+    "training_flops": "FLOPs to fit",
+    "trained_models": "models to train",
+    "backbone_training_flops": "FLOPs to train them",
+}
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """The cost of a method, counted while it processes a query and an item."""
+
+    method: Annotated[str, "as in `summary.parquet`"]
+    title: str
+    query_models: Annotated[
+        str, "models that embed a query: `new`, `old + new` (both while the backfill runs) or `old then new`"
+    ]
+    query_backbone_macs: Annotated[
+        float, "multiply-accumulates of these models per query; NaN if the embeddings came without models"
+    ]
+    query_parameters: Annotated[int, "parameters and multiply-accumulates per query in addition to these models"]
+    query_macs: int
+    gallery_macs: Annotated[
+        int,
+        "multiply-accumulates per gallery item in addition to the models (stand-ins of old items, rho of new items)",
+    ]
+    training_flops: Annotated[int, "floating-point operations to fit the method's map"]
+    trained_models: Annotated[str, "models that the method needs in addition to the old one"]
+    backbone_training_flops: Annotated[float, "floating-point operations to train these models; NaN if unknown"]
+
+
+@dataclass(frozen=True)
+class _Recorder(Mapping[str, FloatArray]):
+    """Model name -> vectors; records which models are requested."""
+
+    vectors: Mapping[str, FloatArray]
+    asked: list[str] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> FloatArray:
+        self.asked.append(name)
+        return self.vectors[name]
+
+    def __iter__(self) -> Any:
+        return iter(self.vectors)
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+
+def compute(comparison: Comparison, _: Curves, so_far: ResultsData) -> list[CostRow]:
+    """One row for each method."""
+    folder, backbones = comparison.folder, so_far.manifest.backbones
+    dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
+    return [cost_of(method, dims, comparison.maps, backbones) for method in comparison.methods]
+
+
+def cost_of(
+    method: Method, dims: Mapping[str, int], maps: FittedMaps, backbones: Mapping[str, Mapping[str, Any]]
+) -> CostRow:
+    """The cost of a method.
+
+    dims: model -> embedding size. backbones: model -> its known facts (macs, parameters, training_flops); {} if the
+    embeddings came without their models.
+    """
+    network = maps.of(method)
+    asked: tuple[list[str], list[str]] = ([], [])
+
+    def macs(queries: int, items: int) -> int:
+        query, gallery = (
+            _Recorder({name: np.ones((rows, d), np.float32) for name, d in dims.items()}, names)
+            for rows, names in zip((queries, items), asked, strict=True)
+        )
+        with counted(network) as flops:
+            method.pair(Embeddings(query, gallery), network)
+        return flops() // 2
+
+    one = macs(1, 1)
+    query_macs, gallery_macs = macs(2, 1) - one, macs(1, 2) - one
+    query_models = [name for name in dims if name in asked[0]]
+    fitted_on = method.fit.models if method.fit else ()
+    # The old model already exists.
+    needed = [name for name in dims if name in {*asked[0], *asked[1], *fitted_on} and name != "old"]
+    switches = " then " if len(query_models) > 1 and method.is_reference else " + "
+    return CostRow(
+        method=method.name,
+        title=method.title,
+        query_models=switches.join(query_models),
+        query_backbone_macs=_sum(backbones, [query_models[-1]] if method.is_reference else query_models, "macs"),
+        query_parameters=n_parameters(network) if query_macs else 0,
+        query_macs=query_macs,
+        gallery_macs=gallery_macs,
+        training_flops=maps.training_flops(method),
+        trained_models=" + ".join(needed),
+        backbone_training_flops=_sum(backbones, needed, "training_flops"),
+    )
+
+
+def _sum(backbones: Mapping[str, Mapping[str, Any]], names: Sequence[str], fact: str) -> float:
+    """The sum of a fact over models; NaN if it is unknown for one of them."""
+    return float(sum(backbones.get(name, {}).get(fact, np.nan) for name in names))
+
+
+def section(results: ResultsData) -> Section | None:
+    """A line per method, in the order of the first table, without columns of unknown values."""
+    rows: tuple[CostRow, ...] = results.table_of("costs")
+    if not rows:
+        return None
+    place = {row.method: index for index, row in enumerate(shown_rows(results, results.primary))}
+    known = [name for name in _HEADS if not _is_unknown([getattr(cost, name) for cost in rows])]
+    ranked = sorted(rows, key=lambda cost: place.get(cost.method, len(place)))
+    table = table_of("What each method costs", [_line(results, cost, known) for cost in ranked], "sortable costs")
+    words = Markup(
+        "<p>Each of the named models embeds a query once; \u201cother\u201d is what the method adds to that. MACs are "
+        "multiply-accumulate operations, counted on one query and one item.\nk, M, G, T and P stand for "
+        "10<sup>3</sup>, 10<sup>6</sup>, 10<sup>9</sup>, 10<sup>12</sup> and 10<sup>15</sup>; a dash means unknown.</p>"
+    )
+    shown = Folded(f"All {len(rows)} methods", [table]) if is_large(results) else table
+    return Section("What each method costs", [words, shown])
+
+
+def _line(results: ResultsData, cost: CostRow, known: Sequence[str]) -> Line:
+    traits = results.manifest.traits.methods[cost.method]
+    stays = "its maps stay" if traits.stays else "only the new model"
+    values = {_HEADS[name]: getattr(cost, name) for name in known}
+    return [
+        ("method", Cell(cost.title)),
+        *((head, word(x or NOTHING) if isinstance(x, str) else number(amount(x), x)) for head, x in values.items()),
+        ("needs labels", word("yes" if traits.needs_labels else "no")),
+        ("after the backfill", word(stays if cost.method != "old" else NOTHING)),
+    ]
+
+
+def _is_unknown(values: Sequence[str | float]) -> bool:
+    """Whether a column is uninformative: some numbers are unknown and all others are 0."""
+    numbers = [value for value in values if not isinstance(value, str)]
+    return any(math.isnan(n) for n in numbers) and not any(n > 0 for n in numbers)
+
+
+ANALYSES = (Analysis("costs", CostRow, compute, section, place=50),)

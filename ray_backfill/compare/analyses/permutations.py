@@ -1,0 +1,36 @@
+"""How much the AUC varies over the permutations of a random order."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from ray_backfill.compare.analyses import Analysis
+from ray_backfill.compare.replay import Curves
+from ray_backfill.compare.resolve import Comparison
+from ray_backfill.compare.results import ResultsData
+
+
+@dataclass(frozen=True)
+class PermutationRow:
+    """The spread of a curve over random permutations; one row for each method, merge and metric in a random order."""
+
+    method: Annotated[str, "as in `summary.parquet`, whose `auc` is the mean over the permutations"]
+    order: str
+    merge: str
+    metric: str
+    permutations: Annotated[int, "number of permutations"]
+    auc_std: Annotated[float, "sample standard deviation, least and largest value of their AUCs"]
+    auc_min: float
+    auc_max: float
+
+
+def compute(_: Comparison, curves: Curves, __: ResultsData) -> list[PermutationRow] | None:
+    """One row for each curve that is a mean over several permutations; None without them."""
+    rows = [
+        PermutationRow(*key, metric, len(aucs_P), float(aucs_P.std(ddof=1)), float(aucs_P.min()), float(aucs_P.max()))
+        for key, found in curves.items()
+        for metric, aucs_P in found.permutation_aucs.items()
+    ]
+    return rows or None
+
+
+ANALYSES = (Analysis("permutations", PermutationRow, compute),)

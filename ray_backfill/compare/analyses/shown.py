@@ -1,0 +1,311 @@
+"""The queries that lose and gain most, with texts and thumbnails for a page: read for these rows only.
+
+Shapes: Q scored queries.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from ray_backfill.compare.analyses import Analysis
+from ray_backfill.compare.analyses.flips import BACKWARD, FORWARD, LOST, WON
+from ray_backfill.compare.replay import Curves, Key
+from ray_backfill.compare.replayed import Flips, Replayed, changes
+from ray_backfill.compare.resolve import Comparison
+from ray_backfill.compare.results import ResultsData
+from ray_backfill.compare.tables import OLD
+from ray_backfill.compare.tabulate import of_reference
+from ray_backfill.core.schema import rows_of
+from ray_backfill.data.cleaning import copied_from
+from ray_backfill.data.columns import IMAGE, TEXT
+from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
+from ray_backfill.engine import statistics as stats
+from ray_backfill.engine.replay import NOTHING
+from ray_backfill.engine.systems import IntArray
+from ray_backfill.images.decode import read_inside, thumbnail
+from ray_backfill.page.numbers import NOTHING as DASH
+from ray_backfill.page.numbers import percent, percent_sign
+from ray_backfill.page.sections import Cell, Folded, Note, PageTable, Section, table_of, word
+
+# Values of the column ``kind``.
+WORST, BEST = "worst", "best"
+# Queries of each kind, and characters of a text that are kept.
+MOST, _CHARACTERS = 10, 160
+# A query whose average differs from old by less than this neither gains nor loses.
+_LEAST = 1e-9
+_TITLES = {WORST: "Queries that lose most", BEST: "Queries that gain most"}
+_SYSTEMS = {BACKWARD: "not backfilled yet", FORWARD: "backfilled"}
+# An image as a run writes it.
+_IMAGE = re.compile(r"data:image/jpeg;base64,[A-Za-z0-9+/]+=*")
+_NAMED = 3  # queries that the terminal names
+_ID_CHARACTERS = 40  # of an id in the terminal
+
+
+@dataclass(frozen=True)
+class ShownQuery:
+    """One of the queries that lose or gain most with the leading method, with what a page needs to show them."""
+
+    kind: Annotated[str, f"`{WORST}` or `{BEST}`: the average over the backfill is below or above old"]
+    method: Annotated[
+        str, "the best method, in its best order and merge, which the main sentence is about; the primary metric"
+    ]
+    order: str
+    merge: str
+    metric: str
+    query: Annotated[str, "id of the query, its text (empty without a column `text`), and a thumbnail as a data URI"]
+    query_text: str
+    query_image: str
+    old: Annotated[float, "metric of the query in {old, old}, before and after the backfill, and its auc"]
+    start: float
+    end: float
+    auc: float
+    at_start: Annotated[
+        str, f"`{LOST}` or `{WON}` if the first result is right in only one of old and the start of the method"
+    ]
+    changes: Annotated[int, "how often its first result changes between right and wrong"]
+    change: Annotated[str, f"kind of the last loss of a `{WORST}` query or the last win of a `{BEST}` one; else empty"]
+    t: Annotated[float, "progress at this change; NaN without one"]
+    before: Annotated[
+        str, "id, text, thumbnail and system of what was first before this change; empty if not known, as with rrf"
+    ]
+    before_text: str
+    before_image: str
+    before_system: str
+    first: Annotated[str, "the same for what is first after it"]
+    first_text: str
+    first_image: str
+    first_system: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """The method, the order and the merge."""
+        return self.method, self.order, self.merge
+
+
+class _Thing(NamedTuple):
+    """A query or an item as a page shows it: its id, its text and a thumbnail; each may be empty."""
+
+    id: str = ""
+    text: str = ""
+    image: str = ""
+
+
+def compute(comparison: Comparison, curves: Curves, so_far: ResultsData) -> tuple[ShownQuery, ...] | None:
+    """The worst and best queries of the row that the main sentence is about; None if only references took part."""
+    metric = so_far.primary
+    leading = next((row for row in so_far.candidates(metric) if not row.is_reference), None)
+    key = (leading.method, *leading.variant) if leading is not None else None
+    return (shown_queries(comparison.folder, curves, key, metric) or None) if key else None
+
+
+def first_results(curves: Curves, shown: pd.DataFrame | None) -> dict[str, int]:
+    """How many queries lose and win their right first result on the way, in the curve that the shown queries are of."""
+    if shown is None:
+        return {}
+    flips = flips_of(curves[rows_of(ShownQuery, shown)[0].key])
+    lost, won = (len(np.unique(flips.query[flips.is_lost == is_lost])) for is_lost in (True, False))
+    return {LOST: lost, WON: won}
+
+
+def flips_of(found: Replayed) -> Flips:
+    """The changes of first results, without the items where these are not known: under a merge."""
+    return changes(found.first_top1) if found.flips is None else found.flips
+
+
+def shown_queries(folder: EmbeddingFolder, curves: Curves, key: Key, metric: str) -> tuple[ShownQuery, ...]:
+    """At most 10 worst and 10 best queries of a curve, by their average over the backfill against old.
+
+    Cost: reads the columns ``text`` and ``image`` where these queries and what stood first are stored.
+    """
+    found, old = curves[key], curves[of_reference(OLD, key[1])]
+    values, before = found.curve.per_query[metric], old.curve.per_query[metric][:, 0]
+    auc = stats.auc_draws(found.curve.t, values, found.curve.is_step)
+    ranked = np.argsort(auc - before, kind="stable")
+    picked = [(WORST, q) for q in ranked[:MOST] if auc[q] - before[q] < -_LEAST]
+    # The reverse of a stable order: of equal queries, the first one comes first.
+    picked += [(BEST, q) for q in np.argsort(before - auc, kind="stable")[:MOST] if auc[q] - before[q] > _LEAST]
+    flips = flips_of(found)
+    decisive = [_decisive(flips, q, kind) for kind, q in picked]
+    queries, gallery = folder.queries or folder.gallery, folder.gallery
+    scored = found.curve.scored
+    root, _ = copied_from(folder.path)
+    names = _things(root, queries, scored[np.array([q for _, q in picked], np.int64)])
+    known = [k for k in decisive if k is not None]
+    items = np.unique(np.concatenate([flips.before[known], flips.after[known]]).astype(np.int64))
+    shown_items = _things(root, gallery, items[items != NOTHING])
+    was_right, is_right = old.first_top1[:, 0], found.first_top1[:, 0]
+    return tuple(
+        ShownQuery(
+            kind,
+            *key,
+            metric,
+            *names[int(scored[q])],
+            float(before[q]),
+            float(values[q, 0]),
+            float(values[q, -1]),
+            float(auc[q]),
+            "" if was_right[q] == is_right[q] else LOST if was_right[q] else WON,
+            int((flips.query == q).sum()),
+            "" if k is None else (LOST if flips.is_lost[k] else WON),
+            float("nan") if k is None else float(found.t[flips.moment[k]]),
+            *_told(shown_items, flips.before, flips.before_forward, k),
+            *_told(shown_items, flips.after, flips.after_forward, k),
+        )
+        for (kind, q), k in zip(picked, decisive, strict=True)
+    )
+
+
+def _decisive(flips: Flips, query: int, kind: str) -> int | None:
+    """The last loss of a worst query, or the last win of a best one; without one, the last change."""
+    own = np.flatnonzero(flips.query == query)
+    wanted = own[flips.is_lost[own] == (kind == WORST)]
+    if len(wanted):
+        return int(wanted[-1])
+    return int(own[-1]) if len(own) else None
+
+
+def _told(
+    shown: Mapping[int, _Thing], items: NDArray[np.uint32], is_forward: NDArray[np.bool_], k: int | None
+) -> tuple[str, str, str, str]:
+    """Id, text, thumbnail and system of the item that was first before or after change k."""
+    if k is None or items[k] == NOTHING:
+        return *_Thing(), ""
+    return *shown[int(items[k])], FORWARD if is_forward[k] else BACKWARD
+
+
+def _things(folder: Path, table: EmbeddingTable, rows: IntArray) -> dict[int, _Thing]:
+    """Row -> what a page shows of it."""
+    texts = table.pick(TEXT, rows)
+    images = table.pick(IMAGE, rows)
+    ids: Sequence[str] = table.id[rows].astype(str).tolist()
+    return {
+        int(row): _Thing(of_id, clean(text), thumbnail(_content(folder, image)))
+        for row, of_id, text, image in zip(rows, ids, texts, images, strict=True)
+    }
+
+
+def clean(text: Any) -> str:
+    """A text in one line, without control characters, cut if it is long; "" for anything else."""
+    if not isinstance(text, str):
+        return ""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 20 * _CHARACTERS]).split())
+    return line if len(line) <= _CHARACTERS else f"{line[: _CHARACTERS - 1]}\u2026"
+
+
+def _content(folder: Path, image: Any) -> bytes:
+    """The bytes of an image: given as bytes, as a path below the folder, or as both, like Hugging Face does."""
+    if isinstance(image, dict):
+        image = image.get("bytes") or image.get("path")
+    if isinstance(image, bytes):
+        return image
+    return read_inside(folder, image) if isinstance(image, str) else b""
+
+
+def section(results: ResultsData) -> Section | None:
+    """A table of the queries that lose most, and one of those that gain most."""
+    rows: tuple[ShownQuery, ...] = results.table_of("shown")
+    if not rows:
+        return None
+    several = results.evaluation.get("permutations", 1)
+    words = (
+        f"{counted(results)} Below are the queries whose average over the backfill is furthest below or above the old "
+        f"service: {shown_of(results)}, {results.primary} in per cent. "
+    )
+    words += (
+        "The items are those that were first before and after the change that is named; the second one took the place "
+        "of the first. "
+        if any(row.before or row.first for row in rows)
+        else "What stood first is not kept for this merge. "
+    )
+    if several > 1:
+        words += f"In a random order values are means over {several} permutations, and changes those of the first one."
+    kinds = {title: [row for row in rows if row.kind == kind] for kind, title in _TITLES.items()}
+    tables = [Folded(title, [_table(title, own)], own[0] is rows[0]) for title, own in kinds.items() if own]
+    has_images = any(row.query_image or row.before_image or row.first_image for row in rows)
+    note = Note("All changes of all methods, with the items: flips.parquet.")
+    return Section("What happened to whom?", [words, *tables, note], has_images, told(results))
+
+
+def _table(title: str, rows: Sequence[ShownQuery]) -> PageTable:
+    lines = [
+        [
+            ("query", Cell(_html(row.query, row.query_text, row.query_image))),
+            ("old service", Cell(percent(row.old))),
+            ("start", Cell(percent(row.start))),
+            ("end", Cell(percent(row.end))),
+            ("average", Cell(percent(row.auc))),
+            ("right first result", word(_change(row))),
+            ("first before", word(_html(row.before, row.before_text, row.before_image, row.before_system))),
+            ("first after", word(_html(row.first, row.first_text, row.first_image, row.first_system))),
+        ]
+        for row in rows
+    ]
+    return table_of(title, lines, "things")
+
+
+def _html(name: str, text: str, image: str, system: str = "") -> Markup:
+    """A query or an item in a cell. Only images that a run wrote are shown."""
+    return Markup("{}{}{}{}").format(
+        Markup('<img class="thumb" src="{}" alt="">').format(image) if _IMAGE.fullmatch(image) else "",
+        name or DASH,
+        Markup('<span class="text">{}</span>').format(text) if text else "",
+        Markup('<span class="text faint">{}</span>').format(_SYSTEMS[system]) if system in _SYSTEMS else "",
+    )
+
+
+def _change(row: ShownQuery) -> str:
+    """When its right first result was lost or won."""
+    at_start = f"{row.at_start} on the day of the switch" if row.at_start in (LOST, WON) else ""
+    if not row.change or not math.isfinite(row.t):
+        return at_start or "its first result stays right, or stays wrong"
+    often = f", of {row.changes} changes in all" if row.changes > 1 else ""
+    on_the_way = f"{row.change} at {percent_sign(row.t, 0)} of the backfill{often}"
+    return f"{at_start}; {on_the_way}" if at_start else on_the_way
+
+
+def shown_of(results: ResultsData) -> str:
+    """Of which method, order and merge they are: "full RM, random order"."""
+    row = results.table_of("shown")[0]
+    merge = f", {row.merge} merge" if len(results.merges) > 1 else ""
+    return f"{results.titles.get(row.method, row.method)}, {results.order_name(row.order)} order{merge}"
+
+
+def counted(results: ResultsData) -> str:
+    """How many queries lose and win their first result after the switch; "" if it is not known."""
+    counts = results.manifest.first_results
+    if LOST not in counts or WON not in counts:
+        return ""
+    lost = f"{counts[LOST]:,} {'query loses' if counts[LOST] == 1 else 'queries lose'}"
+    of = shown_of(results)
+    won = f"{counts[WON]:,} {'wins' if counts[WON] == 1 else 'win'} one"
+    return f"{of[:1].upper()}{of[1:]}: between the day of the switch and the end, {lost} a right first result, {won}."
+
+
+def told(results: ResultsData) -> tuple[str, ...]:
+    """Two lines for the terminal: how many queries change, and which lose most.
+
+    () if none are known, or if they are not of the row that the main sentence above them is about.
+    """
+    rows, best = results.table_of("shown"), results.best()
+    if not rows or best is None or (best.method, *best.variant) != rows[0].key or not (said := counted(results)):
+        return ()
+    worst = [row for row in rows if row.kind == WORST][:_NAMED]
+    names = ", ".join(f"{_short(row)} ({percent(row.old)} \u2192 {percent(row.auc)} on average)" for row in worst)
+    return (said, *([f"Queries that lose most: {names}. All changes: flips.parquet."] if worst else []))
+
+
+def _short(row: ShownQuery) -> str:
+    """The id in one line."""
+    name = " ".join(row.query.split())
+    return name if len(name) <= _ID_CHARACTERS else f"{name[: _ID_CHARACTERS - 1]}\u2026"
+
+
+ANALYSES = (Analysis("shown", ShownQuery, compute, section, needs=("checks",), older={"merge": "raw"}, place=30),)

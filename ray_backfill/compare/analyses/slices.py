@@ -1,0 +1,292 @@
+"""Who gains and who loses: each curve for each group of queries, and what the upgrade does to the group.
+
+Shapes: T reported points, DRAWS bootstrap draws.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import pandas as pd
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from ray_backfill.compare.analyses import Analysis, Rows
+from ray_backfill.compare.charts import interval_of
+from ray_backfill.compare.replay import Curves, Key
+from ray_backfill.compare.resolve import Comparison
+from ray_backfill.compare.results import Line, ResultsData, Row, Variant, curves_of
+from ray_backfill.compare.selection import MAX_LINES
+from ray_backfill.compare.tables import OLD
+from ray_backfill.compare.tabulate import of_reference
+from ray_backfill.compare.wording import FEW
+from ray_backfill.core.printable import printable
+from ray_backfill.core.progress import detail
+from ray_backfill.core.schema import NO, UNDECIDED, YES, block
+from ray_backfill.data.query_groups import Slice
+from ray_backfill.engine import statistics as stats
+from ray_backfill.engine.replay import Curve
+from ray_backfill.engine.systems import IntArray
+from ray_backfill.page import sections as page
+from ray_backfill.page.charts import INK, Chart, Style, numbered_style, range_of
+from ray_backfill.page.charts import Curve as DrawnCurve
+from ray_backfill.page.numbers import listed, percent, percent_sign, points
+
+# In the column ``group``: best group minus worst group.
+GAP = "(gap)"
+# With fewer queries, an interval is too narrow to be judged by.
+FEWEST_QUERIES = 30
+TOO_FEW = "too few to judge"
+
+
+@dataclass(frozen=True)
+class SubgroupPoint:
+    """A point of a curve over the queries of one group."""
+
+    method: Annotated[str, "as in `curves.parquet`"]
+    order: str
+    merge: str
+    metric: str
+    slice: Annotated[str, "column of the queries"]
+    group: Annotated[
+        str,
+        f"value of this column, or the range of a quarter of its numbers; `(none)`: missing values; `(other)`: all but "
+        f"the 20 largest groups; `{GAP}`: best minus worst group",
+    ]
+    queries: Annotated[int, "number of queries in the group"]
+    t: Annotated[float, "as in `curves.parquet`; a gap has no interval"]
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class SliceRow:
+    """What an upgrade does to the queries of one group; intervals are paired, and of these queries alone."""
+
+    method: Annotated[str, "as in `subgroups.parquet`"]
+    order: str
+    merge: str
+    metric: str
+    slice: str
+    group: str
+    queries: int
+    start: Annotated[float, "values before (M_0) and after (M_1) the backfill"]
+    end: float
+    change: Annotated[float, "end minus start, and its 95 % interval"]
+    change_low: float
+    change_high: float
+    old: Annotated[float, "metric of {old, old} for these queries"]
+    lowest_vs_old: Annotated[
+        float, "smallest M_t minus old over the points of the curve, and its simultaneous 95 % interval"
+    ]
+    lowest_vs_old_low: float
+    lowest_vs_old_high: float
+    lowest_at: Annotated[float, "progress t at which it is smallest"]
+    stays_at_old: Annotated[
+        str,
+        f"verdict on whether M_t never is below old: `yes`: the interval excludes a loss above the margin; `no`: it "
+        f"shows a loss; `undecided`: neither, or fewer than {FEWEST_QUERIES} queries",
+    ]
+
+
+class _Part(NamedTuple):
+    """A curve over the queries of a group. values: (T,). draws: (DRAWS, T), of the same queries in every curve."""
+
+    queries: int
+    t: NDArray[np.float64]
+    values: NDArray[np.float64]
+    draws: NDArray[np.float64]
+
+
+def compute(comparison: Comparison, curves: Curves, _: ResultsData) -> Mapping[str, Rows] | None:
+    """Both tables; None without groups of queries."""
+    how = comparison.evaluation
+    if not comparison.slices:
+        return None
+    with detail("groups of queries"):
+        points, rows = slice_tables(curves, how.metrics, comparison.slices, how.margin)
+    return {"subgroups": points, "slices": rows}
+
+
+def slice_tables(
+    curves: Curves, metrics: Sequence[str], slices: Sequence[Slice], margin: float
+) -> tuple[pd.DataFrame, list[SliceRow]]:
+    """``SubgroupPoint``s and ``SliceRow``s of every curve. Cost: like the intervals of a slice."""
+    found: list[pd.DataFrame] = []
+    rows: list[SliceRow] = []
+    scored: IntArray = next(iter(curves.values())).curve.scored
+    for each in slices:
+        values: dict[tuple[Key, str], list[NDArray[np.float64]]] = {}
+        # Group by group: the draws of its queries are made once for all curves.
+        for group in np.unique(each.of_query[scored]):
+            is_own = each.of_query == group
+            for metric in metrics:
+                for key, own, old in _parts(curves, metric, is_own):
+                    names = (*key, metric, each.column, each.groups[group])
+                    low, high = stats.interval(own.draws)
+                    found.append(block(SubgroupPoint, *names, own.queries, own.t, own.values, low, high))
+                    rows.append(_row(names, own, old, margin))
+                    values.setdefault((key, metric), []).append(own.values)
+        for (key, metric), of_groups in values.items():
+            gap, t = np.max(of_groups, axis=0) - np.min(of_groups, axis=0), curves[key].curve.t
+            found.append(block(SubgroupPoint, *key, metric, each.column, GAP, len(scored), t, gap, np.nan, np.nan))
+    return pd.concat(found, ignore_index=True), rows
+
+
+def _parts(curves: Curves, metric: str, is_own: NDArray[np.bool_]) -> Iterator[tuple[Key, _Part, _Part]]:
+    """Each curve over the queries of a group, with that of the old service."""
+    olds: dict[Key, _Part] = {}
+    for key, found in curves.items():
+        old_key = of_reference(OLD, key[1])
+        if old_key not in olds:
+            olds[old_key] = _part(curves[old_key].curve.of_queries(is_own), metric)
+        yield key, _part(found.curve.of_queries(is_own), metric), olds[old_key]
+
+
+def _part(curve: Curve, metric: str) -> _Part:
+    draws = stats.bootstrap_means(curve.per_query[metric], curve.weights)
+    return _Part(len(curve.scored), curve.t, curve.values(metric), draws)
+
+
+def _row(names: tuple[str, str, str, str, str, str], own: _Part, old: _Part, margin: float) -> SliceRow:
+    change_low, change_high = stats.interval(own.draws[:, -1] - own.draws[:, 0])
+    above_old = own.values - old.values
+    low, high = stats.lowest_limits(own.draws - old.draws, above_old)
+    lowest = int(np.argmin(above_old))
+    return SliceRow(
+        *names,
+        queries=own.queries,
+        start=float(own.values[0]),
+        end=float(own.values[-1]),
+        change=float(own.values[-1] - own.values[0]),
+        change_low=float(change_low),
+        change_high=float(change_high),
+        old=float(old.values[0]),
+        lowest_vs_old=float(above_old[lowest]),
+        lowest_vs_old_low=low,
+        lowest_vs_old_high=high,
+        lowest_at=float(own.t[lowest]),
+        stays_at_old=_verdict(own.queries, low, high, margin),
+    )
+
+
+def _verdict(queries: int, low: float, high: float, margin: float) -> str:
+    if queries < FEWEST_QUERIES:
+        return UNDECIDED
+    if low >= -margin - stats.ROUNDING:
+        return YES
+    return NO if high < -stats.ROUNDING else UNDECIDED
+
+
+def slice_rows(results: ResultsData, row: Row) -> list[SliceRow]:
+    """What the method of a row does to each group of queries."""
+    key = row.method, row.order, row.merge, row.metric
+    return [each for each in results.table_of("slices") if (each.method, each.order, each.merge, each.metric) == key]
+
+
+def slice_sentences(results: ResultsData, row: Row) -> list[str]:
+    """Which groups fall below the old service, and how many are too small to tell; [] without slices."""
+    rows = slice_rows(results, row)
+    if not rows:
+        return []
+    below = sorted((each for each in rows if each.stays_at_old == NO), key=lambda each: each.lowest_vs_old)
+    few = sum(each.queries < FEWEST_QUERIES for each in rows)
+    said = f"No group of queries is shown to fall below the old service in {row.metric}."
+    if below:
+        told = [
+            f"{each.slice} {each.group} by {points(-each.lowest_vs_old)} at {percent_sign(each.lowest_at, 0)} of the "
+            "backfill"
+            for each in below[:FEW]
+        ]
+        told += [f"{len(below) - FEW} more"] if len(below) > FEW else []
+        said = f"These groups of queries fall below the old service in {row.metric}: {listed(told, 'and')}."
+    small = f"{few} of {len(rows)} groups have fewer than {FEWEST_QUERIES} queries, {TOO_FEW}."
+    return [said, *([small] if few else [])]
+
+
+def section(results: ResultsData) -> page.Section | None:
+    """The best method in the primary metric: a chart of the first slice, and a table of each slice."""
+    best = results.best()
+    charts, rows = subgroup_charts(results), slice_rows(results, best) if best else []
+    if not charts and not rows:
+        return None
+    parts: list[page.Part] = [page.Charts(charts, "groups")]
+    if charts:
+        note = "The best method, once per subgroup of queries, and the gap between the best and the worst subgroup."
+        parts.append(page.Note(f"{note} For all methods, see subgroups.parquet."))
+    for column in dict.fromkeys(row.slice for row in rows):
+        parts += [page.Title(f"By {column}"), _table(column, [row for row in rows if row.slice == column])]
+    words = Markup(
+        "The best method, {} of each group of queries in per cent, differences in points. Lowest against old: where "
+        "the group is furthest below the old service, or least above it, at the reported moments; its interval holds "
+        "for all of them at once.\nBelow old: <em>yes</em> if this interval shows a loss, <em>no</em> if it excludes "
+        f"one above the margin. Groups of fewer than {FEWEST_QUERIES} queries are too small to judge. With many "
+        "groups, one in twenty differs by chance. For all methods, see slices.parquet."
+    ).format(results.primary)
+    return page.Section("Which subgroups benefit, and when?", [*parts, *([page.Note(words)] if rows else [])])
+
+
+def _table(column: str, rows: list[SliceRow]) -> page.PageTable:
+    lines = [
+        [
+            (column, page.Cell(row.group)),
+            ("queries", page.number(f"{row.queries:,}", row.queries)),
+            ("old service", page.share(row.old)),
+            ("start", page.share(row.start)),
+            ("end", page.share(row.end)),
+            ("end minus start", page.share(row.change)),
+            ("95 % interval", page.limits(row.change_low, row.change_high)),
+            ("lowest against old", page.share(row.lowest_vs_old)),
+            ("95 % interval", page.limits(row.lowest_vs_old_low, row.lowest_vs_old_high)),
+            ("at", page.number(percent_sign(row.lowest_at, 0), row.lowest_at)),
+            ("below old?", page.word(_is_below(row))),
+        ]
+        for row in rows
+    ]
+    return page.table_of(f"What the upgrade does to the queries by {column}", lines)
+
+
+def _is_below(row: SliceRow) -> str:
+    return TOO_FEW if row.queries < FEWEST_QUERIES else {NO: "yes", YES: "no"}.get(row.stays_at_old, "not decided")
+
+
+def group_lines(results: ResultsData) -> dict[tuple[str, Variant, str], dict[str, Line]]:
+    """(method, variant, metric) -> curve of each group of the first slice, and of the gap; {} without slices."""
+    found: dict[tuple[str, Variant, str], dict[str, Line]] = {}
+    if "subgroups" in results.tables:
+        table = results.tables.frame("subgroups")
+        for group, part in table[table["slice"] == table["slice"].iloc[0]].groupby("group", sort=False):
+            for key, line in curves_of(part, Line).items():
+                found.setdefault(key, {})[printable(str(group))] = line
+    return found
+
+
+def subgroup_charts(results: ResultsData) -> list[Chart]:
+    """The best method once per subgroup of queries, and the gap between them; [] if there are no subgroups."""
+    best = results.best()
+    lines = group_lines(results).get((best.method, best.variant, best.metric), {}) if best else {}
+    if best is None or len(lines) < 2:
+        return []
+    rows = slice_rows(results, best)
+    sizes = {row.group: row.queries for row in rows if row.slice == rows[0].slice}
+    largest = {*sorted(sizes, key=lambda group: -sizes[group])[:MAX_LINES], GAP}
+    curves = []
+    for index, (group, line) in enumerate(lines.items()):
+        style = Style(INK, ":", "", 1.8, 1) if group == GAP else numbered_style(index, width=1.5)
+        title, ends = "gap, best to worst" if group == GAP else group, (percent(line.value[0]), percent(line.value[-1]))
+        value, is_shown = 100 * line.value, not sizes or group in largest
+        curves.append(
+            DrawnCurve(group, title, " → ".join(ends), style, 100 * line.t, value, interval_of(line), False, is_shown)
+        )
+    title = f"{best.title}: {best.metric} by {rows[0].slice if rows else 'subgroup of queries'}"
+    y_range = range_of(curves, from_zero=True)
+    return [Chart(title, f"{best.metric} (%)", "start → end", tuple(curves), y_range=y_range)]
+
+
+ANALYSES = (
+    Analysis(
+        "slices", SliceRow, compute, section, further={"subgroups": SubgroupPoint}, older={"slice": "group"}, place=10
+    ),
+)

@@ -1,1 +1,0 @@
-"""The row types of the tables in RUN/results."""

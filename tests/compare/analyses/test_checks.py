@@ -1,0 +1,108 @@
+"""A method that did not learn is marked wherever it is shown, and no sentence recommends it."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ray_backfill.compare.analyses.checks import CheckRow
+from ray_backfill.compare.report import Results, html, print_table, read_results
+from ray_backfill.compare.report.answers import answer, runner_up, safety, warnings
+from ray_backfill.compare.report.verdict import Situation, find_situation, verdict
+from ray_backfill.compare.results import DOUBLE_DAGGER
+from ray_backfill.compare.wording import UNLEARNED_NOTE
+from ray_backfill.core.errors import InputError
+from ray_backfill.core.schema import NO, YES, frame, write_table
+from ray_backfill.page import parts
+from tests.compare.report.folder import MANIFEST, METHODS, many_methods, write_results
+
+DATA = MANIFEST["data"] | {"validation_items": 120, "validation_from": "train.parquet, held out from every fit"}
+
+
+def results_with(folder: Path, *marked: str, **methods: object) -> Results:
+    """Hand-made results: full RM and BCT were checked, and these methods did not learn."""
+    write_results(folder, METHODS | methods, data=DATA)  # type: ignore[arg-type]
+    checks = [
+        CheckRow(name, "mAP", 120, 0.3, 0.4, -0.1, -0.15, -0.05, is_worse=True)
+        if name in marked
+        else CheckRow(name, "mAP", 120, 0.45, 0.4, 0.05, 0.01, 0.09, is_worse=False)
+        for name in ("rm", "bct")
+    ]
+    write_table(folder / "checks.parquet", frame(CheckRow, checks))
+    return read_results(folder)
+
+
+def test_the_best_method_is_not_recommended_if_it_did_not_learn(tmp_path: Path) -> None:
+    assert verdict(results_with(tmp_path)).startswith("Full RM gives")
+    results = results_with(tmp_path, "rm")
+    assert results.unlearned == {"rm"}
+    assert [row.method for row in results.candidates("mAP")] == ["bct", "rm_naive"]
+    assert verdict(results).startswith("BCT gives")
+    told = " ".join(sentence for sentences in vars(answer(results)).values() for sentence in sentences)
+    assert "full RM" not in told
+    assert "Full RM" not in told
+    assert runner_up(results).startswith("Next best: RM naive")
+
+
+def test_a_method_that_did_not_learn_is_not_called_safe(tmp_path: Path) -> None:
+    assert "full RM" in safety(results_with(tmp_path))
+    assert "full RM" not in safety(results_with(tmp_path, "rm"))
+
+
+def test_a_warning_names_the_methods(tmp_path: Path) -> None:
+    assert not any("learn" in sentence for sentence in warnings(results_with(tmp_path)))
+    assert any("Did not learn here: full RM, BCT. " in s for s in warnings(results_with(tmp_path, "rm", "bct")))
+
+
+def test_if_nothing_learned_nothing_is_recommended(tmp_path: Path) -> None:
+    write_results(tmp_path, {name: METHODS[name] for name in ("old", "new", "rm")}, data=DATA)
+    row = CheckRow("rm", "mAP", 120, 0.3, 0.4, -0.1, -0.15, -0.05, is_worse=True)
+    write_table(tmp_path / "checks.parquet", frame(CheckRow, [row]))
+    results = read_results(tmp_path)
+    assert find_situation(results) is Situation.UNLEARNED
+    assert verdict(results) == "No method learned anything here, so nothing is recommended."
+    with pytest.raises(InputError, match="have no row for"):
+        results.crossings()
+
+
+def test_tables_mark_it_and_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "chart_svg", lambda chart, name, label: "<svg></svg>")
+    results = results_with(tmp_path, "rm")
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    print_table(tmp_path, console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert f"full RM {DOUBLE_DAGGER}" in text
+    assert f"BCT {DOUBLE_DAGGER}" not in text
+    assert UNLEARNED_NOTE[:60] in text
+    page = html.render(results)
+    assert page.count(f"full RM {DOUBLE_DAGGER}") >= 2, "in each metric's table"
+    assert f"BCT {DOUBLE_DAGGER}" not in page
+    assert UNLEARNED_NOTE in page.replace("&#39;", "'")
+    assert "did not learn here</td>" in page
+    assert "120" in page
+    assert UNLEARNED_NOTE not in html.render(results_with(tmp_path))
+
+
+def test_what_was_not_checked_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "chart_svg", lambda chart, name, label: "<svg></svg>")
+    write_results(tmp_path, data=MANIFEST["data"] | {"not_checked": "train.parquet has no labels"})
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    print_table(tmp_path, console)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().count("fitted methods were not checked: train.parquet has no labels") == 1
+    assert "Fitted methods were not checked: train.parquet has no labels." in html.render(read_results(tmp_path))
+
+
+def test_old_results_without_checks_can_be_read(tmp_path: Path) -> None:
+    assert read_results(write_results(tmp_path)).unlearned == frozenset()
+
+
+def test_no_stretch_is_given_to_a_method_that_did_not_learn(tmp_path: Path) -> None:
+    early = {"early": ("early", (0.45, 0.46, 0.47), 0.46, 0.46, 0.8, YES, 0.0, YES, NO, 0.0)}
+    write_results(tmp_path, many_methods(0) | early, data=DATA)
+    assert any("early serves better" in sentence for sentence in answer(read_results(tmp_path)).which)
+    row = CheckRow("early", "mAP", 120, 0.3, 0.4, -0.1, -0.15, -0.05, is_worse=True)
+    write_table(tmp_path / "checks.parquet", frame(CheckRow, [row]))
+    assert not any("early" in sentence for sentence in answer(read_results(tmp_path)).which)
