@@ -17,7 +17,7 @@ from ray_backfill.forecast import Forecast, Forms, Known, KnownForms, Slices, fo
 from ray_backfill.forecast.calibration import Calibration
 from ray_backfill.forecast.estimate import exact_units
 from ray_backfill.learn.methods import Embeddings, Method
-from ray_backfill.learn.stand_in_map import StandInMap
+from ray_backfill.learn.models.apply import StandInMap
 
 # Metric -> (Q,) exact values at t = 0; NaN for queries without right answers.
 Starts = Mapping[str, NDArray[np.float64]]

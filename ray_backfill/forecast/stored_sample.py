@@ -23,7 +23,7 @@ from ray_backfill.engine.systems import FloatArray, GroundTruth, IntArray, Retri
 from ray_backfill.forecast import REASONS, Sample, draw_sample
 from ray_backfill.forecast.close import closest_stand_ins
 from ray_backfill.forecast.tables import SampledItem
-from ray_backfill.learn.stand_in_map import fit_stand_in
+from ray_backfill.learn.models.apply import fit_stand_in
 
 NAME = "sample.parquet"
 # Version of the file; increases when its meaning or that of its key changes.

@@ -22,39 +22,38 @@ from torch import Tensor, nn
 
 from ray_backfill.learn.models.backbones import Backbone, BackboneInfo
 from ray_backfill.learn.models.gather import gather
-from ray_backfill.learn.training.objective import ClassSpread, Objective, OldModel, classification_losses, fit_width
+from ray_backfill.learn.training.objective import (
+    ClassSpread,
+    CompatibleObjective,
+    OldModel,
+    classification_losses,
+    fit_width,
+)
 from ray_backfill.learn.training.settings import ObjectiveSettings
 
 
-class AdversarialCompatible(Objective):
+class AdversarialCompatible(CompatibleObjective):
     """Classification loss, plus the boundary of each class, plus a discriminator that the backbone has to deceive."""
 
     def __init__(
         self, backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
     ) -> None:
         super().__init__(backbone, info, settings, old)
-        assert old is not None
-        # In a tuple torch does not find the old network: it is not trained, put in train mode or saved.
-        self._old = (old,)
-        dim, hidden, n_classes = old.info.backbone.dim, settings.compatible.discriminator, len(info.classes)
+        old, hidden, n_classes = self.old, settings.compatible.discriminator, len(info.classes)
+        dim = old.info.backbone.dim
         self.discriminator = nn.Sequential(
             nn.Linear(dim, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, 2)
         )
         self.elastic_C = nn.Parameter(torch.rand(n_classes) * 2 - 1)
-        device = backbone.classifier.weight.device
-        if old.spread is None:
-            self._centre_Cd, self._radius_C = torch.zeros(n_classes, dim), torch.ones(n_classes)
-        else:
-            spread = old.spread()
-            self._centre_Cd, self._radius_C = spread.centre_Cd, class_radii(spread)
-        known_C = torch.from_numpy(np.isin(info.classes, old.info.classes)).to(device)
+        self._centre_Cd, self._radius_C = old.class_radii(n_classes, class_radii)
         if old.class_means_Cd is None:
+            known_C = torch.from_numpy(np.isin(info.classes, old.info.classes)).to(backbone.classifier.weight.device)
             self._radius_C = self._radius_C.masked_fill(~known_C, torch.nan)
 
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
         new_Bd, logits_BC = self.backbone(views[0])
         losses_B = classification_losses(logits_BC, target_B, self.settings, self.backbone.cosine_scale)
-        old_Bd = self._old[0].embed(views[0])
+        old_Bd = self.old.embed(views[0])
         towards_old_Bd, weights = fit_width(new_Bd, old_Bd.shape[1]), self.settings.compatible
         outside_B = outside_boundary(
             towards_old_Bd, target_B, self._centre_Cd, self._radius_C, self.elastic_C, weights.boundary_limit

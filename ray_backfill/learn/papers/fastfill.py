@@ -2,8 +2,8 @@
 
 Source: Jaeckle et al., "FastFill: Efficient Compatible Model Update", 2023, eq. 3 to 5, and the authors' public code;
 Ramanujan et al., "Forward Compatible Training", 2022, eq. 3. The plain l2 loss without uncertainty is FCT's (table 5),
-that is the method ``fct``. A model that came without a classifier gets one here, fitted on its embeddings and
-calibrated on items held out.
+the method ``fct``. A model that came without a classifier gets one here, fitted on its embeddings and calibrated on
+items held out.
 
 Shapes: N training items, b items per worker, d dimensions of the target model, C classes of its classifier.
 """
@@ -19,11 +19,19 @@ from torch import Tensor, nn
 
 from ray_backfill.data.folder import Classifier
 from ray_backfill.engine.systems import FloatArray
+from ray_backfill.learn.methods.fct import TransformFit
 from ray_backfill.learn.models.apply import transform
 from ray_backfill.learn.models.backbones import class_logits
-from ray_backfill.learn.papers.fct import Transform, TransformShape
-from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
-from ray_backfill.learn.training.fits import TransformFit, check_classes, class_rows, known_classifier
+from ray_backfill.learn.papers.fct import Transform
+from ray_backfill.learn.training.fit import (
+    Device,
+    Fitted,
+    OnEpoch,
+    TrainSet,
+    check_classes,
+    class_rows,
+    known_classifier,
+)  # fmt: skip
 from ray_backfill.learn.training.map_loop import all_views, as_tensor, for_all_views, train_by_items
 from ray_backfill.learn.training.objective import classification_losses
 from ray_backfill.learn.training.settings import ClassificationSettings, TransformSettings, TransformTraining
@@ -81,11 +89,7 @@ def transform_loss(
 
 
 def train_transform(
-    fit: TransformFit,
-    data: TrainSet,
-    training: TransformTraining,
-    device: Device = None,
-    on_epoch: OnEpoch = None,
+    fit: TransformFit, data: TrainSet, training: TransformTraining, device: Device = None, on_epoch: OnEpoch = None
 ) -> Fitted:
     """Train the transformation that ``fit`` declares; under DDP every worker calls this with the same arguments.
 
@@ -104,8 +108,8 @@ def train_transform(
         class_KN = for_all_views(data, class_rows(known, label_N), device)
         classifier = as_tensor(known.weight, device) * scale[fit.target], as_tensor(known.bias, device)
     torch.manual_seed(training.seed)
-    dims = tuple(x.shape[1] for x in inputs)
-    network = Transform(TransformShape(dims, target.shape[1], training.hidden, fit.uncertainty)).to(device)
+    dims = [x.shape[1] for x in inputs]
+    network = Transform(dims, target.shape[1], training.hidden, fit.uncertainty).to(device)
 
     def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
         h_bd, log_variance_b = model(*(x[rows] for x in inputs))
@@ -157,7 +161,7 @@ _STEPS, _BATCH, _LR = 500, 512, 0.05
 # L2 penalty on the weights: without one, classes that can be separated have weights without bound.
 _DECAY = 1e-3
 # Most items that the temperature is fitted on, and how many at a time.
-_CALIBRATED, _ROWS_OF_LOGITS = 10_000, 512
+_CALIBRATED, _PART = 10_000, 512
 # Natural logarithms of the lowest and the highest temperature.
 _TEMPERATURES = (-5.0, 5.0)
 
@@ -251,11 +255,11 @@ def _temperature(
 
     def loss(log_t: float) -> float:
         total = 0.0
-        for first in range(0, len(x_Nd), _ROWS_OF_LOGITS):
-            logits_BC = class_logits(x_Nd[first : first + _ROWS_OF_LOGITS], weight_Cd, bias_C, None) / np.exp(log_t)
+        for first in range(0, len(x_Nd), _PART):
+            logits_BC = class_logits(x_Nd[first : first + _PART], weight_Cd, bias_C, None) / np.exp(log_t)
             total += float(
                 torch.nn.functional.cross_entropy(
-                    logits_BC, target_N[first : first + _ROWS_OF_LOGITS], label_smoothing=smoothing, reduction="sum"
+                    logits_BC, target_N[first : first + _PART], label_smoothing=smoothing, reduction="sum"
                 )
             )
         return total / len(x_Nd)

@@ -10,8 +10,11 @@ from ray_backfill.learn.methods.adapters import (
     FORMULAS,
     METHODS,
     STRENGTHS,
+    Formula,
+    FormulaFit,
     least_squares,
     low_rank,
+    parts,
     penalty_of,
     procrustes,
     procrustes_centred,
@@ -24,7 +27,6 @@ from ray_backfill.learn.methods.adapters import (
     rotation,
 )
 from ray_backfill.learn.models.apply import transform
-from ray_backfill.learn.training.adapters import Formula, FormulaFit, parts
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 

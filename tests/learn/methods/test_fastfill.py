@@ -5,16 +5,17 @@ import pytest
 import torch
 
 from ray_backfill.data.folder import Classifier
+from ray_backfill.learn.methods.fct import TransformFit
 from ray_backfill.learn.papers.fastfill import disc_losses, item_losses, transform_loss
-from ray_backfill.learn.papers.fct import Transform, TransformShape
-from ray_backfill.learn.training.fits import TransformFit, class_rows
+from ray_backfill.learn.papers.fct import Transform
+from ray_backfill.learn.training.fit import class_rows
 from ray_backfill.learn.training.settings import TransformSettings
 
 
 @pytest.mark.parametrize("relative", [True, False])
 def test_what_sigma_should_foretell_is_the_loss_of_each_item(relative: bool) -> None:
     torch.manual_seed(0)
-    network = Transform(TransformShape((4,), 5, hidden=8, uncertainty=True)).eval()
+    network = Transform((4,), 5, hidden=8, uncertainty=True).eval()
     old, new = torch.randn(7, 4), torch.randn(7, 5)
     classifier = Classifier(np.array([3, 1]), np.full((2, 5), 2, np.float32), np.ones(2, np.float32))
     label, settings = np.array([1, 3, 1, 9, 3, 3, 1]), TransformSettings(disc_weight=0.5, relative=relative)

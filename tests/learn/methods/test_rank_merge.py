@@ -9,7 +9,7 @@ import torch
 from ray_backfill.core.errors import InputError
 from ray_backfill.learn.methods import Embeddings, all_methods, find_methods
 from ray_backfill.learn.models.apply import transform
-from ray_backfill.learn.papers.rank_merge import HeadLoss, Heads, HeadShape, LossBatch, cl_m, cl_s, mcl, rqt, within_new
+from ray_backfill.learn.papers.rank_merge import HeadLoss, Heads, LossBatch, cl_m, cl_s, mcl, rqt, within_new
 from ray_backfill.learn.training.settings import LossSettings
 
 
@@ -118,7 +118,7 @@ def test_full_rm_serves_what_the_paper_says() -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(rows, d)).astype(np.float32) for rows, d in [(3, 4), (3, 6), (9, 4), (9, 6)]]
     e = Embeddings({"old": arrays[0], "new": arrays[1]}, {"old": arrays[2], "new": arrays[3]})
-    heads = Heads(HeadShape(4, 6, learn_new=True)).eval()
+    heads = Heads(4, 6, learn_new=True).eval()
     pair = all_methods()["rm"].pair(e, heads)
     with torch.no_grad():
         rho_query = heads.rho(torch.from_numpy(e.query["new"]))
@@ -133,12 +133,12 @@ def test_full_rm_serves_what_the_paper_says() -> None:
 def test_without_rho_the_new_embedding_stays_as_it_is() -> None:
     new = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
     e = Embeddings({"old": new, "new": new}, {"old": new, "new": new})
-    heads = Heads(HeadShape(6, 6)).eval()
+    heads = Heads(6, 6).eval()
     assert all_methods()["mcl"].pair(e, heads).forward.gallery is new
 
 
 def test_a_transformed_vector_does_not_depend_on_what_it_stands_among() -> None:
     new = np.random.default_rng(0).normal(size=(500, 24)).astype(np.float32)
-    rho = Heads(HeadShape(24, 24, learn_new=True)).eval().rho
+    rho = Heads(24, 24, learn_new=True).eval().rho
     alone = np.concatenate([transform(rho, new[i : i + 1]) for i in range(500)])
     np.testing.assert_array_equal(transform(rho, new), alone)

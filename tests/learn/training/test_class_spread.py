@@ -44,7 +44,7 @@ class OneBroken:
 
 def measured() -> ClassSpread:
     feed = PixelFeed(OneBroken(), ROWS)  # type: ignore[arg-type]
-    return class_spread(embed, 5, 3, feed, ROWS, TARGETS, torch.device("cpu"))
+    return class_spread(embed, (3, 5), feed, ROWS, TARGETS, torch.device("cpu"))
 
 
 def test_centres_and_distances_are_those_of_a_plain_loop() -> None:

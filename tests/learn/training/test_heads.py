@@ -14,12 +14,13 @@ from torch.multiprocessing.spawn import spawn
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import State, Task
+from ray_backfill.learn.methods.fct import TransformFit
+from ray_backfill.learn.methods.rank_merge import HeadFit
 from ray_backfill.learn.models.gather import gather, rank_and_size
 from ray_backfill.learn.papers import rank_merge as head_fit
 from ray_backfill.learn.papers.rank_merge import (
     HeadLoss,
     Heads,
-    HeadShape,
     LossBatch,
     balanced_batches,
     cl_m,
@@ -29,8 +30,7 @@ from ray_backfill.learn.papers.rank_merge import (
     rqt,
 )
 from ray_backfill.learn.training import map_loop
-from ray_backfill.learn.training.fit import Fit, TrainSet
-from ray_backfill.learn.training.fits import HeadFit, TransformFit, anchors_per_worker
+from ray_backfill.learn.training.fit import Fit, TrainSet, anchors_per_worker
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, LossSettings, TransformTraining
 from tests.learn.training._workers import leave_together
 
@@ -90,7 +90,7 @@ def test_training_follows_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a factor of 0 nothing is learned."""
     monkeypatch.setattr(head_fit, "warmup_cosine", lambda step, steps, warmup: 0.0)
     torch.manual_seed(0)
-    start = Heads(HeadShape(4, 5, learn_new=True)).state_dict()["rho.0.weight"].clone()
+    start = Heads(4, 5, learn_new=True).state_dict()["rho.0.weight"].clone()
     heads = RM.fit(_data(), SETTINGS, "cosine").network
     torch.testing.assert_close(heads.state_dict()["rho.0.weight"], start, rtol=0, atol=0)
 
@@ -107,7 +107,7 @@ def _one_step(head_loss: HeadLoss, learn_new: bool, rows: slice) -> tuple[float,
     """Loss and mean gradients of the heads on these rows of the batch, gathered over whoever takes part."""
     data = _data()
     torch.manual_seed(0)
-    heads = Heads(HeadShape(4, 5, learn_new)).double()
+    heads = Heads(4, 5, learn_new).double()
     rank, size = rank_and_size()
     mine = torch.from_numpy(data.vectors["new"][rows])
     reverse, forward = heads(mine)

@@ -7,9 +7,8 @@ import torch
 from pytorch_metric_learning.losses import ArcFaceLoss
 
 from ray_backfill.learn.models.backbones import BackboneInfo, class_logits
-from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.objective import Classification, classification_losses, fit_width
-from ray_backfill.learn.training.settings import ObjectiveSettings
+from ray_backfill.learn.training.settings import BackboneSettings, ObjectiveSettings
 
 ARCFACE = ObjectiveSettings(classification="arcface")
 

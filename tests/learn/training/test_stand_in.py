@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.folder import Classifier
+from ray_backfill.learn.methods.fct import TransformFit
 from ray_backfill.learn.models.apply import transform
 from ray_backfill.learn.papers.fastfill import fit_classifier, held_out, spread, train_transform
 from ray_backfill.learn.training.fit import TrainSet
-from ray_backfill.learn.training.fits import TransformFit
 from ray_backfill.learn.training.settings import ClassificationSettings, TransformSettings, TransformTraining
 
 Array = NDArray[np.float64]
