@@ -10,7 +10,6 @@ itself; the paper has pairs of images and texts. Without labels alpha is 0.5, as
 Shapes: N train items, Q of them as queries; B queries; d dimensions of the old model, n of the new one.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,20 +46,12 @@ class Slerp(FormulaMap):
     rotation_dn: NDArray[np.float32]
     alpha: float
 
-    kind = "slerp"
-
-    @property
-    def weights(self) -> dict[str, NDArray[np.float32]]:
-        return {"rotation.weight": self.rotation_dn}
+    kind, arrays = "slerp", {"rotation_dn": "rotation.weight"}
 
     @property
     def shape(self) -> dict[str, Any]:
         d, n = self.rotation_dn.shape
         return {"old_dim": d, "new_dim": n, "alpha": self.alpha}
-
-    @classmethod
-    def restored(cls, shape: Mapping[str, Any], weights: Mapping[str, NDArray[np.float32]]) -> "Slerp":
-        return cls(weights["rotation.weight"], shape["alpha"])
 
     def mapped(self, *vectors_Bp: Wide) -> Wide:
         """(B, d) and (B, n) embeddings of the same queries -> (B, d)."""

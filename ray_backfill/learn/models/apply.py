@@ -9,7 +9,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -49,25 +49,24 @@ _PENALTY = 1e-2
 
 
 class FormulaMap(ABC):
-    """A map that a formula gives. flops: floating-point operations of its matrix products so far."""
+    """A map that a formula gives, a dataclass. flops: floating-point operations of its matrix products so far.
+
+    arrays: field -> name in files. Its other fields are part of its shape.
+    """
 
     kind: ClassVar[str]
+    arrays: ClassVar[Mapping[str, str]]
     flops = 0
 
     @property
-    @abstractmethod
     def weights(self) -> dict[str, NDArray[np.float32]]:
         """Its arrays, by their names in files."""
+        return {name: getattr(self, field) for field, name in self.arrays.items()}
 
     @property
     @abstractmethod
     def shape(self) -> dict[str, Any]:
         """What else determines it, as JSON has it."""
-
-    @classmethod
-    @abstractmethod
-    def restored(cls, shape: Mapping[str, Any], weights: Mapping[str, NDArray[np.float32]]) -> FormulaMap:
-        """The map of this shape and these weights. Raises KeyError if one is missing."""
 
     @abstractmethod
     def mapped(self, *vectors_Bp: Wide) -> Wide:
@@ -88,20 +87,12 @@ class Affine(FormulaMap):
     bias_q: NDArray[np.float32]
     unit: bool = True
 
-    kind = "affine"
-
-    @property
-    def weights(self) -> dict[str, NDArray[np.float32]]:
-        return {"linear.weight": self.weight_qp, "linear.bias": self.bias_q}
+    kind, arrays = "affine", {"weight_qp": "linear.weight", "bias_q": "linear.bias"}
 
     @property
     def shape(self) -> dict[str, Any]:
         q, p = self.weight_qp.shape
         return {"input_dim": p, "output_dim": q, "unit": self.unit}
-
-    @classmethod
-    def restored(cls, shape: Mapping[str, Any], weights: Mapping[str, NDArray[np.float32]]) -> Affine:
-        return cls(weights["linear.weight"], weights["linear.bias"], shape["unit"])
 
     def mapped(self, *vectors_Bp: Wide) -> Wide:
         (x_Bp,) = vectors_Bp
@@ -220,7 +211,8 @@ def load_network(folder: Path) -> Any:
     try:
         weights = safetensors.numpy.load_file(path)
         if issubclass(kind, FormulaMap):
-            found = kind.restored(shape, weights)
+            given = {field.name: shape[field.name] for field in fields(kind) if field.name not in kind.arrays}
+            found = kind(**given, **{field: weights[name] for field, name in kind.arrays.items()})
             if found.shape != shape:
                 raise ValueError(f"its weights are those of {found.shape}")
             return found

@@ -32,7 +32,7 @@ from ray_backfill.learn.training.fit import (
     class_rows,
     known_classifier,
 )  # fmt: skip
-from ray_backfill.learn.training.map_loop import all_views, as_tensor, for_all_views, train_by_items
+from ray_backfill.learn.training.map_loop import all_views, for_all_views, train_by_items
 from ray_backfill.learn.training.objective import classification_losses
 from ray_backfill.learn.training.settings import ClassificationSettings, TransformSettings, TransformTraining
 
@@ -106,7 +106,8 @@ def train_transform(
         label_N = np.asarray(data.label)
         known = known_classifier(data, fit.target) or fit_classifier(data.vectors[fit.target], label_N, settings)
         class_KN = for_all_views(data, class_rows(known, label_N), device)
-        classifier = as_tensor(known.weight, device) * scale[fit.target], as_tensor(known.bias, device)
+        weight, bias = (torch.from_numpy(np.array(v, np.float32)).to(device) for v in (known.weight, known.bias))
+        classifier = weight * scale[fit.target], bias
     torch.manual_seed(training.seed)
     dims = [x.shape[1] for x in inputs]
     network = Transform(dims, target.shape[1], training.hidden, fit.uncertainty).to(device)

@@ -19,25 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_backfill.learn.models.backbones import Backbone, BackboneInfo, class_logits
-from ray_backfill.learn.training.objective import (
-    ClassSpread,
-    CompatibleObjective,
-    OldModel,
-    classification_losses,
-    fit_width,
-)
-from ray_backfill.learn.training.settings import ObjectiveSettings
+from ray_backfill.learn.models.backbones import BackboneInfo, class_logits
+from ray_backfill.learn.training.objective import ClassSpread, Objective, classification_losses, fit_width
 
 
-class MixedCompatible(CompatibleObjective):
+class MixedCompatible(Objective):
     """Classification loss of new embeddings, a share of which are replaced by old embeddings of the same images."""
 
-    def __init__(
-        self, backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
-    ) -> None:
-        super().__init__(backbone, info, settings, old)
-        share = settings.compatible.mix_trusted
+    def prepare(self, info: BackboneInfo) -> None:
+        share = self.settings.compatible.mix_trusted
         self._centre_Cd, self._trusted_C = self.old.class_radii(
             len(info.classes), lambda spread: trusted_radii(spread, share)
         )

@@ -13,21 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ray_backfill.learn.models.gather import gather
-from ray_backfill.learn.training.objective import CompatibleObjective, classification_losses, fit_width
+from ray_backfill.learn.training.objective import Objective, fit_width
 
 
-class RegressionAlleviating(CompatibleObjective):
+class RegressionAlleviating(Objective):
     """Classification loss, plus a contrastive loss against the frozen old model on the same views."""
 
     hard = False
 
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
-        new_bd, logits_bC = self.backbone(views[0])
-        losses_b = classification_losses(logits_bC, target_B, self.settings, self.backbone.cosine_scale)
+        new_bd, losses_b, right_b = self.classified(views[0], target_B)
         settings = self.settings.compatible
         hardest = settings.hard_negatives if self.hard else None
         contrast_b = contrast(new_bd, self.old.embed(views[0]), target_B, settings.ract_tau, hardest)
-        return losses_b + settings.ract_weight * contrast_b, logits_bC.argmax(1) == target_B
+        return losses_b + settings.ract_weight * contrast_b, right_b
 
 
 class HardestNegatives(RegressionAlleviating):

@@ -127,11 +127,6 @@ def train_by_items(
     )
 
 
-def as_tensor(vectors: NDArray[np.floating], device: torch.device) -> Tensor:
-    """Stored vectors as float32. Copies, because arrays from Parquet are read-only."""
-    return torch.from_numpy(np.array(vectors, np.float32)).to(device)
-
-
 def warmup_cosine(step: int, steps: int, warmup_steps: int) -> float:
     """Factor of the peak learning rate: a linear rise over warmup_steps, then a cosine to 0 at ``steps``."""
     if step < warmup_steps:

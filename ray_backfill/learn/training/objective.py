@@ -90,26 +90,29 @@ class Objective(nn.Module, ABC):
         """backbone: untrained. old: None for objectives that do not need it."""
         super().__init__()
         self.backbone, self.settings = backbone, settings
+        # In a tuple torch does not find the old network: it is not trained, put in train mode or saved.
+        self._old = (old,)
+        self.prepare(info)
+
+    def prepare(self, info: BackboneInfo) -> None:
+        """Makes what the loss needs besides the backbone. info: describes it."""
+
+    @property
+    def old(self) -> OldModel:
+        """The frozen old model, if this objective needs it."""
+        (old,) = self._old
+        assert old is not None
+        return old
 
     @abstractmethod
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
         """Views, each (B, C, S, S) float in [0, 1] -> (B,) losses, and (B,) bool, which predictions were right."""
 
-
-class CompatibleObjective(Objective):
-    """An objective that compares with the frozen old model."""
-
-    def __init__(
-        self, backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
-    ) -> None:
-        super().__init__(backbone, info, settings, old)
-        assert old is not None
-        # In a tuple torch does not find the old network: it is not trained, put in train mode or saved.
-        self._old = (old,)
-
-    @property
-    def old(self) -> OldModel:
-        return self._old[0]
+    def classified(self, view_BCSS: Tensor, target_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, d) embeddings, (B,) classification losses, and (B,) bool, which predictions are right."""
+        embedding_Bd, logits_BC = self.backbone(view_BCSS)
+        losses_B = classification_losses(logits_BC, target_B, self.settings, self.backbone.cosine_scale)
+        return embedding_Bd, losses_B, logits_BC.argmax(1) == target_B
 
 
 # The class of an objective, possibly with some arguments bound.
@@ -120,9 +123,7 @@ class Classification(Objective):
     """The backbone as a classifier of its classes: the objective of the old and the new model."""
 
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
-        _, logits_BC = self.backbone(views[0])
-        losses_B = classification_losses(logits_BC, target_B, self.settings, self.backbone.cosine_scale)
-        return losses_B, logits_BC.argmax(1) == target_B
+        return self.classified(views[0], target_B)[1:]
 
 
 def classification_losses(
