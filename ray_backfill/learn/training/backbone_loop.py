@@ -22,7 +22,7 @@ from ray_backfill.images.source import ImageSource
 from ray_backfill.learn.models.apply import counted_flops
 from ray_backfill.learn.models.backbones import Backbone, BackboneInfo, pixels_to_float, shapes_only
 from ray_backfill.learn.models.gather import gather, rank_and_size
-from ray_backfill.learn.training import batches as feeding
+from ray_backfill.learn.training import batches
 from ray_backfill.learn.training.batches import PixelFeed, Work, augment
 from ray_backfill.learn.training.map_loop import warmup_cosine
 from ray_backfill.learn.training.objective import Classification, MakeObjective, Objective, OldModel, freeze_old
@@ -97,7 +97,7 @@ def train_backbone(
     """
     device, (_, size) = device or torch.device("cpu"), rank_and_size()
     batch = images_per_worker(len(rows), info.classes, settings, size)
-    feed = PixelFeed(source, rows, threads, feeding.CACHE_BYTES // size)
+    feed = PixelFeed(source, rows, threads, batches.CACHE_BYTES // size)
     targets = np.searchsorted(info.classes, source.items("train").labels_N)
     with_means = settings.compatible.pseudo_weights
     frozen = freeze_old(old, info, feed, rows, targets, device, with_means) if old else None
