@@ -54,48 +54,41 @@ def least_squares(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wi
 
 def relaxed(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
     """Drawn to the rotation."""
-    strength = settings.relaxation if settings.relaxation is not None else relaxation_of(x_Np, y_Nq)
+    strength = settings.relaxation if settings.relaxation is not None else strength_of(x_Np, y_Nq, rotation)
     return about_means(x_Np, y_Nq, lambda x, y: regression(x, y, strength, towards=rotation(x, y)))
 
 
 def ridge(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
     """Drawn to zero, then stretched: see ``stretch``."""
-    strength = settings.ridge if settings.ridge is not None else penalty_of(x_Np, y_Nq)
+    strength = settings.ridge if settings.ridge is not None else strength_of(x_Np, y_Nq)
     fit = partial(regression, strength=strength)
     return about_means(x_Np, y_Nq, lambda x, y: fit(x, y) * stretch(x_Np, y_Nq, fit))
 
 
 def low_rank(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
     """Ridge of a rank, stretched."""
-    strength = penalty_of(x_Np, y_Nq)
+    strength = strength_of(x_Np, y_Nq)
     rank = rank_of(x_Np, y_Nq, strength, settings.rank_share)
     fit = partial(reduced_rank, rank=rank, strength=strength)
     return about_means(x_Np, y_Nq, lambda x, y: fit(x, y) * stretch(x_Np, y_Nq, fit))
 
 
-def penalty_of(x_Np: Wide, y_Nq: Wide) -> float:
-    """The strength of the ridge penalty that predicts held-out items best. Cost: O(N p (p + q) + p^3)."""
+def strength_of(x_Np: Wide, y_Nq: Wide, towards: Callable[[Wide, Wide], Wide] | None = None) -> float:
+    """The strength of the penalty that predicts held-out items best. Cost: O(N p (p + q) + p^3).
+
+    towards: fits the map to which the penalty draws, such as ``rotation``; None: to zero, which is a ridge.
+    """
     errors = []
     for part in parts(x_Np, y_Nq):
+        y, drawn_to = part.y, np.zeros(())
+        if towards is not None:
+            # What is left to learn beside that map shrinks to zero as a ridge does.
+            fixed = towards(part.x, part.y)
+            y, drawn_to = part.y - part.x @ fixed, part.held_x @ fixed
         scale, basis = np.linalg.eigh(part.x.T @ part.x)
-        weight, held_x = basis.T @ (part.x.T @ part.y), part.held_x @ basis
-        mean = scale.mean()
-        shrunk = ((held_x / (scale + strength * mean)) @ weight for strength in STRENGTHS)
-        errors.append([squared_error(predicted, part.held_y) for predicted in shrunk])
-    return best_of(STRENGTHS, errors)
-
-
-def relaxation_of(x_Np: Wide, y_Nq: Wide) -> float:
-    """The strength of the pull to the rotation that predicts held-out items best."""
-    errors = []
-    for part in parts(x_Np, y_Nq):
-        turn = rotation(part.x, part.y)
-        scale, basis = np.linalg.eigh(part.x.T @ part.x)
-        # What is left to learn beside the rotation shrinks to zero as a ridge does.
-        left, held_x = basis.T @ (part.x.T @ (part.y - part.x @ turn)), part.held_x @ basis
-        mean, turned = scale.mean(), part.held_x @ turn
-        drawn = (turned + (held_x / (scale + strength * mean)) @ left for strength in STRENGTHS)
-        errors.append([squared_error(predicted, part.held_y) for predicted in drawn])
+        weight, held_x, mean = basis.T @ (part.x.T @ y), part.held_x @ basis, scale.mean()
+        predicted = (drawn_to + (held_x / (scale + strength * mean)) @ weight for strength in STRENGTHS)
+        errors.append([squared_error(each, part.held_y) for each in predicted])
     return best_of(STRENGTHS, errors)
 
 

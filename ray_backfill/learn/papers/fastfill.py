@@ -132,29 +132,6 @@ def log_variances(inputs: list[FloatArray], network: Any) -> NDArray[np.float64]
     return np.concatenate(parts)
 
 
-def item_losses(
-    network: Any,
-    classifier: Classifier,
-    old_Nd: FloatArray,
-    new_Nd: FloatArray,
-    label_N: NDArray[Any],
-    settings: TransformSettings,
-) -> NDArray[np.float64]:
-    """(N,) l2 + disc of each item, which the uncertainty should predict. Source: FastFill, eq. 3 and appendix E.
-
-    NaN for items of classes that the classifier does not know, because their loss is unknown. ``relative`` losses are
-    shares of the spread of these items, as they are of that of the train split in training.
-    """
-    scale = spread(new_Nd) if settings.relative else 1.0
-    h_Nd = torch.from_numpy(transform(network, old_Nd))
-    weight, bias = (torch.from_numpy(v.copy()) for v in (classifier.weight, classifier.bias))
-    with torch.inference_mode():
-        l2_N = (h_Nd - torch.from_numpy(np.array(new_Nd, np.float32))).square().mean(1) / scale**2
-        rows_N = torch.from_numpy(class_rows(classifier, label_N))
-        disc_N = disc_losses(h_Nd, rows_N, weight, bias, settings).masked_fill(rows_N < 0, torch.nan)
-        return (l2_N + settings.disc_weight * disc_N).double().numpy()
-
-
 # Share of each class that is held out; at least one item of every class that has two.
 _HELD_OUT = 0.2
 # Steps of Adam, items in each, and the peak learning rate for embeddings of spread 1.
