@@ -36,7 +36,7 @@ PARTS = 5
 # in every dimension), at a fifth of the cost.
 MANY = 1_000
 
-_TRAIN_RESIDUAL = Deferred("ray_backfill.learn.papers.drift_adapter", "train_residual")
+_TRAIN_MLP = Deferred("ray_backfill.learn.papers.drift_adapter", "train_mlp")
 
 
 def procrustes(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
@@ -255,7 +255,7 @@ class ResidualFit(FitByItems):
         self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
         base = self.base.affine(data, settings.adapters, distance)
-        return _TRAIN_RESIDUAL(base, data, self.models, settings.transforms, device, on_epoch)
+        return _TRAIN_MLP(base, data, self.models, base.unit, settings.transforms, device, on_epoch)
 
 
 def _gallery(e: Embeddings, network: Any) -> UpgradePair:

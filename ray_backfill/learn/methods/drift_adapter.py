@@ -24,7 +24,7 @@ from ray_backfill.learn.models.apply import Wide
 from ray_backfill.learn.training.fit import Choice, Device, Fit, FitByItems, Fitted, OnEpoch, TrainSet
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 
-_TRAIN = Deferred("ray_backfill.learn.papers.drift_adapter", "train_scaled_residual")
+_TRAIN = Deferred("ray_backfill.learn.papers.drift_adapter", "train_mlp")
 
 
 def drift_procrustes(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
@@ -57,7 +57,7 @@ class ScaledResidualFit(FitByItems):
     def fit(
         self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
     ) -> Fitted:
-        return _TRAIN(data, self.models, distance == "cosine", settings.transforms, device, on_epoch)
+        return _TRAIN(None, data, self.models, distance == "cosine", settings.transforms, device, on_epoch)
 
 
 _GLOSSARY = {

@@ -66,22 +66,8 @@ def _mlp(inputs: int, hidden: int, outputs: int) -> tuple[nn.Linear, nn.Linear]:
     return inner, outer
 
 
-def train_residual(
-    base: Affine,
-    data: TrainSet,
-    models: tuple[str, str],
-    training: TransformTraining,
-    device: Device = None,
-    on_epoch: OnEpoch = None,
-) -> Fitted:
-    """Train a small MLP on top of ``base``. models: the source and the target model of the map."""
-    torch.manual_seed(training.seed)
-    network = Residual(base.shape["input_dim"], base.shape["output_dim"], unit=base.unit)
-    network.base.load_state_dict({"weight": torch.from_numpy(base.weight_qp), "bias": torch.from_numpy(base.bias_q)})
-    return _train(network, data, models, training, device, on_epoch)
-
-
-def train_scaled_residual(
+def train_mlp(
+    base: Affine | None,
     data: TrainSet,
     models: tuple[str, str],
     unit: bool,
@@ -89,26 +75,23 @@ def train_scaled_residual(
     device: Device = None,
     on_epoch: OnEpoch = None,
 ) -> Fitted:
-    """Train Drift-Adapter's MLP. models: the source and the target model of the map. unit: on vectors of length 1."""
-    torch.manual_seed(training.seed)
-    source, target = (data.vectors[model].shape[1] for model in models)
-    return _train(ScaledResidual(source, target, unit=unit), data, models, training, device, on_epoch)
+    """Train an MLP on the squared error of its predictions: on top of ``base``, or without one Drift-Adapter's.
 
-
-def _train(
-    network: Residual | ScaledResidual,
-    data: TrainSet,
-    models: tuple[str, str],
-    training: TransformTraining,
-    device: Device,
-    on_epoch: OnEpoch,
-) -> Fitted:
-    """Train a network on the squared error of its predictions."""
+    models: the source and the target model of the map. unit: on vectors of length 1.
+    """
     device = device or torch.device("cpu")
-    network.to(device)
     source, target = (all_views(data, model, device) for model in models)
-    if network.unit:
-        target = nn.functional.normalize(target, dim=1)
+    if unit:
+        target = F.normalize(target, dim=1)
+    torch.manual_seed(training.seed)
+    network: nn.Module
+    if base is None:
+        network = ScaledResidual(source.shape[1], target.shape[1], unit=unit)
+    else:
+        network = Residual(source.shape[1], target.shape[1], unit=unit)
+        weight, bias = torch.from_numpy(base.weight_qp), torch.from_numpy(base.bias_q)
+        network.base.load_state_dict({"weight": weight, "bias": bias})
+    network.to(device)
 
     def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
         return (model(source[rows]) - target[rows]).square().sum(1).mean()
