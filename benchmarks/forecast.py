@@ -40,7 +40,7 @@ from ray_backfill.forecast.methods import Starts, exact_starts, forecast_method,
 from ray_backfill.forecast.sample import closest_stand_ins, draw_sample
 from ray_backfill.forecast.stored_sample import free_pairs
 from ray_backfill.learn.methods import Method
-from ray_backfill.learn.stand_in_map import fit_stand_in
+from ray_backfill.learn.models.apply import fit_stand_in
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
 

@@ -31,7 +31,7 @@ from ray_backfill.engine.index import IndexSettings, make_partition
 from ray_backfill.engine.systems import FloatArray
 from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.learn.models.backbones import Backbone, pixels_to_float
-from ray_backfill.learn.models.settings import BackboneSettings
+from ray_backfill.learn.training.settings import BackboneSettings
 from ray_backfill.recipes import load_recipe
 
 # Number of queries that the retrieval track of Google Landmarks v2 scores.

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import torch
+from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
 from ray_backfill.compare.evaluation import Evaluation
@@ -26,15 +28,17 @@ from ray_backfill.compare.resolve import resolve
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, finish_stage, read_json
-from ray_backfill.data.folder import read_folder
+from ray_backfill.data.folder import Classifier, read_folder
 from ray_backfill.data.write import write_parquet
 from ray_backfill.engine.merges import all_merges
 from ray_backfill.engine.orders import find_order
 from ray_backfill.engine.replay import usable_cpus
+from ray_backfill.engine.systems import FloatArray
 from ray_backfill.learn.methods import Method, find_methods
-from ray_backfill.learn.models.apply import load_network
-from ray_backfill.learn.papers.fastfill import fit_classifier, item_losses
-from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.learn.models.apply import load_network, transform
+from ray_backfill.learn.papers.fastfill import disc_losses, fit_classifier, spread
+from ray_backfill.learn.training.fit import class_rows
+from ray_backfill.learn.training.settings import FitSettings, TransformSettings
 from ray_backfill.recipes import Recipe, describe_recipe, load_recipe
 from ray_backfill.recipes.run.pipeline import run_recipe
 from ray_backfill.workers.session import session
@@ -207,6 +211,29 @@ def _sigma_against_loss(experiment: Experiment, context: Context) -> tuple[float
         known_N = np.isfinite(losses_N)  # items of classes that the new model's classifier knows
         taus.append(float(kendalltau(sigma_N[known_N], losses_N[known_N]).statistic))
     return tuple(taus)
+
+
+def item_losses(
+    network: Any,
+    classifier: Classifier,
+    old_Nd: FloatArray,
+    new_Nd: FloatArray,
+    label_N: NDArray[Any],
+    settings: TransformSettings,
+) -> NDArray[np.float64]:
+    """(N,) l2 + disc of each item, which the uncertainty should predict. Source: FastFill, eq. 3 and appendix E.
+
+    NaN for items of classes that the classifier does not know, because their loss is unknown. ``relative`` losses are
+    shares of the spread of these items, as they are of that of the train split in training.
+    """
+    scale = spread(new_Nd) if settings.relative else 1.0
+    h_Nd = torch.from_numpy(transform(network, old_Nd))
+    weight, bias = (torch.from_numpy(v.copy()) for v in (classifier.weight, classifier.bias))
+    with torch.inference_mode():
+        l2_N = (h_Nd - torch.from_numpy(np.array(new_Nd, np.float32))).square().mean(1) / scale**2
+        rows_N = torch.from_numpy(class_rows(classifier, label_N))
+        disc_N = disc_losses(h_Nd, rows_N, weight, bias, settings).masked_fill(rows_N < 0, torch.nan)
+        return (l2_N + settings.disc_weight * disc_N).double().numpy()
 
 
 def _compared(experiment: Experiment) -> str:

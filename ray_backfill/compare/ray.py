@@ -33,8 +33,8 @@ from ray_backfill.engine.replay.prepare import Prepared, Served, prepare_replay
 from ray_backfill.engine.replay.shard import Found, GalleryShard, make_forms
 from ray_backfill.engine.systems import IntArray, RetrievalSystem
 from ray_backfill.learn.methods import Embeddings, Method, find_methods
+from ray_backfill.learn.models.apply import StandInMap
 from ray_backfill.learn.models.gather import rank_and_size
-from ray_backfill.learn.stand_in_map import StandInMap
 from ray_backfill.learn.training.fit import fit_into, read_train_set, train_set
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.progress import sent_as_row, sent_to, shown_in

@@ -8,6 +8,7 @@ vectors.
 
 import importlib
 import pkgutil
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import entry_points
 from types import ModuleType
@@ -19,11 +20,15 @@ _GROUP = "ray_backfill"
 
 
 def own_rows(package: ModuleType, table: str, first: str = "") -> list[Any]:
-    """Return the rows of ``table`` in all public modules of ``package``, by name of the module. first: goes first."""
-    names = [module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")]
-    names.sort(key=lambda name: (name != first, name))
-    modules = (importlib.import_module(f"{package.__name__}.{name}") for name in names)
-    return [row for module in modules for row in getattr(module, table, ())]
+    """Return the rows of ``table`` in all public modules of ``package``, by name of the module. first: goes first.
+
+    A module of several papers has a dictionary instead: rows by name, which are sorted as if each name were a module.
+    """
+    found: dict[str, Iterable[Any]] = {}
+    for name in (module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")):
+        rows = getattr(importlib.import_module(f"{package.__name__}.{name}"), table, ())
+        found |= rows if isinstance(rows, dict) else {name: rows}
+    return [row for name in sorted(found, key=lambda name: (name != first, name)) for row in found[name]]
 
 
 def rows_from_outside(table: str) -> list[Any]:

@@ -18,7 +18,7 @@ from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.forecast.models import KnownItems
 from ray_backfill.forecast.sample import PILOT, Sample
 from ray_backfill.forecast.stored_sample import StoredSample, free_pairs, positions_of
-from ray_backfill.learn.stand_in_map import StandInMap, fit_stand_in
+from ray_backfill.learn.models.apply import StandInMap, fit_stand_in
 
 _NOTHING = np.empty(0, np.int64)
 # Share of a sample that may lack a new embedding, such as unreadable images. If more does, a file was forgotten.

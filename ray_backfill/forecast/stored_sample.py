@@ -22,7 +22,7 @@ from ray_backfill.engine.systems import FloatArray, GroundTruth, IntArray, Retri
 from ray_backfill.forecast.sample import REASONS, Sample, closest_stand_ins, draw_sample
 from ray_backfill.forecast.settings import SampleSettings
 from ray_backfill.forecast.tables import SampledItem
-from ray_backfill.learn.stand_in_map import fit_stand_in
+from ray_backfill.learn.models.apply import fit_stand_in
 
 # Version of the file; increases when its meaning or that of its key changes.
 FORMAT = 2

@@ -13,8 +13,7 @@ from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.core.errors import InputError, require_positive, unknown_name
 from ray_backfill.core.plugins import own_rows, rows_from_outside
 from ray_backfill.images.class_split import Divided, Protocol
-from ray_backfill.learn.models.settings import BackboneSettings
-from ray_backfill.learn.training.settings import BackboneTraining, FitSettings
+from ray_backfill.learn.training.settings import BackboneSettings, BackboneTraining, FitSettings
 
 ImagesT = TypeVar("ImagesT")
 

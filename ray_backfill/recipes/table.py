@@ -24,10 +24,10 @@ from ray_backfill.images.datasets.folders import (
     TinyImageNetSettings,
     VGGFace2Settings,
 )
-from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.settings import (
     AdapterSettings,
     Augmentation,
+    BackboneSettings,
     BackboneTraining,
     CompatibleLosses,
     FitSettings,

@@ -21,9 +21,8 @@ from ray_backfill.data.truth import ground_truth
 from ray_backfill.images.class_split import Divided, Protocol
 from ray_backfill.images.datasets import image_folder, landmarks, manifest, open_images
 from ray_backfill.learn.models.backbones import BackboneInfo, load_backbone, pixels_to_float, save_backbone
-from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.batches import augment, own_view
-from ray_backfill.learn.training.settings import Augmentation, BackboneTraining
+from ray_backfill.learn.training.settings import Augmentation, BackboneSettings, BackboneTraining
 from ray_backfill.recipes import EmbedSettings
 from ray_backfill.recipes.run import embed
 from ray_backfill.recipes.run.embed import EmbedRequest, Part, embed_stage

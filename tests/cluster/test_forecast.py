@@ -20,9 +20,8 @@ from ray_backfill.forecast.ray import gallery_in_shards
 from ray_backfill.forecast.run import forecast_methods
 from ray_backfill.forecast.sample import closest_stand_ins, draw_sample
 from ray_backfill.forecast.stored_sample import free_pairs, read_before_backfill
-from ray_backfill.learn.models.apply import save_network
-from ray_backfill.learn.papers.rank_merge import Heads, HeadShape
-from ray_backfill.learn.stand_in_map import fit_stand_in
+from ray_backfill.learn.models.apply import fit_stand_in, save_network
+from ray_backfill.learn.papers.rank_merge import Heads
 from ray_backfill.learn.training.settings import FitSettings
 from tests.forecast.galleries import gallery
 
@@ -48,7 +47,7 @@ def write(path: Path) -> np.ndarray:
 
 def test_any_number_of_shards_gives_the_forecast_of_one_process(ray_session: None, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    save_network(tmp_path / "rm", Heads(HeadShape(12, 24, learn_new=True)).eval())
+    save_network(tmp_path / "rm", Heads(12, 24, learn_new=True).eval())
     new = write(tmp_path / "data")
     folder = read_before_backfill(tmp_path / "data")
     assert folder.queries is not None

@@ -22,7 +22,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.learn.models.apply import save_network
-from ray_backfill.learn.papers.rank_merge import Heads, HeadShape
+from ray_backfill.learn.papers.rank_merge import Heads
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import ReplayPlace
 
@@ -53,8 +53,7 @@ def test_any_number_of_shards_gives_the_curves_of_one_process(
     ray_session: None, tmp_path: Path, metrics: tuple[str, ...]
 ) -> None:
     torch.manual_seed(0)
-    shape = HeadShape(4, 6, learn_new=True)
-    save_network(tmp_path / "rm", Heads(shape).eval())
+    save_network(tmp_path / "rm", Heads(4, 6, learn_new=True).eval())
     evaluation = Evaluation(
         ("offline", "rm_naive", "rm"), ("random", "centroid_cosine"), ("raw", "quantile", "csls", "rrf"), metrics
     )

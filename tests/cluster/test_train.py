@@ -21,9 +21,14 @@ from ray_backfill.images.datasets import landmarks
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.models.apply import load_network
 from ray_backfill.learn.models.backbones import BackboneInfo, load_backbone, save_backbone
-from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.fit import TrainSet
-from ray_backfill.learn.training.settings import BackboneTraining, FitSettings, HeadTraining, TransformTraining
+from ray_backfill.learn.training.settings import (
+    BackboneSettings,
+    BackboneTraining,
+    FitSettings,
+    HeadTraining,
+    TransformTraining,
+)
 from ray_backfill.recipes.run import backbones
 from ray_backfill.recipes.run.backbones import BackboneJob, train_backbone_stage
 from ray_backfill.workers.settings import Workers

@@ -24,8 +24,8 @@ from ray_backfill.engine.systems import UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method, find_methods
 from ray_backfill.learn.models.apply import Affine, FittedMap, save_network
 from ray_backfill.learn.papers.fastfill import fit_classifier
-from ray_backfill.learn.papers.fct import Transform, TransformShape
-from ray_backfill.learn.papers.orthogonal import JointMaps, JointShape
+from ray_backfill.learn.papers.fct import Transform
+from ray_backfill.learn.papers.orthogonal import JointMaps
 from ray_backfill.learn.training.settings import ClassificationSettings
 
 RNG = np.random.default_rng(0)
@@ -49,9 +49,9 @@ def maps(tmp_path: Path) -> FittedMaps:
     torch.manual_seed(0)
     weight = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
     made: dict[str, FittedMap] = {
-        "fastfill": Transform(TransformShape((4,), 6, 8, uncertainty=True)),
-        "fastfill_l2_u": Transform(TransformShape((4,), 6, 8, uncertainty=True)),
-        "fct": Transform(TransformShape((4,), 6, 8)),
+        "fastfill": Transform((4,), 6, 8, uncertainty=True),
+        "fastfill_l2_u": Transform((4,), 6, 8, uncertainty=True),
+        "fct": Transform((4,), 6, 8),
         "ridge_gallery": Affine(weight, np.zeros(6, np.float32)),
     }
     for name, network in made.items():
@@ -145,7 +145,7 @@ def test_the_distance_to_the_closest_new_class_mean_is_that_of_the_mapped_item(
 ) -> None:
     folder = with_train(tmp_path)
     torch.manual_seed(1)
-    save_network(tmp_path / "maps" / "lambda_orthogonal", JointMaps(JointShape(4, 6, strict=False)).eval())
+    save_network(tmp_path / "maps" / "lambda_orthogonal", JointMaps(4, 6, strict=False).eval())
     maps = FittedMaps({**maps.folders, "lambda_orthogonal": tmp_path / "maps" / "lambda_orthogonal"})
     order = order_of(folder, "mapped_class_mean_distance", maps)
     found = {}

@@ -8,10 +8,9 @@ import torch
 from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.learn.methods import BackboneKind, all_backbones, all_methods
 from ray_backfill.learn.models.backbones import BackboneInfo
-from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.training.backbone_loop import Epoch, train_backbone, training_rows
 from ray_backfill.learn.training.objective import OldModel
-from ray_backfill.learn.training.settings import BackboneTraining
+from ray_backfill.learn.training.settings import BackboneSettings, BackboneTraining
 
 SOURCE = open_images(landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4))
 INFO = BackboneInfo(BackboneSettings(dim=8, width=4), channels=3, image_size=16, classes=[0, 1, 3])

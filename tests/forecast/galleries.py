@@ -11,7 +11,7 @@ from ray_backfill.engine.replay import Curve, replay
 from ray_backfill.engine.systems import GroundTruth, RetrievalSystem, UpgradePair
 from ray_backfill.forecast.models import KnownItems
 from ray_backfill.forecast.sample import Sample, closest_stand_ins, draw_sample
-from ray_backfill.learn.stand_in_map import fit_stand_in
+from ray_backfill.learn.models.apply import fit_stand_in
 
 POINTS = 5
 METRICS = ("mAP", "mAP@100", "recall@100")

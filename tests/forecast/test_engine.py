@@ -11,7 +11,7 @@ from ray_backfill.forecast.counts import Forms
 from ray_backfill.forecast.engine import Forecast, forecast_pair, moments_of
 from ray_backfill.forecast.estimate import area_weights, moment_weights
 from ray_backfill.forecast.models import KnownForms
-from ray_backfill.learn.stand_in_map import fit_stand_in
+from ray_backfill.learn.models.apply import fit_stand_in
 from tests.forecast.galleries import METRICS, POINTS, Gallery, gallery, known_of
 
 T = np.linspace(0, 1, POINTS)

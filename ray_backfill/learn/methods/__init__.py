@@ -1,8 +1,10 @@
-"""Upgrade methods; one file per paper, found by module name.
+"""The table of upgrade methods. Its modules are found by their names and import no torch.
 
-A module defines ``METHODS``, a tuple of ``Method``. Each method states which pair of retrieval systems serves the
-gallery during the backfill, and what has to be fitted or trained for it. A module may also define ``BACKBONES``, a
-tuple of ``BackboneKind``: networks that are trained in addition to the old and the new one.
+A module defines ``METHODS``, a tuple of ``Method``, or a dictionary of such tuples by paper. Each method states which
+pair of retrieval systems serves the gallery during the backfill, and what has to be fitted for it. Formulas are here;
+networks, losses and trainings, which need torch, are in ``learn.papers``, one file per paper; ``Deferred`` names them.
+A module may also define ``BACKBONES``, a tuple of ``BackboneKind``: networks that are trained in addition to the old
+and the new one.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ray_backfill.core.errors import unknown_name
 from ray_backfill.core.plugins import own_rows, rows_from_outside
-from ray_backfill.engine.systems import FloatArray, UpgradePair
-from ray_backfill.learn.models.settings import BackboneSettings
+from ray_backfill.engine.systems import FloatArray, RetrievalSystem, UpgradePair
 from ray_backfill.learn.training.fit import Fit
+from ray_backfill.learn.training.settings import BackboneSettings
 
 if TYPE_CHECKING:
     from ray_backfill.learn.training.objective import MakeObjective
@@ -37,6 +39,10 @@ class Embeddings:
 
     query: Mapping[str, FloatArray]
     gallery: Mapping[str, FloatArray]
+
+    def system(self, model: str) -> RetrievalSystem:
+        """{model, model}: old is the service before the upgrade, new that after a finished offline backfill."""
+        return RetrievalSystem(self.query[model], self.gallery[model])
 
 
 @dataclass(frozen=True)
@@ -114,12 +120,12 @@ class BackboneKind:
 
 
 def all_backbones() -> dict[str, BackboneKind]:
-    """Every kind of backbone besides old and new by name, in the order of modules and of their tables."""
+    """Every kind of backbone besides old and new by name, in the order of ``all_methods``."""
     return {kind.name: kind for kind in _rows("BACKBONES")}
 
 
 def all_methods() -> dict[str, Method]:
-    """Every known method by name: first the baselines, then in the order of modules and of their tables."""
+    """Every known method by name: the baselines, then by paper in alphabetical order, then those from outside."""
     return {method.name: method for method in _rows("METHODS")}
 
 

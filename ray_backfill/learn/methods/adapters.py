@@ -9,32 +9,34 @@ dimensions as hundreds of items plain least squares learns noise (docs/results/w
 Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ray_backfill.core.plugins import Deferred
 from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method
-from ray_backfill.learn.methods.baselines import new_system
-from ray_backfill.learn.models.apply import Wide, transform
-from ray_backfill.learn.training.adapters import Formula, FormulaFit, ResidualFit, best_of, parts, squared_error
-from ray_backfill.learn.training.fit import Choice, Fit
-from ray_backfill.learn.training.settings import AdapterSettings
+from ray_backfill.learn.models.apply import Affine, Wide, transform, unit
+from ray_backfill.learn.training.fit import Choice, Device, Fit, FitByItems, Fitted, OnEpoch, TrainSet
+from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 
-_GLOSSARY = {
-    "Adapter": "A small map between the embeddings of two models, fitted on pairs of embeddings without labels. "
-    "gallery: it maps the old gallery into the new space; query: it maps new queries into the old space."
-}
-
-
-Pair = Callable[[Embeddings, Any], UpgradePair]
+Value = TypeVar("Value")
+# X and Y -> weight W, (p, q), and bias b, (q,), of the map X W + b.
+Formula = Callable[[Wide, Wide, AdapterSettings], tuple[Wide, Wide]]
 
 # Penalties, in units of the inputs' mean variance per dimension, and ranks, as shares of the smaller dimension, among
 # which cross-validation chooses.
 STRENGTHS = (1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 RANK_SHARES = tuple(i / 8 for i in range(1, 9))
+PARTS = 5
+# From this many items on, one held-out part tells the strengths apart as well as all five do (each item says something
+# in every dimension), at a fifth of the cost.
+MANY = 1_000
+
+_TRAIN_MLP = Deferred("ray_backfill.learn.papers.drift_adapter", "train_mlp")
 
 
 def procrustes(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
@@ -52,48 +54,41 @@ def least_squares(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wi
 
 def relaxed(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
     """Drawn to the rotation."""
-    strength = settings.relaxation if settings.relaxation is not None else relaxation_of(x_Np, y_Nq)
+    strength = settings.relaxation if settings.relaxation is not None else strength_of(x_Np, y_Nq, rotation)
     return about_means(x_Np, y_Nq, lambda x, y: regression(x, y, strength, towards=rotation(x, y)))
 
 
 def ridge(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
     """Drawn to zero, then stretched: see ``stretch``."""
-    strength = settings.ridge if settings.ridge is not None else penalty_of(x_Np, y_Nq)
+    strength = settings.ridge if settings.ridge is not None else strength_of(x_Np, y_Nq)
     fit = partial(regression, strength=strength)
     return about_means(x_Np, y_Nq, lambda x, y: fit(x, y) * stretch(x_Np, y_Nq, fit))
 
 
 def low_rank(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
     """Ridge of a rank, stretched."""
-    strength = penalty_of(x_Np, y_Nq)
+    strength = strength_of(x_Np, y_Nq)
     rank = rank_of(x_Np, y_Nq, strength, settings.rank_share)
     fit = partial(reduced_rank, rank=rank, strength=strength)
     return about_means(x_Np, y_Nq, lambda x, y: fit(x, y) * stretch(x_Np, y_Nq, fit))
 
 
-def penalty_of(x_Np: Wide, y_Nq: Wide) -> float:
-    """The strength of the ridge penalty that predicts held-out items best. Cost: O(N p (p + q) + p^3)."""
+def strength_of(x_Np: Wide, y_Nq: Wide, towards: Callable[[Wide, Wide], Wide] | None = None) -> float:
+    """The strength of the penalty that predicts held-out items best. Cost: O(N p (p + q) + p^3).
+
+    towards: fits the map to which the penalty draws, such as ``rotation``; None: to zero, which is a ridge.
+    """
     errors = []
     for part in parts(x_Np, y_Nq):
+        y, drawn_to = part.y, np.zeros(())
+        if towards is not None:
+            # What is left to learn beside that map shrinks to zero as a ridge does.
+            fixed = towards(part.x, part.y)
+            y, drawn_to = part.y - part.x @ fixed, part.held_x @ fixed
         scale, basis = np.linalg.eigh(part.x.T @ part.x)
-        weight, held_x = basis.T @ (part.x.T @ part.y), part.held_x @ basis
-        mean = scale.mean()
-        shrunk = ((held_x / (scale + strength * mean)) @ weight for strength in STRENGTHS)
-        errors.append([squared_error(predicted, part.held_y) for predicted in shrunk])
-    return best_of(STRENGTHS, errors)
-
-
-def relaxation_of(x_Np: Wide, y_Nq: Wide) -> float:
-    """The strength of the pull to the rotation that predicts held-out items best."""
-    errors = []
-    for part in parts(x_Np, y_Nq):
-        turn = rotation(part.x, part.y)
-        scale, basis = np.linalg.eigh(part.x.T @ part.x)
-        # What is left to learn beside the rotation shrinks to zero as a ridge does.
-        left, held_x = basis.T @ (part.x.T @ (part.y - part.x @ turn)), part.held_x @ basis
-        mean, turned = scale.mean(), part.held_x @ turn
-        drawn = (turned + (held_x / (scale + strength * mean)) @ left for strength in STRENGTHS)
-        errors.append([squared_error(predicted, part.held_y) for predicted in drawn])
+        weight, held_x, mean = basis.T @ (part.x.T @ y), part.held_x @ basis, scale.mean()
+        predicted = (drawn_to + (held_x / (scale + strength * mean)) @ weight for strength in STRENGTHS)
+        errors.append([squared_error(each, part.held_y) for each in predicted])
     return best_of(STRENGTHS, errors)
 
 
@@ -170,32 +165,127 @@ def main_directions(x_Np: Wide, y_Nq: Wide, strength: float) -> Wide:
     return np.linalg.eigh(fitted)[1][:, ::-1][:, : min(weight.shape)]
 
 
+class Part(NamedTuple):
+    """One split of the train items: what is fitted on and what is held out, both centred on the means of the former."""
+
+    x: Wide
+    y: Wide
+    held_x: Wide
+    held_y: Wide
+
+
+def parts(x_Np: Wide, y_Nq: Wide) -> Iterator[Part]:
+    """Fifths of the items in random order, each held out in turn; only the first one where there are many items."""
+    fifths = np.array_split(np.random.default_rng(0).permutation(len(x_Np)), PARTS)
+    for held in fifths if len(x_Np) < MANY else fifths[:1]:
+        seen = np.ones(len(x_Np), bool)
+        seen[held] = False
+        mean_x, mean_y = x_Np[seen].mean(0), y_Nq[seen].mean(0)
+        yield Part(x_Np[seen] - mean_x, y_Nq[seen] - mean_y, x_Np[held] - mean_x, y_Nq[held] - mean_y)
+
+
+def best_of(values: Sequence[Value], errors: Sequence[Sequence[float]]) -> Value:
+    """The value of the least error. errors: for each part, one error per value."""
+    return values[int(np.sum(errors, axis=0).argmin())]
+
+
+def squared_error(predicted: Wide, held_y: Wide) -> float:
+    return float(((predicted - held_y) ** 2).sum())
+
+
+@dataclass(frozen=True)
+class FormulaFit(Fit):
+    """An affine map from the embeddings of ``source`` to those of ``target``, recorded by the formula's name.
+
+    space: settings of the formula, if it has any.
+    """
+
+    formula: Formula
+    source: str
+    target: str
+    space: tuple[Choice, ...] = ()
+
+    option = "adapters"
+    is_trained = False
+
+    @property
+    def models(self) -> tuple[str, str]:
+        return self.source, self.target
+
+    def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
+        this = {"kind": self.formula.__name__, "source": self.source, "target": self.target}
+        return {"fit": this, "adapters": asdict(settings.adapters), "unit": distance == "cosine"}
+
+    def share(self, data: TrainSet, settings: FitSettings, workers: int) -> int:
+        """A formula needs all items at once, on one worker."""
+        return len(data)
+
+    def fit(
+        self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
+    ) -> Fitted:
+        source, target = (data.vectors[model] for model in self.models)
+        # The two products that every formula needs; the cost of the rest does not grow with the items.
+        flops = 2 * len(source) * source.shape[1] * (source.shape[1] + target.shape[1])
+        return Fitted(self.affine(data, settings.adapters, distance), flops)
+
+    def affine(self, data: TrainSet, settings: AdapterSettings, distance: str) -> Affine:
+        """The affine map. Cost: O(N p (p + q)), and O((p + q)^3)."""
+        is_cosine = distance == "cosine"
+        x, y = (data.vectors[model] for model in self.models)
+        wide_x, wide_y = (unit(v) if is_cosine else np.asarray(v, np.float64) for v in (x, y))
+        weight, bias = self.formula(wide_x, wide_y, settings)
+        return Affine(weight.T.astype(np.float32), bias.astype(np.float32), is_cosine)
+
+
+@dataclass(frozen=True)
+class ResidualFit(FitByItems):
+    """A small MLP on top of an affine map, trained on the squared error. base: by the settings of --adapters."""
+
+    base: FormulaFit
+
+    @property
+    def models(self) -> tuple[str, str]:
+        return self.base.models
+
+    def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
+        of_base = self.base.recorded(settings, distance)
+        return of_base | {"fit": of_base["fit"] | {"kind": "residual_mlp"}, "training": asdict(settings.transforms)}
+
+    def fit(
+        self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
+    ) -> Fitted:
+        base = self.base.affine(data, settings.adapters, distance)
+        return _TRAIN_MLP(base, data, self.models, base.unit, settings.transforms, device, on_epoch)
+
+
 def _gallery(e: Embeddings, network: Any) -> UpgradePair:
     """{new, A(old)} and {new, new}."""
-    return UpgradePair(RetrievalSystem(e.query["new"], transform(network, e.gallery["old"])), new_system(e))
+    return UpgradePair(RetrievalSystem(e.query["new"], transform(network, e.gallery["old"])), e.system("new"))
 
 
 def query_pair(e: Embeddings, network: Any) -> UpgradePair:
     """{A(new), old} and {new, new}."""
-    return UpgradePair(RetrievalSystem(transform(network, e.query["new"]), e.gallery["old"]), new_system(e))
+    return UpgradePair(RetrievalSystem(transform(network, e.query["new"]), e.gallery["old"]), e.system("new"))
 
 
 def _both_ways(name: str, title: str, fit: Callable[[str, str], Fit]) -> tuple[Method, Method]:
     """Both directions of an adapter. fit: makes the fit from a source and a target model."""
 
-    def method(direction: str, source: str, pair: Pair, own: Fit, aligned: bool) -> Method:
-        full = f"{name}_{direction}"
-        return Method(
-            full, f"{title}, {direction}", source, pair, "Adapters", own, forward="new", aligned=aligned,
-            is_recommended=full in _RECOMMENDED, glossary=_GLOSSARY,
-        )  # fmt: skip
-
+    both = partial(Method, family="Adapters", forward="new", glossary=_GLOSSARY)
+    gallery, query = f"{name}_gallery", f"{name}_query"
     return (
-        method("gallery", "old -> new", _gallery, fit("old", "new"), aligned=True),
-        method("query", "new -> old", query_pair, fit("new", "old"), aligned=False),
-    )
+        both(
+            gallery, f"{title}, gallery", "old -> new", _gallery, fit=fit("old", "new"), aligned=True,
+            is_recommended=gallery in _RECOMMENDED,
+        ),
+        both(query, f"{title}, query", "new -> old", query_pair, fit=fit("new", "old")),
+    )  # fmt: skip
 
 
+_GLOSSARY = {
+    "Adapter": "A small map between the embeddings of two models, fitted on pairs of embeddings without labels. "
+    "gallery: it maps the old gallery into the new space; query: it maps new queries into the old space."
+}
 # The best-known baseline, and the two maps that docs/results/wide.md finds near the best whatever the dimensions. All
 # map the gallery: queries mapped into an old space of another number of dimensions lose more than they gain.
 _RECOMMENDED = ("procrustes_gallery", "relaxed_gallery", "ridge_gallery")
@@ -223,5 +313,7 @@ METHODS = (
         for formula, title in FORMULAS.items()
         for method in _both_ways(formula.__name__, title, partial(FormulaFit, formula, space=_SPACES.get(formula, ())))
     ),
-    *_both_ways("residual_mlp", "residual MLP", partial(ResidualFit, relaxed)),
+    *_both_ways(
+        "residual_mlp", "residual MLP", lambda source, target: ResidualFit(FormulaFit(relaxed, source, target))
+    ),
 )

@@ -12,16 +12,19 @@ trained like the other networks, by --transforms, on all pairs.
 Shapes: N train items; X (N, p) inputs, Y (N, q) targets; p and q may differ.
 """
 
-from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
+from ray_backfill.core.plugins import Deferred
 from ray_backfill.learn.methods import Method
-from ray_backfill.learn.methods.adapters import about_means, query_pair, reduced_rank, rotation
+from ray_backfill.learn.methods.adapters import FormulaFit, about_means, query_pair, reduced_rank, rotation
 from ray_backfill.learn.models.apply import Wide
-from ray_backfill.learn.training.adapters import FormulaFit, ScaledResidualFit
-from ray_backfill.learn.training.fit import Choice, Fit
-from ray_backfill.learn.training.settings import AdapterSettings
+from ray_backfill.learn.training.fit import Choice, Device, Fit, FitByItems, Fitted, OnEpoch, TrainSet
+from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
+
+_TRAIN = Deferred("ray_backfill.learn.papers.drift_adapter", "train_mlp")
 
 
 def drift_procrustes(x_Np: Wide, y_Nq: Wide, settings: AdapterSettings) -> tuple[Wide, Wide]:
@@ -41,34 +44,38 @@ def scaling(predicted_Nq: Wide, y_Nq: Wide) -> Wide:
     return np.where(squares > 0, products / np.where(squares > 0, squares, 1), 1.0)
 
 
+@dataclass(frozen=True)
+class ScaledResidualFit(FitByItems):
+    """Drift-Adapter's MLP from new embeddings to old ones, trained on the squared error."""
+
+    models = ("new", "old")
+
+    def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
+        this = {"kind": "scaled_residual", "source": "new", "target": "old"}
+        return {"fit": this, "training": asdict(settings.transforms), "unit": distance == "cosine"}
+
+    def fit(
+        self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
+    ) -> Fitted:
+        return _TRAIN(None, data, self.models, distance == "cosine", settings.transforms, device, on_epoch)
+
+
 _GLOSSARY = {
     "Drift-Adapter": "A small map of new queries into the old space, so that they search the old gallery as it is.",
     "DSM": "Diagonal scaling matrix: Drift-Adapter's factor for each dimension of the mapped query.",
 }
 
 
-def _method(name: str, title: str, source: str, fit: Callable[[str, str], Fit]) -> Method:
-    return Method(
-        name, f"Drift-Adapter {title}", source, query_pair, "Adapters", fit("new", "old"), forward="new",
-        glossary=_GLOSSARY,
-    )  # fmt: skip
+def _method(name: str, title: str, source: str, fit: Fit) -> Method:
+    title, source = f"Drift-Adapter {title}", f"Drift-Adapter, section 3{source}"
+    return Method(name, title, source, query_pair, "Adapters", fit, forward="new", glossary=_GLOSSARY)
 
 
 # What --tune may choose.
 _RANKS = (Choice("adapters.drift_rank", (8, 16, 24, 32, 48, 64, 96, 128)),)
 
 METHODS = (
-    _method(
-        "drift_procrustes",
-        "Procrustes + DSM",
-        "Drift-Adapter, section 3",
-        lambda source, target: FormulaFit(drift_procrustes, source, target),
-    ),
-    _method(
-        "drift_low_rank",
-        "low-rank affine",
-        "Drift-Adapter, section 3: rank 64",
-        lambda source, target: FormulaFit(drift_low_rank, source, target, _RANKS),
-    ),
-    _method("drift_mlp", "MLP + DSM", "Drift-Adapter, section 3: 256 hidden units", ScaledResidualFit),
+    _method("drift_procrustes", "Procrustes + DSM", "", FormulaFit(drift_procrustes, "new", "old")),
+    _method("drift_low_rank", "low-rank affine", ": rank 64", FormulaFit(drift_low_rank, "new", "old", _RANKS)),
+    _method("drift_mlp", "MLP + DSM", ": 256 hidden units", ScaledResidualFit()),
 )

@@ -1,27 +1,86 @@
-"""Forward compatible training: a transformation h predicts new embeddings from the stored old ones.
+"""Maps of the old gallery into the new space: FCT, BiCT and FastFill train h, which predicts new embeddings from old.
 
 Source: Ramanujan et al., "Forward Compatible Training for Large-Scale Embedding Retrieval Systems", 2022, and the
 authors' code. BiCT: Su et al., "Privacy-Preserving Model Upgrades with Bidirectional Compatible Training", 2022.
+FastFill: Jaeckle et al., "FastFill: Efficient Compatible Model Update", 2023, section 4.2, and the authors' public code
+(weights 1 of disc and 0.5 of log sigma^2). Its plain l2 loss without uncertainty is FCT's (table 5): ``fct``.
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
-from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.core.plugins import Deferred
+from ray_backfill.engine.orders import ORDERS
+from ray_backfill.engine.systems import FloatArray, RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method
 from ray_backfill.learn.models.apply import transform
-from ray_backfill.learn.training.fits import TransformFit
+from ray_backfill.learn.training.fit import Choice, Device, FitByItems, Fitted, OnEpoch, TrainSet, known_classifier
+from ray_backfill.learn.training.settings import FitSettings
 
-_H = {"h": "The network that maps an old embedding (and what else was stored) into the space of the new model."}
-_FCT = {
-    "FCT": "Forward-compatible training: h is trained to predict the new embedding of an item from its old one. The "
-    "whole old gallery is mapped by h before the switch; queries are embedded by the new model only."
-}
-_SIDE = {"Side information": "A second embedding that was stored with each item and helps h to predict the new one."}
-_BICT = {"BiCT": "Bidirectional compatible training: a backward-compatible new model, and h for the old gallery."}
+_TRAIN = Deferred("ray_backfill.learn.papers.fastfill", "train_transform")
+_LOG_VARIANCES = Deferred("ray_backfill.learn.papers.fastfill", "log_variances")
 
 
-def transform_method(
+@dataclass(frozen=True)
+class TransformFit(FitByItems):
+    """Trains h from the embeddings of ``inputs`` to those of ``target`` with the loss ``transform_loss``."""
+
+    inputs: tuple[str, ...] = ("old",)
+    target: str = "new"
+    l2: bool = True
+    disc: bool = False
+    uncertainty: bool = False
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return (*self.inputs, self.target)
+
+    @property
+    def needs_labels(self) -> bool:
+        return self.disc
+
+    @property
+    def has_sigma(self) -> bool:
+        return self.uncertainty
+
+    @property
+    def space(self) -> tuple[Choice, ...]:
+        weights = Choice("transforms.loss.disc_weight", (0.1, 0.3, 0.5, 1.0, 3.0))
+        return (*super().space, weights) if self.l2 and self.disc else super().space
+
+    def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
+        return {"fit": {"kind": "transforms", **asdict(self)}, "training": asdict(settings.transforms)}
+
+    def check(self, data: TrainSet, settings: FitSettings, workers: int) -> None:
+        super().check(data, settings, workers)
+        if self.disc and self.target in data.vectors:
+            known_classifier(data, self.target)
+
+    def classifier_problem(self, settings: FitSettings, classification: str) -> str:
+        assumed = settings.transforms.loss.classification
+        if not self.disc or assumed == classification:
+            return ""
+        return (
+            f"FastFill assumes that the new model's classifier was trained by {assumed}, but it is trained by "
+            f"{classification}; give --transforms.loss.classification {classification}"
+        )
+
+    def fit(
+        self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
+    ) -> Fitted:
+        return _TRAIN(self, data, settings.transforms, device, on_epoch)
+
+    def log_variances(self, gallery: Mapping[str, FloatArray], network: Any) -> NDArray[np.float64]:
+        """Source: FastFill, section 4.2."""
+        return _LOG_VARIANCES([gallery[name] for name in self.inputs], network)
+
+
+def _method(
     name: str,
     title: str,
     source: str,
@@ -34,27 +93,56 @@ def transform_method(
 
     def pair(e: Embeddings, network: Any) -> UpgradePair:
         h_Nd = transform(network, *(e.gallery[name] for name in fit.inputs))
-        forward = RetrievalSystem(e.query[fit.target], e.gallery[fit.target])
-        return UpgradePair(RetrievalSystem(forward.query, h_Nd), forward)
+        return UpgradePair(RetrievalSystem(e.query[fit.target], h_Nd), e.system(fit.target))
 
-    models = tuple(dict.fromkeys(("old", "new", *fit.models)))
-    words = _H | dict(_FCT if glossary is None else glossary)
     return Method(
-        name, title, source, pair, family, fit, models, forward=fit.target, aligned=True,
-        is_recommended=is_recommended, glossary=words,
+        name, title, source, pair, family, fit, tuple(dict.fromkeys(("old", "new", *fit.models))), forward=fit.target,
+        aligned=True, is_recommended=is_recommended, glossary=_H | dict(glossary or {}),
     )  # fmt: skip
 
 
-METHODS = (
-    transform_method("fct", "FCT", "FCT, eq. 3: ||new - h(old)||^2", TransformFit(), is_recommended=True),
-    transform_method(
-        "fct_side",
-        "FCT + side info",
-        "FCT, section 4.3: h(old, side)",
-        TransformFit(("old", "side")),
-        glossary=_FCT | _SIDE,
+_H = {"h": "The network that maps an old embedding (and what else was stored) into the space of the new model."}
+_FCT = {
+    "FCT": "Forward-compatible training: h is trained to predict the new embedding of an item from its old one. The "
+    "whole old gallery is mapped by h before the switch; queries are embedded by the new model only."
+}
+_SIDE = {"Side information": "A second embedding that was stored with each item and helps h to predict the new one."}
+_BICT = {"BiCT": "Bidirectional compatible training: a backward-compatible new model, and h for the old gallery."}
+_FASTFILL = {
+    "FastFill": "FCT with a loss that also keeps the items of a class together, and with an estimate of how uncertain "
+    "h is about an item (sigma), by which items can be ordered."
+}
+# The order of the same name explains it.
+_SIGMA = next(order.glossary for order in ORDERS if order.name == "sigma")
+_uncertain = partial(_method, glossary={**_FASTFILL, **_SIGMA})
+_certain = partial(_method, glossary=_FASTFILL)
+
+METHODS = {
+    "fastfill": (
+        _uncertain(
+            "fastfill", "FastFill", "FastFill, eq. 5: l2 + disc, uncertain", TransformFit(disc=True, uncertainty=True)
+        ),
+        _certain("fastfill_l2_disc", "FastFill l2+disc", "FastFill, eq. 3", TransformFit(disc=True)),
+        _certain("fastfill_disc", "FastFill disc", "FastFill, eq. 3 without l2", TransformFit(l2=False, disc=True)),
+        _uncertain("fastfill_l2_u", "FastFill l2, uncertain", "FastFill, eq. 4", TransformFit(uncertainty=True)),
+        _uncertain(
+            "fastfill_disc_u",
+            "FastFill disc, uncertain",
+            "FastFill, eq. 5 without l2",
+            TransformFit(l2=False, disc=True, uncertainty=True),
+        ),
     ),
-    transform_method(
-        "bict", "BiCT", "BCT backbone, then h(old) towards it", TransformFit(target="bct"), "A new backbone", _BICT
+    "fct": (
+        _method("fct", "FCT", "FCT, eq. 3: ||new - h(old)||^2", TransformFit(), glossary=_FCT, is_recommended=True),
+        _method(
+            "fct_side",
+            "FCT + side info",
+            "FCT, section 4.3: h(old, side)",
+            TransformFit(("old", "side")),
+            glossary=_FCT | _SIDE,
+        ),
+        _method(
+            "bict", "BiCT", "BCT backbone, then h(old) towards it", TransformFit(target="bct"), "A new backbone", _BICT
+        ),
     ),
-)
+}

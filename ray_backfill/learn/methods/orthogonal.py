@@ -2,22 +2,50 @@
 
 Source: Ricci et al., "lambda-Orthogonality Regularization for Compatible Representation Learning", NeurIPS 2025
 (arXiv 2509.16664), sections 3.2 to 3.5. A strictly orthogonal B is the paper's choice where the maps are trained on the
-models' own images, the relaxed one where they are trained on others. The loss is in ``losses.orthogonal``.
-Deviates: lambda is in units of sqrt(n), because the norm of eq. 6 grows with the dimension; the paper's 12 for a new
-model of 1,024 dimensions is 0.375. Under cosine the maps are trained on embeddings of length 1, as adapters are. Not in
-the text that we have: the weights of eq. 10, alpha, the temperature, batches, epochs and initial weights.
+models' own images, the relaxed one where they are trained on others. Losses and deviations: ``papers.orthogonal``.
 """
 
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from ray_backfill.core.plugins import Deferred
 from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method
-from ray_backfill.learn.methods.bct import fit_width
+from ray_backfill.learn.methods.backbones import fit_width
 from ray_backfill.learn.models.apply import transform
-from ray_backfill.learn.training.fits import JointFit
+from ray_backfill.learn.training.fit import Choice, Device, FitByItems, Fitted, OnEpoch, TrainSet
+from ray_backfill.learn.training.settings import FitSettings
 
-_LOSS = Deferred("ray_backfill.learn.papers.orthogonal", "joint")
+_TRAIN = Deferred("ray_backfill.learn.papers.orthogonal", "train_joint")
+
+
+@dataclass(frozen=True)
+class JointFit(FitByItems):
+    """Trains B (new to old) and F (old to B's space), with or without labels. strict: B is a rotation."""
+
+    strict: bool = False
+
+    costs_of_weights = True
+    models = ("old", "new")
+
+    @property
+    def space(self) -> tuple[Choice, ...]:
+        both = (
+            Choice("transforms.orthogonal.lr_share", (0.5, 1.0, 2.0, 5.0)),
+            Choice("transforms.orthogonal.tau", (0.03, 0.1, 0.3, 1.0)),
+            Choice("transforms.orthogonal.contrastive", (0.3, 1.0, 3.0)),
+        )
+        return both if self.strict else (*both, Choice("transforms.orthogonal.threshold", (0.1, 0.375, 1.0)))
+
+    def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
+        this = {"kind": "joint", "loss": "joint", "strict": self.strict}
+        return {"fit": this, "training": asdict(settings.transforms), "unit": distance == "cosine"}
+
+    def fit(
+        self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
+    ) -> Fitted:
+        return _TRAIN(data, settings.transforms, self.strict, distance == "cosine", device, on_epoch)
 
 
 def _pair(e: Embeddings, network: Any) -> UpgradePair:
@@ -45,35 +73,30 @@ _LAMBDA = {
     "lambda-orthogonality": "A penalty on maps that deviate from an orthogonal one by more than lambda; smaller "
     "deviations cost nothing."
 }
+_mapped = partial(Method, family="Maps old to new", pair=_pair, aligned=True)
 
 METHODS = (
-    Method(
+    _mapped(
         "orthogonal",
         "orthogonal B and F",
         "lambda-Orthogonality, 2025, eq. 2 and 7 to 10",
-        _pair,
-        "Maps old to new",
-        JointFit(_LOSS, strict=True),
-        aligned=True,
+        fit=JointFit(strict=True),
         glossary=_WORDS,
     ),
-    Method(
+    _mapped(
         "lambda_orthogonal",
         "lambda-orthogonal B and F",
         "lambda-Orthogonality, 2025, eq. 2 and 6 to 10",
-        _pair,
-        "Maps old to new",
-        JointFit(_LOSS),
-        aligned=True,
+        fit=JointFit(),
         glossary=_WORDS | _LAMBDA,
     ),
-    Method(
+    _mapped(
         "lambda_orthogonal_query",
         "lambda-orthogonal B",
         "lambda-Orthogonality, 2025, appendix H: the old gallery stays as it is",
-        _pair_as_it_is,
-        "Maps old to new",
-        JointFit(_LOSS),
+        fit=JointFit(),
+        pair=_pair_as_it_is,
+        aligned=False,
         glossary=_WORDS | _LAMBDA,
     ),
 )

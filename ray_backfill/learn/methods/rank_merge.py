@@ -1,34 +1,196 @@
 """Rank merge: naive, with a reverse query transform (RQT), and metric-compatible learning (CL-S, CL-M, MCL, full RM).
 
-Source: Seo et al., "Metric Compatible Training for Online Backfilling in Large-Scale Retrieval", 2025.
-Deviates: similarities are exp(-d / tau) with tau as a setting; eq. 10 to 13 have no temperature (tau = 1). In the new
-system, an item is no positive of itself (k = i in eq. 11 and 14): its distance is always 0.
-Without rho the new system is frozen, so the second term of CL-M (eq. 14) has no gradient, and CL-M trains exactly what
-CL-S trains. The two differ only with rho.
+Source: Seo et al., "Metric Compatible Training for Online Backfilling in Large-Scale Retrieval", 2025. The losses and
+where they deviate are in ``papers.rank_merge``.
+
+Controls: does the M_1 of full RM above {new, new} come from rho alone, and does rho help other methods? Full RM trains
+rho with labels on top of the new model, so it may end above {new, new} without any compatible training. The controls
+train rho by supervised contrast alone: the second term of eq. 14 (section 4.3), in which the old model does not occur.
+They take part only if they are named, or by --methods controls.
+
+Shapes: N training items.
 """
 
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_backfill.core.errors import InputError
 from ray_backfill.core.plugins import Deferred
-from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
-from ray_backfill.learn.methods import Embeddings, Method
-from ray_backfill.learn.methods.baselines import new_system, old_system
+from ray_backfill.engine.systems import FloatArray, RetrievalSystem, UpgradePair
+from ray_backfill.learn.methods import CONTROLS, Embeddings, Method
+from ray_backfill.learn.methods.fct import TransformFit
 from ray_backfill.learn.models.apply import transform
-from ray_backfill.learn.training.fits import HeadFit
+from ray_backfill.learn.training.fit import (
+    Choice,
+    Device,
+    Fit,
+    FitByItems,
+    FitCost,
+    Fitted,
+    OnEpoch,
+    TrainSet,
+    anchors_per_worker,
+)  # fmt: skip
+from ray_backfill.learn.training.settings import HEAD_DISTANCES, FitSettings, HeadTraining
+
+_of_paper = partial(Deferred, "ray_backfill.learn.papers.rank_merge")
+_TRAIN, _PUT_TOGETHER = _of_paper("train_heads"), _of_paper("rho_and_h")
+
+
+@dataclass(frozen=True)
+class HeadFit(Fit):
+    """Trains psi, and rho if learn_new is set. The loss is recorded by the name of its function."""
+
+    loss: Callable[..., Any]
+    learn_new: bool = False
+    needs_labels: bool = True
+
+    option = "heads"
+    models = ("old", "new")
+
+    @property
+    def space(self) -> tuple[Choice, ...]:
+        rate = Choice("heads.lr", (1e-4, 3e-4, 1e-3, 3e-3))
+        if not self.needs_labels:  # RQT has neither a temperature nor mining
+            return rate, Choice("heads.blocks", (1, 2, 3))
+        return rate, Choice("heads.loss.tau", (0.03, 0.1, 0.3, 1.0)), Choice("heads.loss.hard_mining", (True, False))
+
+    def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
+        this = {"kind": "heads", **asdict(self), "loss": self.loss.__name__}
+        return {"fit": this, "training": asdict(settings.heads)}
+
+    def share(self, data: TrainSet, settings: FitSettings, workers: int) -> int:
+        return anchors_per_worker(*classes_of(data, settings.heads, self.needs_labels), workers)
+
+    def check(self, data: TrainSet, settings: FitSettings, workers: int) -> None:
+        super().check(data, settings, workers)
+        if self.needs_labels and data.label is not None and len(np.unique(data.label)) == len(data):
+            raise InputError(
+                f"needs classes of two or more items in the train split; each of its {len(data):,} items is alone in "
+                "its class"
+            )
+
+    def distance_problem(self, settings: FitSettings, distance: str) -> str:
+        trained = settings.heads.loss.distance
+        if distance == trained:
+            return ""
+        if distance not in HEAD_DISTANCES:
+            return f"heads can only be trained for the cosine or the l2 distance, not for {distance}"
+        return f"heads would be trained for the {trained} distance; give --heads.loss.distance {distance}"
+
+    def fit(
+        self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
+    ) -> Fitted:
+        label_N, training = classes_of(data, settings.heads, self.needs_labels)
+        return _TRAIN(self.loss, data, label_N, training, self.learn_new, device, on_epoch)
+
+
+def classes_of(
+    data: TrainSet, settings: HeadTraining, needs_labels: bool = True
+) -> tuple[NDArray[np.int64], HeadTraining]:
+    """The class of each item as a number. Without labels each item is its own class, in batches of the same size.
+
+    The same holds if all labels are equal and the loss does not need them.
+    """
+    if data.label is None or (not needs_labels and len(np.unique(data.label)) < 2):
+        whole = replace(settings, classes=settings.classes * settings.items, items=1)
+        return np.arange(len(data)), whole
+    return np.unique(data.label, return_inverse=True)[1], settings
+
+
+# The name of rho(new) among the vectors that h is trained on. It is not "new", whose classifier does not fit it.
+RHO = "rho"
+
+
+@dataclass(frozen=True)
+class TowardsRhoFit(FitByItems):
+    """Trains rho with the heads' settings, then h, whose target is ``RHO``. Epochs and batches are those of h."""
+
+    rho: HeadFit
+    h: TransformFit
+
+    needs_labels = True
+    learn_new = True
+    models = ("old", "new")
+
+    @property
+    def has_sigma(self) -> bool:
+        return self.h.has_sigma
+
+    @property
+    def space(self) -> tuple[Choice, ...]:
+        return (*self.rho.space, *self.h.space)
+
+    def recorded(self, settings: FitSettings, distance: str) -> dict[str, Any]:
+        rho, h = self.rho.recorded(settings, distance), self.h.recorded(settings, distance)
+        return {"fit": {"kind": "towards_rho", "rho": rho["fit"], "h": h["fit"]}} | {
+            "training": {"rho": rho["training"], "h": h["training"]}
+        }
+
+    def check(self, data: TrainSet, settings: FitSettings, workers: int) -> None:
+        self.rho.check(data, settings, workers)
+        self.h.check(data, settings, workers)
+
+    def distance_problem(self, settings: FitSettings, distance: str) -> str:
+        return self.rho.distance_problem(settings, distance)
+
+    def fit(
+        self, data: TrainSet, settings: FitSettings, distance: str, device: Device = None, on_epoch: OnEpoch = None
+    ) -> Fitted:
+        first = self.rho.fit(data, settings, distance, device)
+        rho = first.network.cpu().rho
+        vectors = {"old": data.vectors["old"], RHO: transform(rho, data.vectors["new"])}
+        views: dict[str, NDArray[np.floating]] = {}
+        if data.views:
+            of_views = [transform(rho, view_Nd) for view_Nd in data.views["new"]]
+            views = {"old": data.views["old"], RHO: np.stack(of_views)}
+        second = self.h.fit(replace(data, vectors=vectors, views=views), settings, distance, device, on_epoch)
+        return Fitted(_PUT_TOGETHER(first.network, second.network.cpu()), first.flops + second.flops)
+
+    def cost(
+        self, dims: Mapping[str, int], n_items: int, n_classes: int, settings: FitSettings, distance: str, workers: int
+    ) -> FitCost:
+        rho, h = (
+            fit.cost({**dims, RHO: dims["new"]}, n_items, n_classes, settings, distance, workers)
+            for fit in (self.rho, self.h)
+        )
+        return FitCost(h.epochs, rho.steps + h.steps, rho.items + h.items, rho.flops + h.flops)
+
+    def log_variances(self, gallery: Mapping[str, FloatArray], network: Any) -> NDArray[np.float64]:
+        return self.h.log_variances(gallery, network.h)
 
 
 def _naive(e: Embeddings, heads: Any) -> UpgradePair:
     """{old, old} and {new, new}: a query is embedded by both models. Source: section 3.2."""
-    return UpgradePair(old_system(e), new_system(e))
+    return UpgradePair(e.system("old"), e.system("new"))
 
 
 def _with_heads(e: Embeddings, heads: Any) -> UpgradePair:
     """{psi(rho(new)), old} and {rho(new), rho(new)}; without rho, rho(new) is new. Source: section 4."""
-    forward_query = transform(heads.rho, e.query["new"])
-    return UpgradePair(
-        backward=RetrievalSystem(transform(heads.psi, forward_query), e.gallery["old"]),
-        forward=RetrievalSystem(forward_query, transform(heads.rho, e.gallery["new"])),
-    )
+    forward = _rho(e, heads)
+    return UpgradePair(RetrievalSystem(transform(heads.psi, forward.query), e.gallery["old"]), forward)
+
+
+def _rho(e: Embeddings, network: Any) -> RetrievalSystem:
+    """{rho(new), rho(new)}."""
+    return RetrievalSystem(transform(network.rho, e.query["new"]), transform(network.rho, e.gallery["new"]))
+
+
+def _rho_alone(e: Embeddings, network: Any) -> UpgradePair:
+    """The finished upgrade at all times, like the reference ``new``."""
+    system = _rho(e, network)
+    return UpgradePair(system, system)
+
+
+def _towards_rho(e: Embeddings, network: Any) -> UpgradePair:
+    """{rho(new), h(old)} and {rho(new), rho(new)}."""
+    forward = _rho(e, network)
+    return UpgradePair(RetrievalSystem(forward.query, transform(network.h, e.gallery["old"])), forward)
 
 
 _RM = {
@@ -43,50 +205,78 @@ _RHO = {
     "rho": "A small network on top of the new model, for queries and gallery, that makes its distances comparable "
     "with those of the old system. It stays in use after the backfill."
 }
-_RQT = {"RQT": "Reverse query transform: psi is trained to come close to the old embedding of the same item."}
-_CL_S = {"CL-S": "psi is trained with a contrastive loss within the old system only."}
-_CL_M = {"CL-M": "psi and rho are trained with a contrastive loss within each of the two systems separately."}
-_MCL = {
-    "MCL": "Metric-compatible contrastive learning: positives of each system are contrasted with negatives of both, so "
-    "that the distances of the two systems become comparable."
+# Function of the loss -> what it is.
+_LOSSES = {
+    "rqt": {"RQT": "Reverse query transform: psi is trained to come close to the old embedding of the same item."},
+    "cl_s": {"CL-S": "psi is trained with a contrastive loss within the old system only."},
+    "cl_m": {"CL-M": "psi and rho are trained with a contrastive loss within each of the two systems separately."},
+    "mcl": {
+        "MCL": "Metric-compatible contrastive learning: positives of each system are contrasted with negatives of "
+        "both, so that the distances of the two systems become comparable."
+    },
 }
+_ALONE = {
+    "rho alone": "rho trained with labels on new embeddings only, without the old model: how much of full RM's quality "
+    "after the backfill is better training of the new model."
+}
+_RHO_ALONE = HeadFit(_of_paper("within_new"), learn_new=True)
 
 
-def _trained(
-    name: str,
-    title: str,
-    source: str,
-    loss: str,
-    words: dict[str, str],
-    has_rho: bool = False,
-    is_best: bool = False,
-) -> Method:
-    """psi, and rho if wanted, trained with a loss. words: what this loss is. is_best: the paper's own choice."""
-    fit = HeadFit(Deferred("ray_backfill.learn.papers.rank_merge", loss), learn_new=has_rho, needs_labels=loss != "rqt")
+def _trained(name: str, title: str, source: str, loss: str, has_rho: bool = False, is_best: bool = False) -> Method:
+    """psi, and rho if wanted, trained with a loss. is_best: the paper's own choice."""
     return Method(
-        name, title, source, _with_heads, "Rank merge", fit, forward="" if has_rho else "new",
-        is_recommended=is_best, glossary=_RM | _PSI | words | (_RHO if has_rho else {}),
+        name, title, source, _with_heads, "Rank merge",
+        HeadFit(_of_paper(loss), learn_new=has_rho, needs_labels=loss != "rqt"), forward="" if has_rho else "new",
+        is_recommended=is_best, glossary=_RM | _PSI | _LOSSES[loss] | (_RHO if has_rho else {}),
     )  # fmt: skip
 
 
-METHODS = (
-    Method(
-        "rm_naive",
-        "RM naive",
-        "rank merge, section 3.2",
-        _naive,
-        "Rank merge",
-        backward="old",
-        forward="new",
-        is_recommended=True,
-        glossary=_RM,
+_towards = partial(Method, pair=_towards_rho, family=CONTROLS, aligned=True, glossary=_ALONE)
+
+METHODS = {
+    "rank_merge": (
+        Method(
+            "rm_naive",
+            "RM naive",
+            "rank merge, section 3.2",
+            _naive,
+            "Rank merge",
+            backward="old",
+            forward="new",
+            is_recommended=True,
+            glossary=_RM,
+        ),
+        _trained("rqt", "RM RQT", "eq. 9", "rqt"),
+        _trained("cl_s", "RM CL-S", "eq. 10", "cl_s"),
+        _trained("cl_m", "RM CL-M", "eq. 14", "cl_m"),
+        _trained("mcl", "RM MCL", "eq. 11", "mcl"),
+        _trained("rqt_rho", "RM RQT + rho", "eq. 9 with rho", "rqt", has_rho=True),
+        _trained("cl_s_rho", "RM CL-S + rho", "eq. 10 with rho", "cl_s", has_rho=True),
+        _trained("cl_m_rho", "RM CL-M + rho", "eq. 14 with rho", "cl_m", has_rho=True),
+        _trained("rm", "full RM", "eq. 11-13: MCL with rho", "mcl", has_rho=True, is_best=True),
     ),
-    _trained("rqt", "RM RQT", "eq. 9", "rqt", _RQT),
-    _trained("cl_s", "RM CL-S", "eq. 10", "cl_s", _CL_S),
-    _trained("cl_m", "RM CL-M", "eq. 14", "cl_m", _CL_M),
-    _trained("mcl", "RM MCL", "eq. 11", "mcl", _MCL),
-    _trained("rqt_rho", "RM RQT + rho", "eq. 9 with rho", "rqt", _RQT, has_rho=True),
-    _trained("cl_s_rho", "RM CL-S + rho", "eq. 10 with rho", "cl_s", _CL_S, has_rho=True),
-    _trained("cl_m_rho", "RM CL-M + rho", "eq. 14 with rho", "cl_m", _CL_M, has_rho=True),
-    _trained("rm", "full RM", "eq. 11-13: MCL with rho", "mcl", _MCL, has_rho=True, is_best=True),
-)
+    "controls": (
+        Method(
+            "rho_alone",
+            "{rho, rho}, rho alone",
+            "second term of rank merge, eq. 14",
+            _rho_alone,
+            CONTROLS,
+            _RHO_ALONE,
+            is_reference=True,
+            glossary=_ALONE,
+        ),
+        _towards(
+            "fct_rho",
+            "FCT towards rho alone",
+            "FCT, eq. 3: ||rho(new) - h(old)||^2",
+            fit=TowardsRhoFit(_RHO_ALONE, TransformFit(target=RHO)),
+        ),
+        _towards(
+            "fastfill_rho",
+            "FastFill towards rho alone",
+            "FastFill, eq. 5, with rho(new) in place of new",
+            fit=TowardsRhoFit(_RHO_ALONE, TransformFit(target=RHO, disc=True, uncertainty=True)),
+        ),
+    ),
+}

@@ -10,9 +10,6 @@ itself; the paper has pairs of images and texts. Without labels alpha is 0.5, as
 Shapes: N train items, Q of them as queries; B queries; d dimensions of the old model, n of the new one.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,10 +18,8 @@ from numpy.typing import NDArray
 
 from ray_backfill.engine.systems import RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings, Method
-from ray_backfill.learn.methods.adapters import procrustes
-from ray_backfill.learn.methods.baselines import new_system
+from ray_backfill.learn.methods.adapters import FormulaFit, procrustes
 from ray_backfill.learn.models.apply import FormulaMap, Wide, transform, unit
-from ray_backfill.learn.training.adapters import FormulaFit
 from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
 from ray_backfill.learn.training.settings import FitSettings
 
@@ -51,20 +46,12 @@ class Slerp(FormulaMap):
     rotation_dn: NDArray[np.float32]
     alpha: float
 
-    kind = "slerp"
-
-    @property
-    def weights(self) -> dict[str, NDArray[np.float32]]:
-        return {"rotation.weight": self.rotation_dn}
+    kind, arrays = "slerp", {"rotation_dn": "rotation.weight"}
 
     @property
     def shape(self) -> dict[str, Any]:
         d, n = self.rotation_dn.shape
         return {"old_dim": d, "new_dim": n, "alpha": self.alpha}
-
-    @classmethod
-    def restored(cls, shape: Mapping[str, Any], weights: Mapping[str, NDArray[np.float32]]) -> Slerp:
-        return cls(weights["rotation.weight"], shape["alpha"])
 
     def mapped(self, *vectors_Bp: Wide) -> Wide:
         """(B, d) and (B, n) embeddings of the same queries -> (B, d)."""
@@ -114,7 +101,7 @@ def recall_at_1(query_Qd: NDArray[np.floating], old_Nd: NDArray[np.floating], la
 def _pair(e: Embeddings, network: Any) -> UpgradePair:
     """{slerp(old, new), old} and {new, new}: a query is embedded by both models."""
     between = transform(network, e.query["old"], e.query["new"])
-    return UpgradePair(RetrievalSystem(between, e.gallery["old"]), new_system(e))
+    return UpgradePair(RetrievalSystem(between, e.gallery["old"]), e.system("new"))
 
 
 METHODS = (

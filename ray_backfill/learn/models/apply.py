@@ -9,7 +9,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -27,44 +27,46 @@ from ray_backfill.engine.systems import FloatArray
 if TYPE_CHECKING:
     from torch import nn
 
+
 Wide = NDArray[np.float64]
 FittedMap: TypeAlias = "FormulaMap | nn.Module"
 
-# Kind in network.json -> its class. A network has a class attribute ``Shape``, of what its constructor takes.
+# Kind in network.json -> its class; a network's constructor takes what is its ``shape``.
 KINDS = {
     "affine": Deferred("ray_backfill.learn.models.apply", "Affine"),
-    "heads": Deferred("ray_backfill.learn.papers.rank_merge", "Heads"),
-    "joint": Deferred("ray_backfill.learn.papers.orthogonal", "JointMaps"),
-    "residual": Deferred("ray_backfill.learn.papers.fct", "Residual"),
-    "scaled_residual": Deferred("ray_backfill.learn.papers.drift_adapter", "ScaledResidual"),
     "slerp": Deferred("ray_backfill.learn.methods.slerp", "Slerp"),
-    "towards_rho": Deferred("ray_backfill.learn.papers.fct", "RhoAndH"),
+    "heads": Deferred("ray_backfill.learn.papers.rank_merge", "Heads"),
+    "towards_rho": Deferred("ray_backfill.learn.papers.rank_merge", "RhoAndH"),
     "transform": Deferred("ray_backfill.learn.papers.fct", "Transform"),
+    "joint": Deferred("ray_backfill.learn.papers.orthogonal", "JointMaps"),
+    "residual": Deferred("ray_backfill.learn.papers.drift_adapter", "Residual"),
+    "scaled_residual": Deferred("ray_backfill.learn.papers.drift_adapter", "ScaledResidual"),
 }
 # Stored vectors per forward pass.
 _ROWS = 16_384
+# Ridge penalty of stand-ins, relative to the mean variance of a dimension.
+_PENALTY = 1e-2
 
 
 class FormulaMap(ABC):
-    """A map that a formula gives. flops: floating-point operations of its matrix products so far."""
+    """A map that a formula gives, a dataclass. flops: floating-point operations of its matrix products so far.
+
+    arrays: field -> name in files. Its other fields are part of its shape.
+    """
 
     kind: ClassVar[str]
+    arrays: ClassVar[Mapping[str, str]]
     flops = 0
 
     @property
-    @abstractmethod
     def weights(self) -> dict[str, NDArray[np.float32]]:
         """Its arrays, by their names in files."""
+        return {name: getattr(self, field) for field, name in self.arrays.items()}
 
     @property
     @abstractmethod
     def shape(self) -> dict[str, Any]:
         """What else determines it, as JSON has it."""
-
-    @classmethod
-    @abstractmethod
-    def restored(cls, shape: Mapping[str, Any], weights: Mapping[str, NDArray[np.float32]]) -> FormulaMap:
-        """The map of this shape and these weights. Raises KeyError if one is missing."""
 
     @abstractmethod
     def mapped(self, *vectors_Bp: Wide) -> Wide:
@@ -85,30 +87,22 @@ class Affine(FormulaMap):
     bias_q: NDArray[np.float32]
     unit: bool = True
 
-    kind = "affine"
-
-    @property
-    def weights(self) -> dict[str, NDArray[np.float32]]:
-        return {"linear.weight": self.weight_qp, "linear.bias": self.bias_q}
+    kind, arrays = "affine", {"weight_qp": "linear.weight", "bias_q": "linear.bias"}
 
     @property
     def shape(self) -> dict[str, Any]:
         q, p = self.weight_qp.shape
         return {"input_dim": p, "output_dim": q, "unit": self.unit}
 
-    @classmethod
-    def restored(cls, shape: Mapping[str, Any], weights: Mapping[str, NDArray[np.float32]]) -> Affine:
-        return cls(weights["linear.weight"], weights["linear.bias"], shape["unit"])
-
     def mapped(self, *vectors_Bp: Wide) -> Wide:
         (x_Bp,) = vectors_Bp
         return (unit(x_Bp) if self.unit else x_Bp) @ self.weight_qp.T.astype(np.float64) + self.bias_q
 
 
-def unit(vectors_Np: NDArray[np.floating]) -> Wide:
+def unit(vectors_Np: NDArray[np.floating], dtype: type[np.floating] = np.float64) -> NDArray[Any]:
     """The vectors scaled to length 1; those of length 0 stay as they are."""
-    wide = np.asarray(vectors_Np, np.float64)
-    return wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)
+    converted = np.asarray(vectors_Np, dtype)
+    return converted / np.maximum(np.linalg.norm(converted, axis=1, keepdims=True), 1e-12)
 
 
 def transform(network: FittedMap, *vectors_Np: FloatArray) -> FloatArray:
@@ -154,10 +148,37 @@ def counted(network: FittedMap | None) -> Iterator[Callable[[], int]]:
         before = network.flops
         yield lambda: network.flops - before
     else:
-        from ray_backfill.learn.training.arithmetic import counted_flops
-
         with counted_flops() as flops:
             yield flops
+
+
+@contextmanager
+def counted_flops(count: bool = True) -> Iterator[Callable[[], int]]:
+    """Counts what torch computes in the block: matrix products, convolutions and attention, including gradients.
+
+    count: False counts nothing and costs nothing.
+    Yields: a function that returns the floating-point operations so far; a multiply-accumulate counts as two.
+    """
+    if not count:
+        yield lambda: 0
+        return
+    import torch
+    from torch.utils import flop_counter
+
+    def attention(query: Any, key: Any, value: Any, *rest: Any, out_shape: Any = None, **more: Any) -> int:
+        return int(flop_counter.sdpa_flop_count(query, key, value))
+
+    def attention_backward(gradient: Any, query: Any, key: Any, value: Any, *rest: Any, **more: Any) -> int:
+        return int(flop_counter.sdpa_backward_flop_count(gradient, query, key, value))
+
+    aten: Any = torch.ops.aten
+    # torch's own table lacks attention on CPUs.
+    on_cpu = {
+        aten._scaled_dot_product_flash_attention_for_cpu: attention,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,
+    }
+    with flop_counter.FlopCounterMode(display=False, custom_mapping=on_cpu) as counter:
+        yield lambda: int(counter.get_total_flops())
 
 
 def n_parameters(network: FittedMap) -> int:
@@ -176,10 +197,8 @@ def weights_of(network: FittedMap) -> dict[str, NDArray[Any]]:
 
 def save_network(folder: Path, network: FittedMap) -> None:
     """Write ``model.safetensors`` and ``network.json`` of a map of one of ``KINDS``."""
-    shape: Any = network.shape
-    described = {"kind": network.kind, "shape": shape if isinstance(network, FormulaMap) else asdict(shape)}
     weights = {name: np.asarray(array, order="C") for name, array in weights_of(network).items()}
-    write_json(folder / "network.json", described)
+    write_json(folder / "network.json", {"kind": network.kind, "shape": network.shape})
     write_whole(folder / "model.safetensors", lambda temporary: safetensors.numpy.save_file(weights, temporary))
 
 
@@ -188,24 +207,58 @@ def load_network(folder: Path) -> Any:
     value = read_json(folder / "network.json")
     if value.get("kind") not in KINDS:
         raise InputError(f"{folder / 'network.json'}: unknown kind {value.get('kind')!r}; train it again")
-    network, path = KINDS[value["kind"]].load(), folder / "model.safetensors"
+    kind, shape, path = KINDS[value["kind"]].load(), value["shape"], folder / "model.safetensors"
     try:
         weights = safetensors.numpy.load_file(path)
-        if not issubclass(network, FormulaMap):
-            return _restored(network, value["shape"], weights)
-        found = network.restored(value["shape"], weights)
-        if found.shape != value["shape"]:
-            raise ValueError(f"its weights are those of {found.shape}")
+        if issubclass(kind, FormulaMap):
+            given = {field.name: shape[field.name] for field in fields(kind) if field.name not in kind.arrays}
+            found = kind(**given, **{field: weights[name] for field, name in kind.arrays.items()})
+            if found.shape != shape:
+                raise ValueError(f"its weights are those of {found.shape}")
+            return found
+        import torch
+
+        network = kind(**shape)
+        network.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
     except (OSError, SafetensorError, RuntimeError, KeyError, ValueError) as error:
         raise InputError(f"{path} cannot be loaded: {str(error).splitlines()[0]}; train it again") from error
-    return found
+    return network.eval()
 
 
-def _restored(network: Any, shape: Mapping[str, Any], weights: Mapping[str, NDArray[Any]]) -> nn.Module:
-    import torch
+@dataclass(frozen=True)
+class StandInMap:
+    """Predicts new embeddings from old ones, for items that the new model has not embedded: linear with a constant.
 
-    # JSON has no tuples.
-    arguments = {key: tuple(part) if isinstance(part, list) else part for key, part in shape.items()}
-    model: nn.Module = network(network.Shape(**arguments))
-    model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
-    return model.eval()
+    weights: (d_old + 1, d_new). length: of its results under cosine; 0: as they come.
+    """
+
+    weights: NDArray[np.float32]
+    length: float
+
+    def __call__(self, old: FloatArray) -> NDArray[np.float32]:
+        """(N, d_old) -> (N, d_new) float32. Cost: 2 N d_old d_new."""
+        out = room_for(len(old), self.weights.shape[1], np.float32)
+        for first in range(0, len(old), 4 * _ROWS):
+            rows = old[first : first + 4 * _ROWS].astype(np.float32)
+            mapped = (unit(rows, np.float32) if self.length else rows) @ self.weights[:-1] + self.weights[-1]
+            out[first : first + 4 * _ROWS] = self.length * unit(mapped, np.float32) if self.length else mapped
+        return out
+
+
+def fit_stand_in(old: FloatArray, new: FloatArray, distance: str) -> StandInMap:
+    """Ridge regression of new embeddings on old ones of the same items. Under cosine, lengths do not count.
+
+    Cost: n d_old (d_old + d_new).
+    """
+    x: NDArray[np.floating] = old.astype(np.float64)
+    y: NDArray[np.floating] = new.astype(np.float64)
+    length = float(np.linalg.norm(y, axis=1).mean()) if distance == "cosine" else 0.0
+    # The penalty is for vectors of length 1.
+    scale = 1.0 if length else float(np.sqrt((x * x).sum(axis=1).mean())) or 1.0
+    x, y = (unit(x), unit(y)) if length else (x / scale, y)
+    x = np.hstack([x, np.ones((len(x), 1))])
+    moments = x.T @ x
+    moments[np.diag_indices(len(moments))] += _PENALTY * np.trace(moments) / len(moments)
+    weights = np.linalg.solve(moments, x.T @ y)
+    weights[:-1] /= scale
+    return StandInMap(weights.astype(np.float32), length)

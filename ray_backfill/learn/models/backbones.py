@@ -1,4 +1,4 @@
-"""Backbones: images in, embeddings and class logits out; on disk as safetensors and JSON, so that nothing is unpickled.
+"""Backbones: images in, embeddings and class logits out.
 
 "convnet" is a small network for CPUs; "resnet18", "resnet50" and "vit_b_32" are built from their Hugging Face configs;
 "hf:NAME_OR_FOLDER" is any Hugging Face vision model, whose weights are loaded if ``pretrained`` is set.
@@ -10,6 +10,8 @@ linear layer on the class token, without the pooler (a layer with tanh) between 
 """
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +25,8 @@ from torch import Tensor, nn
 
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.stages import read_json, write_json, write_whole
-from ray_backfill.learn.models.settings import ARCHITECTURES, BackboneSettings
+from ray_backfill.learn.models.apply import counted_flops
+from ray_backfill.learn.training.settings import ARCHITECTURES, BackboneSettings
 
 # Architectures whose last block can end in ReLU and as many channels as the embedding has dimensions.
 _ENDS_IN_RELU = ("convnet", "resnet18", "resnet50")
@@ -233,6 +236,19 @@ def _convnet(channels: int, width: int, last: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
+def embed_macs(network: Backbone, channels: int, image_size: int) -> int:
+    """Multiply-accumulates of one image's embedding. The network is left in eval mode."""
+    image = torch.zeros(1, channels, image_size, image_size, device=network.mean.device)
+    with torch.no_grad(), counted_flops() as flops:
+        network.eval().embed(image)
+    return flops() // 2
+
+
+def embed_parameters(network: Backbone) -> int:
+    """Number of parameters used for embedding: all except the classifier's."""
+    return sum(p.numel() for name, p in network.named_parameters() if not name.startswith("classifier."))
+
+
 @dataclass(frozen=True)
 class BackboneInfo:
     """Everything that is needed to rebuild a backbone.
@@ -255,29 +271,46 @@ class BackboneInfo:
 
 
 def save_backbone(folder: Path, model: Backbone, info: BackboneInfo) -> None:
-    """Write ``model.safetensors`` and ``backbone.json``."""
-    _save(folder, model, "backbone.json", asdict(info) | {"trunk_config": model.trunk_config})
+    """Write ``model.safetensors`` and ``backbone.json``. Nothing is pickled."""
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    write_json(folder / "backbone.json", asdict(info) | {"trunk_config": model.trunk_config})
+    write_whole(folder / "model.safetensors", lambda temporary: safetensors.torch.save_file(weights, temporary))
 
 
 def load_backbone(folder: Path) -> tuple[Backbone, BackboneInfo]:
     """Load a network in eval mode. Raises InputError if its files are missing or do not fit."""
-    value = read_json(folder / "backbone.json")
+    value, path = read_json(folder / "backbone.json"), folder / "model.safetensors"
     info = BackboneInfo(**value | {"backbone": BackboneSettings(**value["backbone"])})
     model = info.build()
-    _load(folder, model)
-    return model, info
-
-
-def _save(folder: Path, model: torch.nn.Module, json_name: str, info: dict[str, Any]) -> None:
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    write_json(folder / json_name, info)
-    write_whole(folder / "model.safetensors", lambda temporary: safetensors.torch.save_file(weights, temporary))
-
-
-def _load(folder: Path, model: torch.nn.Module) -> None:
-    path = folder / "model.safetensors"
     try:
         model.load_state_dict(safetensors.torch.load_file(path))
     except (OSError, SafetensorError, RuntimeError) as error:
         raise InputError(f"{path} cannot be loaded: {str(error).splitlines()[0]}; train it again") from error
-    model.eval()
+    return model.eval(), info
+
+
+@dataclass(frozen=True)
+class NetworkCost:
+    """Cost of one backbone. macs: multiply-accumulates per embedding. parameters: without the classifier's."""
+
+    macs: int
+    parameters: int
+
+
+@lru_cache
+def network_cost(backbone: BackboneSettings, channels: int, image_size: int) -> NetworkCost:
+    """Cost of one embedding. Raises InputError for an architecture that cannot be built for such images."""
+    with shapes_only(backbone):
+        network = BackboneInfo(backbone, channels, image_size, [0, 1]).build()
+        return NetworkCost(embed_macs(network, channels, image_size), embed_parameters(network))
+
+
+@contextmanager
+def shapes_only(backbone: BackboneSettings) -> Iterator[bool]:
+    """Within the block networks have shapes but no data (torch's meta device): their cost is counted, not paid.
+
+    Yields: whether it is so; a model of the hub may load files, and is really built.
+    """
+    has_shapes = not backbone.arch.startswith("hf:")
+    with torch.device("meta" if has_shapes else "cpu"):
+        yield has_shapes

@@ -1,10 +1,11 @@
-"""Gathers the batches of all DDP workers, with gradient."""
+"""Gathers the batches of all DDP workers, with gradient, and normalises them together."""
 
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 
 def rank_and_size() -> tuple[int, int]:
@@ -38,3 +39,29 @@ class _Gather(torch.autograd.Function):
         total = gradients[0].contiguous().clone()
         dist.all_reduce(total)
         return total[ctx.own]
+
+
+class GlobalBatchNorm(nn.BatchNorm1d):
+    """BatchNorm over the batches of all DDP workers together, on any device.
+
+    torch's SyncBatchNorm has no CPU kernel. Heads are so small that every worker can normalise the gathered batch, so
+    W workers compute exactly what one worker computes on a batch of W times the size.
+    """
+
+    def forward(self, x_Bd: Tensor) -> Tensor:
+        rank, size = rank_and_size()
+        if not self.training or size == 1:
+            return super().forward(x_Bd)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        normalised = F.batch_norm(
+            gather(x_Bd),
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            training=True,
+            momentum=self.momentum or 0.1,
+            eps=self.eps,
+        )
+        return normalised[rank * len(x_Bd) : (rank + 1) * len(x_Bd)]

@@ -1,3 +1,1 @@
-"""Networks, losses and training loops, one file per paper. They need torch: the tables of methods and fits name them by
-``Deferred``.
-"""
+"""What needs torch: the networks, losses and trainings of the methods, one file per paper. Tables name them."""

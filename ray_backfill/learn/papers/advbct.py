@@ -20,48 +20,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ray_backfill.learn.models.backbones import Backbone, BackboneInfo
+from ray_backfill.learn.models.backbones import BackboneInfo
 from ray_backfill.learn.models.gather import gather
-from ray_backfill.learn.training.objective import ClassSpread, Objective, OldModel, classification_losses, fit_width
-from ray_backfill.learn.training.settings import ObjectiveSettings
+from ray_backfill.learn.training.objective import ClassSpread, Objective, fit_width
 
 
 class AdversarialCompatible(Objective):
     """Classification loss, plus the boundary of each class, plus a discriminator that the backbone has to deceive."""
 
-    def __init__(
-        self, backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
-    ) -> None:
-        super().__init__(backbone, info, settings, old)
-        assert old is not None
-        # In a tuple torch does not find the old network: it is not trained, put in train mode or saved.
-        self._old = (old,)
-        dim, hidden, n_classes = old.info.backbone.dim, settings.compatible.discriminator, len(info.classes)
+    def prepare(self, info: BackboneInfo) -> None:
+        old, hidden, n_classes = self.old, self.settings.compatible.discriminator, len(info.classes)
+        dim = old.info.backbone.dim
         self.discriminator = nn.Sequential(
             nn.Linear(dim, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, 2)
         )
         self.elastic_C = nn.Parameter(torch.rand(n_classes) * 2 - 1)
-        device = backbone.classifier.weight.device
-        if old.spread is None:
-            self._centre_Cd, self._radius_C = torch.zeros(n_classes, dim), torch.ones(n_classes)
-        else:
-            spread = old.spread()
-            self._centre_Cd, self._radius_C = spread.centre_Cd, class_radii(spread)
-        known_C = torch.from_numpy(np.isin(info.classes, old.info.classes)).to(device)
+        self._centre_Cd, self._radius_C = old.class_radii(n_classes, class_radii)
         if old.class_means_Cd is None:
+            known_C = torch.from_numpy(np.isin(info.classes, old.info.classes)).to(self._radius_C.device)
             self._radius_C = self._radius_C.masked_fill(~known_C, torch.nan)
 
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
-        new_Bd, logits_BC = self.backbone(views[0])
-        losses_B = classification_losses(logits_BC, target_B, self.settings, self.backbone.cosine_scale)
-        old_Bd = self._old[0].embed(views[0])
+        new_Bd, losses_B, right_B = self.classified(views[0], target_B)
+        old_Bd = self.old.embed(views[0])
         towards_old_Bd, weights = fit_width(new_Bd, old_Bd.shape[1]), self.settings.compatible
         outside_B = outside_boundary(
             towards_old_Bd, target_B, self._centre_Cd, self._radius_C, self.elastic_C, weights.boundary_limit
         )
         told_B = adversarial(self.discriminator, towards_old_Bd, old_Bd, self.progress) * (target_B >= 0)
         compatible_B = weights.boundary * outside_B + weights.adversarial * (1 - self.progress) * told_B
-        return losses_B + compatible_B, logits_BC.argmax(1) == target_B
+        return losses_B + compatible_B, right_B
 
 
 def adversarial(discriminator: nn.Module, new_Bd: Tensor, old_Bd: Tensor, progress: float) -> Tensor:

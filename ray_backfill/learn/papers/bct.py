@@ -18,30 +18,24 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ray_backfill.learn.models.backbones import Backbone, BackboneInfo, class_logits
+from ray_backfill.learn.models.backbones import BackboneInfo, class_logits
 from ray_backfill.learn.models.gather import gather
 from ray_backfill.learn.training.objective import Objective, OldModel, classification_losses, fit_width
-from ray_backfill.learn.training.settings import ObjectiveSettings
 
 
 class BackwardCompatible(Objective):
     """Classification loss, plus the same loss of the frozen old classifier on the new embedding."""
 
-    def __init__(
-        self, backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
-    ) -> None:
-        super().__init__(backbone, info, settings, old)
-        assert old is not None
+    def prepare(self, info: BackboneInfo) -> None:
+        old = self.old
         # Plain tensors are neither trained nor saved. (DDP would send buffers at every step.)
         self._weight, self._bias, position_C = _frozen_classifier(old, info)
         self._scale = old.network.cosine_scale
         self._old_target = torch.tensor([*position_C.tolist(), -1], device=self._weight.device)
 
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
-        embedding_Bd, logits_BC = self.backbone(views[0])
-        losses_B = classification_losses(logits_BC, target_B, self.settings, self.backbone.cosine_scale)
-        influence_B = self.influence(embedding_Bd, target_B)
-        return losses_B + self.settings.compatible.influence * influence_B, logits_BC.argmax(1) == target_B
+        embedding_Bd, losses_B, right_B = self.classified(views[0], target_B)
+        return losses_B + self.settings.compatible.influence * self.influence(embedding_Bd, target_B), right_B
 
     def influence(self, embedding_Bd: Tensor, target_B: Tensor) -> Tensor:
         """(B,) loss of the old classifier on new embeddings, 0 for classes that it does not know. Source: eq. 5.

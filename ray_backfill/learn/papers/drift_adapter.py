@@ -1,30 +1,36 @@
-"""Adapters that are trained: Drift-Adapter's MLP (the input itself plus a small MLP, scaled in each dimension), and a
-small MLP on top of an affine map.
+"""Adapters that are small networks: an MLP on top of an affine map, and Drift-Adapter's.
 
-Shapes: N train items or B of a batch; X (N, p) inputs, Y (N, q) targets; p and q may differ.
+Shapes: B items, d_in and d_out dimensions.
 """
-
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ray_backfill.learn.models.apply import Affine
-from ray_backfill.learn.papers.fct import Residual, ResidualShape
 from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
 from ray_backfill.learn.training.map_loop import all_views, train_by_items
 from ray_backfill.learn.training.settings import TransformTraining
 
 
-@dataclass(frozen=True)
-class ScaledResidualShape:
-    """Shape of the map. unit: inputs are scaled to length 1 first."""
+class Residual(nn.Module):
+    """An affine map plus a small MLP that is zero at first, so that training starts from the affine map.
 
-    input_dim: int
-    output_dim: int
-    hidden: int = 256
-    unit: bool = True
+    unit: inputs are scaled to length 1 first.
+    """
+
+    kind = "residual"
+
+    def __init__(self, input_dim: int, output_dim: int, hidden: int = 256, unit: bool = True) -> None:
+        super().__init__()
+        self.shape = {"input_dim": input_dim, "output_dim": output_dim, "hidden": hidden, "unit": unit}
+        self.unit, self.base = unit, nn.Linear(input_dim, output_dim)
+        self.inner, self.outer = _mlp(input_dim, hidden, output_dim)
+
+    def forward(self, x_Bd: Tensor) -> Tensor:
+        """(B, d_in) -> (B, d_out)."""
+        x_Bd = F.normalize(x_Bd, dim=1) if self.unit else x_Bd
+        return self.base(x_Bd) + self.outer(F.gelu(self.inner(x_Bd)))
 
 
 class ScaledResidual(nn.Module):
@@ -32,42 +38,36 @@ class ScaledResidual(nn.Module):
 
     Source: Vejendla, "Drift-Adapter", 2025, section 3: residual MLP with 256 hidden units, and the diagonal scaling
     matrix. The paper's models have one size; between two sizes, x is cut or filled with zeros.
+
+    unit: inputs are scaled to length 1 first.
     """
 
-    kind, Shape = "scaled_residual", ScaledResidualShape
+    kind = "scaled_residual"
 
-    def __init__(self, shape: ScaledResidualShape) -> None:
+    def __init__(self, input_dim: int, output_dim: int, hidden: int = 256, unit: bool = True) -> None:
         super().__init__()
-        self.shape = shape
-        self.inner = nn.Linear(shape.input_dim, shape.hidden)
-        self.outer = nn.Linear(shape.hidden, shape.output_dim)
-        nn.init.zeros_(self.outer.weight)
-        nn.init.zeros_(self.outer.bias)
-        self.scale_d = nn.Parameter(torch.ones(shape.output_dim))
+        self.shape = {"input_dim": input_dim, "output_dim": output_dim, "hidden": hidden, "unit": unit}
+        self.unit = unit
+        self.inner, self.outer = _mlp(input_dim, hidden, output_dim)
+        self.scale_d = nn.Parameter(torch.ones(output_dim))
 
     def forward(self, x_Bd: Tensor) -> Tensor:
         """(B, d_in) -> (B, d_out)."""
-        x_Bd = F.normalize(x_Bd, dim=1) if self.shape.unit else x_Bd
-        kept_Bd = F.pad(x_Bd, (0, self.shape.output_dim - x_Bd.shape[1]))  # a negative pad truncates
+        x_Bd = F.normalize(x_Bd, dim=1) if self.unit else x_Bd
+        kept_Bd = F.pad(x_Bd, (0, len(self.scale_d) - x_Bd.shape[1]))  # a negative pad truncates
         return self.scale_d * (kept_Bd + self.outer(F.gelu(self.inner(x_Bd))))
 
 
-def train_residual(
-    base: Affine,
-    data: TrainSet,
-    models: tuple[str, str],
-    training: TransformTraining,
-    device: Device = None,
-    on_epoch: OnEpoch = None,
-) -> Fitted:
-    """Train a small MLP on top of ``base``. models: the source and the target model of the map."""
-    torch.manual_seed(training.seed)
-    network = Residual(ResidualShape(base.shape["input_dim"], base.shape["output_dim"], unit=base.unit))
-    network.base.load_state_dict({"weight": torch.from_numpy(base.weight_qp), "bias": torch.from_numpy(base.bias_q)})
-    return train_adapter(network, base.unit, data, models, training, device, on_epoch)
+def _mlp(inputs: int, hidden: int, outputs: int) -> tuple[nn.Linear, nn.Linear]:
+    """Both layers of an MLP that is zero."""
+    inner, outer = nn.Linear(inputs, hidden), nn.Linear(hidden, outputs)
+    nn.init.zeros_(outer.weight)
+    nn.init.zeros_(outer.bias)
+    return inner, outer
 
 
-def train_scaled_residual(
+def train_mlp(
+    base: Affine | None,
     data: TrainSet,
     models: tuple[str, str],
     unit: bool,
@@ -75,28 +75,23 @@ def train_scaled_residual(
     device: Device = None,
     on_epoch: OnEpoch = None,
 ) -> Fitted:
-    """Train Drift-Adapter's MLP. models: the source and the target model of the map. unit: on vectors of length 1."""
-    torch.manual_seed(training.seed)
-    source, target = (data.vectors[model].shape[1] for model in models)
-    network = ScaledResidual(ScaledResidualShape(source, target, unit=unit))
-    return train_adapter(network, unit, data, models, training, device, on_epoch)
+    """Train an MLP on the squared error of its predictions: on top of ``base``, or without one Drift-Adapter's.
 
-
-def train_adapter(
-    network: nn.Module,
-    unit: bool,
-    data: TrainSet,
-    models: tuple[str, str],
-    training: TransformTraining,
-    device: Device,
-    on_epoch: OnEpoch,
-) -> Fitted:
-    """Train a network on the squared error of its predictions. unit: the targets are scaled to length 1."""
+    models: the source and the target model of the map. unit: on vectors of length 1.
+    """
     device = device or torch.device("cpu")
-    network.to(device)
     source, target = (all_views(data, model, device) for model in models)
     if unit:
-        target = nn.functional.normalize(target, dim=1)
+        target = F.normalize(target, dim=1)
+    torch.manual_seed(training.seed)
+    network: nn.Module
+    if base is None:
+        network = ScaledResidual(source.shape[1], target.shape[1], unit=unit)
+    else:
+        network = Residual(source.shape[1], target.shape[1], unit=unit)
+        weight, bias = torch.from_numpy(base.weight_qp), torch.from_numpy(base.bias_q)
+        network.base.load_state_dict({"weight": weight, "bias": bias})
+    network.to(device)
 
     def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
         return (model(source[rows]) - target[rows]).square().sum(1).mean()

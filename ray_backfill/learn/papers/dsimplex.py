@@ -18,25 +18,21 @@ import torch
 from torch import Tensor
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.learn.models.backbones import Backbone, BackboneInfo, class_logits
-from ray_backfill.learn.training.objective import Objective, OldModel, classification_losses
-from ray_backfill.learn.training.settings import ObjectiveSettings
+from ray_backfill.learn.models.backbones import BackboneInfo, class_logits
+from ray_backfill.learn.training.objective import Objective, classification_losses
 
 
 class FixedSimplex(Objective):
     """Classification by the vertices of a simplex, which are not trained. No old model takes part."""
 
-    def __init__(
-        self, backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
-    ) -> None:
-        super().__init__(backbone, info, settings, old)
+    def prepare(self, info: BackboneInfo) -> None:
         dim = info.backbone.dim
         if max(info.classes) > dim:
             raise InputError(
                 f"a d-simplex in {dim} dimensions has {dim + 1} vertices, one for each label, but there is label "
                 f"{max(info.classes)}; give the backbone {max(info.classes)} dimensions"
             )
-        classifier = backbone.classifier.requires_grad_(False)
+        classifier = self.backbone.classifier.requires_grad_(False)
         self._vertex_Kd = simplex(dim).to(classifier.weight)
         # The saved classifier is that of the model's own classes.
         classifier.weight.copy_(self._vertex_Kd[info.classes])

@@ -2,8 +2,8 @@
 
 Source: Jaeckle et al., "FastFill: Efficient Compatible Model Update", 2023, eq. 3 to 5, and the authors' public code;
 Ramanujan et al., "Forward Compatible Training", 2022, eq. 3. The plain l2 loss without uncertainty is FCT's (table 5),
-that is the method ``fct``. A model that came without a classifier gets one here, fitted on its embeddings and
-calibrated on items held out.
+the method ``fct``. A model that came without a classifier gets one here, fitted on its embeddings and calibrated on
+items held out.
 
 Shapes: N training items, b items per worker, d dimensions of the target model, C classes of its classifier.
 """
@@ -19,12 +19,20 @@ from torch import Tensor, nn
 
 from ray_backfill.data.folder import Classifier
 from ray_backfill.engine.systems import FloatArray
+from ray_backfill.learn.methods.fct import TransformFit
 from ray_backfill.learn.models.apply import transform
 from ray_backfill.learn.models.backbones import class_logits
-from ray_backfill.learn.papers.fct import Transform, TransformShape
-from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
-from ray_backfill.learn.training.fits import TransformFit, check_classes, class_rows, known_classifier
-from ray_backfill.learn.training.map_loop import all_views, as_tensor, for_all_views, train_by_items
+from ray_backfill.learn.papers.fct import Transform
+from ray_backfill.learn.training.fit import (
+    Device,
+    Fitted,
+    OnEpoch,
+    TrainSet,
+    check_classes,
+    class_rows,
+    known_classifier,
+)  # fmt: skip
+from ray_backfill.learn.training.map_loop import all_views, for_all_views, train_by_items
 from ray_backfill.learn.training.objective import classification_losses
 from ray_backfill.learn.training.settings import ClassificationSettings, TransformSettings, TransformTraining
 
@@ -81,11 +89,7 @@ def transform_loss(
 
 
 def train_transform(
-    fit: TransformFit,
-    data: TrainSet,
-    training: TransformTraining,
-    device: Device = None,
-    on_epoch: OnEpoch = None,
+    fit: TransformFit, data: TrainSet, training: TransformTraining, device: Device = None, on_epoch: OnEpoch = None
 ) -> Fitted:
     """Train the transformation that ``fit`` declares; under DDP every worker calls this with the same arguments.
 
@@ -102,10 +106,11 @@ def train_transform(
         label_N = np.asarray(data.label)
         known = known_classifier(data, fit.target) or fit_classifier(data.vectors[fit.target], label_N, settings)
         class_KN = for_all_views(data, class_rows(known, label_N), device)
-        classifier = as_tensor(known.weight, device) * scale[fit.target], as_tensor(known.bias, device)
+        weight, bias = (torch.from_numpy(np.array(v, np.float32)).to(device) for v in (known.weight, known.bias))
+        classifier = weight * scale[fit.target], bias
     torch.manual_seed(training.seed)
-    dims = tuple(x.shape[1] for x in inputs)
-    network = Transform(TransformShape(dims, target.shape[1], training.hidden, fit.uncertainty)).to(device)
+    dims = [x.shape[1] for x in inputs]
+    network = Transform(dims, target.shape[1], training.hidden, fit.uncertainty).to(device)
 
     def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
         h_bd, log_variance_b = model(*(x[rows] for x in inputs))
@@ -127,29 +132,6 @@ def log_variances(inputs: list[FloatArray], network: Any) -> NDArray[np.float64]
     return np.concatenate(parts)
 
 
-def item_losses(
-    network: Any,
-    classifier: Classifier,
-    old_Nd: FloatArray,
-    new_Nd: FloatArray,
-    label_N: NDArray[Any],
-    settings: TransformSettings,
-) -> NDArray[np.float64]:
-    """(N,) l2 + disc of each item, which the uncertainty should predict. Source: FastFill, eq. 3 and appendix E.
-
-    NaN for items of classes that the classifier does not know, because their loss is unknown. ``relative`` losses are
-    shares of the spread of these items, as they are of that of the train split in training.
-    """
-    scale = spread(new_Nd) if settings.relative else 1.0
-    h_Nd = torch.from_numpy(transform(network, old_Nd))
-    weight, bias = (torch.from_numpy(v.copy()) for v in (classifier.weight, classifier.bias))
-    with torch.inference_mode():
-        l2_N = (h_Nd - torch.from_numpy(np.array(new_Nd, np.float32))).square().mean(1) / scale**2
-        rows_N = torch.from_numpy(class_rows(classifier, label_N))
-        disc_N = disc_losses(h_Nd, rows_N, weight, bias, settings).masked_fill(rows_N < 0, torch.nan)
-        return (l2_N + settings.disc_weight * disc_N).double().numpy()
-
-
 # Share of each class that is held out; at least one item of every class that has two.
 _HELD_OUT = 0.2
 # Steps of Adam, items in each, and the peak learning rate for embeddings of spread 1.
@@ -157,7 +139,7 @@ _STEPS, _BATCH, _LR = 500, 512, 0.05
 # L2 penalty on the weights: without one, classes that can be separated have weights without bound.
 _DECAY = 1e-3
 # Most items that the temperature is fitted on, and how many at a time.
-_CALIBRATED, _ROWS_OF_LOGITS = 10_000, 512
+_CALIBRATED, _PART = 10_000, 512
 # Natural logarithms of the lowest and the highest temperature.
 _TEMPERATURES = (-5.0, 5.0)
 
@@ -251,11 +233,11 @@ def _temperature(
 
     def loss(log_t: float) -> float:
         total = 0.0
-        for first in range(0, len(x_Nd), _ROWS_OF_LOGITS):
-            logits_BC = class_logits(x_Nd[first : first + _ROWS_OF_LOGITS], weight_Cd, bias_C, None) / np.exp(log_t)
+        for first in range(0, len(x_Nd), _PART):
+            logits_BC = class_logits(x_Nd[first : first + _PART], weight_Cd, bias_C, None) / np.exp(log_t)
             total += float(
                 torch.nn.functional.cross_entropy(
-                    logits_BC, target_N[first : first + _ROWS_OF_LOGITS], label_smoothing=smoothing, reduction="sum"
+                    logits_BC, target_N[first : first + _PART], label_smoothing=smoothing, reduction="sum"
                 )
             )
         return total / len(x_Nd)

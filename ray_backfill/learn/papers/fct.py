@@ -1,31 +1,18 @@
-"""Maps between stored embeddings that networks make: FCT's transformation h, residual MLPs, and h towards rho.
+"""FCT: the transformation h, which maps stored embeddings to another model's space.
 
-Source: Ramanujan et al., "Forward Compatible Training", 2022. Its loss and loop are those of FastFill without a
+Source: Ramanujan et al., "Forward Compatible Training", 2022. Its loss and training are those of FastFill without a
 classifier and an uncertainty (``fastfill``).
 
-Shapes: N or B items, d_in and d_out dimensions.
+Shapes: B items, d dimensions of an input, d_out of the target model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ray_backfill.learn.papers.rank_merge import GlobalBatchNorm, Heads, HeadShape
-
-
-@dataclass(frozen=True)
-class TransformShape:
-    """Shape of h. input_dims: embedding size of each input model. uncertainty: also estimate a log variance."""
-
-    input_dims: tuple[int, ...]
-    output_dim: int
-    hidden: int = 2048
-    uncertainty: bool = False
+from ray_backfill.learn.models.gather import GlobalBatchNorm
 
 
 class Transform(nn.Module):
@@ -34,22 +21,25 @@ class Transform(nn.Module):
     Source: forward compatible training, the authors' code: branches in -> 2 in -> 2 out, mixer 4 out -> hidden ->
     hidden -> out; Linear-BatchNorm-ReLU except for the last layer. Without side information both branches get the old
     embedding. FastFill, appendix A.2: one Linear layer on h gives log sigma^2.
+
+    input_dims: embedding size of each input model. uncertainty: also estimate a log variance.
     """
 
-    kind, Shape = "transform", TransformShape
+    kind = "transform"
 
-    def __init__(self, shape: TransformShape) -> None:
+    def __init__(
+        self, input_dims: Sequence[int], output_dim: int, hidden: int = 2048, uncertainty: bool = False
+    ) -> None:
         super().__init__()
-        self.shape = shape
-        out = shape.output_dim
-        first, second = (shape.input_dims * 2)[:2]
+        self.shape: dict[str, Any] = {
+            "input_dims": list(input_dims), "output_dim": output_dim, "hidden": hidden, "uncertainty": uncertainty
+        }  # fmt: skip
+        self.hidden, out = hidden, output_dim
         self.branches = nn.ModuleList(
-            [nn.Sequential(*_block(d, 2 * d), *_block(2 * d, 2 * out)) for d in (first, second)]
+            [nn.Sequential(*_block(d, 2 * d), *_block(2 * d, 2 * out)) for d in (*input_dims, *input_dims)[:2]]
         )
-        self.mixer = nn.Sequential(
-            *_block(4 * out, shape.hidden), *_block(shape.hidden, shape.hidden), nn.Linear(shape.hidden, out)
-        )
-        self.uncertainty = nn.Linear(out, 1) if shape.uncertainty else None
+        self.mixer = nn.Sequential(*_block(4 * out, hidden), *_block(hidden, hidden), nn.Linear(hidden, out))
+        self.uncertainty = nn.Linear(out, 1) if uncertainty else None
 
     def forward(self, *inputs_Bd: Tensor) -> Tensor:
         """One (B, d) tensor for each input -> (B, d_out)."""
@@ -72,70 +62,5 @@ class Transform(nn.Module):
                 self.uncertainty.weight.div_(output)
 
 
-@dataclass(frozen=True)
-class ResidualShape:
-    """Shape of the map. unit: inputs are scaled to length 1 first."""
-
-    input_dim: int
-    output_dim: int
-    hidden: int = 256
-    unit: bool = True
-
-
-class Residual(nn.Module):
-    """An affine map plus a small MLP that is zero at first, so that training starts from the affine map."""
-
-    kind, Shape = "residual", ResidualShape
-
-    def __init__(self, shape: ResidualShape) -> None:
-        super().__init__()
-        self.shape = shape
-        self.base = nn.Linear(shape.input_dim, shape.output_dim)
-        self.inner = nn.Linear(shape.input_dim, shape.hidden)
-        self.outer = nn.Linear(shape.hidden, shape.output_dim)
-        nn.init.zeros_(self.outer.weight)
-        nn.init.zeros_(self.outer.bias)
-
-    def forward(self, x_Bd: Tensor) -> Tensor:
-        """(B, d_in) -> (B, d_out)."""
-        x_Bd = F.normalize(x_Bd, dim=1) if self.shape.unit else x_Bd
-        return self.base(x_Bd) + self.outer(F.gelu(self.inner(x_Bd)))
-
-
 def _block(inputs: int, outputs: int) -> list[nn.Module]:
     return [nn.Linear(inputs, outputs), GlobalBatchNorm(outputs), nn.ReLU()]
-
-
-@dataclass(frozen=True)
-class RhoAndHShape:
-    """Shape of both maps. blocks: of rho. hidden, uncertainty: of h."""
-
-    old_dim: int
-    new_dim: int
-    blocks: int
-    hidden: int
-    uncertainty: bool
-
-
-class RhoAndH(nn.Module):
-    """rho: new -> new space. h: old -> rho's space."""
-
-    kind, Shape = "towards_rho", RhoAndHShape
-
-    def __init__(self, shape: RhoAndHShape) -> None:
-        super().__init__()
-        self.shape = shape
-        self.rho = Heads(HeadShape(shape.old_dim, shape.new_dim, True, shape.blocks)).rho
-        self.h = Transform(TransformShape((shape.old_dim,), shape.new_dim, shape.hidden, shape.uncertainty))
-
-    def forward(self, old_Bd: Tensor, new_Bn: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings of the same items by both models -> h(old) and rho(new)."""
-        return self.h(old_Bd), self.rho(new_Bn)
-
-
-def rho_and_h(heads: Heads, h: Transform) -> RhoAndH:
-    """Put trained maps together, to be evaluated."""
-    dims, own = heads.shape, h.shape
-    both = RhoAndH(RhoAndHShape(dims.old_dim, dims.new_dim, dims.blocks, own.hidden, own.uncertainty))
-    both.rho, both.h = heads.rho, h
-    return both.eval()

@@ -19,31 +19,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_backfill.learn.models.backbones import Backbone, BackboneInfo, class_logits
-from ray_backfill.learn.training.objective import ClassSpread, Objective, OldModel, classification_losses, fit_width
-from ray_backfill.learn.training.settings import ObjectiveSettings
+from ray_backfill.learn.models.backbones import BackboneInfo, class_logits
+from ray_backfill.learn.training.objective import ClassSpread, Objective, classification_losses, fit_width
 
 
 class MixedCompatible(Objective):
     """Classification loss of new embeddings, a share of which are replaced by old embeddings of the same images."""
 
-    def __init__(
-        self, backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
-    ) -> None:
-        super().__init__(backbone, info, settings, old)
-        assert old is not None
-        # In a tuple torch does not find the old network: it is not trained, put in train mode or saved.
-        self._old = (old,)
-        if old.spread is None:
-            self._centre_Cd = torch.zeros(len(info.classes), old.info.backbone.dim)
-            self._trusted_C = torch.ones(len(info.classes))
-        else:
-            spread = old.spread()
-            self._centre_Cd = spread.centre_Cd
-            self._trusted_C = trusted_radii(spread, settings.compatible.mix_trusted)
+    def prepare(self, info: BackboneInfo) -> None:
+        share = self.settings.compatible.mix_trusted
+        self._centre_Cd, self._trusted_C = self.old.class_radii(
+            len(info.classes), lambda spread: trusted_radii(spread, share)
+        )
 
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
-        new_Bd, old_Bd = self.backbone.embed(views[0]), self._old[0].embed(views[0])
+        new_Bd, old_Bd = self.backbone.embed(views[0]), self.old.embed(views[0])
         class_B = target_B.clamp(min=0)
         distance_B = (F.normalize(old_Bd, dim=1) - self._centre_Cd[class_B]).norm(dim=1)
         trusted_B = (target_B >= 0) & (distance_B <= self._trusted_C[class_B])

@@ -1,16 +1,17 @@
-"""lambda-Orthogonality: the joint loss of B, which maps new embeddings to old ones, and F, which maps old ones to B's.
+"""lambda-Orthogonality: B, which maps new embeddings to old ones, and F, which maps old ones to B's, trained together.
 
 Source: Ricci et al., "lambda-Orthogonality Regularization for Compatible Representation Learning", NeurIPS 2025
-(arXiv 2509.16664), eq. 2 and 6 to 10.
+(arXiv 2509.16664), sections 3.2 to 3.5, eq. 2 and 6 to 10.
+Deviates: lambda is in units of sqrt(n), because the norm of eq. 6 grows with the dimension; the paper's 12 for a new
+model of 1,024 dimensions is 0.375. Under cosine the maps are trained on embeddings of length 1, as adapters are. Not in
+the text that we have: the weights of eq. 10, alpha, the temperature, batches, epochs and initial weights.
 
 Shapes: N training items, b items of this worker, B of all workers, d dimensions of the old model, n of the new one.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,38 +22,24 @@ from torch.nn.utils.parametrize import remove_parametrizations
 
 from ray_backfill.learn.models.gather import gather
 from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
-from ray_backfill.learn.training.fits import JointFit
 from ray_backfill.learn.training.map_loop import all_views, for_all_views, train_by_items
 from ray_backfill.learn.training.settings import OrthogonalSettings, TransformTraining
-
-
-@dataclass(frozen=True)
-class JointShape:
-    """Shape of both maps. strict: B is a rotation without bias. unit: inputs are scaled to length 1 first."""
-
-    old_dim: int
-    new_dim: int
-    strict: bool
-    unit: bool = True
 
 
 class JointMaps(nn.Module):
     """to_old: B, (n, n), whose first d dimensions resemble the old embedding. to_new: F, from d to n dimensions.
 
-    Source: Ricci et al., "lambda-Orthogonality Regularization for Compatible Representation Learning", 2025, sections
-    3.2 to 3.4.
+    strict: B is a rotation without bias. unit: inputs are scaled to length 1 first.
     """
 
-    kind, Shape = "joint", JointShape
+    kind = "joint"
 
-    def __init__(self, shape: JointShape) -> None:
+    def __init__(self, old_dim: int, new_dim: int, strict: bool, unit: bool = True) -> None:
         super().__init__()
-        self.shape = shape
-        self.to_old = _Affine(shape.new_dim, shape.new_dim, shape.unit)
-        self.to_new = _Affine(shape.old_dim, shape.new_dim, shape.unit)
-        if shape.strict:
-            bias = self.to_old.linear.bias.requires_grad_(False)
-            nn.init.zeros_(bias)
+        self.shape: dict[str, Any] = {"old_dim": old_dim, "new_dim": new_dim, "strict": strict, "unit": unit}
+        self.to_old, self.to_new = _Affine(new_dim, new_dim, unit), _Affine(old_dim, new_dim, unit)
+        if strict:
+            nn.init.zeros_(self.to_old.linear.bias.requires_grad_(False))
 
     def forward(self, old_Bd: Tensor, new_Bn: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings of the same items by both models -> F(old) and B(new), (B, n) each."""
@@ -69,6 +56,23 @@ class _Affine(nn.Module):
     def forward(self, x_Bd: Tensor) -> Tensor:
         """(B, inputs) -> (B, outputs)."""
         return self.linear(F.normalize(x_Bd, dim=1) if self.unit else x_Bd)
+
+
+@dataclass(frozen=True)
+class JointBatch:
+    """Items of this worker against the items of all workers.
+
+    forward_bn: F(old). backward_bn: B(new). old_bd: old embeddings. weight_nn: of B; None if it is a rotation.
+    """
+
+    forward_bn: Tensor
+    backward_bn: Tensor
+    old_bd: Tensor
+    label_b: Tensor
+    backward_Bn: Tensor
+    old_Bd: Tensor
+    label_B: Tensor
+    weight_nn: Tensor | None
 
 
 def joint(batch: JointBatch, settings: OrthogonalSettings) -> Tensor:
@@ -108,51 +112,30 @@ def _shorter(a_bn: Tensor, b_bd: Tensor) -> tuple[Tensor, Tensor]:
     return a_bn[:, :width], b_bd[:, :width]
 
 
-@dataclass(frozen=True)
-class JointBatch:
-    """Items of this worker against the items of all workers.
-
-    forward_bn: F(old). backward_bn: B(new). old_bd: old embeddings. weight_nn: of B; None if it is a rotation.
-    """
-
-    forward_bn: Tensor
-    backward_bn: Tensor
-    old_bd: Tensor
-    label_b: Tensor
-    backward_Bn: Tensor
-    old_Bd: Tensor
-    label_B: Tensor
-    weight_nn: Tensor | None
-
-
-# The mean loss over the items of this worker.
-JointLoss = Callable[[JointBatch, OrthogonalSettings], Tensor]
-
-
 def train_joint(
-    fit: JointFit,
     data: TrainSet,
     training: TransformTraining,
+    strict: bool,
     unit: bool,
     device: Device = None,
     on_epoch: OnEpoch = None,
 ) -> Fitted:
-    """Train the maps that ``fit`` declares; under DDP every worker calls this with the same arguments.
+    """Train both maps; under DDP every worker calls this with the same arguments.
 
-    unit: on embeddings of length 1. A rotation is the matrix exponential of a skew-symmetric matrix, from the identity
-    on; other maps start at random.
+    strict: B is a rotation, the matrix exponential of a skew-symmetric matrix, from the identity on; other maps start
+    at random. unit: on embeddings of length 1.
     """
     device = device or torch.device("cpu")
     torch.manual_seed(training.seed)
-    old, new = (all_views(data, model, device) for model in fit.models)
+    old, new = (all_views(data, model, device) for model in ("old", "new"))
     if unit:
         old = nn.functional.normalize(old, dim=1)
     # Without labels each item is its own class.
     label_N = np.arange(len(data)) if data.label is None else np.unique(data.label, return_inverse=True)[1]
     label = for_all_views(data, label_N, device)
-    network = JointMaps(JointShape(old.shape[1], new.shape[1], fit.strict, unit)).to(device)
+    network = JointMaps(old.shape[1], new.shape[1], strict, unit).to(device)
     backward = network.to_old.linear
-    if fit.strict:
+    if strict:
         nn.init.eye_(backward.weight)
         orthogonal(backward, orthogonal_map="matrix_exp")
 
@@ -160,14 +143,14 @@ def train_joint(
         forward_bn, backward_bn = model(old[rows], new[rows])
         batch = JointBatch(
             forward_bn, backward_bn, old[rows], label[rows],
-            gather(backward_bn), gather(old[rows]), gather(label[rows]), None if fit.strict else backward.weight,
+            gather(backward_bn), gather(old[rows]), gather(label[rows]), None if strict else backward.weight,
         )  # fmt: skip
-        return fit.loss(batch, training.orthogonal)
+        return joint(batch, training.orthogonal)
 
     # The paper names Adam and its learning rate, and no weight decay.
     plain = replace(training, lr=training.lr * training.orthogonal.lr_share, weight_decay=0.0)
     flops = train_by_items(network, data, plain, loss_of, device, on_epoch)
-    if fit.strict:
+    if strict:
         remove_parametrizations(backward, "weight")
         backward.weight.requires_grad_(True)
     return Fitted(network.eval(), flops)

@@ -12,10 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_backfill.learn.models.backbones import Backbone, BackboneInfo
 from ray_backfill.learn.models.gather import gather
-from ray_backfill.learn.training.objective import Objective, OldModel, classification_losses, fit_width
-from ray_backfill.learn.training.settings import ObjectiveSettings
+from ray_backfill.learn.training.objective import Objective, fit_width
 
 
 class RegressionAlleviating(Objective):
@@ -23,20 +21,12 @@ class RegressionAlleviating(Objective):
 
     hard = False
 
-    def __init__(
-        self, backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
-    ) -> None:
-        super().__init__(backbone, info, settings, old)
-        assert old is not None
-        # torch does not find the old network in a tuple, so it is not trained, put in train mode or saved.
-        self._old, self._hardest = (old,), settings.compatible.hard_negatives if self.hard else None
-
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
-        new_bd, logits_bC = self.backbone(views[0])
-        losses_b = classification_losses(logits_bC, target_B, self.settings, self.backbone.cosine_scale)
+        new_bd, losses_b, right_b = self.classified(views[0], target_B)
         settings = self.settings.compatible
-        contrast_b = contrast(new_bd, self._old[0].embed(views[0]), target_B, settings.ract_tau, self._hardest)
-        return losses_b + settings.ract_weight * contrast_b, logits_bC.argmax(1) == target_B
+        hardest = settings.hard_negatives if self.hard else None
+        contrast_b = contrast(new_bd, self.old.embed(views[0]), target_B, settings.ract_tau, hardest)
+        return losses_b + settings.ract_weight * contrast_b, right_b
 
 
 class HardestNegatives(RegressionAlleviating):

@@ -1,20 +1,19 @@
 """Rank merge: naive, with a reverse query transform (RQT), and metric-compatible learning (CL-S, CL-M, MCL, full RM).
 
-Source: Seo et al., "Metric Compatible Training for Online Backfilling in Large-Scale Retrieval", 2025, sections 4.1-4.3
-and appendix B.2: the heads psi (reverse query transform) and rho (learnable new embedding), their losses, and the loop
-that trains them on stored embeddings. The backbones are frozen and do not run here.
+Source: Seo et al., "Metric Compatible Training for Online Backfilling in Large-Scale Retrieval", 2025.
 Deviates: similarities are exp(-d / tau) with tau as a setting; eq. 10 to 13 have no temperature (tau = 1). In the new
 system, an item is no positive of itself (k = i in eq. 11 and 14): its distance is always 0.
 Without rho the new system is frozen, so the second term of CL-M (eq. 14) has no gradient, and CL-M trains exactly what
 CL-S trains. The two differ only with rho.
 
+The heads are sections 4.1 to 4.3 and B.2. The backbones are frozen and do not run here.
+
 Shapes: N training items, W workers, b anchors of this worker, B = W * b items of all workers, d dimensions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,33 +22,26 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ray_backfill.learn.models.gather import gather, rank_and_size
-from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet
-from ray_backfill.learn.training.fits import HeadFit, anchors_per_worker, classes_of
-from ray_backfill.learn.training.map_loop import Rows, all_views, draw_views, for_all_views, train_map
-from ray_backfill.learn.training.settings import HeadTraining, LossSettings, warmup_cosine
-
-
-@dataclass(frozen=True)
-class HeadShape:
-    """Shape of the heads. learn_new: with rho. blocks: Linear-BatchNorm-ReLU blocks; the last one is Linear only."""
-
-    old_dim: int
-    new_dim: int
-    learn_new: bool = False
-    blocks: int = 2
+from ray_backfill.learn.models.gather import GlobalBatchNorm, gather, rank_and_size
+from ray_backfill.learn.papers.fct import Transform
+from ray_backfill.learn.training.fit import Device, Fitted, OnEpoch, TrainSet, anchors_per_worker
+from ray_backfill.learn.training.map_loop import Rows, all_views, draw_views, for_all_views, train_map, warmup_cosine
+from ray_backfill.learn.training.settings import HeadTraining, LossSettings
 
 
 class Heads(nn.Module):
-    """psi: new -> old space, and rho: new -> new space. Without rho the new embedding stays unchanged."""
+    """psi: new -> old space, and rho: new -> new space. Without rho the new embedding stays unchanged.
 
-    kind, Shape = "heads", HeadShape
+    learn_new: with rho. blocks: Linear-BatchNorm-ReLU blocks; the last one is Linear only.
+    """
 
-    def __init__(self, shape: HeadShape) -> None:
+    kind = "heads"
+
+    def __init__(self, old_dim: int, new_dim: int, learn_new: bool = False, blocks: int = 2) -> None:
         super().__init__()
-        self.shape = shape
-        self.psi = _blocks(shape.new_dim, shape.old_dim, shape.blocks)
-        self.rho = _blocks(shape.new_dim, shape.new_dim, shape.blocks) if shape.learn_new else nn.Identity()
+        self.shape: dict[str, Any] = {"old_dim": old_dim, "new_dim": new_dim, "learn_new": learn_new, "blocks": blocks}
+        self.psi = _blocks(new_dim, old_dim, blocks)
+        self.rho = _blocks(new_dim, new_dim, blocks) if learn_new else nn.Identity()
 
     def forward(self, new_Bd: Tensor) -> tuple[Tensor, Tensor]:
         """(B, new_dim) -> psi(rho(new)), (B, old_dim), and rho(new), (B, new_dim)."""
@@ -66,30 +58,29 @@ def _blocks(inputs: int, outputs: int, blocks: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(hidden if blocks > 1 else inputs, outputs))
 
 
-class GlobalBatchNorm(nn.BatchNorm1d):
-    """BatchNorm over the batches of all DDP workers together, on any device.
+@dataclass(frozen=True)
+class LossBatch:
+    """Anchors of this worker against the items of all workers.
 
-    torch's SyncBatchNorm has no CPU kernel. Heads are so small that every worker can normalise the gathered batch, so
-    W workers compute exactly what one worker computes on a batch of W times the size.
+    reverse_bd: psi(rho(new)) of the anchors. forward_bd: rho(new) of the anchors. old_Bd, forward_Bd, label_B: of all
+    workers' items. first: the anchors are items first .. first + b - 1 of the gathered batch.
     """
 
-    def forward(self, x_Bd: Tensor) -> Tensor:
-        rank, size = rank_and_size()
-        if not self.training or size == 1:
-            return super().forward(x_Bd)
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        normalised = F.batch_norm(
-            gather(x_Bd),
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            training=True,
-            momentum=self.momentum or 0.1,
-            eps=self.eps,
-        )
-        return normalised[rank * len(x_Bd) : (rank + 1) * len(x_Bd)]
+    reverse_bd: Tensor
+    forward_bd: Tensor
+    old_Bd: Tensor
+    forward_Bd: Tensor
+    label_B: Tensor
+    first: int
+
+    @property
+    def own(self) -> slice:
+        """Positions of the anchors among all items."""
+        return slice(self.first, self.first + len(self.reverse_bd))
+
+
+# The mean loss over the anchors.
+HeadLoss = Callable[[LossBatch, LossSettings], Tensor]
 
 
 def rqt(batch: LossBatch, settings: LossSettings) -> Tensor:
@@ -177,43 +168,26 @@ def _pull(log_positive: Tensor, log_negatives: list[Tensor]) -> Tensor:
     return (everything - log_positive).sum() / len(has_positive)
 
 
-@dataclass(frozen=True)
-class LossBatch:
-    """Anchors of this worker against the items of all workers.
-
-    reverse_bd: psi(rho(new)) of the anchors. forward_bd: rho(new) of the anchors. old_Bd, forward_Bd, label_B: of all
-    workers' items. first: the anchors are items first .. first + b - 1 of the gathered batch.
-    """
-
-    reverse_bd: Tensor
-    forward_bd: Tensor
-    old_Bd: Tensor
-    forward_Bd: Tensor
-    label_B: Tensor
-    first: int
-
-    @property
-    def own(self) -> slice:
-        """Positions of the anchors among all items."""
-        return slice(self.first, self.first + len(self.reverse_bd))
-
-
-# The mean loss over the anchors.
-HeadLoss = Callable[[LossBatch, LossSettings], Tensor]
-
-
 def train_heads(
-    fit: HeadFit, data: TrainSet, settings: HeadTraining, device: Device = None, on_epoch: OnEpoch = None
+    loss: HeadLoss,
+    data: TrainSet,
+    label_N: NDArray[np.int64],
+    training: HeadTraining,
+    learn_new: bool,
+    device: Device = None,
+    on_epoch: OnEpoch = None,
 ) -> Fitted:
-    """Train the heads that ``fit`` declares; under DDP every worker calls this with the same arguments."""
+    """Train psi, and rho if ``learn_new`` is set; under DDP every worker calls this with the same arguments.
+
+    label_N: the class of each item.
+    """
     device = device or torch.device("cpu")
     rank, size = rank_and_size()
-    label_N, training = classes_of(data, settings, fit.needs_labels)
     share = anchors_per_worker(label_N, training, size)
-    old, new = (all_views(data, model, device) for model in fit.models)
+    old, new = (all_views(data, model, device) for model in ("old", "new"))
     label, rows_of = for_all_views(data, label_N, device), rows_by_class(label_N)
     torch.manual_seed(training.seed)
-    heads = Heads(HeadShape(old.shape[1], new.shape[1], fit.learn_new, training.blocks)).to(device)
+    heads = Heads(old.shape[1], new.shape[1], learn_new, training.blocks).to(device)
     model: nn.Module = DistributedDataParallel(heads) if size > 1 else heads
     rng, view_of = np.random.default_rng(training.seed), draw_views(data, training.seed)
 
@@ -224,7 +198,7 @@ def train_heads(
         batch = LossBatch(
             reverse_bd, forward_bd, old[everyone], gather(forward_bd), label[everyone], first=rank * share
         )
-        return fit.loss(batch, training.loss)
+        return loss(batch, training.loss)
 
     flops = train_map(
         torch.optim.Adam([p for p in heads.parameters() if p.requires_grad], lr=training.lr),
@@ -265,3 +239,29 @@ def balanced_batches(
 def batches_per_epoch(rows_of: Sequence[NDArray[np.int64]], classes: int, items: int) -> int:
     """Number of ``balanced_batches``."""
     return max(1, sum(map(len, rows_of)) // (min(classes, len(rows_of)) * items))
+
+
+class RhoAndH(nn.Module):
+    """rho: new -> new space. h: old -> rho's space. blocks: of rho. hidden, uncertainty: of h."""
+
+    kind = "towards_rho"
+
+    def __init__(self, old_dim: int, new_dim: int, blocks: int, hidden: int, uncertainty: bool) -> None:
+        super().__init__()
+        self.shape: dict[str, Any] = {
+            "old_dim": old_dim, "new_dim": new_dim, "blocks": blocks, "hidden": hidden, "uncertainty": uncertainty
+        }  # fmt: skip
+        self.rho = Heads(old_dim, new_dim, True, blocks).rho
+        self.h = Transform((old_dim,), new_dim, hidden, uncertainty)
+
+    def forward(self, old_Bd: Tensor, new_Bn: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings of the same items by both models -> h(old) and rho(new)."""
+        return self.h(old_Bd), self.rho(new_Bn)
+
+
+def rho_and_h(heads: Heads, h: Transform) -> RhoAndH:
+    """Both trained maps as one network, in eval mode."""
+    old_dim, new_dim, blocks = (heads.shape[name] for name in ("old_dim", "new_dim", "blocks"))
+    both = RhoAndH(old_dim, new_dim, blocks, h.hidden, h.uncertainty is not None)
+    both.rho, both.h = heads.rho, h
+    return both.eval()

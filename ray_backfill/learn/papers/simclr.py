@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ray_backfill.learn.models.backbones import Backbone, BackboneInfo
+from ray_backfill.learn.models.backbones import BackboneInfo
 from ray_backfill.learn.models.gather import gather, rank_and_size
-from ray_backfill.learn.training.objective import Objective, OldModel
-from ray_backfill.learn.training.settings import ObjectiveSettings
+from ray_backfill.learn.training.objective import Objective
 
 
 class SimClr(Objective):
@@ -26,14 +25,13 @@ class SimClr(Objective):
 
     n_views = 2
 
-    def __init__(
-        self, backbone: Backbone, info: BackboneInfo, settings: ObjectiveSettings, old: OldModel | None
-    ) -> None:
-        super().__init__(backbone, info, settings, old)
+    def prepare(self, info: BackboneInfo) -> None:
         # DDP waits for the gradient of every trainable parameter, and this loss gives the classifier none.
-        backbone.classifier.requires_grad_(False)
+        self.backbone.classifier.requires_grad_(False)
         dim = info.backbone.dim
-        self.projection = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, settings.compatible.simclr_dim))
+        self.projection = nn.Sequential(
+            nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, self.settings.compatible.simclr_dim)
+        )
 
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
         first, second = self.projection(self.backbone.embed(torch.cat(list(views)))).chunk(2)

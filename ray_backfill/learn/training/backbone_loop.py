@@ -7,8 +7,7 @@ Shapes: N rows, W workers, B batch per worker.
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +19,17 @@ from torch.nn.parallel import DistributedDataParallel
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import State, Task
 from ray_backfill.images.source import ImageSource
-from ray_backfill.learn.models.backbones import Backbone, BackboneInfo, pixels_to_float
+from ray_backfill.learn.models.apply import counted_flops
+from ray_backfill.learn.models.backbones import Backbone, BackboneInfo, pixels_to_float, shapes_only
 from ray_backfill.learn.models.gather import gather, rank_and_size
-from ray_backfill.learn.training import batches as pixel_feed
-from ray_backfill.learn.training.arithmetic import counted_flops
+from ray_backfill.learn.training import batches
 from ray_backfill.learn.training.batches import PixelFeed, Work, augment
-from ray_backfill.learn.training.objective import Classification, MakeObjective, Objective, OldModel, class_spread
-from ray_backfill.learn.training.settings import BackboneTraining, warmup_cosine
+from ray_backfill.learn.training.map_loop import warmup_cosine
+from ray_backfill.learn.training.objective import Classification, MakeObjective, Objective, OldModel, freeze_old
+from ray_backfill.learn.training.settings import BackboneTraining
+
+# Images of a step whose cost is counted by running it, for models that cannot be built without data.
+_FEW = 2
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def train_backbone(
     """
     device, (_, size) = device or torch.device("cpu"), rank_and_size()
     batch = images_per_worker(len(rows), info.classes, settings, size)
-    feed = PixelFeed(source, rows, threads, pixel_feed.CACHE_BYTES // size)
+    feed = PixelFeed(source, rows, threads, batches.CACHE_BYTES // size)
     targets = np.searchsorted(info.classes, source.items("train").labels_N)
     with_means = settings.compatible.pseudo_weights
     frozen = freeze_old(old, info, feed, rows, targets, device, with_means) if old else None
@@ -204,37 +207,25 @@ def training_rows(labels_N: NDArray[np.int64], classes: list[int]) -> NDArray[np
     return np.flatnonzero(np.isin(labels_N, classes))
 
 
-# Images embedded at a time.
-_BATCH = 256
-
-
-def freeze_old(
-    old: OldModel,
+def step_flops(
     info: BackboneInfo,
-    feed: PixelFeed,
-    rows: NDArray[np.int64],
-    targets: NDArray[np.int64],
-    device: torch.device,
-    with_means: bool = False,
-) -> OldModel:
-    """The old model on the device, in eval mode, with class means if it knows none of the new model's classes.
+    training: BackboneTraining,
+    batch: int,
+    make_objective: MakeObjective = Classification,
+    old: BackboneInfo | None = None,
+) -> float:
+    """Floating-point operations of one training step on ``batch`` images (of all workers), including gradients.
 
-    A class mean is the mean old embedding of the class's images without augmentation. info: describes the new model.
-    targets: positions of the classes of all train rows. with_means: with class means in any case. Under DDP every
-    worker calls this.
+    old: the frozen old model, for objectives that need it. Training counts in the same way
+    (``TrainedBackbone.flops``), with the same objective.
     """
-    old = replace(old, network=old.network.to(device).eval().requires_grad_(False))
-    of_classes = old.info.backbone.dim, len(info.classes)
-    old = replace(old, spread=partial(class_spread, old.embed, *of_classes, feed, rows, targets, device))
-    if set(old.info.classes) & set(info.classes) and not with_means:
-        return old
-    rank, size = rank_and_size()
-    mine = rows[rank::size]  # each worker embeds a share of the images
-    batches = [mine[i : i + _BATCH] for i in range(0, len(mine), _BATCH)]
-    sums = torch.zeros(len(info.classes), old.info.backbone.dim + 1, device=device)  # the last column counts the images
-    for batch, (pixels, readable) in zip(batches, feed.batches(batches), strict=True):
-        vectors = old.embed(pixels_to_float(pixels[torch.from_numpy(readable)].to(device)))
-        vectors = torch.cat([vectors, torch.ones_like(vectors[:, :1])], dim=1)
-        sums.index_add_(0, torch.from_numpy(targets[batch[readable]]).to(device), vectors)
-    total = gather(sums[None]).sum(0)
-    return replace(old, class_means_Cd=total[:, :-1] / total[:, -1:].clamp(min=1))
+    with shapes_only(info.backbone) as costs_nothing:
+        counted = batch if costs_nothing else min(batch, _FEW)
+        frozen = OldModel(old.build().eval(), old) if old else None
+        objective = make_objective(info.build(), info, training, frozen)
+        view = torch.zeros(counted, info.channels, info.image_size, info.image_size)
+        target = torch.zeros(counted, dtype=torch.long)
+        with counted_flops() as flops:
+            losses, _ = objective([view] * objective.n_views, target)
+            losses.sum().backward()
+        return flops() * batch / counted

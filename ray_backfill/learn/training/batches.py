@@ -1,6 +1,7 @@
-"""Batches of images for training and embedding: read ahead, viewed at random, and which step limits the rate.
+"""Images on their way to a model: decoded ahead, as random views, and what limits their rate.
 
-Actors and workers measure ``Work``; the rest of the bottleneck analysis is arithmetic on it.
+Actors and workers measure ``Work``; the rest of the bottleneck analysis is arithmetic on it: images per second of
+decoding, model and writing.
 """
 
 import math
@@ -17,6 +18,97 @@ from torch import Tensor
 from ray_backfill.images.reading import DecodeTimes, read_ahead
 from ray_backfill.images.source import ImageSource
 from ray_backfill.learn.training.settings import Augmentation
+
+# Images whose decoded size (over all workers of a machine) is below this limit are decoded once and kept.
+CACHE_BYTES = 1 << 30
+
+
+class PixelFeed:
+    """Batches of pixels for row numbers of the train split. ``broken``: row -> reason, for the images seen so far.
+
+    ``times``: time spent on decoding batches and on waiting for them so far; zero if all images are in memory.
+    """
+
+    def __init__(
+        self, source: ImageSource, rows: NDArray[np.int64], threads: int = 1, cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        """rows: all rows that may be requested. threads: decoders that work ahead if the images exceed cache_bytes."""
+        self.broken: dict[int, str] = {}
+        self.times = DecodeTimes()
+        self._source, self._threads = source, threads
+        self._cache: NDArray[np.uint8] | None = None
+        if len(rows) * source.image_size**2 * source.channels <= cache_bytes:
+            chunks = [rows[i : i + 1024] for i in range(0, len(rows), 1024)]
+            self._cache = np.concatenate([pixels for pixels, _ in self._decoded(chunks, DecodeTimes())])
+            self._place = np.zeros(int(rows.max()) + 1, np.int64)
+            self._place[rows] = np.arange(len(rows))
+
+    def batches(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[tuple[Tensor, NDArray[np.bool_]]]:
+        """For each array of B rows: (B, S, S, C) uint8, and (B,) which of them are readable; the others are zero."""
+        if self._cache is None:
+            for pixels, readable in self._decoded(batches, self.times):
+                yield torch.from_numpy(pixels), readable
+            return
+        broken = list(self.broken)
+        for rows in batches:
+            yield torch.from_numpy(self._cache[self._place[rows]]), ~np.isin(rows, broken)
+
+    def _decoded(
+        self, batches: Iterable[NDArray[np.int64]], times: DecodeTimes
+    ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.bool_]]]:
+        for rows, pixels in read_ahead(self._source, "train", batches, self._threads, times):
+            self.broken.update({int(rows[i]): reason for i, reason in pixels.broken.items()})
+            yield pixels.pixels_BSSC, ~np.isin(np.arange(len(rows)), list(pixels.broken))
+
+
+# Shape (B, ...) -> random numbers from 0 to 1.
+Draw = Callable[..., Tensor]
+
+
+def augment(pixels_BCSS: Tensor, settings: Augmentation, draw: Draw | None = None) -> Tensor:
+    """One random view of each image by one bilinear resampling.
+
+    draw: the random numbers of the images; default: torch's global generator.
+    """
+    n, device = len(pixels_BCSS), pixels_BCSS.device
+
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(*shape, device=device) if draw is None else draw(*shape).to(device)
+
+    def uniform(limit: float) -> Tensor:
+        return (rand(n) * 2 - 1) * limit
+
+    angle = uniform(math.radians(settings.rotate_deg))
+    scale = 1 + uniform(settings.zoom)
+    mirror = torch.where(rand(n) < 0.5, -1.0, 1.0) if settings.flip else torch.ones_like(scale)
+    cos, sin = scale * angle.cos(), scale * angle.sin()
+    rows = [
+        torch.stack([mirror * cos, -sin, uniform(2 * settings.shift)], dim=1),
+        torch.stack([mirror * sin, cos, uniform(2 * settings.shift)], dim=1),
+    ]
+    grid = F.affine_grid(torch.stack(rows, dim=1), list(pixels_BCSS.shape), align_corners=False)
+    views = F.grid_sample(pixels_BCSS, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return _recoloured(views, settings.colour, rand) if settings.colour else views
+
+
+def own_view(pixels_BCSS: Tensor, settings: Augmentation, ids_B: NDArray[np.int64], view: int, seed: int) -> Tensor:
+    """The view of each image that its id, the number of the view and the seed determine.
+
+    It is the same in every batch, part and process.
+    """
+    own = [np.random.default_rng([seed, view, int(image_id) % 2**64]) for image_id in ids_B]
+
+    def draw(_: int, *shape: int) -> Tensor:
+        return torch.from_numpy(np.array([rng.random(shape) for rng in own], np.float32))
+
+    return augment(pixels_BCSS, settings, draw)
+
+
+def _recoloured(pixels_BCSS: Tensor, limit: float, rand: Draw) -> Tensor:
+    """Change the contrast around each channel's mean, then the brightness, by random factors within 1 +- limit."""
+    contrast, brightness = (1 + (rand(*pixels_BCSS.shape[:2], 1, 1) * 2 - 1) * limit for _ in range(2))
+    mean = pixels_BCSS.mean((2, 3), keepdim=True)
+    return (((pixels_BCSS - mean) * contrast + mean) * brightness).clamp(0, 1)
 
 
 @dataclass(frozen=True)
@@ -142,95 +234,3 @@ def feeding(work: Work, cpus: int, on_gpu: bool) -> Feeding | None:
 
 def _rate(images: int, seconds: float) -> float:
     return images / seconds if seconds > 0 else math.inf
-
-
-# Images whose decoded size (over all workers of a machine) is below this limit are decoded once and kept.
-CACHE_BYTES = 1 << 30
-
-
-class PixelFeed:
-    """Batches of pixels for row numbers of the train split. ``broken``: row -> reason, for the images seen so far.
-
-    ``times``: time spent on decoding batches and on waiting for them so far; zero if all images are in memory.
-    """
-
-    def __init__(
-        self, source: ImageSource, rows: NDArray[np.int64], threads: int = 1, cache_bytes: int = CACHE_BYTES
-    ) -> None:
-        """rows: all rows that may be requested. threads: decoders that work ahead if the images exceed cache_bytes."""
-        self.broken: dict[int, str] = {}
-        self.times = DecodeTimes()
-        self._source, self._threads = source, threads
-        self._cache: NDArray[np.uint8] | None = None
-        if len(rows) * source.image_size**2 * source.channels <= cache_bytes:
-            chunks = [rows[i : i + 1024] for i in range(0, len(rows), 1024)]
-            self._cache = np.concatenate([pixels for pixels, _ in self._decoded(chunks, DecodeTimes())])
-            self._place = np.zeros(int(rows.max()) + 1, np.int64)
-            self._place[rows] = np.arange(len(rows))
-
-    def batches(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[tuple[Tensor, NDArray[np.bool_]]]:
-        """For each array of B rows: (B, S, S, C) uint8, and (B,) which of them are readable; the others are zero."""
-        if self._cache is None:
-            for pixels, readable in self._decoded(batches, self.times):
-                yield torch.from_numpy(pixels), readable
-            return
-        broken = list(self.broken)
-        for rows in batches:
-            yield torch.from_numpy(self._cache[self._place[rows]]), ~np.isin(rows, broken)
-
-    def _decoded(
-        self, batches: Iterable[NDArray[np.int64]], times: DecodeTimes
-    ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.bool_]]]:
-        for rows, pixels in read_ahead(self._source, "train", batches, self._threads, times):
-            self.broken.update({int(rows[i]): reason for i, reason in pixels.broken.items()})
-            yield pixels.pixels_BSSC, ~np.isin(np.arange(len(rows)), list(pixels.broken))
-
-
-# Shape (B, ...) -> random numbers from 0 to 1.
-Draw = Callable[..., Tensor]
-
-
-def augment(pixels_BCSS: Tensor, settings: Augmentation, draw: Draw | None = None) -> Tensor:
-    """One random view of each image by one bilinear resampling.
-
-    draw: the random numbers of the images; default: torch's global generator.
-    """
-    n, device = len(pixels_BCSS), pixels_BCSS.device
-
-    def rand(*shape: int) -> Tensor:
-        return torch.rand(*shape, device=device) if draw is None else draw(*shape).to(device)
-
-    def uniform(limit: float) -> Tensor:
-        return (rand(n) * 2 - 1) * limit
-
-    angle = uniform(math.radians(settings.rotate_deg))
-    scale = 1 + uniform(settings.zoom)
-    mirror = torch.where(rand(n) < 0.5, -1.0, 1.0) if settings.flip else torch.ones_like(scale)
-    cos, sin = scale * angle.cos(), scale * angle.sin()
-    rows = [
-        torch.stack([mirror * cos, -sin, uniform(2 * settings.shift)], dim=1),
-        torch.stack([mirror * sin, cos, uniform(2 * settings.shift)], dim=1),
-    ]
-    grid = F.affine_grid(torch.stack(rows, dim=1), list(pixels_BCSS.shape), align_corners=False)
-    views = F.grid_sample(pixels_BCSS, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return _recoloured(views, settings.colour, rand) if settings.colour else views
-
-
-def own_view(pixels_BCSS: Tensor, settings: Augmentation, ids_B: NDArray[np.int64], view: int, seed: int) -> Tensor:
-    """The view of each image that its id, the number of the view and the seed determine.
-
-    It is the same in every batch, part and process.
-    """
-    own = [np.random.default_rng([seed, view, int(image_id) % 2**64]) for image_id in ids_B]
-
-    def draw(_: int, *shape: int) -> Tensor:
-        return torch.from_numpy(np.array([rng.random(shape) for rng in own], np.float32))
-
-    return augment(pixels_BCSS, settings, draw)
-
-
-def _recoloured(pixels_BCSS: Tensor, limit: float, rand: Draw) -> Tensor:
-    """Change the contrast around each channel's mean, then the brightness, by random factors within 1 +- limit."""
-    contrast, brightness = (1 + (rand(*pixels_BCSS.shape[:2], 1, 1) * 2 - 1) * limit for _ in range(2))
-    mean = pixels_BCSS.mean((2, 3), keepdim=True)
-    return (((pixels_BCSS - mean) * contrast + mean) * brightness).clamp(0, 1)

@@ -1,7 +1,6 @@
-"""Fits: what methods learn from stored embeddings. A fit checks its data, runs the training and estimates its cost.
+"""Fits: what methods learn from stored embeddings, and the settings that --tune tries. Imports no torch.
 
-Fits are declared here, in ``fits`` and in ``adapters`` without torch, so that listing the methods is fast. The loops
-that train them load torch. Trials of --tune are combinations of settings from the small space that a fit declares.
+A fit checks its data, runs the training and estimates its cost.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -23,10 +23,11 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.plugins import Deferred
 from ray_backfill.core.progress import step
 from ray_backfill.core.stages import finish_stage
+from ray_backfill.data.columns import kind_of
 from ray_backfill.data.folder import Classifier, EmbeddingFolder, TrainSplit, read_train
 from ray_backfill.engine.systems import FloatArray
 from ray_backfill.learn.models.apply import save_network
-from ray_backfill.learn.training.settings import FitSettings, TransformTraining
+from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
 
 if TYPE_CHECKING:
     import torch
@@ -98,13 +99,6 @@ class Choice(NamedTuple):
 
     name: str
     values: tuple[Any, ...]
-
-
-# What every training by --transforms depends on.
-OF_STEPS = (
-    Choice("transforms.lr", (1.5e-4, 5e-4, 1.5e-3, 5e-3)),
-    Choice("transforms.weight_decay", (0.0, 2.0**-15, 1e-3)),
-)
 
 
 class Fit(ABC):
@@ -218,6 +212,22 @@ class Fit(ABC):
         raise NotImplementedError
 
 
+class FitByItems(Fit):
+    """A training by --transforms, whose loss is a mean over items."""
+
+    option = "transforms"
+
+    @property
+    def space(self) -> tuple[Choice, ...]:
+        return (
+            Choice("transforms.lr", (1.5e-4, 5e-4, 1.5e-3, 5e-3)),
+            Choice("transforms.weight_decay", (0.0, 2.0**-15, 1e-3)),
+        )
+
+    def share(self, data: TrainSet, settings: FitSettings, workers: int) -> int:
+        return share_of_batch(len(data), settings.transforms, workers)
+
+
 def _invented(dims: Mapping[str, int], n: int, n_classes: int, per_class: int = 1) -> TrainSet:
     """n random items, ``per_class`` in a row from each class."""
     rng = np.random.default_rng(0)
@@ -235,7 +245,66 @@ def share_of_batch(n_items: int, settings: TransformTraining, workers: int) -> i
     return share
 
 
-_rank_and_size = Deferred("ray_backfill.learn.models.gather", "rank_and_size")
+def anchors_per_worker(label_N: NDArray[np.integer], settings: HeadTraining, workers: int) -> int:
+    """Number of items per worker in a batch of the heads.
+
+    Raises:
+        InputError: There are fewer than 2 classes, or the batch cannot be divided among the workers.
+    """
+    classes = min(settings.classes, len(np.unique(label_N)))
+    if classes < 2:
+        raise InputError("training heads needs items of at least 2 classes in the train split")
+    share, rest = divmod(classes * settings.items, workers)
+    if rest or share < 2:
+        raise InputError(
+            f"a batch of {classes} classes x {settings.items} items cannot be divided among {workers} workers; "
+            "change --heads.items or --workers.number"
+        )
+    return share
+
+
+def class_rows(classifier: Classifier, label_N: NDArray[Any]) -> NDArray[np.int64]:
+    """The classifier's row of each label, -1 for labels that it does not know."""
+    by_label = np.argsort(classifier.label, kind="stable")
+    at = np.searchsorted(classifier.label, label_N, sorter=by_label).clip(max=len(by_label) - 1)
+    rows = by_label[at]
+    return np.where(classifier.label[rows] == label_N, rows, -1)
+
+
+def known_classifier(data: TrainSet, target: str) -> Classifier | None:
+    """The target model's own classifier; None if it is not known, or does not know all classes of the train split.
+
+    (Items of classes that it does not know would have no classification loss, and seem certain.)
+
+    Raises:
+        InputError: There are no labels, or the classifier has another dimension or knows none of the classes, or there
+            is none and no class has two items to fit one on.
+    """
+    if data.label is None:
+        raise InputError("the classification loss needs labels of the train split")
+    label_N = np.asarray(data.label)
+    if data.classifier is not None and target == "new":
+        theirs, ours = data.classifier.weight.shape[1], data.vectors["new"].shape[1]
+        if theirs != ours:
+            raise InputError(f"the weights of classifier.parquet have {theirs} dimensions, the new embeddings {ours}")
+        kinds = kind_of(data.classifier.label), kind_of(label_N)
+        if kinds[0] != kinds[1]:
+            raise InputError(
+                f"the labels are {kinds[0]} in classifier.parquet but {kinds[1]} in train.parquet; use one type"
+            )
+        known_N = class_rows(data.classifier, label_N) >= 0
+        if not known_N.any():
+            raise InputError("classifier.parquet knows none of the labels of train.parquet")
+        if known_N.all():
+            return data.classifier
+    check_classes(label_N)
+    return None
+
+
+def check_classes(label_N: NDArray[Any]) -> None:
+    """Raises InputError if no classifier can be fitted on items of these classes."""
+    if not 1 < len(np.unique(label_N)) < len(label_N):
+        raise InputError("the classification loss needs several classes with more than one item in the train split")
 
 
 @contextmanager
@@ -247,10 +316,9 @@ def one_thread(by_torch: bool = True) -> Iterator[None]:
     """
     with ExitStack() as stack:
         if by_torch:
-            import torch
-
-            stack.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(1)
+            set_threads, threads = Deferred("torch", "set_num_threads").load(), Deferred("torch", "get_num_threads")()
+            stack.callback(set_threads, threads)
+            set_threads(1)
         stack.enter_context(threadpool_limits(1, user_api="blas"))
         yield
 
@@ -263,7 +331,7 @@ def fit_into(
     title: of the method, for the terminal.
     """
     last_loss, epochs = math.nan, fit.epochs(settings)
-    rank, size = _rank_and_size() if fit.is_trained else (0, 1)
+    rank, size = Deferred("ray_backfill.learn.models.gather", "rank_and_size")() if fit.is_trained else (0, 1)
     with step(title) as shown:
 
         def on_epoch(epoch: int, loss: float) -> None:
@@ -288,7 +356,7 @@ def trials_of(space: Sequence[Choice], settings: FitSettings, number: int) -> li
     More trials begin with the same ones. A fit without a space has one trial.
     """
     names = [choice.name for choice in space]
-    given = tuple(value_of(settings, name) for name in names)
+    given = tuple(attrgetter(name)(settings) for name in names)
     others = [values for values in product(*(choice.values for choice in space)) if values != given]
     drawn = np.random.default_rng(0).permutation(len(others))[: number - 1]
     return [dict(zip(names, values, strict=True)) for values in (given, *(others[i] for i in drawn))]
@@ -296,16 +364,8 @@ def trials_of(space: Sequence[Choice], settings: FitSettings, number: int) -> li
 
 def with_values(settings: FitSettings, values: Values) -> FitSettings:
     """The settings with these values."""
-    changed = settings
     for name, value in values.items():
-        changed = _with_value(changed, name.split("."), value)
-    return changed
-
-
-def value_of(settings: Any, name: str) -> Any:
-    """The value of a dotted name."""
-    for part in name.split("."):
-        settings = getattr(settings, part)
+        settings = _with_value(settings, name.split("."), value)
     return settings
 
 

@@ -4,6 +4,7 @@ Shapes: N training items, K views of each, W workers, b items per worker, B = W 
 v N + i, in tensors that hold all views one after the other (``all_views``).
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_backfill.core.progress import detail
+from ray_backfill.learn.models.apply import counted_flops
 from ray_backfill.learn.models.gather import gather, rank_and_size
-from ray_backfill.learn.training.arithmetic import counted_flops
 from ray_backfill.learn.training.fit import OnEpoch, TrainSet, share_of_batch
-from ray_backfill.learn.training.settings import TransformTraining, warmup_cosine
+from ray_backfill.learn.training.settings import TransformTraining
 
 # Rows of one batch, (B,).
 Rows = NDArray[np.int64]
@@ -126,6 +127,8 @@ def train_by_items(
     )
 
 
-def as_tensor(vectors: NDArray[np.floating], device: torch.device) -> Tensor:
-    """Stored vectors as float32. Copies, because arrays from Parquet are read-only."""
-    return torch.from_numpy(np.array(vectors, np.float32)).to(device)
+def warmup_cosine(step: int, steps: int, warmup_steps: int) -> float:
+    """Factor of the peak learning rate: a linear rise over warmup_steps, then a cosine to 0 at ``steps``."""
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1, steps - warmup_steps)))

@@ -1,17 +1,16 @@
-"""Training objectives of backbones: their interface, plain classification, and the spread of the old model's classes.
+"""Training objectives of backbones: their interface, plain classification, and what they see of the old model.
 
 Source: Deng et al., "ArcFace: Additive Angular Margin Loss", 2019, eq. 3; FastFill, section 4.2 (label smoothing).
 
-Shapes: B images of this worker, C classes, d dimensions. Targets are positions in the model's classes, or -1 for an
-unreadable image, which has no loss and is not a negative of others.
+Shapes: N readable images of the train split, B images of this worker, C classes, d dimensions. Targets are positions
+in the model's classes, or -1 for an unreadable image, which has no loss and is not a negative of others.
 """
-
-from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,6 +22,29 @@ from ray_backfill.learn.models.backbones import Backbone, BackboneInfo, pixels_t
 from ray_backfill.learn.models.gather import gather, rank_and_size
 from ray_backfill.learn.training.batches import PixelFeed
 from ray_backfill.learn.training.settings import ClassificationSettings, ObjectiveSettings
+
+# Images of the old model embedded at a time.
+_BATCH = 256
+
+
+@dataclass(frozen=True)
+class ClassSpread:
+    """Old embeddings of length 1, of images without augmentation.
+
+    centre_Cd: their mean over each class. target_N: position of each image's class. distance_N: Euclidean distance of
+    its embedding to the centre of its class.
+    """
+
+    centre_Cd: Tensor
+    target_N: Tensor
+    distance_N: Tensor
+
+    def sorted_by_class(self) -> Iterator[tuple[int, NDArray[np.float64]]]:
+        """Each class that has readable images, with their distances, ascending."""
+        distance_N, target_N = self.distance_N.double().cpu().numpy(), self.target_N.cpu().numpy()
+        order = np.lexsort((distance_N, target_N))
+        classes, firsts = np.unique(target_N[order], return_index=True)
+        yield from zip(classes.tolist(), np.split(distance_N[order], firsts[1:]), strict=True)
 
 
 @dataclass(frozen=True)
@@ -44,6 +66,13 @@ class OldModel:
         with torch.no_grad():
             return self.network.embed(pixels_BCSS)
 
+    def class_radii(self, n_classes: int, radii_of: Callable[[ClassSpread], Tensor]) -> tuple[Tensor, Tensor]:
+        """(C, d) centres of the classes and (C,) radii; zeros and ones if only the cost of a step is counted."""
+        if self.spread is None:
+            return torch.zeros(n_classes, self.info.backbone.dim), torch.ones(n_classes)
+        spread = self.spread()
+        return spread.centre_Cd, radii_of(spread)
+
 
 class Objective(nn.Module, ABC):
     """A backbone with its training loss. DDP wraps the objective; only the backbone is kept in the end.
@@ -61,10 +90,29 @@ class Objective(nn.Module, ABC):
         """backbone: untrained. old: None for objectives that do not need it."""
         super().__init__()
         self.backbone, self.settings = backbone, settings
+        # In a tuple torch does not find the old network: it is not trained, put in train mode or saved.
+        self._old = (old,)
+        self.prepare(info)
+
+    def prepare(self, info: BackboneInfo) -> None:
+        """Makes what the loss needs besides the backbone. info: describes it."""
+
+    @property
+    def old(self) -> OldModel:
+        """The frozen old model, if this objective needs it."""
+        (old,) = self._old
+        assert old is not None
+        return old
 
     @abstractmethod
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
         """Views, each (B, C, S, S) float in [0, 1] -> (B,) losses, and (B,) bool, which predictions were right."""
+
+    def classified(self, view_BCSS: Tensor, target_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, d) embeddings, (B,) classification losses, and (B,) bool, which predictions are right."""
+        embedding_Bd, logits_BC = self.backbone(view_BCSS)
+        losses_B = classification_losses(logits_BC, target_B, self.settings, self.backbone.cosine_scale)
+        return embedding_Bd, losses_B, logits_BC.argmax(1) == target_B
 
 
 # The class of an objective, possibly with some arguments bound.
@@ -75,9 +123,7 @@ class Classification(Objective):
     """The backbone as a classifier of its classes: the objective of the old and the new model."""
 
     def forward(self, views: Sequence[Tensor], target_B: Tensor) -> tuple[Tensor, Tensor]:
-        _, logits_BC = self.backbone(views[0])
-        losses_B = classification_losses(logits_BC, target_B, self.settings, self.backbone.cosine_scale)
-        return losses_B, logits_BC.argmax(1) == target_B
+        return self.classified(views[0], target_B)[1:]
 
 
 def classification_losses(
@@ -114,67 +160,85 @@ def fit_width(vectors_Bd: Tensor, width: int) -> Tensor:
     return F.pad(vectors_Bd, (0, width - vectors_Bd.shape[1]))  # a negative pad truncates
 
 
-# Images embedded at a time.
-_BATCH = 256
+def freeze_old(
+    old: OldModel,
+    info: BackboneInfo,
+    feed: PixelFeed,
+    rows: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    device: torch.device,
+    with_means: bool = False,
+) -> OldModel:
+    """The old model on the device, in eval mode, with class means if it knows none of the new model's classes.
 
-
-@dataclass(frozen=True)
-class ClassSpread:
-    """Old embeddings of length 1, of images without augmentation.
-
-    centre_Cd: their mean over each class. target_N: position of each image's class. distance_N: Euclidean distance of
-    its embedding to the centre of its class.
+    A class mean is the mean old embedding of the class's images without augmentation. info: describes the new model.
+    targets: positions of the classes of all train rows. with_means: with class means in any case. Under DDP every
+    worker calls this.
     """
-
-    centre_Cd: Tensor
-    target_N: Tensor
-    distance_N: Tensor
-
-    def sorted_by_class(self) -> Iterator[tuple[int, NDArray[np.float64]]]:
-        """Each class that has readable images, with their distances, ascending."""
-        distance_N, target_N = self.distance_N.double().cpu().numpy(), self.target_N.cpu().numpy()
-        order = np.lexsort((distance_N, target_N))
-        classes, firsts = np.unique(target_N[order], return_index=True)
-        yield from zip(classes.tolist(), np.split(distance_N[order], firsts[1:]), strict=True)
+    old = replace(old, network=old.network.to(device).eval().requires_grad_(False))
+    images, shape = (feed, rows, targets, device), (len(info.classes), old.info.backbone.dim)
+    old = replace(old, spread=partial(class_spread, old.embed, shape, *images))
+    if set(old.info.classes) & set(info.classes) and not with_means:
+        return old
+    return replace(old, class_means_Cd=_class_means(_embedded(old.embed, *images), shape, device))
 
 
 def class_spread(
     embed: Callable[[Tensor], Tensor],
-    dim: int,
-    n_classes: int,
+    shape: tuple[int, int],
     feed: PixelFeed,
     rows: NDArray[np.int64],
     targets: NDArray[np.int64],
     device: torch.device,
 ) -> ClassSpread:
-    """embed: the old model of ``dim`` dimensions. rows: of the train split. targets: class positions of all its rows.
+    """embed: the old model. shape: (C, d). rows: of the train split. targets: class positions of all its rows.
 
     Under DDP every worker calls this and embeds a share. Cost: each image is embedded twice, so that no embedding has
     to be kept.
     """
-    rank, size = rank_and_size()
     position_of = np.zeros(int(rows.max()) + 1, np.int64)
     position_of[rows] = np.arange(len(rows))
 
-    def embedded() -> Iterator[tuple[NDArray[np.int64], Tensor, Tensor]]:
-        """Rows of the readable images of a batch, their targets, and their embeddings of length 1."""
-        mine = rows[rank::size]
-        batches = [mine[i : i + _BATCH] for i in range(0, len(mine), _BATCH)]
-        for batch, (pixels, readable) in zip(batches, feed.batches(batches), strict=True):
-            vectors = embed(pixels_to_float(pixels[torch.from_numpy(readable)].to(device)))
-            yield batch[readable], torch.from_numpy(targets[batch[readable]]).to(device), F.normalize(vectors, dim=1)
+    def unit_embedded() -> Iterator[_Batch]:
+        for own_rows, target_b, vectors_bd in _embedded(embed, feed, rows, targets, device):
+            yield own_rows, target_b, F.normalize(vectors_bd, dim=1)
 
-    sums = torch.zeros(n_classes, dim + 1, device=device)  # the last column counts the images
-    for _, target_b, unit_bd in embedded():
-        sums.index_add_(0, target_b, torch.cat([unit_bd, torch.ones_like(unit_bd[:, :1])], dim=1))
-    sums = gather(sums[None]).sum(0)
-    centre_Cd = sums[:, :-1] / sums[:, -1:].clamp(min=1)
+    centre_Cd = _class_means(unit_embedded(), shape, device)
     # Each worker fills in its own images; the second column says which are readable.
     found = torch.zeros(len(rows), 2, device=device)
-    for own_rows, target_b, unit_bd in embedded():
+    for own_rows, target_b, unit_bd in unit_embedded():
         distance_b = (unit_bd - centre_Cd[target_b]).norm(dim=1)
         at = torch.from_numpy(position_of[own_rows]).to(device)
         found[at] = torch.stack([distance_b, torch.ones_like(distance_b)], dim=1)
     found = gather(found[None]).sum(0)
     readable_N = found[:, 1] > 0
     return ClassSpread(centre_Cd, torch.from_numpy(targets[rows]).to(device)[readable_N], found[readable_N, 0])
+
+
+# Rows, class positions (b,) and embeddings (b, d) of readable images.
+_Batch = tuple[NDArray[np.int64], Tensor, Tensor]
+
+
+def _embedded(
+    embed: Callable[[Tensor], Tensor],
+    feed: PixelFeed,
+    rows: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    device: torch.device,
+) -> Iterator[_Batch]:
+    """This worker's share of the images without augmentation, in batches."""
+    rank, size = rank_and_size()
+    mine = rows[rank::size]
+    batches = [mine[i : i + _BATCH] for i in range(0, len(mine), _BATCH)]
+    for batch, (pixels, readable) in zip(batches, feed.batches(batches), strict=True):
+        vectors = embed(pixels_to_float(pixels[torch.from_numpy(readable)].to(device)))
+        yield batch[readable], torch.from_numpy(targets[batch[readable]]).to(device), vectors
+
+
+def _class_means(batches: Iterable[_Batch], shape: tuple[int, int], device: torch.device) -> Tensor:
+    """(C, d) mean of each class over all workers; 0 for a class without readable images."""
+    sums = torch.zeros(shape[0], shape[1] + 1, device=device)  # the last column counts the images
+    for _, target_b, vectors_bd in batches:
+        sums.index_add_(0, target_b, torch.cat([vectors_bd, torch.ones_like(vectors_bd[:, :1])], dim=1))
+    sums = gather(sums[None]).sum(0)
+    return sums[:, :-1] / sums[:, -1:].clamp(min=1)

@@ -1,6 +1,5 @@
 """Settings of training: backbones (--old.training, --new.training), --heads, --transforms and --adapters."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -295,8 +294,28 @@ class FitSettings:
             raise InputError(f"--tune must not be negative, got {self.tune}")
 
 
-def warmup_cosine(step: int, steps: int, warmup_steps: int) -> float:
-    """Factor of the peak learning rate: a linear rise over warmup_steps, then a cosine to 0 at ``steps``."""
-    if step < warmup_steps:
-        return (step + 1) / (warmup_steps + 1)
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1, steps - warmup_steps)))
+ARCHITECTURES = ("convnet", "resnet18", "resnet50", "vit_b_32", "hf:NAME_OR_FOLDER")
+
+
+@dataclass(frozen=True)
+class BackboneSettings:
+    """Architecture of a backbone and size of its embeddings."""
+
+    arch: str = "convnet"
+    """convnet, resnet18, resnet50, vit_b_32, or hf:NAME_OR_FOLDER for any Hugging Face vision model."""
+    dim: int = 128
+    """Dimensions of the embedding."""
+    width: int = 32
+    """Channels of the convnet's first block; ignored for other architectures."""
+    pretrained: bool = False
+    """Start from the published weights of the hf: model instead of random ones."""
+    last_layer: Literal["linear", "relu"] = "linear"
+    """linear: a linear layer makes the embedding. relu: the last block does, as published, so that no value is < 0."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "{old,new}.backbone", "dim", "width")
+        if self.last_layer == "relu" and self.arch.startswith("hf:"):
+            raise InputError(
+                f"--{{old,new}}.backbone.last-layer relu changes the last block, which {self.arch} keeps as it is; "
+                "give --{old,new}.backbone.last-layer linear"
+            )

@@ -19,14 +19,12 @@ from ray_backfill.core.stages import begin_stage, finish_stage, read_json, write
 from ray_backfill.images.datasets import open_images
 from ray_backfill.images.source import ImageSource
 from ray_backfill.learn.methods import all_backbones
-from ray_backfill.learn.models.backbones import BackboneInfo, load_backbone, save_backbone
+from ray_backfill.learn.models.backbones import BackboneInfo, embed_macs, embed_parameters, load_backbone, save_backbone
 from ray_backfill.learn.models.gather import rank_and_size
-from ray_backfill.learn.models.settings import BackboneSettings
-from ray_backfill.learn.training.arithmetic import embed_macs, embed_parameters
 from ray_backfill.learn.training.backbone_loop import Epoch, images_per_worker, train_backbone, training_rows
 from ray_backfill.learn.training.batches import feeding
 from ray_backfill.learn.training.objective import Classification, OldModel
-from ray_backfill.learn.training.settings import BackboneTraining
+from ray_backfill.learn.training.settings import BackboneSettings, BackboneTraining
 from ray_backfill.workers.progress import sent_to, shown_in
 from ray_backfill.workers.session import session
 from ray_backfill.workers.settings import Workers

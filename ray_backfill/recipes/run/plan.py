@@ -11,12 +11,11 @@ from ray_backfill.core.errors import unknown_name
 from ray_backfill.images.class_split import split_classes
 from ray_backfill.images.datasets import NotThereError, Published, open_images, published
 from ray_backfill.learn.methods import all_backbones, models_of
-from ray_backfill.learn.models.backbones import BackboneInfo
+from ray_backfill.learn.models.backbones import BackboneInfo, NetworkCost, network_cost
 from ray_backfill.learn.training import batches as pixels
-from ray_backfill.learn.training.backbone_loop import images_per_worker, training_rows
+from ray_backfill.learn.training.backbone_loop import images_per_worker, step_flops, training_rows
 from ray_backfill.learn.training.fit import trials_of
 from ray_backfill.learn.training.objective import Classification
-from ray_backfill.learn.training.step_cost import NetworkCost, network_cost, step_flops
 from ray_backfill.recipes import NO_ROOT, ModelRecipe, PlanningSettings, Recipe
 from ray_backfill.recipes.run.checks import check_choices, check_evaluation, check_recipe
 from ray_backfill.workers.settings import EmbedActors, Workers

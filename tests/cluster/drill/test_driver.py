@@ -34,8 +34,7 @@ from ray_backfill.engine.index import IndexSettings
 from ray_backfill.images.datasets import open_images
 from ray_backfill.images.datasets.image_folder import Settings
 from ray_backfill.learn.models.backbones import BackboneInfo, load_backbone, pixels_to_float, save_backbone
-from ray_backfill.learn.models.settings import BackboneSettings
-from ray_backfill.learn.training.settings import FitSettings
+from ray_backfill.learn.training.settings import BackboneSettings, FitSettings
 from ray_backfill.workers.settings import Context, EmbedActors
 from tests.cluster.drill._drill import (
     EVALUATION,

@@ -8,8 +8,8 @@ from ray_backfill.compare.maps import FittedMaps
 from ray_backfill.core.stages import write_json
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.models.apply import Affine, FittedMap, save_network
-from ray_backfill.learn.papers.fct import Transform, TransformShape
-from ray_backfill.learn.papers.rank_merge import Heads, HeadShape
+from ray_backfill.learn.papers.fct import Transform
+from ray_backfill.learn.papers.rank_merge import Heads
 
 DIMS = {"old": 128, "new": 128, "bct": 64}
 BACKBONES = {
@@ -23,9 +23,9 @@ BACKBONES = {
 def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
     path = tmp_path_factory.mktemp("maps")
     made: dict[str, FittedMap] = {
-        "rm": Heads(HeadShape(128, 128, learn_new=True)),
-        "mcl": Heads(HeadShape(128, 128)),
-        "fct": Transform(TransformShape((128,), 128, hidden=64)),
+        "rm": Heads(128, 128, learn_new=True),
+        "mcl": Heads(128, 128),
+        "fct": Transform((128,), 128, hidden=64),
         "ridge_query": Affine(np.eye(128, dtype=np.float32), np.ones(128, np.float32)),
         "ridge_gallery": Affine(np.eye(128, dtype=np.float32), np.ones(128, np.float32)),
     }

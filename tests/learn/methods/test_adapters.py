@@ -10,21 +10,22 @@ from ray_backfill.learn.methods.adapters import (
     FORMULAS,
     METHODS,
     STRENGTHS,
+    Formula,
+    FormulaFit,
     least_squares,
     low_rank,
-    penalty_of,
+    parts,
     procrustes,
     procrustes_centred,
     rank_of,
     reduced_rank,
     regression,
-    relaxation_of,
     relaxed,
     ridge,
     rotation,
+    strength_of,
 )
 from ray_backfill.learn.models.apply import transform
-from ray_backfill.learn.training.adapters import Formula, FormulaFit, parts
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 
@@ -100,7 +101,7 @@ def test_the_penalty_is_what_scikit_learn_finds_by_the_same_parts() -> None:
         for i, strength in enumerate(STRENGTHS):
             oracle = Ridge(alpha=strength * scale, fit_intercept=False).fit(part.x, part.y)
             errors[i] += ((oracle.predict(part.held_x) - part.held_y) ** 2).sum()
-    assert penalty_of(x, y) == STRENGTHS[errors.argmin()] not in (STRENGTHS[0], STRENGTHS[-1])
+    assert strength_of(x, y) == STRENGTHS[errors.argmin()] not in (STRENGTHS[0], STRENGTHS[-1])
 
 
 def test_the_relaxation_is_that_of_least_error_on_held_out_items() -> None:
@@ -111,14 +112,14 @@ def test_the_relaxation_is_that_of_least_error_on_held_out_items() -> None:
     for strength in STRENGTHS:
         fits = [(part, regression(part.x, part.y, strength, rotation(part.x, part.y))) for part in parts(x, y)]
         errors.append(sum(((part.held_x @ weight - part.held_y) ** 2).sum() for part, weight in fits))
-    assert relaxation_of(x, y) == STRENGTHS[int(np.argmin(errors))] not in (STRENGTHS[0], STRENGTHS[-1])
+    assert strength_of(x, y, rotation) == STRENGTHS[int(np.argmin(errors))] not in (STRENGTHS[0], STRENGTHS[-1])
 
 
 def test_the_rank_is_that_of_what_can_be_predicted() -> None:
     x = RNG.normal(size=(300, 16))
     true = RNG.normal(size=(16, 4)) @ RNG.normal(size=(4, 24))
     y = x @ true + 2.0 * RNG.normal(size=(300, 24))
-    assert rank_of(x, y, penalty_of(x, y), None) == 4
+    assert rank_of(x, y, strength_of(x, y), None) == 4
     assert np.linalg.matrix_rank(low_rank(x, y, AdapterSettings())[0]) == 4
     assert np.linalg.matrix_rank(low_rank(x, y, AdapterSettings(rank_share=0.5))[0]) == 8
 

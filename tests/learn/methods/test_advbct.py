@@ -13,7 +13,6 @@ from torch.multiprocessing.spawn import spawn
 from ray_backfill.learn.methods import all_backbones
 from ray_backfill.learn.models.backbones import BackboneInfo
 from ray_backfill.learn.models.gather import rank_and_size
-from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.papers.advbct import (
     AdversarialCompatible,
     adversarial,
@@ -22,7 +21,7 @@ from ray_backfill.learn.papers.advbct import (
     reverse_gradient,
 )
 from ray_backfill.learn.training.objective import ClassSpread, OldModel
-from ray_backfill.learn.training.settings import CompatibleLosses, ObjectiveSettings
+from ray_backfill.learn.training.settings import BackboneSettings, CompatibleLosses, ObjectiveSettings
 from tests.learn.training._workers import leave_together
 
 NEW = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, classes=[1, 3, 4, 7])

@@ -8,11 +8,10 @@ import torch.nn.functional as F
 
 from ray_backfill.learn.methods import all_backbones
 from ray_backfill.learn.models.backbones import BackboneInfo
-from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.papers import bct
 from ray_backfill.learn.papers.bct import BackwardCompatible
 from ray_backfill.learn.training.objective import OldModel
-from ray_backfill.learn.training.settings import ObjectiveSettings
+from ray_backfill.learn.training.settings import BackboneSettings, ObjectiveSettings
 
 NEW = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, classes=[1, 3, 4, 7])
 OLD = BackboneInfo(BackboneSettings(dim=4, width=2), 1, 8, classes=[0, 3, 7])

@@ -8,10 +8,10 @@ import torch
 
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.learn.methods import CONTROLS, Embeddings, Method, all_methods
-from ray_backfill.learn.papers.fct import RhoAndH
-from ray_backfill.learn.papers.rank_merge import Heads
+from ray_backfill.learn.methods.fct import TransformFit
+from ray_backfill.learn.methods.rank_merge import HeadFit, TowardsRhoFit
+from ray_backfill.learn.papers.rank_merge import Heads, RhoAndH
 from ray_backfill.learn.training.fit import TrainSet
-from ray_backfill.learn.training.fits import HeadFit, TowardsRhoFit, TransformFit
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
 
 SETTINGS = FitSettings(

@@ -10,7 +10,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.learn.methods import all_methods
 from ray_backfill.learn.methods.adapters import reduced_rank, rotation
 from ray_backfill.learn.methods.drift_adapter import drift_low_rank, drift_procrustes, scaling
-from ray_backfill.learn.papers.drift_adapter import ScaledResidual, ScaledResidualShape
+from ray_backfill.learn.papers.drift_adapter import ScaledResidual
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings, TransformTraining
 
@@ -61,7 +61,7 @@ def test_the_low_rank_map_is_the_best_of_its_rank_and_scaling_cannot_mend_it(p: 
 @pytest.mark.parametrize("unit", [True, False])
 def test_the_mlp_is_the_formula(input_dim: int, output_dim: int, unit: bool) -> None:
     torch.manual_seed(0)
-    network = ScaledResidual(ScaledResidualShape(input_dim, output_dim, hidden=3, unit=unit))
+    network = ScaledResidual(input_dim, output_dim, hidden=3, unit=unit)
     x = torch.randn(5, input_dim)
     plain = torch.nn.functional.normalize(x, dim=1) if unit else x
     at_first = (plain.tolist(), network(x).tolist())

@@ -13,10 +13,9 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.learn.methods import Embeddings, all_backbones, all_methods
 from ray_backfill.learn.models.backbones import BackboneInfo, pixels_to_float
-from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.papers.dsimplex import FixedSimplex, simplex
 from ray_backfill.learn.training.backbone_loop import train_backbone, training_rows
-from ray_backfill.learn.training.settings import BackboneTraining, ObjectiveSettings
+from ray_backfill.learn.training.settings import BackboneSettings, BackboneTraining, ObjectiveSettings
 from ray_backfill.recipes import load_recipe, run
 from ray_backfill.recipes.run import pipeline
 from ray_backfill.workers.settings import Context

@@ -7,11 +7,10 @@ import torch
 
 from ray_backfill.learn.methods import all_backbones
 from ray_backfill.learn.models.backbones import BackboneInfo
-from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.papers import mixbct
 from ray_backfill.learn.papers.mixbct import MixedCompatible, drawn, trusted_radii
 from ray_backfill.learn.training.objective import ClassSpread, OldModel
-from ray_backfill.learn.training.settings import CompatibleLosses, ObjectiveSettings
+from ray_backfill.learn.training.settings import BackboneSettings, CompatibleLosses, ObjectiveSettings
 
 NEW = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, classes=[1, 3, 4, 7])
 OLD = BackboneInfo(BackboneSettings(dim=4, width=2), 1, 8, classes=[0, 3, 7])

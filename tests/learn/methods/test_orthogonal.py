@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from ray_backfill.learn.methods import Embeddings, all_methods
-from ray_backfill.learn.papers.orthogonal import JointBatch, JointMaps, JointShape, contrast, deviation, joint
+from ray_backfill.learn.papers.orthogonal import JointBatch, JointMaps, contrast, deviation, joint
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings, OrthogonalSettings, TransformTraining
 from tests.learn.training._workers import leave_together
@@ -160,7 +160,7 @@ def test_b_also_learns_as_what_f_is_contrasted_with(contrastive: float, moves: b
     """No other term reaches B here."""
     network = trained("lambda_orthogonal", train_set(), 3, forward=0, backward=0, contrastive=contrastive, threshold=9)
     torch.manual_seed(TransformTraining().seed)
-    start = JointMaps(network.shape).to_old.linear.weight
+    start = JointMaps(**network.shape).to_old.linear.weight
     assert torch.allclose(network.to_old.linear.weight, start, atol=1e-3) != moves
 
 
@@ -170,7 +170,7 @@ def test_the_pairs_serve_what_the_paper_says(old_dim: int) -> None:
     query, gallery = (
         {m: rng.normal(size=(n, d)).astype(np.float32) for m, d in (("old", old_dim), ("new", 6))} for n in (3, 9)
     )
-    network = JointMaps(JointShape(old_dim, 6, strict=False)).eval()
+    network = JointMaps(old_dim, 6, strict=False).eval()
     e = Embeddings(query, gallery)
     with torch.no_grad():
         mapped = {n: network.to_old(torch.from_numpy(s["new"])).numpy() for n, s in (("q", query), ("g", gallery))}

@@ -11,11 +11,10 @@ from torch.multiprocessing.spawn import spawn
 from ray_backfill.learn.methods import all_backbones
 from ray_backfill.learn.models.backbones import BackboneInfo
 from ray_backfill.learn.models.gather import rank_and_size
-from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.papers.ract import contrast
 from ray_backfill.learn.papers.simclr import nt_xent
 from ray_backfill.learn.training.objective import Objective, OldModel
-from ray_backfill.learn.training.settings import CompatibleLosses, ObjectiveSettings
+from ray_backfill.learn.training.settings import BackboneSettings, CompatibleLosses, ObjectiveSettings
 from tests.learn.training._workers import leave_together
 
 TARGET = torch.tensor([0, 1, 0, 2, -1, 1, 3, 2])

@@ -1,16 +1,42 @@
-"""Losses against plain loops over the formulas, and the pairs that methods make."""
+"""Losses against plain loops over the formulas, pairs that methods make, batches, and two DDP workers against one."""
 
 import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.progress import State, Task
 from ray_backfill.learn.methods import Embeddings, all_methods, find_methods
+from ray_backfill.learn.methods.fct import TransformFit
+from ray_backfill.learn.methods.rank_merge import HeadFit
 from ray_backfill.learn.models.apply import transform
-from ray_backfill.learn.papers.rank_merge import HeadLoss, Heads, HeadShape, LossBatch, cl_m, cl_s, mcl, rqt, within_new
-from ray_backfill.learn.training.settings import LossSettings
+from ray_backfill.learn.models.gather import gather, rank_and_size
+from ray_backfill.learn.papers import rank_merge as head_fit
+from ray_backfill.learn.papers.rank_merge import (
+    HeadLoss,
+    Heads,
+    LossBatch,
+    balanced_batches,
+    cl_m,
+    cl_s,
+    mcl,
+    rows_by_class,
+    rqt,
+    within_new,
+)
+from ray_backfill.learn.training import map_loop
+from ray_backfill.learn.training.fit import Fit, TrainSet, anchors_per_worker
+from ray_backfill.learn.training.settings import FitSettings, HeadTraining, LossSettings, TransformTraining
+from tests.learn.training._workers import leave_together
 
 
 def distance(a: torch.Tensor, b: torch.Tensor, kind: str) -> float:
@@ -118,7 +144,7 @@ def test_full_rm_serves_what_the_paper_says() -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(rows, d)).astype(np.float32) for rows, d in [(3, 4), (3, 6), (9, 4), (9, 6)]]
     e = Embeddings({"old": arrays[0], "new": arrays[1]}, {"old": arrays[2], "new": arrays[3]})
-    heads = Heads(HeadShape(4, 6, learn_new=True)).eval()
+    heads = Heads(4, 6, learn_new=True).eval()
     pair = all_methods()["rm"].pair(e, heads)
     with torch.no_grad():
         rho_query = heads.rho(torch.from_numpy(e.query["new"]))
@@ -133,12 +159,136 @@ def test_full_rm_serves_what_the_paper_says() -> None:
 def test_without_rho_the_new_embedding_stays_as_it_is() -> None:
     new = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
     e = Embeddings({"old": new, "new": new}, {"old": new, "new": new})
-    heads = Heads(HeadShape(6, 6)).eval()
+    heads = Heads(6, 6).eval()
     assert all_methods()["mcl"].pair(e, heads).forward.gallery is new
 
 
 def test_a_transformed_vector_does_not_depend_on_what_it_stands_among() -> None:
     new = np.random.default_rng(0).normal(size=(500, 24)).astype(np.float32)
-    rho = Heads(HeadShape(24, 24, learn_new=True)).eval().rho
+    rho = Heads(24, 24, learn_new=True).eval().rho
     alone = np.concatenate([transform(rho, new[i : i + 1]) for i in range(500)])
     np.testing.assert_array_equal(transform(rho, new), alone)
+
+
+FASTFILL = TransformFit(disc=True, uncertainty=True)
+LOSSES = {"rqt": rqt, "cl_s": cl_s, "cl_m": cl_m, "mcl": mcl}
+RM = HeadFit(mcl, learn_new=True)
+SETTINGS = FitSettings(HeadTraining(epochs=2, classes=4, items=4), TransformTraining(epochs=3, batch=24, hidden=8))
+
+
+def test_batches_hold_so_many_items_of_so_many_classes() -> None:
+    label = np.repeat([3, 5, 9, 11], [10, 2, 6, 30])
+    batches = list(balanced_batches(rows_by_class(label), classes=2, items=4, rng=np.random.default_rng(0)))
+    assert len(batches) == 48 // 8
+    seen = []
+    for rows in batches:
+        names, counts = np.unique(label[rows], return_counts=True)
+        assert len(names) == 2
+        assert counts.tolist() == [4, 4]
+        seen.append(set(names.tolist()))
+        for name in names:
+            if (label == name).sum() >= 4:
+                assert len(set(rows[label[rows] == name])) == 4  # no repeats where there are enough
+    for first, second in zip(seen[::2], seen[1::2], strict=True):
+        assert first | second == {3, 5, 9, 11}  # every class once before any comes again
+
+
+def test_what_cannot_be_shared_is_refused() -> None:
+    with pytest.raises(InputError, match="at least 2 classes"):
+        anchors_per_worker(np.zeros(9, int), HeadTraining(), 1)
+    with pytest.raises(InputError, match="3 classes x 5 items cannot be divided among 2 workers"):
+        anchors_per_worker(np.arange(3), HeadTraining(items=5), 2)
+
+
+def test_the_same_seed_trains_the_same_heads() -> None:
+    first, second = (RM.fit(_data(), SETTINGS, "cosine").network.state_dict() for _ in range(2))
+    seed_1 = replace(SETTINGS, heads=replace(SETTINGS.heads, seed=1))
+    other = RM.fit(_data(), seed_1, "cosine").network
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["psi.0.weight"], other.state_dict()["psi.0.weight"])
+
+
+@pytest.mark.parametrize(("fit", "steps"), [(RM, 2 * 48 // 16), (FASTFILL, 3 * 48 // 24)], ids=["heads", "transform"])
+def test_the_steps_of_all_epochs_are_counted(fit: Fit, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Task] = []
+
+    @contextmanager
+    def kept(title: str, total: int, unit: str) -> Iterator[Task]:
+        shown.append(Task(State("detail", title, total, unit)))
+        yield shown[0]
+
+    monkeypatch.setattr(map_loop, "detail", kept)
+    fit.fit(_data(), SETTINGS, "cosine")
+    assert [(bar.done, bar.total, bar.unit) for bar in shown] == [(steps, steps, "steps")]
+
+
+def test_training_follows_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a factor of 0 nothing is learned."""
+    monkeypatch.setattr(head_fit, "warmup_cosine", lambda step, steps, warmup: 0.0)
+    torch.manual_seed(0)
+    start = Heads(4, 5, learn_new=True).state_dict()["rho.0.weight"].clone()
+    heads = RM.fit(_data(), SETTINGS, "cosine").network
+    torch.testing.assert_close(heads.state_dict()["rho.0.weight"], start, rtol=0, atol=0)
+
+
+def _data(further_views: int = 0) -> TrainSet:
+    rng = np.random.default_rng(1)
+    label = np.arange(48) % 6
+    vectors = {name: rng.normal(size=(48, d)) + label[:, None] for name, d in (("old", 4), ("new", 5))}
+    views = {name: plain + rng.normal(size=(further_views, *plain.shape)) for name, plain in vectors.items()}
+    return TrainSet(vectors, label, views=views if further_views else {})
+
+
+def _one_step(head_loss: HeadLoss, learn_new: bool, rows: slice) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and mean gradients of the heads on these rows of the batch, gathered over whoever takes part."""
+    data = _data()
+    torch.manual_seed(0)
+    heads = Heads(4, 5, learn_new).double()
+    rank, size = rank_and_size()
+    mine = torch.from_numpy(data.vectors["new"][rows])
+    reverse, forward = heads(mine)
+    old, label = torch.from_numpy(data.vectors["old"][:16]), torch.from_numpy(np.asarray(data.label)[:16])
+    batch = LossBatch(reverse, forward, old, gather(forward), label, first=rank * len(mine))
+    loss = head_loss(batch, LossSettings())
+    loss.backward()
+    gradients = {n: p.grad.clone() for n, p in heads.named_parameters() if p.grad is not None}
+    for gradient in gradients.values():
+        if size > 1:
+            dist.all_reduce(gradient)
+        gradient /= size  # what DDP does
+    value = loss.detach().clone()
+    if size > 1:
+        dist.all_reduce(value)
+    return float(value / size), gradients
+
+
+def _two_workers(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    results = {}
+    for name, loss in LOSSES.items():
+        for learn_new in (False, True):
+            results[name, learn_new] = _one_step(loss, learn_new, slice(rank * 8, rank * 8 + 8))
+    trained, transform = (fit.fit(_data(2), SETTINGS, "cosine").network.state_dict() for fit in (RM, FASTFILL))
+    if rank == 0:
+        torch.save((results, trained, transform), Path(folder) / "results.pt")
+    leave_together(rank, folder)
+
+
+@pytest.mark.slow
+def test_two_workers_give_loss_and_gradient_of_one_with_the_doubled_batch(tmp_path: Path) -> None:
+    spawn(_two_workers, (str(tmp_path),), nprocs=2)
+    results, trained, transform = torch.load(tmp_path / "results.pt", weights_only=True)
+    for (name, learn_new), (loss, gradients) in results.items():
+        expected_loss, expected = _one_step(LOSSES[name], learn_new, slice(0, 16))
+        assert loss == pytest.approx(expected_loss, rel=1e-12)
+        assert gradients.keys() == expected.keys()
+        for parameter, gradient in gradients.items():
+            torch.testing.assert_close(gradient, expected[parameter], rtol=1e-9, atol=1e-12)
+    for name, value in RM.fit(_data(2), SETTINGS, "cosine").network.state_dict().items():
+        if name.endswith(("0.bias", "running_mean")):
+            continue  # a bias before BatchNorm has no gradient but rounding noise, which Adam scales to full steps
+        torch.testing.assert_close(trained[name], value, rtol=1e-4, atol=1e-5)
+    for name, value in FASTFILL.fit(_data(2), SETTINGS, "cosine").network.state_dict().items():
+        if re.search(r"(0|3)\.bias|running_mean", name):
+            continue  # as above
+        torch.testing.assert_close(transform[name], value, rtol=1e-3, atol=1e-4)

@@ -9,9 +9,8 @@ from pytorch_metric_learning.losses import NTXentLoss
 
 from ray_backfill.learn.methods import all_backbones
 from ray_backfill.learn.models.backbones import BackboneInfo
-from ray_backfill.learn.models.settings import BackboneSettings
 from ray_backfill.learn.papers.simclr import nt_xent
-from ray_backfill.learn.training.settings import ObjectiveSettings
+from ray_backfill.learn.training.settings import BackboneSettings, ObjectiveSettings
 
 INFO = BackboneInfo(BackboneSettings(dim=6, width=2), 1, 8, classes=[1, 3])
 

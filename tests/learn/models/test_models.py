@@ -18,8 +18,8 @@ from ray_backfill.learn.models.backbones import (
     pixels_to_float,
     save_backbone,
 )
-from ray_backfill.learn.models.settings import BackboneSettings
-from ray_backfill.learn.papers.rank_merge import Heads, HeadShape
+from ray_backfill.learn.papers.rank_merge import Heads
+from ray_backfill.learn.training.settings import BackboneSettings
 
 
 @pytest.mark.slow
@@ -142,13 +142,13 @@ def test_pixels_become_channels_first_in_0_to_1() -> None:
 
 def test_two_heads_of_128_dimensions_have_132_864_parameters() -> None:
     """The paper's "132.8K" (B.3)."""
-    heads = Heads(HeadShape(128, 128, learn_new=True))
+    heads = Heads(128, 128, learn_new=True)
     assert sum(p.numel() for p in heads.parameters()) == 132_864
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 5])
 def test_heads_have_so_many_blocks(blocks: int) -> None:
-    heads = Heads(HeadShape(3, 5, learn_new=True, blocks=blocks))
+    heads = Heads(3, 5, learn_new=True, blocks=blocks)
     assert sum(isinstance(m, torch.nn.Linear) for m in heads.psi.modules()) == blocks
     reverse, forward = heads(torch.rand(4, 5))
     assert (reverse.shape, forward.shape) == ((4, 3), (4, 5))
@@ -163,7 +163,7 @@ def test_files_hold_what_was_saved(tmp_path: Path) -> None:
     pixels = torch.rand(3, 1, 8, 8)
     torch.testing.assert_close(loaded.embed(pixels), backbone.embed(pixels), rtol=0, atol=0)
 
-    heads = Heads(HeadShape(3, 4, learn_new=True)).eval()
+    heads = Heads(3, 4, learn_new=True).eval()
     save_network(tmp_path / "h", heads)
     torch.testing.assert_close(load_network(tmp_path / "h")(torch.ones(2, 4)), heads(torch.ones(2, 4)), rtol=0, atol=0)
 
@@ -171,7 +171,7 @@ def test_files_hold_what_was_saved(tmp_path: Path) -> None:
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"backbone\.json cannot be read"):
         load_backbone(tmp_path)
-    save_network(tmp_path, Heads(HeadShape(3, 4)))
+    save_network(tmp_path, Heads(3, 4))
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(InputError, match=r"model\.safetensors cannot be loaded.*train it again"):

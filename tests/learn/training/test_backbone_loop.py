@@ -19,21 +19,14 @@ from ray_backfill.core.progress import State, Task
 from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.images.source import ImageSource, Pixels
 from ray_backfill.learn.methods import all_backbones
-from ray_backfill.learn.models.backbones import BackboneInfo, pixels_to_float
-from ray_backfill.learn.models.settings import BackboneSettings
+from ray_backfill.learn.models.backbones import BackboneInfo, embed_macs, embed_parameters, pixels_to_float
 from ray_backfill.learn.training import backbone_loop
 from ray_backfill.learn.training import batches as pixel_feed
-from ray_backfill.learn.training.arithmetic import embed_macs, embed_parameters
-from ray_backfill.learn.training.backbone_loop import (
-    Epoch,
-    freeze_old,
-    images_per_worker,
-    train_backbone,
-    training_rows,
-)
+from ray_backfill.learn.training.backbone_loop import Epoch, images_per_worker, train_backbone, training_rows
 from ray_backfill.learn.training.batches import PixelFeed, augment
-from ray_backfill.learn.training.objective import Classification, OldModel
-from ray_backfill.learn.training.settings import Augmentation, BackboneTraining, warmup_cosine
+from ray_backfill.learn.training.map_loop import warmup_cosine
+from ray_backfill.learn.training.objective import Classification, OldModel, freeze_old
+from ray_backfill.learn.training.settings import Augmentation, BackboneSettings, BackboneTraining
 from tests.learn.training._workers import leave_together
 
 pytestmark = pytest.mark.slow

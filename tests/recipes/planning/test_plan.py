@@ -15,13 +15,17 @@ from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.images.class_split import Protocol, split_classes
 from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.learn.methods import all_backbones
-from ray_backfill.learn.models.backbones import BackboneInfo
-from ray_backfill.learn.models.settings import BackboneSettings
+from ray_backfill.learn.models.backbones import BackboneInfo, network_cost
 from ray_backfill.learn.training import batches as pixels
-from ray_backfill.learn.training.backbone_loop import train_backbone, training_rows
+from ray_backfill.learn.training.backbone_loop import step_flops, train_backbone, training_rows
 from ray_backfill.learn.training.objective import Classification, OldModel
-from ray_backfill.learn.training.settings import BackboneTraining, FitSettings, HeadTraining, TransformTraining
-from ray_backfill.learn.training.step_cost import network_cost, step_flops
+from ray_backfill.learn.training.settings import (
+    BackboneSettings,
+    BackboneTraining,
+    FitSettings,
+    HeadTraining,
+    TransformTraining,
+)
 from ray_backfill.recipes import EmbedSettings, ModelRecipe, PlanningSettings, Recipe
 from ray_backfill.recipes.run.plan import Counts, ModelCounts, Plan, count_images, describe_plan, plan_upgrade
 from ray_backfill.workers.settings import EmbedActors, Workers

@@ -3,7 +3,7 @@
 import pytest
 
 from ray_backfill.learn.methods import Method, all_methods
-from ray_backfill.learn.training.fit import Choice, trials_of, value_of, with_values
+from ray_backfill.learn.training.fit import Choice, trials_of, with_values
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, LossSettings
 
 SPACE = (Choice("heads.lr", (1e-4, 1e-3)), Choice("heads.loss.tau", (0.1, 0.3, 1.0)))
@@ -27,7 +27,7 @@ def test_given_settings_that_are_in_the_space_are_tried_once() -> None:
 def test_values_are_set_where_their_names_say() -> None:
     given = FitSettings()
     changed = with_values(given, {"heads.loss.tau": 0.7, "adapters.ridge": 3.0})
-    assert (value_of(changed, "heads.loss.tau"), changed.adapters.ridge) == (0.7, 3.0)
+    assert (changed.heads.loss.tau, changed.adapters.ridge) == (0.7, 3.0)
     assert (
         with_values(changed, {"heads.loss.tau": given.heads.loss.tau, "adapters.ridge": given.adapters.ridge}) == given
     )

@@ -8,9 +8,10 @@ import torch
 from pytorch_metric_learning.losses import ArcFaceLoss
 
 from ray_backfill.data.folder import Classifier
+from ray_backfill.learn.methods.fct import TransformFit
 from ray_backfill.learn.papers.fastfill import disc_losses, transform_loss
-from ray_backfill.learn.papers.fct import Transform, TransformShape
-from ray_backfill.learn.training.fits import TransformFit, class_rows
+from ray_backfill.learn.papers.fct import Transform
+from ray_backfill.learn.training.fit import class_rows
 from ray_backfill.learn.training.settings import TransformSettings
 
 
@@ -68,7 +69,7 @@ def test_labels_find_their_rows_in_any_order() -> None:
 
 
 def test_uncertainty_needs_only_what_is_stored() -> None:
-    network = Transform(TransformShape((4,), 6, hidden=8, uncertainty=True)).eval()
+    network = Transform((4,), 6, hidden=8, uncertainty=True).eval()
     old = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
     found = TransformFit(uncertainty=True).log_variances({"old": old}, network)
     with torch.no_grad():
@@ -78,7 +79,7 @@ def test_uncertainty_needs_only_what_is_stored() -> None:
 
 def test_without_side_information_both_branches_see_the_old_embedding() -> None:
     torch.manual_seed(0)
-    network = Transform(TransformShape((4,), 6, hidden=8)).eval()
+    network = Transform((4,), 6, hidden=8).eval()
     old = torch.randn(3, 4)
     with torch.no_grad():
         branches = [network.branches[0](old), network.branches[1](old)]
