@@ -8,13 +8,14 @@ vectors.
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any
 
-from ray_backfill.core.errors import input_error_in
+from ray_backfill.core.errors import InputError, input_error_in
 
 _GROUP = "ray_backfill"
 
@@ -32,14 +33,33 @@ def own_rows(package: ModuleType, table: str, first: str = "") -> list[Any]:
 
 
 def rows_from_outside(table: str) -> list[Any]:
-    """Return the rows of ``table`` (such as "METHODS") in all registered modules, sorted by entry-point name."""
+    """Return the rows of ``table`` (such as "METHODS") in all registered modules, sorted by entry-point name.
+
+    Raises:
+        InputError: A registered module imports what this version of ray_backfill does not have.
+    """
     return [row for module in _modules_from_outside() for row in getattr(module, table, ())]
 
 
 @cache
 def _modules_from_outside() -> tuple[ModuleType, ...]:
     found = sorted(entry_points(group=_GROUP), key=lambda point: point.name)
-    return tuple(importlib.import_module(point.value) for point in found)
+    return tuple(_imported(point) for point in found)
+
+
+def _imported(point: EntryPoint) -> ModuleType:
+    try:
+        return importlib.import_module(point.value)
+    except ImportError as error:
+        # "from a import b" names b in the message alone.
+        part = re.match(r"cannot import name '(\w+)'", error.msg)
+        missing = f"{error.name}.{part[1]}" if part else str(error.name)
+        if missing.split(".")[0] != _GROUP or "partially initialized" in error.msg:
+            raise
+        raise InputError(
+            f"the plugin {point.name} (module {point.value}) was written for another version of ray_backfill: it "
+            f"imports {missing}, which is not there any more; see CHANGELOG.md"
+        ) from error
 
 
 class Deferred:

@@ -121,3 +121,33 @@ def test_a_run_takes_them_to_table_report_and_glossary(environment: dict[str, st
     done = subprocess.run([sys.executable, "-c", READ, str(tmp_path / "out")], env=environment, check=False)
     assert done.returncode == 0
     assert all(word in page and meaning in page for word, meaning in words.items())
+
+
+@pytest.mark.parametrize(
+    ("line", "missing"),
+    [
+        ("import ray_backfill.gone.deep", "ray_backfill.gone"),
+        ("from ray_backfill.engine.gone import Thing", "ray_backfill.engine.gone"),
+        ("from ray_backfill.engine.orders import Gone", "ray_backfill.engine.orders.Gone"),
+    ],
+)
+def test_a_plugin_for_another_version_is_named_in_one_line(
+    environment: dict[str, str], tmp_path: Path, line: str, missing: str
+) -> None:
+    (tmp_path / "their_plugin.py").write_text(f"{line}\n")
+    older = environment | {"PYTHONPATH": os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])}
+    command = [sys.executable, str(ROOT / "jobs" / "simulate.py"), "--data", str(tmp_path), "--help"]
+    found = subprocess.run(command, env=older, capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert found.stderr == (
+        "error: the plugin theirs (module their_plugin) was written for another version of ray_backfill: it imports "
+        f"{missing}, which is not there any more; see CHANGELOG.md\n"
+    )
+
+
+def test_a_plugin_that_lacks_another_library_fails_as_any_import(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "their_plugin.py").write_text("import library_of_theirs\n")
+    older = environment | {"PYTHONPATH": os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])}
+    command = [sys.executable, "-c", "from ray_backfill.core.plugins import rows_from_outside as r; r('METHODS')"]
+    found = subprocess.run(command, env=older, capture_output=True, text=True, check=False)
+    assert "ModuleNotFoundError: No module named 'library_of_theirs'" in found.stderr

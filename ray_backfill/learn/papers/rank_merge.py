@@ -6,7 +6,7 @@ system, an item is no positive of itself (k = i in eq. 11 and 14): its distance 
 Without rho the new system is frozen, so the second term of CL-M (eq. 14) has no gradient, and CL-M trains exactly what
 CL-S trains. The two differ only with rho.
 
-The heads are sections 4.1 to 4.3 and B.2. The backbones are frozen and do not run here.
+The heads are sections 4.1 to 4.3 and appendix B.2. The backbones are frozen and do not run here.
 
 Shapes: N training items, W workers, b anchors of this worker, B = W * b items of all workers, d dimensions.
 """
