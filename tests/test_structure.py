@@ -1,8 +1,11 @@
-"""The law of imports: a room imports only rooms below it, and heavy libraries stay where they load on demand."""
+"""The law of imports: a room imports only rooms below it, no modules import each other in a circle, and heavy libraries
+stay where they load on demand.
+"""
 
 import ast
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -14,8 +17,8 @@ ROOMS = [
     *("api", "cli", "__main__"),
 ]
 FLOOR_OF = {room: floor for floor, room in enumerate(ROOMS)}
-# What the house may weigh. A later issue that adds to it raises these by what it names.
-MOST_FILES, MOST_LINES, MOST_ROOMS, MOST_PAIRS = 420, 45_000, 18, 85
+# What the package may weigh. Who adds a product raises these by what it names; 39,000 lines are the aim.
+MOST_FILES, MOST_LINES, MOST_ROOMS, MOST_PAIRS = 250, 42_000, 18, 62
 MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 600, 50
 
 # Library -> the rooms, or modules of rooms, that may import it.
@@ -86,6 +89,21 @@ def test_rooms_import_only_what_stands_below_them() -> None:
                 wrong.append(f"{module} must not import {library}")
     assert sorted(set(wrong)) == []
     assert len(pairs) <= MOST_PAIRS
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports inside functions and for type checkers count, too."""
+    files = {f"ray_backfill.{module_of(file)}": file for file in FILES if module_of(file)}
+    graph: dict[str, set[str]] = {}
+    for module, file in files.items():
+        names = imports(file)
+        # ``from package import module`` names both; only the module is meant.
+        packages = {name.rpartition(".")[0] for name in names if name in files}
+        graph[module] = {name for name in names if name in files and name not in packages - {module}} - {module}
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as circle:
+        raise AssertionError(" -> ".join(circle.args[1])) from None
 
 
 def test_files_and_functions_stay_short() -> None:
