@@ -9,7 +9,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from ray_backfill.core import __version__ as __version__
 
 __all__ = [
     "RAW",

@@ -39,7 +39,7 @@ def main(command: str | None = None) -> None:
 
 
 def _main(words: Sequence[str]) -> None:
-    from ray_backfill import __version__  # whatever is imported in here, ``run_job`` handles Ctrl-C
+    from ray_backfill.core import __version__  # whatever is imported in here, ``run_job`` handles Ctrl-C
 
     if not words or words[0] in (*_HELP, "help"):
         print(page("overview"))

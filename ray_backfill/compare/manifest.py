@@ -10,9 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ray_backfill import __version__
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.tables import MergeTraits, MethodTraits, OrderTraits, Traits
+from ray_backfill.core import __version__
 from ray_backfill.core.stages import read_json
 from ray_backfill.data.cleaning import copied_from
 from ray_backfill.engine.merges import all_merges

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ray_backfill import __version__
 from ray_backfill.compare.fits import fit_maps
 from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.compare.tables import HEAD_ALONE, NEW
+from ray_backfill.core import __version__
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step, task
 from ray_backfill.core.schema import frame, write_table
