@@ -344,3 +344,10 @@ def test_object_storage_is_refused_wherever_a_local_path_is_needed(
         with pytest.raises(rb.InputError, match="s3://bucket/x is not on a local disk; give a local path"):
             call()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_methods_are_listed_with_the_references_first_then_by_paper() -> None:
+    """Tables of a run and the marks of plugins follow this order; a module may hold several papers."""
+    names = list(rb.methods().index)
+    assert names[:3] == ["old", "new", "offline"]
+    assert names.index("bct") < names.index("fastfill") < names.index("fct") < names.index("ract") < names.index("rqt")
