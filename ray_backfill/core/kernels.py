@@ -10,14 +10,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property, update_wrapper
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-import numba
 import numpy as np
 import platformdirs
-from numba.core.dispatcher import Dispatcher
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -29,16 +27,49 @@ _deciding = threading.Lock()
 
 def kernel(function: F) -> F:
     """Compile ``function`` at its first call, and keep the code for later processes (``KernelCache``)."""
-    compiled: F
-    with _deciding:  # where compiled code is kept is a global setting of numba
+    return cast(F, Kernel(function))
+
+
+class Kernel:
+    """A function of a module that numba compiles at the first call. Only then numba is imported: readers of results
+    need none.
+
+    numba follows the names in a kernel to other kernels. Therefore the first call puts numba's functions in the place
+    of all kernels that its module names: the module's own calls of kernels go straight to numba from then on.
+    """
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        update_wrapper(self, function)
+        self._function, self._is_ready = function, False
+
+    def __call__(self, *arguments: Any) -> Any:
+        if not self._is_ready:
+            with _deciding:  # where compiled code is kept is a global setting of numba
+                _put_compiled(self._function.__globals__)
+            self._is_ready = True
+        return self.compiled(*arguments)
+
+    @cached_property
+    def compiled(self) -> Callable[..., Any]:
+        """numba's function, without the interpreter's lock; it compiles for each combination of argument types."""
+        import numba
+
         before, numba.config.CACHE_LOCATOR_CLASSES = numba.config.CACHE_LOCATOR_CLASSES, f"{__name__}.KernelCache"
         try:
-            compiled = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+            return numba.njit(nogil=True, cache=True, error_model="numpy")(self._function)
         except RuntimeError:  # no folder can be written
-            compiled = numba.njit(nogil=True, error_model="numpy")(function)
+            return numba.njit(nogil=True, error_model="numpy")(self._function)
         finally:
             numba.config.CACHE_LOCATOR_CLASSES = before
-    return compiled
+
+
+def _put_compiled(names: dict[str, Any]) -> None:
+    """Put numba's functions in the place of the kernels among the names of a module, and of the modules of these."""
+    for name, value in list(names.items()):
+        if isinstance(value, Kernel):
+            if (others := value._function.__globals__) is not names:
+                _put_compiled(others)
+            names[name] = value.compiled
 
 
 class KernelCache:
@@ -61,6 +92,8 @@ class KernelCache:
         source = Path(path)
         if not source.exists():
             return None
+        import numba
+
         of_user = Path(numba.config.CACHE_DIR or platformdirs.user_cache_dir("ray_backfill"))
         for folder in (of_user, source.parent / "__pycache__"):
             found = cls(function, path, folder)
@@ -92,10 +125,12 @@ class KernelCache:
 @cache
 def _stamp(module: str) -> str:
     """Hash of a module's source, and of the kernels and numbers that it imports. Call it when its imports are done."""
+    from numba.core.dispatcher import Dispatcher
+
     known = vars(sys.modules[module])
     parts = [Path(known["__file__"]).read_bytes()]
     for name, value in sorted(known.items()):
-        if isinstance(value, Dispatcher) and value.__module__ != module:
+        if isinstance(value, (Kernel, Dispatcher)) and value.__module__ != module:
             parts.append(f"{name}: {_stamp(value.__module__)}".encode())
         elif isinstance(value, (int, float, np.number)):
             parts.append(f"{name}: {value!r}".encode())
