@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.keys import map_key
+from ray_backfill.compare.validation import map_key
 from ray_backfill.compare.maps import fit_map
 from ray_backfill.compare.resolve import Comparison, find_left_out
 from ray_backfill.compare.tables import LeftOut

@@ -14,8 +14,6 @@ from ray_backfill.engine.systems import GroundTruth
 from ray_backfill.learn.methods import Method, models_of
 from ray_backfill.learn.training.settings import FitSettings
 
-# The parts of a folder that determine a map, and what a trained one also depends on.
-_FITTED_ON, _TRAINED_ON = ("train", "classifier"), ("train_views",)
 
 
 def comparison_key(
@@ -58,13 +56,6 @@ def _inputs(folder: EmbeddingFolder, truth: GroundTruth, named: Named) -> dict[s
     }
 
 
-def map_key(folder: EmbeddingFolder, method: Method, settings: FitSettings, distance: str) -> RunKey:
-    """The key of a method's map, fitted with these settings for this distance."""
-    assert method.fit is not None
-    splits = _FITTED_ON + _TRAINED_ON * method.is_trained
-    version = {"version": method.version} if method.version > 1 else {}
-    of_fit = method.fit.recorded(settings, distance)
-    return RunKey("map", {**of_fit, **version}, {"data": folder.fingerprint(method.models, splits)})
 
 
 def _numbers(folder: EmbeddingFolder, names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import ray
@@ -20,7 +20,6 @@ from ray.actor import ActorHandle
 from ray_backfill.compare.maps import FittedMaps, MapJob
 from ray_backfill.compare.replay import Curves, Serving, Systems, distinct_systems, replay_methods
 from ray_backfill.compare.resolve import Comparison
-from ray_backfill.compare.validation import Trial
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import State, Task, task
 from ray_backfill.data.folder import EmbeddingFolder, StoredSplit
@@ -238,7 +237,16 @@ def writable(value: Any) -> Any:
     return value
 
 
-def fit_side_by_side(jobs: Sequence[MapJob | Trial], train_bytes: int, shown: Task, max_failures: int) -> None:
+class Job(Protocol):
+    """A map to fit, or a trial of settings. out: a stage that has begun."""
+
+    @property
+    def out(self) -> Path: ...
+
+    def run(self) -> None: ...
+
+
+def fit_side_by_side(jobs: Sequence[Job], train_bytes: int, shown: Task, max_failures: int) -> None:
     """Fit every map, or try settings; a map whose training diverges is left unfinished.
 
     train_bytes: size of what every task reads (``EmbeddingFolder.train_bytes``). shown: counts the jobs on the
@@ -250,7 +258,7 @@ def fit_side_by_side(jobs: Sequence[MapJob | Trial], train_bytes: int, shown: Ta
     run_side_by_side(_run_alone, jobs, train_bytes, shown, max_failures)
 
 
-def _run_alone(job: MapJob | Trial, board: ActorHandle) -> None:
+def _run_alone(job: Job, board: ActorHandle) -> None:
     """Runs as a task."""
     with sent_as_row(board, str(job.out)):
         job.run()

@@ -4,11 +4,23 @@ The part is a small gallery that queries itself, backfilled in random order. The
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+from ray_backfill.compare.evaluation import Named
+from ray_backfill.core.runkey import RunKey, fingerprint
+from ray_backfill.data.columns import COLUMNS
+from ray_backfill.data.folder import SPLITS, EmbeddingFolder, EmbeddingTable
+from ray_backfill.engine.merges import BEST, MergeKind, all_merges
+from ray_backfill.engine.orders import Order
+from ray_backfill.engine.systems import GroundTruth
+from ray_backfill.learn.methods import Method, models_of
+from ray_backfill.learn.training.settings import FitSettings
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ray_backfill.compare.keys import map_key
 from ray_backfill.compare.maps import FittedMaps, fit_map
 from ray_backfill.compare.orders import embeddings_of
 from ray_backfill.compare.replay import distinct_systems
@@ -114,3 +126,15 @@ class Trial:
                 curves = replay_on_validation(split.validation, [method], maps, *measured, threads=1)
                 score = curves[method.name].auc(self.metric)
         finish_stage(self.out, {"score": score})
+
+
+# The parts of a folder that determine a map, and what a trained one also depends on.
+_FITTED_ON, _TRAINED_ON = ("train", "classifier"), ("train_views",)
+
+def map_key(folder: EmbeddingFolder, method: Method, settings: FitSettings, distance: str) -> RunKey:
+    """The key of a method's map, fitted with these settings for this distance."""
+    assert method.fit is not None
+    splits = _FITTED_ON + _TRAINED_ON * method.is_trained
+    version = {"version": method.version} if method.version > 1 else {}
+    of_fit = method.fit.recorded(settings, distance)
+    return RunKey("map", {**of_fit, **version}, {"data": folder.fingerprint(method.models, splits)})

@@ -10,7 +10,8 @@ import pytest
 import ray_backfill as rb
 from ray_backfill.compare import keys
 from ray_backfill.compare.evaluation import Evaluation, Named
-from ray_backfill.compare.keys import comparison_key, map_key
+from ray_backfill.compare.keys import comparison_key
+from ray_backfill.compare.validation import map_key
 from ray_backfill.core.runkey import RunKey, fingerprint
 from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.engine.merges import all_merges
