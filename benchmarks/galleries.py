@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 import ray_backfill as rb
-from ray_backfill.compare.maps import FittedMaps
+from ray_backfill.compare.fitted import FittedMaps
 from ray_backfill.compare.orders import embeddings_of
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.folder import read_folder

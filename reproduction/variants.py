@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ray_backfill.compare.validation import map_key
-from ray_backfill.compare.maps import MapJob
+from ray_backfill.compare.fits import map_key
+from ray_backfill.compare.fitted import MapJob
 from ray_backfill.compare.ray import fit_side_by_side
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import task

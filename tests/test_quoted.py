@@ -7,7 +7,7 @@ from rich.console import Console
 
 from ray_backfill.compare.report import print_table, read_results
 from ray_backfill.compare.report.answers import answer
-from ray_backfill.compare.wording import RETENTION_WARNING
+from ray_backfill.compare.selection import RETENTION_WARNING
 from tests.test_readme import README
 from tests.test_structure import ROOT
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from ray_backfill.compare import selection
 from ray_backfill.compare.results import DAGGER, Line, ResultsData, Row, Variant
+from ray_backfill.compare.selection import choice
 from ray_backfill.compare.tables import FLIP_METRICS, NEGATIVE_FLIPS, NEGATIVE_FLIPS_VS_OLD
-from ray_backfill.compare.wording import choice
 from ray_backfill.page.charts import REFERENCE_STYLES, Chart, Curve, Interval, Style, numbered_style, range_of
 from ray_backfill.page.numbers import percent
 

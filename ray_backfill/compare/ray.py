@@ -17,7 +17,7 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
-from ray_backfill.compare.maps import FittedMaps, MapJob
+from ray_backfill.compare.fitted import FittedMaps, MapJob
 from ray_backfill.compare.replay import Curves, Serving, Systems, distinct_systems, replay_methods
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.core.errors import InputError
@@ -39,7 +39,7 @@ from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.progress import sent_as_row, sent_to, shown_in
 from ray_backfill.workers.session import has_gpus, placed, session
 from ray_backfill.workers.settings import Workers
-from ray_backfill.workers.side_by_side import run_side_by_side
+from ray_backfill.workers.side_by_side import OfMethod, run_side_by_side
 from ray_backfill.workers.train import run_ddp
 from ray_backfill.workers.waiting import Actors, check_room
 
@@ -237,7 +237,7 @@ def writable(value: Any) -> Any:
     return value
 
 
-class Job(Protocol):
+class Job(OfMethod, Protocol):
     """A map to fit, or a trial of settings. out: a stage that has begun."""
 
     @property

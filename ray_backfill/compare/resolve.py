@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ray_backfill.compare.evaluation import Evaluation, Named
-from ray_backfill.compare.maps import FittedMaps
-from ray_backfill.compare.merges import MergeFits, fitted_on_train_note, resolve_merges, why_merge_cannot_be_fitted
+from ray_backfill.compare.fitted import (
+    FittedMaps,
+    MergeFits,
+    fitted_on_train_note,
+    resolve_merges,
+    why_merge_cannot_be_fitted,
+)
 from ray_backfill.compare.orders import BackfillOrders, embeddings_of, resolve_orders
 from ray_backfill.compare.tables import LeftOut
 from ray_backfill.core.errors import InputError

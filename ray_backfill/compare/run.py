@@ -10,13 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ray_backfill.compare.earlier import check_can_be_extended, files, joined
 from ray_backfill.compare.evaluation import RECOMMENDED, Evaluation, Named, check_memory
 from ray_backfill.compare.fits import fit_maps
 from ray_backfill.compare.replay import Curves, replay_here
 from ray_backfill.compare.resolve import Comparison, resolve, resolve_truth
 from ray_backfill.compare.results import ResultsData
-from ray_backfill.compare.write import facts_of, recorded_settings, results_in_memory, write_results
+from ray_backfill.compare.write import (
+    check_can_be_extended,
+    facts_of,
+    files,
+    joined,
+    recorded_settings,
+    results_in_memory,
+    write_results,
+)
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say, step
 from ray_backfill.core.stages import OtherSettingsError, is_finished, settle

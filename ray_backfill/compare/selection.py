@@ -1,19 +1,21 @@
-"""Which rows, variants and stretches of the backfill a report shows. Computes no figure of its own.
+"""What a report shows, and in which words: rows, variants and stretches of the backfill; names, notes and terms.
 
 If there are too many rows to read, each method is shown once. Also: each method's best order without labels, and the
-moments at which another method is better than the best one.
+moments at which another method is better than the best one. Computes no figure of its own.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from ray_backfill.compare.results import ResultsData, Row, Variant
+from ray_backfill.compare.results import DAGGER, DOUBLE_DAGGER, ResultsData, Row, Variant
 from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.core.errors import InputError
+from ray_backfill.engine.metrics import KINDS
 from ray_backfill.page import Difference
+from ray_backfill.page.numbers import NOTHING
 
 MANY_ROWS = 25  # a table with more rows shows each method once
 MAX_LINES = 8  # lines, besides old, new and offline, that stay distinguishable in one panel
@@ -173,3 +175,141 @@ def _rank(row: Row) -> tuple[bool, float]:
 
 def _auc(row: Row) -> float:
     return -math.inf if math.isnan(row.auc) else row.auc
+
+
+GAIN_IN_WORDS = (
+    "AUC is the average quality over the whole backfill. Gain is the share of the finished upgrade's benefit that "
+    "users get on average while the backfill runs: 0 % = the quality of the old service throughout, 100 % = the "
+    "quality of the new model from the start. Above 100 %, or with a head rho that is trained with labels, part of it "
+    "is the method's own training, which a finished upgrade could have as well."
+)
+COLUMNS_IN_WORDS = (
+    "gain: the share of the upgrade's benefit that users get on average while the backfill runs (0 % = the old "
+    "service throughout, 100 % = the new model from the start; \u2013 = new is not clearly better than old). "
+    "M_0 \u2713: starts no worse than old. M_1 \u2713: ends no worse than new. falls: the largest drop to a later "
+    "moment; \u2713: none. ?: these queries do not decide it. Marks are for all metrics. neg. flips: the largest share "
+    "of queries whose first result is right in the old service and wrong during the backfill."
+)
+
+# What stands in place of the gain if the new model's own results were taken as right.
+RETENTION_IN_WORDS = (
+    "AUC is the average over the whole backfill. What the new model finds was taken as right, so there is no gain: "
+    "old = what the old service finds of it, new = 100 %."
+)
+RETENTION_WARNING = (
+    "Provisional: what the finished upgrade finds was taken as right. The figures say how much of {} users get, and "
+    "nothing of whether the new model is better than the old one. On four data sets with right answers, such figures "
+    "were 4 to 41 points away from the true quality relative to the new model’s: new-top1 by recall@10 4.4 to 15.3 "
+    "points, too high on two of them; all others too low. The methods were ranked differently, too: Kendall’s tau "
+    "between both rankings was 0.1 to 0.9 (docs/results/retention.md)."
+)
+
+ORACLE_NOTE = f"{DAGGER} An upper bound: this order uses knowledge that exists only after the upgrade."
+UNLEARNED_NOTE = (
+    f"{DOUBLE_DAGGER} Did not learn here: worse than rank merge without training (rm_naive) on validation items, which "
+    "its fit did not see. It is never recommended."
+)
+FEW = 6  # names that a sentence can list
+
+# docs/glossary.md has the same terms with their papers.
+GLOSSARY = {
+    "Gallery, query": "The gallery is the set of items that the service searches; a query is what users search for.",
+    "Backfill": "Re-embedding every gallery item with the new model, here online, that is, while queries are served. "
+    "Progress t is the share of the gallery that is backfilled, from 0 to 1.",
+    "{query, gallery}": "A retrieval system, written as the model that embeds the query and the model that embedded "
+    "the gallery. {old, old} is the service before the upgrade, {new, new} the finished upgrade.",
+    "Cross-model query": "A query embedded by one model that searches gallery embeddings of another, such as "
+    "{new, old}. It needs compatible models, or a learned map between them.",
+    "Backward-compatible": "A new model whose queries can search the old gallery as it is: {new, old} is better than "
+    "{old, old}.",
+    "Forward-compatible": "Old embeddings that a map h can transform into the new model's space, so that new queries "
+    "search {new, h(old)} without waiting for the backfill.",
+    "M_t": "The quality metric at progress t. Backfilled items are searched by the forward system, all others by the "
+    "backward system, and the two result lists are merged by distance. M_0 is the start, M_1 the end of the backfill.",
+    "AUC": "The area under M_t for t from 0 to 1, by the trapezoid rule: the average quality during the backfill.",
+    "Gain": "(AUC of the method \u2212 AUC of old) / (AUC of new \u2212 AUC of old). It can exceed 100 %. It has no "
+    "value if new is not clearly better than old.",
+    "95 % interval": "What 95 % of repetitions with other queries of the same kind would give, estimated by a "
+    "bootstrap over the queries.",
+    "Margin": "The largest loss that counts as none, in points. It decides marks, milestones and crossings.",
+    "As old, half gain, as new from": "Milestones: the share of the backfill from which on quality stays as good as "
+    "the old service, has half of the upgrade's improvement, or is as good as the new model alone.",
+    "Largest fall": "The largest drop of M_t from any moment to any later one, at 101 moments or more.",
+    "Order": "The sequence in which gallery items are backfilled. An oracle order uses knowledge that is not available "
+    "in advance: it is an upper bound, never a recommendation.",
+    "Merge": "Combines the results of the backward and the forward system into one ranking (rank merge). Raw compares "
+    "the distances as they are; every other merge first makes the two systems comparable.",
+    "Negative flip": "A query whose first result was right before and is wrong at progress t: an error that users "
+    "notice. A positive flip is the reverse. \u201cBefore\u201d is the same method at t = 0, or {old, old}.",
+}
+
+
+def is_retention(results: ResultsData) -> bool:
+    """Whether what the new model finds was taken as right, so that nothing is known of its quality."""
+    return bool(results.manifest.data.get("truth", {}).get("is_retention"))
+
+
+def retained(results: ResultsData) -> str:
+    """What is retained, in words: "the new model's first result"."""
+    k = results.manifest.data.get("truth", {}).get("k", 1)
+    return "the new model\u2019s first result" if k == 1 else f"the new model\u2019s first {k} results"
+
+
+def metric_title(results: ResultsData, metric: str) -> str:
+    """A metric in titles, with what it means if the new model's own results were taken as right."""
+    return f"Retention of {retained(results)}, {metric}" if is_retention(results) else metric
+
+
+def explained(results: ResultsData) -> str:
+    """What gain, or retention, means."""
+    return RETENTION_IN_WORDS if is_retention(results) else GAIN_IN_WORDS
+
+
+def columns_in_words(results: ResultsData) -> str:
+    """What the columns of the overview mean."""
+    gain, rest = COLUMNS_IN_WORDS.split(" M_0", 1)
+    return f"{RETENTION_IN_WORDS if is_retention(results) else gain} M_0{rest}"
+
+
+def choice(results: ResultsData) -> str:
+    """What distinguishes a method's rows: "order and merge", "order", "merge", or nothing."""
+    several = [("order", results.orders), ("merge", results.merges)]
+    return " and ".join(word for word, names in several if len(names) > 1)
+
+
+def variant_cells(results: ResultsData, row: Row) -> dict[str, str]:
+    """The cells of a table that tell a row's order and merge, where there are several."""
+    several = {"order": results.orders, "merge": results.merges}
+    names = {"order": results.order_name(row.order), "merge": row.merge}
+    return {word: NOTHING if row.is_reference else names[word] for word, known in several.items() if len(known) > 1}
+
+
+def size(results: ResultsData) -> str:
+    """The size of the comparison: "43 methods, 11 orders, 6 merges"; only counts above 1."""
+    counts = {"methods": len(own_methods(results)), "orders": len(results.orders), "merges": len(results.merges)}
+    return ", ".join(f"{count} {word}" for word, count in counts.items() if count > 1)
+
+
+def left_out(results: ResultsData) -> dict[str, list[str]]:
+    """Reason -> the methods, orders and merges that were left out for it."""
+    by_reason: dict[str, list[str]] = {}
+    for each in results.manifest.left_out:
+        by_reason.setdefault(each.reason, []).append(each.words)
+    return by_reason
+
+
+def glossary(results: ResultsData) -> dict[str, str]:
+    """Term -> definition: the general terms, and those of this run's metrics, merges, methods and orders."""
+    traits, found = results.manifest.traits, GLOSSARY | of_metrics(results.metrics)
+    glossaries = [traits.merges[name].glossary for name in results.merges]
+    glossaries += [traits.methods[name].glossary for name in results.methods]
+    glossaries += [traits.orders[name].glossary for name in results.orders]
+    for each in glossaries:
+        found |= each
+    return found
+
+
+def of_metrics(names: Iterable[str]) -> dict[str, str]:
+    """Forms of the names of these metrics -> definition."""
+    used = {name.partition("@")[0] for name in names}
+    return {", ".join(kind.forms): kind.meaning for kind in KINDS if kind.name in used}

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.compare import tables as spine
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.replay import Curves, Key, leading_merge
-from ray_backfill.compare.replayed import FallFound, Replayed
+from ray_backfill.compare.replay import Curves, FallFound, Key, Replayed, leading_merge
 from ray_backfill.core.progress import task
 from ray_backfill.core.schema import NO, UNDECIDED, YES, block, frame
 from ray_backfill.data.truth import parse_truth

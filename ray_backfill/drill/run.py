@@ -14,8 +14,7 @@ from typing import Any
 from ray_backfill.compare.analyses.skipped_queries import skipped_queries
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.fits import fit_maps
-from ray_backfill.compare.keys import comparison_key
-from ray_backfill.compare.manifest import now, origin_of, versions, weighting
+from ray_backfill.compare.manifest import comparison_key, now, origin_of, versions, weighting
 from ray_backfill.compare.orders import store_sigma
 from ray_backfill.compare.report import REPORT_FILES
 from ray_backfill.compare.resolve import Comparison, resolve

@@ -17,9 +17,8 @@ from threadpoolctl import threadpool_info
 
 from ray_backfill.compare import ray as sharded
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.fits import fit_stage, tune_stage
-from ray_backfill.compare.maps import MapJob
-from ray_backfill.compare.validation import Trial
+from ray_backfill.compare.fits import Trial, fit_stage, tune_stage
+from ray_backfill.compare.fitted import MapJob
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import begin_stage, is_finished, read_json

@@ -15,9 +15,9 @@ import ray_backfill as rb
 from ray_backfill.cli.main import main
 from ray_backfill.compare import write as writing
 from ray_backfill.compare.analyses import all_tables
-from ray_backfill.compare.earlier import joined
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.run import evaluate_folder
+from ray_backfill.compare.write import joined
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.stages import read_json, replaced_whole, settle, write_json
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings

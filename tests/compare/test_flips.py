@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.replay import Curves, replay_here
-from ray_backfill.compare.replayed import find_flips
+from ray_backfill.compare.replay import Curves, find_flips, replay_here
 from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.compare.write import Facts, write_results
 from ray_backfill.data.folder import read_folder

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.compare import keys
+from ray_backfill.compare import manifest as keys
 from ray_backfill.compare.evaluation import Evaluation, Named
-from ray_backfill.compare.keys import comparison_key
-from ray_backfill.compare.validation import map_key
+from ray_backfill.compare.fits import map_key
+from ray_backfill.compare.manifest import comparison_key
 from ray_backfill.core.runkey import RunKey, fingerprint
 from ray_backfill.data.folder import EmbeddingFolder
 from ray_backfill.engine.merges import all_merges

@@ -8,8 +8,7 @@ import pytest
 
 import ray_backfill as rb
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.maps import FittedMaps
-from ray_backfill.compare.merges import FEWEST_ITEMS
+from ray_backfill.compare.fitted import FEWEST_ITEMS, FittedMaps
 from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.data.folder import read_folder
 from ray_backfill.engine.merges import BEST, fit_merge

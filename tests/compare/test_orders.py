@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.compare.fitted import FittedMaps
 from ray_backfill.compare.manifest import traits_of
-from ray_backfill.compare.maps import FittedMaps
 from ray_backfill.compare.orders import resolve_orders, store_sigma
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.folder import EmbeddingFolder, read_folder

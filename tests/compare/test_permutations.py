@@ -9,8 +9,7 @@ import pytest
 
 from ray_backfill.compare import replay
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.replay import Curves, replay_here
-from ray_backfill.compare.replayed import permutation_seeds
+from ray_backfill.compare.replay import Curves, permutation_seeds, replay_here
 from ray_backfill.compare.resolve import resolve
 from ray_backfill.compare.tabulate import tabulate
 from ray_backfill.compare.write import Facts, write_results

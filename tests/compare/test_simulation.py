@@ -14,8 +14,7 @@ import pytest
 import ray_backfill as rb
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.orders import resolve_orders
-from ray_backfill.compare.replay import Curves, replay_here
-from ray_backfill.compare.replayed import judge
+from ray_backfill.compare.replay import Curves, judge, replay_here
 from ray_backfill.compare.resolve import System, resolve
 from ray_backfill.compare.tables import LeftOut
 from ray_backfill.compare.tabulate import tabulate

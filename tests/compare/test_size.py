@@ -8,7 +8,7 @@ import pytest
 
 from ray_backfill.compare import evaluation as size
 from ray_backfill.compare.evaluation import Evaluation, check_memory, curve_bytes, memory_bytes
-from ray_backfill.compare.replayed import judge
+from ray_backfill.compare.replay import judge
 from ray_backfill.core.errors import InputError
 from ray_backfill.engine.replay import Curve
 

@@ -9,8 +9,7 @@ import pytest
 
 import ray_backfill as rb
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.orders import resolve_orders
-from ray_backfill.compare.traffic import SEEN, first_retrieved
+from ray_backfill.compare.orders import SEEN, first_retrieved, resolve_orders
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.learn.training.settings import ClassificationSettings

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ray_backfill.compare.report import read_results
-from ray_backfill.compare.wording import GLOSSARY, glossary, of_metrics
+from ray_backfill.compare.selection import GLOSSARY, glossary, of_metrics
 from ray_backfill.page.numbers import amount, listed, percent, percent_sign, tick
 from tests.compare.report.folder import METHODS, write_results
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ray_backfill.compare.report import read_results
-from ray_backfill.compare.wording import glossary
+from ray_backfill.compare.selection import glossary
 from ray_backfill.data.write import vector_column, write_parquet
 
 pytestmark = pytest.mark.slow

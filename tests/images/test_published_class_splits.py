@@ -13,7 +13,7 @@ import pytest
 
 from ray_backfill.compare.analyses.slices import GAP, slice_tables
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.replayed import judge
+from ray_backfill.compare.replay import judge
 from ray_backfill.core.errors import InputError
 from ray_backfill.data.folder import EmbeddingFolder, read_folder
 from ray_backfill.data.query_groups import Slice

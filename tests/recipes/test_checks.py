@@ -11,12 +11,11 @@ import ray_backfill as rb
 from ray_backfill.compare.analyses import checks
 from ray_backfill.compare.analyses.checks import check_fits
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.fits import fit_maps
+from ray_backfill.compare.fits import fit_maps, replay_on_validation
 from ray_backfill.compare.report import Results
 from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.run import evaluate_folder
-from ray_backfill.compare.validation import replay_on_validation
 from ray_backfill.data.folder import EmbeddingTable, read_folder
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings, TransformTraining
 from ray_backfill.workers.settings import Context

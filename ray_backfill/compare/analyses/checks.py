@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from ray_backfill.compare.analyses import Analysis
+from ray_backfill.compare.fits import replay_on_validation, why_not_judged
 from ray_backfill.compare.replay import Curves
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.results import ResultsData
-from ray_backfill.compare.validation import replay_on_validation, why_not_judged
 from ray_backfill.core.progress import detail
 from ray_backfill.engine.merges import all_merges
 from ray_backfill.learn.methods import Method, find_methods

@@ -12,7 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from ray_backfill.compare.analyses import Analysis
-from ray_backfill.compare.maps import FittedMaps
+from ray_backfill.compare.fitted import FittedMaps
 from ray_backfill.compare.replay import Curves
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.results import ResultsData

@@ -17,9 +17,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ray_backfill.compare.analyses import Analysis
-from ray_backfill.compare.maps import FittedMaps
-from ray_backfill.compare.merges import MergeFits
-from ray_backfill.compare.replayed import by_order, further_permutations
+from ray_backfill.compare.fitted import FittedMaps, MergeFits
+from ray_backfill.compare.replay import by_order, further_permutations
 from ray_backfill.compare.resolve import Comparison, System
 from ray_backfill.compare.results import ResultsData, Row
 from ray_backfill.compare.selection import best_per_method

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from ray_backfill.compare.analyses import Analysis
 from ray_backfill.compare.analyses.flips import BACKWARD, FORWARD, LOST, WON
-from ray_backfill.compare.replay import Curves, Key
-from ray_backfill.compare.replayed import Flips, Replayed, changes
+from ray_backfill.compare.replay import Curves, Flips, Key, Replayed, changes
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.tables import OLD

@@ -17,10 +17,9 @@ from ray_backfill.compare.charts import interval_of
 from ray_backfill.compare.replay import Curves, Key
 from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.results import Line, ResultsData, Row, Variant, curves_of
-from ray_backfill.compare.selection import MAX_LINES
+from ray_backfill.compare.selection import FEW, MAX_LINES
 from ray_backfill.compare.tables import OLD
 from ray_backfill.compare.tabulate import of_reference
-from ray_backfill.compare.wording import FEW
 from ray_backfill.core.printable import printable
 from ray_backfill.core.progress import detail
 from ray_backfill.core.schema import NO, UNDECIDED, YES, block

@@ -9,9 +9,16 @@ from ray_backfill.compare.analyses.costs import CostRow
 from ray_backfill.compare.analyses.slices import slice_sentences
 from ray_backfill.compare.report import verdict
 from ray_backfill.compare.results import ResultsData, Row
-from ray_backfill.compare.selection import best_per_method, crossings
+from ray_backfill.compare.selection import (
+    FEW,
+    RETENTION_WARNING,
+    best_per_method,
+    choice,
+    crossings,
+    is_retention,
+    retained,
+)
 from ray_backfill.compare.tables import NEGATIVE_FLIPS_VS_OLD, NEW
-from ray_backfill.compare.wording import FEW, RETENTION_WARNING, choice, is_retention, retained
 from ray_backfill.core.progress import duration
 from ray_backfill.core.schema import NO, UNDECIDED, YES
 from ray_backfill.page import Difference

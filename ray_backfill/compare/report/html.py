@@ -5,14 +5,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ray_backfill.compare import charts, selection, wording
+from ray_backfill.compare import charts, selection
+from ray_backfill.compare import selection as wording
 from ray_backfill.compare.analyses import sections
 from ray_backfill.compare.report import answers
 from ray_backfill.compare.report.verdict import verdict
 from ray_backfill.compare.results import ResultsData, Row, Variant
-from ray_backfill.compare.selection import Compared, best_orders, best_per_method
+from ray_backfill.compare.selection import (
+    Compared,
+    best_orders,
+    best_per_method,
+    is_retention,
+    metric_title,
+    variant_cells,
+)
 from ray_backfill.compare.tables import OLD
-from ray_backfill.compare.wording import is_retention, metric_title, variant_cells
 from ray_backfill.page.heading import date_of, name_of, recipe_of, top_notes, without_folders
 from ray_backfill.page.numbers import NOTHING, listed, percent, percent_sign
 from ray_backfill.page.parts import bind, data_facts, flatten, page_charts, page_environment

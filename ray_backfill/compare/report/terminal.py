@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ray_backfill.compare import wording
+from ray_backfill.compare import selection as wording
 from ray_backfill.compare.analyses import sections
 from ray_backfill.compare.report.answers import conditions, warnings
 from ray_backfill.compare.report.verdict import verdict

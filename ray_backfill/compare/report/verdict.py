@@ -9,8 +9,8 @@ from enum import Enum
 
 from ray_backfill.compare.analyses.cascades import price
 from ray_backfill.compare.results import ResultsData, Row
+from ray_backfill.compare.selection import is_retention, retained
 from ray_backfill.compare.tables import HEAD_ALONE, NEGATIVE_FLIPS_VS_OLD, NEW, OLD, POSITIVE_FLIPS_VS_OLD
-from ray_backfill.compare.wording import is_retention, retained
 from ray_backfill.page import Difference
 from ray_backfill.page.numbers import interval, listed, percent, percent_sign, points
 

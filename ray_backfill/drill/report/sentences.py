@@ -2,7 +2,7 @@
 
 import math
 
-from ray_backfill.compare.wording import GLOSSARY, of_metrics
+from ray_backfill.compare.selection import GLOSSARY, of_metrics
 from ray_backfill.drill.report.drill_folder import Drill, Gap, cost, median
 from ray_backfill.drill.tables import CheckpointRow
 from ray_backfill.page.numbers import count, duration, milliseconds, percent_sign, rate, signed_points

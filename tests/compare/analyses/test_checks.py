@@ -11,7 +11,7 @@ from ray_backfill.compare.report import Results, html, print_table, read_results
 from ray_backfill.compare.report.answers import answer, runner_up, safety, warnings
 from ray_backfill.compare.report.verdict import Situation, find_situation, verdict
 from ray_backfill.compare.results import DOUBLE_DAGGER
-from ray_backfill.compare.wording import UNLEARNED_NOTE
+from ray_backfill.compare.selection import UNLEARNED_NOTE
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import NO, YES, frame, write_table
 from ray_backfill.page import parts

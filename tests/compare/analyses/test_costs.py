@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ray_backfill.compare.analyses.costs import cost_of
-from ray_backfill.compare.maps import FittedMaps
+from ray_backfill.compare.fitted import FittedMaps
 from ray_backfill.core.stages import write_json
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.models.apply import Affine, FittedMap, save_network

@@ -13,9 +13,8 @@ import pytest
 import ray_backfill as rb
 from ray_backfill.compare.analyses.cutoffs import CutoffRow, as_cutoffs, as_distances, carry, cutoff_table
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.maps import FittedMaps
-from ray_backfill.compare.merges import MergeFits
-from ray_backfill.compare.replayed import permutation_seeds
+from ray_backfill.compare.fitted import FittedMaps, MergeFits
+from ray_backfill.compare.replay import permutation_seeds
 from ray_backfill.compare.resolve import Comparison, resolve
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import rows_of

@@ -10,8 +10,7 @@ import pytest
 from ray_backfill.compare import analyses
 from ray_backfill.compare.analyses import Analysis, all_analyses, all_tables, sections
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.reading import read_data
-from ray_backfill.compare.report import html
+from ray_backfill.compare.report import html, read_data
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.core.schema import columns
 from ray_backfill.learn.training.settings import FitSettings

@@ -15,7 +15,7 @@ from PIL import Image
 from ray_backfill.compare.analyses.flips import FlipRow
 from ray_backfill.compare.analyses.shown import ShownQuery, _decisive, clean, told
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.replayed import Flips
+from ray_backfill.compare.replay import Flips
 from ray_backfill.compare.report import read_results
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.core.schema import rows_of

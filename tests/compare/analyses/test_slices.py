@@ -11,7 +11,7 @@ import pytest
 
 from ray_backfill.compare.analyses.slices import SliceRow, slice_tables
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.replayed import judge
+from ray_backfill.compare.replay import judge
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import frame
