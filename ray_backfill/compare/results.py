@@ -13,7 +13,6 @@ import pandas as pd
 from ray_backfill.compare.tables import FLIP_METRICS, NEW, OLD, Manifest, SummaryRow
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import rows_of
-from ray_backfill.learn.methods import CONTROLS
 from ray_backfill.page import Difference
 
 T = TypeVar("T")
@@ -216,6 +215,8 @@ class ResultsData:
     @property
     def controls(self) -> frozenset[str]:
         """The methods that explain the results of others: never recommended."""
+        from ray_backfill.learn.methods import CONTROLS
+
         return frozenset(name for name, of in self.manifest.traits.methods.items() if of.family == CONTROLS)
 
     @property

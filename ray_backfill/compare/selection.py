@@ -13,7 +13,6 @@ import numpy as np
 from ray_backfill.compare.results import DAGGER, DOUBLE_DAGGER, ResultsData, Row, Variant
 from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.core.errors import InputError
-from ray_backfill.engine.metrics import KINDS
 from ray_backfill.page import Difference
 from ray_backfill.page.numbers import NOTHING
 
@@ -311,5 +310,7 @@ def glossary(results: ResultsData) -> dict[str, str]:
 
 def of_metrics(names: Iterable[str]) -> dict[str, str]:
     """Forms of the names of these metrics -> definition."""
+    from ray_backfill.engine.metrics import KINDS
+
     used = {name.partition("@")[0] for name in names}
     return {", ".join(kind.forms): kind.meaning for kind in KINDS if kind.name in used}

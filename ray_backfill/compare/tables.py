@@ -5,9 +5,10 @@ Further tables belong to analyses, see ``analyses``.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ray_backfill.learn.training.fit import Tuned
+if TYPE_CHECKING:
+    from ray_backfill.learn.training.fit import Tuned
 
 # The two services that every method is compared with; they are part of every comparison.
 OLD, NEW = "old", "new"
@@ -271,7 +272,7 @@ class Manifest:
     margin: float = 0.0
     """Largest loss that counts as none, as a share."""
     left_out: tuple[LeftOut, ...] = ()
-    tuned: tuple[Tuned, ...] = ()
+    tuned: "tuple[Tuned, ...]" = ()
     kind: str = "simulation"
     command: str = ""
     created: str = ""
@@ -297,9 +298,15 @@ class Manifest:
     def from_json(cls, found: Mapping[str, Any]) -> "Manifest":
         known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
         left_out = tuple(LeftOut(**each) for each in found.get("left_out", ()))
-        tuned = tuple(Tuned(**each) for each in found.get("tuned", ()))
+        tuned = tuple(_tuned(each) for each in found.get("tuned", ()))
         return cls(**known | {"traits": Traits.from_json(found["traits"]), "left_out": left_out, "tuned": tuned})
 
     def facts(self) -> dict[str, Any]:
         """Return everything except the settings, for JSON."""
         return {name: value for name, value in asdict(self).items() if name != "settings"}
+
+
+def _tuned(found: Mapping[str, Any]) -> "Tuned":
+    from ray_backfill.learn.training.fit import Tuned  # what fits need; few results were tuned
+
+    return Tuned(**found)

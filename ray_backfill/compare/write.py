@@ -13,8 +13,8 @@ import pandas as pd
 
 from ray_backfill.compare.analyses import all_analyses, all_tables
 from ray_backfill.compare.analyses.checks import CheckRow, check_fits, validation_facts
-from ray_backfill.compare.analyses.cutoffs import cutoffs_left_out
 from ray_backfill.compare.analyses.shown import first_results
+from ray_backfill.compare.cutoffs import cutoffs_left_out
 from ray_backfill.compare.evaluation import Named
 from ray_backfill.compare.manifest import comparison_key, now, origin_of, traits_of, versions, weighting
 from ray_backfill.compare.orders import store_sigma

@@ -1,4 +1,4 @@
-"""Comparisons need neither torch nor Ray where no network is trained and nothing is sharded."""
+"""Comparisons need neither torch nor Ray where no network is trained and nothing is sharded; readers need no numba."""
 
 import subprocess
 import sys
@@ -8,6 +8,7 @@ import numpy as np
 
 import ray_backfill as rb
 from ray_backfill import compare
+from tests.compare.report.folder import write_results
 
 # As in an environment that has none of them: neither modules nor versions.
 WITHOUT = """
@@ -55,3 +56,26 @@ def test_every_module_but_that_of_ray_can_be_imported() -> None:
     files = [file.relative_to(folder).with_suffix("").parts for file in folder.rglob("*.py") if file.name != "ray.py"]
     names = sorted(".".join(("ray_backfill", "compare", *parts)).removesuffix(".__init__") for parts in files)
     without(f"import importlib\nfor name in {names}: importlib.import_module(name)")
+
+
+def test_readers_of_results_load_nothing_that_computes(tmp_path: Path) -> None:
+    """What they load takes longer than what they do: rows are read, and only ``compute`` of an analysis needs more."""
+    write_results(tmp_path)
+    code = """
+import sys
+from pathlib import Path
+import ray_backfill as rb
+from ray_backfill.compare.report import write_report
+
+def loaded(*names):
+    return sorted(name for name in sys.modules if name.startswith(names))
+
+results = rb.read_results(sys.argv[1])
+print(loaded("numba", "sklearn", "scipy", "threadpoolctl", "PIL", "ray_backfill.engine", "ray_backfill.data"))
+print(results.verdict, results)
+write_report(Path(sys.argv[1]))
+print(loaded("numba", "sklearn", "scipy"))"""
+    result = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert (lines[0], lines[-1]) == ("[]", "[]")

@@ -9,17 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from graphlib import TopologicalSorter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ray_backfill.compare.replay import Curves
-from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.tables import SPINE
 from ray_backfill.core.plugins import own_rows, rows_from_outside
 from ray_backfill.core.schema import describe, frame
 from ray_backfill.page.sections import Section
+
+if TYPE_CHECKING:
+    from ray_backfill.compare.replay import Curves
+    from ray_backfill.compare.resolve import Comparison
 
 Rows = Sequence[Any] | pd.DataFrame
 
@@ -43,7 +45,7 @@ class Analysis:
 
     name: str
     row: type | None = None
-    compute: Callable[[Comparison, Curves, ResultsData], Rows | Mapping[str, Rows] | None] | None = None
+    compute: Callable[["Comparison", "Curves", ResultsData], Rows | Mapping[str, Rows] | None] | None = None
     section: Callable[[ResultsData], Section | None] | None = None
     needs: tuple[str, ...] = ()
     further: Mapping[str, type] = field(default_factory=dict)
@@ -56,7 +58,7 @@ class Analysis:
         """Table name -> row type."""
         return ({} if self.row is None else {self.name: self.row}) | dict(self.further)
 
-    def computed(self, comparison: Comparison, curves: Curves, so_far: ResultsData) -> dict[str, pd.DataFrame]:
+    def computed(self, comparison: "Comparison", curves: "Curves", so_far: ResultsData) -> dict[str, pd.DataFrame]:
         """The tables by name, to be written."""
         made = self.compute(comparison, curves, so_far) if self.compute is not None else None
         by_name = made if isinstance(made, Mapping) else {} if made is None else {self.name: made}

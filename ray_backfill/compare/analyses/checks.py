@@ -1,17 +1,16 @@
 """The guard: a fitted method that is worse than rank merge without training on items that no fit saw is marked."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ray_backfill.compare.analyses import Analysis
-from ray_backfill.compare.fits import replay_on_validation, why_not_judged
-from ray_backfill.compare.replay import Curves
-from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.results import ResultsData
 from ray_backfill.core.progress import detail
-from ray_backfill.engine.merges import all_merges
-from ray_backfill.learn.methods import Method, find_methods
 from ray_backfill.page.sections import Cell, Folded, Section, limits, share, table_of, word
+
+if TYPE_CHECKING:
+    from ray_backfill.compare.resolve import Comparison
+    from ray_backfill.learn.methods import Method
 
 BASELINE = "rm_naive"
 
@@ -31,8 +30,11 @@ class CheckRow:
     is_worse: Annotated[bool, "the interval is below 0: reports mark the method and never recommend it"]
 
 
-def check_fits(comparison: Comparison) -> list[CheckRow]:
+def check_fits(comparison: "Comparison") -> list[CheckRow]:
     """Replay each fitted method and the baseline on the validation part. comparison: with its maps."""
+    from ray_backfill.compare.fits import replay_on_validation, why_not_judged
+    from ray_backfill.learn.methods import find_methods
+
     methods, how, validation = _fitted(comparison), comparison.evaluation, comparison.folder.validation
     if not methods or validation is None or why_not_judged(validation):
         return []
@@ -48,8 +50,11 @@ def check_fits(comparison: Comparison) -> list[CheckRow]:
     return rows
 
 
-def validation_facts(comparison: Comparison) -> dict[str, Any]:
+def validation_facts(comparison: "Comparison") -> dict[str, Any]:
     """Size and origin of the validation part, and why nothing was checked on it; {} if nothing is fitted."""
+    from ray_backfill.compare.fits import why_not_judged
+    from ray_backfill.engine.merges import all_merges
+
     folder, facts = comparison.folder, dict[str, Any]()
     fitted = _fitted(comparison)
     if not fitted and not any(all_merges()[name].needs_train for name in comparison.merges.names):
@@ -62,12 +67,12 @@ def validation_facts(comparison: Comparison) -> dict[str, Any]:
     return facts
 
 
-def _fitted(comparison: Comparison) -> list[Method]:
+def _fitted(comparison: "Comparison") -> "list[Method]":
     # A cascade's quality is bounded by how many items it recalls, whatever its map has learned.
     return [method for method in comparison.methods if method.fit and not method.recalls]
 
 
-def compute(comparison: Comparison, _: Curves, __: ResultsData) -> list[CheckRow] | None:
+def compute(comparison: "Comparison", *_: object) -> list[CheckRow] | None:
     """One row for each fitted method; None if the validation part cannot judge them."""
     return check_fits(comparison) or None
 

@@ -6,22 +6,22 @@ Source: rank merge, appendix B.3.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from markupsafe import Markup
 
 from ray_backfill.compare.analyses import Analysis
-from ray_backfill.compare.fitted import FittedMaps
-from ray_backfill.compare.replay import Curves
-from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.selection import is_large, shown_rows
-from ray_backfill.engine.systems import FloatArray
-from ray_backfill.learn.methods import Embeddings, Method
-from ray_backfill.learn.models.apply import counted, n_parameters
 from ray_backfill.page.numbers import NOTHING, amount
 from ray_backfill.page.sections import Cell, Folded, Line, Section, number, table_of, word
+
+if TYPE_CHECKING:
+    from ray_backfill.compare.fitted import FittedMaps
+    from ray_backfill.compare.resolve import Comparison
+    from ray_backfill.engine.systems import FloatArray
+    from ray_backfill.learn.methods import Method
 
 # Column -> its heading.
 _HEADS = {
@@ -60,13 +60,13 @@ class CostRow:
 
 
 @dataclass(frozen=True)
-class _Recorder(Mapping[str, FloatArray]):
+class _Recorder(Mapping[str, "FloatArray"]):
     """Model name -> vectors; records which models are requested."""
 
-    vectors: Mapping[str, FloatArray]
+    vectors: "Mapping[str, FloatArray]"
     asked: list[str] = field(default_factory=list)
 
-    def __getitem__(self, name: str) -> FloatArray:
+    def __getitem__(self, name: str) -> "FloatArray":
         self.asked.append(name)
         return self.vectors[name]
 
@@ -77,7 +77,7 @@ class _Recorder(Mapping[str, FloatArray]):
         return len(self.vectors)
 
 
-def compute(comparison: Comparison, _: Curves, so_far: ResultsData) -> list[CostRow]:
+def compute(comparison: "Comparison", _: object, so_far: ResultsData) -> list[CostRow]:
     """One row for each method."""
     folder, backbones = comparison.folder, so_far.manifest.backbones
     dims = {model: folder.gallery.vectors[model].shape[1] for model in folder.models}
@@ -85,13 +85,16 @@ def compute(comparison: Comparison, _: Curves, so_far: ResultsData) -> list[Cost
 
 
 def cost_of(
-    method: Method, dims: Mapping[str, int], maps: FittedMaps, backbones: Mapping[str, Mapping[str, Any]]
+    method: "Method", dims: Mapping[str, int], maps: "FittedMaps", backbones: Mapping[str, Mapping[str, Any]]
 ) -> CostRow:
     """The cost of a method.
 
     dims: model -> embedding size. backbones: model -> its known facts (macs, parameters, training_flops); {} if the
     embeddings came without their models.
     """
+    from ray_backfill.learn.methods import Embeddings
+    from ray_backfill.learn.models.apply import counted, n_parameters
+
     network = maps.of(method)
     asked: tuple[list[str], list[str]] = ([], [])
 

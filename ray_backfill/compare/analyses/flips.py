@@ -6,7 +6,7 @@ queries, from the curves.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import pandas as pd
@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 
 from ray_backfill.compare.analyses import Analysis
 from ray_backfill.compare.charts import notes_on, panel_curves
-from ray_backfill.compare.replay import Curves
-from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.results import ResultsData, Variant
 from ray_backfill.compare.tables import FLIP_METRICS, NEGATIVE_FLIPS, NEGATIVE_FLIPS_VS_OLD
 from ray_backfill.core.schema import block, frame
-from ray_backfill.engine.replay import NOTHING
 from ray_backfill.page.charts import Chart, range_of
 from ray_backfill.page.sections import Charts, Note, Section
+
+if TYPE_CHECKING:
+    from ray_backfill.compare.replay import Curves
+    from ray_backfill.compare.resolve import Comparison
 
 # Values of the column ``kind``, and of the columns that name a system.
 LOST, WON = "lost", "won"
@@ -49,13 +50,13 @@ class FlipRow:
     before_system: str
 
 
-def compute(comparison: Comparison, curves: Curves, _: ResultsData) -> pd.DataFrame:
+def compute(comparison: "Comparison", curves: "Curves", _: object) -> pd.DataFrame:
     """``FlipRow``s of the curves whose first items were searched."""
     blocks = list(_blocks(comparison, curves))
     return pd.concat(blocks, ignore_index=True) if blocks else frame(FlipRow, []).astype(str)
 
 
-def _blocks(comparison: Comparison, curves: Curves) -> Iterator[pd.DataFrame]:
+def _blocks(comparison: "Comparison", curves: "Curves") -> Iterator[pd.DataFrame]:
     query_ids, item_ids = (comparison.folder.queries or comparison.folder.gallery).id, comparison.folder.gallery.id
     for (method, order, _), curve in curves.items():
         found = curve.flips
@@ -77,6 +78,8 @@ def _told(
     items: NDArray[np.uint32], is_forward: NDArray[np.bool_], item_ids: NDArray[np.generic]
 ) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
     """Ids and systems; both empty where there is no item."""
+    from ray_backfill.engine.replay import NOTHING
+
     is_there = items != NOTHING
     ids = item_ids[np.where(is_there, items, 0)].astype(str)
     return np.where(is_there, ids, ""), np.where(is_there, np.where(is_forward, FORWARD, BACKWARD), "")

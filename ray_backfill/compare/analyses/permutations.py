@@ -1,12 +1,12 @@
 """How much the AUC varies over the permutations of a random order."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ray_backfill.compare.analyses import Analysis
-from ray_backfill.compare.replay import Curves
-from ray_backfill.compare.resolve import Comparison
-from ray_backfill.compare.results import ResultsData
+
+if TYPE_CHECKING:
+    from ray_backfill.compare.replay import Curves
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class PermutationRow:
     auc_max: float
 
 
-def compute(_: Comparison, curves: Curves, __: ResultsData) -> list[PermutationRow] | None:
+def compute(_: object, curves: "Curves", __: object) -> list[PermutationRow] | None:
     """One row for each curve that is a mean over several permutations; None without them."""
     rows = [
         PermutationRow(*key, metric, len(aucs_P), float(aucs_P.std(ddof=1)), float(aucs_P.min()), float(aucs_P.max()))

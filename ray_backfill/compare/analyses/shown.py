@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,22 +17,18 @@ from numpy.typing import NDArray
 
 from ray_backfill.compare.analyses import Analysis
 from ray_backfill.compare.analyses.flips import BACKWARD, FORWARD, LOST, WON
-from ray_backfill.compare.replay import Curves, Flips, Key, Replayed, changes
-from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.tables import OLD
-from ray_backfill.compare.tabulate import of_reference
 from ray_backfill.core.schema import rows_of
-from ray_backfill.data.cleaning import copied_from
-from ray_backfill.data.columns import IMAGE, TEXT
-from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
-from ray_backfill.engine import statistics as stats
-from ray_backfill.engine.replay import NOTHING
-from ray_backfill.engine.systems import IntArray
-from ray_backfill.images.decode import read_inside, thumbnail
 from ray_backfill.page.numbers import NOTHING as DASH
 from ray_backfill.page.numbers import percent, percent_sign
 from ray_backfill.page.sections import Cell, Folded, Note, PageTable, Section, table_of, word
+
+if TYPE_CHECKING:
+    from ray_backfill.compare.replay import Curves, Flips, Key, Replayed
+    from ray_backfill.compare.resolve import Comparison
+    from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
+    from ray_backfill.engine.systems import IntArray
 
 # Values of the column ``kind``.
 WORST, BEST = "worst", "best"
@@ -97,7 +93,7 @@ class _Thing(NamedTuple):
     image: str = ""
 
 
-def compute(comparison: Comparison, curves: Curves, so_far: ResultsData) -> tuple[ShownQuery, ...] | None:
+def compute(comparison: "Comparison", curves: "Curves", so_far: ResultsData) -> tuple[ShownQuery, ...] | None:
     """The worst and best queries of the row that the main sentence is about; None if only references took part."""
     metric = so_far.primary
     leading = next((row for row in so_far.candidates(metric) if not row.is_reference), None)
@@ -105,7 +101,7 @@ def compute(comparison: Comparison, curves: Curves, so_far: ResultsData) -> tupl
     return (shown_queries(comparison.folder, curves, key, metric) or None) if key else None
 
 
-def first_results(curves: Curves, shown: pd.DataFrame | None) -> dict[str, int]:
+def first_results(curves: "Curves", shown: pd.DataFrame | None) -> dict[str, int]:
     """How many queries lose and win their right first result on the way, in the curve that the shown queries are of."""
     if shown is None:
         return {}
@@ -114,19 +110,26 @@ def first_results(curves: Curves, shown: pd.DataFrame | None) -> dict[str, int]:
     return {LOST: lost, WON: won}
 
 
-def flips_of(found: Replayed) -> Flips:
+def flips_of(found: "Replayed") -> "Flips":
     """The changes of first results, without the items where these are not known: under a merge."""
+    from ray_backfill.compare.replay import changes
+
     return changes(found.first_top1) if found.flips is None else found.flips
 
 
-def shown_queries(folder: EmbeddingFolder, curves: Curves, key: Key, metric: str) -> tuple[ShownQuery, ...]:
+def shown_queries(folder: "EmbeddingFolder", curves: "Curves", key: "Key", metric: str) -> tuple[ShownQuery, ...]:
     """At most 10 worst and 10 best queries of a curve, by their average over the backfill against old.
 
     Cost: reads the columns ``text`` and ``image`` where these queries and what stood first are stored.
     """
+    from ray_backfill.compare.tabulate import of_reference
+    from ray_backfill.data.cleaning import copied_from
+    from ray_backfill.engine.replay import NOTHING
+    from ray_backfill.engine.statistics import auc_draws
+
     found, old = curves[key], curves[of_reference(OLD, key[1])]
     values, before = found.curve.per_query[metric], old.curve.per_query[metric][:, 0]
-    auc = stats.auc_draws(found.curve.t, values, found.curve.is_step)
+    auc = auc_draws(found.curve.t, values, found.curve.is_step)
     ranked = np.argsort(auc - before, kind="stable")
     picked = [(WORST, q) for q in ranked[:MOST] if auc[q] - before[q] < -_LEAST]
     # The reverse of a stable order: of equal queries, the first one comes first.
@@ -162,7 +165,7 @@ def shown_queries(folder: EmbeddingFolder, curves: Curves, key: Key, metric: str
     )
 
 
-def _decisive(flips: Flips, query: int, kind: str) -> int | None:
+def _decisive(flips: "Flips", query: int, kind: str) -> int | None:
     """The last loss of a worst query, or the last win of a best one; without one, the last change."""
     own = np.flatnonzero(flips.query == query)
     wanted = own[flips.is_lost[own] == (kind == WORST)]
@@ -175,13 +178,18 @@ def _told(
     shown: Mapping[int, _Thing], items: NDArray[np.uint32], is_forward: NDArray[np.bool_], k: int | None
 ) -> tuple[str, str, str, str]:
     """Id, text, thumbnail and system of the item that was first before or after change k."""
+    from ray_backfill.engine.replay import NOTHING
+
     if k is None or items[k] == NOTHING:
         return *_Thing(), ""
     return *shown[int(items[k])], FORWARD if is_forward[k] else BACKWARD
 
 
-def _things(folder: Path, table: EmbeddingTable, rows: IntArray) -> dict[int, _Thing]:
+def _things(folder: Path, table: "EmbeddingTable", rows: "IntArray") -> dict[int, _Thing]:
     """Row -> what a page shows of it."""
+    from ray_backfill.data.columns import IMAGE, TEXT
+    from ray_backfill.images.decode import thumbnail
+
     texts = table.pick(TEXT, rows)
     images = table.pick(IMAGE, rows)
     ids: Sequence[str] = table.id[rows].astype(str).tolist()
@@ -201,6 +209,8 @@ def clean(text: Any) -> str:
 
 def _content(folder: Path, image: Any) -> bytes:
     """The bytes of an image: given as bytes, as a path below the folder, or as both, like Hugging Face does."""
+    from ray_backfill.images.decode import read_inside
+
     if isinstance(image, dict):
         image = image.get("bytes") or image.get("path")
     if isinstance(image, bytes):

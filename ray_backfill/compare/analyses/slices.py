@@ -5,7 +5,7 @@ Shapes: T reported points, DRAWS bootstrap draws.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,23 +14,23 @@ from numpy.typing import NDArray
 
 from ray_backfill.compare.analyses import Analysis, Rows
 from ray_backfill.compare.charts import interval_of
-from ray_backfill.compare.replay import Curves, Key
-from ray_backfill.compare.resolve import Comparison
 from ray_backfill.compare.results import Line, ResultsData, Row, Variant, curves_of
 from ray_backfill.compare.selection import FEW, MAX_LINES
 from ray_backfill.compare.tables import OLD
-from ray_backfill.compare.tabulate import of_reference
 from ray_backfill.core.printable import printable
 from ray_backfill.core.progress import detail
 from ray_backfill.core.schema import NO, UNDECIDED, YES, block
-from ray_backfill.data.query_groups import Slice
-from ray_backfill.engine import statistics as stats
-from ray_backfill.engine.replay import Curve
-from ray_backfill.engine.systems import IntArray
 from ray_backfill.page import sections as page
 from ray_backfill.page.charts import INK, Chart, Style, numbered_style, range_of
 from ray_backfill.page.charts import Curve as DrawnCurve
 from ray_backfill.page.numbers import listed, percent, percent_sign, points
+
+if TYPE_CHECKING:
+    from ray_backfill.compare.replay import Curves, Key
+    from ray_backfill.compare.resolve import Comparison
+    from ray_backfill.data.query_groups import Slice
+    from ray_backfill.engine.replay import Curve
+    from ray_backfill.engine.systems import IntArray
 
 # In the column ``group``: best group minus worst group.
 GAP = "(gap)"
@@ -99,7 +99,7 @@ class _Part(NamedTuple):
     draws: NDArray[np.float64]
 
 
-def compute(comparison: Comparison, curves: Curves, _: ResultsData) -> Mapping[str, Rows] | None:
+def compute(comparison: "Comparison", curves: "Curves", _: object) -> Mapping[str, Rows] | None:
     """Both tables; None without groups of queries."""
     how = comparison.evaluation
     if not comparison.slices:
@@ -110,9 +110,11 @@ def compute(comparison: Comparison, curves: Curves, _: ResultsData) -> Mapping[s
 
 
 def slice_tables(
-    curves: Curves, metrics: Sequence[str], slices: Sequence[Slice], margin: float
+    curves: "Curves", metrics: Sequence[str], slices: "Sequence[Slice]", margin: float
 ) -> tuple[pd.DataFrame, list[SliceRow]]:
     """``SubgroupPoint``s and ``SliceRow``s of every curve. Cost: like the intervals of a slice."""
+    from ray_backfill.engine.statistics import interval
+
     found: list[pd.DataFrame] = []
     rows: list[SliceRow] = []
     scored: IntArray = next(iter(curves.values())).curve.scored
@@ -124,7 +126,7 @@ def slice_tables(
             for metric in metrics:
                 for key, own, old in _parts(curves, metric, is_own):
                     names = (*key, metric, each.column, each.groups[group])
-                    low, high = stats.interval(own.draws)
+                    low, high = interval(own.draws)
                     found.append(block(SubgroupPoint, *names, own.queries, own.t, own.values, low, high))
                     rows.append(_row(names, own, old, margin))
                     values.setdefault((key, metric), []).append(own.values)
@@ -134,8 +136,10 @@ def slice_tables(
     return pd.concat(found, ignore_index=True), rows
 
 
-def _parts(curves: Curves, metric: str, is_own: NDArray[np.bool_]) -> Iterator[tuple[Key, _Part, _Part]]:
+def _parts(curves: "Curves", metric: str, is_own: NDArray[np.bool_]) -> "Iterator[tuple[Key, _Part, _Part]]":
     """Each curve over the queries of a group, with that of the old service."""
+    from ray_backfill.compare.tabulate import of_reference
+
     olds: dict[Key, _Part] = {}
     for key, found in curves.items():
         old_key = of_reference(OLD, key[1])
@@ -144,12 +148,16 @@ def _parts(curves: Curves, metric: str, is_own: NDArray[np.bool_]) -> Iterator[t
         yield key, _part(found.curve.of_queries(is_own), metric), olds[old_key]
 
 
-def _part(curve: Curve, metric: str) -> _Part:
-    draws = stats.bootstrap_means(curve.per_query[metric], curve.weights)
+def _part(curve: "Curve", metric: str) -> _Part:
+    from ray_backfill.engine.statistics import bootstrap_means
+
+    draws = bootstrap_means(curve.per_query[metric], curve.weights)
     return _Part(len(curve.scored), curve.t, curve.values(metric), draws)
 
 
 def _row(names: tuple[str, str, str, str, str, str], own: _Part, old: _Part, margin: float) -> SliceRow:
+    from ray_backfill.engine import statistics as stats
+
     change_low, change_high = stats.interval(own.draws[:, -1] - own.draws[:, 0])
     above_old = own.values - old.values
     low, high = stats.lowest_limits(own.draws - old.draws, above_old)
@@ -167,16 +175,16 @@ def _row(names: tuple[str, str, str, str, str, str], own: _Part, old: _Part, mar
         lowest_vs_old_low=low,
         lowest_vs_old_high=high,
         lowest_at=float(own.t[lowest]),
-        stays_at_old=_verdict(own.queries, low, high, margin),
+        stays_at_old=_verdict(own.queries, low, high, margin, stats.ROUNDING),
     )
 
 
-def _verdict(queries: int, low: float, high: float, margin: float) -> str:
+def _verdict(queries: int, low: float, high: float, margin: float, rounding: float) -> str:
     if queries < FEWEST_QUERIES:
         return UNDECIDED
-    if low >= -margin - stats.ROUNDING:
+    if low >= -margin - rounding:
         return YES
-    return NO if high < -stats.ROUNDING else UNDECIDED
+    return NO if high < -rounding else UNDECIDED
 
 
 def slice_rows(results: ResultsData, row: Row) -> list[SliceRow]:

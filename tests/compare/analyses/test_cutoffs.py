@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.compare.analyses.cutoffs import CutoffRow, as_cutoffs, as_distances, carry, cutoff_table
+from ray_backfill.compare.analyses.cutoffs import CutoffRow, cutoff_table
+from ray_backfill.compare.cutoffs import as_cutoffs, as_distances, carry
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.fitted import FittedMaps, MergeFits
 from ray_backfill.compare.replay import permutation_seeds
