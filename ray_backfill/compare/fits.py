@@ -7,10 +7,11 @@ compared afterwards, are not read.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.fitted import FittedMaps, fit_map
@@ -32,6 +33,7 @@ from ray_backfill.learn.training.fit import Tuned, Values, train_set, trials_of,
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context, Workers, has_more_than_cpus
 
+T = TypeVar("T")
 # The backfill order and the moments of the replay.
 ORDER, POINTS = "random", 11
 # The parts of a folder that determine the score of a trial.
@@ -217,18 +219,16 @@ def fit_stage(
     missing = {name for name, key in keys.items() if not begin_stage(folders[name], key, overwrite)}
     if not missing:
         return folders
-    of_formulas = [m for m in methods if m.name in missing and not m.is_trained]
-    trained = [m for m in methods if m.name in missing and m.is_trained]
+    here, trained = _divided([method for method in methods if method.name in missing], lambda method: method.is_trained)
+    data = train_set(folder)
     with task("fit maps", len(missing), "methods") as shown:
-        for method in of_formulas:
-            fit_map(out / method.name, method, train_set(folder), own[method.name], distance)
+        for method in here:
+            if method.is_trained:
+                shown.expect(len(missing))  # formulas took no time, so they cannot predict the rest
+            fit_map(out / method.name, method, data, own[method.name], distance)
             shown.advance()
-        shown.expect(len(missing))  # formulas took no time, so they cannot predict the rest
-        if len(trained) == 1 and not has_more_than_cpus():
-            (method,) = trained
-            fit_map(out / method.name, method, train_set(folder), own[method.name], distance)
-            shown.advance()
-        elif trained:
+        if trained:
+            shown.expect(len(missing))
             from ray_backfill.compare.ray import train_maps
 
             train_maps(out, folder, trained, own, distance, workers, shown)
@@ -284,10 +284,7 @@ def _run(missing: Sequence[Trial], methods: Sequence[Method], folder: EmbeddingF
     if not missing:
         return
     is_trained = {method.name: method.is_trained for method in methods}
-    trained = [trial for trial in missing if is_trained[trial.method]]
-    here = [trial for trial in missing if not is_trained[trial.method]]
-    if len(trained) == 1 and not has_more_than_cpus():
-        here, trained = [*here, *trained], []
+    here, trained = _divided(missing, lambda trial: is_trained[trial.method])
     with task("tune", len(missing), "trials") as shown:
         for trial in here:
             trial.run()
@@ -298,6 +295,12 @@ def _run(missing: Sequence[Trial], methods: Sequence[Method], folder: EmbeddingF
 
             with session():
                 fit_side_by_side(trained, folder.train_bytes, shown, workers.max_failures)
+
+
+def _divided(jobs: Sequence[T], is_trained: Callable[[T], bool]) -> tuple[list[T], list[T]]:
+    """Formulas and a single network, for this process; several networks, for Ray."""
+    here, trained = ([job for job in jobs if is_trained(job) == wanted] for wanted in (False, True))
+    return ([*here, *trained], []) if len(trained) == 1 and not has_more_than_cpus() else (here, trained)
 
 
 def _best(method: str, metric: str, values: Sequence[Values], trials: Sequence[Trial]) -> Tuned:

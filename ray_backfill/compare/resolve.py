@@ -127,7 +127,6 @@ def resolve(
     fits: FitSettings,
     from_images: bool = False,
     to_come: Sequence[str] | None = None,
-    right_answers: Truth | None = None,
 ) -> Comparison:
     """Check that a comparison is possible on a folder of embeddings, and resolve it.
 
@@ -135,14 +134,37 @@ def resolve(
         because of broken images is skipped, like any query without an answer.
     to_come: for a drill, the models that embed the gallery while it runs. A drill leaves nothing out, and has the
         methods that are asked for.
-    right_answers: as ``resolve_truth`` found them, if it was asked before.
 
     Raises:
         InputError: Vectors, labels or positives do not fit; an order cannot be made; no merge can be fitted; heads are
             trained for another distance (from_images); or anything is left out (to_come).
     """
-    found = right_answers or resolve_truth(folder, named.evaluation, from_images)
-    named = named.with_metrics(usual_answers(found.ground))
+    truth, named = resolve_truth(folder, named, from_images)
+    return resolve_with(truth, folder, named, fits, from_images, to_come)
+
+
+def resolve_truth(folder: EmbeddingFolder, named: Named, from_images: bool = False) -> tuple[Truth, Named]:
+    """The right answers of a comparison, and its settings with the metrics that "recommended" stands for.
+
+    Raises:
+        InputError: There are zero vectors, or no right answers.
+    """
+    how = named.evaluation
+    check_vectors(folder, how.distance)
+    found = find_truth(folder, how.truth, how.distance, not from_images, how.filter)
+    usual = usual_answers(found.ground)
+    return found, named.with_metrics(usual)
+
+
+def resolve_with(
+    truth: Truth,
+    folder: EmbeddingFolder,
+    named: Named,
+    fits: FitSettings,
+    from_images: bool = False,
+    to_come: Sequence[str] | None = None,
+) -> Comparison:
+    """``resolve`` with what ``resolve_truth`` has found."""
     how, distance, seed = named.evaluation, named.evaluation.distance, named.evaluation.order_seed
     wanted = named.methods if to_come is None else named.asked
     if from_images:
@@ -157,23 +179,21 @@ def resolve(
         raise InputError("none of the --merges can be fitted on this folder; add raw, or give it a train.parquet")
     asked = {method.name for method in named.asked}
     bands = _bands_of(folder, distance)
+    facts: dict[str, Any] = {}
+    if bands:
+        found = {model: [band.low, band.high] for model, band in bands.items()}
+        facts = {"bands": found, "distances_compare": do_compare(*bands.values())}
     return Comparison(
         folder,
         named,
-        found.ground,
+        truth.ground,
         resolve_orders(folder, named, fits.transforms.loss),
         resolve_merges(folder, merges, distance, seed),
         tuple(each for each in left_out if each.kind != "method" or each.name in asked),
-        (*found.notes, *_notes(folder, found.ground, named.methods, merges, bands, distance)),
-        resolve_slices(folder, how.slices, found.ground),
-        {**found.facts, **_bands_facts(bands)},
+        (*truth.notes, *_notes(folder, truth.ground, named.methods, merges, bands, distance)),
+        resolve_slices(folder, how.slices, truth.ground),
+        {**truth.facts, **facts},
     )
-
-
-def resolve_truth(folder: EmbeddingFolder, evaluation: Evaluation, from_images: bool = False) -> Truth:
-    """The right answers of a comparison. Raises InputError for zero vectors, or if there are no right answers."""
-    check_vectors(folder, evaluation.distance)
-    return find_truth(folder, evaluation.truth, evaluation.distance, not from_images, evaluation.filter)
 
 
 def check_distances_agree(methods: Sequence[Method], distance: str, fits: FitSettings) -> None:
@@ -243,24 +263,15 @@ def _notes(
     bands: Mapping[str, Band], distance: str,
 ) -> tuple[str, ...]:  # fmt: skip
     """Sentences about what is wrong with the data, besides those about the right answers."""
-    is_fitted = any(method.fit for method in methods) or any(merge.uses_train for merge in merges)
-    return (
-        *_bands_note(bands, merges, distance, has_train=folder.train is not None),
-        *leakage_notes(folder, truth, is_fitted),
-        *_few_items_note(folder, methods),
-        *fitted_on_train_note(folder, methods, merges),
-    )
-
-
-def _few_items_note(folder: EmbeddingFolder, methods: Sequence[Method]) -> tuple[str, ...]:
-    """A sentence for the report if the methods that take part are fitted on few items per dimension."""
-    if folder.train is None or not any(method.fit for method in methods):
-        return ()
-    dims = max(vectors.shape[1] for vectors in folder.train.vectors.values())
-    said = few_items_per_dimension(len(folder.train), dims)
-    if not said:
-        return ()
-    return (f"Fitted methods learned from {said}. {FIT_NOISE}. Methods that look bad here may only lack train items.",)
+    has_fits = any(method.fit for method in methods)
+    on_train, few = fitted_on_train_note(folder, methods, merges), ""
+    about_bands = _bands_note(bands, merges, distance, has_train=folder.train is not None)
+    leaks = leakage_notes(folder, truth, has_fits or any(merge.uses_train for merge in merges))
+    if has_fits and folder.train is not None:
+        dims = max(vectors.shape[1] for vectors in folder.train.vectors.values())
+        few = few_items_per_dimension(len(folder.train), dims)
+    lacking = f"Fitted methods learned from {few}. {FIT_NOISE}. Methods that look bad here may only lack train items."
+    return (*about_bands, *leaks, *([lacking] if few else []), *on_train)
 
 
 def _bands_of(folder: EmbeddingFolder, distance: str) -> dict[str, Band]:
@@ -290,11 +301,3 @@ def _bands_note(
             "simulate with --merges best" if has_train else "with a train.parquet, --merges best can mend that"
         )
     return (f"The distances of the two models do not compare: the {what} of random items are {said} (98 %); {so}.",)
-
-
-def _bands_facts(bands: Mapping[str, Band]) -> dict[str, Any]:
-    """For manifests."""
-    if not bands:
-        return {}
-    found = {model: [band.low, band.high] for model, band in bands.items()}
-    return {"bands": found, "distances_compare": do_compare(*bands.values())}

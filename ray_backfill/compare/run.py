@@ -13,7 +13,7 @@ from typing import Any
 from ray_backfill.compare.evaluation import RECOMMENDED, Evaluation, Named, check_memory
 from ray_backfill.compare.fits import fit_maps
 from ray_backfill.compare.replay import Curves, replay_here
-from ray_backfill.compare.resolve import Comparison, resolve, resolve_truth
+from ray_backfill.compare.resolve import Comparison, resolve_truth, resolve_with
 from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.write import (
     check_can_be_extended,
@@ -28,7 +28,6 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import say, step
 from ray_backfill.core.stages import OtherSettingsError, is_finished, settle
 from ray_backfill.data.folder import read_folder
-from ray_backfill.data.truth import usual_answers
 from ray_backfill.engine.replay import check_device
 from ray_backfill.learn.methods import RECALLS, Method, find_methods, models_of
 from ray_backfill.learn.training.settings import FitSettings
@@ -84,15 +83,15 @@ def _resolve(data: Path, named: Named, fits: FitSettings, context: Context, out:
         InputError: The results there were computed from other data or with other settings, unless they are overwritten.
     """
     settle(out, files())
-    folder = read_folder(data, models_of(named.methods))
-    truth = resolve_truth(folder, named.evaluation, from_images)
-    named = named.with_metrics(usual_answers(truth.ground))
+    models = models_of(named.methods)
+    folder = read_folder(data, models)
+    truth, named = resolve_truth(folder, named, from_images)
     if RECOMMENDED in named.evaluation.methods and folder.queries is not None and folder.queries.label is None:
         # Judged queries without labels, as text has: there maps and rank merge often lose, and a cascade gains.
         named = named.with_method(*find_methods((f"cascade@{RECALLS}",)))
     both = joined(named, out)
-    if models_of(both.methods) != models_of(named.methods):
-        folder = read_folder(data, models_of(both.methods))
+    if (needed := models_of(both.methods)) != models:
+        folder = read_folder(data, needed)
     try:
         check_can_be_extended(out, folder, truth.ground, both, recorded_settings(fits, context.chosen))
         _say_what_is_kept(out, named, both)
@@ -100,7 +99,7 @@ def _resolve(data: Path, named: Named, fits: FitSettings, context: Context, out:
         if not context.overwrite:
             raise
         both = named
-    return resolve(folder, both, fits, from_images, right_answers=truth)
+    return resolve_with(truth, folder, both, fits, from_images)
 
 
 def _say_what_is_kept(out: Path, named: Named, both: Named) -> None:

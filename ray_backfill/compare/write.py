@@ -185,7 +185,9 @@ def facts_of(
 ) -> Facts:
     """Facts from the stages of this run's folder. maps_s: seconds spent on tuning and fitting the maps."""
     out, folder = context.out, comparison.folder
-    made = {name: read_json(out / name / "manifest.json") for name in _stages(out, folder.models)}
+    stages = {name: out / name / "manifest.json" for name in (*(f"backbones/{m}" for m in folder.models), "embeddings")}
+    # Users may keep their own embeddings in the run's folder, which have no manifest.
+    made = {name: read_json(path) for name, path in stages.items() if path.exists()}
     known = ("macs", "parameters", "training_flops", "seconds")
     return Facts(
         context.command,
@@ -206,13 +208,6 @@ def recorded_settings(fits: FitSettings, chosen: Sequence[Tuned] = ()) -> dict[s
     """What determines the results besides data and evaluation. chosen: by another run, see ``Context``."""
     of_methods = {each.method: dict(each.values) for each in chosen}
     return {"fits": asdict(fits)} | ({"chosen": of_methods} if of_methods else {})
-
-
-def _stages(out: Path, models: Sequence[str]) -> list[str]:
-    """The stages in this run's folder that made the embeddings."""
-    names = (*(f"backbones/{model}" for model in models), "embeddings")
-    # Users may keep their own embeddings in the run's folder, which have no manifest.
-    return [name for name in names if (out / name / "manifest.json").exists()]
 
 
 def write_results(
@@ -246,7 +241,7 @@ def write_results(
             curves = replayed(comparison)
             begin_stage(new, key)
             tables = tabulate(methods, curves, evaluation) | {"queries": scored_queries(comparison)}
-            manifest = _manifest(comparison, folder.fingerprint(folder.models), facts, 0.0)
+            manifest = _manifest(comparison, folder.fingerprint(folder.models), facts)
             analysed = _analysed(comparison, curves, tables, manifest)
             display.enter_context(task("write report"))
             for of_analysis in analysed.values():
@@ -294,12 +289,12 @@ def scored_queries(comparison: Comparison) -> pd.DataFrame:
 def results_in_memory(comparison: Comparison, curves: Curves, facts: Facts) -> ResultsData:
     """The results that ``write_results`` would write, as a report reads them; of analyses only those of the fits."""
     tables = tabulate(comparison.methods, curves, comparison.evaluation)
-    manifest = _manifest(comparison, "", facts, replay_s=0.0)
+    manifest = _manifest(comparison, "", facts)
     manifest = replace(manifest, data=printable_in(manifest.data))
     return results_of(tables | {"checks": frame(CheckRow, check_fits(comparison))}, manifest)
 
 
-def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: float) -> Manifest:
+def _manifest(comparison: Comparison, fingerprint: str, facts: Facts) -> Manifest:
     """The content of the manifest besides the settings."""
     folder, evaluation, truth = comparison.folder, comparison.evaluation, comparison.truth
     sizes = {
@@ -326,7 +321,7 @@ def _manifest(comparison: Comparison, fingerprint: str, facts: Facts, replay_s: 
         ),
         left_out=(*comparison.left_out, *cutoffs_left_out(comparison)),
         tuned=facts.tuned,
-        timings_s=facts.timings_s | {"replay": replay_s},
+        timings_s=facts.timings_s | {"replay": 0.0},
         backbones=facts.backbones,
         data=sizes | right_answers | dims | validation_facts(comparison) | facts.origin,
     )
