@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from ray_backfill.compare.evaluation import Evaluation
-from ray_backfill.compare.fitted import FittedMaps, fit_map
+from ray_backfill.compare.fitted import FittedMaps, MapJob, fit_map
 from ray_backfill.compare.orders import embeddings_of
 from ray_backfill.compare.replay import distinct_systems
 from ray_backfill.compare.resolve import Comparison, find_left_out
@@ -87,17 +87,9 @@ def _as_gallery(validation: EmbeddingTable, seed: int) -> EmbeddingFolder:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One trial. data: a folder with a validation part. out: a stage that has begun, for the score.
+class Trial(MapJob):
+    """One trial. data: a folder with a validation part. out: for the score. metric, distance: of the comparison."""
 
-    metric, distance: those of the comparison.
-    """
-
-    method: str
-    settings: FitSettings
-    distance: str
-    data: Path
-    out: Path
     metric: str
     order_seed: int = 0
 

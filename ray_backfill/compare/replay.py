@@ -186,11 +186,10 @@ def find_flips(
     Raises:
         RuntimeError: The search contradicts the replay: an error of this program.
     """
-    changes = np.array([(right[:, 1:] != right[:, :-1]).any(axis=1) for right in top1_correct.values()])
-    changing = np.flatnonzero(changes.any(axis=0))
+    are_changing = [(right[:, 1:] != right[:, :-1]).any(axis=1) for right in top1_correct.values()]
+    changing = np.flatnonzero(np.any(are_changing, axis=0))
     if not len(changing):
-        nothing: IntArray = np.empty(0, np.int64)
-        return {order: Flips(nothing, nothing, *(nothing.astype(kind) for kind in "?II??")) for order in top1_correct}
+        return {order: changes(right) for order, right in top1_correct.items()}
     found = find(served, scored[changing])
     return {order: _flips(right[changing], found[order], changing, order) for order, right in top1_correct.items()}
 
@@ -203,17 +202,10 @@ def _flips(right: NDArray[np.bool_], first: FirstItems, changing: IntArray, orde
             f"the search for first results contradicts the replay for {apart} of {len(right)} queries in the order "
             f"{order!r}; this is an error of ray_backfill, please report it"
         )
-    query, before = np.nonzero(right[:, 1:] != right[:, :-1])
-    at, then = (query, before + 1), (query, before)
-    return Flips(
-        changing[query],
-        before + 1,
-        right[then],
-        first.item[at],
-        first.item[then],
-        first.is_forward[at],
-        first.is_forward[then],
-    )
+    found = changes(right)
+    at, then = (found.query, found.moment), (found.query, found.moment - 1)
+    items = (first.item[at], first.item[then], first.is_forward[at], first.is_forward[then])
+    return Flips(changing[found.query], found.moment, found.is_lost, *items)
 
 
 def changes(right: NDArray[np.bool_]) -> Flips:
@@ -297,7 +289,7 @@ def replay_methods(comparison: Comparison, serve: Callable[[Sequence[Method]], S
                     if leads and of_method not in references and not pair.recalls and not pair.merge.by_rank:
                         curves |= _with_flips(of_method, of_merge, pair, curves, serving.find)
             bar.advance(len(methods))
-    return {key: curves[key] for key in _in_order(comparison, curves)}
+    return in_order(comparison, curves)
 
 
 def leading_merge(names: Iterable[str]) -> str:
@@ -369,8 +361,9 @@ def _apart(served: Sequence[Served], metrics: Sequence[str]) -> list[list[int]]:
     return [group for group in (others, by_rank, cascades) if group]
 
 
-def _in_order(comparison: Comparison, curves: Mapping[Key, Replayed]) -> list[Key]:
-    """Keys by method, then merge, then order."""
+def in_order(comparison: Comparison, curves: Curves) -> Curves:
+    """The curves by method, then merge, then order."""
     place = {method.name: index for index, method in enumerate(comparison.methods)}
     merges = {name: index for index, name in enumerate(dict.fromkeys(("raw", *comparison.evaluation.merges)))}
-    return sorted(curves, key=lambda key: (place[key[0]], merges.get(key[2], 0)))
+    keys = sorted(curves, key=lambda key: (place[key[0]], merges.get(key[2], 0)))
+    return {key: curves[key] for key in keys}

@@ -12,7 +12,7 @@ from typing import Any
 
 from ray_backfill.compare.evaluation import RECOMMENDED, Evaluation, Named, check_memory
 from ray_backfill.compare.fits import fit_maps
-from ray_backfill.compare.replay import Curves, replay_here
+from ray_backfill.compare.replay import Curves, in_order, replay_here
 from ray_backfill.compare.resolve import Comparison, resolve_truth, resolve_with
 from ray_backfill.compare.results import ResultsData
 from ray_backfill.compare.write import (
@@ -130,9 +130,7 @@ def _replay_rest(comparison: Comparison, first: Curves, replayed: Callable[[Comp
     """The curves of all methods, in their order. first: curves that are already computed."""
     done = {key[0] for key in first}
     rest = [method for method in comparison.methods if method.name not in done]
-    curves = {**first, **replayed(comparison.only(rest))}
-    place = {method.name: number for number, method in enumerate(comparison.methods)}
-    return {key: curves[key] for key in sorted(curves, key=lambda key: place[key[0]])}
+    return in_order(comparison, {**first, **replayed(comparison.only(rest))})
 
 
 def _replayer(comparison: Comparison, context: Context, ray: ExitStack) -> Callable[[Comparison], Curves]:

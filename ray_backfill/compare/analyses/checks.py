@@ -30,14 +30,17 @@ class CheckRow:
     is_worse: Annotated[bool, "the interval is below 0: reports mark the method and never recommend it"]
 
 
-def check_fits(comparison: "Comparison") -> list[CheckRow]:
-    """Replay each fitted method and the baseline on the validation part. comparison: with its maps."""
+def check_fits(comparison: "Comparison", *_: object) -> list[CheckRow] | None:
+    """Replay each fitted method and the baseline on the validation part; None if it cannot judge them.
+
+    comparison: with its maps.
+    """
     from ray_backfill.compare.fits import replay_on_validation, why_not_judged
     from ray_backfill.learn.methods import find_methods
 
     methods, how, validation = _fitted(comparison), comparison.evaluation, comparison.folder.validation
     if not methods or validation is None or why_not_judged(validation):
-        return []
+        return None
     with_baseline, metric = [*find_methods((BASELINE,)), *methods], how.metrics[0]
     with detail("check fits"):
         curves = replay_on_validation(validation, with_baseline, comparison.maps, metric, how.distance, how.order_seed)
@@ -72,11 +75,6 @@ def _fitted(comparison: "Comparison") -> "list[Method]":
     return [method for method in comparison.methods if method.fit and not method.recalls]
 
 
-def compute(comparison: "Comparison", *_: object) -> list[CheckRow] | None:
-    """One row for each fitted method; None if the validation part cannot judge them."""
-    return check_fits(comparison) or None
-
-
 def section(results: ResultsData) -> Section | None:
     """A line per fitted method, the one that is furthest behind first."""
     checks: tuple[CheckRow, ...] = results.table_of("checks")
@@ -104,4 +102,4 @@ def section(results: ResultsData) -> Section | None:
     )
 
 
-ANALYSES = (Analysis("checks", CheckRow, compute, section, place=70),)
+ANALYSES = (Analysis("checks", CheckRow, check_fits, section, place=70),)

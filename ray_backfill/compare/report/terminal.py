@@ -1,7 +1,6 @@
 """The summary as a table: a frame of strings for notebooks, and a rich table for the terminal."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 from rich.console import Console
@@ -62,14 +61,19 @@ def draw_table(results: ResultsData, console: Console | None = None) -> None:
 
 def _draw_further(printed: Printed, console: Console | None) -> None:
     """The table of an analysis."""
-    table = Table(title=printed.table.label, title_justify="left")
-    for head in printed.table.heads:
-        is_name = head.css == "name"
-        table.add_column(Text(head.label), justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
+    table = _empty_table(printed.table.label, [(head.label, head.css == "name") for head in printed.table.heads])
     for row in printed.table.rows:
         table.add_row(*(Text(cell.text) for cell in row.cells))
     notes = [*map(Text, printed.said), *(Text(note, style="dim") for note in printed.notes)]
     show(console, table, notes, printed.kept, printed.elsewhere)
+
+
+def _empty_table(title: str, heads: Iterable[tuple[str, bool]]) -> Table:
+    """heads: of the columns, and whether they hold names."""
+    table = Table(title=title, title_justify="left")
+    for head, is_name in heads:
+        table.add_column(Text(head), justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
+    return table
 
 
 def table_title(results: ResultsData) -> str:
@@ -80,12 +84,8 @@ def table_title(results: ResultsData) -> str:
 
 
 def _table(results: ResultsData, rows: Sequence[Row]) -> Table:
-    table = Table(title=table_title(results), title_justify="left")
     frame, best = overview(results), results.best()
-    for name in frame.columns:
-        is_name = name in NAMES
-        justify: Literal["left", "right"] = "left" if is_name else "right"
-        table.add_column(Text(name), justify=justify, no_wrap=not is_name, overflow="fold")
+    table = _empty_table(table_title(results), [(name, name in NAMES) for name in frame.columns])
     # With one row per method only the references are set apart, as orders differ from row to row.
     by_method = len(rows) < len(results.table(results.primary))
     sections = [row.is_reference if by_method else results.group(row) for row in rows]
