@@ -78,17 +78,14 @@ def store_sigma(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Pa
 
 @dataclass(frozen=True)
 class BackfillOrders:
-    """The backfill orders of a gallery; some depend on the method. methods: all methods that take part.
+    """The backfill orders of a gallery; some depend on the method. named: the orders, and all methods that take part.
 
     classification: the new model's loss, for orders by its classifier. of_gallery: order name -> (N,) order, for orders
     that are the same for every method.
     """
 
     folder: EmbeddingFolder
-    orders: tuple[Order, ...]
-    seed: int
-    distance: str
-    methods: tuple[Method, ...]
+    named: Named
     classification: ClassificationSettings
     gallery: GalleryColumns
     of_gallery: Mapping[str, IntArray]
@@ -99,19 +96,19 @@ class BackfillOrders:
         """Order name -> (N,) order for this method. pair: the method's systems, if they are already made."""
         return {
             order.name: self._of_method(order, method, maps, pair) if order.of_method else self.of_gallery[order.name]
-            for order in self.orders
+            for order in self.named.orders
         }
 
     def check(self) -> None:
         """Raises InputError for an order that depends on methods, if no method provides what it needs."""
-        for order in self.orders:
-            if order.of_method and self._carrier(order, self.methods[0]) is None:
-                make_order(order.name, self.gallery, self.seed)  # raises an error that says what is missing
+        for order in self.named.orders:
+            if order.of_method and self._carrier(order, self.named.methods[0]) is None:
+                self._made(order)  # raises an error that says what is missing
 
     def _carrier(self, order: Order, method: Method) -> Method | None:
         """The method whose uncertainty or predicted embeddings make this order; None: a column of the gallery."""
         (column,) = order.needs
-        able = {m.name: m for m in self.methods if _CAN_GIVE[column](m) and _has_data(column, self.folder)}
+        able = {m.name: m for m in self.named.methods if _CAN_GIVE[column](m) and _has_data(column, self.folder)}
         if method.name in able:
             return method
         if column in self.gallery.columns:
@@ -121,7 +118,7 @@ class BackfillOrders:
     def _of_method(self, order: Order, method: Method, maps: FittedMaps, pair: UpgradePair | None) -> IntArray:
         carrier = self._carrier(order, method)
         if carrier is None:
-            return make_order(order.name, self.gallery, self.seed)
+            return self._made(order)
         if (order.name, carrier.name) not in self._carried:
             own = pair if carrier is method else None
             self._carried[order.name, carrier.name] = self._of_carrier(order, carrier, maps, own)
@@ -134,7 +131,9 @@ class BackfillOrders:
             given = read_sigma(maps.folders[carrier.name] / "sigma.parquet", self.folder.gallery)
         elif column == "true_loss":
             pair = pair or carrier.pair(embeddings_of(self.folder), maps.of(carrier))
-            form = ProductForm.of(RetrievalSystem(pair.backward.gallery, pair.forward.gallery), self.distance)
+            form = ProductForm.of(
+                RetrievalSystem(pair.backward.gallery, pair.forward.gallery), self.named.evaluation.distance
+            )
             items = np.arange(pair.n_gallery)
             given = form.exact(items, items)
         else:
@@ -143,8 +142,11 @@ class BackfillOrders:
                 given = mapped_cosine(mapped, self.folder, carrier, maps)
             else:
                 given = mapped_confidence(mapped, self._classifier, self.classification.cosine_scale)
-        columns = {**self.gallery.columns, column: given}
-        return make_order(order.name, replace(self.gallery, columns=columns), self.seed)
+        return self._made(order, {column: given})
+
+    def _made(self, order: Order, more: Mapping[str, NDArray[Any]] | None = None) -> IntArray:
+        columns = {**self.gallery.columns, **(more or {})}
+        return make_order(order.name, replace(self.gallery, columns=columns), self.named.evaluation.order_seed)
 
     @cached_property
     def _classifier(self) -> Classifier:
@@ -167,7 +169,7 @@ def resolve_orders(folder: EmbeddingFolder, named: Named, classification: Classi
         there |= {} if places is None else {"first_retrieved": places}
     columns = GalleryColumns(folder.gallery.old, there)
     of_gallery = {order.name: make_order(order.name, columns, seed) for order in orders if not order.of_method}
-    found = BackfillOrders(folder, orders, seed, how.distance, named.methods, classification, columns, of_gallery)
+    found = BackfillOrders(folder, named, classification, columns, of_gallery)
     found.check()
     return found
 

@@ -138,9 +138,9 @@ def further_permutations(orders: BackfillOrders, number: int) -> dict[str, IntAr
     """The second and later permutations of the random orders, under names that ``by_order`` understands."""
     return {
         f"{order.name}{_MARK}{place}": make_order(order.name, orders.gallery, seed)
-        for order in orders.orders
+        for order in orders.named.orders
         if order.is_random
-        for place, seed in enumerate(permutation_seeds(orders.seed, number)[1:], 2)
+        for place, seed in enumerate(permutation_seeds(orders.named.evaluation.order_seed, number)[1:], 2)
     }
 
 

@@ -89,8 +89,8 @@ class Comparison:
 
     def only(self, methods: Sequence[Method]) -> "Comparison":
         """The comparison restricted to these methods."""
-        own = tuple(methods)
-        return replace(self, named=replace(self.named, methods=own), orders=replace(self.orders, methods=own))
+        named = replace(self.named, methods=tuple(methods))
+        return replace(self, named=named, orders=replace(self.orders, named=named))
 
     @property
     def systems(self) -> dict[System, list[str]]:

@@ -304,6 +304,7 @@ def _manifest(comparison: Comparison, fingerprint: str, facts: Facts) -> Manifes
         "queries_skipped": len(truth.skipped),
     }
     right_answers = dict(comparison.truth_facts) | weighting(comparison)
+    merges = (RAW.name, *comparison.merges.names)
     dims = {f"{model}_dim": folder.gallery.vectors[model].shape[1] for model in folder.models}
     return Manifest(
         command=facts.command,
@@ -313,12 +314,7 @@ def _manifest(comparison: Comparison, fingerprint: str, facts: Facts) -> Manifes
         seed=evaluation.order_seed,
         primary_metric=evaluation.metrics[0],
         margin=evaluation.margin,
-        traits=traits_of(
-            comparison.methods,
-            comparison.orders.orders,
-            (RAW.name, *comparison.merges.names),
-            comparison.orders.gallery,
-        ),
+        traits=traits_of(comparison.methods, comparison.named.orders, merges, comparison.orders.gallery),
         left_out=(*comparison.left_out, *cutoffs_left_out(comparison)),
         tuned=facts.tuned,
         timings_s=facts.timings_s | {"replay": 0.0},

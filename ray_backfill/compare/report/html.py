@@ -123,7 +123,8 @@ def numbers_table(results: ResultsData, metric: str, rows: Sequence[Row], by_met
     best, css_of = results.best(metric), []
     for before, row in zip((None, *rows), rows, strict=False):
         css = [name for name, holds in (("best", row == best), ("reference", row.is_end)) if holds]
-        if before is not None and _is_new_group(results, before, row, by_method):
+        group = (lambda r: r.is_reference) if by_method else results.group
+        if before is not None and group(before) != group(row):
             css.append("group")
         css_of.append(" ".join(css))
     lines = [_number_line(results, row, metric == results.primary) for row in rows]
@@ -165,12 +166,6 @@ def _moment(t: float) -> str:
     if not math.isfinite(t):
         return "never"
     return {0.0: "start", 1.0: "end"}.get(t, percent_sign(t, 0))
-
-
-def _is_new_group(results: ResultsData, before: Row, row: Row, by_method: bool) -> bool:
-    if by_method:
-        return before.is_reference != row.is_reference
-    return results.group(before) != results.group(row)
 
 
 def _bar(row: Row) -> float:
