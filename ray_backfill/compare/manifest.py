@@ -3,7 +3,7 @@
 Traits of methods, orders and merges are recorded because reports do not import plugins.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ from ray_backfill.core.runkey import RunKey, fingerprint
 from ray_backfill.core.stages import read_json
 from ray_backfill.data.cleaning import copied_from
 from ray_backfill.data.columns import COLUMNS
-from ray_backfill.data.folder import SPLITS, EmbeddingFolder, EmbeddingTable
+from ray_backfill.data.folder import SPLITS, EmbeddingFolder
 from ray_backfill.engine.merges import BEST, MergeKind, all_merges
 from ray_backfill.engine.orders import GalleryColumns, Order
 from ray_backfill.engine.statistics import relative_weights
@@ -55,35 +55,23 @@ def _inputs(folder: EmbeddingFolder, truth: GroundTruth, named: Named) -> dict[s
 
     The columns of the data contract count, whether they are used or not; of the others, those that are used.
     """
-    evaluation, models = named.evaluation, models_of(named.methods)
-    needs = {column for order in named.orders for column in order.needs}
+    how, models = named.evaluation, models_of(named.methods)
+    needs, searched = {column for order in named.orders for column in order.needs}, folder.queries or folder.gallery
+    numbers = {name: folder.gallery.find_numbers(name) for name in sorted(needs) if name not in COLUMNS}
+    used: dict[str, list[Any]] = {
+        "columns_of_orders": [part for each in numbers.items() if each[1] is not None for part in each],
+        "log": [],
+        "slices": [(name, searched.column(name).to_pylist()) for name in how.slices],
+    }
+    if "first_retrieved" in needs and (log := folder.log) is not None:
+        used["log"] = [log.old, log.weight, log.texts(how.filter) if how.filter else None]
     splits = {split: folder.fingerprint(models, (split,)) if getattr(folder, split) else "" for split in SPLITS}
     return {
         **splits,
         "right_answers": truth.fingerprint,
         "filter": truth.filter.fingerprint if truth.filter else "",
-        "columns_of_orders": _numbers(folder, sorted(needs)),
-        "log": _log(folder, evaluation.filter) if "first_retrieved" in needs else "",
-        "slices": _whole_columns(folder.queries or folder.gallery, evaluation.slices),
+        **{name: fingerprint(*parts) if parts else "" for name, parts in used.items()},
     }
-
-
-def _numbers(folder: EmbeddingFolder, names: Sequence[str]) -> str:
-    """Numeric columns of the gallery outside the data contract."""
-    found = {name: folder.gallery.find_numbers(name) for name in names if name not in COLUMNS}
-    there = [part for name, numbers in found.items() if numbers is not None for part in (name, numbers)]
-    return fingerprint(*there) if there else ""
-
-
-def _log(folder: EmbeddingFolder, filter_column: str) -> str:
-    log = folder.log
-    if log is None:
-        return ""
-    return fingerprint(log.old, log.weight, log.texts(filter_column) if filter_column else None)
-
-
-def _whole_columns(table: EmbeddingTable, names: Sequence[str]) -> str:
-    return fingerprint(*((name, table.column(name).to_pylist()) for name in names)) if names else ""
 
 
 # The stage that draws embeddings from a model of distances.

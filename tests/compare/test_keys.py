@@ -5,15 +5,15 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.compare import manifest as keys
 from ray_backfill.compare.evaluation import Evaluation, Named
 from ray_backfill.compare.fits import map_key
 from ray_backfill.compare.manifest import comparison_key
 from ray_backfill.core.runkey import RunKey, fingerprint
-from ray_backfill.data.folder import EmbeddingFolder
+from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.engine.merges import all_merges
 from ray_backfill.engine.orders import Order, find_order
 from ray_backfill.engine.systems import Filter, GroundTruth
@@ -52,7 +52,7 @@ def test_every_setting_of_an_evaluation_is_part_of_it(
     folder: EmbeddingFolder, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Settings that nobody has thought of yet, too. What they name need not exist."""
-    monkeypatch.setattr(keys, "_whole_columns", lambda *_: "")
+    monkeypatch.setattr(EmbeddingTable, "column", lambda *_: pa.array([]))
     if name == "methods":  # recorded by name
         few = key(folder, replace(NAMED, methods=NAMED.methods[:2]))
         assert few.difference(key(folder).recorded()).startswith("evaluation.methods: ")

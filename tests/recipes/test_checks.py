@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import ray_backfill as rb
-from ray_backfill.compare.analyses import checks
 from ray_backfill.compare.analyses.checks import check_fits
 from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.fits import fit_maps, replay_on_validation
@@ -134,7 +133,7 @@ def test_finished_results_are_not_checked_again_but_a_lost_table_is(
         asked.append(1)
         return replay_on_validation(*arguments, **more)
 
-    monkeypatch.setattr(checks, "replay_on_validation", counted)
+    monkeypatch.setattr("ray_backfill.compare.fits.replay_on_validation", counted)
     assert run(data, tmp_path).checks == before.checks
     assert not asked
     (tmp_path / "results" / "checks.parquet").unlink()
