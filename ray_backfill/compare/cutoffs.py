@@ -203,7 +203,6 @@ def _count(
     segments: Sequence[NDArray[np.uint16]],
     given_C: Floats,
 ) -> _Counted:
-    """Count what any method, order, merge and cut-off needs of one system."""
     how, truth = comparison.evaluation, comparison.truth
     cutoffs, rows = [as_distances(given_C, how.distance)], set[int]()
     for plan in plans:
@@ -224,7 +223,6 @@ def _count(
 def _measured_of(
     comparison: Comparison, plan: _Plan, counted: Mapping[System, _Counted], given_C: Floats
 ) -> Iterator[tuple[Any, ...]]:
-    """One method: by merge, order and cut-off."""
     how = comparison.evaluation
     given, totals = as_distances(given_C, how.distance), _totals(comparison.truth)
     old = counted[System(OLD)]

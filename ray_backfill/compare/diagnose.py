@@ -18,7 +18,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.printable import printable
 from ray_backfill.data.columns import MODELS
 from ray_backfill.data.doctor import Finding, SplitScan, VectorColumn, cosines_of, find, has_truth, scan_split, unknown
-from ray_backfill.data.folder import EmbeddingFolder, read_folder
+from ray_backfill.data.folder import read_folder
 from ray_backfill.data.truth import find_truth
 from ray_backfill.data.vectors import FINE
 from ray_backfill.learn.methods import CONTROLS, all_methods
@@ -75,19 +75,14 @@ def diagnose(path: Path) -> Diagnosis:
             folder = read_folder(path, tuple({model for m in all_methods().values() for model in m.models}))
             if has_truth(scans):
                 find_truth(folder)
-            methods, left_out = _possible(folder)
+            known = [method for method in all_methods().values() if method.family != CONTROLS]
+            gone = find_left_out(folder, known, (), FitSettings(), "cosine")
+            left_out = {each.name: each.reason for each in gone if each.kind == "method"}
+            methods = [method.name for method in known if method.name not in left_out]
         except InputError as problem:  # what only a run looks at
             findings.insert(0, Finding("error", path.name, str(problem)))
     facts = {name: _facts(scan) for name, scan in scans.items()}
     return Diagnosis(facts, findings, methods, left_out, has_truth(scans))
-
-
-def _possible(folder: EmbeddingFolder) -> tuple[list[str], dict[str, str]]:
-    """Methods that the folder allows, and why not the others."""
-    names = [m.name for m in all_methods().values() if m.family != CONTROLS]
-    gone = find_left_out(folder, [all_methods()[name] for name in names], (), FitSettings(), "cosine")
-    reasons = {each.name: each.reason for each in gone if each.kind == "method"}
-    return [name for name in names if name not in reasons], reasons
 
 
 def _facts(scan: SplitScan) -> dict[str, Any]:

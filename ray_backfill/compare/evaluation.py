@@ -138,7 +138,6 @@ class Evaluation:
         _ = self.named
 
     def _find_methods(self) -> list[Method]:
-        """The methods that are asked for, old and new first."""
         known = all_methods().values()
         methods = [m for m in known if m.family != CONTROLS]
         several = {

@@ -259,7 +259,6 @@ def fit_side_by_side(jobs: Sequence[Job], train_bytes: int, shown: Task, max_fai
 
 
 def _run_alone(job: Job, board: ActorHandle) -> None:
-    """Runs as a task."""
     with sent_as_row(board, str(job.out)):
         job.run()
 

@@ -233,7 +233,6 @@ def find_left_out(
 
 
 def _why_not(folder: EmbeddingFolder, method: Method, fits: FitSettings, distance: str, to_come: Sequence[str]) -> str:
-    """The reason why a method cannot take part, or ""."""
     of_gallery = {model for model in method.models if model not in to_come}
     splits = [(folder.gallery, of_gallery)]
     if folder.queries is not None:

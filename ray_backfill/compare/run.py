@@ -115,9 +115,7 @@ def _say_what_is_kept(out: Path, named: Named, both: Named) -> None:
 
 
 def _to_train(comparison: Comparison, out: Path) -> list[Method]:
-    """The methods that still have to be trained."""
-    trained = [method for method in comparison.methods if method.is_trained]
-    return [method for method in trained if not is_finished(out / "maps" / method.name)]
+    return [m for m in comparison.methods if m.is_trained and not is_finished(out / "maps" / m.name)]
 
 
 def _has_first_table(comparison: Comparison, to_train: Sequence[Method]) -> bool:

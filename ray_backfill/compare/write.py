@@ -119,7 +119,6 @@ def check_can_be_extended(
 
 
 def _in_order(kinds: Iterable[T], names: Sequence[str]) -> tuple[T, ...]:
-    """Those of these names, in their order."""
     by_name = {kind.name: kind for kind in kinds}
     return tuple(by_name[name] for name in names)
 
@@ -264,7 +263,6 @@ def write_results(
 def _analysed(
     comparison: Comparison, curves: Curves, spine: Mapping[str, pd.DataFrame], manifest: Manifest
 ) -> dict[str, dict[str, pd.DataFrame]]:
-    """Analysis -> its tables by name."""
     # The ranking of the methods needs no curves.
     so_far = results_of(
         {"summary": spine["summary"]} | {name: spine[name].iloc[:0] for name in ("curves", "moments", "differences")},
@@ -295,7 +293,6 @@ def results_in_memory(comparison: Comparison, curves: Curves, facts: Facts) -> R
 
 
 def _manifest(comparison: Comparison, fingerprint: str, facts: Facts) -> Manifest:
-    """The content of the manifest besides the settings."""
     folder, evaluation, truth = comparison.folder, comparison.evaluation, comparison.truth
     sizes = {
         "fingerprint": fingerprint,

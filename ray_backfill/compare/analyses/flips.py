@@ -1,6 +1,6 @@
 """Which queries lose or win their right first result on the way, and how many of them at every moment.
 
-The table has every change of a first result with the items; ``replayed`` finds them. The report shows shares of
+The table has every change of a first result with the items; ``replay`` finds them. The report shows shares of
 queries, from the curves.
 """
 

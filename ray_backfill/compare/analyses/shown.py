@@ -186,7 +186,6 @@ def _told(
 
 
 def _things(folder: Path, table: "EmbeddingTable", rows: "IntArray") -> dict[int, _Thing]:
-    """Row -> what a page shows of it."""
     from ray_backfill.data.columns import IMAGE, TEXT
     from ray_backfill.images.decode import thumbnail
 
@@ -271,7 +270,6 @@ def _html(name: str, text: str, image: str, system: str = "") -> Markup:
 
 
 def _change(row: ShownQuery) -> str:
-    """When its right first result was lost or won."""
     at_start = f"{row.at_start} on the day of the switch" if row.at_start in (LOST, WON) else ""
     if not row.change or not math.isfinite(row.t):
         return at_start or "its first result stays right, or stays wrong"
@@ -312,7 +310,6 @@ def told(results: ResultsData) -> tuple[str, ...]:
 
 
 def _short(row: ShownQuery) -> str:
-    """The id in one line."""
     name = " ".join(row.query.split())
     return name if len(name) <= _ID_CHARACTERS else f"{name[: _ID_CHARACTERS - 1]}\u2026"
 

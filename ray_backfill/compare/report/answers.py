@@ -121,7 +121,6 @@ def fall_in_words(row: Row) -> str:
 
 
 def _when(results: ResultsData, best: Row) -> tuple[str, ...]:
-    """Milestones of the best method in each metric."""
     sentences = []
     for row in results.in_all_metrics(best):
         steps = [(row.passes_old_at, "is as good as the old service")]
@@ -139,7 +138,6 @@ def _when(results: ResultsData, best: Row) -> tuple[str, ...]:
 
 
 def _cost(results: ResultsData, best: Row) -> tuple[str, ...]:
-    """What the best method needs, while the backfill runs and for ever."""
     traits = results.manifest.traits.methods[best.method]
     costs: dict[str, CostRow] = {cost.method: cost for cost in results.table_of("costs")}
     sentences = []
@@ -188,7 +186,6 @@ def _query_cost(mine: CostRow, new: CostRow | None) -> str:
 
 
 def _risk(results: ResultsData, best: Row) -> tuple[str, ...]:
-    """Flips against the old service, the start, and falls."""
     sentences = []
     lost = results.line(best, NEGATIVE_FLIPS_VS_OLD)
     if lost is not None:
@@ -213,7 +210,6 @@ def _risk(results: ResultsData, best: Row) -> tuple[str, ...]:
 
 
 def _other_methods(results: ResultsData, best: Row) -> list[str]:
-    """Where another method serves better than the best one."""
     sentences: list[str] = []
     told: set[str] = set()
     for row, start, end, lead in crossings(results, best):

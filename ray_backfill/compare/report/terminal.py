@@ -60,7 +60,6 @@ def draw_table(results: ResultsData, console: Console | None = None) -> None:
 
 
 def _draw_further(printed: Printed, console: Console | None) -> None:
-    """The table of an analysis."""
     table = _empty_table(printed.table.label, [(head.label, head.css == "name") for head in printed.table.heads])
     for row in printed.table.rows:
         table.add_row(*(Text(cell.text) for cell in row.cells))

@@ -199,7 +199,6 @@ def _not_shown(results: ResultsData, best: Row, old: Row, step: Difference) -> s
 
 
 def _with_price(results: ResultsData, cascade: Row, old: Row, step: Difference) -> str:
-    """A cascade's figures and what it embeds for them."""
     share = f"{percent_sign(cascade.gain, 0)} of the upgrade\u2019s improvement"
     more = f"{points(cascade.auc - old.auc)} more than the old service; the upgrade is worth {points(step.value)}"
     cost = price(results, cascade) or "it embeds items for every query"
@@ -328,7 +327,6 @@ def disagreement(results: ResultsData) -> str:
 
 
 def _against(results: ResultsData) -> dict[str, int]:
-    """The metrics that contradict the first one, and what they say."""
     own = _side(results, results.primary)
     sides = {} if own is None else {metric: _side(results, metric) for metric in results.metrics}
     return {metric: side for metric, side in sides.items() if side is not None and side not in (0, own)}
