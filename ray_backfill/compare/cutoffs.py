@@ -186,13 +186,10 @@ class _Counted:
     within: Within
     rows: list[int]
 
-    def backfilled(self, row: int, cutoff: np.float32) -> Floats:
-        """(2, T) sums of weights: all items and right answers."""
-        return self.within.backfilled[:, self.rows.index(row), :, np.searchsorted(self.within.cutoffs, cutoff)]
-
-    def waiting(self, row: int, cutoff: np.float32) -> Floats:
-        """The same of items that are not backfilled yet."""
-        return self.within.waiting[:, self.rows.index(row), :, np.searchsorted(self.within.cutoffs, cutoff)]
+    def sums(self, row: int, cutoff: np.float32, is_backfilled: bool) -> Floats:
+        """(2, T) sums of weights: all items and right answers, of those that are backfilled or of the others."""
+        found = self.within.backfilled if is_backfilled else self.within.waiting
+        return found[:, self.rows.index(row), :, np.searchsorted(self.within.cutoffs, cutoff)]
 
 
 def _count(
@@ -233,7 +230,7 @@ def _measured_of(
         for order, rows in plan.rows.items():
             for c, cutoff in enumerate(given_C):
                 # The pairs of {old, old} at the start, of any order: all of them.
-                before = _measured(old.waiting(old.rows[0], given[c])[:, :1], totals)
+                before = _measured(old.sums(old.rows[0], given[c], False)[:, :1], totals)
                 unchanged = _measured(_shown(plan, counted, rows, given[c], given[c]), totals)
                 translated = _measured(_shown(plan, counted, rows, carried.backward[c], carried.forward[c]), totals)
                 yield (
@@ -248,9 +245,9 @@ def _shown(
     """(2, T) sums of weights of what the service shows, all items and right ones; the mean over permutations."""
     total = np.zeros((2, 1))
     for row in rows:
-        total = total + counted[plan.forward].backfilled(row, forward)
+        total = total + counted[plan.forward].sums(row, forward, True)
         if plan.switch != "only_backfilled":
-            total = total + counted[plan.backward].waiting(row, backward)
+            total = total + counted[plan.backward].sums(row, backward, False)
     return total / len(rows)
 
 

@@ -19,6 +19,7 @@ from ray_backfill.engine.merges import BEST, RAW, Merge, MergeKind, fit_merge, w
 from ray_backfill.engine.orders import closest_cosine, row_ranges
 from ray_backfill.engine.systems import FloatArray, IntArray, UpgradePair
 from ray_backfill.learn.methods import POLICIES, Embeddings, Method, find_methods
+from ray_backfill.learn.models.apply import load_network, unit
 from ray_backfill.learn.sides import Sides, dims_of, new_models, old_models
 from ray_backfill.learn.training.fit import TrainSet, read_train_set
 from ray_backfill.learn.training.settings import ClassificationSettings, FitSettings
@@ -39,8 +40,6 @@ class FittedMaps:
         if method.fit is None:
             return None
         if method.name not in self._read:
-            from ray_backfill.learn.models.apply import load_network
-
             self._read[method.name] = load_network(self.folders[method.name])
         return self._read[method.name]
 
@@ -114,7 +113,7 @@ def new_classifier(folder: EmbeddingFolder, settings: ClassificationSettings) ->
         return folder.classifier
     from ray_backfill.learn.papers.fastfill import fit_classifier
 
-    train: EmbeddingTable | None = folder.train
+    train = folder.train
     assert train is not None
     assert train.label is not None
     return fit_classifier(train.new, train.label, settings)
@@ -126,17 +125,9 @@ def mapped_confidence(mapped_Nd: FloatArray, classifier: Classifier, cosine_scal
     top = np.empty(len(mapped_Nd))
     for piece in row_ranges(len(mapped_Nd), _ROWS):
         vectors = mapped_Nd[piece].astype(np.float64)
-        if cosine_scale is None:
-            logits = vectors @ weight.T + bias
-        else:
-            logits = cosine_scale * (_unit(vectors) @ _unit(weight).T)
+        logits = vectors @ weight.T + bias if cosine_scale is None else cosine_scale * (unit(vectors) @ unit(weight).T)
         top[piece] = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
     return top
-
-
-def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    length = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.where(length == 0, 1, length)
 
 
 def _sides(folder: EmbeddingFolder, method: Method, maps: FittedMaps) -> Sides:

@@ -196,6 +196,11 @@ class ResultsData:
         """The merges among the variants."""
         return _unique(v.merge for v in self.variants)
 
+    @property
+    def several(self) -> tuple[str, ...]:
+        """What distinguishes a method's rows: order, merge, both or nothing."""
+        return tuple(word for word, names in (("order", self.orders), ("merge", self.merges)) if len(names) > 1)
+
     @cached_property
     def oracles(self) -> frozenset[str]:
         """The orders that use knowledge from after the upgrade."""
@@ -235,10 +240,8 @@ class ResultsData:
 
     def label(self, variant: Variant) -> str:
         """Name a variant by what distinguishes it; by its order if there is only one variant."""
-        order = f"{self.order_name(variant.order)} order"
-        parts = [order] if len(self.orders) > 1 else []
-        parts += [f"{variant.merge} merge"] if len(self.merges) > 1 else []
-        return ", ".join(parts) or order
+        names = {"order": f"{self.order_name(variant.order)} order", "merge": f"{variant.merge} merge"}
+        return ", ".join(names[word] for word in self.several or ("order",))
 
     def group(self, row: Row) -> Variant | None:
         """The group of a row in a table; None for old, new and offline, and if there is only one variant."""

@@ -272,15 +272,13 @@ def columns_in_words(results: ResultsData) -> str:
 
 def choice(results: ResultsData) -> str:
     """What distinguishes a method's rows: "order and merge", "order", "merge", or nothing."""
-    several = [("order", results.orders), ("merge", results.merges)]
-    return " and ".join(word for word, names in several if len(names) > 1)
+    return " and ".join(results.several)
 
 
 def variant_cells(results: ResultsData, row: Row) -> dict[str, str]:
     """The cells of a table that tell a row's order and merge, where there are several."""
-    several = {"order": results.orders, "merge": results.merges}
     names = {"order": results.order_name(row.order), "merge": row.merge}
-    return {word: NOTHING if row.is_reference else names[word] for word, known in several.items() if len(known) > 1}
+    return {word: NOTHING if row.is_reference else names[word] for word in results.several}
 
 
 def size(results: ResultsData) -> str:
