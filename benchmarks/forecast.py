@@ -181,7 +181,7 @@ def main() -> None:
     evaluation = Evaluation(methods=names, orders=orders, metrics=metrics, points=POINTS)
     comparison = resolve(whole, evaluation.named, FitSettings())
     comparison = comparison.only([m for m in comparison.methods if m.name != HEAD_ALONE])
-    comparison, _ = fit_maps(comparison, comparison.methods, FitSettings(), Context(given.maps))
+    comparison, _ = fit_maps(comparison, FitSettings(), Context(given.maps))
     curves = {(m, order): each.curve for (m, order, _), each in replay_here(comparison).items()}
     true = exact_figures(curves, list(metrics))
     budget = int(given.share * len(whole.gallery))

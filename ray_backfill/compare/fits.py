@@ -160,16 +160,14 @@ def fit_folder(
     return networks, left_out
 
 
-def fit_maps(
-    comparison: Comparison, methods: Sequence[Method], fits: FitSettings, context: Context
-) -> tuple[Comparison, tuple[Tuned, ...]]:
-    """Fit what these methods need on the train split into ``out/maps``.
+def fit_maps(comparison: Comparison, fits: FitSettings, context: Context) -> tuple[Comparison, tuple[Tuned, ...]]:
+    """Fit what the methods need on the train split into ``out/maps``.
 
     Returns: the comparison with the networks, and the settings that ``fits.tune`` trials chose.
     """
-    if comparison.folder.train is None or not any(method.fit for method in methods):
+    if comparison.folder.train is None or not any(method.fit for method in comparison.methods):
         return comparison.fitted({}), ()
-    networks, tuned = _fitted(comparison.folder, methods, fits, comparison.evaluation, context)
+    networks, tuned = _fitted(comparison.folder, comparison.methods, fits, comparison.evaluation, context)
     return comparison.fitted(networks), tuned
 
 

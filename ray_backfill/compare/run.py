@@ -62,14 +62,15 @@ def evaluate_folder(
         replayed = _replayer(comparison, context, ray)
         started = time.perf_counter()
         first: Curves = {}
-        to_train = _to_train(comparison, context.out)
+        maps = context.out / "maps"
+        to_train = [m for m in comparison.methods if m.is_trained and not is_finished(maps / m.name)]
         if show_first is not None and _has_first_table(comparison, to_train):
             untrained = comparison.only([m for m in comparison.methods if m not in to_train])
-            untrained, tuned = fit_maps(untrained, untrained.methods, fits, context)
+            untrained, tuned = fit_maps(untrained, fits, context)
             first = replayed(untrained)
             facts = facts_of(untrained, fits, context, recipe, time.perf_counter() - started, tuned)
             show_first(results_in_memory(untrained, first, facts), [method.title for method in to_train])
-        comparison, tuned = fit_maps(comparison, comparison.methods, fits, context)
+        comparison, tuned = fit_maps(comparison, fits, context)
         facts = facts_of(comparison, fits, context, recipe, time.perf_counter() - started, tuned)
         return write_results(
             comparison, out, facts, lambda all_: _replay_rest(all_, first, replayed), context.overwrite
@@ -112,10 +113,6 @@ def _say_what_is_kept(out: Path, named: Named, both: Named) -> None:
     kept += [f"the cut-off {cutoff:g}" for cutoff in all_.cutoffs if cutoff not in how.cutoffs]
     if kept:
         say(f"{out} also has {', '.join(kept)}: kept")
-
-
-def _to_train(comparison: Comparison, out: Path) -> list[Method]:
-    return [m for m in comparison.methods if m.is_trained and not is_finished(out / "maps" / m.name)]
 
 
 def _has_first_table(comparison: Comparison, to_train: Sequence[Method]) -> bool:

@@ -125,7 +125,7 @@ def run_resolved(
 
     with session():
         check_room(live, context.actors)
-        comparison, _ = fit_maps(comparison, [method], fits, context)
+        comparison, _ = fit_maps(comparison, fits, context)
         if comparison.left_out:
             raise InputError(f"{method.name}: {comparison.left_out[0].reason}")
         sides = _sides(comparison, method, live)

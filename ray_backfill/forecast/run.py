@@ -65,7 +65,7 @@ def forecast_folder(
     _check_methods(comparison)
     # {new, new} is the only reference of a forecast.
     comparison = comparison.only([method for method in comparison.methods if method.name != HEAD_ALONE])
-    comparison, _ = fit_maps(comparison, comparison.methods, fits, of_fits)
+    comparison, _ = fit_maps(comparison, fits, of_fits)
     with _gallery_of(comparison, given, context) as gallery:
         found = forecast_methods(comparison, given, gallery)
     tables = _tables(comparison, given, found)

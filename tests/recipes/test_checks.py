@@ -80,7 +80,7 @@ def test_a_training_that_learned_nothing_is_marked(data: Path, tmp_path: Path, m
 
 def fitted(data: Path, out: Path) -> Comparison:
     comparison = resolve(read_folder(data), EVALUATION.named, FITS)
-    return fit_maps(comparison, comparison.methods, FITS, Context(out))[0]
+    return fit_maps(comparison, FITS, Context(out))[0]
 
 
 def garbled(table: EmbeddingTable | None) -> EmbeddingTable:
