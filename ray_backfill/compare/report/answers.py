@@ -82,7 +82,7 @@ def safety(results: ResultsData) -> str:
     """A sentence that names the methods for which all three conditions hold in all metrics."""
     ranked = best_per_method(results, results.primary)
     rows = [r for r in ranked if not (r.is_reference or r.is_bound or r.method in results.controls)]
-    safe = [r.title for r in rows if is_safe(results, r) and r.method not in results.unlearned]
+    safe = [r.title for r in rows if conditions(results, r) == (YES, YES, YES) and r.method not in results.unlearned]
     each = f", each in its best {choice(results)}" if choice(results) else ""
     metrics = f" in {listed(list(results.metrics), 'and')}" if len(results.metrics) > 1 else ""
     if not safe and len(rows) == 1:
@@ -91,11 +91,6 @@ def safety(results: ResultsData) -> str:
     if not safe:
         return f"None of {len(rows)} methods is shown to meet all three safety conditions{metrics}{each}."
     return f"All three safety conditions hold{metrics} for {len(safe)} of {len(rows)} methods{each}: {_few(safe)}."
-
-
-def is_safe(results: ResultsData, row: Row) -> bool:
-    """Whether all three conditions hold for a method in all metrics of the run."""
-    return conditions(results, row) == (YES, YES, YES)
 
 
 def conditions(results: ResultsData, row: Row) -> tuple[str, ...]:

@@ -6,19 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ray_backfill.compare import charts, selection
-from ray_backfill.compare import selection as wording
 from ray_backfill.compare.analyses import sections
 from ray_backfill.compare.report import answers
 from ray_backfill.compare.report.verdict import verdict
 from ray_backfill.compare.results import ResultsData, Row, Variant
-from ray_backfill.compare.selection import (
-    Compared,
-    best_orders,
-    best_per_method,
-    is_retention,
-    metric_title,
-    variant_cells,
-)
 from ray_backfill.compare.tables import OLD
 from ray_backfill.page.heading import date_of, name_of, recipe_of, top_notes, without_folders
 from ray_backfill.page.numbers import NOTHING, listed, percent, percent_sign
@@ -53,13 +44,13 @@ def render(results: ResultsData) -> str:
         warnings=[bind(warning) for warning in warnings],
         verdict=bind(verdict(results)),
         questions=_questions(results),
-        gain_in_words=wording.explained(results),
-        oracle_note=wording.ORACLE_NOTE,
+        gain_in_words=selection.explained(results),
+        oracle_note=selection.ORACLE_NOTE,
         has_bounds=any(r.is_bound for r in results.rows),
         has_intervals=charts.has_intervals(results),
         large=selection.is_large(results),
-        choice=wording.choice(results),
-        size=wording.size(results),
+        choice=selection.choice(results),
+        size=selection.size(results),
         drawn=len(charts.drawn_variants(results)),
         curves=page_charts(charts.curve_charts(results), "curves"),
         orders=page_charts(charts.order_charts(results), "orders"),
@@ -73,7 +64,7 @@ def render(results: ResultsData) -> str:
         has_images=any(section.has_images for section in analyses),
         tuned=tuned_table(results),
         **_left_out(results),
-        glossary=wording.glossary(results),
+        glossary=selection.glossary(results),
         command=without_folders(manifest.command),
         data=data_facts(manifest.data),
         timings=[(stage, f"{seconds:.1f}") for stage, seconds in manifest.timings_s.items()],
@@ -89,8 +80,8 @@ def _left_out(results: ResultsData) -> dict[str, Any]:
     names = [name for name, there in kinds if there]
     return {
         "never_bold": f" (without {listed(names, 'and')})" if names else "",
-        "unlearned_note": wording.UNLEARNED_NOTE if results.unlearned else "",
-        "left_out": [(", ".join(names), without_folders(why)) for why, names in wording.left_out(results).items()],
+        "unlearned_note": selection.UNLEARNED_NOTE if results.unlearned else "",
+        "left_out": [(", ".join(names), without_folders(why)) for why, names in selection.left_out(results).items()],
     }
 
 
@@ -128,7 +119,9 @@ def numbers_table(results: ResultsData, metric: str, rows: Sequence[Row], by_met
             css.append("group")
         css_of.append(" ".join(css))
     lines = [_number_line(results, row, metric == results.primary) for row in rows]
-    return table_of(f"{metric_title(results, metric)}: results of each method", lines, "sortable cards", css_of)
+    return table_of(
+        f"{selection.metric_title(results, metric)}: results of each method", lines, "sortable cards", css_of
+    )
 
 
 def _number_line(results: ResultsData, row: Row, is_primary: bool) -> Line:
@@ -140,7 +133,7 @@ def _number_line(results: ResultsData, row: Row, is_primary: bool) -> Line:
         ("95 % interval", limits(row.auc_low, row.auc_high)),
     ]
     steps = [("as old from", row.passes_old_at), ("as new from", row.passes_new_at)]
-    if not is_retention(results):
+    if not selection.is_retention(results):
         gain = number(percent_sign(row.gain, 0), row.gain, "gain")
         line.append(("gain", gain._replace(width=0.0 if row.is_end else _bar(row))))
         steps.insert(1, ("half gain from", row.half_gain_at))
@@ -158,7 +151,10 @@ def _number_line(results: ResultsData, row: Row, is_primary: bool) -> Line:
 
 def _named(results: ResultsData, row: Row, head: str = "method") -> list[tuple[str, Cell]]:
     """The method, and its order and merge where there are several."""
-    return [(head, Cell(results.name(row))), *((name, word(x)) for name, x in variant_cells(results, row).items())]
+    return [
+        (head, Cell(results.name(row))),
+        *((name, word(x)) for name, x in selection.variant_cells(results, row).items()),
+    ]
 
 
 def _moment(t: float) -> str:
@@ -181,10 +177,10 @@ def _rivals(results: ResultsData) -> list[tuple[str, PageTable, PageTable | None
         return []
     if not selection.is_large(results):
         return [("", leads_table(results, found), None)]
-    words = wording.choice(results)
+    words = selection.choice(results)
     of_others = f"The closest other methods{', in the same ' + words if words else ''}"
     of_variants = f"The same method in another {words.replace(' and ', ' or ')}"
-    parts: list[tuple[str, Compared]] = [
+    parts: list[tuple[str, selection.Compared]] = [
         (of_others, [pair for pair in found if pair[0].method != best.method]),
         (of_variants, [pair for pair in found if pair[0].method == best.method]),
     ]
@@ -199,7 +195,7 @@ def _rivals(results: ResultsData) -> list[tuple[str, PageTable, PageTable | None
     ]
 
 
-def leads_table(results: ResultsData, compared: Compared) -> PageTable:
+def leads_table(results: ResultsData, compared: selection.Compared) -> PageTable:
     """The best method against others, one line each."""
     lines = [
         [
@@ -216,7 +212,7 @@ def leads_table(results: ResultsData, compared: Compared) -> PageTable:
 def orders_table(results: ResultsData) -> PageTable | None:
     """A line per method: its best order without labels of the gallery, against random; None without such orders."""
     lines = []
-    for row, random, lead in best_orders(results):
+    for row, random, lead in selection.best_orders(results):
         value, low, high = lead or (math.nan, math.nan, math.nan)
         lines.append(
             [
@@ -264,7 +260,7 @@ def heat_tables(results: ResultsData) -> list[tuple[str, PageTable]]:
 
 def _heat_table(results: ResultsData, what: str, variants: Mapping[str, Variant]) -> PageTable | None:
     """Darker is better. variants: by heading. None if no method was run with one of them."""
-    ranked = [row for row in best_per_method(results, results.primary) if not row.is_reference]
+    ranked = [row for row in selection.best_per_method(results, results.primary) if not row.is_reference]
     rows = {row: [results.row(row.method, v, row.metric) for v in variants.values()] for row in ranked}
     areas = [r.auc for cells in rows.values() for r in cells if r is not None and math.isfinite(r.auc)]
     # From the old service, or the worst cell if none is above old, to the best cell.

@@ -7,12 +7,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ray_backfill.compare import selection as wording
+from ray_backfill.compare import selection
 from ray_backfill.compare.analyses import sections
 from ray_backfill.compare.report.answers import conditions, warnings
 from ray_backfill.compare.report.verdict import verdict
 from ray_backfill.compare.results import ResultsData, Row
-from ray_backfill.compare.selection import shown_rows
 from ray_backfill.page.layout import show
 from ray_backfill.page.numbers import NOTHING, percent, percent_sign, tick
 from ray_backfill.page.sections import Printed
@@ -26,30 +25,30 @@ def overview(results: ResultsData) -> pd.DataFrame:
 
     If there are too many rows, each method appears once, in its best order and merge.
     """
-    return pd.DataFrame([_cells(results, row) for row in shown_rows(results, results.primary)])
+    return pd.DataFrame([_cells(results, row) for row in selection.shown_rows(results, results.primary)])
 
 
 def draw_table(results: ResultsData, console: Console | None = None) -> None:
     """Print the overview and the meaning of its columns."""
-    rows, analyses = shown_rows(results, results.primary), sections(results)
+    rows, analyses = selection.shown_rows(results, results.primary), sections(results)
     notes = [Text(sentence, style="yellow") for sentence in warnings(results)] + [Text(verdict(results), style="bold")]
     notes += [Text(sentence) for section in analyses for sentence in section.said]
     total = len(results.table(results.primary))
     if len(rows) < total:
-        notes.append(
-            Text(f"Each method in its best {wording.choice(results)}. All {total} rows: report.html, summary.parquet")
-        )
-    notes.append(Text(wording.columns_in_words(results), style="dim"))
-    if any(row.is_bound for row in rows):
-        notes.append(Text(wording.ORACLE_NOTE, style="dim"))
-    if any(row.method in results.unlearned for row in rows):
-        notes.append(Text(wording.UNLEARNED_NOTE, style="dim"))
-    if reason := results.manifest.data.get("not_checked"):
-        notes.append(Text(f"fitted methods were not checked: {reason}", style="dim"))
-    for reason, methods in wording.left_out(results).items():
+        choice = selection.choice(results)
+        notes.append(Text(f"Each method in its best {choice}. All {total} rows: report.html, summary.parquet"))
+    reason = results.manifest.data.get("not_checked")
+    small_print = {
+        selection.columns_in_words(results): True,
+        selection.ORACLE_NOTE: any(row.is_bound for row in rows),
+        selection.UNLEARNED_NOTE: any(row.method in results.unlearned for row in rows),
+        f"fitted methods were not checked: {reason}": reason,
+    }
+    notes += [Text(sentence, style="dim") for sentence, holds in small_print.items() if holds]
+    for reason, methods in selection.left_out(results).items():
         names = ", ".join(methods)
         # After dozens of names the reason would be hard to find.
-        few = len(methods) <= wording.FEW
+        few = len(methods) <= selection.FEW
         notes.append(Text(f"left out: {names} ({reason})" if few else f"left out: {len(methods)} ({reason}): {names}"))
     table = _table(results, rows)
     kept = 1 + sum(str(column.header) in NAMES for column in table.columns)  # the first figure stays, too
@@ -79,7 +78,7 @@ def table_title(results: ResultsData) -> str:
     """What the overview shows; names an oracle order that stands in no column."""
     is_bound = len(results.variants) == 1 and any(row.is_bound for row in results.table(results.primary))
     bound = f", {results.order_name(results.orders[0])} order" if is_bound else ""
-    return f"{wording.metric_title(results, results.primary)} while the gallery is backfilled{bound}, in per cent"
+    return f"{selection.metric_title(results, results.primary)} while the gallery is backfilled{bound}, in per cent"
 
 
 def _table(results: ResultsData, rows: Sequence[Row]) -> Table:
@@ -97,9 +96,9 @@ def _table(results: ResultsData, rows: Sequence[Row]) -> Table:
 
 
 def _cells(results: ResultsData, row: Row) -> dict[str, str]:
-    cells = {"method": results.name(row)} | wording.variant_cells(results, row)
+    cells = {"method": results.name(row)} | selection.variant_cells(results, row)
     cells[f"AUC {results.primary}"] = percent(row.auc)
-    if not wording.is_retention(results):
+    if not selection.is_retention(results):
         cells["gain"] = percent_sign(row.gain)
     # The conditions compare with old and new, so a tick in these rows would be meaningless.
     starts, ends, steady = (" ", " ", " ") if row.is_end else map(tick, conditions(results, row))
