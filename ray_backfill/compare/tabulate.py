@@ -81,9 +81,9 @@ def summary_row(
         *key,
         title,
         metric,
-        *_limited(found.curve.auc(metric), of_this),
+        *limited(found.curve.auc(metric), of_this),
         found.curve.auc_mean(metric),
-        *_limited(gain, gains),
+        *limited(gain, gains),
         float(values[0]),
         float(values[-1]),
         *start_vs_old,
@@ -105,7 +105,8 @@ def summary_row(
     )
 
 
-def _limited(value: float, draws: NDArray[np.float64]) -> Limited:
+def limited(value: float, draws: NDArray[np.float64]) -> Limited:
+    """A value with its 95 % interval, from its bootstrap draws."""
     low, high = stats.interval(draws)
     return float(value), float(low), float(high)
 
@@ -113,7 +114,7 @@ def _limited(value: float, draws: NDArray[np.float64]) -> Limited:
 def _apart(found: Replayed, other: Replayed, metric: str, end: int) -> Limited:
     """The value of a curve minus that of another one at the start (0) or the end (-1), with its paired interval."""
     difference = found.values[metric][end] - other.values[metric][end]
-    return _limited(difference, found.draws[metric][:, end] - other.draws[metric][:, end])
+    return limited(difference, found.draws[metric][:, end] - other.draws[metric][:, end])
 
 
 def _no_loss(apart: Limited, margin: float) -> str:
@@ -195,5 +196,5 @@ def _differences(
             for metric in metrics:
                 difference = curves[own].curve.auc(metric) - curves[other].curve.auc(metric)
                 yield spine.DifferenceRow(
-                    *own, *other, metric, *_limited(difference, areas[*own, metric] - areas[*other, metric])
+                    *own, *other, metric, *limited(difference, areas[*own, metric] - areas[*other, metric])
                 )

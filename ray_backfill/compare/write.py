@@ -76,7 +76,7 @@ def joined(named: Named, out: Path) -> Named:
 
     It is unchanged if there are no results, or if those were computed with other settings.
     """
-    found, own = _recorded(out).get("evaluation", {}), _settings(named)
+    found, own = _recorded(out), _settings(named)
     if not found or first_difference(_without_names(found), cleaned(_without_names(own))):
         return named
     names: dict[str, Any] = {name: tuple(dict.fromkeys((*found.get(name, ()), *own[name]))) for name in _NAMES}
@@ -102,7 +102,7 @@ def check_can_be_extended(
     if not manifest.get("finished") and manifest.get("stage") == STAGE:
         return
     own = _settings(named)
-    recorded = own | _recorded(out).get("evaluation", {})
+    recorded = own | _recorded(out)
     # What the same settings would give for the methods, orders, merges and cut-offs that are there.
     there: dict[str, Any] = {
         name: tuple(recorded[name] if set(recorded[name]) <= set(own[name]) else own[name]) for name in _NAMES
@@ -140,11 +140,9 @@ def is_there(out: Path, key: RunKey) -> bool:
 
 
 def _recorded(out: Path) -> dict[str, Any]:
-    """The settings of finished results; {} if there are none."""
-    if not is_finished(out):
-        return {}
-    found = read_json(out / "manifest.json").get("settings")
-    return found if isinstance(found, dict) else {}
+    """The evaluation of finished results; {} if there are none."""
+    found = read_json(out / "manifest.json").get("settings") if is_finished(out) else None
+    return found.get("evaluation", {}) if isinstance(found, dict) else {}
 
 
 def _settings(named: Named) -> dict[str, Any]:

@@ -156,20 +156,18 @@ def _part(curve: "Curve", metric: str) -> _Part:
 
 
 def _row(names: tuple[str, str, str, str, str, str], own: _Part, old: _Part, margin: float) -> SliceRow:
+    from ray_backfill.compare.tabulate import limited
     from ray_backfill.engine import statistics as stats
 
-    change_low, change_high = stats.interval(own.draws[:, -1] - own.draws[:, 0])
     above_old = own.values - old.values
     low, high = stats.lowest_limits(own.draws - old.draws, above_old)
     lowest = int(np.argmin(above_old))
     return SliceRow(
         *names,
-        queries=own.queries,
-        start=float(own.values[0]),
-        end=float(own.values[-1]),
-        change=float(own.values[-1] - own.values[0]),
-        change_low=float(change_low),
-        change_high=float(change_high),
+        own.queries,
+        float(own.values[0]),
+        float(own.values[-1]),
+        *limited(own.values[-1] - own.values[0], own.draws[:, -1] - own.draws[:, 0]),
         old=float(old.values[0]),
         lowest_vs_old=float(above_old[lowest]),
         lowest_vs_old_low=low,
