@@ -157,10 +157,10 @@ def _part(curve: "Curve", metric: str) -> _Part:
 
 def _row(names: tuple[str, str, str, str, str, str], own: _Part, old: _Part, margin: float) -> SliceRow:
     from ray_backfill.compare.tabulate import limited
-    from ray_backfill.engine import statistics as stats
+    from ray_backfill.engine.statistics import lowest_limits
 
     above_old = own.values - old.values
-    low, high = stats.lowest_limits(own.draws - old.draws, above_old)
+    low, high = lowest_limits(own.draws - old.draws, above_old)
     lowest = int(np.argmin(above_old))
     return SliceRow(
         *names,
@@ -173,16 +173,18 @@ def _row(names: tuple[str, str, str, str, str, str], own: _Part, old: _Part, mar
         lowest_vs_old_low=low,
         lowest_vs_old_high=high,
         lowest_at=float(own.t[lowest]),
-        stays_at_old=_verdict(own.queries, low, high, margin, stats.ROUNDING),
+        stays_at_old=_verdict(own.queries, low, high, margin),
     )
 
 
-def _verdict(queries: int, low: float, high: float, margin: float, rounding: float) -> str:
+def _verdict(queries: int, low: float, high: float, margin: float) -> str:
+    from ray_backfill.engine.statistics import ROUNDING
+
     if queries < FEWEST_QUERIES:
         return UNDECIDED
-    if low >= -margin - rounding:
+    if low >= -margin - ROUNDING:
         return YES
-    return NO if high < -rounding else UNDECIDED
+    return NO if high < -ROUNDING else UNDECIDED
 
 
 def slice_rows(results: ResultsData, row: Row) -> list[SliceRow]:
