@@ -93,6 +93,11 @@ class Replayed:
     flips: Flips | None = None
     merge: str = RAW.name
 
+    @property
+    def known_flips(self) -> Flips:
+        """The changes of first results, without the items where these are not known: under a merge."""
+        return changes(self.first_top1) if self.flips is None else self.flips
+
     def negative_flips_max(self, before_Q: stats.RightQT | None = None) -> float:
         """Return the largest share of queries with a right first result before and a wrong one at some moment.
 

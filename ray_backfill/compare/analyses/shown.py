@@ -25,7 +25,7 @@ from ray_backfill.page.numbers import percent, percent_sign
 from ray_backfill.page.sections import Cell, Folded, Note, PageTable, Section, table_of, word
 
 if TYPE_CHECKING:
-    from ray_backfill.compare.replay import Curves, Flips, Key, Replayed
+    from ray_backfill.compare.replay import Curves, Flips, Key
     from ray_backfill.compare.resolve import Comparison
     from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
     from ray_backfill.engine.systems import IntArray
@@ -105,16 +105,9 @@ def first_results(curves: "Curves", shown: pd.DataFrame | None) -> dict[str, int
     """How many queries lose and win their right first result on the way, in the curve that the shown queries are of."""
     if shown is None:
         return {}
-    flips = flips_of(curves[rows_of(ShownQuery, shown)[0].key])
+    flips = curves[rows_of(ShownQuery, shown)[0].key].known_flips
     lost, won = (len(np.unique(flips.query[flips.is_lost == is_lost])) for is_lost in (True, False))
     return {LOST: lost, WON: won}
-
-
-def flips_of(found: "Replayed") -> "Flips":
-    """The changes of first results, without the items where these are not known: under a merge."""
-    from ray_backfill.compare.replay import changes
-
-    return changes(found.first_top1) if found.flips is None else found.flips
 
 
 def shown_queries(folder: "EmbeddingFolder", curves: "Curves", key: "Key", metric: str) -> tuple[ShownQuery, ...]:
@@ -134,7 +127,7 @@ def shown_queries(folder: "EmbeddingFolder", curves: "Curves", key: "Key", metri
     picked = [(WORST, q) for q in ranked[:MOST] if auc[q] - before[q] < -_LEAST]
     # The reverse of a stable order: of equal queries, the first one comes first.
     picked += [(BEST, q) for q in np.argsort(before - auc, kind="stable")[:MOST] if auc[q] - before[q] > _LEAST]
-    flips = flips_of(found)
+    flips = found.known_flips
     decisive = [_decisive(flips, q, kind) for kind, q in picked]
     queries, gallery = folder.queries or folder.gallery, folder.gallery
     scored = found.curve.scored
