@@ -6,7 +6,7 @@ are seconds since the drill began. Shapes: Q queries, k items per answer, N gall
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ray_backfill.compare.resolve import Comparison
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import frame
 from ray_backfill.drill.journal import Applied, CheckpointMeasured, Incident, Journal, JournalEntry, Started, of_type
@@ -36,32 +37,22 @@ from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.metrics import Rankings, RightAnswers, measure, metric_codes, parse_metric
 from ray_backfill.engine.replay import replay, replay_moment
 from ray_backfill.engine.statistics import Weights, relative_weights
-from ray_backfill.engine.systems import FloatArray, GroundTruth, IntArray, RetrievalSystem, UpgradePair
+from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings
-from ray_backfill.learn.sides import Sides, new_models
+from ray_backfill.learn.sides import Sides, new_models, old_models
 
 # Queries per batch of the exact search.
 _BATCH = 256
 
 
-@dataclass(frozen=True)
-class Reference:
-    """What a drill is compared with, and its folder lacks. queries, gallery: embeddings by model before the drill."""
+def drill_tables(folder: Path, comparison: Comparison, sides: Sides, plan: DrillPlan) -> dict[str, pd.DataFrame]:
+    """The tables checkpoints, quality, replayed, timeline and incidents. Cost: one replay per checkpoint.
 
-    plan: DrillPlan
-    sides: Sides
-    truth: GroundTruth
-    metrics: tuple[str, ...]
-    points: int
-    queries: Mapping[str, FloatArray]
-    gallery: Mapping[str, FloatArray]
-
-
-def drill_tables(folder: Path, reference: Reference) -> dict[str, pd.DataFrame]:
-    """The tables checkpoints, quality, replayed, timeline and incidents. Cost: one replay per checkpoint."""
-    plan, sides, truth, metrics = reference.plan, reference.sides, reference.truth, reference.metrics
+    comparison: has the embeddings before the drill, the right answers and the metrics.
+    """
+    truth, metrics = comparison.truth, comparison.evaluation.metrics
     entries, events = Journal(folder).entries(), read_events(folder)
-    embedded, broken = _embeddings(folder, reference)
+    embedded, broken = _embeddings(folder, comparison, sides, plan)
     pair = sides.method.pair(embedded, sides.network)
     checkpoints: list[CheckpointRow] = []
     quality: list[QualityRow] = []
@@ -79,40 +70,40 @@ def drill_tables(folder: Path, reference: Reference) -> dict[str, pd.DataFrame]:
     return {
         "checkpoints": frame(CheckpointRow, checkpoints),
         "quality": frame(QualityRow, quality),
-        "replayed": frame(ReplayedRow, _replayed(reference, embedded, pair, is_plain)),
+        "replayed": frame(ReplayedRow, _replayed(comparison, sides, plan, embedded, pair, is_plain)),
         "timeline": frame(SecondRow, timeline(entries, events)),
         "incidents": frame(IncidentRow, incidents(entries, broken)),
     }
 
 
-def _embeddings(folder: Path, reference: Reference) -> tuple[Embeddings, dict[int, IntArray]]:
+def _embeddings(
+    folder: Path, comparison: Comparison, sides: Sides, plan: DrillPlan
+) -> tuple[Embeddings, dict[int, IntArray]]:
     """All embeddings at the end of the drill, with ones where there are none; and the broken items by operation."""
-    n_items = reference.plan.n_items
-    gallery = {
-        model: np.array(reference.gallery[model], np.float32)
-        if model in reference.gallery
-        else np.ones((n_items, reference.sides.dims[model]), np.float32)
-        for model in reference.sides.method.models
-    }
+    gallery = {model: np.ones((plan.n_items, sides.dims[model]), np.float32) for model in new_models(sides.method)}
+    stored = comparison.folder.gallery.vectors
+    gallery |= {model: np.array(stored[model], np.float32) for model in old_models(sides.method)}
     broken = {}
-    for operation in reference.plan.embedded:
+    for operation in plan.embedded:
         part = read_part(folder, operation)
         for model, values in part.vectors.items():
             gallery[model][part.positions] = values
         if part.broken:
             broken[operation.number] = part.broken_positions
-    return Embeddings(reference.queries, gallery), broken
+    return Embeddings(comparison.embeddings.query, gallery), broken
 
 
-def _replayed(reference: Reference, embedded: Embeddings, pair: UpgradePair, is_plain: bool) -> list[ReplayedRow]:
+def _replayed(
+    comparison: Comparison, sides: Sides, plan: DrillPlan, embedded: Embeddings, pair: UpgradePair, is_plain: bool
+) -> list[ReplayedRow]:
     """The replayed curve, and as references the old service and the finished upgrade.
 
     is_plain: the drill was only a backfill. Otherwise there is no curve, as the replay describes another gallery.
     """
-    plan, sides, truth, metrics = reference.plan, reference.sides, reference.truth, reference.metrics
+    truth, metrics, points = comparison.truth, comparison.evaluation.metrics, comparison.evaluation.points
     rows = []
     if is_plain:
-        found = replay(pair, truth, plan.order, reference.points, metrics, sides.distance, merge=sides.merge)
+        found = replay(pair, truth, plan.order, points, metrics, sides.distance, merge=sides.merge)
         rows = [
             ReplayedRow(metric, t, stable_mean(values_QT[:, i], found.weights), "backfill")
             for metric, values_QT in found.per_query.items()
@@ -142,9 +133,7 @@ def depth(metrics: Sequence[str], truth: GroundTruth) -> int:
 def only_alive(truth: GroundTruth, state: NDArray[np.uint8]) -> GroundTruth:
     """The ground truth restricted to items in service; positions stay the same, absent items are dropped."""
     alive = state != NOWHERE
-    if alive.all():
-        return truth
-    return truth.only(alive)
+    return truth if alive.all() else truth.only(alive)
 
 
 def live_quality(position_Qk: IntArray, truth: GroundTruth, metrics: Sequence[str]) -> dict[str, float]:
@@ -186,11 +175,9 @@ def exact_quality(
     if len(there.skipped) == there.n_queries:
         return dict.fromkeys(metrics, math.nan)
     alive = np.flatnonzero(state != NOWHERE)
-    place = np.full(truth.n_gallery, -1)
-    place[alive] = np.arange(len(alive))
-    moved = replace(there, n_gallery=len(alive), positives=place[there.positives], ignored=place[there.ignored])
     part = pair if len(alive) == len(state) else pair.of_items(alive)
-    values = replay_moment(part, moved, state[alive] == NEW, metrics, distance, merge)
+    of_part = truth.part(np.arange(truth.n_queries), alive)
+    values = replay_moment(part, of_part, state[alive] == NEW, metrics, distance, merge)
     return {metric: stable_mean(of_metric, _weights(there)) for metric, of_metric in values.items()}
 
 
@@ -334,12 +321,10 @@ def timeline(entries: Sequence[JournalEntry], events: pd.DataFrame) -> list[Seco
     counted = events[~events.is_warm_up]
     of_second = counted.scheduled_s.astype(int)
     answered = counted.queries.where(counted.is_answered, 0)
-    queries = answered.groupby(of_second).sum()
-    unanswered = (counted.queries - answered).groupby(of_second).sum()
-    p50_ms, p99_ms = (counted.latency_ms.groupby(of_second).quantile(q) for q in (0.5, 0.99))
-    items = np.zeros(int(end_s) + 1, np.int64)
-    is_measuring, is_warm_up = np.zeros(len(items), np.bool_), np.zeros(len(items), np.bool_)
-    leg = np.zeros(len(items), np.int64)
+    counts = [each.groupby(of_second).sum() for each in (answered, counted.queries - answered)]
+    waits = [counted.latency_ms.groupby(of_second).quantile(q) for q in (0.5, 0.99)]
+    items, leg = np.zeros((2, int(end_s) + 1), np.int64)
+    is_measuring, is_warm_up = np.zeros((2, len(items)), np.bool_)
     for done in backfills(entries):
         items[int(done.elapsed_s)] += done.items
     for measured in of_type(entries, CheckpointMeasured):
@@ -349,20 +334,10 @@ def timeline(entries: Sequence[JournalEntry], events: pd.DataFrame) -> list[Seco
     for start_s, until_s in _warm_ups(entries):
         if until_s > start_s:
             is_warm_up[int(start_s) : math.ceil(until_s)] = True
-    return [
-        SecondRow(
-            elapsed_s=second,
-            queries=int(queries.get(second, 0)),
-            unanswered=int(unanswered.get(second, 0)),
-            p50_ms=p50_ms.get(second, math.nan),
-            p99_ms=p99_ms.get(second, math.nan),
-            items=int(items[second]),
-            is_measuring=bool(is_measuring[second]),
-            is_warm_up=bool(is_warm_up[second]),
-            leg=int(leg[second]),
-        )
-        for second in range(len(items))
-    ]
+    seconds = np.arange(len(items))
+    of_traffic = (*(each.reindex(seconds, fill_value=0) for each in counts), *(each.reindex(seconds) for each in waits))
+    table = (seconds, *of_traffic, items, is_measuring, is_warm_up, leg)
+    return [SecondRow(*row) for row in zip(*(np.asarray(column).tolist() for column in table), strict=True)]
 
 
 def incidents(entries: Sequence[JournalEntry], broken: Mapping[int, IntArray]) -> list[IncidentRow]:

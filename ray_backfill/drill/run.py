@@ -37,7 +37,7 @@ from ray_backfill.drill.journal import Journal, Started, of_type
 from ray_backfill.drill.parts import BadPartError
 from ray_backfill.drill.plan import DrillPlan, make_plan, read_plan, write_plan
 from ray_backfill.drill.report import write_live_report
-from ray_backfill.drill.results import Reference, depth, drill_tables
+from ray_backfill.drill.results import depth, drill_tables
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.drill.shard import ShardPlace, shard_edges
 from ray_backfill.drill.tables import TABLES, DrillFacts
@@ -154,7 +154,7 @@ def run_resolved(
         if (skipped := skipped_queries(comparison)) is not None:
             write_table(folder / "skipped_queries.parquet", skipped)
         facts = _facts(comparison, sides, live, plan, context, recipe or {})
-        return _conclude(folder, _reference(comparison, sides, plan), facts, timings_s)
+        return _conclude(folder, comparison, sides, plan, facts, timings_s)
 
 
 def _key(comparison: Comparison, method: Method, fits: FitSettings, live: LiveSettings) -> RunKey:
@@ -211,17 +211,14 @@ def _shards(drill: Path, comparison: Comparison, sides: Sides, live: LiveSetting
     ]  # fmt: skip
 
 
-def _reference(comparison: Comparison, sides: Sides, plan: DrillPlan) -> Reference:
-    evaluation, queries = comparison.evaluation, comparison.embeddings.query
-    gallery = {model: comparison.folder.gallery.vectors[model] for model in old_models(sides.method)}
-    return Reference(plan, sides, comparison.truth, evaluation.metrics, evaluation.points, queries, gallery)
-
-
-def _conclude(folder: Path, reference: Reference, facts: DrillFacts, timings_s: dict[str, float]) -> Path:
+def _conclude(
+    folder: Path, comparison: Comparison, sides: Sides, plan: DrillPlan, facts: DrillFacts,
+    timings_s: dict[str, float],
+) -> Path:  # fmt: skip
     """Write the tables and the report of a finished drill."""
     started = time.perf_counter()
     try:
-        tables = drill_tables(folder, reference)
+        tables = drill_tables(folder, comparison, sides, plan)
     except BadPartError as error:
         raise InputError(
             f"{error.reason}; it was intact when the drill ended: delete {folder} to run the drill again"

@@ -26,7 +26,7 @@ from ray_backfill.forecast.tables import (
     ForecastPoint,
     ForecastRow,
 )
-from ray_backfill.page.charts import REFERENCE_STYLES, Chart, Curve, Interval, numbered_style, range_of
+from ray_backfill.page.charts import REFERENCE_STYLES, Chart, DrawnCurve, Interval, numbered_style, range_of
 from ray_backfill.page.numbers import NOTHING, html_table, percent, percent_sign
 
 if TYPE_CHECKING:
@@ -350,7 +350,7 @@ def _chart(found: ForecastResults, metric: str, order: str) -> Chart:
             100 * np.array([getattr(point, name) for point in points]) for name in ("t", "value", "low", "high")
         )
         style = numbered_style(methods.index(row.method))
-        curves.append(Curve(row.method, row.title, _with(row, "auc"), style, t, value, Interval(t, low, high)))
+        curves.append(DrawnCurve(row.method, row.title, _with(row, "auc"), style, t, value, Interval(t, low, high)))
     several = f", {order} order" if len(found.orders) > 1 else ""
     choices = [each for each, all_ in ((metric, found.metrics), (order, found.orders)) if len(all_) > 1]
     return Chart(
@@ -359,13 +359,13 @@ def _chart(found: ForecastResults, metric: str, order: str) -> Chart:
     )  # fmt: skip
 
 
-def _flat(found: ForecastResults, metric: str, name: str) -> Curve:
+def _flat(found: ForecastResults, metric: str, name: str) -> DrawnCurve:
     old = found.manifest["old"][metric]
     title, limits = ("new model alone", found.manifest["new"][metric]) if name == NEW else ("old service", [old] * 3)
     ends = np.array([0.0, 100.0])
     value, low, high = (np.full(2, 100 * each) for each in limits)
     band = Interval(ends, low, high) if name == NEW else None
-    return Curve(name, title, percent(limits[0]), REFERENCE_STYLES[name], ends, value, band)
+    return DrawnCurve(name, title, percent(limits[0]), REFERENCE_STYLES[name], ends, value, band)
 
 
 def render(found: ForecastResults) -> str:

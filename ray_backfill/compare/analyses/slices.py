@@ -29,8 +29,7 @@ from ray_backfill.engine import statistics as stats
 from ray_backfill.engine.replay import Curve
 from ray_backfill.engine.systems import IntArray
 from ray_backfill.page import sections as page
-from ray_backfill.page.charts import INK, Chart, Style, numbered_style, range_of
-from ray_backfill.page.charts import Curve as DrawnCurve
+from ray_backfill.page.charts import INK, Chart, DrawnCurve, Style, numbered_style, range_of
 from ray_backfill.page.numbers import listed, percent, percent_sign, points
 
 # In the column ``group``: best group minus worst group.

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -267,7 +267,7 @@ class ShardSet:
             )
             for i in range(0, len(questions.backward), _BATCH)
         ]
-        return Answer(*(np.concatenate([getattr(a, field.name) for a in answers]) for field in fields(Answer)))
+        return Answer(*map(np.concatenate, zip(*answers, strict=True)))
 
     async def _ask(self, checkpoint: Checkpoint, backward: FloatArray, forward: FloatArray, k: int) -> Answer:
         until = time.monotonic() + _PATIENCE_S

@@ -8,7 +8,20 @@ import numpy as np
 
 from ray_backfill.drill.report.drill_folder import DURING, Drill, median, periods
 from ray_backfill.drill.tables import SecondRow
-from ray_backfill.page.charts import COLOURS, FAINT, INK, MARK, MID, RED, Chart, Curve, Floats, Rule, Style, range_of
+from ray_backfill.page.charts import (
+    COLOURS,
+    FAINT,
+    INK,
+    MARK,
+    MID,
+    RED,
+    Chart,
+    DrawnCurve,
+    Floats,
+    Rule,
+    Style,
+    range_of,
+)
 from ray_backfill.page.numbers import NOTHING, count, megabytes, milliseconds, percent, rate, signed_points
 
 # Charts over progress.
@@ -48,7 +61,7 @@ def recall_charts(drill: Drill) -> list[Chart]:
     ):
         known = values[np.isfinite(values)]
         lowest = percent(known.min()) if len(known) else NOTHING
-        curves.append(Curve(key, key, lowest, style, 100 * t, 100 * values))
+        curves.append(DrawnCurve(key, key, lowest, style, 100 * t, 100 * values))
     title = "Recall: the share of the exact answer that the live answer contains"
     low, high = range_of(curves)
     chart = Chart(title, "recall (%)", "lowest (%)", tuple(curves), x_range=X_RANGE, y_range=(low, max(high, 100.0)))
@@ -69,8 +82,8 @@ def partition_charts(drill: Drill) -> list[Chart]:
     ):
         last = [count(v) if unit == "items" else megabytes(1e6 * v) for v in (old[-1], new[-1])]
         both = (
-            Curve("old", "old embedding", last[0], OLD_ITEMS, place, old),
-            Curve("new", "new embedding", last[1], NEW_ITEMS, place, new),
+            DrawnCurve("old", "old embedding", last[0], OLD_ITEMS, place, old),
+            DrawnCurve("new", "new embedding", last[1], NEW_ITEMS, place, new),
         )
         highest = float((old + new).max())
         chart = Chart(
@@ -91,7 +104,7 @@ def _quality(drill: Drill, metric: str) -> Chart:
         curve = drill.replayed.get((metric, serving))
         if curve is not None:
             t, value = np.array([(point.t, point.value) for point in curve]).T
-            curves.append(Curve(title, title, _from_to(value), style, 100 * t, 100 * value))
+            curves.append(DrawnCurve(title, title, _from_to(value), style, 100 * t, 100 * value))
     reference = "the replayed curve" if (metric, "backfill") in drill.replayed else "exact indexes"
     return Chart(
         f"{metric}: the live service and {reference}",
@@ -105,18 +118,18 @@ def _quality(drill: Drill, metric: str) -> Chart:
     )
 
 
-def _live_curves(drill: Drill, metric: str) -> list[Curve]:
+def _live_curves(drill: Drill, metric: str) -> list[DrawnCurve]:
     live, exact = 100 * np.array([(q.live, q.exact) for q in drill.quality[metric]]).T
     t = 100 * np.array([c.t for c in drill.checkpoints])
     back = np.array([c.is_rollback for c in drill.checkpoints])
     curves = []
     if (~back).any():
-        curves.append(Curve("live", "live", _from_to(live[~back] / 100), LIVE, t[~back], live[~back]))
+        curves.append(DrawnCurve("live", "live", _from_to(live[~back] / 100), LIVE, t[~back], live[~back]))
     if not drill.facts.is_exact or drill.facts.has_churn or not np.array_equal(live, exact, equal_nan=True):
-        curves.append(Curve("exact", "exact", _from_to(exact[~back] / 100), EXACT, t, exact))
+        curves.append(DrawnCurve("exact", "exact", _from_to(exact[~back] / 100), EXACT, t, exact))
     if back.any():
         last = percent(live[back][-1] / 100)
-        curves.append(Curve("back", "live, rolled back", last, BACK, t[back], live[back]))
+        curves.append(DrawnCurve("back", "live, rolled back", last, BACK, t[back], live[back]))
     return curves
 
 
@@ -177,7 +190,7 @@ def _queries(drill: Drill, points: Sequence[Bin]) -> Chart:
     unanswered = np.array([_mean(s.unanswered for s in point) for point in failed])
     curves = [
         _curve(drill, "answered", f"{rate(served)}/s", ANSWERED, points, answered),
-        Curve("unanswered", "unanswered", f"{total:,} in total", UNANSWERED, _middles(drill, failed), unanswered),
+        DrawnCurve("unanswered", "unanswered", f"{total:,} in total", UNANSWERED, _middles(drill, failed), unanswered),
     ]
     return _chart(drill, "Queries", "per second", "", curves, range_of(curves, from_zero=True))
 
@@ -193,7 +206,7 @@ def _backfill(drill: Drill, points: Sequence[Bin]) -> Chart:
 def _share(drill: Drill, points: Sequence[Bin]) -> Chart:
     share = np.array([100 * c.new_items / max(c.items, 1) for c in drill.checkpoints])
     when = np.array([c.elapsed_s for c in drill.checkpoints]) / _unit(drill)[0]
-    curves = [Curve("new items", "new items", f"→ {share[-1]:.0f} %", SHARE, when, share)]
+    curves = [DrawnCurve("new items", "new items", f"→ {share[-1]:.0f} %", SHARE, when, share)]
     return _chart(drill, "Items with their new embedding", "% of all items", "", curves, (0.0, 105.0))
 
 
@@ -202,7 +215,7 @@ def _chart(
     title: str,
     unit: str,
     header: str,
-    curves: Sequence[Curve],
+    curves: Sequence[DrawnCurve],
     y_range: tuple[float, float],
     notes: tuple[str, ...] = (),
     is_log: bool = False,
@@ -232,11 +245,11 @@ def _unit(drill: Drill) -> tuple[int, str]:
 
 def _curve(
     drill: Drill, title: str, number: str, style: Style, points: Sequence[Bin], values: Sequence[float]
-) -> Curve:
+) -> DrawnCurve:
     """A line with a gap between two legs."""
     x, y = _middles(drill, points), np.asarray(values, dtype=np.float64)
     gaps = [start for start, _ in list(_runs([point[0].leg for point in points]))[1:]]
-    return Curve(
+    return DrawnCurve(
         title, title, number, style, np.insert(x, gaps, x[[gap - 1 for gap in gaps]]), np.insert(y, gaps, np.nan)
     )
 
