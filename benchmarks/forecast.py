@@ -137,7 +137,7 @@ def halved(
             more = numbers.items_to_halve(before, units.n_groups, budget, n_gallery)
             if np.isfinite(more) and budget + more < n_gallery:
                 after = numbers.area(forecast_with(budget + int(more), seed)[key], T)
-                lines.append((*key, more, after.half_width / before.half_width))
+                lines.append((*key, more, after.half_width() / before.half_width()))
     found = pd.DataFrame(lines, columns=["method", "order", "further items", "after / before"])
     return found.groupby(["method", "order"], sort=False).agg(["mean", "min", "max", "count"])
 

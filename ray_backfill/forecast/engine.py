@@ -66,12 +66,14 @@ def forecast_pair(
     scored = np.flatnonzero(np.diff(truth.positive_starts) > 0)
     place = np.searchsorted(scored, known.queries)
     value, changes = (np.stack([getattr(found, name) for found, _ in measured]) for name in ("value", "changes"))
+    own, pools = np.concatenate([found.own for found, _ in measured], axis=1), np.array([pool for _, pool in measured])
+    of_query = np.repeat(np.arange(len(measured)), [found.own.shape[1] for found, _ in measured])
     units = {
         order: {
             name: Units(
                 starts[name][scored][:, None], place, known.group, known.n_groups, value[:, o, :, r],
                 changes[:, 1:, o, :, r], {system: structure * changes[:, 0, o, :, r]},
-                [SampledAnswers(found.own[o, :, :, r], pool) for found, pool in measured],
+                SampledAnswers(own[o, :, :, r], of_query, pools),
             )
             for r, name in enumerate(metrics)
         }

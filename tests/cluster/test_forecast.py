@@ -73,7 +73,7 @@ def test_any_number_of_shards_gives_the_forecast_of_one_process(ray_session: Non
                 assert other.value == pytest.approx(units.value, abs=2e-3)
                 a, b = (each.mean(area_weights(np.linspace(0, 1, 4))) for each in (units, other))
                 assert b.value == pytest.approx(a.value, abs=1e-4)
-                assert b.half_width == pytest.approx(a.half_width, rel=1e-2)
+                assert b.half_width() == pytest.approx(a.half_width(), rel=1e-2)
 
 
 def test_more_shards_than_cpus_are_refused(ray_session: None, tmp_path: Path) -> None:
