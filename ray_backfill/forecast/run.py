@@ -1,7 +1,7 @@
 """Forecasts a folder: from a sample's new embeddings to a folder of tables."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -97,18 +97,15 @@ def forecast_methods(comparison: Comparison, given: NewEmbeddings, gallery: Gall
         return {m: forecast_method(comparison, m, given, gallery, starts[m.name], bar) for m in methods}
 
 
-@contextmanager
-def _gallery_of(comparison: Comparison, given: NewEmbeddings, context: Context) -> Iterator[Gallery]:
+def _gallery_of(comparison: Comparison, given: NewEmbeddings, context: Context) -> AbstractContextManager[Gallery]:
     """The gallery in this process, or in shards, for which Ray is started."""
     size = sum(vectors.nbytes for vectors in comparison.folder.gallery.vectors.values())
     shards = context.place.shards_for(size)
     if not shards:
-        yield gallery_here(comparison)
-        return
+        return nullcontext(gallery_here(comparison))
     from ray_backfill.forecast.ray import gallery_in_shards
 
-    with gallery_in_shards(comparison, given, shards) as gallery:
-        yield gallery
+    return gallery_in_shards(comparison, given, shards)
 
 
 def _tables(
