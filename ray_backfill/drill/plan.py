@@ -90,13 +90,11 @@ class DrillPlan:
         edges: shard s owns the positions edges[s] .. edges[s + 1] - 1.
         """
         changes = np.zeros((len(self.operations) + 1, len(edges) - 1), np.int64)
-        bounds = np.asarray(edges)
-        changes[0] = np.bincount(np.searchsorted(bounds, self.order, side="right") - 1, minlength=len(edges) - 1)
+        changes[0], _ = np.histogram(self.order, edges)
         for operation in self.operations:
             if operation.kind in ("insert", "delete"):
-                sign = 1 if operation.kind == "insert" else -1
-                shard = np.searchsorted(bounds, operation.positions, side="right") - 1
-                changes[operation.number + 1] = sign * np.bincount(shard, minlength=len(edges) - 1)
+                number, _ = np.histogram(operation.positions, edges)
+                changes[operation.number + 1] = number if operation.kind == "insert" else -number
         return np.cumsum(changes, axis=0)
 
     @property

@@ -6,9 +6,9 @@ are seconds since the drill began. Shapes: Q queries, k items per answer, N gall
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,16 +21,7 @@ from ray_backfill.drill.journal import Applied, CheckpointMeasured, Incident, Jo
 from ray_backfill.drill.parts import read_part
 from ray_backfill.drill.plan import NEW, NOWHERE, OLD, DrillPlan, positions_of
 from ray_backfill.drill.shard import merge_partitions, read_answers
-from ray_backfill.drill.tables import (
-    Checkpoint,
-    CheckpointRow,
-    IncidentRow,
-    ItemCounts,
-    QualityRow,
-    ReplayedRow,
-    SecondRow,
-    ServedQueries,
-)
+from ray_backfill.drill.tables import Checkpoint, CheckpointRow, IncidentRow, QualityRow, ReplayedRow, SecondRow
 from ray_backfill.drill.traffic import read_events
 from ray_backfill.engine.index import IndexSettings, Partition, make_partition
 from ray_backfill.engine.merges import RAW, Merge
@@ -63,9 +54,9 @@ def drill_tables(folder: Path, comparison: Comparison, sides: Sides, plan: Drill
         live = live_quality(live_Qk, only_alive(truth, state), metrics)
         exact = exact_quality(pair, truth, state, metrics, sides.distance, sides.merge)
         quality += [QualityRow(checkpoint.moment, checkpoint.t, m, live[m], exact[m]) for m in metrics]
-        items, queries = counts(plan, checkpoint, state, broken, measured), served(events, entries, segment)
+        figures = counts(plan, checkpoint, state, broken, measured) | served(events, entries, segment)
         old, new = (recall(live_Qk, exact_Qk, state, side) for side in (OLD, NEW))
-        checkpoints.append(CheckpointRow(**vars(items), **vars(queries), old_recall=old, new_recall=new))
+        checkpoints.append(CheckpointRow(**figures, old_recall=old, new_recall=new))
     is_plain = not broken and not len(plan.held_back) and all(o.kind == "backfill" for o in plan.operations)
     return {
         "checkpoints": frame(CheckpointRow, checkpoints),
@@ -160,13 +151,9 @@ def live_quality(position_Qk: IntArray, truth: GroundTruth, metrics: Sequence[st
 
 
 def exact_quality(
-    pair: UpgradePair,
-    truth: GroundTruth,
-    state: NDArray[np.uint8],
-    metrics: Sequence[str],
-    distance: str,
+    pair: UpgradePair, truth: GroundTruth, state: NDArray[np.uint8], metrics: Sequence[str], distance: str,
     merge: Merge,
-) -> dict[str, float]:
+) -> dict[str, float]:  # fmt: skip
     """Metric -> quality of exact search over the gallery in this state, computed by the replay engine.
 
     pair: covers all N items, including those that are NOWHERE. Cost: one replay.
@@ -230,8 +217,7 @@ def recall(live_Qk: IntArray, exact_Qk: IntArray, state: NDArray[np.uint8], side
     return found / wanted if wanted else float("nan")
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """The time of a segment: from the end of the previous measurement to the start and the end of its own."""
 
     start_s: float
@@ -247,57 +233,45 @@ def _segments(entries: list[JournalEntry]) -> list[tuple[CheckpointMeasured, Seg
 
 
 def counts(
-    plan: DrillPlan,
-    checkpoint: Checkpoint,
-    state: NDArray[np.uint8],
-    broken: Mapping[int, IntArray],
+    plan: DrillPlan, checkpoint: Checkpoint, state: NDArray[np.uint8], broken: Mapping[int, IntArray],
     measured: CheckpointMeasured,
-) -> ItemCounts:
-    """Item counts at a checkpoint: partition sizes and the changes to the gallery so far."""
+) -> dict[str, Any]:  # fmt: skip
+    """The fields of ``CheckpointRow`` on items: partition sizes and the changes to the gallery so far."""
     done = plan.operations[: checkpoint.applied]
     backfilled, inserted, deleted = (
         positions_of(o for o in done if o.kind == kind) for kind in ("backfill", "insert", "delete")
     )
     kept_old = sum(len(broken.get(o.number, ())) for o in done if o.kind == "backfill")
-    return ItemCounts(
-        moment=checkpoint.moment,
-        t=checkpoint.t,
-        phase=checkpoint.phase,
-        backfilled=len(backfilled) - kept_old,
-        old_items=int((state == OLD).sum()),
-        new_items=int((state == NEW).sum()),
-        kept_old=kept_old,
-        inserted=int((state[inserted] != NOWHERE).sum()),
-        deleted=len(deleted),
-        old_bytes=measured.old_bytes,
-        new_bytes=measured.new_bytes,
-        elapsed_s=measured.elapsed_s,
-    )
+    return {
+        "moment": checkpoint.moment, "t": checkpoint.t, "phase": checkpoint.phase,
+        "backfilled": len(backfilled) - kept_old, "kept_old": kept_old,
+        "old_items": int((state == OLD).sum()), "new_items": int((state == NEW).sum()),
+        "inserted": int((state[inserted] != NOWHERE).sum()), "deleted": len(deleted),
+        "old_bytes": measured.old_bytes, "new_bytes": measured.new_bytes, "elapsed_s": measured.elapsed_s,
+    }  # fmt: skip
 
 
-def served(events: pd.DataFrame, entries: Sequence[JournalEntry], segment: Segment) -> ServedQueries:
-    """Traffic and backfill rate during a segment.
+def served(events: pd.DataFrame, entries: Sequence[JournalEntry], segment: Segment) -> dict[str, Any]:
+    """The fields of ``CheckpointRow`` on traffic and the rate of the backfill, during a segment.
 
     Every request counts in exactly one segment. Latencies and rates exclude warm-ups and the time in which a checkpoint
     was measured, as the driver's own queries are not traffic.
     """
     counted = events[(events.scheduled_s >= segment.start_s) & (events.scheduled_s < segment.end_s)]
     within = counted[(counted.scheduled_s < segment.began_s) & ~counted.is_warm_up]
-    seconds = segment.began_s - segment.start_s - _warm_up_s(entries, segment)
+    warm_ups_s = (min(b, segment.began_s) - max(a, segment.start_s) for a, b in _warm_ups(entries))
+    seconds = segment.began_s - segment.start_s - sum(max(0.0, warm_up_s) for warm_up_s in warm_ups_s)
     p50, p95, p99 = np.quantile(within.latency_ms, [0.5, 0.95, 0.99]) if len(within) else [np.nan] * 3
     items = sum(e.items for e in backfills(entries) if segment.start_s <= e.elapsed_s < segment.began_s)
     is_first = segment.start_s == 0
-    return ServedQueries(
-        queries=int(counted.queries[counted.is_answered].sum()),
-        unanswered=int(counted.queries[~counted.is_answered].sum()),
-        retried=int(counted.retries.sum()),
-        violations=int(counted.violations.sum()),
-        queries_per_s=within.queries[within.is_answered].sum() / seconds if len(within) and seconds > 0 else np.nan,
-        p50_ms=p50,
-        p95_ms=p95,
-        p99_ms=p99,
-        items_per_s=np.nan if is_first else items / max(segment.began_s - segment.start_s, 1e-3),
-    )
+    return {
+        "queries": int(counted.queries[counted.is_answered].sum()),
+        "unanswered": int(counted.queries[~counted.is_answered].sum()),
+        "retried": int(counted.retries.sum()), "violations": int(counted.violations.sum()),
+        "queries_per_s": within.queries[within.is_answered].sum() / seconds if len(within) and seconds > 0 else np.nan,
+        "p50_ms": p50, "p95_ms": p95, "p99_ms": p99,
+        "items_per_s": np.nan if is_first else items / max(segment.began_s - segment.start_s, 1e-3),
+    }  # fmt: skip
 
 
 def backfills(entries: Sequence[JournalEntry]) -> list[Applied]:
@@ -308,11 +282,6 @@ def backfills(entries: Sequence[JournalEntry]) -> list[Applied]:
 def _warm_ups(entries: Sequence[JournalEntry]) -> list[tuple[float, float]]:
     """(start, end) of the warm-up of each driver's traffic."""
     return [(e.elapsed_s, e.elapsed_s + e.warm_up_s) for e in of_type(entries, Started)]
-
-
-def _warm_up_s(entries: Sequence[JournalEntry], segment: Segment) -> float:
-    """Seconds of warm-up in a segment before its measurement begins."""
-    return sum(max(0.0, min(b, segment.began_s) - max(a, segment.start_s)) for a, b in _warm_ups(entries))
 
 
 def timeline(entries: Sequence[JournalEntry], events: pd.DataFrame) -> list[SecondRow]:

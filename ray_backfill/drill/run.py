@@ -106,14 +106,9 @@ def check_room(live: LiveSettings, actors: EmbedActors) -> tuple[int, bool]:
 
 
 def run_resolved(
-    comparison: Comparison,
-    method: Method,
-    source: FromImages | FromStore,
-    fits: FitSettings,
-    live: LiveSettings,
-    context: Context,
-    recipe: Mapping[str, Any] | None = None,
-) -> Path:
+    comparison: Comparison, method: Method, source: FromImages | FromStore, fits: FitSettings, live: LiveSettings,
+    context: Context, recipe: Mapping[str, Any] | None = None,
+) -> Path:  # fmt: skip
     """Run the drill of a resolved comparison, or what is left of it; returns its folder.
 
     source: what the embeddings of the backfill are made from. recipe: settings of the recipe, for the manifest.
@@ -242,37 +237,22 @@ def _plan(drill: Path, order: IntArray, points: int, live: LiveSettings) -> Dril
 
 
 def _facts(
-    comparison: Comparison,
-    sides: Sides,
-    live: LiveSettings,
-    plan: DrillPlan,
-    context: Context,
+    comparison: Comparison, sides: Sides, live: LiveSettings, plan: DrillPlan, context: Context,
     recipe: Mapping[str, Any],
-) -> DrillFacts:
+) -> DrillFacts:  # fmt: skip
     """Facts for the report besides the tables."""
     folder, evaluation, method = comparison.folder, comparison.evaluation, sides.method
+    data = {
+        "gallery_items": len(folder.gallery), "queries": len(folder.queries or folder.gallery),
+        "queries_skipped": len(comparison.truth.skipped), "fingerprint": folder.fingerprint(method.models),
+    }  # fmt: skip
     return DrillFacts(
-        command=context.command,
-        created=now(),
-        method=method.name,
-        title=method.title,
-        order=evaluation.orders[0],
-        merge=sides.merge.name,
+        command=context.command, created=now(), versions=versions(), recipe=dict(recipe),
+        method=method.name, title=method.title, order=evaluation.orders[0], merge=sides.merge.name,
         glossary=all_merges()[sides.merge.name].glossary,
-        primary_metric=evaluation.metrics[0],
-        metrics=evaluation.metrics,
-        distance=evaluation.distance,
-        recipe=dict(recipe),
+        primary_metric=evaluation.metrics[0], metrics=evaluation.metrics, distance=evaluation.distance,
         is_exact=live.old_index.kind == live.new_index.kind == "exact",
         has_churn=bool(live.churn.inserts or live.churn.deletes),
         rolled_back=any(operation.kind == "rollback" for operation in plan.operations),
-        data={
-            "gallery_items": len(folder.gallery),
-            "queries": len(folder.queries or folder.gallery),
-            "queries_skipped": len(comparison.truth.skipped),
-            "fingerprint": folder.fingerprint(method.models),
-        }
-        | weighting(comparison)
-        | origin_of(comparison, context, recipe),
-        versions=versions(),
-    )
+        data=data | weighting(comparison) | origin_of(comparison, context, recipe),
+    )  # fmt: skip

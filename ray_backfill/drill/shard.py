@@ -110,13 +110,9 @@ class Shard:
     """
 
     def __init__(
-        self,
-        plan: DrillPlan,
-        sides: Sides,
-        place: ShardPlace,
-        read_old: Callable[[int, int], dict[str, FloatArray]],
-        train: dict[str, FloatArray] | None = None,
-    ) -> None:
+        self, plan: DrillPlan, sides: Sides, place: ShardPlace,
+        read_old: Callable[[int, int], dict[str, FloatArray]], train: dict[str, FloatArray] | None = None,
+    ) -> None:  # fmt: skip
         self.plan, self.sides, self.place, self.read_old, self.train = plan, sides, place, read_old, train or {}
         self.state = plan.start()[place.first : place.last]
         self.view = View(self._filled_old(self._own(plan.order)), self._empty("forward"), 0)

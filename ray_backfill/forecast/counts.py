@@ -78,8 +78,7 @@ class QueryBlock:
     left_out: Sequence[IntArray]
 
 
-@dataclass(frozen=True, eq=False)
-class Histograms:
+class Histograms(NamedTuple):
     """Items of b queries by distance and moment of their backfill.
 
     places: (b, O, M + 1, T + 1) by their place among M thresholds before the backfill. cells: (b, O, CELLS, T + 1)
@@ -88,16 +87,6 @@ class Histograms:
 
     places: Ints
     cells: Ints
-
-    @classmethod
-    def empty(cls, queries: int, orders: int, points: int, thresholds: int) -> "Histograms":
-        """Histograms of no items. thresholds: M, points: T."""
-        shape = (queries, orders, thresholds + 1, points + 1)
-        return cls(np.zeros(shape, np.int64), np.zeros((queries, orders, CELLS, points + 1), np.int64))
-
-    def plus(self, other: "Histograms") -> "Histograms":
-        """The histograms of two shards together."""
-        return Histograms(self.places + other.places, self.cells + other.cells)
 
 
 class CountingShards:
@@ -117,7 +106,7 @@ class CountingShards:
 
     def count(self, block: QueryBlock) -> Histograms:
         """Count all items by distance and moment."""
-        return reduce(Histograms.plus, self.ask("count", block))
+        return Histograms(*(reduce(np.add, parts) for parts in zip(*self.ask("count", block), strict=True)))
 
 
 class LocalShards(CountingShards):
@@ -155,8 +144,9 @@ class CountingShard:
 
     def count(self, block: QueryBlock) -> Histograms:
         """Of this shard. Cost: 3 products of b queries with n items, and O(b n O)."""
-        cells = self.setup.cells
-        out = Histograms.empty(len(block.queries), len(self.moment), self.setup.points, block.thresholds.shape[1])
+        cells, both, moments = self.setup.cells, (len(block.queries), len(self.moment)), self.setup.points + 1
+        sizes = (block.thresholds.shape[1] + 1, CELLS)
+        out = Histograms(*(np.zeros((*both, size, moments), np.int64) for size in sizes))
         at = find_starts(block.thresholds)
         for first in range(0, self.size, _TILE):
             last = min(first + _TILE, self.size)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,13 +50,8 @@ class LiveShard:
         self.job, self.plan = job, read_plan(job.drill / "plan")
         sides = _sides(job)
         old = old_models(sides.method)
-        self.shard = Shard(
-            self.plan,
-            sides,
-            job.place,
-            lambda first, last: job.gallery.vectors(first, last, old),
-            self._train_vectors(sides),
-        )
+        read_old = partial(job.gallery.vectors, models=old)
+        self.shard = Shard(self.plan, sides, job.place, read_old, self._train_vectors(sides))
         with suppress(BadPartError):  # the driver calls apply again, which reports it
             self.apply(Journal(job.drill).applied())
         for queries in (1, 2):  # load compiled code before the first query
@@ -169,14 +165,9 @@ class Router:
         answers = [shard for shard in found if isinstance(shard, ShardAnswer)]
         merged = merge_answers([shard.best for shard in answers], k)
         applied = [shard.applied for shard in answers]
-        return Routed(
-            merged,
-            (min(applied), max(applied)),
-            sum(shard.old_items for shard in answers),
-            sum(shard.new_items for shard in answers),
-            sum(retries),
-            self._violations(answers, merged),
-        )
+        old, new = sum(shard.old_items for shard in answers), sum(shard.new_items for shard in answers)
+        violations = self._violations(answers, merged)
+        return Routed(merged, (min(applied), max(applied)), old, new, sum(retries), violations)
 
     async def _ask(
         self, shard: int, backward: NDArray[Any], forward: NDArray[Any], k: int, until: float, retries: list[int]

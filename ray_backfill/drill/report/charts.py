@@ -102,16 +102,11 @@ def _quality(drill: Drill, metric: str) -> Chart:
             t, value = np.array([(point.t, point.value) for point in curve]).T
             curves.append(DrawnCurve(title, title, _from_to(value), styles[serving], 100 * t, 100 * value))
     reference = "the replayed curve" if (metric, "backfill") in drill.replayed else "exact indexes"
+    choices = (metric,) if len(drill.metrics) > 1 else ()
     return Chart(
-        f"{metric}: the live service and {reference}",
-        f"{metric} (%)",
-        "start → end (%)",
-        tuple(curves),
-        (metric,) if len(drill.metrics) > 1 else (),
-        tuple(_notes(drill, metric)),
-        x_range=X_RANGE,
-        y_range=range_of(curves),
-    )
+        f"{metric}: the live service and {reference}", f"{metric} (%)", "start → end (%)", tuple(curves), choices,
+        tuple(_notes(drill, metric)), x_range=X_RANGE, y_range=range_of(curves),
+    )  # fmt: skip
 
 
 def _live_curves(drill: Drill, metric: str) -> list[DrawnCurve]:
