@@ -17,11 +17,8 @@ from numpy.typing import NDArray
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import IntArray, RetrievalSystem
-from ray_backfill.forecast.others import CELLS, Cells, OtherItems
+from ray_backfill.forecast.others import CELLS, Cells, Floats, Floats32, OtherItems
 
-Floats = NDArray[np.float64]
-Floats32 = NDArray[np.float32]
-Ints = NDArray[np.int64]
 # Items whose distances to a block of queries are computed at a time: they should stay in the cache until counted.
 _TILE = 1024
 # Cells into which the range of thresholds is divided, to find the place of a distance among them.
@@ -85,8 +82,8 @@ class Histograms(NamedTuple):
     those that are not known after it, by their predicted distance then.
     """
 
-    places: Ints
-    cells: Ints
+    places: IntArray
+    cells: IntArray
 
 
 class CountingShards:
@@ -236,17 +233,13 @@ class Counts(NamedTuple):
     """
 
     thresholds: Floats32
-    known: Ints
+    known: IntArray
     expected: Floats
     changes: Floats
 
-    def of_order(self, o: int) -> "Counts":
-        """Those of one order, without its axis."""
-        return Counts(self.thresholds, self.known[o], self.expected[o], self.changes[:, o])
-
 
 def count(
-    places: Ints, cells: Ints, known_moments: Ints, after: Floats32, others: OtherItems,
+    places: IntArray, cells: IntArray, known_moments: IntArray, after: Floats32, others: OtherItems,
     thresholds: Floats32, beyond: float = 0.0,
 ) -> Counts:  # fmt: skip
     """The counts of one query from its histograms, as in ``Histograms``.

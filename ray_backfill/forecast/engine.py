@@ -16,10 +16,8 @@ from ray_backfill.forecast.counts import CountingShards, Forms, LocalShards, Que
 from ray_backfill.forecast.estimate import SampledAnswers, Units
 from ray_backfill.forecast.expected import Entries, Expectation, SumMetric, expect
 from ray_backfill.forecast.models import KnownForms, KnownItems, Models, fit_models, left_out_of
-from ray_backfill.forecast.others import Calibration, Checked
+from ray_backfill.forecast.others import Calibration, Checked, Floats, Floats32
 
-Floats = NDArray[np.float64]
-Floats32 = NDArray[np.float32]
 # Structural error of systems with their own heads, relative to that of plain ones: heads map stand-ins less well
 # than real embeddings. docs/results/forecast.md: what intervals with it cover.
 _OWN_HEADS = 2.0

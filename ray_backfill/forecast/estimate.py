@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from ray_backfill.forecast.others import PARTS
+from ray_backfill.forecast.others import PARTS, Floats
 
-Floats = NDArray[np.float64]
 LEVEL = 0.95
 # Moments between which the largest drop is sought.
 _MOMENTS = 11

@@ -62,7 +62,9 @@ def forecast_folder(
         of_fits = replace(context, out=context.out / "pilot", overwrite=True)
         folder = with_pilot(folder, given, of_fits.out)
     comparison = resolve(with_stand_ins(folder, given), settings.judged_as(stored.settings), fits)
-    _check_methods(comparison)
+    if not any(can_be_forecast(method) and not method.is_reference for method in comparison.methods):
+        why = "; ".join(f"{each.name}: {each.reason}" for each in comparison.left_out) or "old and new are references"
+        raise InputError(f"none of the methods can be forecast ({why}); choose others with --methods")
     # {new, new} is the only reference of a forecast.
     comparison = comparison.only([method for method in comparison.methods if method.name != HEAD_ALONE])
     comparison, _ = fit_maps(comparison, comparison.methods, fits, of_fits)
@@ -79,13 +81,6 @@ def forecast_folder(
         write_json(half / "manifest.json", facts)
     write_forecast_report(out)  # after the results: a page that cannot be made must not take them with it
     return out
-
-
-def _check_methods(comparison: Comparison) -> None:
-    """Raises InputError if none of the methods can be forecast."""
-    if not any(can_be_forecast(method) and not method.is_reference for method in comparison.methods):
-        why = "; ".join(f"{each.name}: {each.reason}" for each in comparison.left_out) or "old and new are references"
-        raise InputError(f"none of the methods can be forecast ({why}); choose others with --methods")
 
 
 def forecast_methods(comparison: Comparison, given: NewEmbeddings, gallery: Gallery) -> dict[Method, Forecast]:

@@ -48,9 +48,10 @@ class LiveShard:
 
     def __init__(self, job: ShardJob) -> None:
         self.job, self.plan = job, read_plan(job.drill / "plan")
-        sides = _sides(job)
-        old = old_models(sides.method)
-        read_old = partial(job.gallery.vectors, models=old)
+        (method,) = find_methods((job.method,))
+        network = load_network(job.network) if job.network else None
+        sides = Sides(method, network, job.merge, job.distance, job.dims)
+        read_old = partial(job.gallery.vectors, models=old_models(method))
         self.shard = Shard(self.plan, sides, job.place, read_old, self._train_vectors(sides))
         with suppress(BadPartError):  # the driver calls apply again, which reports it
             self.apply(Journal(job.drill).applied())
@@ -86,12 +87,6 @@ class LiveShard:
             for models in (old_models(sides.method), new_models(sides.method))
         )
         return {"backward": sides.gallery("backward", old), "forward": sides.gallery("forward", new)}
-
-
-def _sides(job: ShardJob) -> Sides:
-    (method,) = find_methods((job.method,))
-    network = load_network(job.network) if job.network else None
-    return Sides(method, network, job.merge, job.distance, job.dims)
 
 
 def shards_need(jobs: list[ShardJob], settings: ShardSettings) -> dict[str, float]:
@@ -244,21 +239,18 @@ class ShardSet:
         Raises:
             RuntimeError: an answer violated an invariant, or a shard did not come back in time.
         """
-        return asyncio.run(self._answers(checkpoint, questions))
+
+        async def ask_all() -> list[Answer]:
+            batches = [slice(i, i + _BATCH) for i in range(0, len(questions.backward), _BATCH)]
+            both = [(questions.backward[some], questions.forward[some]) for some in batches]
+            return [await self._ask(checkpoint, *queries, questions.k) for queries in both]
+
+        return Answer(*map(np.concatenate, zip(*asyncio.run(ask_all()), strict=True)))
 
     def close(self) -> None:
         """Stop the shards; their state is on disk."""
         for actor in self.actors:
             ray.kill(actor)
-
-    async def _answers(self, checkpoint: Checkpoint, questions: Questions) -> Answer:
-        answers = [
-            await self._ask(
-                checkpoint, questions.backward[i : i + _BATCH], questions.forward[i : i + _BATCH], questions.k
-            )
-            for i in range(0, len(questions.backward), _BATCH)
-        ]
-        return Answer(*map(np.concatenate, zip(*answers, strict=True)))
 
     async def _ask(self, checkpoint: Checkpoint, backward: FloatArray, forward: FloatArray, k: int) -> Answer:
         until = time.monotonic() + _PATIENCE_S
