@@ -210,7 +210,6 @@ def _conclude(
     folder: Path, comparison: Comparison, sides: Sides, plan: DrillPlan, facts: DrillFacts,
     timings_s: dict[str, float],
 ) -> Path:  # fmt: skip
-    """Write the tables and the report of a finished drill."""
     started = time.perf_counter()
     try:
         tables = drill_tables(folder, comparison, sides, plan)
@@ -240,7 +239,6 @@ def _facts(
     comparison: Comparison, sides: Sides, live: LiveSettings, plan: DrillPlan, context: Context,
     recipe: Mapping[str, Any],
 ) -> DrillFacts:  # fmt: skip
-    """Facts for the report besides the tables."""
     folder, evaluation, method = comparison.folder, comparison.evaluation, sides.method
     data = {
         "gallery_items": len(folder.gallery), "queries": len(folder.queries or folder.gallery),

@@ -125,13 +125,10 @@ def new_embeddings(
     Stand-ins for other items are fitted on the pilot, the queries and the train split.
     """
     weight_N = np.zeros(len(folder.gallery))
-    pilot_N, done_N = (np.zeros(len(folder.gallery), np.bool_) for _ in range(2))
     weight_N[sample.position] = sample.weight
-    pilot_N[sample.position[sample.reason == PILOT]] = True
-    done_N[done] = True
-    known = KnownItems(
-        position, weight_N[position], pilot_N[position], sample.queries, sample.group, sample.n_groups, done_N[position]
-    )
+    is_pilot = np.isin(position, sample.position[sample.reason == PILOT])
+    of_queries = sample.queries, sample.group, sample.n_groups
+    known = KnownItems(position, weight_N[position], is_pilot, *of_queries, np.isin(position, done))
     old, free = free_pairs(folder)
     of_pilot = folder.gallery.old[position[known.pilot]]
     both = (np.concatenate([of_pilot, old]), np.concatenate([new[known.pilot], free]))

@@ -11,7 +11,7 @@ from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.core.progress import Task
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.replay import Curve, replay
-from ray_backfill.engine.systems import RetrievalSystem, Switch, UpgradePair
+from ray_backfill.engine.systems import IntArray, RetrievalSystem, Switch, UpgradePair
 from ray_backfill.forecast.counts import CountingShards, Forms
 from ray_backfill.forecast.engine import Forecast, forecast_pair
 from ray_backfill.forecast.estimate import exact_units
@@ -52,10 +52,10 @@ def forecast_method(
 ) -> Forecast:  # fmt: skip
     """The forecast of a method; if every item is known, its exact curves. Of {new, new}, only the end has a meaning."""
     known, size = given.known, len(comparison.folder.gallery)
-    if len(known.position) == size:
-        return _exact(comparison, method, given)
-    forms, switch = _known_forms(comparison, method, given)
     orders = {"": np.arange(size)} if method.name == NEW else comparison.orders_of(method)
+    if len(known.position) == size:
+        return _exact(comparison, method, given, orders)
+    forms, switch = _known_forms(comparison, method, given)
     return forecast_pair(
         gallery.of_method(method), known, forms, comparison.truth, orders, switch, starts,
         comparison.evaluation.points, method.forward or method.name, bool(method.forward), bar,
@@ -108,7 +108,7 @@ def exact_starts(
     return found
 
 
-def _exact(comparison: Comparison, method: Method, given: NewEmbeddings) -> Forecast:
+def _exact(comparison: Comparison, method: Method, given: NewEmbeddings, orders: Mapping[str, IntArray]) -> Forecast:
     """The exact curves of a method, as a forecast without any error."""
     how, old, query = comparison.evaluation, comparison.folder.gallery.old, comparison.embeddings.query
     new = np.empty((len(old), given.new.shape[1]), given.new.dtype)
@@ -116,7 +116,6 @@ def _exact(comparison: Comparison, method: Method, given: NewEmbeddings) -> Fore
     pair = method.pair(Embeddings(query, {"old": old, "new": new}), comparison.maps.of(method))
     if method.name == NEW:
         pair = UpgradePair(RetrievalSystem(query["old"], old), pair.forward)
-    orders = {"": np.arange(len(old))} if method.name == NEW else comparison.orders_of(method)
     curves = replay(pair, comparison.truth, orders, how.points, how.metrics, how.distance)
     units = {order: {m: exact_units(values) for m, values in each.per_query.items()} for order, each in curves.items()}
     return Forecast(units, Calibration(1.0, 0.0), [])

@@ -106,7 +106,6 @@ def _gallery_of(comparison: Comparison, given: NewEmbeddings, context: Context) 
 def _tables(
     comparison: Comparison, given: NewEmbeddings, found: Mapping[Method, Forecast]
 ) -> Mapping[str, pd.DataFrame]:
-    """The tables of these forecasts, by their names in ``TABLES``."""
     t = np.linspace(0, 1, comparison.evaluation.points)
     new, rest = _of_new(found), {method: forecast for method, forecast in found.items() if method.name != NEW}
     curves = [

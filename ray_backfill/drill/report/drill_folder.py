@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,6 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import RowT, read_manifest, read_table, rows_of
 from ray_backfill.drill.tables import CheckpointRow, DrillFacts, IncidentRow, QualityRow, ReplayedRow, SecondRow
 
-KeyT = TypeVar("KeyT")
 AGAIN = "run the live drill again"
 SAME_T = 1e-6  # tolerance for equal progress: a millionth of a gallery is at most a few items
 BEFORE, DURING, AFTER, MEASURING = "before the first item", "during the backfill", "after the backfill", "measuring"
@@ -157,8 +156,8 @@ def read_drill(folder: Path) -> Drill:
     return drill
 
 
-def _grouped(rows: Sequence[RowT], key: Callable[[RowT], KeyT]) -> dict[KeyT, list[RowT]]:
-    groups: dict[KeyT, list[RowT]] = {}
+def _grouped(rows: Sequence[RowT], key: Callable[[RowT], Any]) -> dict[Any, list[RowT]]:
+    groups: dict[Any, list[RowT]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
     return groups

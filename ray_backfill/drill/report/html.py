@@ -82,7 +82,6 @@ def _facts(drill: Drill) -> dict[str, str]:
 
 
 def _alarms(drill: Drill) -> list[str]:
-    """Alarms, one line per checkpoint."""
     broken = [(c, f"{count(c.violations)} answers violated an invariant") for c in drill.checkpoints if c.violations]
     missing = [(c, f"the partitions serve {sentences.wrong_number(items)}") for c, items in drill.missing]
     return [_bound(f"At {sentences.moment(checkpoint)}: {what}.") for checkpoint, what in broken + missing]
