@@ -23,14 +23,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.schema import write_table
-from ray_backfill.core.stages import (
-    OtherSettingsError,
-    begin_stage,
-    finish_stage,
-    look_at_stage,
-    note_facts,
-    read_json,
-)
+from ray_backfill.core.stages import OtherSettingsError, begin_stage, finish_stage, look_at_stage, note_facts, read_json
 from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.jobs import FromImages, FromStore, LiveJob, PartsJob, Questions, ShardJob
 from ray_backfill.drill.journal import Journal, Started, of_type

@@ -17,15 +17,7 @@ import pandas as pd
 
 from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.core.schema import frame, read_manifest, read_table, rows_of
-from ray_backfill.forecast.tables import (
-    LEAST_RATIO,
-    MOST_RATIO,
-    TABLES,
-    CalibrationRow,
-    ForecastDifference,
-    ForecastPoint,
-    ForecastRow,
-)
+from ray_backfill.forecast.tables import TABLES, CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
 from ray_backfill.page.charts import REFERENCE_STYLES, Chart, DrawnCurve, Interval, numbered_style, range_of
 from ray_backfill.page.numbers import NOTHING, count, html_table, interval, percent, percent_sign
 from ray_backfill.page.sections import PageTable, text_table
@@ -270,12 +262,11 @@ def width(rows: Sequence[ForecastRow]) -> str:
 def warnings(found: ForecastResults) -> list[str]:
     """What makes the forecast doubtful."""
     sentences = []
-    for method, ratio in dict.fromkeys((row.method, row.ratio) for row in found.calibration):
-        if not LEAST_RATIO <= ratio <= MOST_RATIO:
-            sentences.append(
-                f"{method}: among the items sampled at random, {ratio:.2f} times as many are closer than right answers "
-                "as expected. Its intervals are wider for that."
-            )
+    for method, ratio in dict.fromkeys((row.method, row.ratio) for row in found.calibration if row.is_off):
+        sentences.append(
+            f"{method}: among the items sampled at random, {ratio:.2f} times as many are closer than right answers "
+            "as expected. Its intervals are wider for that."
+        )
     high = dict.fromkeys(row.metric for row in found.rows if row.metric.startswith("recall") and row.end > _HIGH_RECALL)
     sentences += [
         f"{metric} is above {percent(_HIGH_RECALL, 0)} %: few misses are sampled, and its intervals are too narrow."

@@ -9,19 +9,8 @@ from numpy.typing import NDArray
 
 from ray_backfill.drill.report.drill_folder import DURING, Drill, periods
 from ray_backfill.engine.systems import IntArray
-from ray_backfill.page.charts import (
-    COLOURS,
-    INK,
-    MARK,
-    MID,
-    RED,
-    REFERENCE_STYLES,
-    Chart,
-    DrawnCurve,
-    Rule,
-    Style,
-    range_of,
-)
+from ray_backfill.page import charts as page
+from ray_backfill.page.charts import COLOURS, Chart, DrawnCurve, Style, range_of
 from ray_backfill.page.numbers import NOTHING, count, megabytes, milliseconds, percent, rate, signed_points
 
 # Charts over progress.
@@ -29,16 +18,17 @@ X_RANGE = (-2.0, 102.0)  # the first and the last dot are whole
 REPLAYED = Style(COLOURS[0], "-", "", 2.0, 2)
 LIVE, EXACT = Style(COLOURS[1], "", "o", 1.5, 4, size=8), Style(COLOURS[2], "", "D", 1.5, 3, size=11)
 BACK = Style(COLOURS[6], "", "X", 1.5, 5, size=9)
-OLD_ITEMS, NEW_ITEMS = Style(MID, "-", "o", 1.6, 2), Style(COLOURS[0], "-", "o", 1.6, 2)
+OLD_ITEMS, NEW_ITEMS = Style(page.MID, "-", "o", 1.6, 2), Style(COLOURS[0], "-", "o", 1.6, 2)
 # Charts over time.
 MAX_POINTS = 450  # more points make a line darker, not finer
 WIDE = 12.0  # ratio of the highest to the lowest latency beyond which the scale is logarithmic
 HEIGHT = 250.0
 UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 P50, P99 = Style(COLOURS[0], "-", "", 1.4, 3), Style(COLOURS[1], "-", "", 1.4, 3)
-ANSWERED, UNANSWERED = Style(COLOURS[0], "-", "", 1.4, 3), Style(RED, "", "v", 2.0, 4, size=6)
+ANSWERED, UNANSWERED = Style(COLOURS[0], "-", "", 1.4, 3), Style(page.RED, "", "v", 2.0, 4, size=6)
 ITEMS, SHARE = Style(COLOURS[2], "-", "", 1.2, 3), Style(COLOURS[3], "-", "o", 1.6, 4)
-CHECKPOINT, INCIDENT, NEW_LEG = Style(MARK, "-", "", 0.8, 1), Style(RED, "-", "", 0.9, 1), Style(INK, "--", "", 1.2, 2)
+CHECKPOINT, INCIDENT = Style(page.MARK, "-", "", 0.8, 1), Style(page.RED, "-", "", 0.9, 1)
+NEW_LEG = Style(page.INK, "--", "", 1.2, 2)
 
 Points = Any  # seconds of the timeline, grouped
 
@@ -95,7 +85,7 @@ def partition_charts(drill: Drill) -> list[Chart]:
 
 def _quality(drill: Drill, metric: str) -> Chart:
     curves = _live_curves(drill, metric)
-    styles = {"backfill": REPLAYED} | REFERENCE_STYLES
+    styles = {"backfill": REPLAYED} | page.REFERENCE_STYLES
     for serving, title in (("backfill", "replayed"), ("new", "new model alone"), ("old", "old service")):
         curve = drill.replayed.get((metric, serving))
         if curve is not None:
@@ -214,7 +204,7 @@ def _chart(
     return Chart(
         title, unit, header, tuple(curves), (), notes, f"{name} since the drill began", name,
         (ends[0] / size, ends[1] / size), y_range, is_log,
-        rules=tuple(Rule(when / size, style) for style, times in marks for when in times),
+        rules=tuple(page.Rule(when / size, style) for style, times in marks for when in times),
         shades=tuple(zip(begun.tolist(), ended.tolist(), strict=True)), height=HEIGHT,
     )  # fmt: skip
 
