@@ -37,8 +37,7 @@ from ray_backfill.forecast import estimate as numbers
 from ray_backfill.forecast.estimate import Limits, Units, moment_weights
 from ray_backfill.forecast.known_items import new_embeddings, with_stand_ins
 from ray_backfill.forecast.methods import Starts, exact_starts, forecast_method, gallery_here
-from ray_backfill.forecast.sample import closest_stand_ins, draw_sample
-from ray_backfill.forecast.stored_sample import free_pairs
+from ray_backfill.forecast.sample import closest_stand_ins, draw_sample, free_pairs
 from ray_backfill.learn.methods import Method
 from ray_backfill.learn.models.apply import fit_stand_in
 from ray_backfill.learn.training.settings import FitSettings

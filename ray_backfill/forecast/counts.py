@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import IntArray, RetrievalSystem
-from ray_backfill.forecast.others import CELLS, Cells, Floats, Floats32, OtherItems
+from ray_backfill.forecast.models import CELLS, Cells, Floats, Floats32, OtherItems
 
 # Items whose distances to a block of queries are computed at a time: they should stay in the cache until counted.
 _TILE = 1024

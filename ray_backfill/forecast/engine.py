@@ -11,12 +11,22 @@ from threadpoolctl import threadpool_limits
 from ray_backfill.core.progress import Task
 from ray_backfill.engine.replay import usable_cpus
 from ray_backfill.engine.systems import GroundTruth, IntArray, Switch
-from ray_backfill.forecast.answers import Drawn, draw_entries
 from ray_backfill.forecast.counts import CountingShards, Forms, LocalShards, QueryBlock, ShardSetup, count
 from ray_backfill.forecast.estimate import SampledAnswers, Units
 from ray_backfill.forecast.expected import Entries, Expectation, SumMetric, expect
-from ray_backfill.forecast.models import KnownForms, KnownItems, Models, fit_models, left_out_of
-from ray_backfill.forecast.others import Calibration, Checked, Floats, Floats32
+from ray_backfill.forecast.models import (
+    Calibration,
+    Checked,
+    Drawn,
+    Floats,
+    Floats32,
+    KnownForms,
+    KnownItems,
+    Models,
+    draw_entries,
+    fit_models,
+    left_out_of,
+)
 
 # Structural error of systems with their own heads, relative to that of plain ones: heads map stand-ins less well
 # than real embeddings. docs/results/forecast.md: what intervals with it cover.

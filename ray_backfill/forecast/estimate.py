@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from ray_backfill.forecast.others import PARTS, Floats
+from ray_backfill.forecast.models import PARTS, Floats
 
 LEVEL = 0.95
 # Moments between which the largest drop is sought.

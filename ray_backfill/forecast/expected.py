@@ -20,7 +20,7 @@ from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.metrics import parse_metric
 from ray_backfill.engine.systems import GroundTruth
 from ray_backfill.forecast.counts import Counts
-from ray_backfill.forecast.others import Floats
+from ray_backfill.forecast.models import Floats
 
 # The kinds, as numbers for the kernels: what an answer at a rank counts.
 PRECISION, FOUND, DISCOUNTED = 0, 1, 2

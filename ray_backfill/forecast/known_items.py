@@ -16,8 +16,7 @@ from ray_backfill.data.vectors import FINE, PROBLEMS, ZERO, decode
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.forecast.models import KnownItems
-from ray_backfill.forecast.sample import PILOT, Sample
-from ray_backfill.forecast.stored_sample import StoredSample, free_pairs, positions_of
+from ray_backfill.forecast.sample import PILOT, Sample, StoredSample, free_pairs, positions_of
 from ray_backfill.learn.models.apply import StandInMap, fit_stand_in
 
 _NOTHING = np.empty(0, np.int64)

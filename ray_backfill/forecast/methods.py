@@ -16,8 +16,7 @@ from ray_backfill.forecast.counts import CountingShards, Forms
 from ray_backfill.forecast.engine import Forecast, forecast_pair
 from ray_backfill.forecast.estimate import exact_units
 from ray_backfill.forecast.known_items import NewEmbeddings
-from ray_backfill.forecast.models import KnownForms
-from ray_backfill.forecast.others import Calibration
+from ray_backfill.forecast.models import Calibration, KnownForms
 from ray_backfill.learn.methods import Embeddings, Method, find_methods
 
 # Metric -> (Q,) exact values at t = 0; NaN for queries without right answers.

@@ -24,8 +24,8 @@ from ray_backfill.forecast.estimate import Units
 from ray_backfill.forecast.known_items import NewEmbeddings, find_new, with_pilot, with_stand_ins
 from ray_backfill.forecast.methods import Gallery, can_be_forecast, forecast_method, gallery_here
 from ray_backfill.forecast.report import write_forecast_report
+from ray_backfill.forecast.sample import read_before_backfill, read_sample
 from ray_backfill.forecast.settings import ForecastSettings
-from ray_backfill.forecast.stored_sample import read_before_backfill, read_sample
 from ray_backfill.forecast.tables import TABLES, CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
 from ray_backfill.learn.methods import Method
 from ray_backfill.learn.training.settings import FitSettings

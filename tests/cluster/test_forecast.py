@@ -18,8 +18,7 @@ from ray_backfill.forecast.known_items import new_embeddings, with_stand_ins
 from ray_backfill.forecast.methods import gallery_here
 from ray_backfill.forecast.ray import gallery_in_shards
 from ray_backfill.forecast.run import forecast_methods
-from ray_backfill.forecast.sample import closest_stand_ins, draw_sample
-from ray_backfill.forecast.stored_sample import free_pairs, read_before_backfill
+from ray_backfill.forecast.sample import closest_stand_ins, draw_sample, free_pairs, read_before_backfill
 from ray_backfill.learn.models.apply import fit_stand_in, save_network
 from ray_backfill.learn.papers.rank_merge import Heads
 from ray_backfill.learn.training.settings import FitSettings

@@ -16,7 +16,7 @@ from ray_backfill.forecast.estimate import (
     jackknife,
     moment_weights,
 )
-from ray_backfill.forecast.others import PARTS
+from ray_backfill.forecast.models import PARTS
 
 ONE = np.ones(1)
 
