@@ -31,7 +31,7 @@ class Gap(NamedTuple):
     checkpoint: CheckpointRow
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Drill:
     """The folder of a live drill in memory.
 
