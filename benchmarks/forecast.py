@@ -37,8 +37,7 @@ from ray_backfill.forecast import estimate as numbers
 from ray_backfill.forecast.estimate import Limits, Units, moment_weights
 from ray_backfill.forecast.known_items import new_embeddings, with_stand_ins
 from ray_backfill.forecast.methods import Starts, exact_starts, forecast_method, gallery_here
-from ray_backfill.forecast.sample import closest_stand_ins, draw_sample
-from ray_backfill.forecast.stored_sample import free_pairs
+from ray_backfill.forecast.sample import closest_stand_ins, draw_sample, free_pairs
 from ray_backfill.learn.methods import Method
 from ray_backfill.learn.models.apply import fit_stand_in
 from ray_backfill.learn.training.settings import FitSettings
@@ -137,7 +136,7 @@ def halved(
             more = numbers.items_to_halve(before, units.n_groups, budget, n_gallery)
             if np.isfinite(more) and budget + more < n_gallery:
                 after = numbers.area(forecast_with(budget + int(more), seed)[key], T)
-                lines.append((*key, more, after.half_width / before.half_width))
+                lines.append((*key, more, after.half_width() / before.half_width()))
     found = pd.DataFrame(lines, columns=["method", "order", "further items", "after / before"])
     return found.groupby(["method", "order"], sort=False).agg(["mean", "min", "max", "count"])
 

@@ -125,8 +125,8 @@ def sample(
     Raises:
         InputError: The folder lacks something, the budget does not fit, or ``out`` already holds a sample.
     """
+    from ray_backfill.forecast.sample import take_sample
     from ray_backfill.forecast.settings import SAMPLE_FILE, SampleSettings
-    from ray_backfill.forecast.stored_sample import take_sample
 
     folder = _folder_of(data)
     if (budget > 0) == (add > 0):

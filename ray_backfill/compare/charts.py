@@ -9,7 +9,7 @@ from ray_backfill.compare import selection
 from ray_backfill.compare.results import DAGGER, Line, ResultsData, Row, Variant
 from ray_backfill.compare.selection import choice
 from ray_backfill.compare.tables import FLIP_METRICS, NEGATIVE_FLIPS, NEGATIVE_FLIPS_VS_OLD
-from ray_backfill.page.charts import REFERENCE_STYLES, Chart, Curve, Interval, Style, numbered_style, range_of
+from ray_backfill.page.charts import REFERENCE_STYLES, Chart, DrawnCurve, Interval, Style, numbered_style, range_of
 from ray_backfill.page.numbers import percent
 
 MAX_VARIANTS = 4  # more charts than this of one metric are more than a reader compares
@@ -86,7 +86,7 @@ def method_styles(results: ResultsData) -> dict[str, Style]:
     return styles
 
 
-def panel_curves(results: ResultsData, metric: str, variant: Variant) -> list[Curve]:
+def panel_curves(results: ResultsData, metric: str, variant: Variant) -> list[DrawnCurve]:
     """The curves of all methods in one order and merge, the highest AUC first; flips by that of the primary metric."""
     rows = results.panel(results.primary if metric in FLIP_METRICS else metric, variant)
     styles, shown = method_styles(results), {row.method for row in selection.drawn_rows(rows)}
@@ -125,7 +125,7 @@ def _chart(results: ResultsData, metric: str, variant: Variant) -> Chart:
 
 def _curve(
     results: ResultsData, row: Row, metric: str, style: Style, is_shown: bool = True, key: str = "", title: str = ""
-) -> list[Curve]:
+) -> list[DrawnCurve]:
     """The curve of a row in a metric, at all judged moments where there are any; [] if the row has no such curve."""
     line = results.line(row, metric)
     if line is None:
@@ -139,7 +139,9 @@ def _curve(
     t, value = 100 * trace.t, 100 * trace.value
     # Old and new never change, and offline changes at once: at the end.
     is_step = row.is_reference
-    return [Curve(key or row.method, title or results.name(row), number, style, t, value, interval, is_step, is_shown)]
+    return [
+        DrawnCurve(key or row.method, title or results.name(row), number, style, t, value, interval, is_step, is_shown)
+    ]
 
 
 def _on_one_scale(charts: Sequence[Chart]) -> list[Chart]:

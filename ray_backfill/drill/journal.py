@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from ray_backfill.core.secrets import cleaned
 
@@ -107,6 +107,7 @@ class Finished(JournalEntry):
 
 
 ENTRIES = (Started, Applied, CheckpointMeasured, Throttled, Incident, TrafficRestarted, Finished)
+_BY_KIND = {entry.kind: entry for entry in ENTRIES}
 EntryT = TypeVar("EntryT", bound=JournalEntry)
 
 
@@ -133,7 +134,8 @@ class Journal:
         if not self.path.exists():
             return []
         lines = self.path.read_bytes().split(b"\n")[:-1]  # without an incomplete last line
-        return [_parsed(json.loads(line)) for line in lines if line]
+        found = [json.loads(line) for line in lines if line]
+        return [_BY_KIND[entry.pop("kind")](**entry) for entry in found]
 
     def add(self, entry: JournalEntry) -> None:
         """Append an entry; it is on disk when this returns."""
@@ -152,8 +154,3 @@ class Journal:
     def applied(self) -> int:
         """Return the number of operations that all shards have applied."""
         return max((entry.applied for entry in of_type(self.entries(), Applied)), default=0)
-
-
-def _parsed(line: dict[str, Any]) -> JournalEntry:
-    (wanted,) = (entry for entry in ENTRIES if entry.kind == line["kind"])
-    return wanted(**{name: value for name, value in line.items() if name != "kind"})

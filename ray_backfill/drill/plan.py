@@ -72,8 +72,16 @@ class DrillPlan:
         """
         state = self.start()
         for operation in self.operations[:applied]:
-            lost = broken.get(operation.number, np.empty(0, np.int64))
-            apply_to(state, operation, ~np.isin(operation.positions, lost))
+            positions = operation.positions
+            is_lost = np.isin(positions, broken.get(operation.number, ()))
+            if operation.kind == "delete":
+                state[positions] = NOWHERE
+            elif operation.kind == "rollback":
+                # Inserted items that the old model cannot embed are no longer served; all others go back.
+                state[state == NEW] = OLD
+                state[positions[is_lost]] = NOWHERE
+            else:
+                state[positions[~is_lost]] = NEW
         return state
 
     def sizes(self, edges: Sequence[int]) -> IntArray:
@@ -82,13 +90,11 @@ class DrillPlan:
         edges: shard s owns the positions edges[s] .. edges[s + 1] - 1.
         """
         changes = np.zeros((len(self.operations) + 1, len(edges) - 1), np.int64)
-        bounds = np.asarray(edges)
-        changes[0] = np.bincount(np.searchsorted(bounds, self.order, side="right") - 1, minlength=len(edges) - 1)
+        changes[0], _ = np.histogram(self.order, edges)
         for operation in self.operations:
             if operation.kind in ("insert", "delete"):
-                sign = 1 if operation.kind == "insert" else -1
-                shard = np.searchsorted(bounds, operation.positions, side="right") - 1
-                changes[operation.number + 1] = sign * np.bincount(shard, minlength=len(edges) - 1)
+                number, _ = np.histogram(operation.positions, edges)
+                changes[operation.number + 1] = number if operation.kind == "insert" else -number
         return np.cumsum(changes, axis=0)
 
     @property
@@ -102,19 +108,6 @@ class DrillPlan:
         rank = np.empty(self.n_items, np.int64)
         rank[np.concatenate([self.order, self.held_back])] = np.arange(self.n_items)
         return rank
-
-
-def apply_to(state: NDArray[np.uint8], operation: Operation, is_embedded: NDArray[np.bool_]) -> None:
-    """Update ``state`` in place. is_embedded: one flag per position of the operation; items without one stay."""
-    positions = operation.positions
-    if operation.kind == "delete":
-        state[positions] = NOWHERE
-    elif operation.kind == "rollback":
-        # Inserted items that the old model cannot embed are no longer served; all others go back.
-        state[state == NEW] = OLD
-        state[positions[~is_embedded]] = NOWHERE
-    else:
-        state[positions[is_embedded]] = NEW
 
 
 def positions_of(operations: Iterable[Operation]) -> IntArray:

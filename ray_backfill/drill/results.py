@@ -6,62 +6,44 @@ are seconds since the drill began. Shapes: Q queries, k items per answer, N gall
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ray_backfill.compare.resolve import Comparison
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import frame
 from ray_backfill.drill.journal import Applied, CheckpointMeasured, Incident, Journal, JournalEntry, Started, of_type
 from ray_backfill.drill.parts import read_part
 from ray_backfill.drill.plan import NEW, NOWHERE, OLD, DrillPlan, positions_of
 from ray_backfill.drill.shard import merge_partitions, read_answers
-from ray_backfill.drill.tables import (
-    Checkpoint,
-    CheckpointRow,
-    IncidentRow,
-    ItemCounts,
-    QualityRow,
-    ReplayedRow,
-    SecondRow,
-    ServedQueries,
-)
+from ray_backfill.drill.tables import Checkpoint, CheckpointRow, IncidentRow, QualityRow, ReplayedRow, SecondRow
 from ray_backfill.drill.traffic import read_events
 from ray_backfill.engine.index import IndexSettings, Partition, make_partition
 from ray_backfill.engine.merges import RAW, Merge
 from ray_backfill.engine.metrics import Rankings, RightAnswers, measure, metric_codes, parse_metric
 from ray_backfill.engine.replay import replay, replay_moment
 from ray_backfill.engine.statistics import Weights, relative_weights
-from ray_backfill.engine.systems import FloatArray, GroundTruth, IntArray, RetrievalSystem, UpgradePair
+from ray_backfill.engine.systems import GroundTruth, IntArray, RetrievalSystem, UpgradePair
 from ray_backfill.learn.methods import Embeddings
-from ray_backfill.learn.sides import Sides, new_models
+from ray_backfill.learn.sides import Sides, new_models, old_models
 
 # Queries per batch of the exact search.
 _BATCH = 256
 
 
-@dataclass(frozen=True)
-class Reference:
-    """What a drill is compared with, and its folder lacks. queries, gallery: embeddings by model before the drill."""
+def drill_tables(folder: Path, comparison: Comparison, sides: Sides, plan: DrillPlan) -> dict[str, pd.DataFrame]:
+    """The tables checkpoints, quality, replayed, timeline and incidents. Cost: one replay per checkpoint.
 
-    plan: DrillPlan
-    sides: Sides
-    truth: GroundTruth
-    metrics: tuple[str, ...]
-    points: int
-    queries: Mapping[str, FloatArray]
-    gallery: Mapping[str, FloatArray]
-
-
-def drill_tables(folder: Path, reference: Reference) -> dict[str, pd.DataFrame]:
-    """The tables checkpoints, quality, replayed, timeline and incidents. Cost: one replay per checkpoint."""
-    plan, sides, truth, metrics = reference.plan, reference.sides, reference.truth, reference.metrics
+    comparison: has the embeddings before the drill, the right answers and the metrics.
+    """
+    truth, metrics = comparison.truth, comparison.evaluation.metrics
     entries, events = Journal(folder).entries(), read_events(folder)
-    embedded, broken = _embeddings(folder, reference)
+    embedded, broken = _embeddings(folder, comparison, sides, plan)
     pair = sides.method.pair(embedded, sides.network)
     checkpoints: list[CheckpointRow] = []
     quality: list[QualityRow] = []
@@ -72,47 +54,47 @@ def drill_tables(folder: Path, reference: Reference) -> dict[str, pd.DataFrame]:
         live = live_quality(live_Qk, only_alive(truth, state), metrics)
         exact = exact_quality(pair, truth, state, metrics, sides.distance, sides.merge)
         quality += [QualityRow(checkpoint.moment, checkpoint.t, m, live[m], exact[m]) for m in metrics]
-        items, queries = counts(plan, checkpoint, state, broken, measured), served(events, entries, segment)
+        figures = counts(plan, checkpoint, state, broken, measured) | served(events, entries, segment)
         old, new = (recall(live_Qk, exact_Qk, state, side) for side in (OLD, NEW))
-        checkpoints.append(CheckpointRow(**vars(items), **vars(queries), old_recall=old, new_recall=new))
+        checkpoints.append(CheckpointRow(**figures, old_recall=old, new_recall=new))
     is_plain = not broken and not len(plan.held_back) and all(o.kind == "backfill" for o in plan.operations)
     return {
         "checkpoints": frame(CheckpointRow, checkpoints),
         "quality": frame(QualityRow, quality),
-        "replayed": frame(ReplayedRow, _replayed(reference, embedded, pair, is_plain)),
+        "replayed": frame(ReplayedRow, _replayed(comparison, sides, plan, embedded, pair, is_plain)),
         "timeline": frame(SecondRow, timeline(entries, events)),
         "incidents": frame(IncidentRow, incidents(entries, broken)),
     }
 
 
-def _embeddings(folder: Path, reference: Reference) -> tuple[Embeddings, dict[int, IntArray]]:
+def _embeddings(
+    folder: Path, comparison: Comparison, sides: Sides, plan: DrillPlan
+) -> tuple[Embeddings, dict[int, IntArray]]:
     """All embeddings at the end of the drill, with ones where there are none; and the broken items by operation."""
-    n_items = reference.plan.n_items
-    gallery = {
-        model: np.array(reference.gallery[model], np.float32)
-        if model in reference.gallery
-        else np.ones((n_items, reference.sides.dims[model]), np.float32)
-        for model in reference.sides.method.models
-    }
+    gallery = {model: np.ones((plan.n_items, sides.dims[model]), np.float32) for model in new_models(sides.method)}
+    stored = comparison.folder.gallery.vectors
+    gallery |= {model: np.array(stored[model], np.float32) for model in old_models(sides.method)}
     broken = {}
-    for operation in reference.plan.embedded:
+    for operation in plan.embedded:
         part = read_part(folder, operation)
         for model, values in part.vectors.items():
             gallery[model][part.positions] = values
         if part.broken:
             broken[operation.number] = part.broken_positions
-    return Embeddings(reference.queries, gallery), broken
+    return Embeddings(comparison.embeddings.query, gallery), broken
 
 
-def _replayed(reference: Reference, embedded: Embeddings, pair: UpgradePair, is_plain: bool) -> list[ReplayedRow]:
+def _replayed(
+    comparison: Comparison, sides: Sides, plan: DrillPlan, embedded: Embeddings, pair: UpgradePair, is_plain: bool
+) -> list[ReplayedRow]:
     """The replayed curve, and as references the old service and the finished upgrade.
 
     is_plain: the drill was only a backfill. Otherwise there is no curve, as the replay describes another gallery.
     """
-    plan, sides, truth, metrics = reference.plan, reference.sides, reference.truth, reference.metrics
+    truth, metrics, points = comparison.truth, comparison.evaluation.metrics, comparison.evaluation.points
     rows = []
     if is_plain:
-        found = replay(pair, truth, plan.order, reference.points, metrics, sides.distance, merge=sides.merge)
+        found = replay(pair, truth, plan.order, points, metrics, sides.distance, merge=sides.merge)
         rows = [
             ReplayedRow(metric, t, stable_mean(values_QT[:, i], found.weights), "backfill")
             for metric, values_QT in found.per_query.items()
@@ -142,9 +124,7 @@ def depth(metrics: Sequence[str], truth: GroundTruth) -> int:
 def only_alive(truth: GroundTruth, state: NDArray[np.uint8]) -> GroundTruth:
     """The ground truth restricted to items in service; positions stay the same, absent items are dropped."""
     alive = state != NOWHERE
-    if alive.all():
-        return truth
-    return truth.only(alive)
+    return truth if alive.all() else truth.only(alive)
 
 
 def live_quality(position_Qk: IntArray, truth: GroundTruth, metrics: Sequence[str]) -> dict[str, float]:
@@ -171,13 +151,9 @@ def live_quality(position_Qk: IntArray, truth: GroundTruth, metrics: Sequence[st
 
 
 def exact_quality(
-    pair: UpgradePair,
-    truth: GroundTruth,
-    state: NDArray[np.uint8],
-    metrics: Sequence[str],
-    distance: str,
+    pair: UpgradePair, truth: GroundTruth, state: NDArray[np.uint8], metrics: Sequence[str], distance: str,
     merge: Merge,
-) -> dict[str, float]:
+) -> dict[str, float]:  # fmt: skip
     """Metric -> quality of exact search over the gallery in this state, computed by the replay engine.
 
     pair: covers all N items, including those that are NOWHERE. Cost: one replay.
@@ -186,11 +162,9 @@ def exact_quality(
     if len(there.skipped) == there.n_queries:
         return dict.fromkeys(metrics, math.nan)
     alive = np.flatnonzero(state != NOWHERE)
-    place = np.full(truth.n_gallery, -1)
-    place[alive] = np.arange(len(alive))
-    moved = replace(there, n_gallery=len(alive), positives=place[there.positives], ignored=place[there.ignored])
     part = pair if len(alive) == len(state) else pair.of_items(alive)
-    values = replay_moment(part, moved, state[alive] == NEW, metrics, distance, merge)
+    of_part = truth.part(np.arange(truth.n_queries), alive)
+    values = replay_moment(part, of_part, state[alive] == NEW, metrics, distance, merge)
     return {metric: stable_mean(of_metric, _weights(there)) for metric, of_metric in values.items()}
 
 
@@ -243,8 +217,7 @@ def recall(live_Qk: IntArray, exact_Qk: IntArray, state: NDArray[np.uint8], side
     return found / wanted if wanted else float("nan")
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """The time of a segment: from the end of the previous measurement to the start and the end of its own."""
 
     start_s: float
@@ -260,57 +233,45 @@ def _segments(entries: list[JournalEntry]) -> list[tuple[CheckpointMeasured, Seg
 
 
 def counts(
-    plan: DrillPlan,
-    checkpoint: Checkpoint,
-    state: NDArray[np.uint8],
-    broken: Mapping[int, IntArray],
+    plan: DrillPlan, checkpoint: Checkpoint, state: NDArray[np.uint8], broken: Mapping[int, IntArray],
     measured: CheckpointMeasured,
-) -> ItemCounts:
-    """Item counts at a checkpoint: partition sizes and the changes to the gallery so far."""
+) -> dict[str, Any]:  # fmt: skip
+    """The fields of ``CheckpointRow`` on items: partition sizes and the changes to the gallery so far."""
     done = plan.operations[: checkpoint.applied]
     backfilled, inserted, deleted = (
         positions_of(o for o in done if o.kind == kind) for kind in ("backfill", "insert", "delete")
     )
     kept_old = sum(len(broken.get(o.number, ())) for o in done if o.kind == "backfill")
-    return ItemCounts(
-        moment=checkpoint.moment,
-        t=checkpoint.t,
-        phase=checkpoint.phase,
-        backfilled=len(backfilled) - kept_old,
-        old_items=int((state == OLD).sum()),
-        new_items=int((state == NEW).sum()),
-        kept_old=kept_old,
-        inserted=int((state[inserted] != NOWHERE).sum()),
-        deleted=len(deleted),
-        old_bytes=measured.old_bytes,
-        new_bytes=measured.new_bytes,
-        elapsed_s=measured.elapsed_s,
-    )
+    return {
+        "moment": checkpoint.moment, "t": checkpoint.t, "phase": checkpoint.phase,
+        "backfilled": len(backfilled) - kept_old, "kept_old": kept_old,
+        "old_items": int((state == OLD).sum()), "new_items": int((state == NEW).sum()),
+        "inserted": int((state[inserted] != NOWHERE).sum()), "deleted": len(deleted),
+        "old_bytes": measured.old_bytes, "new_bytes": measured.new_bytes, "elapsed_s": measured.elapsed_s,
+    }  # fmt: skip
 
 
-def served(events: pd.DataFrame, entries: Sequence[JournalEntry], segment: Segment) -> ServedQueries:
-    """Traffic and backfill rate during a segment.
+def served(events: pd.DataFrame, entries: Sequence[JournalEntry], segment: Segment) -> dict[str, Any]:
+    """The fields of ``CheckpointRow`` on traffic and the rate of the backfill, during a segment.
 
     Every request counts in exactly one segment. Latencies and rates exclude warm-ups and the time in which a checkpoint
     was measured, as the driver's own queries are not traffic.
     """
     counted = events[(events.scheduled_s >= segment.start_s) & (events.scheduled_s < segment.end_s)]
     within = counted[(counted.scheduled_s < segment.began_s) & ~counted.is_warm_up]
-    seconds = segment.began_s - segment.start_s - _warm_up_s(entries, segment)
+    warm_ups_s = (min(b, segment.began_s) - max(a, segment.start_s) for a, b in _warm_ups(entries))
+    seconds = segment.began_s - segment.start_s - sum(max(0.0, warm_up_s) for warm_up_s in warm_ups_s)
     p50, p95, p99 = np.quantile(within.latency_ms, [0.5, 0.95, 0.99]) if len(within) else [np.nan] * 3
     items = sum(e.items for e in backfills(entries) if segment.start_s <= e.elapsed_s < segment.began_s)
     is_first = segment.start_s == 0
-    return ServedQueries(
-        queries=int(counted.queries[counted.is_answered].sum()),
-        unanswered=int(counted.queries[~counted.is_answered].sum()),
-        retried=int(counted.retries.sum()),
-        violations=int(counted.violations.sum()),
-        queries_per_s=within.queries[within.is_answered].sum() / seconds if len(within) and seconds > 0 else np.nan,
-        p50_ms=p50,
-        p95_ms=p95,
-        p99_ms=p99,
-        items_per_s=np.nan if is_first else items / max(segment.began_s - segment.start_s, 1e-3),
-    )
+    return {
+        "queries": int(counted.queries[counted.is_answered].sum()),
+        "unanswered": int(counted.queries[~counted.is_answered].sum()),
+        "retried": int(counted.retries.sum()), "violations": int(counted.violations.sum()),
+        "queries_per_s": within.queries[within.is_answered].sum() / seconds if len(within) and seconds > 0 else np.nan,
+        "p50_ms": p50, "p95_ms": p95, "p99_ms": p99,
+        "items_per_s": np.nan if is_first else items / max(segment.began_s - segment.start_s, 1e-3),
+    }  # fmt: skip
 
 
 def backfills(entries: Sequence[JournalEntry]) -> list[Applied]:
@@ -323,23 +284,16 @@ def _warm_ups(entries: Sequence[JournalEntry]) -> list[tuple[float, float]]:
     return [(e.elapsed_s, e.elapsed_s + e.warm_up_s) for e in of_type(entries, Started)]
 
 
-def _warm_up_s(entries: Sequence[JournalEntry], segment: Segment) -> float:
-    """Seconds of warm-up in a segment before its measurement begins."""
-    return sum(max(0.0, min(b, segment.began_s) - max(a, segment.start_s)) for a, b in _warm_ups(entries))
-
-
 def timeline(entries: Sequence[JournalEntry], events: pd.DataFrame) -> list[SecondRow]:
     """One row per second: queries, latency, items backfilled, and whether a checkpoint was being measured."""
     end_s = max([entry.elapsed_s for entry in entries] + [events.scheduled_s.max() if len(events) else 0.0])
     counted = events[~events.is_warm_up]
     of_second = counted.scheduled_s.astype(int)
     answered = counted.queries.where(counted.is_answered, 0)
-    queries = answered.groupby(of_second).sum()
-    unanswered = (counted.queries - answered).groupby(of_second).sum()
-    p50_ms, p99_ms = (counted.latency_ms.groupby(of_second).quantile(q) for q in (0.5, 0.99))
-    items = np.zeros(int(end_s) + 1, np.int64)
-    is_measuring, is_warm_up = np.zeros(len(items), np.bool_), np.zeros(len(items), np.bool_)
-    leg = np.zeros(len(items), np.int64)
+    counts = [each.groupby(of_second).sum() for each in (answered, counted.queries - answered)]
+    waits = [counted.latency_ms.groupby(of_second).quantile(q) for q in (0.5, 0.99)]
+    items, leg = np.zeros((2, int(end_s) + 1), np.int64)
+    is_measuring, is_warm_up = np.zeros((2, len(items)), np.bool_)
     for done in backfills(entries):
         items[int(done.elapsed_s)] += done.items
     for measured in of_type(entries, CheckpointMeasured):
@@ -349,20 +303,10 @@ def timeline(entries: Sequence[JournalEntry], events: pd.DataFrame) -> list[Seco
     for start_s, until_s in _warm_ups(entries):
         if until_s > start_s:
             is_warm_up[int(start_s) : math.ceil(until_s)] = True
-    return [
-        SecondRow(
-            elapsed_s=second,
-            queries=int(queries.get(second, 0)),
-            unanswered=int(unanswered.get(second, 0)),
-            p50_ms=p50_ms.get(second, math.nan),
-            p99_ms=p99_ms.get(second, math.nan),
-            items=int(items[second]),
-            is_measuring=bool(is_measuring[second]),
-            is_warm_up=bool(is_warm_up[second]),
-            leg=int(leg[second]),
-        )
-        for second in range(len(items))
-    ]
+    seconds = np.arange(len(items))
+    of_traffic = (*(each.reindex(seconds, fill_value=0) for each in counts), *(each.reindex(seconds) for each in waits))
+    table = (seconds, *of_traffic, items, is_measuring, is_warm_up, leg)
+    return [SecondRow(*row) for row in zip(*(np.asarray(column).tolist() for column in table), strict=True)]
 
 
 def incidents(entries: Sequence[JournalEntry], broken: Mapping[int, IntArray]) -> list[IncidentRow]:

@@ -22,21 +22,14 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step, task
 from ray_backfill.core.runkey import RunKey
 from ray_backfill.core.schema import write_table
-from ray_backfill.core.stages import (
-    OtherSettingsError,
-    begin_stage,
-    finish_stage,
-    look_at_stage,
-    note_facts,
-    read_json,
-)
+from ray_backfill.core.stages import OtherSettingsError, begin_stage, finish_stage, look_at_stage, note_facts, read_json
 from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.jobs import FromImages, FromStore, LiveJob, PartsJob, Questions, ShardJob
 from ray_backfill.drill.journal import Journal, Started, of_type
 from ray_backfill.drill.parts import BadPartError
 from ray_backfill.drill.plan import DrillPlan, make_plan, read_plan, write_plan
 from ray_backfill.drill.report import write_live_report
-from ray_backfill.drill.results import Reference, depth, drill_tables
+from ray_backfill.drill.results import depth, drill_tables
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.drill.shard import ShardPlace, shard_edges
 from ray_backfill.drill.tables import TABLES, DrillFacts
@@ -105,14 +98,9 @@ def check_room(live: LiveSettings, actors: EmbedActors) -> tuple[int, bool]:
 
 
 def run_resolved(
-    comparison: Comparison,
-    method: Method,
-    source: FromImages | FromStore,
-    fits: FitSettings,
-    live: LiveSettings,
-    context: Context,
-    recipe: Mapping[str, Any] | None = None,
-) -> Path:
+    comparison: Comparison, method: Method, source: FromImages | FromStore, fits: FitSettings, live: LiveSettings,
+    context: Context, recipe: Mapping[str, Any] | None = None,
+) -> Path:  # fmt: skip
     """Run the drill of a resolved comparison, or what is left of it; returns its folder.
 
     source: what the embeddings of the backfill are made from. recipe: settings of the recipe, for the manifest.
@@ -153,7 +141,7 @@ def run_resolved(
         if (skipped := skipped_queries(comparison)) is not None:
             write_table(folder / "skipped_queries.parquet", skipped)
         facts = _facts(comparison, sides, live, plan, context, recipe or {})
-        return _conclude(folder, _reference(comparison, sides, plan), facts, timings_s)
+        return _conclude(folder, comparison, sides, plan, facts, timings_s)
 
 
 def _key(comparison: Comparison, method: Method, fits: FitSettings, live: LiveSettings) -> RunKey:
@@ -210,17 +198,13 @@ def _shards(drill: Path, comparison: Comparison, sides: Sides, live: LiveSetting
     ]  # fmt: skip
 
 
-def _reference(comparison: Comparison, sides: Sides, plan: DrillPlan) -> Reference:
-    evaluation, queries = comparison.evaluation, comparison.embeddings.query
-    gallery = {model: comparison.folder.gallery.vectors[model] for model in old_models(sides.method)}
-    return Reference(plan, sides, comparison.truth, evaluation.metrics, evaluation.points, queries, gallery)
-
-
-def _conclude(folder: Path, reference: Reference, facts: DrillFacts, timings_s: dict[str, float]) -> Path:
-    """Write the tables and the report of a finished drill."""
+def _conclude(
+    folder: Path, comparison: Comparison, sides: Sides, plan: DrillPlan, facts: DrillFacts,
+    timings_s: dict[str, float],
+) -> Path:  # fmt: skip
     started = time.perf_counter()
     try:
-        tables = drill_tables(folder, reference)
+        tables = drill_tables(folder, comparison, sides, plan)
     except BadPartError as error:
         raise InputError(
             f"{error.reason}; it was intact when the drill ended: delete {folder} to run the drill again"
@@ -244,37 +228,21 @@ def _plan(drill: Path, order: IntArray, points: int, live: LiveSettings) -> Dril
 
 
 def _facts(
-    comparison: Comparison,
-    sides: Sides,
-    live: LiveSettings,
-    plan: DrillPlan,
-    context: Context,
+    comparison: Comparison, sides: Sides, live: LiveSettings, plan: DrillPlan, context: Context,
     recipe: Mapping[str, Any],
-) -> DrillFacts:
-    """Facts for the report besides the tables."""
+) -> DrillFacts:  # fmt: skip
     folder, evaluation, method = comparison.folder, comparison.evaluation, sides.method
+    data = {
+        "gallery_items": len(folder.gallery), "queries": len(folder.queries or folder.gallery),
+        "queries_skipped": len(comparison.truth.skipped), "fingerprint": folder.fingerprint(method.models),
+    }  # fmt: skip
     return DrillFacts(
-        command=context.command,
-        created=now(),
-        method=method.name,
-        title=method.title,
-        order=evaluation.orders[0],
-        merge=sides.merge.name,
+        command=context.command, created=now(), versions=versions(), recipe=dict(recipe),
+        method=method.name, title=method.title, order=evaluation.orders[0], merge=sides.merge.name,
         glossary=all_merges()[sides.merge.name].glossary,
-        primary_metric=evaluation.metrics[0],
-        metrics=evaluation.metrics,
-        distance=evaluation.distance,
-        recipe=dict(recipe),
+        primary_metric=evaluation.metrics[0], metrics=evaluation.metrics, distance=evaluation.distance,
         is_exact=live.old_index.kind == live.new_index.kind == "exact",
         has_churn=bool(live.churn.inserts or live.churn.deletes),
         rolled_back=any(operation.kind == "rollback" for operation in plan.operations),
-        data={
-            "gallery_items": len(folder.gallery),
-            "queries": len(folder.queries or folder.gallery),
-            "queries_skipped": len(comparison.truth.skipped),
-            "fingerprint": folder.fingerprint(method.models),
-        }
-        | weighting(comparison)
-        | origin_of(comparison, context, recipe),
-        versions=versions(),
-    )
+        data=data | weighting(comparison) | origin_of(comparison, context, recipe),
+    )  # fmt: skip

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ray_backfill.core.kernels import Array, kernel
+from ray_backfill.core.kernels import kernel
 from ray_backfill.core.schema import columns, read_checked
 from ray_backfill.data.write import vector_column, vectors_of, write_parquet
 from ray_backfill.drill.parts import Embedded
@@ -32,8 +32,7 @@ from ray_backfill.learn.sides import Side, Sides
 _ROWS = 32_768
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """The k best items for each query, sorted by (score, distance, position) like the ranking of the replay.
 
     position: (b, k) int64 gallery positions. distance: (b, k) float32 in the system that serves the item. score: (b, k)
@@ -45,9 +44,6 @@ class Answer:
     distance: NDArray[np.float32]
     score: NDArray[np.float64]
     is_new: NDArray[np.bool_]
-
-    def __len__(self) -> int:
-        return len(self.position)
 
 
 @dataclass(frozen=True)
@@ -114,13 +110,9 @@ class Shard:
     """
 
     def __init__(
-        self,
-        plan: DrillPlan,
-        sides: Sides,
-        place: ShardPlace,
-        read_old: Callable[[int, int], dict[str, FloatArray]],
-        train: dict[str, FloatArray] | None = None,
-    ) -> None:
+        self, plan: DrillPlan, sides: Sides, place: ShardPlace,
+        read_old: Callable[[int, int], dict[str, FloatArray]], train: dict[str, FloatArray] | None = None,
+    ) -> None:  # fmt: skip
         self.plan, self.sides, self.place, self.read_old, self.train = plan, sides, place, read_old, train or {}
         self.state = plan.start()[place.first : place.last]
         self.view = View(self._filled_old(self._own(plan.order)), self._empty("forward"), 0)
@@ -251,29 +243,19 @@ def merge_answers(answers: Sequence[Answer], k: int) -> Answer:
 
 
 def _merge_two(one: Answer, other: Answer, k: int) -> Answer:
-    shape = (len(one), k)
+    shape = (len(one.position), k)
     out = Answer(np.empty(shape, np.int64), np.empty(shape, np.float32), np.empty(shape), np.empty(shape, np.bool_))
-    _merge_rows(_writable(one), _writable(other), _writable(out))
+    _merge_rows(_writable(one), _writable(other), out)
     return out
 
 
-class _Rows(NamedTuple):
-    """The arrays of an ``Answer`` for the kernels."""
-
-    position: Array
-    distance: Array
-    score: Array
-    is_new: Array
-
-
-def _writable(answer: Answer) -> _Rows:
+def _writable(answer: Answer) -> Answer:
     """Arrays from Ray are read-only, but the kernels are compiled for writable ones, so copy where needed."""
-    arrays = (answer.position, answer.distance, answer.score, answer.is_new)
-    return _Rows(*(values if values.flags.writeable else values.copy() for values in arrays))
+    return Answer._make(values if values.flags.writeable else values.copy() for values in answer)
 
 
 @kernel
-def _merge_rows(one: _Rows, other: _Rows, out: _Rows) -> None:
+def _merge_rows(one: Answer, other: Answer, out: Answer) -> None:
     """Merge the rows of two answers into ``out``; padding stays at the end."""
     for q in range(len(out.position)):
         i = j = 0
@@ -290,7 +272,7 @@ def _merge_rows(one: _Rows, other: _Rows, out: _Rows) -> None:
 
 
 @kernel
-def _is_before(one: _Rows, i: int, other: _Rows, j: int, q: int) -> bool:
+def _is_before(one: Answer, i: int, other: Answer, j: int, q: int) -> bool:
     if one.score[q, i] != other.score[q, j]:
         return one.score[q, i] < other.score[q, j]
     if one.distance[q, i] != other.distance[q, j]:
@@ -299,7 +281,7 @@ def _is_before(one: _Rows, i: int, other: _Rows, j: int, q: int) -> bool:
 
 
 @kernel
-def _copy(rows: _Rows, i: int, out: _Rows, place: int, q: int) -> None:
+def _copy(rows: Answer, i: int, out: Answer, place: int, q: int) -> None:
     out.position[q, place], out.distance[q, place] = rows.position[q, i], rows.distance[q, i]
     out.score[q, place], out.is_new[q, place] = rows.score[q, i], rows.is_new[q, i]
 

@@ -73,8 +73,8 @@ class AnswerRow:
 
 
 @dataclass(frozen=True)
-class ItemCounts:
-    """Numbers of items at a checkpoint."""
+class CheckpointRow:
+    """A checkpoint. Queries, rates and latencies cover the time since the previous checkpoint."""
 
     moment: Annotated[int, "number of the checkpoint, from 0"]
     t: Annotated[float, "share of the plan's items that are backfilled"]
@@ -88,12 +88,6 @@ class ItemCounts:
     old_bytes: Annotated[int, "memory of vectors, codes and graphs of each partition"]
     new_bytes: int
     elapsed_s: Annotated[float, "time at which the measurement was complete"]
-
-
-@dataclass(frozen=True)
-class ServedQueries:
-    """Traffic since the previous checkpoint."""
-
     queries: Annotated[int, "answered queries"]
     unanswered: Annotated[int, "queries that were not answered by their deadline"]
     retried: Annotated[int, "number of times that a shard was asked again"]
@@ -103,12 +97,6 @@ class ServedQueries:
     p95_ms: float
     p99_ms: float
     items_per_s: Annotated[float, "rate of the backfill; NaN at the first checkpoint"]
-
-
-@dataclass(frozen=True)
-class CheckpointRow(ServedQueries, ItemCounts):  # Python puts the fields of the last base first
-    """A checkpoint. Queries, rates and latencies cover the time since the previous checkpoint."""
-
     old_recall: Annotated[
         float,
         "share of the exact answers' items in that partition that the live answers contain; NaN without such items",

@@ -17,11 +17,8 @@ from numpy.typing import NDArray
 from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import IntArray, RetrievalSystem
-from ray_backfill.forecast.others import CELLS, Cells, OtherItems
+from ray_backfill.forecast.models import CELLS, Cells, Floats, Floats32, OtherItems
 
-Floats = NDArray[np.float64]
-Floats32 = NDArray[np.float32]
-Ints = NDArray[np.int64]
 # Items whose distances to a block of queries are computed at a time: they should stay in the cache until counted.
 _TILE = 1024
 # Cells into which the range of thresholds is divided, to find the place of a distance among them.
@@ -78,26 +75,15 @@ class QueryBlock:
     left_out: Sequence[IntArray]
 
 
-@dataclass(frozen=True, eq=False)
-class Histograms:
+class Histograms(NamedTuple):
     """Items of b queries by distance and moment of their backfill.
 
     places: (b, O, M + 1, T + 1) by their place among M thresholds before the backfill. cells: (b, O, CELLS, T + 1)
     those that are not known after it, by their predicted distance then.
     """
 
-    places: Ints
-    cells: Ints
-
-    @classmethod
-    def empty(cls, queries: int, orders: int, points: int, thresholds: int) -> "Histograms":
-        """Histograms of no items. thresholds: M, points: T."""
-        shape = (queries, orders, thresholds + 1, points + 1)
-        return cls(np.zeros(shape, np.int64), np.zeros((queries, orders, CELLS, points + 1), np.int64))
-
-    def plus(self, other: "Histograms") -> "Histograms":
-        """The histograms of two shards together."""
-        return Histograms(self.places + other.places, self.cells + other.cells)
+    places: IntArray
+    cells: IntArray
 
 
 class CountingShards:
@@ -117,7 +103,7 @@ class CountingShards:
 
     def count(self, block: QueryBlock) -> Histograms:
         """Count all items by distance and moment."""
-        return reduce(Histograms.plus, self.ask("count", block))
+        return Histograms(*(reduce(np.add, parts) for parts in zip(*self.ask("count", block), strict=True)))
 
 
 class LocalShards(CountingShards):
@@ -155,8 +141,9 @@ class CountingShard:
 
     def count(self, block: QueryBlock) -> Histograms:
         """Of this shard. Cost: 3 products of b queries with n items, and O(b n O)."""
-        cells = self.setup.cells
-        out = Histograms.empty(len(block.queries), len(self.moment), self.setup.points, block.thresholds.shape[1])
+        cells, both, moments = self.setup.cells, (len(block.queries), len(self.moment)), self.setup.points + 1
+        sizes = (block.thresholds.shape[1] + 1, CELLS)
+        out = Histograms(*(np.zeros((*both, size, moments), np.int64) for size in sizes))
         at = find_starts(block.thresholds)
         for first in range(0, self.size, _TILE):
             last = min(first + _TILE, self.size)
@@ -246,17 +233,13 @@ class Counts(NamedTuple):
     """
 
     thresholds: Floats32
-    known: Ints
+    known: IntArray
     expected: Floats
     changes: Floats
 
-    def of_order(self, o: int) -> "Counts":
-        """Those of one order, without its axis."""
-        return Counts(self.thresholds, self.known[o], self.expected[o], self.changes[:, o])
-
 
 def count(
-    places: Ints, cells: Ints, known_moments: Ints, after: Floats32, others: OtherItems,
+    places: IntArray, cells: IntArray, known_moments: IntArray, after: Floats32, others: OtherItems,
     thresholds: Floats32, beyond: float = 0.0,
 ) -> Counts:  # fmt: skip
     """The counts of one query from its histograms, as in ``Histograms``.

@@ -11,15 +11,23 @@ from threadpoolctl import threadpool_limits
 from ray_backfill.core.progress import Task
 from ray_backfill.engine.replay import usable_cpus
 from ray_backfill.engine.systems import GroundTruth, IntArray, Switch
-from ray_backfill.forecast.answers import Drawn, draw_entries
 from ray_backfill.forecast.counts import CountingShards, Forms, LocalShards, QueryBlock, ShardSetup, count
 from ray_backfill.forecast.estimate import SampledAnswers, Units
 from ray_backfill.forecast.expected import Entries, Expectation, SumMetric, expect
-from ray_backfill.forecast.models import KnownForms, KnownItems, Models, fit_models, left_out_of
-from ray_backfill.forecast.others import Calibration, Checked
+from ray_backfill.forecast.models import (
+    Calibration,
+    Checked,
+    Drawn,
+    Floats,
+    Floats32,
+    KnownForms,
+    KnownItems,
+    Models,
+    draw_entries,
+    fit_models,
+    left_out_of,
+)
 
-Floats = NDArray[np.float64]
-Floats32 = NDArray[np.float32]
 # Structural error of systems with their own heads, relative to that of plain ones: heads map stand-ins less well
 # than real embeddings. docs/results/forecast.md: what intervals with it cover.
 _OWN_HEADS = 2.0
@@ -66,12 +74,14 @@ def forecast_pair(
     scored = np.flatnonzero(np.diff(truth.positive_starts) > 0)
     place = np.searchsorted(scored, known.queries)
     value, changes = (np.stack([getattr(found, name) for found, _ in measured]) for name in ("value", "changes"))
+    own, pools = np.concatenate([found.own for found, _ in measured], axis=1), np.array([pool for _, pool in measured])
+    of_query = np.repeat(np.arange(len(measured)), [found.own.shape[1] for found, _ in measured])
     units = {
         order: {
             name: Units(
                 starts[name][scored][:, None], place, known.group, known.n_groups, value[:, o, :, r],
                 changes[:, 1:, o, :, r], {system: structure * changes[:, 0, o, :, r]},
-                [SampledAnswers(found.own[o, :, :, r], pool) for found, pool in measured],
+                SampledAnswers(own[o, :, :, r], of_query, pools),
             )
             for r, name in enumerate(metrics)
         }

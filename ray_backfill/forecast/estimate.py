@@ -7,7 +7,6 @@ items: that of its sample, by the jackknife, and a structural one.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import combinations
 from math import comb
 from typing import NamedTuple
@@ -16,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from ray_backfill.forecast.others import PARTS
+from ray_backfill.forecast.models import PARTS, Floats
 
-Floats = NDArray[np.float64]
 LEVEL = 0.95
 # Moments between which the largest drop is sought.
 _MOMENTS = 11
@@ -58,24 +56,18 @@ class Estimate:
         """The variance of all errors together."""
         return self.of_queries + self.of_answers + self.of_model
 
-    def half_width_at(self, level: float) -> float:
+    def quantile(self, level: float = LEVEL) -> float:
+        """Standard deviations in half of the interval of this level."""
+        return float(student.ppf((1 + level) / 2, self.freedom))
+
+    def half_width(self, level: float = LEVEL) -> float:
         """Half the width of the interval of this level."""
-        return float(student.ppf((1 + level) / 2, self.freedom) * np.sqrt(self.variance))
-
-    @property
-    def quantile(self) -> float:
-        """Standard deviations in half of the 95 % interval."""
-        return float(student.ppf((1 + LEVEL) / 2, self.freedom))
-
-    @property
-    def half_width(self) -> float:
-        """Half the width of the 95 % interval."""
-        return self.half_width_at(LEVEL)
+        return self.quantile(level) * float(np.sqrt(self.variance))
 
     @property
     def limits(self) -> Limits:
         """The value and its limits."""
-        return Limits(self.value, self.value - self.half_width, self.value + self.half_width)
+        return Limits(self.value, self.value - self.half_width(), self.value + self.half_width())
 
     @property
     def bounded(self) -> Limits:
@@ -85,12 +77,13 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False)
 class SampledAnswers:
-    """Sampled right answers of a query. contribution: (n, T) by how much each one raises the metric, beyond what was
-    expected of it. answers: number of right answers from which they are drawn.
+    """Sampled right answers of m queries. contribution: (n, T) by how much each one raises the metric, beyond what was
+    expected of it. query: (n,) index of its query. answers: (m,) numbers of right answers from which they are drawn.
     """
 
     contribution: Floats
-    answers: int
+    query: NDArray[np.int64]
+    answers: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +93,7 @@ class Units:
     start: (Q, c) what is known of all scored queries: the metric at t = 0. chosen: (m,) indices into these. group:
     (m,). n_groups: of all queries. value: (m, T). without: (m, PARTS, T) change if a part of the items is left out on
     which the model of other items is fitted. shift: system that serves backfilled items -> (m, T) change by the
-    structural error of its counts. sampled: of each chosen query.
+    structural error of its counts. sampled: of the chosen queries.
     """
 
     start: Floats
@@ -110,7 +103,7 @@ class Units:
     value: Floats
     without: Floats
     shift: Mapping[str, Floats]
-    sampled: Sequence[SampledAnswers]
+    sampled: SampledAnswers
 
     def mean(self, weights: Floats) -> Estimate:
         """The mean over all queries of the metric's sum over T moments, with these (T,) weights.
@@ -144,8 +137,9 @@ class Units:
 
         A query of which at most one answer was sampled has the mean spread of the others.
         """
-        number, answers, of, contribution = self._stacked
-        of_one = contribution @ weights
+        of, answers = self.sampled.query, self.sampled.answers
+        number = np.bincount(of, minlength=len(answers))
+        of_one = self.sampled.contribution @ weights
         off = of_one - (np.bincount(of, of_one, len(number)) / np.maximum(number, 1))[of]
         spread = np.bincount(of, off**2, len(number)) / np.maximum(number - 1, 1) * answers**2
         is_known = number > 1
@@ -154,20 +148,9 @@ class Units:
             np.where(answers > 0, (1 - number / np.maximum(answers, 1)) * spread / np.maximum(number, 1), 0)
         )
 
-    @cached_property
-    def _stacked(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], Floats]:
-        """(m,) numbers of sampled answers, (m,) of answers, and of all sampled ones the query and the contribution."""
-        number = np.array([len(each.contribution) for each in self.sampled])
-        answers = np.array([each.answers for each in self.sampled])
-        contribution = np.concatenate([each.contribution for each in self.sampled])
-        return number, answers, np.repeat(np.arange(len(number)), number), contribution
-
     def plus(self, other: "Units", factor: float = 1.0) -> "Units":
         """The sum of a curve and a multiple of another one of the same sample, whose errors are shared."""
-        sampled = [
-            replace(a, contribution=a.contribution + factor * b.contribution)
-            for a, b in zip(self.sampled, other.sampled, strict=True)
-        ]
+        contribution = self.sampled.contribution + factor * other.sampled.contribution
         start = self.start if np.array_equal(self.start, other.start) else np.hstack([self.start, other.start])
         value, nothing = self.value + factor * other.value, np.zeros(self.value.shape)
         shift = {
@@ -175,11 +158,12 @@ class Units:
             for system in {**self.shift, **other.shift}
         }
         without = self.without + factor * other.without
+        sampled = replace(self.sampled, contribution=contribution)
         return replace(self, start=start, value=value, without=without, shift=shift, sampled=sampled)
 
     def weighted(self, weights: Floats) -> "Units":
         """A curve of one moment: the sum of this one with (T,) weights."""
-        sampled = [replace(each, contribution=each.contribution @ weights[:, None]) for each in self.sampled]
+        sampled = replace(self.sampled, contribution=self.sampled.contribution @ weights[:, None])
         shift = {system: each @ weights[:, None] for system, each in self.shift.items()}
         value, without = (each @ weights[:, None] for each in (self.value, self.without))
         return replace(self, value=value, without=without, shift=shift, sampled=sampled)
@@ -203,7 +187,7 @@ def jackknife(changes: Floats) -> float:
 def exact_units(value: Floats) -> Units:
     """A curve that is known exactly. value: (Q, T) of all scored queries."""
     everyone = np.arange(len(value))
-    nothing = [SampledAnswers(np.zeros((0, value.shape[1])), 0)] * len(value)
+    nothing = SampledAnswers(np.zeros((0, value.shape[1])), everyone[:0], np.zeros_like(everyone))
     without = np.zeros((len(value), PARTS, value.shape[1]))
     return Units(value[:, :1], everyone, everyone, len(value), value, without, {}, nothing)
 
@@ -241,7 +225,7 @@ def gain(units: Units, new: Units, t: Floats) -> Limits:
     area_, end = units.weighted(area_weights(t)), new.weighted(last)
     both = [each.mean(one) for each in (area_.plus(end, 0.0), end.plus(area_, 0.0), area_.plus(end, -1.0))]
     of_area, of_end, apart = both
-    above, whole, quantile = of_area.value - old, of_end.value - old, of_area.quantile
+    above, whole, quantile = of_area.value - old, of_end.value - old, of_area.quantile()
     shared = (of_area.variance + of_end.variance - apart.variance) / 2
     a = whole**2 - quantile**2 * of_end.variance
     if whole <= 0 or a <= 0:
@@ -267,7 +251,7 @@ def fall(units: Units, t: Floats) -> tuple[Limits, float, float]:
     best, low, high = (0.0, 0, 0), 0.0, 0.0
     for start, end in combinations(moments, 2):
         drop = units.mean(moment_weights(len(t), start) - moment_weights(len(t), end))
-        half = drop.half_width_at(level)
+        half = drop.half_width(level)
         best = max(best, (drop.value, start, end))
         low, high = max(low, drop.value - half), max(high, drop.value + half)
     value, start, end = best

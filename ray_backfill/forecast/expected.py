@@ -20,8 +20,8 @@ from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.metrics import parse_metric
 from ray_backfill.engine.systems import GroundTruth
 from ray_backfill.forecast.counts import Counts
+from ray_backfill.forecast.models import Floats
 
-Floats = NDArray[np.float64]
 # The kinds, as numbers for the kernels: what an answer at a rank counts.
 PRECISION, FOUND, DISCOUNTED = 0, 1, 2
 _KINDS = {"mAP": PRECISION, "recall": FOUND, "nDCG": DISCOUNTED}  # settings.KINDS
@@ -112,7 +112,8 @@ def expect(
     own = np.zeros((orders, n_sampled, points, len(kinds)))
     changes = np.zeros((orders, len(counts.changes), points, len(kinds)))
     for o in range(orders):
-        _expect(entries, entries.moment[o], counts.of_order(o), kinds, cuts, variance, value[o], own[o], changes[o])
+        of_order = Counts(counts.thresholds, counts.known[o], counts.expected[o], counts.changes[:, o])
+        _expect(entries, entries.moment[o], of_order, kinds, cuts, variance, value[o], own[o], changes[o])
     return Expectation(value, own, changes.swapaxes(0, 1))
 
 

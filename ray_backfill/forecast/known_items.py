@@ -16,8 +16,7 @@ from ray_backfill.data.vectors import FINE, PROBLEMS, ZERO, decode
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.engine.systems import FloatArray, IntArray
 from ray_backfill.forecast.models import KnownItems
-from ray_backfill.forecast.sample import PILOT, Sample
-from ray_backfill.forecast.stored_sample import StoredSample, free_pairs, positions_of
+from ray_backfill.forecast.sample import PILOT, Sample, StoredSample, free_pairs, positions_of
 from ray_backfill.learn.models.apply import StandInMap, fit_stand_in
 
 _NOTHING = np.empty(0, np.int64)
@@ -125,13 +124,10 @@ def new_embeddings(
     Stand-ins for other items are fitted on the pilot, the queries and the train split.
     """
     weight_N = np.zeros(len(folder.gallery))
-    pilot_N, done_N = (np.zeros(len(folder.gallery), np.bool_) for _ in range(2))
     weight_N[sample.position] = sample.weight
-    pilot_N[sample.position[sample.reason == PILOT]] = True
-    done_N[done] = True
-    known = KnownItems(
-        position, weight_N[position], pilot_N[position], sample.queries, sample.group, sample.n_groups, done_N[position]
-    )
+    is_pilot = np.isin(position, sample.position[sample.reason == PILOT])
+    of_queries = sample.queries, sample.group, sample.n_groups
+    known = KnownItems(position, weight_N[position], is_pilot, *of_queries, np.isin(position, done))
     old, free = free_pairs(folder)
     of_pilot = folder.gallery.old[position[known.pilot]]
     both = (np.concatenate([of_pilot, old]), np.concatenate([new[known.pilot], free]))

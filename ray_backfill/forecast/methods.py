@@ -11,14 +11,13 @@ from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.core.progress import Task
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.replay import Curve, replay
-from ray_backfill.engine.systems import RetrievalSystem, Switch, UpgradePair
+from ray_backfill.engine.systems import IntArray, RetrievalSystem, Switch, UpgradePair
 from ray_backfill.forecast.counts import CountingShards, Forms
 from ray_backfill.forecast.engine import Forecast, forecast_pair
 from ray_backfill.forecast.estimate import exact_units
 from ray_backfill.forecast.known_items import NewEmbeddings
-from ray_backfill.forecast.models import KnownForms
-from ray_backfill.forecast.others import Calibration
-from ray_backfill.learn.methods import Embeddings, Method
+from ray_backfill.forecast.models import Calibration, KnownForms
+from ray_backfill.learn.methods import Embeddings, Method, find_methods
 
 # Metric -> (Q,) exact values at t = 0; NaN for queries without right answers.
 Starts = Mapping[str, NDArray[np.float64]]
@@ -52,10 +51,10 @@ def forecast_method(
 ) -> Forecast:  # fmt: skip
     """The forecast of a method; if every item is known, its exact curves. Of {new, new}, only the end has a meaning."""
     known, size = given.known, len(comparison.folder.gallery)
-    if len(known.position) == size:
-        return _exact(comparison, method, given)
-    forms, switch = _known_forms(comparison, method, given)
     orders = {"": np.arange(size)} if method.name == NEW else comparison.orders_of(method)
+    if len(known.position) == size:
+        return _exact(comparison, method, given, orders)
+    forms, switch = _known_forms(comparison, method, given)
     return forecast_pair(
         gallery.of_method(method), known, forms, comparison.truth, orders, switch, starts,
         comparison.evaluation.points, method.forward or method.name, bool(method.forward), bar,
@@ -80,40 +79,35 @@ def _known_forms(comparison: Comparison, method: Method, given: NewEmbeddings) -
     return KnownForms(*(ProductForm.of(system, distance) for system in systems)), after.switch
 
 
-def exact_starts(comparison: Comparison, methods: Sequence[Method]) -> dict[str, Starts]:
+def exact_starts(
+    comparison: Comparison, methods: Sequence[Method], replay_alone: Callable[[Method], Curve] | None = None
+) -> dict[str, Starts]:
     """Method -> its metrics at t = 0, which need no new embedding of the gallery.
 
+    replay_alone: the curve of a method's backward system alone; by default it is replayed in this process.
     Cost: one pass over the gallery for each distinct backward system.
     """
-    how, given = comparison.evaluation, comparison.embeddings
-    old = RetrievalSystem(given.query["old"], given.gallery["old"])
+    how, truth = comparison.evaluation, comparison.truth
+
+    def replay_here(method: Method) -> Curve:
+        backward = comparison.pair(method).backward
+        order = np.arange(len(backward.gallery))
+        return replay(UpgradePair(backward, backward), truth, order, 2, how.metrics, how.distance)
+
+    curves: dict[str, Curve] = {}
     found: dict[str, Starts] = {}
-    for name, those in by_backward(methods).items():
-        backward = old if name == OLD else comparison.pair(those[0]).backward
-        curve = replay(
-            UpgradePair(backward, backward), comparison.truth, np.arange(len(old.gallery)), 2, how.metrics, how.distance
-        )
-        found |= dict.fromkeys((method.name for method in those), starts_of(curve, comparison))
-    return found
-
-
-def by_backward(methods: Sequence[Method]) -> dict[str, list[Method]]:
-    """Methods by what serves items before their backfill: {old, old}, or the first method that has its own system."""
-    found: dict[str, list[Method]] = {}
     for method in methods:
-        found.setdefault(OLD if method.backward in (OLD, NEW) else method.name, []).append(method)
+        name = OLD if method.backward in (OLD, NEW) else method.name
+        if name not in curves:
+            curves[name] = (replay_alone or replay_here)(*find_methods((name,)))
+        starts = {metric: np.full(truth.n_queries, np.nan) for metric in how.metrics}
+        for metric, values in curves[name].per_query.items():
+            starts[metric][curves[name].scored] = values[:, 0]
+        found[method.name] = starts
     return found
 
 
-def starts_of(curve: Curve, comparison: Comparison) -> Starts:
-    """The first values of a curve, of all queries."""
-    found = {metric: np.full(comparison.truth.n_queries, np.nan) for metric in comparison.evaluation.metrics}
-    for metric, values in curve.per_query.items():
-        found[metric][curve.scored] = values[:, 0]
-    return found
-
-
-def _exact(comparison: Comparison, method: Method, given: NewEmbeddings) -> Forecast:
+def _exact(comparison: Comparison, method: Method, given: NewEmbeddings, orders: Mapping[str, IntArray]) -> Forecast:
     """The exact curves of a method, as a forecast without any error."""
     how, old, query = comparison.evaluation, comparison.folder.gallery.old, comparison.embeddings.query
     new = np.empty((len(old), given.new.shape[1]), given.new.dtype)
@@ -121,7 +115,6 @@ def _exact(comparison: Comparison, method: Method, given: NewEmbeddings) -> Fore
     pair = method.pair(Embeddings(query, {"old": old, "new": new}), comparison.maps.of(method))
     if method.name == NEW:
         pair = UpgradePair(RetrievalSystem(query["old"], old), pair.forward)
-    orders = {"": np.arange(len(old))} if method.name == NEW else comparison.orders_of(method)
     curves = replay(pair, comparison.truth, orders, how.points, how.metrics, how.distance)
     units = {order: {m: exact_units(values) for m, values in each.per_query.items()} for order, each in curves.items()}
     return Forecast(units, Calibration(1.0, 0.0), [])

@@ -1,24 +1,349 @@
-"""Fits the models of distances from the known items: of other items, of right answers, and how counts vary."""
+"""Models of distances, fitted on the known items: of other items, of right answers, and how counts vary.
 
-from collections.abc import Iterator
+Of items that are no right answers, a regression on the stand-in's distance, the old distance and their product predicts
+the distance; what remains is the empirical distribution of the residuals at similar predictions. Pairs of a query and
+an item that was drawn at random are what it is fitted on; items that were taken because they are close would bias it.
+How far the distribution may be off is estimated by the jackknife: items are divided into ``PARTS``, and each part is
+left out in turn.
+
+Calibration checks that model on the items that were sampled at random: of each chosen query, those that are closer than
+its sampled right answers are counted and compared with their expected number.
+
+Of right answers that are not sampled, distances are drawn: log d = a + b log s + u + e. s is the distance of the item's
+stand-in, u what the answers of a query have in common (normal), e the rest (empirical). That model is fitted by
+expectation maximisation (Laird and Ware, 1982).
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import gammaln
 
 from ray_backfill.core.errors import InputError
+from ray_backfill.core.kernels import Array, kernel
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import GroundTruth, IntArray
-from ray_backfill.forecast.answers import RightAnswers, fit_answers, logarithms
-from ray_backfill.forecast.others import CELLS, PARTS, Calibration, Checked, OtherItems, calibrate, check, fit_others
+from ray_backfill.forecast.tables import LEAST_RATIO, MOST_RATIO
 
-Floats = NDArray[np.float64]
-Floats32 = NDArray[np.float32]
+# Cells of predicted distance, of equal width.
+CELLS = 256
+# Parts of the items for the jackknife.
+PARTS = 8
+# Residuals are taken from at least 1 of so many pairs, within limits; cells with fewer share those of their neighbours.
+# A distribution of few pairs ends at its lowest residual and expects too few closer items; one of a large share of all
+# pairs mixes different predictions.
+_SHARE, _FEWEST, _MOST = 2000, 150, 1000
+# Cells begin below the closest prediction of a pair, by this share of the range: a gallery has items that are predicted
+# closer than any sampled one.
+_ROOM = 0.5
+# Points at which the distribution of residuals is kept; between them it is linear.
+_GRID = 2048
+# Limits of the fitted variance between queries of the ratio of observed to expected numbers.
+_LEAST_VARIANCE, _MOST_VARIANCE = 0.01, 5.0
+# Distances below this share of a unit count as this: their logarithms would outweigh all others.
+_LEAST = 1e-3
+_ROUNDS = 40
+# Unsampled right answers of a query for which distances are drawn, at most; they stand for all. Draws for each.
+_MOST_DRAWN, _DRAWS = 80, 2
 # Pairs of a query and an item from which the model of other items is fitted.
 _PAIRS = 8_000_000
 # Queries whose distances to the known items are computed at a time.
 _BLOCK = 16
 _SEED = 7
+
+Floats = NDArray[np.float64]
+Floats32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """How items are divided by their predicted distances. coefficients: (4,) of constant, stand-in's distance, old
+    distance, product. low, width: predictions are in cell (prediction - low) / width.
+    """
+
+    coefficients: Floats32
+    low: float
+    width: float
+
+    def predict(self, stand_in: Floats32, old: Floats32) -> Floats:
+        """Predicted distances; shapes as given."""
+        a, b, c, d = self.coefficients.astype(np.float64)
+        return np.asarray(a + b * stand_in + c * old + d * stand_in * old)
+
+    def of(self, predicted: Floats) -> NDArray[np.int64]:
+        """The cell of each prediction."""
+        return np.clip(((predicted - self.low) / self.width).astype(np.int64), 0, CELLS - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class OtherItems:
+    """The fitted model. bin_C: (CELLS,) bin of residuals of each cell. below: (PARTS, bins, _GRID + 1) weight of a
+    part's residuals below each point of a grid, which starts at ``first`` and has steps of ``step``.
+    """
+
+    cells: Cells
+    bin_C: NDArray[np.int64]
+    below: Floats
+    first: float
+    step: float
+
+    def cumulative(self, thresholds: Floats32) -> Floats:
+        """(1 + PARTS, CELLS, M) probability that an item of a cell is closer than a threshold, and without each part.
+
+        Cost: PARTS CELLS M.
+        """
+        out = np.empty((1 + PARTS, CELLS, len(thresholds)))
+        cells = self.cells
+        _cumulative(cells.low, cells.width, self.bin_C, self.below, self.first, self.step, thresholds, out)
+        return out
+
+
+@kernel
+def _cumulative(
+    low: float, width: float, bins: Array, below: Array, first: float, step: float, at: Array, out: Array
+) -> None:  # fmt: skip
+    grid = below.shape[2] - 1
+    for c in range(len(bins)):
+        whole = below[:, bins[c], grid].sum()
+        for j in range(len(at)):
+            place = (at[j] - (low + (c + 0.5) * width) - first) / step
+            place = min(max(place, 0.0), grid - 1e-9)
+            point = int(place)
+            rest = place - point
+            total = 0.0
+            for part in range(len(below)):
+                here = below[part, bins[c], point] * (1 - rest) + below[part, bins[c], point + 1] * rest
+                out[1 + part, c, j] = here
+                total += here
+            out[0, c, j] = total / whole
+            for part in range(len(below)):
+                others = whole - below[part, bins[c], grid]
+                out[1 + part, c, j] = (total - out[1 + part, c, j]) / others if others > 0 else out[0, c, j]
+
+
+def fit_others(
+    stand_in: Floats32, old: Floats32, true: Floats32, weight: Floats, part: NDArray[np.int64], unit: float = 1.0
+) -> OtherItems:  # fmt: skip
+    """Fit the model on pairs of a query and an item that is not its right answer.
+
+    stand_in, old, true: (pairs,) distances of the item's stand-in, in the old model, and by its new embedding. weight:
+    (pairs,) for how many items each one stands. part: (pairs,) of the item, for the jackknife. unit: a usual distance.
+    """
+    cells = _fit_cells(stand_in, old, true, weight, unit)
+    predicted = cells.predict(stand_in, old)
+    cell = cells.of(predicted)
+    bin_C = _bins(np.bincount(cell, minlength=CELLS))
+    residual = true - predicted
+    first, last = float(residual.min()) - 1e-6 * unit, float(residual.max()) + 1e-6 * unit
+    step = (last - first) / _GRID
+    bins = int(bin_C.max()) + 1
+    # A residual is below the point that follows it.
+    place = (part * bins + bin_C[cell]) * (_GRID + 1) + ((residual - first) / step).astype(np.int64) + 1
+    mass = np.bincount(place, weight, PARTS * bins * (_GRID + 1)).reshape(PARTS, bins, _GRID + 1)
+    return OtherItems(cells, bin_C, np.cumsum(mass, axis=2), first, step)
+
+
+def _fit_cells(stand_in: Floats32, old: Floats32, true: Floats32, weight: Floats, unit: float) -> Cells:
+    # Close pairs decide which right answers are overtaken.
+    weight = weight * np.exp(-np.clip((stand_in - stand_in.mean()) / (stand_in.std() + 1e-12), -5, 1))
+    units = np.array([1, unit, unit, unit * unit])
+    x = np.stack([np.ones_like(stand_in), stand_in, old, stand_in * old], axis=1).astype(np.float64) / units
+    moments = (x * weight[:, None]).T @ x
+    moments[np.diag_indices(4)] += 1e-9 * np.trace(moments)
+    coefficients = (np.linalg.solve(moments, (x * weight[:, None]).T @ true) / units).astype(np.float32)
+    predicted = Cells(coefficients, 0.0, 1.0).predict(stand_in, old)
+    low, high = float(predicted.min()) - 1e-4 * unit, float(predicted.max()) + 1e-4 * unit
+    low -= _ROOM * (high - low)
+    return Cells(coefficients, low, (high - low) / CELLS)
+
+
+def _bins(pairs_C: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number the cells, closest first, so that each number has at least 1 of ``_SHARE`` pairs, within limits."""
+    bins, number, held = np.zeros(len(pairs_C), np.int64), 0, 0
+    left = np.cumsum(pairs_C[::-1])[::-1]
+    fewest = min(max(int(pairs_C.sum()) // _SHARE, _FEWEST), _MOST)
+    for cell, pairs in enumerate(pairs_C.tolist()):
+        bins[cell] = number
+        held += pairs
+        if held >= fewest and cell + 1 < len(pairs_C) and left[cell + 1] >= fewest:
+            number, held = number + 1, 0
+    return bins
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """Closer items among those sampled at random, at each sampled right answer of all chosen queries.
+
+    observed, expected: (A,). influence: (A,) how much an error of the count changes average precision.
+    """
+
+    observed: Floats
+    expected: Floats
+    influence: Floats
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """ratio: observed over expected number of closer items, fitted. variance: of the ratio between queries."""
+
+    ratio: float
+    variance: float
+
+    @property
+    def beyond(self) -> float:
+        """By what share of the expected numbers the ratio is outside of what may be chance."""
+        return max(0.0, self.ratio / MOST_RATIO - 1, 1 - self.ratio / LEAST_RATIO)
+
+
+def check(observed: Floats, expected: Floats, share: float, answers: int) -> Checked:
+    """One query. observed, expected: (n,) at its sampled answers, ascending by distance. share: of all items that were
+    sampled. answers: number of its right answers.
+    """
+    number = len(observed)
+    of_all = expected / share
+    preceding = np.arange(number) * max(answers - 1, 0) / max(number - 1, 1) if number > 1 else np.array([answers / 2])
+    return Checked(observed, expected + 1e-6, (1 + preceding) * of_all / (1 + preceding + of_all) ** 2 / number)
+
+
+def calibrate(checked: list[Checked]) -> Calibration:
+    """Fit a negative binomial distribution of the counts by maximum likelihood, weighted by influence."""
+    observed, expected, weight = (
+        np.concatenate([getattr(each, name) for each in checked]) for name in ("observed", "expected", "influence")
+    )
+    weight = weight / max(weight.sum(), 1e-12)
+
+    def loss(parameters: Floats) -> float:
+        ratio, shape = np.exp(np.clip(parameters[0], -5, 5)), np.exp(-np.clip(parameters[1], -7, 3))
+        mean = ratio * expected
+        chance = gammaln(observed + shape) - gammaln(shape) + shape * np.log(shape / (shape + mean))
+        return -float(weight @ (chance + observed * np.log(mean / (shape + mean))))
+
+    ratio, variance = np.exp(np.clip(minimize(loss, [0.0, -1.0], method="Nelder-Mead").x, -5, 5))
+    return Calibration(float(ratio), float(np.clip(variance, _LEAST_VARIANCE, _MOST_VARIANCE)))
+
+
+def logarithms(distances: NDArray[np.floating], unit: float = 1.0) -> Floats:
+    """Logarithms of distances, bounded below. unit: a usual distance."""
+    return np.asarray(np.log(np.maximum(distances.astype(np.float64), _LEAST * unit)))
+
+
+@dataclass(frozen=True, eq=False)
+class RightAnswers:
+    """The fitted model. common, rest: variances of u and e. residuals: what e is drawn from. unit: a usual distance."""
+
+    constant: float
+    slope: float
+    common: float
+    rest: float
+    residuals: Floats
+    unit: float = 1.0
+
+    def draw(self, stand_in: Floats, known: Floats, rng: np.random.Generator) -> Floats:
+        """Draw the distances of right answers of a query.
+
+        stand_in: (k,) logarithms of their stand-ins' distances. known: what its sampled answers have beyond the
+        prediction from theirs, ``excess``.
+        """
+        u = self._common_part(len(known), float(known.sum()), rng)
+        return self._at(stand_in, u, rng)
+
+    def draw_without_itself(self, stand_in: Floats, known: Floats, rng: np.random.Generator) -> Floats:
+        """Draw the distance of each sampled answer as if it was not sampled. stand_in, known: (k,) of these answers."""
+        number = len(known)
+        u = np.array([self._common_part(number - 1, float(known.sum() - one), rng) for one in known])
+        return self._at(stand_in, u, rng)
+
+    def excess(self, stand_in: Floats, distance: Floats) -> Floats:
+        """What the logarithms of some distances have beyond the prediction from the stand-ins'."""
+        return np.asarray(distance - self.constant - self.slope * stand_in)
+
+    def _common_part(self, number: int, total: float, rng: np.random.Generator) -> float:
+        variance = self.common * self.rest / (self.rest + number * self.common)
+        return float(total * variance / self.rest + np.sqrt(variance) * rng.standard_normal())
+
+    def _at(self, stand_in: Floats, u: Floats | float, rng: np.random.Generator) -> Floats:
+        rest = self.residuals[rng.integers(0, len(self.residuals), len(stand_in))]
+        return np.asarray(np.exp(self.constant + self.slope * stand_in + u + rest))
+
+
+def fit_answers(pairs: Sequence[tuple[Floats, Floats]], unit: float = 1.0) -> RightAnswers:
+    """Fit the model. pairs: of each chosen query the logarithms of its sampled answers' distances: stand-in, true."""
+    number = np.array([len(x) for x, _ in pairs])
+    of = np.repeat(np.arange(len(pairs)), number)
+    x, y = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
+    design = np.stack([np.ones_like(x), x], axis=1)
+    common = rest = 0.5 * float(y.var()) + 1e-9
+    u = np.zeros(len(pairs))
+    for _ in range(_ROUNDS):
+        (constant, slope), *_others = np.linalg.lstsq(design, y - u[of], rcond=None)
+        off = y - constant - slope * x
+        variance = 1 / (1 / common + number / rest)
+        u = variance * np.bincount(of, off, len(pairs)) / rest
+        left = off - u[of]
+        common = float((u * u + variance).mean()) + 1e-12
+        rest = float((left @ left + (number * variance).sum()) / len(y)) + 1e-12
+    spread = float(left.std())
+    residuals = left * (np.sqrt(rest) / spread) if spread else left
+    return RightAnswers(float(constant), float(slope), common, rest, np.sort(residuals), unit)
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """K entries. after: (K,) distances after the backfill. answer: (K,) index of the right answer.
+
+    rank_share: (K,) for how many answers an entry stands where it precedes others. ahead: (K,) number of answers that
+    precede it, without those of other entries: half of the others that it stands for. share: (K,) how many times it
+    counts in a metric: a sampled answer stands for others, and what is drawn for it is subtracted, so that the models'
+    errors cancel on average. sampled: (K,) index among the randomly sampled answers, or -1; sign: (K,) of its
+    contribution. pool: number of answers from which these were sampled. random: (n,) their indices.
+    """
+
+    after: NDArray[np.float32]
+    answer: IntArray
+    rank_share: Floats
+    ahead: Floats
+    share: Floats
+    sampled: IntArray
+    sign: Floats
+    pool: int
+    random: IntArray
+
+
+def draw_entries(
+    model: RightAnswers, stand_in: Floats, true: Floats, at_random: NDArray[np.bool_], rng: np.random.Generator
+) -> Drawn:
+    """Draw for the right answers of a query.
+
+    stand_in: (P,) distances of their stand-ins. true: (P,) after the backfill, NaN if not sampled. at_random: (P,)
+    whether an answer was sampled at random.
+    """
+    is_known = ~np.isnan(true)
+    known, hidden = np.flatnonzero(is_known), np.flatnonzero(~is_known)
+    random = np.flatnonzero(is_known & at_random)
+    number, near = len(random), logarithms(stand_in, model.unit)
+    index = np.full(len(true), -1)
+    index[random] = np.arange(number)
+    stands_for = 1 + len(hidden) / number if number else 1.0
+    parts = [(true[known], known, 1.0, 0.0, np.where(index[known] >= 0, stands_for, 1.0), index[known], 1.0)]
+    excess = model.excess(near[random], logarithms(true[random], model.unit))
+    some = hidden if len(hidden) <= _MOST_DRAWN else np.sort(rng.choice(hidden, _MOST_DRAWN, replace=False))
+    for _ in range(_DRAWS if len(some) else 0):
+        each = len(hidden) / len(some) / _DRAWS
+        nobody = np.full(len(some), -1)
+        others = (len(hidden) / len(some) - 1) / 2
+        parts.append((model.draw(near[some], excess, rng), some, each, others, np.full(len(some), each), nobody, 0.0))
+        if number:
+            again = model.draw_without_itself(near[random], excess, rng)
+            less = np.full(number, -len(hidden) / number / _DRAWS)
+            parts.append((again, random, 0.0, 0.0, less, index[random], -1 / _DRAWS))
+    sizes = [len(part[0]) for part in parts]
+    after, answer, share, sampled = (np.concatenate([part[i] for part in parts]) for i in (0, 1, 4, 5))
+    rank_share, ahead, sign = (np.repeat([part[i] for part in parts], sizes).astype(np.float64) for i in (2, 3, 6))
+    pool = number + len(hidden)
+    return Drawn(after.astype(np.float32), answer, rank_share, ahead, share, sampled, sign, pool, random)
 
 
 @dataclass(frozen=True, eq=False)

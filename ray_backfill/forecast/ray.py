@@ -4,7 +4,7 @@ Each actor reads all queries and the old embeddings of its own rows of the galle
 share, and predicts their new ones. The driver has those of the known items.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ import ray
 
 from ray_backfill.compare.ray import RemoteShards, ShardActor, check_shards, writable
 from ray_backfill.compare.resolve import Comparison
-from ray_backfill.engine.replay import Served
+from ray_backfill.engine.replay import Curve, Served
 from ray_backfill.forecast.counts import CountingShard, CountingShards
 from ray_backfill.forecast.known_items import NewEmbeddings
-from ray_backfill.forecast.methods import Gallery, Starts, by_backward, forms_of, starts_of
+from ray_backfill.forecast.methods import Gallery, exact_starts, forms_of
 from ray_backfill.learn.methods import Method, find_methods
 from ray_backfill.learn.models.apply import load_network
 from ray_backfill.workers.session import session
@@ -35,20 +35,19 @@ def gallery_in_shards(comparison: Comparison, given: NewEmbeddings, number: int)
         shards = RemoteShards(comparison, number, "cpu", ForecastActor, given.stand_in)
         try:
             shards.read()
-            yield Gallery(lambda method: CountingActors(shards, method), lambda methods: _starts(shards, methods))
+            yield Gallery(
+                lambda method: CountingActors(shards, method),
+                lambda methods: exact_starts(comparison, methods, lambda method: _replay_alone(shards, method)),
+            )
         finally:
             shards.cancel()
 
 
-def _starts(shards: RemoteShards, methods: Sequence[Method]) -> Mapping[str, Starts]:
-    """As ``exact_starts``."""
-    found: dict[str, Starts] = {}
-    order = np.arange(shards.edges[-1])
-    for name, those in by_backward(methods).items():
-        backward, _ = shards.make_systems(find_methods((name,))).systems.at[0]
-        (curves,) = shards.replay([Served(backward, backward, {"": order})])
-        found |= dict.fromkeys((method.name for method in those), starts_of(curves[""], shards.comparison))
-    return found
+def _replay_alone(shards: RemoteShards, method: Method) -> Curve:
+    """The curve of a method's backward system."""
+    backward, _ = shards.make_systems([method]).systems.at[0]
+    (curves,) = shards.replay([Served(backward, backward, {"": np.arange(shards.edges[-1])})])
+    return curves[""]
 
 
 class CountingActors(CountingShards):

@@ -17,23 +17,14 @@ import pandas as pd
 
 from ray_backfill.compare.tables import NEW, OLD
 from ray_backfill.core.schema import frame, read_manifest, read_table, rows_of
-from ray_backfill.forecast.tables import (
-    LEAST_RATIO,
-    MOST_RATIO,
-    TABLES,
-    CalibrationRow,
-    ForecastDifference,
-    ForecastPoint,
-    ForecastRow,
-)
-from ray_backfill.page.charts import REFERENCE_STYLES, Chart, Curve, Interval, numbered_style, range_of
-from ray_backfill.page.numbers import NOTHING, html_table, percent, percent_sign
+from ray_backfill.forecast.tables import TABLES, CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
+from ray_backfill.page.charts import REFERENCE_STYLES, Chart, DrawnCurve, Interval, numbered_style, range_of
+from ray_backfill.page.numbers import NOTHING, count, html_table, interval, percent, percent_sign
+from ray_backfill.page.sections import PageTable, text_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Label, heads and rows of a table of the page, and its classes.
-_Table = tuple[str, Sequence[str], Sequence[Sequence[str]], str]
 _AGAIN = "run forecast again"
 COLUMNS = (
     "± half of the 95 % interval. AUC: the average over the backfill. gain: the part of the upgrade's improvement that "
@@ -78,7 +69,19 @@ class ForecastResults:
 
     def show(self) -> None:
         """Print the table that the command prints: one row for each method and order, and what limits the forecast."""
-        draw_forecast(self)
+        from rich.table import Table
+        from rich.text import Text
+
+        from ray_backfill.page.layout import show
+
+        table = Table(title=title(self), title_justify="left")
+        for index, name in enumerate(NAMES):
+            table.add_column(Text(name), justify="left" if index < 2 else "right", no_wrap=index >= 2, overflow="fold")
+        for order in self.orders:
+            for row in self.of(self.metrics[0], order):
+                table.add_row(*map(Text, cells(row)))
+            table.add_section()
+        show(None, table, [Text(note, style) for style, note in notes(self)], 2, "report.html or summary.parquet")
 
     def plot(self) -> "Figure":
         """Draw the curves with their 95 % intervals. Needs matplotlib."""
@@ -87,7 +90,8 @@ class ForecastResults:
         return panels_figure(charts_of(self))
 
     def _repr_html_(self) -> str:
-        return html_table(title(self), overview(self), [*warnings(self), *findings(self)])
+        table = pd.DataFrame(rows_in(self, self.metrics[0]), columns=list(NAMES))
+        return html_table(title(self), table, [*warnings(self), *findings(self)])
 
     def __repr__(self) -> str:
         return f"{heading(self)}; {len({row.method for row in self.rows})} methods; .show(), .plot(), .summary, .frame"
@@ -153,8 +157,7 @@ def cells(row: ForecastRow) -> list[str]:
     """The texts of a row, in the order of ``NAMES``."""
     return [
         row.title, row.order, _with(row, "auc"), _with(row, "gain", sign=True), percent(row.start), _with(row, "end"),
-        _fall(row),
-        f"{row.to_halve:,.0f}" if math.isfinite(row.to_halve) else NOTHING,
+        _fall(row), count(row.to_halve),
     ]  # fmt: skip
 
 
@@ -213,9 +216,9 @@ def _disagreement(found: ForecastResults) -> list[str]:
     if not against:
         return []
     of_side = {1: "is better", -1: "is worse", 0: "is not told from the old one"}
+    old, new = found.manifest["old"], found.manifest["new"]
     said = [
-        f"by {metric} it {of_side[_side(found, metric)]} ({percent(found.manifest['old'][metric])} \u2192 "
-        f"{percent(found.manifest['new'][metric][0])})"
+        f"by {metric} it {of_side[_side(found, metric)]} ({percent(old[metric])} \u2192 {percent(new[metric][0])})"
         for metric in (found.metrics[0], *against)
     ]
     return [f"The metrics disagree about the new model: {', but '.join(said)}."]
@@ -246,31 +249,24 @@ def _upgrade(found: ForecastResults, metric: str) -> str:
 
 def width(rows: Sequence[ForecastRow]) -> str:
     """What the width of the intervals comes from, as the mean over rows."""
-    parts = [
-        (name, sum(getattr(row, field) for row in rows) / len(rows))
-        for name, field in (
-            ("the choice of queries", "of_queries"), ("the choice of right answers", "of_answers"),
-            ("the model of items that were not sampled", "of_model"),
-        )
-    ]  # fmt: skip
-    if not all(math.isfinite(share) for _, share in parts):
+    shares = [sum(getattr(row, part) for row in rows) / len(rows) for part in ("of_queries", "of_answers", "of_model")]
+    if not all(map(math.isfinite, shares)):
         return "Everything is known: the curves are exact."
+    of_queries, of_answers, of_model = (percent(share, 0) for share in shares)
     return (
-        "On average over the methods, the variance of the AUC comes from "
-        + ", ".join(f"{name} ({percent(share, 0)} %)" for name, share in parts)
-        + "."
+        f"On average over the methods, the variance of the AUC comes from the choice of queries ({of_queries} %), the "
+        f"choice of right answers ({of_answers} %), the model of items that were not sampled ({of_model} %)."
     )
 
 
 def warnings(found: ForecastResults) -> list[str]:
     """What makes the forecast doubtful."""
     sentences = []
-    for method, ratio in dict.fromkeys((row.method, row.ratio) for row in found.calibration):
-        if not LEAST_RATIO <= ratio <= MOST_RATIO:
-            sentences.append(
-                f"{method}: among the items sampled at random, {ratio:.2f} times as many are closer than right answers "
-                "as expected. Its intervals are wider for that."
-            )
+    for method, ratio in dict.fromkeys((row.method, row.ratio) for row in found.calibration if row.is_off):
+        sentences.append(
+            f"{method}: among the items sampled at random, {ratio:.2f} times as many are closer than right answers "
+            "as expected. Its intervals are wider for that."
+        )
     high = dict.fromkeys(row.metric for row in found.rows if row.metric.startswith("recall") and row.end > _HIGH_RECALL)
     sentences += [
         f"{metric} is above {percent(_HIGH_RECALL, 0)} %: few misses are sampled, and its intervals are too narrow."
@@ -304,36 +300,20 @@ def title(found: ForecastResults) -> str:
     return f"{heading(found)}; {found.metrics[0]} in per cent"
 
 
-def overview(found: ForecastResults) -> pd.DataFrame:
-    """One row for each method and order, in the primary metric and in per cent, as text."""
-    rows = [cells(row) for order in found.orders for row in found.of(found.metrics[0], order)]
-    return pd.DataFrame(rows, columns=list(NAMES))
+def rows_in(found: ForecastResults, metric: str) -> list[list[str]]:
+    """The texts of each method and order in a metric."""
+    return [cells(row) for order in found.orders for row in found.of(metric, order)]
 
 
-def draw_forecast(found: ForecastResults) -> None:
-    """Print the table of the primary metric, and notes."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from ray_backfill.page.layout import show
-
-    metric = found.metrics[0]
-    table = Table(title=title(found), title_justify="left")
-    for index, name in enumerate(NAMES):
-        table.add_column(Text(name), justify="left" if index < 2 else "right", no_wrap=index >= 2, overflow="fold")
-    for order in found.orders:
-        rows = found.of(metric, order)
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in cells(row)), end_section=row is rows[-1])
-    notes = [Text(sentence, style="yellow") for sentence in warnings(found)]
-    notes += [Text(sentence, style="bold") for sentence in findings(found)]
-    notes.append(Text(width(found.of(metric, found.orders[0]))))
-    others = found.metrics[1:]
-    notes += [Text(f"Other metrics, in report.html: {', '.join(others)}.")] if others else []
-    left_out = found.manifest.get("left_out", {})
-    notes += [Text(f"Left out: {', '.join(left_out)} (report.html says why).")] if left_out else []
-    notes.append(Text(COLUMNS, style="dim"))
-    show(None, table, notes, 2, "report.html or summary.parquet")
+def notes(found: ForecastResults) -> list[tuple[str, str]]:
+    """(style, sentence) of what stands below the table in a terminal."""
+    said = [*(("yellow", each) for each in warnings(found)), *(("bold", each) for each in findings(found))]
+    said.append(("", width(found.of(found.metrics[0], found.orders[0]))))
+    if others := found.metrics[1:]:
+        said.append(("", f"Other metrics, in report.html: {', '.join(others)}."))
+    if left_out := found.manifest.get("left_out"):
+        said.append(("", f"Left out: {', '.join(left_out)} (report.html says why)."))
+    return [*said, ("dim", COLUMNS)]
 
 
 def charts_of(found: ForecastResults) -> list[Chart]:
@@ -350,7 +330,7 @@ def _chart(found: ForecastResults, metric: str, order: str) -> Chart:
             100 * np.array([getattr(point, name) for point in points]) for name in ("t", "value", "low", "high")
         )
         style = numbered_style(methods.index(row.method))
-        curves.append(Curve(row.method, row.title, _with(row, "auc"), style, t, value, Interval(t, low, high)))
+        curves.append(DrawnCurve(row.method, row.title, _with(row, "auc"), style, t, value, Interval(t, low, high)))
     several = f", {order} order" if len(found.orders) > 1 else ""
     choices = [each for each, all_ in ((metric, found.metrics), (order, found.orders)) if len(all_) > 1]
     return Chart(
@@ -359,19 +339,18 @@ def _chart(found: ForecastResults, metric: str, order: str) -> Chart:
     )  # fmt: skip
 
 
-def _flat(found: ForecastResults, metric: str, name: str) -> Curve:
+def _flat(found: ForecastResults, metric: str, name: str) -> DrawnCurve:
     old = found.manifest["old"][metric]
     title, limits = ("new model alone", found.manifest["new"][metric]) if name == NEW else ("old service", [old] * 3)
     ends = np.array([0.0, 100.0])
     value, low, high = (np.full(2, 100 * each) for each in limits)
     band = Interval(ends, low, high) if name == NEW else None
-    return Curve(name, title, percent(limits[0]), REFERENCE_STYLES[name], ends, value, band)
+    return DrawnCurve(name, title, percent(limits[0]), REFERENCE_STYLES[name], ends, value, band)
 
 
 def render(found: ForecastResults) -> str:
     """The HTML page."""
     from ray_backfill.page.parts import bind, flatten, page_charts, page_environment
-    from ray_backfill.page.sections import text_table
 
     facts = found.manifest
     return page_environment(Path(__file__).parent).get_template("forecast.html.jinja").render(
@@ -381,13 +360,16 @@ def render(found: ForecastResults) -> str:
         ends=[bind(ends(found, metric)) for metric in found.metrics[1:]],
         curves=page_charts(charts_of(found), "curves"),
         columns=bind(COLUMNS),
-        numbers=[(metric, text_table(*_numbers(found, metric))) for metric in found.metrics],
+        numbers=[
+            (metric, text_table(f"forecast of {metric}", NAMES, rows_in(found, metric), "cards"))
+            for metric in found.metrics
+        ],
         widths=[bind(f"{metric}: {width(found.of(metric, found.orders[0]))}") for metric in found.metrics],
         differences=[
-            (metric + f", order {order}" * (len(found.orders) > 1), text_table(*_differences(found, metric, order)))
+            (metric + f", order {order}" * (len(found.orders) > 1), _differences(found, metric, order))
             for metric in found.metrics for order in found.orders if found.pairs(metric, order)
         ],
-        calibration=text_table(*_calibration(found)),
+        calibration=_calibration(found),
         left_out=list(facts.get("left_out", {}).items()),
         notes=[bind(note) for note in facts.get("notes", [])],
         command=facts["command"],
@@ -395,25 +377,20 @@ def render(found: ForecastResults) -> str:
     )  # fmt: skip
 
 
-def _numbers(found: ForecastResults, metric: str) -> _Table:
-    rows = [cells(row) for order in found.orders for row in found.of(metric, order)]
-    return f"forecast of {metric}", NAMES, rows, "cards"
-
-
-def _differences(found: ForecastResults, metric: str, order: str) -> _Table:
+def _differences(found: ForecastResults, metric: str, order: str) -> PageTable:
     titles = {row.method: row.title for row in found.rows}
     rows = [
         [
-            titles[d.method], titles[d.other_method], percent(d.difference),
-            f"{percent(d.low)} to {percent(d.high)}", "yes" if d.low > 0 or d.high < 0 else "no",
+            titles[d.method], titles[d.other_method], percent(d.difference), interval(d.low, d.high),
+            "yes" if d.low > 0 or d.high < 0 else "no",
         ]
         for d in found.pairs(metric, order)
     ]  # fmt: skip
     heads = ("method", "other", "points", "95 % interval", "excludes 0")
-    return f"differences of methods in {metric}, order {order}", heads, rows, ""
+    return text_table(f"differences of methods in {metric}, order {order}", heads, rows)
 
 
-def _calibration(found: ForecastResults) -> _Table:
+def _calibration(found: ForecastResults) -> PageTable:
     """One line for each range; methods whose backfilled items are served alike share their lines."""
     titles = {row.method: row.title for row in found.rows}
     methods: dict[tuple[str, ...], list[str]] = {}
@@ -423,4 +400,4 @@ def _calibration(found: ForecastResults) -> _Table:
         methods.setdefault(line, []).append(titles[row.method])
     rows = [["; ".join(names), *line] for line, names in methods.items()]
     heads = ("methods", "expected", "right answers", "mean expected", "mean observed")
-    return "calibration of the model of other items", heads, rows, ""
+    return text_table("calibration of the model of other items", heads, rows)

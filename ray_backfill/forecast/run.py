@@ -1,7 +1,7 @@
 """Forecasts a folder: from a sample's new embeddings to a folder of tables."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -24,8 +24,8 @@ from ray_backfill.forecast.estimate import Units
 from ray_backfill.forecast.known_items import NewEmbeddings, find_new, with_pilot, with_stand_ins
 from ray_backfill.forecast.methods import Gallery, can_be_forecast, forecast_method, gallery_here
 from ray_backfill.forecast.report import write_forecast_report
+from ray_backfill.forecast.sample import read_before_backfill, read_sample
 from ray_backfill.forecast.settings import ForecastSettings
-from ray_backfill.forecast.stored_sample import read_before_backfill, read_sample
 from ray_backfill.forecast.tables import TABLES, CalibrationRow, ForecastDifference, ForecastPoint, ForecastRow
 from ray_backfill.learn.methods import Method
 from ray_backfill.learn.training.settings import FitSettings
@@ -62,7 +62,9 @@ def forecast_folder(
         of_fits = replace(context, out=context.out / "pilot", overwrite=True)
         folder = with_pilot(folder, given, of_fits.out)
     comparison = resolve(with_stand_ins(folder, given), settings.judged_as(stored.settings), fits)
-    _check_methods(comparison)
+    if not any(can_be_forecast(method) and not method.is_reference for method in comparison.methods):
+        why = "; ".join(f"{each.name}: {each.reason}" for each in comparison.left_out) or "old and new are references"
+        raise InputError(f"none of the methods can be forecast ({why}); choose others with --methods")
     # {new, new} is the only reference of a forecast.
     comparison = comparison.only([method for method in comparison.methods if method.name != HEAD_ALONE])
     comparison, _ = fit_maps(comparison, fits, of_fits)
@@ -81,13 +83,6 @@ def forecast_folder(
     return out
 
 
-def _check_methods(comparison: Comparison) -> None:
-    """Raises InputError if none of the methods can be forecast."""
-    if not any(can_be_forecast(method) and not method.is_reference for method in comparison.methods):
-        why = "; ".join(f"{each.name}: {each.reason}" for each in comparison.left_out) or "old and new are references"
-        raise InputError(f"none of the methods can be forecast ({why}); choose others with --methods")
-
-
 def forecast_methods(comparison: Comparison, given: NewEmbeddings, gallery: Gallery) -> dict[Method, Forecast]:
     """Forecast every method that can be forecast, in every order."""
     methods = [method for method in comparison.methods if can_be_forecast(method)]
@@ -97,24 +92,20 @@ def forecast_methods(comparison: Comparison, given: NewEmbeddings, gallery: Gall
         return {m: forecast_method(comparison, m, given, gallery, starts[m.name], bar) for m in methods}
 
 
-@contextmanager
-def _gallery_of(comparison: Comparison, given: NewEmbeddings, context: Context) -> Iterator[Gallery]:
+def _gallery_of(comparison: Comparison, given: NewEmbeddings, context: Context) -> AbstractContextManager[Gallery]:
     """The gallery in this process, or in shards, for which Ray is started."""
     size = sum(vectors.nbytes for vectors in comparison.folder.gallery.vectors.values())
     shards = context.place.shards_for(size)
     if not shards:
-        yield gallery_here(comparison)
-        return
+        return nullcontext(gallery_here(comparison))
     from ray_backfill.forecast.ray import gallery_in_shards
 
-    with gallery_in_shards(comparison, given, shards) as gallery:
-        yield gallery
+    return gallery_in_shards(comparison, given, shards)
 
 
 def _tables(
     comparison: Comparison, given: NewEmbeddings, found: Mapping[Method, Forecast]
 ) -> Mapping[str, pd.DataFrame]:
-    """The tables of these forecasts, by their names in ``TABLES``."""
     t = np.linspace(0, 1, comparison.evaluation.points)
     new, rest = _of_new(found), {method: forecast for method, forecast in found.items() if method.name != NEW}
     curves = [

@@ -111,6 +111,11 @@ class CalibrationRow:
     observed: float
     ratio: Annotated[float, "observed over expected over all ranges, fitted with weights by influence; 1 is perfect"]
 
+    @property
+    def is_off(self) -> bool:
+        """Whether the ratio is beyond what may be chance."""
+        return not LEAST_RATIO <= self.ratio <= MOST_RATIO
+
 
 TABLES = {
     "curves": ForecastPoint,

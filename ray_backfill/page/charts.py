@@ -69,7 +69,7 @@ class Rule(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Curve:
+class DrawnCurve:
     """A line of a chart, in the units of its axes.
 
     key: the same in all charts that show the same thing. title, number: for the legend. x, y: (T,).
@@ -101,7 +101,7 @@ class Chart:
     title: str
     unit: str
     header: str
-    curves: tuple[Curve, ...]
+    curves: tuple[DrawnCurve, ...]
     choices: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     x_unit: str = PROGRESS
@@ -115,12 +115,12 @@ class Chart:
     height: float = 366.0
 
     @property
-    def shown(self) -> list[Curve]:
+    def shown(self) -> list[DrawnCurve]:
         """The curves that a picture shows."""
         return [curve for curve in self.curves if curve.is_shown]
 
 
-def range_of(curves: Sequence[Curve], from_zero: bool = False) -> tuple[float, float]:
+def range_of(curves: Sequence[DrawnCurve], from_zero: bool = False) -> tuple[float, float]:
     """Ends of an axis on which these curves and their intervals have some room; (0, 1) if there are no values."""
     arrays = [array for c in curves for array in (c.y, *(c.interval[1:] if c.interval else ()))]
     values = np.concatenate([np.zeros(0), *arrays])
@@ -140,7 +140,7 @@ def places_of(chart: Chart, most: int = 101) -> Floats:
     return places[np.unique(np.linspace(0, len(places) - 1, most).round().astype(int))]
 
 
-def values_at(curve: Curve, places: Floats) -> Floats:
+def values_at(curve: DrawnCurve, places: Floats) -> Floats:
     """The values of a curve at some places, NaN where it has none; (P,)."""
     if not len(curve.x):
         return np.full(len(places), np.nan)

@@ -34,7 +34,7 @@ from ray_backfill.page.charts import (
     RED,
     SHADE,
     Chart,
-    Curve,
+    DrawnCurve,
     Floats,
     Style,
     numbered_style,
@@ -75,7 +75,7 @@ def to_png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def draw(plot: Axes, chart: Chart, curves: Sequence[Curve]) -> None:
+def draw(plot: Axes, chart: Chart, curves: Sequence[DrawnCurve]) -> None:
     """Draw some of the chart's curves with their intervals; each gets an id by its key, such as ``line-rm``."""
     for start, end in chart.shades:
         plot.axvspan(start, end, color=SHADE, linewidth=0, zorder=0)
@@ -98,7 +98,7 @@ def _tick(value: float) -> str:
     return f"{value / 1000:.4g}k" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _draw_lines(plot: Axes, curves: Sequence[Curve]) -> None:
+def _draw_lines(plot: Axes, curves: Sequence[DrawnCurve]) -> None:
     for curve in curves:
         off = "" if curve.is_shown else " off"
         if curve.interval is not None:
@@ -106,7 +106,7 @@ def _draw_lines(plot: Axes, curves: Sequence[Curve]) -> None:
         plot_line(plot, curve.x, curve.y, curve.style, is_step=curve.is_step).set_gid(f"line{off}-{curve.key}")
 
 
-def _draw_bars(plot: Axes, chart: Chart, curves: Sequence[Curve], most_labels: int = 12) -> None:
+def _draw_bars(plot: Axes, chart: Chart, curves: Sequence[DrawnCurve], most_labels: int = 12) -> None:
     """The curves on top of each other, a bar for each place."""
     bottom = np.zeros(len(chart.bars))
     for curve in curves:

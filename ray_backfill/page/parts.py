@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ray_backfill.core.stages import write_whole
-from ray_backfill.page.charts import Chart, Curve, places_of, values_at
+from ray_backfill.page.charts import Chart, DrawnCurve, places_of, values_at
 from ray_backfill.page.drawing import box_of, chart_svg, swatch_svg
 from ray_backfill.page.heading import without_folders
 from ray_backfill.page.numbers import percent, percent_sign, tick
@@ -37,7 +37,7 @@ DATA_WORDS = {
 class Entry(NamedTuple):
     """A line of a chart's legend. values: what it is at each place, as text."""
 
-    curve: Curve
+    curve: DrawnCurve
     swatch: Markup
     values: str
 
@@ -146,7 +146,7 @@ def _described(chart: Chart) -> str:
     return f"{chart.title}, {chart.unit}, {len(shown)} lines over the {chart.x_unit}: {'; '.join(lines)}{more}."
 
 
-def _course(curve: Curve) -> str:
+def _course(curve: DrawnCurve) -> str:
     known = curve.y[[bool(math.isfinite(y)) for y in curve.y]]
     if not len(known):
         return ""

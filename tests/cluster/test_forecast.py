@@ -18,8 +18,7 @@ from ray_backfill.forecast.known_items import new_embeddings, with_stand_ins
 from ray_backfill.forecast.methods import gallery_here
 from ray_backfill.forecast.ray import gallery_in_shards
 from ray_backfill.forecast.run import forecast_methods
-from ray_backfill.forecast.sample import closest_stand_ins, draw_sample
-from ray_backfill.forecast.stored_sample import free_pairs, read_before_backfill
+from ray_backfill.forecast.sample import closest_stand_ins, draw_sample, free_pairs, read_before_backfill
 from ray_backfill.learn.models.apply import fit_stand_in, save_network
 from ray_backfill.learn.papers.rank_merge import Heads
 from ray_backfill.learn.training.settings import FitSettings
@@ -73,7 +72,7 @@ def test_any_number_of_shards_gives_the_forecast_of_one_process(ray_session: Non
                 assert other.value == pytest.approx(units.value, abs=2e-3)
                 a, b = (each.mean(area_weights(np.linspace(0, 1, 4))) for each in (units, other))
                 assert b.value == pytest.approx(a.value, abs=1e-4)
-                assert b.half_width == pytest.approx(a.half_width, rel=1e-2)
+                assert b.half_width() == pytest.approx(a.half_width(), rel=1e-2)
 
 
 def test_more_shards_than_cpus_are_refused(ray_session: None, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.engine.merges import all_merges
 from ray_backfill.engine.orders import Order, find_order
 from ray_backfill.engine.systems import Filter, GroundTruth
+from ray_backfill.forecast.sample import sample_key
 from ray_backfill.forecast.settings import SampleSettings
-from ray_backfill.forecast.stored_sample import sample_key
 from ray_backfill.learn.methods import Method
 from ray_backfill.learn.training.settings import FitSettings
 

@@ -30,8 +30,8 @@ from ray_backfill.drill import run as drill
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.forecast import run as forecasting
 from ray_backfill.forecast.run import forecast_folder
+from ray_backfill.forecast.sample import take_sample
 from ray_backfill.forecast.settings import ForecastSettings, SampleSettings
-from ray_backfill.forecast.stored_sample import take_sample
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 from ray_backfill.workers.settings import Context
 

@@ -3,6 +3,7 @@
 import math
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from ray_backfill.core.schema import arrow_table
 from ray_backfill.drill.journal import Applied, CheckpointMeasured, Incident, JournalEntry, Started, of_type
 from ray_backfill.drill.plan import make_plan
-from ray_backfill.drill.results import Segment, counts, incidents, served, timeline
+from ray_backfill.drill.results import Segment, counts, incidents, timeline
+from ray_backfill.drill.results import served as figures_of
 from ray_backfill.drill.settings import ChurnSettings
 from ray_backfill.drill.tables import Checkpoint, EventRow, IncidentRow
 from ray_backfill.drill.traffic import read_events
@@ -32,6 +34,10 @@ ENTRIES: list[JournalEntry] = [
     Applied(13.0, 4, "rollback", items=7),
     CheckpointMeasured(16.25, 2, 15.0, {}, 0, 0, 0, 0),
 ]
+
+
+def served(*of: Any) -> SimpleNamespace:
+    return SimpleNamespace(**figures_of(*of))
 
 
 def events_of(rows: list[tuple[Any, ...]]) -> pd.DataFrame:
@@ -201,9 +207,8 @@ def test_counts_by_hand() -> None:
         (10, 1, 1, 6),
     ):
         state = plan.state(applied, broken)
-        found = counts(
-            plan, Checkpoint(3, applied, 0.25), state, broken, CheckpointMeasured(8.5, 3, 8.0, {}, 0, 0, 70, 90)
-        )
+        measured = CheckpointMeasured(8.5, 3, 8.0, {}, 0, 0, 70, 90)
+        found = SimpleNamespace(**counts(plan, Checkpoint(3, applied, 0.25), state, broken, measured))
         backfilled = [o.positions.tolist() for o in plan.operations[:applied] if o.kind == "backfill"]
         assert found.backfilled == sum(len(items) for items in backfilled) - kept_old
         assert (found.kept_old, found.inserted, found.deleted) == (kept_old, n_inserted, n_deleted)

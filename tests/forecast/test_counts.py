@@ -7,7 +7,7 @@ import pytest
 
 from ray_backfill.engine.systems import RetrievalSystem
 from ray_backfill.forecast.counts import Forms, LocalShards, QueryBlock, ShardSetup, find_starts
-from ray_backfill.forecast.others import CELLS, Cells
+from ray_backfill.forecast.models import CELLS, Cells
 
 POINTS = 4
 

@@ -16,15 +16,26 @@ from ray_backfill.forecast.estimate import (
     jackknife,
     moment_weights,
 )
-from ray_backfill.forecast.others import PARTS
+from ray_backfill.forecast.models import PARTS
 
 ONE = np.ones(1)
-NOTHING = SampledAnswers(np.zeros((0, 1)), 0)
+
+
+def sampled_of(*each: tuple[np.ndarray, int]) -> SampledAnswers:
+    """Of each query the contributions of its sampled answers, and the number of its answers."""
+    query = np.repeat(np.arange(len(each)), [len(contribution) for contribution, _ in each])
+    return SampledAnswers(np.concatenate([given for given, _ in each]), query, np.array([number for _, number in each]))
+
+
+def nothing(points: int) -> SampledAnswers:
+    """Ten queries without sampled answers."""
+    return sampled_of(*[(np.zeros((0, points)), 0)] * 10)
 
 
 def units(
-    value: np.ndarray, shift: dict[str, float], queries: int = 40, sampled: SampledAnswers = NOTHING, part: float = 0.0
-) -> Units:
+    value: np.ndarray, shift: dict[str, float], queries: int = 40, part: float = 0.0,
+    sampled: tuple[np.ndarray, int] = (np.zeros((0, 1)), 0),
+) -> Units:  # fmt: skip
     """Queries 0, 1, ... of ``queries`` are chosen; each is its own group, and all start at 0.
 
     part: change if the first part of the items is left out.
@@ -34,7 +45,7 @@ def units(
     without = np.zeros((m, PARTS, 1))
     without[:, 0] = part
     start, chosen = np.zeros((queries, 1)), np.arange(m)
-    return Units(start, chosen, chosen, queries, value[:, None], without, shifts, [sampled] * m)
+    return Units(start, chosen, chosen, queries, value[:, None], without, shifts, sampled_of(*[sampled] * m))
 
 
 VALUE = np.random.default_rng(0).random(10)
@@ -53,27 +64,27 @@ def test_all_queries_leave_no_error_of_choosing() -> None:
 
 def test_variance_of_choosing_answers() -> None:
     contribution = np.array([[0.2], [0.4], [0.9]])
-    found = units(VALUE, {}, queries=10, sampled=SampledAnswers(contribution, 12)).mean(ONE)
+    found = units(VALUE, {}, queries=10, sampled=(contribution, 12)).mean(ONE)
     expected = (1 - 3 / 12) * contribution.var(ddof=1) / 3 / 10 * 12**2
     assert found.of_answers == pytest.approx(expected)
     # Of two stages: the spread between chosen queries has the share of those that are not chosen in it already.
-    found = units(VALUE, {}, queries=40, sampled=SampledAnswers(contribution, 12)).mean(ONE)
+    found = units(VALUE, {}, queries=40, sampled=(contribution, 12)).mean(ONE)
     assert found.of_answers == pytest.approx(10 / 40 * expected)
 
 
 def test_a_query_with_one_sampled_answer_has_the_spread_of_the_others() -> None:
     contribution = np.array([[0.2], [0.4], [0.9]])
-    three, one = SampledAnswers(contribution, 12), SampledAnswers(contribution[:1], 6)
-    given = replace(units(VALUE[:2], {}, queries=2), sampled=[three, one])
+    three, one = (contribution, 12), (contribution[:1], 6)
+    given = replace(units(VALUE[:2], {}, queries=2), sampled=sampled_of(three, one))
     spread = contribution.var(ddof=1) * 12**2
     expected = (1 - 3 / 12) * spread / 3 + (1 - 1 / 6) * spread
     assert given.mean(ONE).of_answers == pytest.approx(expected / 2**2)
 
 
 def test_a_query_of_which_no_answer_could_be_embedded_has_the_spread_of_the_others() -> None:
-    three, nothing = SampledAnswers(np.array([[0.2], [0.4], [0.9]]), 12), SampledAnswers(np.zeros((0, 1)), 6)
-    given = replace(units(VALUE[:2], {}, queries=2), sampled=[three, nothing])
-    spread = three.contribution.var(ddof=1) * 12**2
+    contribution = np.array([[0.2], [0.4], [0.9]])
+    given = replace(units(VALUE[:2], {}, queries=2), sampled=sampled_of((contribution, 12), (np.zeros((0, 1)), 6)))
+    spread = contribution.var(ddof=1) * 12**2
     assert given.mean(ONE).of_answers == pytest.approx(((1 - 3 / 12) * spread / 3 + spread) / 2**2)
 
 
@@ -81,7 +92,7 @@ def test_degrees_of_freedom() -> None:
     # Choosing 10 queries leaves 10 - 1 - 1; the jackknife's 7 count where it is what errs.
     assert units(VALUE, {}).mean(ONE).freedom == pytest.approx(8)
     assert units(VALUE, {}, queries=10, part=0.1).mean(ONE).freedom == pytest.approx(PARTS - 1)
-    assert units(VALUE, {"new": 0.1}, queries=10).mean(ONE).quantile == pytest.approx(1.96, abs=1e-3)
+    assert units(VALUE, {"new": 0.1}, queries=10).mean(ONE).quantile() == pytest.approx(1.96, abs=1e-3)
 
 
 def test_errors_of_one_system_cancel_and_those_of_two_add() -> None:
@@ -89,7 +100,7 @@ def test_errors_of_one_system_cancel_and_those_of_two_add() -> None:
     assert one.mean(ONE).of_model == pytest.approx(0.03**2)
     assert one.plus(same, -1.0).mean(ONE).of_model == pytest.approx(0.01**2)
     assert one.plus(other, -1.0).mean(ONE).of_model == pytest.approx(0.03**2 + 0.02**2)
-    assert one.mean(ONE).half_width > units(VALUE, {}).mean(ONE).half_width
+    assert one.mean(ONE).half_width() > units(VALUE, {}).mean(ONE).half_width()
 
 
 def test_the_jackknife() -> None:
@@ -113,8 +124,7 @@ def test_errors_of_area_and_end_that_cancel_leave_the_gain_exact() -> None:
     # The curve is a straight line, and its error is a straight line: the area is half of the end, whatever the error.
     value, everyone = np.tile([0.2, 0.6], (10, 1)), np.arange(10)
     shift = {"new": np.tile([0.0, 0.05], (10, 1))}
-    nothing = [SampledAnswers(np.zeros((0, 2)), 0)] * 10
-    curves = Units(value[:, :1], everyone, everyone, 10, value, np.zeros((10, PARTS, 2)), shift, nothing)
+    curves = Units(value[:, :1], everyone, everyone, 10, value, np.zeros((10, PARTS, 2)), shift, nothing(2))
     found = gain(curves, curves, np.array([0.0, 1.0]))
     assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
 
@@ -125,8 +135,7 @@ def test_gain_without_an_error_and_without_an_upgrade() -> None:
 
     def exact(end: float) -> Units:
         value = np.stack([np.zeros(10), np.full(10, end)], axis=1)
-        nothing = [SampledAnswers(np.zeros((0, 2)), 0)] * 10
-        return Units(start, everyone, everyone, 10, value, np.zeros((10, PARTS, 2)), {}, nothing)
+        return Units(start, everyone, everyone, 10, value, np.zeros((10, PARTS, 2)), {}, nothing(2))
 
     found = gain(exact(0.4), exact(0.5), t)
     assert (found.value, found.low, found.high) == pytest.approx((0.4, 0.4, 0.4))
@@ -152,8 +161,7 @@ def test_the_largest_fall_has_simultaneous_limits() -> None:
     value = np.stack([np.full(10, 0.5), np.full(10, 0.3), np.full(10, 0.6)], axis=1)
     shift = {"new": np.tile([0.0, 0.05, 0.1], (10, 1))}
     everyone = np.arange(10)
-    nothing = [SampledAnswers(np.zeros((0, 3)), 0)] * 10
-    curves = Units(value[:, :1], everyone, everyone, 10, value, np.zeros((10, PARTS, 3)), shift, nothing)
+    curves = Units(value[:, :1], everyone, everyone, 10, value, np.zeros((10, PARTS, 3)), shift, nothing(3))
     found, start, end = fall(curves, np.array([0.0, 0.5, 1.0]))
     assert (start, end) == (0.0, 0.5)
     assert found.value == pytest.approx(0.2)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from ray_backfill.forecast.others import CELLS, PARTS, fit_others
+from ray_backfill.forecast.models import CELLS, PARTS, fit_others
 
 
 def test_probabilities_and_what_changes_without_a_part() -> None:

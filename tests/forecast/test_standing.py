@@ -5,10 +5,16 @@ import pytest
 
 from ray_backfill.engine.distances import ProductForm
 from ray_backfill.engine.systems import RetrievalSystem
-from ray_backfill.forecast.answers import RightAnswers, draw_entries
 from ray_backfill.forecast.counts import structural_error
-from ray_backfill.forecast.models import KnownForms, KnownItems, _parts, fit_models
-from ray_backfill.forecast.others import Calibration
+from ray_backfill.forecast.models import (
+    Calibration,
+    KnownForms,
+    KnownItems,
+    RightAnswers,
+    _parts,
+    draw_entries,
+    fit_models,
+)
 from tests.forecast.galleries import gallery, known_of
 
 

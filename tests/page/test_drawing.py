@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from ray_backfill.page.charts import REFERENCE_STYLES, Chart, Curve, Interval, numbered_style, range_of, values_at
+from ray_backfill.page.charts import REFERENCE_STYLES, Chart, DrawnCurve, Interval, numbered_style, range_of, values_at
 from ray_backfill.page.drawing import box_of, chart_svg, swatch_svg
 
 X = np.linspace(0, 100, 101)
@@ -14,9 +14,9 @@ X = np.linspace(0, 100, 101)
 
 def chart(title: str = "mAP", is_shown: bool = True) -> Chart:
     curves = (
-        Curve("rm", "full RM", "50.0", numbered_style(0), X, X / 2, Interval(X[::50], X[::50] / 3, X[::50])),
-        Curve("weak", "weak", "1.0", numbered_style(1), X, 0 * X, is_shown=is_shown),
-        Curve("offline", "offline", "0.0", REFERENCE_STYLES["offline"], X, 80.0 * (X == 100), is_step=True),
+        DrawnCurve("rm", "full RM", "50.0", numbered_style(0), X, X / 2, Interval(X[::50], X[::50] / 3, X[::50])),
+        DrawnCurve("weak", "weak", "1.0", numbered_style(1), X, 0 * X, is_shown=is_shown),
+        DrawnCurve("offline", "offline", "0.0", REFERENCE_STYLES["offline"], X, 80.0 * (X == 100), is_step=True),
     )
     return Chart(title, "mAP (%)", "AUC", curves, y_range=(0.0, 80.0))
 
@@ -66,7 +66,7 @@ def test_drawings_of_a_page_do_not_share_ids_and_are_reproducible() -> None:
 
 def test_texts_of_users_are_escaped() -> None:
     hostile = "</svg><script>$x_{"
-    curves = (Curve(hostile, hostile, "", numbered_style(0), X, X),)
+    curves = (DrawnCurve(hostile, hostile, "", numbered_style(0), X, X),)
     svg = chart_svg(Chart(hostile, hostile, "", curves), "a", hostile)
     assert "<script" not in svg
     assert ElementTree.fromstring(svg).get("aria-label") == hostile
@@ -79,7 +79,7 @@ def test_a_swatch_shows_line_and_marker(style: object) -> None:
 
 
 def test_values_are_told_only_where_there_are_any() -> None:
-    curve = Curve("a", "a", "", numbered_style(0), np.array([0.0, 10.0]), np.array([1.0, np.nan]))
+    curve = DrawnCurve("a", "a", "", numbered_style(0), np.array([0.0, 10.0]), np.array([1.0, np.nan]))
     told = values_at(curve, np.array([0.0, 5.0, 10.0]))
     assert told[0] == 1.0
     assert np.isnan(told[1:]).all()

@@ -35,7 +35,7 @@ def run(job: SampleJob) -> None:
     if (job.budget > 0) == (job.add > 0) or min(job.budget, job.add) < 0:
         raise InputError("give --budget N for a first sample, or --add N to extend one")
     from ray_backfill.forecast.report import FEW_LISTS
-    from ray_backfill.forecast.stored_sample import counts_in_words, take_sample
+    from ray_backfill.forecast.sample import counts_in_words, take_sample
 
     data = job.data.absolute()
     out = absolute("--out", job.out or data / SAMPLE_FILE)

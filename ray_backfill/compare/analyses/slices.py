@@ -21,8 +21,7 @@ from ray_backfill.core.printable import printable
 from ray_backfill.core.progress import detail
 from ray_backfill.core.schema import NO, UNDECIDED, YES, block
 from ray_backfill.page import sections as page
-from ray_backfill.page.charts import INK, Chart, Style, numbered_style, range_of
-from ray_backfill.page.charts import Curve as DrawnCurve
+from ray_backfill.page.charts import INK, Chart, DrawnCurve, Style, numbered_style, range_of
 from ray_backfill.page.numbers import listed, percent, percent_sign, points
 
 if TYPE_CHECKING:

@@ -14,18 +14,8 @@ import numpy as np
 import ray
 
 from ray_backfill.core.progress import say, step, task
+from ray_backfill.drill import journal
 from ray_backfill.drill.jobs import LiveJob
-from ray_backfill.drill.journal import (
-    Applied,
-    CheckpointMeasured,
-    Finished,
-    Incident,
-    Journal,
-    Started,
-    Throttled,
-    TrafficRestarted,
-    of_type,
-)
 from ray_backfill.drill.plan import Operation
 from ray_backfill.drill.ray import watch
 from ray_backfill.drill.ray.embedding import EmbeddingSupervisor
@@ -54,10 +44,10 @@ def run_drill(job: LiveJob) -> None:
         RuntimeError: a shard did not come back, or an answer violated an invariant.
     """
     watch.write_targets(job.folder / "prometheus_targets.json")
-    journal = Journal(job.folder)
-    journal.mend()
-    entries = journal.entries()
-    if of_type(entries, Finished):
+    stored = journal.Journal(job.folder)
+    stored.mend()
+    entries = stored.entries()
+    if journal.of_type(entries, journal.Finished):
         return
     driver = Driver(job)
     try:
@@ -66,11 +56,11 @@ def run_drill(job: LiveJob) -> None:
         if not entries:
             with step("serve before the backfill"):
                 driver.traffic.rest(job.settings.traffic.warm_up_s + job.settings.quiet_s)
-        _backfill(driver, {entry.moment for entry in of_type(entries, CheckpointMeasured)})
+        _backfill(driver, {entry.moment for entry in journal.of_type(entries, journal.CheckpointMeasured)})
         with step("serve after the backfill"):
             driver.traffic.rest(job.settings.quiet_s)
         driver.embedding.check_parts(job.plan)
-        driver.recorder.journal.add(Finished(driver.recorder.now_s()))
+        driver.recorder.journal.add(journal.Finished(driver.recorder.now_s()))
         driver.traffic.stop()
     finally:
         driver.close()
@@ -118,7 +108,7 @@ class Driver:
                 self.embedding.note_broken(operation.number)
         self.traffic.wait_until_ready()
         zero = recorder.start_clock()
-        recorder.journal.add(Started(recorder.now_s(), recorder.leg, self.traffic.warm_up_s))
+        recorder.journal.add(journal.Started(recorder.now_s(), recorder.leg, self.traffic.warm_up_s))
         if recorder.leg:
             recorder.incident("driver restarted", f"{applied} operations were applied before")
         self.traffic.start(zero)
@@ -162,7 +152,7 @@ class Driver:
         for metric, value in quality.items():
             recorder.watch.set(watch.QUALITY, value, metric)
         sizes = size.old_items, size.new_items, size.old_bytes, size.new_bytes
-        recorder.journal.add(CheckpointMeasured(recorder.now_s(), checkpoint.moment, began_s, quality, *sizes))
+        recorder.journal.add(journal.CheckpointMeasured(recorder.now_s(), checkpoint.moment, began_s, quality, *sizes))
         named = ", ".join(f"{metric} {100 * value:.1f} %" for metric, value in quality.items())
         phase = " after the rollback" if checkpoint.phase == "rollback" else ""
         return f"t = {checkpoint.t:.2f}{phase}: {named}"
@@ -183,9 +173,9 @@ class Recorder:
     """
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.journal, self.watch = Journal(folder), watch.Watch(name)
+        self.journal, self.watch = journal.Journal(folder), watch.Watch(name)
         entries = self.journal.entries()
-        self.leg = len(of_type(entries, Started))
+        self.leg = len(journal.of_type(entries, journal.Started))
         self.before_s = max([e.elapsed_s for e in entries] + read_events(folder).scheduled_s.tolist(), default=0.0)
         self.zero: float | None = None
         self.last_applied: float | None = None
@@ -201,17 +191,17 @@ class Recorder:
 
     def incident(self, what: str, detail: str) -> None:
         """Record a fault that the drill survives."""
-        self.journal.add(Incident(self.now_s(), what, detail))
+        self.journal.add(journal.Incident(self.now_s(), what, detail))
         self.watch.count(watch.INCIDENTS, 1, what)
 
     def traffic_restarted(self, sender: Sender) -> None:
         """Record that another incarnation of a traffic actor sends from now on."""
-        self.journal.add(TrafficRestarted(self.now_s(), sender.leg, sender.actor, sender.incarnation))
+        self.journal.add(journal.TrafficRestarted(self.now_s(), sender.leg, sender.actor, sender.incarnation))
         self.incident("traffic actor restarted", f"actor {sender.actor}")
 
     def applied(self, operation: Operation, items: int, size: ShardSize) -> None:
         """Record an operation applied by all shards. items: number of items moved. size: of all shards together."""
-        self.journal.add(Applied(self.now_s(), operation.number + 1, operation.kind, items))
+        self.journal.add(journal.Applied(self.now_s(), operation.number + 1, operation.kind, items))
         self.watch.set(watch.PROGRESS, size.new_items / max(size.old_items + size.new_items, 1))
         for side in ("old", "new"):
             self.watch.set(watch.PARTITION_ITEMS, getattr(size, f"{side}_items"), side)
@@ -227,7 +217,7 @@ class Recorder:
         """Record the rate that the throttle allows at this latency; infinite means no limit."""
         self.watch.set(watch.THROTTLE, items_per_s)
         if math.isfinite(items_per_s):
-            self.journal.add(Throttled(self.now_s(), round(items_per_s, 1), p99_ms))
+            self.journal.add(journal.Throttled(self.now_s(), round(items_per_s, 1), p99_ms))
 
 
 class ThrottleLoop:

@@ -10,7 +10,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,15 +48,11 @@ class LiveShard:
 
     def __init__(self, job: ShardJob) -> None:
         self.job, self.plan = job, read_plan(job.drill / "plan")
-        sides = _sides(job)
-        old = old_models(sides.method)
-        self.shard = Shard(
-            self.plan,
-            sides,
-            job.place,
-            lambda first, last: job.gallery.vectors(first, last, old),
-            self._train_vectors(sides),
-        )
+        (method,) = find_methods((job.method,))
+        network = load_network(job.network) if job.network else None
+        sides = Sides(method, network, job.merge, job.distance, job.dims)
+        read_old = partial(job.gallery.vectors, models=old_models(method))
+        self.shard = Shard(self.plan, sides, job.place, read_old, self._train_vectors(sides))
         with suppress(BadPartError):  # the driver calls apply again, which reports it
             self.apply(Journal(job.drill).applied())
         for queries in (1, 2):  # load compiled code before the first query
@@ -90,12 +87,6 @@ class LiveShard:
             for models in (old_models(sides.method), new_models(sides.method))
         )
         return {"backward": sides.gallery("backward", old), "forward": sides.gallery("forward", new)}
-
-
-def _sides(job: ShardJob) -> Sides:
-    (method,) = find_methods((job.method,))
-    network = load_network(job.network) if job.network else None
-    return Sides(method, network, job.merge, job.distance, job.dims)
 
 
 def shards_need(jobs: list[ShardJob], settings: ShardSettings) -> dict[str, float]:
@@ -169,14 +160,9 @@ class Router:
         answers = [shard for shard in found if isinstance(shard, ShardAnswer)]
         merged = merge_answers([shard.best for shard in answers], k)
         applied = [shard.applied for shard in answers]
-        return Routed(
-            merged,
-            (min(applied), max(applied)),
-            sum(shard.old_items for shard in answers),
-            sum(shard.new_items for shard in answers),
-            sum(retries),
-            self._violations(answers, merged),
-        )
+        old, new = sum(shard.old_items for shard in answers), sum(shard.new_items for shard in answers)
+        violations = self._violations(answers, merged)
+        return Routed(merged, (min(applied), max(applied)), old, new, sum(retries), violations)
 
     async def _ask(
         self, shard: int, backward: NDArray[Any], forward: NDArray[Any], k: int, until: float, retries: list[int]
@@ -253,21 +239,18 @@ class ShardSet:
         Raises:
             RuntimeError: an answer violated an invariant, or a shard did not come back in time.
         """
-        return asyncio.run(self._answers(checkpoint, questions))
+
+        async def ask_all() -> list[Answer]:
+            batches = [slice(i, i + _BATCH) for i in range(0, len(questions.backward), _BATCH)]
+            both = [(questions.backward[some], questions.forward[some]) for some in batches]
+            return [await self._ask(checkpoint, *queries, questions.k) for queries in both]
+
+        return Answer(*map(np.concatenate, zip(*asyncio.run(ask_all()), strict=True)))
 
     def close(self) -> None:
         """Stop the shards; their state is on disk."""
         for actor in self.actors:
             ray.kill(actor)
-
-    async def _answers(self, checkpoint: Checkpoint, questions: Questions) -> Answer:
-        answers = [
-            await self._ask(
-                checkpoint, questions.backward[i : i + _BATCH], questions.forward[i : i + _BATCH], questions.k
-            )
-            for i in range(0, len(questions.backward), _BATCH)
-        ]
-        return Answer(*(np.concatenate([getattr(a, field.name) for a in answers]) for field in fields(Answer)))
 
     async def _ask(self, checkpoint: Checkpoint, backward: FloatArray, forward: FloatArray, k: int) -> Answer:
         until = time.monotonic() + _PATIENCE_S

@@ -89,16 +89,11 @@ class TrafficActor:
         except Exception as error:  # counts as unanswered; ``run`` raises it
             self.failure, self.is_stopped = error, True
         ended = time.time()
-        event = EventRow(
-            scheduled - self.zero,
-            1000 * (ended - scheduled),
-            len(queries),
-            routed is not None,
-            is_warm_up,
-            routed.retries if routed else retries,
-            routed.violations if routed else 0,
-            *((*routed.applied, routed.old_items, routed.new_items) if routed else [-1] * 4),
-        )
+        latency_ms, number, is_answered = 1000 * (ended - scheduled), len(queries), routed is not None
+        found = (retries, 0, *[-1] * 4)
+        if routed:
+            found = (routed.retries, routed.violations, *routed.applied, routed.old_items, routed.new_items)
+        event = EventRow(scheduled - self.zero, latency_ms, number, is_answered, is_warm_up, *found)
         self.unwritten.append(event)
         self.recent_ms.append((ended, event.latency_ms))
         # An unanswered request has waited at least this long; the latency quantiles must not hide it.

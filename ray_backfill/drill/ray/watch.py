@@ -15,15 +15,8 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from ray_backfill.core.stages import write_whole
 
-# fmt: off
-LATENCY_BUCKETS_S = (
-    0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075,
-    0.01, 0.015, 0.02, 0.03, 0.05, 0.075,
-    0.1, 0.15, 0.2, 0.3, 0.5, 0.75,
-    1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0,
-)
-# fmt: on
-
+# From 1 ms to 10 s, six in each power of ten.
+LATENCY_BUCKETS_S = (*(float(f"{x}e{power}") for power in range(-3, 1) for x in (1, 1.5, 2, 3, 5, 7.5)), 10.0)
 # Ray drops a gauge that is not set again within two of its report intervals, which are at least one second.
 _REFRESH_S = 0.5
 

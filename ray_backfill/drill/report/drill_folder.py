@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.schema import RowT, read_manifest, read_table, rows_of
 from ray_backfill.drill.tables import CheckpointRow, DrillFacts, IncidentRow, QualityRow, ReplayedRow, SecondRow
 
-KeyT = TypeVar("KeyT")
 AGAIN = "run the live drill again"
 SAME_T = 1e-6  # tolerance for equal progress: a millionth of a gallery is at most a few items
 BEFORE, DURING, AFTER, MEASURING = "before the first item", "during the backfill", "after the backfill", "measuring"
@@ -31,18 +31,18 @@ class Gap(NamedTuple):
     checkpoint: CheckpointRow
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Drill:
     """The folder of a live drill in memory.
 
-    quality: by metric, in checkpoint order. replayed: by (metric, serving), sorted by progress. timeline and incidents
-    are sorted by time. settings: the settings in the drill's manifest.
+    quality: by metric, in checkpoint order. replayed: by (metric, serving), sorted by progress. timeline: of
+    ``SecondRow``. It and incidents are sorted by time. settings: the settings in the drill's manifest.
     """
 
     checkpoints: tuple[CheckpointRow, ...]
     quality: dict[str, list[QualityRow]]
     replayed: dict[tuple[str, str], list[ReplayedRow]]
-    timeline: tuple[SecondRow, ...]
+    timeline: pd.DataFrame
     incidents: tuple[IncidentRow, ...]
     facts: DrillFacts
     settings: Mapping[str, Any]
@@ -80,7 +80,7 @@ class Drill:
     @property
     def has_traffic(self) -> bool:
         """Whether any query was sent."""
-        return self.sent > 0 or any(second.queries for second in self.timeline)
+        return self.sent > 0 or bool(self.timeline.queries.any())
 
     def promised(self, checkpoint: CheckpointRow, metric: str) -> float:
         """The replayed quality at a checkpoint; NaN if there is none.
@@ -142,7 +142,7 @@ def read_drill(folder: Path) -> Drill:
         tuple(checkpoints),
         quality,
         _grouped(rows("replayed", ReplayedRow, lambda r: r.t), lambda r: (r.metric, r.serving)),
-        tuple(rows("timeline", SecondRow, lambda s: s.elapsed_s, may_be_empty=True)),
+        read_table(folder / "timeline.parquet", SecondRow, AGAIN, may_be_empty=True).sort_values("elapsed_s"),
         tuple(rows("incidents", IncidentRow, lambda i: i.elapsed_s, may_be_empty=True)),
         DrillFacts.of(manifest),
         manifest.get("settings", {}),
@@ -156,8 +156,8 @@ def read_drill(folder: Path) -> Drill:
     return drill
 
 
-def _grouped(rows: Sequence[RowT], key: Callable[[RowT], KeyT]) -> dict[KeyT, list[RowT]]:
-    groups: dict[KeyT, list[RowT]] = {}
+def _grouped(rows: Sequence[RowT], key: Callable[[RowT], Any]) -> dict[Any, list[RowT]]:
+    groups: dict[Any, list[RowT]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
     return groups
@@ -178,29 +178,22 @@ class Period:
 
 def periods(drill: Drill) -> dict[str, Period]:
     """The periods that occurred, by name: before the first item, during and after the backfill, measuring."""
-    seconds = drill.timeline
-    at_work = [i for i, second in enumerate(seconds) if second.items > 0]
-    first, last = (at_work[0], at_work[-1]) if at_work else (len(seconds), len(seconds))
-    serving = [(i, second) for i, second in enumerate(seconds) if not (second.is_measuring or second.is_warm_up)]
+    seconds, place = drill.timeline, np.arange(len(drill.timeline))
+    at_work = place[seconds["items"] > 0]
+    first, last = (at_work[0], at_work[-1]) if len(at_work) else (len(seconds), len(seconds))
+    is_serving = ~(seconds.is_measuring | seconds.is_warm_up)
     kinds = {
-        BEFORE: [second for i, second in serving if i < first],
-        DURING: [second for i, second in serving if first <= i <= last],
-        AFTER: [second for i, second in serving if i > last],
-        MEASURING: [second for second in seconds if second.is_measuring],
+        BEFORE: is_serving & (place < first),
+        DURING: is_serving & (first <= place) & (place <= last),
+        AFTER: is_serving & (place > last),
+        MEASURING: seconds.is_measuring,
     }
-    return {name: _period(name, of_kind) for name, of_kind in kinds.items() if of_kind}
+    return {name: _period(name, seconds[of_kind]) for name, of_kind in kinds.items() if of_kind.any()}
 
 
-def _period(name: str, seconds: Sequence[SecondRow]) -> Period:
-    return Period(
-        name,
-        len(seconds),
-        median(s.p50_ms for s in seconds),
-        median(s.p99_ms for s in seconds),
-        float(np.mean([s.queries for s in seconds])),
-        float(np.mean([s.items for s in seconds])),
-        sum(s.unanswered for s in seconds),
-    )
+def _period(name: str, of: pd.DataFrame) -> Period:
+    waits, rates = (of.p50_ms.median(), of.p99_ms.median()), (of.queries.mean(), of["items"].mean())
+    return Period(name, len(of), *waits, *rates, int(of.unanswered.sum()))
 
 
 def cost(drill: Drill) -> tuple[float, float] | None:

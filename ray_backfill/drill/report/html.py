@@ -1,15 +1,15 @@
 """The page of a live drill as one self-contained HTML file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ray_backfill.drill.report import charts, sentences
 from ray_backfill.drill.report.drill_folder import Drill, periods
-from ray_backfill.drill.tables import CheckpointRow, QualityRow
+from ray_backfill.drill.tables import CheckpointRow, IncidentRow, QualityRow
 from ray_backfill.page.heading import date_of, name_of, recipe_of, top_notes, without_folders
 from ray_backfill.page.numbers import count, duration, megabytes, milliseconds, percent, rate, signed_points
 from ray_backfill.page.parts import bind, data_facts, flatten, page_charts, page_environment
-from ray_backfill.page.sections import Cell, Head, PageTable, TableRow, text_table
+from ray_backfill.page.sections import Cell, PageTable, table_of, text_table, word
 
 PERIOD_HEADS = ["phase", "seconds", "p50 (ms)", "p99 (ms)", "queries per second", "items per second", "unanswered"]
 SPACE = "\u00a0"  # keeps a heading from breaking here
@@ -42,8 +42,7 @@ def render(drill: Drill) -> str:
             (metric, text_table(f"{metric} at every checkpoint", *metric_table(drill, metric)))
             for metric in drill.metrics
         ],
-        incidents=_incidents(drill, MANY_INCIDENTS),
-        all_incidents=_incidents(drill, len(drill.incidents)) if len(drill.incidents) > MANY_INCIDENTS else None,
+        incidents=[_incidents(found) for found in (drill.incidents[:MANY_INCIDENTS], drill.incidents) if found],
         command=without_folders(drill.facts.command),
         data=data_facts(data),
         notes=notes,
@@ -83,22 +82,14 @@ def _facts(drill: Drill) -> dict[str, str]:
 
 
 def _alarms(drill: Drill) -> list[str]:
-    """Alarms, one line per checkpoint."""
     broken = [(c, f"{count(c.violations)} answers violated an invariant") for c in drill.checkpoints if c.violations]
     missing = [(c, f"the partitions serve {sentences.wrong_number(items)}") for c, items in drill.missing]
     return [_bound(f"At {sentences.moment(checkpoint)}: {what}.") for checkpoint, what in broken + missing]
 
 
-def _incidents(drill: Drill, most: int) -> PageTable:
-    """The first incidents."""
-    heads = [Head(name, "name") for name in ("time", "incident", "details")]
-    rows = [
-        TableRow(
-            "", [Cell(duration(i.elapsed_s)), Cell(i.kind, css="name"), Cell(without_folders(i.detail), css="name")]
-        )
-        for i in drill.incidents[:most]
-    ]
-    return PageTable("Incidents", heads, rows)
+def _incidents(found: Sequence[IncidentRow]) -> PageTable:
+    rows = [(Cell(duration(i.elapsed_s)), word(i.kind), word(without_folders(i.detail))) for i in found]
+    return table_of("Incidents", [[*zip(("time", "incident", "details"), row, strict=True)] for row in rows], css="")
 
 
 def _periods(drill: Drill) -> list[list[str]]:
