@@ -120,7 +120,7 @@ class EmbedRequest:
 
 
 def embed_stage(folder: Path, request: EmbedRequest, actors: EmbedActors, overwrite: bool = False) -> Path:
-    """Embed all splits of a data set with all models into a folder of the data contract (see ``data.store``).
+    """Embed all splits of a data set with all models into a folder of the data contract (see ``data.folder``).
 
     The old classifier adds its top probability (``old_score``), entropy in nats (``old_entropy``), lead of the first
     class over the second (``old_margin``) and label of the first class (``old_class``). The new classifier is stored as
