@@ -35,7 +35,7 @@ _LISTS = {
     "orders": ("ray_backfill.engine.orders", "all_orders"),
     "merges": ("ray_backfill.engine.merges", "all_merges"),
     "metrics": ("ray_backfill.engine.metrics", "metric_forms"),
-    "recipes": ("ray_backfill.recipes", "recipe_names"),
+    "recipes": ("ray_backfill.recipes", "all_recipes"),
     "sources": ("ray_backfill.data.sources", "all_kinds"),
 }
 _HELP = ("-h", "--help")
@@ -131,9 +131,7 @@ def group_help(command: str, arguments: Sequence[str], group: str) -> str:
     if group in ("methods", "orders", "merges"):
         return "\n".join(map(_explained, _listed(group).values()))
     if group == "recipes":
-        from ray_backfill.recipes import describe_recipe
-
-        return "\n".join(f"{name}\n    {describe_recipe(name)}" for name in _listed(group))
+        return "\n".join(f"{each.name}\n    {each.description}" for each in _listed(group).values())
     groups = options_of(command, [*arguments, "--help"]).help()
     wanted = [text for title, text in groups.items() if group in ("all", title, title.split(".")[0])]
     if not wanted:

@@ -17,7 +17,7 @@ from ray_backfill.cli.main import COMMANDS, group_help, main, options_of, page
 from ray_backfill.engine.merges import all_merges
 from ray_backfill.engine.orders import all_orders
 from ray_backfill.learn.methods import all_methods
-from ray_backfill.recipes import recipe_names
+from ray_backfill.recipes import all_recipes
 
 pytestmark = pytest.mark.slow
 
@@ -148,7 +148,7 @@ def test_names_are_listed_where_they_are_chosen() -> None:
     shown = page("simulate").replace(",", " ").split()
     for names in (all_methods(), all_orders(), all_merges()):
         assert set(names) <= set(shown)
-    assert set(recipe_names()) <= set(page("embed").replace(",", " ").split())
+    assert set(all_recipes()) <= set(page("embed").replace(",", " ").split())
     for command in COMMANDS:
         assert f"  {command} " in page("overview")
 

@@ -14,8 +14,8 @@ from ray_backfill.images.datasets import open_images
 from ray_backfill.learn.methods import Method, find_methods, models_of
 from ray_backfill.recipes import load_recipe, run
 from ray_backfill.recipes.run import pipeline, timed
-from ray_backfill.recipes.run.checks import check_recipe
-from ray_backfill.recipes.run.pipeline import recipe_classes, train_recipe_backbone
+from ray_backfill.recipes.run.checks import check_recipe, recipe_classes
+from ray_backfill.recipes.run.pipeline import train_recipe_backbone
 from ray_backfill.workers.settings import Context
 
 RECIPE = load_recipe("landmarks")
