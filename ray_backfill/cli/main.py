@@ -94,13 +94,12 @@ def page(name: str) -> str:
     from importlib.resources import files
 
     text = (files("ray_backfill.cli") / "pages" / f"{name}.txt").read_text(encoding="utf-8").rstrip()
-    return re.sub(
-        r"^( *)\{(\w+)\}$", lambda line: _wrapped(", ".join(_names(line[2])), line[1]), text, flags=re.MULTILINE
-    )
 
+    def filled(line: re.Match[str]) -> str:
+        names, indent = ", ".join(_names(line[2])), line[1]
+        return textwrap.fill(names, 80, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
-def _wrapped(text: str, indent: str) -> str:
-    return textwrap.fill(text, 80, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    return re.sub(r"^( *)\{(\w+)\}$", filled, text, flags=re.MULTILINE)
 
 
 def _listed(name: str) -> Any:

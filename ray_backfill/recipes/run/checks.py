@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.orders import why_not_of_images
 from ray_backfill.compare.resolve import check_distances_agree
 from ray_backfill.core.errors import InputError
@@ -48,20 +47,8 @@ def check_recipe(recipe: Recipe[Any], workers: int, models: Sequence[str] = ("ol
 
 def check_choices(recipe: Recipe[Any]) -> None:
     """Raises InputError for methods, orders, losses and columns that do not fit together, regardless of the images."""
-    recipe.evaluation.check()
-    _check_columns(recipe.evaluation)
-    methods = recipe.evaluation.named.methods
-    for name in recipe.evaluation.orders:
-        if reason := why_not_of_images(find_order(name), methods):
-            raise InputError(f"order {name!r} {reason}")
-    check_distances_agree(methods, recipe.evaluation.distance, recipe.fits)
-    for method in methods:
-        if method.fit and (problem := method.fit.classifier_problem(recipe.fits, recipe.new.training.classification)):
-            raise InputError(problem)
-
-
-def _check_columns(evaluation: Evaluation) -> None:
-    """Raises InputError for columns that embedded images do not have."""
+    evaluation = recipe.evaluation
+    evaluation.check()
     if evaluation.filter:
         raise InputError("--filter needs a folder of embeddings (--data) with this column; a recipe's images lack it")
     if unknown := [name for name in evaluation.slices if name not in _SLICES]:
@@ -69,6 +56,14 @@ def _check_columns(evaluation: Evaluation) -> None:
             f"--slices: a recipe's queries have no column {unknown[0]!r}; choose from {', '.join(_SLICES)}, or "
             "simulate a folder of embeddings (--data) that has it"
         )
+    methods = evaluation.named.methods
+    for name in evaluation.orders:
+        if reason := why_not_of_images(find_order(name), methods):
+            raise InputError(f"order {name!r} {reason}")
+    check_distances_agree(methods, evaluation.distance, recipe.fits)
+    for method in methods:
+        if method.fit and (problem := method.fit.classifier_problem(recipe.fits, recipe.new.training.classification)):
+            raise InputError(problem)
 
 
 def check_evaluation(recipe: Recipe[Any], workers: int) -> None:

@@ -16,7 +16,7 @@ from ray_backfill.compare.resolve import resolve
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.schema import read_checked
-from ray_backfill.core.stages import OtherSettingsError, is_finished
+from ray_backfill.core.stages import OtherSettingsError, is_finished, timed
 from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.jobs import FromImages
 from ray_backfill.drill.run import check_drill, check_room, run_resolved
@@ -26,7 +26,6 @@ from ray_backfill.images.datasets import open_images
 from ray_backfill.learn.methods import all_backbones, models_of
 from ray_backfill.learn.sides import old_models
 from ray_backfill.recipes import Recipe
-from ray_backfill.recipes.run import timed
 from ray_backfill.recipes.run.backbones import BackboneJob, train_backbone_stage
 from ray_backfill.recipes.run.checks import check_evaluation, check_recipe, recipe_classes
 from ray_backfill.recipes.run.embed import EmbedRequest, embed_stage
