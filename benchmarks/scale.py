@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.galleries import header, row
 from benchmarks.serving import machine
-from ray_backfill.cli.commands.simulate import ScaleJob
+from ray_backfill.cli.commands.backfills import ScaleJob
 from ray_backfill.compare import replay, resolve
 from ray_backfill.compare import run as folder
 from ray_backfill.compare import write as results

@@ -42,37 +42,21 @@ __all__ = [
     "write_folder",
 ]
 
-# Where each public name is defined. tests/test_api.py keeps this table, __all__ and the imports below the same.
-_MODULE_OF = {
-    "RAW": "ray_backfill.engine.merges",
-    "Curve": "ray_backfill.engine.replay",
-    "Differences": "ray_backfill.page",
-    "EmbeddingFolder": "ray_backfill.data.folder",
-    "ForecastResults": "ray_backfill.forecast.report",
-    "GalleryColumns": "ray_backfill.engine.orders",
-    "GroundTruth": "ray_backfill.engine.systems",
-    "InputError": "ray_backfill.core.errors",
-    "Merge": "ray_backfill.engine.merges",
-    "MergeKind": "ray_backfill.engine.merges",
-    "Order": "ray_backfill.engine.orders",
-    "Results": "ray_backfill.compare.report",
-    "RetrievalSystem": "ray_backfill.engine.systems",
-    "ScoreMap": "ray_backfill.engine.merges",
-    "UpgradePair": "ray_backfill.engine.systems",
-    "fit_merge": "ray_backfill.engine.merges",
-    "forecast": "ray_backfill.api",
-    "make_order": "ray_backfill.engine.orders",
-    "merges": "ray_backfill.api",
-    "methods": "ray_backfill.api",
-    "orders": "ray_backfill.api",
-    "read_folder": "ray_backfill.data.folder",
-    "read_results": "ray_backfill.compare.report",
-    "replay": "ray_backfill.engine.replay",
-    "replay_moment": "ray_backfill.engine.replay",
-    "sample": "ray_backfill.api",
-    "simulate": "ray_backfill.api",
-    "write_folder": "ray_backfill.data.write",
+# Where the public names are defined. tests/test_api.py keeps this table, __all__ and the imports below the same.
+_NAMES_IN = {
+    "api": ("forecast", "merges", "methods", "orders", "sample", "simulate"),
+    "compare.report": ("Results", "read_results"),
+    "core.errors": ("InputError",),
+    "data.folder": ("EmbeddingFolder", "read_folder"),
+    "data.write": ("write_folder",),
+    "engine.merges": ("RAW", "Merge", "MergeKind", "ScoreMap", "fit_merge"),
+    "engine.orders": ("GalleryColumns", "Order", "make_order"),
+    "engine.replay": ("Curve", "replay", "replay_moment"),
+    "engine.systems": ("GroundTruth", "RetrievalSystem", "UpgradePair"),
+    "forecast.report": ("ForecastResults",),
+    "page": ("Differences",),
 }
+_MODULE_OF = {name: f"ray_backfill.{module}" for module, names in _NAMES_IN.items() for name in names}
 
 if TYPE_CHECKING:  # for type checkers, editors and the API pages, which do not run __getattr__
     from ray_backfill.api import forecast, merges, methods, orders, sample, simulate

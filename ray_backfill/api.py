@@ -3,7 +3,7 @@
 What they need (torch, Ray) is imported when they are called: looking at a signature should cost nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from numbers import Real
 from pathlib import Path
@@ -18,7 +18,6 @@ from ray_backfill.core.run_lock import locked
 if TYPE_CHECKING:
     from ray_backfill.compare.report import Results
     from ray_backfill.data.folder import EmbeddingFolder
-    from ray_backfill.engine.orders import Order
     from ray_backfill.forecast.report import ForecastResults
     from ray_backfill.learn.methods import Method
     from ray_backfill.learn.training.settings import FitSettings
@@ -225,18 +224,8 @@ def methods() -> pd.DataFrame:
     """
     from ray_backfill.learn.methods import all_methods
 
-    return _table(
-        {
-            "name": method.name,
-            "title": method.title,
-            "family": method.family,
-            "needs": _needs_of_method(method),
-            "is_trained": method.is_trained,
-            "is_recommended": method.is_recommended,
-            "source": method.source,
-        }
-        for method in all_methods().values()
-    )
+    columns = ("title", "family", "needs", "is_trained", "is_recommended", "source")
+    return _table(all_methods(), columns, _needs_of_method)
 
 
 def orders() -> pd.DataFrame:
@@ -247,18 +236,12 @@ def orders() -> pd.DataFrame:
         ``is_oracle``: whether it uses what nobody knows before the backfill, an upper bound; ``source``: paper and
         place.
     """
-    from ray_backfill.engine.orders import all_orders
+    from ray_backfill.engine.orders import Order, all_orders
 
-    return _table(
-        {
-            "name": order.name,
-            "title": order.title,
-            "needs": _needs_of_order(order),
-            "is_oracle": order.is_oracle,
-            "source": order.source,
-        }
-        for order in all_orders().values()
-    )
+    def needs(order: Order) -> str:
+        return order.remedy or " or ".join(f"gallery column {column!r}" for column in order.needs)
+
+    return _table(all_orders(), ("title", "needs", "is_oracle", "source"), needs)
 
 
 def merges() -> pd.DataFrame:
@@ -270,20 +253,21 @@ def merges() -> pd.DataFrame:
     """
     from ray_backfill.engine.merges import all_merges
 
-    return _table(
-        {
-            "name": kind.name,
-            "title": kind.title,
-            "needs": ", ".join(_fitted_on(kind.needs_train, kind.needs_labels)),
-            "distances": ", ".join(kind.distances) or "any",
-            "source": kind.source,
-        }
-        for kind in all_merges().values()
+    found = _table(
+        all_merges(),
+        ("title", "needs", "distances", "source"),
+        lambda kind: ", ".join(_fitted_on(kind.needs_train, kind.needs_labels)),
     )
+    return found.assign(distances=[", ".join(each) or "any" for each in found["distances"]])
 
 
-def _table(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    return pd.DataFrame(rows).set_index("name")
+def _table(known: Mapping[str, Any], columns: Sequence[str], needs: Callable[[Any], str]) -> pd.DataFrame:
+    """These fields of the rows, by name; "needs" is no field."""
+    rows = (
+        {column: needs(row) if column == "needs" else getattr(row, column) for column in columns}
+        for row in known.values()
+    )
+    return pd.DataFrame(rows, index=pd.Index(known, name="name"))
 
 
 def _fitted_on(train: bool, labels: bool) -> list[str]:
@@ -297,7 +281,3 @@ def _needs_of_method(method: "Method") -> str:
     if method.backward and method.forward and method.backward != method.forward and not method.is_reference:
         needs.append(f"both models, {method.backward} and {method.forward}, for each query")
     return ", ".join(needs)
-
-
-def _needs_of_order(order: "Order") -> str:
-    return order.remedy or " or ".join(f"gallery column {column!r}" for column in order.needs)

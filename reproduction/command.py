@@ -31,12 +31,12 @@ class ReproduceJob:
     """Delete what other settings have left in --out, and make it again."""
 
 
-def options(arguments: Sequence[str]) -> Options:
+def reproduce_options(arguments: Sequence[str]) -> Options:
     """The experiment and where it runs."""
     return Options(ReproduceJob(experiment=Experiment(REQUIRED)), arguments)
 
 
-def run(job: ReproduceJob) -> None:
+def run_reproduce(job: ReproduceJob) -> None:
     """Run what is missing, write the page and print its path."""
     experiment = job.experiment
     if experiment.data_root is not None:

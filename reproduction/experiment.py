@@ -39,7 +39,7 @@ from ray_backfill.learn.models.apply import load_network, transform
 from ray_backfill.learn.papers.fastfill import disc_losses, fit_classifier, spread
 from ray_backfill.learn.training.fit import class_rows
 from ray_backfill.learn.training.settings import FitSettings, TransformSettings
-from ray_backfill.recipes import Recipe, describe_recipe, load_recipe
+from ray_backfill.recipes import Recipe, all_recipes, load_recipe
 from ray_backfill.recipes.run.pipeline import run_recipe
 from ray_backfill.workers.session import session
 from ray_backfill.workers.settings import Context
@@ -83,7 +83,7 @@ def reproduce(experiment: Experiment, context: Context, page: Path, findings: Pa
     write_page(
         PageInput(
             title=f"{experiment.recipe.replace('_', ' ').capitalize()}: {_compared(experiment)}",
-            protocol=describe_recipe(experiment.recipe),
+            protocol=all_recipes()[experiment.recipe].description,
             runs=runs,
             # The path of the images on this machine is of no use to readers.
             command=re.sub(r"(--data-root[ =])\S+", r"\1PATH", context.command),
@@ -96,7 +96,7 @@ def reproduce(experiment: Experiment, context: Context, page: Path, findings: Pa
             long_epochs=experiment.long_epochs,
             ablation=ablation,
             subgroup_runs=groups,
-            subgroup_note=describe_recipe(experiment.subgroups) if experiment.subgroups else "",
+            subgroup_note=all_recipes()[experiment.subgroups].description if experiment.subgroups else "",
             findings=findings,
         ),
         page,

@@ -9,12 +9,22 @@ from ray_backfill.compare.fits import chosen
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.core.stages import is_finished
 from ray_backfill.learn.methods import CONTROLS, all_backbones
+from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.recipes import Recipe, load_recipe
 from ray_backfill.recipes.run.pipeline import run_recipe
-from ray_backfill.recipes.table import published_fits
+from ray_backfill.recipes.table import fits_of_papers
 from ray_backfill.workers.settings import Context
 from reproduction.runs import SeedRun
 from reproduction.settings import Experiment
+
+
+def published_fits(recipe: Recipe[Any]) -> FitSettings:
+    """The papers' settings of all fits, for a recipe that is not the papers'.
+
+    The recipe keeps its classification loss, its distance, the blocks of psi and rho, and its seed.
+    """
+    heads, classification = recipe.fits.heads, recipe.fits.transforms.loss.classification
+    return fits_of_papers(heads.blocks, classification, recipe.evaluation.distance, heads.seed)
 
 
 def run_published(experiment: Experiment, run: SeedRun, context: Context, order: str) -> SeedRun:

@@ -3,7 +3,6 @@
 The first help page of each subcommand is a text in ``pages``, in which the names of plugins are filled in.
 """
 
-import keyword
 import re
 import sys
 import textwrap
@@ -15,11 +14,20 @@ from typing import Any
 from ray_backfill.cli import run_job
 from ray_backfill.core.errors import InputError, unknown_name
 
-# In the order in which users need them, as in ``pages/overview.txt``.
-COMMANDS = (
-    *("import", "doctor", "sample", "forecast", "simulate", "drill"),
-    *("report", "fit", "embed", "train", "reproduce"),
-)
+# Subcommand -> its module, in the order in which users need them, as in ``pages/overview.txt``.
+COMMANDS = {
+    "import": "imports",
+    "doctor": "reports",
+    "sample": "samples",
+    "forecast": "samples",
+    "simulate": "backfills",
+    "drill": "backfills",
+    "report": "reports",
+    "fit": "stages",
+    "embed": "stages",
+    "train": "stages",
+    "reproduce": "",
+}
 
 # What pages list -> the function that knows it, which is imported for those pages only.
 _LISTS = {
@@ -27,7 +35,7 @@ _LISTS = {
     "orders": ("ray_backfill.engine.orders", "all_orders"),
     "merges": ("ray_backfill.engine.merges", "all_merges"),
     "metrics": ("ray_backfill.engine.metrics", "metric_forms"),
-    "recipes": ("ray_backfill.recipes", "recipe_names"),
+    "recipes": ("ray_backfill.recipes", "all_recipes"),
     "sources": ("ray_backfill.data.sources", "all_kinds"),
 }
 _HELP = ("-h", "--help")
@@ -52,7 +60,7 @@ def _main(words: Sequence[str]) -> None:
         raise unknown_name("command", command, COMMANDS)
     asked = next((place for place, argument in enumerate(arguments) if argument in _HELP), None)
     if asked is None:
-        subcommand(command).run(options_of(command, arguments).read())
+        getattr(subcommand(command), f"run_{command}")(options_of(command, arguments).read())
     elif arguments[asked + 1 :] and not arguments[asked + 1].startswith("-"):
         print(group_help(command, arguments[:asked] + arguments[asked + 2 :], arguments[asked + 1]))
     else:
@@ -62,7 +70,7 @@ def _main(words: Sequence[str]) -> None:
 def subcommand(command: str) -> Any:
     """The module of a subcommand. Raises InputError for reproduce, which is no part of the wheel, if it is missing."""
     if command != "reproduce":
-        return import_module(f"ray_backfill.cli.commands.{command}{'_' * keyword.iskeyword(command)}")
+        return import_module(f"ray_backfill.cli.commands.{COMMANDS[command]}")
     checkout = Path(__file__).parents[2]
     if not (checkout / "reproduction" / "command.py").is_file():
         raise InputError(
@@ -78,7 +86,7 @@ def options_of(command: str, arguments: Sequence[str]) -> Any:
     """The ``Options`` of a command line. --order_seed is --order-seed."""
     named = (argument.partition("=") for argument in arguments)
     words = [n.replace("_", "-") + sign + v if n.startswith("--") else n + sign + v for n, sign, v in named]
-    return subcommand(command).options(words)
+    return getattr(subcommand(command), f"{command}_options")(words)
 
 
 def page(name: str) -> str:
@@ -86,13 +94,12 @@ def page(name: str) -> str:
     from importlib.resources import files
 
     text = (files("ray_backfill.cli") / "pages" / f"{name}.txt").read_text(encoding="utf-8").rstrip()
-    return re.sub(
-        r"^( *)\{(\w+)\}$", lambda line: _wrapped(", ".join(_names(line[2])), line[1]), text, flags=re.MULTILINE
-    )
 
+    def filled(line: re.Match[str]) -> str:
+        names, indent = ", ".join(_names(line[2])), line[1]
+        return textwrap.fill(names, 80, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
-def _wrapped(text: str, indent: str) -> str:
-    return textwrap.fill(text, 80, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    return re.sub(r"^( *)\{(\w+)\}$", filled, text, flags=re.MULTILINE)
 
 
 def _listed(name: str) -> Any:
@@ -123,9 +130,7 @@ def group_help(command: str, arguments: Sequence[str], group: str) -> str:
     if group in ("methods", "orders", "merges"):
         return "\n".join(map(_explained, _listed(group).values()))
     if group == "recipes":
-        from ray_backfill.recipes import describe_recipe
-
-        return "\n".join(f"{name}\n    {describe_recipe(name)}" for name in _listed(group))
+        return "\n".join(f"{each.name}\n    {each.description}" for each in _listed(group).values())
     groups = options_of(command, [*arguments, "--help"]).help()
     wanted = [text for title, text in groups.items() if group in ("all", title, title.split(".")[0])]
     if not wanted:

@@ -53,11 +53,6 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
 LIBRARIES_OF_EXTRAS = ("torch", "transformers", "ray", "faiss")
 
 
-def missing_library(name: str) -> InputError:
-    """Return the error for a library of an extra that is not installed; it shows the line to type."""
-    return InputError(f"this needs {name}, which is not installed; type: python -m pip install 'ray-backfill[cpu]'")
-
-
 def local_path(given: str | Path) -> Path:
     """The path of a local file or folder. Raises InputError for a URI, scheme://...
 
@@ -116,7 +111,8 @@ def input_error_in(error: BaseException) -> InputError | None:
     if first is not None or isinstance(error, InputError):
         return first or error  # type: ignore[return-value]
     if isinstance(error, ModuleNotFoundError) and (name := (error.name or "").split(".")[0]) in LIBRARIES_OF_EXTRAS:
-        return missing_library(name)
+        type_this = "type: python -m pip install 'ray-backfill[cpu]'"
+        return InputError(f"this needs {name}, which is not installed; {type_this}")
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
         return InputError(f"{error.object[:200]!r} is not UTF-8; rename it")
     if isinstance(error, OSError) and error.errno in REMEDIES:

@@ -17,9 +17,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TextIO, TypeVar
+from typing import Any, Literal, TextIO, TypeVar
 
 from ray_backfill.core.printable import printable
 
@@ -162,25 +162,19 @@ def number(count: int) -> str:
     return f"{count:,}" if count < 10_000_000 else f"{count / 1e6:,.0f} M"
 
 
-@contextmanager
-def task(title: str, total: int | None = None, unit: str = "", done: int = 0) -> Iterator[Task]:
+def task(title: str, total: int | None = None, unit: str = "", done: int = 0) -> AbstractContextManager[Task]:
     """A part of a run that users know by name. done: what earlier runs have done of the total."""
-    with _shown(State("task", title, total, unit, done)) as running:
-        yield running
+    return _shown(State("task", title, total, unit, done))
 
 
-@contextmanager
-def step(title: str, total: int | None = None, unit: str = "") -> Iterator[Task]:
+def step(title: str, total: int | None = None, unit: str = "") -> AbstractContextManager[Task]:
     """A part of a task that users know by name, too, or something that is seldom long."""
-    with _shown(State("step", title, total, unit)) as running:
-        yield running
+    return _shown(State("step", title, total, unit))
 
 
-@contextmanager
-def detail(title: str, total: int | None = None, unit: str = "") -> Iterator[Task]:
+def detail(title: str, total: int | None = None, unit: str = "") -> AbstractContextManager[Task]:
     """How far a task or a step is."""
-    with _shown(State("detail", title, total, unit)) as running:
-        yield running
+    return _shown(State("detail", title, total, unit))
 
 
 def track(items: Iterable[T], title: str, unit: str = "", total: int | None = None) -> Iterator[T]:
@@ -233,8 +227,8 @@ class Mirror:
             _display.close(self._below.pop(), is_finished)
 
 
-class Output(Protocol):
-    """Shows what runs."""
+class Output:
+    """Shows what runs; this one shows nothing."""
 
     pause_s: float
 
@@ -249,6 +243,144 @@ class Output(Protocol):
 
     def close(self) -> None:
         """Called when nothing runs any more."""
+
+
+class Relay(Output):
+    """Sends what runs to where it can be seen. The other side says itself when something has ended."""
+
+    pause_s = 0.3
+
+    def __init__(self, send: Callable[[list[State]], Any]) -> None:
+        self._send = send
+
+    def beat(self, running: Sequence[Task]) -> None:
+        self._send([each.state() for each in running])
+
+    def end(self, closed: Task, line: str, running: Sequence[Task]) -> None:
+        if closed.kind == "task":  # the others may be many and short
+            self.beat([*running, closed])
+
+
+class _OnStderr(Output):
+    """Writes to a private copy of stderr, because ``workers.session`` redirects that of the process while Ray starts.
+
+    Where a notebook or a test has replaced ``sys.stderr``, it is that.
+    """
+
+    def __init__(self) -> None:
+        given = sys.__stderr__
+        self._is_own = given is not None and sys.stderr is given
+        self._stream: TextIO = sys.stderr
+        if self._is_own:
+            number = os.dup(sys.stderr.fileno())
+            self._stream = open(number, "w", encoding=sys.stderr.encoding, errors=sys.stderr.errors)  # noqa: PTH123, SIM115
+
+    def tell(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        if self._is_own:
+            self._stream.close()
+
+
+class Lines(_OnStderr):
+    """Plain lines for pipes, log files and notebooks: one for each task, and rarer and rarer signs of life."""
+
+    pause_s = 0.5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last_s, self._patience_s = time.monotonic(), HEARTBEAT_S
+
+    def beat(self, running: Sequence[Task]) -> None:
+        visible = _visible(running)
+        if visible and time.monotonic() - self._last_s >= self._patience_s:
+            self.tell("; ".join(f"{each.title}: {each.status()}" for each in visible))
+            self._patience_s = min(2 * self._patience_s, LONGEST_HEARTBEAT_S)
+
+    def end(self, closed: Task, line: str, running: Sequence[Task]) -> None:
+        is_part = closed.kind == "step" and bool(running)  # dozens of methods would be dozens of lines
+        if line and not is_part:
+            self.tell(line)
+
+    def tell(self, line: str) -> None:
+        super().tell(line)
+        self._last_s = time.monotonic()
+
+
+class Rows(_OnStderr):
+    """A row for each running task below the lines that stay; redrawn in place, and gone when nothing runs."""
+
+    pause_s = 0.2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live: Any = None  # the part of the terminal that is redrawn, once there is a row
+        self._spinner: Any = None
+
+    def beat(self, running: Sequence[Task]) -> None:
+        visible = _visible(running)
+        if self._live is None and visible:
+            self._start()
+        if self._live is not None:
+            self._live.update(self._table(visible), refresh=True)
+
+    def end(self, closed: Task, line: str, running: Sequence[Task]) -> None:
+        if self._live is not None:
+            self.beat(running)  # the row goes before the line comes
+        if line:
+            self.tell(line)
+
+    def tell(self, line: str) -> None:
+        if self._live is None:
+            super().tell(line)
+        else:
+            self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+        super().close()
+
+    def _start(self) -> None:
+        from rich.console import Console  # slow to import, and seldom needed
+        from rich.live import Live
+        from rich.spinner import Spinner
+
+        self._spinner = Spinner("dots")
+        self._live = Live(
+            console=Console(file=self._stream),
+            auto_refresh=False,  # ``beat`` comes a few times a second
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # what goes to a file must not end up here
+        )
+        self._live.start()
+
+    def _table(self, shown: Sequence[Task]) -> Any:
+        """A row for each of these tasks, outermost first."""
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        width = self._live.console.width
+        bar_width = min(_BAR_WIDTH, width // 5)
+        titles = [Text("  " * depth + each.title) for depth, each in enumerate(shown)]
+        title_width = min(width // 3, max((title.cell_len for title in titles), default=0))
+        # The bar's column is there if one of them has a bar.
+        used = 2 + title_width + 1 + (bar_width + 1 if any(each.total for each in shown) else 1)
+        rows = Table.grid(padding=(0, 1))
+        for title, each in zip(titles, shown, strict=True):
+            title.truncate(title_width, overflow="ellipsis", pad=True)
+            bar = ProgressBar(each.total, min(each.done, each.total), bar_width) if each.total else ""
+            status = Text(each.status(), style="dim")
+            status.truncate(max(0, width - used), overflow="ellipsis")
+            rows.add_row(self._spinner, title, bar, status)
+        return rows
+
+
+def _visible(running: Sequence[Task]) -> list[Task]:
+    now = time.monotonic()
+    return [each for each in running if now - each.began_s >= VISIBLE_S[each.kind]]
 
 
 class _Display:
@@ -310,163 +442,6 @@ def _shown(state: State) -> Iterator[Task]:
 def output_for_stderr() -> Output:
     """Rows if stderr is a terminal that can redraw them, else lines."""
     return Rows() if sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", None) else Lines()
-
-
-class Lines:
-    """Plain lines for pipes, log files and notebooks: one for each task, and rarer and rarer signs of life."""
-
-    pause_s = 0.5
-
-    def __init__(self) -> None:
-        self._stderr, self._last_s, self._patience_s = _Stderr(), time.monotonic(), HEARTBEAT_S
-
-    def beat(self, running: Sequence[Task]) -> None:
-        visible = _visible(running)
-        if visible and time.monotonic() - self._last_s >= self._patience_s:
-            self.tell("; ".join(f"{each.title}: {each.status()}" for each in visible))
-            self._patience_s = min(2 * self._patience_s, LONGEST_HEARTBEAT_S)
-
-    def end(self, closed: Task, line: str, running: Sequence[Task]) -> None:
-        is_part = closed.kind == "step" and bool(running)  # dozens of methods would be dozens of lines
-        if line and not is_part:
-            self.tell(line)
-
-    def tell(self, line: str) -> None:
-        self._stderr.print(line)
-        self._last_s = time.monotonic()
-
-    def close(self) -> None:
-        self._stderr.close()
-
-
-class Rows:
-    """A row for each running task below the lines that stay; redrawn in place, and gone when nothing runs."""
-
-    pause_s = 0.2
-
-    def __init__(self) -> None:
-        self._stderr = _Stderr()
-        self._drawing: Any = None
-
-    def beat(self, running: Sequence[Task]) -> None:
-        visible = _visible(running)
-        if self._drawing is None and visible:
-            self._drawing = _LiveRows(self._stderr.stream)
-        if self._drawing is not None:
-            self._drawing.draw(visible)
-
-    def end(self, closed: Task, line: str, running: Sequence[Task]) -> None:
-        if self._drawing is not None:
-            self.beat(running)  # the row goes before the line comes
-        if line:
-            self.tell(line)
-
-    def tell(self, line: str) -> None:
-        if self._drawing is None:
-            self._stderr.print(line)
-        else:
-            self._drawing.print_above(line)
-
-    def close(self) -> None:
-        if self._drawing is not None:
-            self._drawing.close()
-        self._stderr.close()
-
-
-class Relay:
-    """Sends what runs to where it can be seen."""
-
-    pause_s = 0.3
-
-    def __init__(self, send: Callable[[list[State]], Any]) -> None:
-        self._send = send
-
-    def beat(self, running: Sequence[Task]) -> None:
-        self._send([each.state() for each in running])
-
-    def end(self, closed: Task, line: str, running: Sequence[Task]) -> None:
-        if closed.kind == "task":  # the others may be many and short
-            self.beat([*running, closed])
-
-    def tell(self, line: str) -> None:
-        """The other side says when what it shows has ended."""
-
-    def close(self) -> None:
-        """The other side knows when this one has ended."""
-
-
-def _visible(running: Sequence[Task]) -> list[Task]:
-    now = time.monotonic()
-    return [each for each in running if now - each.began_s >= VISIBLE_S[each.kind]]
-
-
-class _Stderr:
-    """A private copy of stderr, because ``workers.session`` redirects that of the process while Ray starts.
-
-    Where a notebook or a test has replaced ``sys.stderr``, it is that.
-    """
-
-    def __init__(self) -> None:
-        given = sys.__stderr__
-        self._is_own = given is not None and sys.stderr is given
-        self.stream: TextIO = sys.stderr
-        if self._is_own:
-            number = os.dup(sys.stderr.fileno())
-            self.stream = open(number, "w", encoding=sys.stderr.encoding, errors=sys.stderr.errors)  # noqa: PTH123, SIM115
-
-    def print(self, line: str) -> None:
-        print(line, file=self.stream, flush=True)
-
-    def close(self) -> None:
-        if self._is_own:
-            self.stream.close()
-
-
-class _LiveRows:
-    """The live part of a terminal, below what is printed there meanwhile."""
-
-    def __init__(self, stream: TextIO) -> None:
-        from rich.console import Console  # slow to import, and seldom needed
-        from rich.live import Live
-        from rich.spinner import Spinner
-
-        self._spinner = Spinner("dots")
-        self._live = Live(
-            console=Console(file=stream),
-            auto_refresh=False,  # whoever draws does so a few times a second
-            transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # what goes to a file must not end up here
-        )
-        self._live.start()
-
-    def draw(self, shown: Sequence[Task]) -> None:
-        """Replace all rows by those of these tasks, outermost first."""
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
-        width = self._live.console.width
-        bar_width = min(_BAR_WIDTH, width // 5)
-        titles = [Text("  " * depth + each.title) for depth, each in enumerate(shown)]
-        title_width = min(width // 3, max((title.cell_len for title in titles), default=0))
-        rows = Table.grid(padding=(0, 1))
-        for title, each in zip(titles, shown, strict=True):
-            title.truncate(title_width, overflow="ellipsis", pad=True)
-            bar = ProgressBar(each.total, min(each.done, each.total), bar_width) if each.total else ""
-            status = Text(each.status(), style="dim")
-            # The bar's column is there if one of them has a bar.
-            used = 2 + title_width + 1 + (bar_width + 1 if any(other.total for other in shown) else 1)
-            status.truncate(max(0, width - used), overflow="ellipsis")
-            rows.add_row(self._spinner, title, bar, status)
-        self._live.update(rows, refresh=True)
-
-    def print_above(self, line: str) -> None:
-        """Print a line that stays."""
-        self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    def close(self) -> None:
-        """Remove the rows, and give the terminal back."""
-        self._live.stop()
 
 
 def _start_anew() -> None:

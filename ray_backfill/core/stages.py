@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -213,3 +214,13 @@ def is_finished(folder: Path) -> bool:
     """Return whether ``folder`` holds a finished stage, with any settings."""
     path = folder / "manifest.json"
     return path.exists() and bool(read_json(path).get("finished"))
+
+
+def timed(folder: Path, stage: Callable[[], Path]) -> Path:
+    """Run a stage and record its duration, unless it was already finished."""
+    path, started = folder / "manifest.json", time.perf_counter()
+    before = read_json(path) if is_finished(folder) else None
+    stage()
+    if before is None or read_json(path) != before:  # finished earlier, but with other settings
+        note_facts(folder, {"seconds": round(time.perf_counter() - started, 2)})
+    return folder

@@ -273,7 +273,8 @@ def _to_svg(figure: Figure, name: str, label: str) -> str:
     root = ElementTree.fromstring(printable(buffer.getvalue().decode("utf-8")))
     _clean(root)
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
-    return _recoloured(ElementTree.tostring(root, encoding="unicode"))
+    svg = ElementTree.tostring(root, encoding="unicode")
+    return re.sub(r"#[0-9a-f]{6}\b", lambda found: _VARIABLES.get(found[0], found[0]), svg)
 
 
 def swatch_svg(style: Style) -> str:
@@ -312,7 +313,3 @@ def _clean(element: ElementTree.Element) -> None:
             element.remove(child)
         else:
             _clean(child)
-
-
-def _recoloured(svg: str) -> str:
-    return re.sub(r"#[0-9a-f]{6}\b", lambda found: _VARIABLES.get(found[0], found[0]), svg)

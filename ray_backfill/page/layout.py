@@ -38,12 +38,14 @@ def show(console: Console | None, table: Table, notes: Sequence[Text], kept: int
 def fit(table: Table, width: int, kept: int) -> list[str]:
     """Make a table fit, and return the headings of the columns that it has lost.
 
-    The lines between columns go first, then columns from the right. The names in the first ``kept`` columns break into
-    several lines only if these columns alone do not fit.
+    The lines between columns go first, and each word of a heading gets a line; then columns go from the right. The
+    names in the first ``kept`` columns break into several lines only if these columns alone do not fit.
     """
     if _width(table) <= width:
         return []
-    _make_narrow(table)
+    table.box, table.pad_edge, table.padding = box.SIMPLE_HEAD, False, (0, 0)
+    for column in table.columns:
+        column.header = Text("\n".join(str(column.header).split(" ")))
     dropped: list[str] = []
     while len(table.columns) > kept and _width(table) > width:
         dropped.insert(0, " ".join(str(table.columns.pop().header).split("\n")))
@@ -54,13 +56,6 @@ def _width(table: Table) -> int:
     """The width of a table in which no cell breaks."""
     console = Console(width=_UNBOUNDED)
     return Measurement.get(console, console.options, table).maximum
-
-
-def _make_narrow(table: Table) -> None:
-    """Without lines between columns, and with a word of a heading on each line."""
-    table.box, table.pad_edge, table.padding = box.SIMPLE_HEAD, False, (0, 0)
-    for column in table.columns:
-        column.header = Text("\n".join(str(column.header).split(" ")))
 
 
 def _broken(note: Text, width: int) -> Text:

@@ -95,32 +95,19 @@ class NamedRecipe:
     build: Callable[[Path | None, int], Recipe[Any]]
 
 
-def recipe_names() -> list[str]:
-    """The known recipes."""
-    return sorted(_known())
+def all_recipes() -> dict[str, NamedRecipe]:
+    """Every known recipe by name, sorted."""
+    rows = (*own_rows(sys.modules[__name__], "RECIPES"), *rows_from_outside("RECIPES"))
+    return dict(sorted({row.name: row for row in rows}.items()))
 
 
 def load_recipe(name: str, data_root: Path | None = None, seed: int = 0) -> Recipe[Any]:
     """The recipe ``name``. Raises InputError for an unknown name, or if it needs a data_root that is not given."""
-    loaded = _find(name).build(data_root, seed)
-    return replace(loaded, evaluation=replace(loaded.evaluation, order_seed=seed))
-
-
-def describe_recipe(name: str) -> str:
-    """The description of a recipe, one or two sentences. Raises InputError for an unknown name."""
-    return _find(name).description
-
-
-def _find(name: str) -> NamedRecipe:
-    known = _known()
+    known = all_recipes()
     if name not in known:
-        raise unknown_name("recipe", name, sorted(known))
-    return known[name]
-
-
-def _known() -> dict[str, NamedRecipe]:
-    rows = own_rows(sys.modules[__name__], "RECIPES")
-    return {row.name: row for row in (*rows, *rows_from_outside("RECIPES"))}
+        raise unknown_name("recipe", name, known)
+    loaded = known[name].build(data_root, seed)
+    return replace(loaded, evaluation=replace(loaded.evaluation, order_seed=seed))
 
 
 def needs_root(data_root: Path | None, what: str) -> str:

@@ -212,7 +212,7 @@ def _model(arch: str, dim: int, classification: Classification, seed: int) -> Mo
     )
 
 
-def _fits(blocks: int, classification: Classification, distance: str, seed: int) -> FitSettings:
+def fits_of_papers(blocks: int, classification: Classification, distance: str, seed: int) -> FitSettings:
     """RM's heads and FF's transformations, with the new model's classification loss. blocks: of psi and of rho."""
     return FitSettings(
         heads=HeadTraining(
@@ -260,15 +260,6 @@ def _fits(blocks: int, classification: Classification, distance: str, seed: int)
         # Drift-Adapter, section 3. The other adapters are not from a paper.
         adapters=AdapterSettings(drift_rank=64),
     )
-
-
-def published_fits(recipe: Recipe[Any]) -> FitSettings:
-    """The papers' settings of all fits, for a recipe that is not the papers'.
-
-    The recipe keeps its classification loss, its distance, the blocks of psi and rho, and its seed.
-    """
-    own = recipe.fits
-    return _fits(own.heads.blocks, own.transforms.loss.classification, recipe.evaluation.distance, own.heads.seed)
 
 
 @dataclass(frozen=True)
@@ -393,7 +384,7 @@ def _published(
             old=old,
             new=new,
             embed=EmbedSettings(part_rows=8192, batch=256),
-            fits=_fits(data.blocks, data.classification, distance, seed),
+            fits=fits_of_papers(data.blocks, data.classification, distance, seed),
             evaluation=Evaluation(
                 methods=methods,
                 orders=paper.orders,

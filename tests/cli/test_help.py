@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from ray_backfill.cli.commands import forecast
+from ray_backfill.cli.commands import samples
 from ray_backfill.cli.main import COMMANDS, group_help, main, options_of, page
 from ray_backfill.engine.merges import all_merges
 from ray_backfill.engine.orders import all_orders
 from ray_backfill.learn.methods import all_methods
-from ray_backfill.recipes import recipe_names
+from ray_backfill.recipes import all_recipes
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +83,7 @@ def test_every_option_has_its_own_text(command: str, arguments: list[str]) -> No
     shown = full_help(command, tuple(arguments))
     for name, text in texts_in(options_of(command, arguments).read()):
         option = "--" + name.replace("_", "-")
-        if command == "forecast" and option in forecast.HIDDEN:
+        if command == "forecast" and option in samples.HIDDEN:
             continue
         assert len(text) > 10, f"{command} {option} has no text"
         # The text of the option alone, up to its default.
@@ -148,7 +148,7 @@ def test_names_are_listed_where_they_are_chosen() -> None:
     shown = page("simulate").replace(",", " ").split()
     for names in (all_methods(), all_orders(), all_merges()):
         assert set(names) <= set(shown)
-    assert set(recipe_names()) <= set(page("embed").replace(",", " ").split())
+    assert set(all_recipes()) <= set(page("embed").replace(",", " ").split())
     for command in COMMANDS:
         assert f"  {command} " in page("overview")
 

@@ -15,12 +15,12 @@ from ray_backfill.core.plugins import own_rows
 from ray_backfill.images.class_split import split_classes
 from ray_backfill.images.datasets import dataset_of, published
 from ray_backfill.learn.models.backbones import check_arch
-from ray_backfill.recipes import describe_recipe, load_recipe, recipe_names
+from ray_backfill.recipes import all_recipes, load_recipe
 from ray_backfill.recipes.table import PUBLISHED
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", list(all_recipes()))
 def test_every_recipe_is_sound(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name, tmp_path, seed=3)
     assert dataset_of(recipe.images).settings is type(recipe.images)
@@ -31,7 +31,7 @@ def test_every_recipe_is_sound(name: str, tmp_path: Path) -> None:
     recipe.evaluation.check()
     assert json.loads(json.dumps(asdict(recipe)))["fits"]["heads"]["seed"] == 3
     assert recipe.evaluation.order_seed == 3
-    assert describe_recipe(name).endswith(".")
+    assert all_recipes()[name].description.endswith(".")
 
 
 def test_no_name_is_given_twice() -> None:
@@ -41,7 +41,7 @@ def test_no_name_is_given_twice() -> None:
 
 def test_recipes_say_what_they_need() -> None:
     complaints = []
-    for name in recipe_names():
+    for name in all_recipes():
         try:
             load_recipe(name)
         except InputError as error:
@@ -52,7 +52,7 @@ def test_recipes_say_what_they_need() -> None:
 
 def test_help_says_what_the_recipe_is() -> None:
     shown = " ".join(group_help("simulate", [], "recipes").split())
-    assert f"cifar100_open {describe_recipe('cifar100_open')}" in shown
+    assert f"cifar100_open {all_recipes()['cifar100_open'].description}" in shown
     shown = group_help("simulate", ["--recipe", "cifar100_open"], "protocol")
     assert "--protocol.kind {extended,open,same,biased}" in shown
 

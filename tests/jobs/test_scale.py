@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from ray_backfill.cli.commands.simulate import ScaleJob
+from ray_backfill.cli.commands.backfills import ScaleJob
 from ray_backfill.core.stages import read_json
 from tests.jobs.conftest import run_here
 

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from ray_backfill.core import stages
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey
-from ray_backfill.core.stages import begin_stage, finish_stage, read_json
+from ray_backfill.core.stages import begin_stage, finish_stage, read_json, timed
 from ray_backfill.images.datasets import open_images
 from ray_backfill.learn.methods import Method, find_methods, models_of
-from ray_backfill.recipes import load_recipe, run
-from ray_backfill.recipes.run import pipeline, timed
-from ray_backfill.recipes.run.checks import check_recipe
-from ray_backfill.recipes.run.pipeline import recipe_classes, train_recipe_backbone
+from ray_backfill.recipes import load_recipe
+from ray_backfill.recipes.run import pipeline
+from ray_backfill.recipes.run.checks import check_recipe, recipe_classes
+from ray_backfill.recipes.run.pipeline import train_recipe_backbone
 from ray_backfill.workers.settings import Context
 
 RECIPE = load_recipe("landmarks")
@@ -49,7 +50,7 @@ def test_each_kind_is_like_old_or_new(
         return tmp_path
 
     monkeypatch.setattr(pipeline, "train_backbone_stage", record)
-    monkeypatch.setattr(run, "note_facts", lambda *_: None)
+    monkeypatch.setattr(stages, "note_facts", lambda *_: None)
     train_recipe_backbone(RECIPE, role, Context(tmp_path))
     folders = [arguments[0] for arguments in trained]
     assert folders == [tmp_path / "backbones" / name for name in (*needs, role)]
@@ -62,7 +63,7 @@ def test_each_kind_is_like_old_or_new(
 def test_no_backbone_learns_what_is_held_out_for_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[Any] = []
     monkeypatch.setattr(pipeline, "train_backbone_stage", lambda folder, job, *_: jobs.append(job))
-    monkeypatch.setattr(run, "note_facts", lambda *_: None)
+    monkeypatch.setattr(stages, "note_facts", lambda *_: None)
     for role in ("old", "new"):
         train_recipe_backbone(RECIPE, role, Context(tmp_path))
     held = set(open_images(RECIPE.source).items("validation").ids_N.tolist())

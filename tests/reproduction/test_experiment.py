@@ -20,9 +20,9 @@ from ray_backfill.learn.papers.fct import Transform
 from ray_backfill.learn.training.fit import Tuned, class_rows
 from ray_backfill.learn.training.settings import FitSettings, TransformSettings
 from ray_backfill.recipes import ModelRecipe, Recipe, load_recipe
-from ray_backfill.recipes.table import published_fits
 from ray_backfill.workers.settings import Context, EmbedActors, Workers
 from reproduction.experiment import item_losses, reproduce
+from reproduction.further_runs import published_fits
 from reproduction.runs import SeedRun
 from reproduction.settings import Experiment
 

@@ -1,4 +1,4 @@
-"""One module per subcommand: ``options`` makes its options, ``run`` does the work. That of reproduce is in a checkout.
+"""For each subcommand but reproduce, ``NAME_options`` makes its options and ``run_NAME`` does the work.
 
-Only ``run`` imports modules that load torch or Ray, after the options are validated.
+Only ``run_NAME`` imports modules that load torch or Ray, after the options are validated.
 """

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from ray_backfill.compare.evaluation import Evaluation
 from ray_backfill.compare.orders import why_not_of_images
 from ray_backfill.compare.resolve import check_distances_agree
 from ray_backfill.core.errors import InputError
@@ -24,44 +23,32 @@ from ray_backfill.recipes import Recipe
 _SLICES = ("group", "label", "camera")
 
 
+def recipe_classes(recipe: Recipe[Any]) -> tuple[list[int], list[int]]:
+    """The classes of the old and of the new model."""
+    train = open_images(recipe.source).items("train")
+    return split_classes(train.labels_N, recipe.protocol, train.groups_N)
+
+
 def check_recipe(recipe: Recipe[Any], workers: int, models: Sequence[str] = ("old", "new")) -> None:
     """Raises InputError if backbones cannot be built for these images or trained on them, or if no image is readable.
 
     models: backbones that still have to be trained: old, new, or kinds of backbones, which are like one of the two.
     """
     source = open_images(recipe.source)
-    train = source.items("train")
-    labels = train.labels_N
-    kinds = all_backbones()
+    labels, kinds = source.items("train").labels_N, all_backbones()
     roles = {kinds[model].like if model in kinds else model for model in models}
-    both = zip(
-        ("old", "new"), (recipe.old, recipe.new), split_classes(labels, recipe.protocol, train.groups_N), strict=True
-    )
-    for role, model, classes in both:
-        if role not in roles:
-            continue
-        check_arch(model.backbone, source.channels, source.image_size)
-        images_per_worker(len(training_rows(labels, classes)), classes, model.training, workers)
+    for role, model, classes in zip(("old", "new"), (recipe.old, recipe.new), recipe_classes(recipe), strict=True):
+        if role in roles:
+            check_arch(model.backbone, source.channels, source.image_size)
+            images_per_worker(len(training_rows(labels, classes)), classes, model.training, workers)
     if roles:
         require_readable(source)
 
 
 def check_choices(recipe: Recipe[Any]) -> None:
     """Raises InputError for methods, orders, losses and columns that do not fit together, regardless of the images."""
-    recipe.evaluation.check()
-    _check_columns(recipe.evaluation)
-    methods = recipe.evaluation.named.methods
-    for name in recipe.evaluation.orders:
-        if reason := why_not_of_images(find_order(name), methods):
-            raise InputError(f"order {name!r} {reason}")
-    check_distances_agree(methods, recipe.evaluation.distance, recipe.fits)
-    for method in methods:
-        if method.fit and (problem := method.fit.classifier_problem(recipe.fits, recipe.new.training.classification)):
-            raise InputError(problem)
-
-
-def _check_columns(evaluation: Evaluation) -> None:
-    """Raises InputError for columns that embedded images do not have."""
+    evaluation = recipe.evaluation
+    evaluation.check()
     if evaluation.filter:
         raise InputError("--filter needs a folder of embeddings (--data) with this column; a recipe's images lack it")
     if unknown := [name for name in evaluation.slices if name not in _SLICES]:
@@ -69,19 +56,25 @@ def _check_columns(evaluation: Evaluation) -> None:
             f"--slices: a recipe's queries have no column {unknown[0]!r}; choose from {', '.join(_SLICES)}, or "
             "simulate a folder of embeddings (--data) that has it"
         )
+    methods = evaluation.named.methods
+    for name in evaluation.orders:
+        if reason := why_not_of_images(find_order(name), methods):
+            raise InputError(f"order {name!r} {reason}")
+    check_distances_agree(methods, evaluation.distance, recipe.fits)
+    for method in methods:
+        if method.fit and (problem := method.fit.classifier_problem(recipe.fits, recipe.new.training.classification)):
+            raise InputError(problem)
 
 
 def check_evaluation(recipe: Recipe[Any], workers: int) -> None:
     """Raises InputError for methods, orders and queries that could not be evaluated after the embedding."""
     check_choices(recipe)
-    methods = recipe.evaluation.named.methods
     source = open_images(recipe.source)
     train = source.items("train").labels_N
-    _, new_classes = split_classes(train, recipe.protocol, source.items("train").groups_N)
-    rows = training_rows(train, new_classes)
+    rows = training_rows(train, recipe_classes(recipe)[1])
     # The checks only use its size and its labels.
     stand_in = TrainSet({"": np.empty((len(rows), 0))}, train[rows])
-    for method in methods:
+    for method in recipe.evaluation.named.methods:
         if method.fit is not None:
             method.fit.check(stand_in, recipe.fits, workers)
     if recipe.fits.tune > 1 and VALIDATION not in source.splits:

@@ -18,7 +18,6 @@ import ray.data
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import task
@@ -120,7 +119,7 @@ class EmbedRequest:
 
 
 def embed_stage(folder: Path, request: EmbedRequest, actors: EmbedActors, overwrite: bool = False) -> Path:
-    """Embed all splits of a data set with all models into a folder of the data contract (see ``data.store``).
+    """Embed all splits of a data set with all models into a folder of the data contract (see ``data.folder``).
 
     The old classifier adds its top probability (``old_score``), entropy in nats (``old_entropy``), lead of the first
     class over the second (``old_margin``) and label of the first class (``old_class``). The new classifier is stored as
@@ -320,7 +319,12 @@ class _Embedder:
             old, logits = self._models["old"](pixels)
             columns = {"old": old}
             columns |= {name: self._models[name].embed(pixels) for name in models if name != "old"}
-            columns |= _verdicts(logits, self._old_classes)
+            p_BC = logits.softmax(1)
+            top_B2 = p_BC.topk(2, dim=1)
+            columns["old_score"] = top_B2.values[:, 0]
+            columns["old_entropy"] = torch.special.entr(p_BC).sum(1)
+            columns["old_margin"] = top_B2.values[:, 0] - top_B2.values[:, 1]
+            columns["old_class"] = self._old_classes[top_B2.indices[:, 0]]
             return {name: tensor.cpu().numpy() for name, tensor in columns.items()}
 
     def _forward_view(self, pixels_BSSC: NDArray[np.uint8], ids_B: NDArray[np.int64], view: int) -> _Outputs:
@@ -330,15 +334,3 @@ class _Embedder:
             pixels = pixels_to_float(torch.from_numpy(pixels_BSSC).to(self._device))
             changed = own_view(pixels, how.augmentation, ids_B, view, how.seed)
             return {name: model.embed(changed).cpu().numpy() for name, model in self._models.items()}
-
-
-def _verdicts(logits_BC: Tensor, classes_C: Tensor) -> dict[str, Tensor]:
-    """Classifier outputs for each image, as columns of the data contract."""
-    p_BC = logits_BC.softmax(1)
-    top_B2 = p_BC.topk(2, dim=1)
-    return {
-        "old_score": top_B2.values[:, 0],
-        "old_entropy": torch.special.entr(p_BC).sum(1),
-        "old_margin": top_B2.values[:, 0] - top_B2.values[:, 1],
-        "old_class": classes_C[top_B2.indices[:, 0]],
-    }

@@ -16,20 +16,18 @@ from ray_backfill.compare.resolve import resolve
 from ray_backfill.compare.run import evaluate_folder
 from ray_backfill.core.errors import InputError, unknown_name
 from ray_backfill.core.schema import read_checked
-from ray_backfill.core.stages import OtherSettingsError, is_finished
+from ray_backfill.core.stages import OtherSettingsError, is_finished, timed
 from ray_backfill.data.folder import read_folder
 from ray_backfill.drill.jobs import FromImages
 from ray_backfill.drill.run import check_drill, check_room, run_resolved
 from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.engine.index import check_index
-from ray_backfill.images.class_split import split_classes
 from ray_backfill.images.datasets import open_images
 from ray_backfill.learn.methods import all_backbones, models_of
 from ray_backfill.learn.sides import old_models
 from ray_backfill.recipes import Recipe
-from ray_backfill.recipes.run import timed
 from ray_backfill.recipes.run.backbones import BackboneJob, train_backbone_stage
-from ray_backfill.recipes.run.checks import check_evaluation, check_recipe
+from ray_backfill.recipes.run.checks import check_evaluation, check_recipe, recipe_classes
 from ray_backfill.recipes.run.embed import EmbedRequest, embed_stage
 from ray_backfill.workers.session import placed, session
 from ray_backfill.workers.settings import Context
@@ -107,12 +105,6 @@ def _embed(
     _, classes = recipe_classes(recipe)
     request = EmbedRequest(recipe.source, models, classes, recipe.new.training, recipe.embed, gallery_models, only)
     return timed(folder, lambda: embed_stage(folder, request, context.actors, context.overwrite))
-
-
-def recipe_classes(recipe: Recipe[Any]) -> tuple[list[int], list[int]]:
-    """The classes of the old and of the new model."""
-    train = open_images(recipe.source).items("train")
-    return split_classes(train.labels_N, recipe.protocol, train.groups_N)
 
 
 def run_recipe(recipe: Recipe[Any], context: Context) -> Path:

@@ -17,7 +17,7 @@ from ray_backfill.learn.training.backbone_loop import images_per_worker, step_fl
 from ray_backfill.learn.training.fit import trials_of
 from ray_backfill.learn.training.objective import Classification
 from ray_backfill.recipes import NO_ROOT, ModelRecipe, PlanningSettings, Recipe
-from ray_backfill.recipes.run.checks import check_choices, check_evaluation, check_recipe
+from ray_backfill.recipes.run.checks import check_choices, check_evaluation, check_recipe, recipe_classes
 from ray_backfill.workers.settings import EmbedActors, Workers
 
 STAGES = ("backbones", "embeddings", "maps")
@@ -81,8 +81,9 @@ def count_images(recipe: Recipe[Any]) -> Counts:
         return _as_published(recipe, size, reason)
     train, gallery = source.items("train"), source.items("gallery")
     sizes = {split: len(source.items(split)) for split in source.splits}
-    both = split_classes(train.labels_N, recipe.protocol, train.groups_N)
-    old, new = (ModelCounts(len(training_rows(train.labels_N, classes)), len(classes)) for classes in both)
+    old, new = (
+        ModelCounts(len(training_rows(train.labels_N, classes)), len(classes)) for classes in recipe_classes(recipe)
+    )
     some = np.unique(np.linspace(0, len(gallery) - 1, min(len(gallery), 1000)).astype(np.int64))
     names = source.names("gallery", some)
     name_bytes = 4 + round(float(np.mean([len(name.encode()) for name in names]))) if names else 0

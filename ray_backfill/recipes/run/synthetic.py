@@ -28,12 +28,11 @@ from ray_backfill.compare.manifest import SYNTHETIC
 from ray_backfill.core.errors import InputError, require_positive
 from ray_backfill.core.progress import task
 from ray_backfill.core.runkey import RunKey
-from ray_backfill.core.stages import begin_stage, finish_stage, remove_halves
+from ray_backfill.core.stages import begin_stage, finish_stage, remove_halves, timed
 from ray_backfill.data.folder import SPLITS
 from ray_backfill.data.write import vector_column, write_parquet
 from ray_backfill.images.draws import class_sizes
 from ray_backfill.learn.training.settings import FitSettings
-from ray_backfill.recipes.run import timed
 from ray_backfill.workers.settings import Context
 
 Floats = NDArray[np.float32]

@@ -1,14 +1,43 @@
-"""``ray-backfill embed``: embed the images of a recipe with its backbones."""
+"""``ray-backfill fit``, ``embed`` and ``train``: single stages of a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ray_backfill.cli import shown
-from ray_backfill.cli.options import Options
-from ray_backfill.cli.runs import RecipeJob, check_names, prepared, recipe_options, running
+from ray_backfill.cli import absolute, shown
+from ray_backfill.cli.options import REQUIRED, Options
+from ray_backfill.cli.runs import FolderJob, RecipeJob, check_names, prepared, recipe_options, run_options, running
 from ray_backfill.core.errors import InputError
+
+
+def fit_options(arguments: Sequence[str]) -> Options:
+    """The options for a folder of embeddings or for a recipe."""
+    return run_options(arguments, FolderJob, RecipeJob)
+
+
+def run_fit(job: FolderJob | RecipeJob) -> None:
+    """Fit, and print the paths of the networks and what was left out."""
+    check_names(job)
+    from ray_backfill.compare.fits import fit_folder
+    from ray_backfill.recipes.run.checks import check_evaluation
+    from ray_backfill.recipes.run.pipeline import embed_recipe
+
+    if isinstance(job, FolderJob):
+        data = absolute("--data", job.data)
+        with running(job) as context:
+            networks, left_out = fit_folder(data, job.evaluation, job.fits, context)
+    else:
+        settings = prepared(job).settings
+        check_evaluation(settings, 1)
+        with running(job) as context:
+            networks, left_out = fit_folder(
+                embed_recipe(settings, context), settings.evaluation, settings.fits, context
+            )
+    for each in left_out:
+        print(f"left out: {each.words} ({each.reason})")
+    for name, path in networks.items():
+        print(f"{name}: {shown(path)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +50,12 @@ class EmbedJob(RecipeJob):
     """File that ray-backfill sample wrote: embed only its gallery items, into OUT/sampled."""
 
 
-def options(arguments: Sequence[str]) -> Options:
+def embed_options(arguments: Sequence[str]) -> Options:
     """The options of a recipe."""
     return recipe_options(EmbedJob, arguments)
 
 
-def run(job: EmbedJob) -> None:
+def run_embed(job: EmbedJob) -> None:
     """Train the backbones if they are missing, embed, and print the path of the embeddings."""
     check_names(job)
     if job.only and job.gallery == "old":
@@ -55,3 +84,27 @@ def run(job: EmbedJob) -> None:
         print(f"Then run:\n  ray-backfill forecast {data} --new {files}{elsewhere} --out {out}")
     elif job.gallery == "old":
         print(f"Then run:\n  ray-backfill sample {shown(folders[0])} --budget N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob(RecipeJob):
+    """Training of one backbone of a recipe."""
+
+    model: str
+    """Backbone to train: old, new, or another one that some methods need (advbct, bct, dsimplex, ...)."""
+
+
+def train_options(arguments: Sequence[str]) -> Options:
+    """The options of a recipe, and which backbone to train."""
+    return recipe_options(TrainJob, arguments, model=REQUIRED)
+
+
+def run_train(job: TrainJob) -> None:
+    """Train, and print the path of the backbone."""
+    check_names(job)
+    from ray_backfill.recipes.run.pipeline import train_recipe_backbone
+
+    prepared(job, last_stage="backbones", model=job.model)
+    with running(job) as context:
+        folder = train_recipe_backbone(job.settings, job.model, context)
+    print(f"backbone: {shown(folder)}")

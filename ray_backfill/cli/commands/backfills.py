@@ -1,4 +1,4 @@
-"""``ray-backfill simulate``: compare upgrade methods over an online backfill."""
+"""``ray-backfill simulate`` and ``drill``: a backfill replayed, and one under traffic."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,12 +8,13 @@ from typing import Literal
 
 from ray_backfill.cli import absolute, shown
 from ray_backfill.cli.options import Options
-from ray_backfill.cli.runs import FolderJob, RecipeJob, Run, check_names, prepared, run_options, running
+from ray_backfill.cli.runs import FolderJob, RecipeJob, Run, check_names, names_folder, prepared, run_options, running
 from ray_backfill.compare.evaluation import Evaluation
+from ray_backfill.drill.settings import LiveSettings
 from ray_backfill.learn.methods import POLICIES, all_methods
 from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.recipes.run.synthetic import SyntheticGallery
-from ray_backfill.workers.settings import ReplayPlace, Workers
+from ray_backfill.workers.settings import EmbedActors, ReplayPlace, Workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +58,15 @@ class ScaleJob(Run):
     place: ReplayPlace = field(default_factory=ReplayPlace)
 
 
-def options(arguments: Sequence[str]) -> Options:
+def simulate_options(arguments: Sequence[str]) -> Options:
     """The options for a folder of embeddings, for the synthetic gallery, or for a recipe."""
-    if "--scale=full" in arguments or ("--scale", "full") in pairwise(arguments):
+    is_full = "--scale=full" in arguments or ("--scale", "full") in pairwise(arguments)
+    if is_full and not names_folder(arguments):
         return Options(ScaleJob(out=Path("runs/full")), arguments)
     return run_options(arguments, SimulateFolderJob, SimulateJob)
 
 
-def run(job: SimulateFolderJob | ScaleJob | SimulateJob) -> None:
+def run_simulate(job: SimulateFolderJob | ScaleJob | SimulateJob) -> None:
     """Run, and print the table and the path of the report."""
     check_names(job)
     from ray_backfill.compare.report import print_first_table, print_table
@@ -91,4 +93,43 @@ def run(job: SimulateFolderJob | ScaleJob | SimulateJob) -> None:
         with running(job) as context:
             results = run_recipe(settings, context)
     print_table(results)
+    print(f"\nreport: {shown(results / 'report.html')}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrillJob(RecipeJob):
+    """A live backfill of a recipe's gallery, under traffic."""
+
+    live: LiveSettings = field(default_factory=LiveSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrillFolderJob(FolderJob):
+    """A live backfill on a folder of embeddings; the new embeddings come from the folder."""
+
+    actors: EmbedActors = field(default_factory=EmbedActors)
+    live: LiveSettings = field(default_factory=LiveSettings)
+
+
+def drill_options(arguments: Sequence[str]) -> Options:
+    """The options for a folder of embeddings or for a recipe."""
+    return run_options(arguments, DrillFolderJob, DrillJob)
+
+
+def run_drill(job: DrillFolderJob | DrillJob) -> None:
+    """Run the drill, print its table and the path of the report."""
+    check_names(job)
+    from ray_backfill.drill.report import print_live_table
+    from ray_backfill.drill.run import drill_folder
+    from ray_backfill.recipes.run.pipeline import drill_recipe
+
+    if isinstance(job, DrillFolderJob):
+        data = absolute("--data", job.data)
+        with running(job) as context:
+            results = drill_folder(data, job.evaluation, job.fits, job.live, context)
+    else:
+        settings = prepared(job).settings
+        with running(job) as context:
+            results = drill_recipe(settings, job.live, context)
+    print_live_table(results)
     print(f"\nreport: {shown(results / 'report.html')}")

@@ -1,5 +1,7 @@
-"""``ray-backfill report``: print the table of a finished run and rewrite its figure and page."""
+"""``ray-backfill doctor`` and ``report``: what a folder of embeddings, or a run, holds."""
 
+import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,34 @@ from ray_backfill.core.stages import NotWritableError
 
 
 @dataclass(frozen=True)
+class DoctorJob:
+    """An examination of a folder of embeddings."""
+
+    data: Path
+    """Folder with gallery.parquet and, optionally, queries.parquet, train.parquet and validation.parquet."""
+    json: bool = False
+    """Print JSON instead of tables."""
+
+
+def doctor_options(arguments: Sequence[str]) -> Options:
+    """The folder."""
+    return Options(DoctorJob(REQUIRED), arguments, positional="data")
+
+
+def run_doctor(job: DoctorJob) -> None:
+    """Print what the folder holds and what is wrong. Exit code 1 if something is."""
+    from ray_backfill.compare.diagnose import diagnose, print_diagnosis
+
+    diagnosis = diagnose(job.data.absolute())
+    if job.json:
+        print(json.dumps(diagnosis.as_json(), indent=2))
+    else:
+        print_diagnosis(diagnosis, str(shown(job.data.absolute())))
+    if not diagnosis.is_sound:
+        sys.exit(1)
+
+
+@dataclass(frozen=True)
 class ReportJob:
     """The report of a finished run."""
 
@@ -18,12 +48,12 @@ class ReportJob:
     """Folder of the run, or its results folder."""
 
 
-def options(arguments: Sequence[str]) -> Options:
+def report_options(arguments: Sequence[str]) -> Options:
     """The folder."""
     return Options(ReportJob(REQUIRED), arguments, positional="run")
 
 
-def run(job: ReportJob) -> None:
+def run_report(job: ReportJob) -> None:
     """Print the table, and rewrite curves.png and report.html from the tables."""
     folder = job.run.absolute()
     forecasts = [path for path in (folder, folder / "forecast") if (path / "calibration.parquet").exists()]

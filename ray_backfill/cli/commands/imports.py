@@ -34,12 +34,12 @@ class ImportJob:
     """Replace splits in --out that were imported from other sources or with other columns."""
 
 
-def options(arguments: Sequence[str]) -> Options:
+def import_options(arguments: Sequence[str]) -> Options:
     """The sources and the names of their columns."""
     return Options(ImportJob(out=REQUIRED), arguments)
 
 
-def run(job: ImportJob) -> None:
+def run_import(job: ImportJob) -> None:
     """Import each split that is given, and print what came of it."""
     given = {split: getattr(job, split) for split in SPLITS if getattr(job, split)}
     if not given:
