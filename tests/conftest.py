@@ -11,6 +11,12 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 import faiss
 import pytest
+from hypothesis import settings
+
+# `make test` draws a quarter of the examples: --hypothesis-profile=few.
+settings.register_profile("many", max_examples=240, deadline=None)
+settings.register_profile("few", max_examples=60, deadline=None)
+settings.load_profile("many")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

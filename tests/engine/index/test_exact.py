@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_backfill.core.errors import InputError
@@ -50,7 +50,6 @@ def draw(rng: np.random.Generator, rows: int, d: int, how: str) -> np.ndarray:
     return 1e18 * rng.normal(size=(rows, d))
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     how=st.sampled_from(["random", "duplicates", "near duplicates", "of all lengths", "denormal", "huge"]),
