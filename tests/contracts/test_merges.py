@@ -39,7 +39,6 @@ Train = tuple[rb.UpgradePair, np.ndarray]
 Service = tuple[rb.UpgradePair, rb.GroundTruth]
 
 
-@pytest.mark.slow
 @METRICS
 @pytest.mark.parametrize(
     "kind", [kind for kind in all_merges().values() if kind.is_monotone], ids=lambda kind: kind.name
@@ -59,7 +58,6 @@ def test_monotone_merges_keep_both_ends(
                 assert not np.array_equal(ours, theirs)
 
 
-@pytest.mark.slow
 @METRICS
 @KINDS
 def test_shards_and_devices_give_the_same_result(

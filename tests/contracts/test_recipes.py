@@ -19,7 +19,6 @@ from ray_backfill.recipes import describe_recipe, load_recipe, recipe_names
 from ray_backfill.recipes.table import PUBLISHED
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_is_sound(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name, tmp_path, seed=3)

@@ -85,7 +85,6 @@ def test_the_start_is_exact() -> None:
         assert estimate.value == pytest.approx(values[:, 0].mean(), abs=1e-6)
 
 
-@pytest.mark.slow
 def test_intervals_cover() -> None:
     """30 samples: fewer than 24 within the 95 % limits would have a chance of one in a million."""
     of = gallery()

@@ -51,7 +51,6 @@ def assert_as_defined(
         np.testing.assert_array_equal(curve.embedded, embedded[scored])
 
 
-@pytest.mark.slow
 @given(
     seed=st.integers(0, 2**32 - 1),
     n_queries=st.integers(1, 6),
@@ -243,7 +242,6 @@ def test_vectors_at_the_ends_of_float32(distance: str, size: float, metrics: tup
     assert_as_defined(curve, (pair.backward, pair.forward), truth, order, distance, measure=exact_distances)
 
 
-@pytest.mark.slow
 def test_many_ignored_items_of_one_query_do_not_lengthen_lists() -> None:
     rng = np.random.default_rng(13)
     pair = random_pair(rng, 20, 5000, tied=False)

@@ -111,7 +111,6 @@ def random_pair(rng: np.random.Generator, n_queries: int, n_gallery: int, tied: 
     return rb.UpgradePair(rb.RetrievalSystem(draw(n_queries, 3), draw(n_gallery, 3)), forward)
 
 
-@pytest.mark.slow
 @given(
     seed=st.integers(0, 2**32 - 1),
     n_queries=st.integers(1, 4),
@@ -165,7 +164,6 @@ def scores_on_knots(rng: np.random.Generator, n_gallery: int) -> tuple[rb.Upgrad
     return rb.UpgradePair(a, b), Merge("steps", map_a, map_b)
 
 
-@pytest.mark.slow
 def test_equal_scores_go_to_the_smaller_distance_then_the_earlier_position() -> None:
     """Items of the two systems share scores and distances; checked with counts and with candidates."""
     rng = np.random.default_rng(0)

@@ -4,7 +4,6 @@ import importlib
 from unittest.mock import patch
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,7 +48,6 @@ def random_served(rng: np.random.Generator, n_gallery: int, by_rank: bool) -> li
     ]
 
 
-@pytest.mark.slow
 @given(
     seed=st.integers(0, 2**32 - 1), tied=st.booleans(), points=st.integers(2, 6),
     metrics=st.sampled_from([METRICS, CUT_METRICS]), distance=st.sampled_from(["cosine", "l2", "inner_product"]),
