@@ -26,7 +26,6 @@ WITH_RAY = {
     "test_any_number_of_shards_gives_the_curves_of_one_process",
     "test_live_quality_is_that_of_the_replay",
     "test_churn_and_rollback",  # a shard is killed
-    "test_the_examples_of_the_readme_run",
 }
 _ray = ExitStack()
 
