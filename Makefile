@@ -41,7 +41,7 @@ test-all: setup
 	$(PYTEST) -n $$(($(JOBS) + 1)) -m "not heavy"
 
 test-heavy: setup
-	$(PYTEST) -n $(JOBS) -m heavy
+	$(PYTEST) -n $(JOBS) -m heavy --timeout 7200
 
 lint: setup
 	$(BIN)/ruff check .
