@@ -49,7 +49,6 @@ class Charts(HTMLParser):
         self.found += tag == "svg"
 
 
-@pytest.mark.full
 def test_a_run_with_such_names_ends_and_shows_nothing_harmful(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
