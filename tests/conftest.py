@@ -36,11 +36,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "ray_session" in getattr(item, "fixturenames", ()):
             item.add_marker("cluster")
-        if "cluster" in item.keywords:  # no signal ends a wait inside Ray's C++ code
+        if item.get_closest_marker("cluster"):  # no signal ends a wait inside Ray's C++ code
             item.add_marker(pytest.mark.timeout(600, method="thread"))
             if item.name.partition("[")[0] not in WITH_RAY:
                 item.add_marker("full")
-    items.sort(key=lambda item: "cluster" not in item.keywords)
+    items.sort(key=lambda item: item.get_closest_marker("cluster") is None)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -60,7 +60,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """One Ray in a process for all tests that follow each other and use it."""
-    if "cluster" not in item.keywords:
+    if item.get_closest_marker("cluster") is None:  # keywords also hold the names of folders
         _ray.close()
     elif "ray_session" in getattr(item, "fixturenames", ()):
         from ray_backfill.workers.session import session
@@ -80,7 +80,7 @@ def ray_session() -> None:
 @pytest.fixture(autouse=True)
 def no_ray_without_the_mark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """``-m "not cluster"`` promises that no Ray is started."""
-    if "cluster" not in request.keywords:
+    if request.node.get_closest_marker("cluster") is None:
         monkeypatch.setenv("RAY_ADDRESS", "a test that starts Ray needs pytest.mark.cluster")
 
 
