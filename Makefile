@@ -1,6 +1,6 @@
 # make demo    the main job on rendered landmarks, from nothing to a report
-# make test    the tests          make check   lint, types, documentation and tests: what CI runs
-# make test-fast    tests without Ray that take no seconds each      make docs-serve    the documentation in a browser
+# make test    what to know before a commit: six minutes on two cores      make test-all    every test
+# make check   lint, types, documentation and every test: what CI runs     make docs-serve  the documentation in a browser
 # make bench   what the replay costs beside its limits: some ten minutes
 # make bench-serving   what two partitions and approximate indexes cost     make bench-throttle   latency against rate
 # make bench-scale   a million images streamed and killed, each stage's price, GLDv2's size: about 20 minutes
@@ -13,7 +13,7 @@ EXTRA ?= $(if $(wildcard .venv/.ready-gpu),gpu,cpu)
 BIN := .venv/bin
 READY := .venv/.ready-$(EXTRA)
 
-.PHONY: setup demo test test-cluster test-jobs test-local test-fast lint types docs docs-serve wheel check bench bench-serving bench-throttle bench-scale reproduce reproduce-landmarks reproduce-photographs clean
+.PHONY: setup demo test test-all test-heavy lint types docs docs-serve wheel check bench bench-serving bench-throttle bench-scale reproduce reproduce-landmarks reproduce-photographs clean
 
 setup: $(READY)
 
@@ -29,22 +29,19 @@ $(READY): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/ray-backfill simulate --out runs/demo
 
-# In three parts, which CI runs side by side: tests of clusters mostly wait. No signal ends a wait inside Ray's C++ code,
-# so a test of a cluster that takes too long ends its part, with the stack of every thread.
-WAITING := --timeout 600 --timeout-method thread
-test: test-cluster test-jobs test-local
+# Several processes, which share compiled kernels. JOBS: how many; at most two of them use a Ray of their own.
+JOBS ?= $(shell nproc)
+PYTEST := $(BIN)/python -m pytest --dist loadfile
 
-test-cluster: setup
-	$(BIN)/python -m pytest -m cluster $(WAITING) tests/cluster
+test: setup
+	$(PYTEST) -n $(JOBS) -m "not full and not heavy" --hypothesis-profile few
 
-test-jobs: setup
-	$(BIN)/python -m pytest -m cluster $(WAITING) --ignore tests/cluster
+# One more: tests of clusters mostly wait.
+test-all: setup
+	$(PYTEST) -n $$(($(JOBS) + 1)) -m "not heavy"
 
-test-local: setup
-	$(BIN)/python -m pytest -m "not cluster"
-
-test-fast: setup
-	$(BIN)/python -m pytest -m "not cluster and not slow"
+test-heavy: setup
+	$(PYTEST) -n $(JOBS) -m heavy --timeout 7200
 
 lint: setup
 	$(BIN)/ruff check .
@@ -63,7 +60,7 @@ docs-serve: setup
 wheel: setup
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
-check: lint types docs test
+check: lint types docs test-all
 
 bench: setup
 	$(BIN)/python -m benchmarks.replay

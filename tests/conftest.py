@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
 
 # Before anything loads torch, faiss or BLAS, also in the workers of Ray: several processes test at a time, and threads
 # that wait for each other on busy cores take many times as long as one.
@@ -11,30 +13,75 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 import faiss
 import pytest
+from hypothesis import settings
+
+# `make test` draws a quarter of the examples: --hypothesis-profile=few.
+settings.register_profile("many", max_examples=240, deadline=None)
+settings.register_profile("few", max_examples=60, deadline=None)
+settings.load_profile("many")
+
+
+# What starts a Ray takes long: `make test` runs these, `make test-all` all.
+WITH_RAY = {
+    "test_any_number_of_shards_gives_the_curves_of_one_process",
+    "test_live_quality_is_that_of_the_replay",
+    "test_churn_and_rollback",  # a shard is killed
+}
+_ray = ExitStack()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses the shared Ray. A test that starts a Ray in another way is marked by hand."""
+    """Mark what uses the shared Ray, and let it begin. A test that starts a Ray in another way is marked by hand."""
     for item in items:
         if "ray_session" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.cluster)
+            item.add_marker("cluster")
+        if item.get_closest_marker("cluster"):  # no signal ends a wait inside Ray's C++ code
+            item.add_marker(pytest.mark.timeout(600, method="thread"))
+            if item.name.partition("[")[0] not in WITH_RAY:
+                item.add_marker("full")
+    items.sort(key=lambda item: item.get_closest_marker("cluster") is None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Each process takes the next file when it has none; those that share a Ray are one, which begins."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return next((folder for folder in ("tests/cluster", "tests/jobs") if file.startswith(folder)), file)
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """One Ray in a process for all tests that follow each other and use it."""
+    if item.get_closest_marker("cluster") is None:  # keywords also hold the names of folders
+        _ray.close()
+    elif "ray_session" in getattr(item, "fixturenames", ()):
+        from ray_backfill.workers.session import session
+
+        _ray.enter_context(session())  # does nothing where there is one
+
+
+def pytest_sessionfinish() -> None:
+    _ray.close()
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> None:
+    """A test that uses this has a Ray."""
 
 
 @pytest.fixture(autouse=True)
 def no_ray_without_the_mark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """``-m "not cluster"`` promises that no Ray is started."""
-    if "cluster" not in request.keywords:
+    if request.node.get_closest_marker("cluster") is None:
         monkeypatch.setenv("RAY_ADDRESS", "a test that starts Ray needs pytest.mark.cluster")
-
-
-@pytest.fixture(scope="session")
-def ray_session() -> Iterator[None]:
-    """One Ray for all tests that use one in this process."""
-    from ray_backfill.workers.session import session
-
-    with session():
-        yield
 
 
 @pytest.fixture

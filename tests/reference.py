@@ -23,32 +23,37 @@ def distances(query: NDArray[np.floating], gallery: NDArray[np.floating], distan
 
 
 def curves(
-    d_forward: NDArray[np.float32],
-    d_backward: NDArray[np.float32],
-    gains: NDArray[np.float64],
-    weights: NDArray[np.float64],
-    order: NDArray[np.int64],
-    points: int,
-    metrics: Sequence[str],
-) -> dict[str, list[float]]:
-    """Per point: a full sort of where(backfilled, d_forward, d_backward), then the metrics by their definitions.
+    d_forward: NDArray[np.float32], d_backward: NDArray[np.float32], gains: NDArray[np.float64],
+    order: NDArray[np.int64], points: int, metrics: Sequence[str], switch: str = "progressively", recalls: int = 0,
+) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.float64]]:  # fmt: skip
+    """Per query and point: a full sort of what is served, then the metrics by their definitions.
 
-    gains: (queries, items) of right answers, 0 for other items, NaN for ignored ones. weights: (queries,).
+    gains: (queries, items) of right answers, 0 for other items, NaN for those that a query cannot find.
+
+    Returns:
+        Metric -> (queries, points), for queries without a right answer NaN; and how many items a cascade embeds.
     """
-    n_gallery = len(order)
-    values: dict[str, list[float]] = {metric: [] for metric in metrics}
-    for i in range(points):
-        done = math.floor(i * n_gallery / (points - 1) + 1e-12)
-        backfilled = np.zeros(n_gallery, bool)
-        backfilled[order[:done]] = True
-        rankings = []
-        for q in range(len(d_forward)):
-            active = np.where(backfilled, d_forward[q], d_backward[q])
-            ranking = sorted(range(n_gallery), key=lambda g: (active[g], g))
-            rankings.append([float(gains[q, g]) for g in ranking if not math.isnan(gains[q, g])])
-        for metric in metrics:
-            values[metric].append(mean_score(rankings, weights, metric))
-    return values
+    n_queries, n_gallery = gains.shape
+    values = {metric: np.full((n_queries, points), np.nan) for metric in metrics}
+    embedded = np.zeros((n_queries, points))
+    for q, i in np.ndindex(n_queries, points):
+        can_be_found = np.flatnonzero(~np.isnan(gains[q])).tolist()
+        done = set(order[: i * n_gallery // (points - 1)].tolist())
+        by_old = sorted(can_be_found, key=lambda g: (d_backward[q, g], g))
+        ranking, recalled = by_old, by_old[:recalls]
+        if switch == "progressively":
+            ranking = sorted(can_be_found, key=lambda g: (d_forward[q, g] if g in done else d_backward[q, g], g))
+        elif switch == "only_backfilled" or i == points - 1:
+            ranking = sorted(done.intersection(can_be_found), key=lambda g: (d_forward[q, g], g))
+        elif recalls:
+            ranking = [*sorted(recalled, key=lambda g: (d_forward[q, g], g)), *by_old[recalls:]]
+        embedded[q, i] = len(set(recalled) - done)
+        missed = [float(gains[q, g]) for g in set(can_be_found) - set(ranking) if gains[q, g]]
+        found = [float(gains[q, g]) for g in ranking]
+        if missed or any(found):
+            for metric in metrics:
+                values[metric][q, i] = score(found, metric, missed)
+    return values, embedded
 
 
 def mean_score(rankings: Sequence[Sequence[float]], weights: NDArray[np.float64], metric: str) -> float:
@@ -58,26 +63,27 @@ def mean_score(rankings: Sequence[Sequence[float]], weights: NDArray[np.float64]
     return total / math.fsum(weights[q] for q in scored)
 
 
-def score(gains: Sequence[float], metric: str) -> float:
-    """One whole ranking's metric, walking down the list. gains: above 0 for right items."""
+def score(gains: Sequence[float], metric: str, missed: Sequence[float] = ()) -> float:
+    """One whole ranking's metric, walking down the list. gains: above 0 for right items. missed: of those not in it."""
     name, _, cut = metric.partition("@")
-    k = int(cut) if cut else len(gains)
+    all_right = [*filter(None, gains), *missed]
+    k = int(cut) if cut else len(gains) + len(missed)
     right = [gain > 0 for gain in gains]
     if name == "CMC":
         return float(any(right[:k]))
     if name == "recall":
-        return sum(right[:k]) / sum(right)
+        return sum(right[:k]) / len(all_right)
     if name == "MRR":
         return next((1 / rank for rank, is_right in enumerate(right[:k], start=1) if is_right), 0.0)
     if name == "nDCG":
-        return dcg(gains[:k]) / dcg(sorted(gains, reverse=True)[:k])
+        return dcg(gains[:k]) / dcg(sorted(all_right, reverse=True)[:k])
     assert name == "mAP"
     found, total = 0, 0.0
     for rank, is_right in enumerate(right[:k], start=1):
         if is_right:
             found += 1
             total += found / rank
-    return total / min(sum(right), k)
+    return total / min(len(all_right), k)
 
 
 def dcg(gains: Sequence[float]) -> float:

@@ -162,7 +162,6 @@ def test_splits_are_replaced_together(tmp_path: Path) -> None:
         rb.write_folder(tmp_path / "file", columns(5, 1))
 
 
-@pytest.mark.slow
 def test_simulate_gives_the_tables_of_the_command_and_reuses_its_run(folder: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -189,7 +188,7 @@ def test_simulate_gives_the_tables_of_the_command_and_reuses_its_run(folder: Pat
     assert "simulate" in read_json(tmp_path / "job" / "results" / "manifest.json")["command"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_sample_and_forecast_give_the_tables_of_the_commands(tmp_path: Path) -> None:
     gallery = columns(400, 1)
     new = gallery.pop("new")

@@ -24,7 +24,7 @@ from ray_backfill.engine.merges import RAW
 from ray_backfill.learn.training.settings import FitSettings
 from tests.test_structure import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 def test_the_replay_equals_sorting_in_its_benchmark() -> None:

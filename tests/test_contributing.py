@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "contributing").glob("*.md"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # What each prints.

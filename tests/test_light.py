@@ -10,8 +10,6 @@ import pytest
 
 import ray_backfill as rb
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[1]
 # What only the extras cpu and gpu install.
 EXTRAS = ("torch", "ray", "faiss", "transformers", "pooch", "psutil")
@@ -83,6 +81,7 @@ def test_every_formula_method_is_simulated_and_reported(environment: dict[str, s
     assert "torch" not in results.manifest.versions
 
 
+@pytest.mark.full
 def test_the_doctor_and_a_forecast_work(environment: dict[str, str], data: Path) -> None:
     run(environment, "doctor", data)
     run(environment, "sample", data, "--budget", "150")
@@ -90,6 +89,7 @@ def test_the_doctor_and_a_forecast_work(environment: dict[str, str], data: Path)
     assert "ridge" in said
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "words",
     [

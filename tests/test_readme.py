@@ -36,7 +36,6 @@ def test_the_examples_of_the_readme_run(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "mine" / "results" / "report.html").exists()
 
 
-@pytest.mark.slow
 def test_the_examples_of_the_guide_run(tmp_path: Path) -> None:
     assert "AUC" in run(["-c", code_of(ROOT / "docs" / "embeddings.md")], tmp_path)
     assert (tmp_path / "tiny_embeddings" / "gallery.parquet").exists()

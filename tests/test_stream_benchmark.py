@@ -11,7 +11,7 @@ from benchmarks import decoding, stages, stream, stream_rates, timing
 from benchmarks.processes import Family, Sample, watch
 from benchmarks.stream_report import _rates, _tenths, draw
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 # A process that starts another one in a session of its own, and both wait.
 _TWO = (

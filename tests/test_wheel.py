@@ -12,7 +12,7 @@ import pytest
 
 from ray_backfill.data.write import vector_column, write_parquet
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]

@@ -19,8 +19,6 @@ from ray_backfill.engine.orders import all_orders
 from ray_backfill.learn.methods import all_methods
 from ray_backfill.recipes import all_recipes
 
-pytestmark = pytest.mark.slow
-
 HEAVY = "{'torch', 'ray', 'matplotlib', 'sklearn', 'pandas', 'cyclopts', 'transformers', 'faiss'}"
 # Command lines whose options differ, and what each needs to be read at all.
 LINES = [

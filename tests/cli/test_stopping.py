@@ -27,7 +27,6 @@ main()
 
 @BOTH
 @pytest.mark.parametrize("module", ["importlib.resources", "cyclopts", "numpy", "pandas._libs.lib"])
-@pytest.mark.slow
 def test_during_imports(module: str, number: int, code: int) -> None:
     program = IMPORTING.format(module=module, number=int(number))
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -137,6 +137,7 @@ def _views_are_those_of_each_image_alone(folder: EmbeddingFolder, models: dict[s
     assert np.abs(first - second).max() > 1e-3
 
 
+@pytest.mark.full
 def test_a_view_is_the_augmentation_with_numbers_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers are drawn in the order of a training step."""
     pixels = torch.rand(1, 3, 8, 8)
@@ -146,6 +147,7 @@ def test_a_view_is_the_augmentation_with_numbers_of_the_image(monkeypatch: pytes
     torch.testing.assert_close(augment(pixels, TRAINING.augmentation), wanted, rtol=0, atol=0)
 
 
+@pytest.mark.full
 def test_one_view_is_the_store_of_before(tmp_path: Path) -> None:
     """The same files and bytes, and nothing of views in the manifest; more views only add files."""
     for i, name in enumerate(("old", "new")):

@@ -37,7 +37,6 @@ def nodes() -> Iterator[Nodes]:
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_a_node_that_dies_is_named_and_not_waited_for(nodes: Nodes, tmp_path: Path) -> None:
     data = write_folder(tmp_path / "data")
     arguments = ["simulate", "--data", str(data), "--methods", "rm_naive", "--points", "3", "--shards", "3", "--out"]

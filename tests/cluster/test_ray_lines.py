@@ -66,7 +66,6 @@ def test_rays_own_print_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ray._private.worker.print_to_stdstream is before
 
 
-@pytest.mark.slow
 def test_no_call_starts_a_ray_beside_the_session() -> None:
     code = "import ray_backfill.workers.session, ray; ray.put(1)"
     alone = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

@@ -23,8 +23,6 @@ from ray_backfill.core.stages import read_json, replaced_whole, settle, write_js
 from ray_backfill.learn.training.settings import AdapterSettings, FitSettings
 from ray_backfill.workers.settings import Context
 
-pytestmark = pytest.mark.slow
-
 EVALUATION = Evaluation(methods=("rm_naive", "least_squares_gallery"), orders=("random",), points=3)
 
 

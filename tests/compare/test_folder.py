@@ -43,7 +43,6 @@ def tables(results: Path) -> dict[str, pd.DataFrame]:
     return {path.stem: pd.read_parquet(path) for path in results.glob("*.parquet")}
 
 
-@pytest.mark.slow
 def test_what_needs_no_training_is_shown_first_and_changes_nothing(data: Path, tmp_path: Path) -> None:
     evaluation = Evaluation(methods=("mcl", "rm_naive", "least_squares_gallery"), orders=("random",), points=3)
     shown: list[tuple[ResultsData, list[str]]] = []
@@ -68,7 +67,6 @@ def test_what_needs_no_training_is_shown_first_and_changes_nothing(data: Path, t
     assert len(shown) == 1, "nothing is left to train"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("methods", "order"),
     [

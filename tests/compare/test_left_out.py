@@ -18,8 +18,6 @@ from ray_backfill.learn.training.settings import FitSettings, HeadTraining, Tran
 from ray_backfill.workers.settings import Context
 from tests.compare.folder import CLASSES, vectors, write_split
 
-pytestmark = pytest.mark.slow
-
 
 def evaluate(folder: Path, out: Path, **change: Any) -> Manifest:
     """The manifest of a run on a user's folder, from preflight to report."""

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import ray_backfill as rb
 from ray_backfill import compare
@@ -37,6 +38,7 @@ def without(code: str, *words: object) -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.full
 def test_formulas_are_compared(tmp_path: Path) -> None:
     rng, label = np.random.default_rng(0), np.arange(60) % 4
     columns = {name: rng.normal(size=(60, 4)) + label[:, None] for name in ("old", "new")} | {"label": label}

@@ -21,8 +21,6 @@ from ray_backfill.engine.replay import Curve
 from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.training.settings import FitSettings
 
-pytestmark = pytest.mark.slow
-
 SEVERAL = Evaluation(
     methods=("rm_naive", "offline"), orders=("random", "classifier_score"), points=5, order_seed=3, permutations=4
 )

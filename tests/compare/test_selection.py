@@ -9,8 +9,6 @@ from ray_backfill.compare.report import Results, read_results
 from ray_backfill.compare.results import Variant
 from tests.compare.report.folder import METHODS, many_methods, write_results
 
-pytestmark = pytest.mark.slow
-
 ORDERS = ("oracle_loss", "score", "random")  # the oracle has the highest AUC of all
 
 

@@ -31,8 +31,6 @@ from ray_backfill.learn.methods import find_methods
 from ray_backfill.learn.training.settings import FitSettings, TransformSettings
 from tests.compare.folder import CLASSES, write_split
 
-pytestmark = pytest.mark.slow
-
 EVALUATION = Evaluation(methods=("rm_naive", "offline"), orders=("random", "classifier_score"), points=5)
 
 

@@ -14,8 +14,6 @@ from ray_backfill.learn.training.settings import FitSettings
 from ray_backfill.workers.settings import Context
 from tests.compare.folder import CLASSES, vectors, write_split
 
-pytestmark = pytest.mark.slow
-
 
 def run(folder: Path, queries: int, old: float, new: float) -> Results:
     """Compare RM naive on 120 items; old and new: noise of the two models' embeddings."""

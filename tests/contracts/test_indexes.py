@@ -10,6 +10,7 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.engine.distances import DISTANCES, exact_distances
 from ray_backfill.engine.index import Found, IndexSettings, Partition, check_index, make_partition
 from ray_backfill.engine.index.faiss_index import Kind
+from tests.contracts import one_of_each
 
 D, ROWS = 16, 4000
 
@@ -24,8 +25,15 @@ KINDS = {
     "HNSW16": (200, 0.9),
     "PCA12,IVF16_HNSW8,SQ8": (16, 0.3),
 }
+
+
+def family(kind: str) -> str:
+    """What searches: an exact scan, lists, codes, or a graph."""
+    return next((name for name in ("IVF", "PQ", "HNSW", "SQ") if name in kind), kind)
+
+
 EXHAUSTIVE = [kind for kind in KINDS if "HNSW16" not in kind]
-ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
+ALL_KINDS = pytest.mark.parametrize("kind", one_of_each(KINDS, family))
 ALL_DISTANCES = pytest.mark.parametrize("distance", DISTANCES)
 
 RNG = np.random.default_rng(0)
@@ -34,7 +42,7 @@ QUERIES = RNG.normal(size=(30, D)).astype(np.float32)
 TRUE = {distance: exact_distances(QUERIES, VECTORS, distance) for distance in DISTANCES}
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_faiss_thread")]
+pytestmark = pytest.mark.usefixtures("one_faiss_thread")
 
 
 @cache
@@ -120,7 +128,7 @@ def test_the_truly_nearest_are_found_before_and_after_compaction(kind: str, dist
 
 
 @ALL_DISTANCES
-@pytest.mark.parametrize("kind", EXHAUSTIVE)
+@pytest.mark.parametrize("kind", one_of_each(EXHAUSTIVE, family))
 def test_a_search_for_more_than_there_are_finds_all(kind: str, distance: str) -> None:
     partition = empty(kind, distance)
     for part in np.array_split(np.arange(900), 4):

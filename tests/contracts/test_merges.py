@@ -5,7 +5,7 @@ import pytest
 
 import ray_backfill as rb
 from ray_backfill.engine.merges import MergeKind, all_merges, fit_merge
-from tests.engine.replay.sharded import replay_sharded
+from tests.engine.replay.sharded import replay_sharded, served_of
 
 KINDS = pytest.mark.parametrize("kind", all_merges().values(), ids=lambda kind: kind.name)
 METRICS = pytest.mark.parametrize("metrics", [("mAP", "CMC@1"), ("mAP@5", "CMC@1")], ids=["whole", "cut"])
@@ -39,7 +39,6 @@ Train = tuple[rb.UpgradePair, np.ndarray]
 Service = tuple[rb.UpgradePair, rb.GroundTruth]
 
 
-@pytest.mark.slow
 @METRICS
 @pytest.mark.parametrize(
     "kind", [kind for kind in all_merges().values() if kind.is_monotone], ids=lambda kind: kind.name
@@ -59,7 +58,6 @@ def test_monotone_merges_keep_both_ends(
                 assert not np.array_equal(ours, theirs)
 
 
-@pytest.mark.slow
 @METRICS
 @KINDS
 def test_shards_and_devices_give_the_same_result(
@@ -69,7 +67,7 @@ def test_shards_and_devices_give_the_same_result(
     merge = fit_merge(kind.name, *train, "cosine")
     whole = rb.replay(pair, truth, ORDERS, 5, metrics, merge=merge)
     for cuts, device in (([201, 202], None), ([], "cpu")):
-        parts = replay_sharded(pair, truth, ORDERS, 5, metrics, "cosine", cuts, merge, device)
+        (parts,) = replay_sharded(*served_of(pair, ORDERS, merge), truth, 5, metrics, "cosine", cuts, device)
         for order in ORDERS:
             for metric in metrics:
                 np.testing.assert_array_equal(parts[order].per_query[metric], whole[order].per_query[metric])

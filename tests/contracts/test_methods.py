@@ -13,6 +13,7 @@ from ray_backfill.learn.methods import FAMILIES, Embeddings, Method, all_backbon
 from ray_backfill.learn.models.apply import FittedMap, load_network, save_network, weights_of
 from ray_backfill.learn.training.fit import TrainSet
 from ray_backfill.learn.training.settings import FitSettings, HeadTraining, TransformTraining
+from tests.contracts import one_of_each
 
 # old has 4 dimensions, new 6 and less noise; whatever else a method needs has 5.
 DIMS = {"old": 4, "new": 6}
@@ -20,7 +21,8 @@ SETTINGS = FitSettings(
     heads=HeadTraining(epochs=15, classes=5, items=4, lr=1e-2),
     transforms=TransformTraining(epochs=15, batch=20, lr=1e-2, hidden=16),
 )
-FITTED = [m for m in all_methods().values() if m.fit]
+METHODS = one_of_each(all_methods().values(), lambda m: (type(m.fit), m.is_reference, bool(m.recalls)))
+FITTED = one_of_each((m for m in all_methods().values() if m.fit), lambda m: type(m.fit))
 
 
 def draw(method: Method, rows: int, seed: int) -> dict[str, np.ndarray]:
@@ -57,8 +59,7 @@ def is_plain(model: str, system: rb.RetrievalSystem, e: Embeddings) -> bool:
     return system.query is e.query[model] and system.gallery is e.gallery[model]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", all_methods().values(), ids=lambda m: m.name)
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 def test_every_method_replays(method: Method, fitted: dict[str, tuple[FittedMap, list[float]]]) -> None:
     network = fit_once(method, fitted)[0] if method.fit else None
     e = Embeddings(draw(method, 10, 2), draw(method, 40, 3))
@@ -82,7 +83,6 @@ def test_every_method_replays(method: Method, fitted: dict[str, tuple[FittedMap,
         assert pair.backward.gallery.shape == pair.forward.gallery.shape
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", FITTED, ids=lambda m: m.name)
 def test_every_training_lowers_its_loss(method: Method, fitted: dict[str, tuple[FittedMap, list[float]]]) -> None:
     _, losses = fit_once(method, fitted)
@@ -92,7 +92,6 @@ def test_every_training_lowers_its_loss(method: Method, fitted: dict[str, tuple[
     assert np.mean(losses[-3:]) < 0.9 * losses[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", FITTED, ids=lambda m: m.name)
 def test_every_network_is_kept_and_found_again(
     method: Method, fitted: dict[str, tuple[FittedMap, list[float]]], tmp_path: Path
@@ -109,7 +108,6 @@ def test_every_network_is_kept_and_found_again(
     assert json.loads(json.dumps(method.fit.recorded(SETTINGS, "cosine")))["fit"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", FITTED, ids=lambda m: m.name)
 def test_a_stand_in_does_not_depend_on_what_it_stands_among(
     method: Method, fitted: dict[str, tuple[FittedMap, list[float]]]
@@ -123,7 +121,6 @@ def test_a_stand_in_does_not_depend_on_what_it_stands_among(
         np.testing.assert_array_equal(getattr(whole, side).gallery[7:19], getattr(shard, side).gallery)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", FITTED, ids=lambda m: m.name)
 def test_trained_fits_alone_learn_from_further_views(
     method: Method, fitted: dict[str, tuple[FittedMap, list[float]]]

@@ -19,7 +19,6 @@ from ray_backfill.recipes import all_recipes, load_recipe
 from ray_backfill.recipes.table import PUBLISHED
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", list(all_recipes()))
 def test_every_recipe_is_sound(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name, tmp_path, seed=3)

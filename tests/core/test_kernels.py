@@ -38,7 +38,7 @@ def package(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_changed_import_is_compiled_again(package: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     assert outer_of_1(package, kept) == "12"
@@ -48,7 +48,6 @@ def test_a_changed_import_is_compiled_again(package: Path, tmp_path: Path) -> No
     assert outer_of_1(package, kept) == "303"
 
 
-@pytest.mark.slow
 def test_a_copy_of_the_package_compiles_nothing(package: Path, tmp_path: Path) -> None:
     kept, copy = tmp_path / "kept", tmp_path / "copy"
     assert outer_of_1(package, kept) == "12"
@@ -59,14 +58,12 @@ def test_a_copy_of_the_package_compiles_nothing(package: Path, tmp_path: Path) -
     assert {path: path.stat().st_mtime_ns for path in kept.rglob("*.nb?")} == compiled
 
 
-@pytest.mark.slow
 def test_without_a_writable_cache_folder_code_is_kept_beside_the_source(package: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert outer_of_1(package, tmp_path / "file" / "kept") == "12"
     assert list((package / "__pycache__").rglob("*.nbc"))
 
 
-@pytest.mark.slow
 def test_a_machine_without_a_writable_folder_compiles_in_every_process(package: Path) -> None:
     code = (
         "from ray_backfill.core.kernels import KernelCache\n"

@@ -14,8 +14,6 @@ from ray_backfill.compare.report import read_results
 from ray_backfill.compare.selection import glossary
 from ray_backfill.data.write import vector_column, write_parquet
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 PLUGIN = """
 import numpy as np
@@ -97,6 +95,7 @@ def test_help_lists_them(environment: dict[str, str], tmp_path: Path) -> None:
         assert name in text
 
 
+@pytest.mark.full
 def test_a_run_takes_them_to_table_report_and_glossary(environment: dict[str, str], tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name, rows in (("gallery", 80), ("train", 60)):

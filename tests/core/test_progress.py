@@ -210,7 +210,7 @@ with task("write report"):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_pipe_holds_nothing_to_redraw() -> None:
     hasty = "import ray_backfill.core.progress as o; o.HEARTBEAT_S = 1; o.VISIBLE_S['detail'] = 0\n" + _PROGRAM
     done = subprocess.run([sys.executable, "-c", hasty], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -227,7 +227,7 @@ def test_a_pipe_holds_nothing_to_redraw() -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_terminal_ends_with_whole_lines_only() -> None:
     written = on_terminal(_PROGRAM, ROOT)
     drawn = [screen(part)[-3:] for part in written.split("\x1b[2K")]

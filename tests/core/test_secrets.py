@@ -323,6 +323,7 @@ def test_success_leaves_none(
     assert_clean(tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["{user}:Hunter77@", "?password="])
 def test_a_database_with_a_password_leaves_none(
     how: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -362,6 +363,7 @@ def child(
     return subprocess.Popen(program, cwd=cwd, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "line",
     [

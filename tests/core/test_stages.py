@@ -6,7 +6,7 @@ import pytest
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.runkey import RunKey
-from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, replaced_whole
+from ray_backfill.core.stages import begin_stage, finish_stage, is_finished, read_json, replaced_whole, settle
 
 
 def test_a_stage_is_begun_continued_and_then_reused(tmp_path: Path) -> None:
@@ -89,4 +89,9 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert (folder / "table").read_text() == "old"
     replace_it(False, "new")
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"table": "new", "notes": "mine"}
+    folder.rename(tmp_path / ".results.old")  # killed before the new folder, which is complete, took its place
+    (tmp_path / ".results.new").mkdir()
+    (tmp_path / ".results.new" / "table").write_text("newer")
+    settle(folder, ("table",))
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"table": "newer", "notes": "mine"}
     assert list(tmp_path.iterdir()) == [folder]

@@ -104,6 +104,7 @@ def test_what_is_wrong_is_found(
     assert found.is_sound == (found.findings[0].level == "note")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("classes", [2, 5, 20, 300])
 @pytest.mark.parametrize("centred", [True, False])
 def test_a_file_in_the_order_of_its_classes_is_not_taken_for_two_models(

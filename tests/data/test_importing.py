@@ -83,6 +83,15 @@ def test_broken_rows_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("out/*"))
 
 
+def test_a_row_is_left_out_for_one_reason(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", [1, 2, 2, 3], 0)
+    write(tmp_path / "b.parquet", [1, 3], 1)
+    sources = [f"{tmp_path}/a.parquet", f"{tmp_path}/b.parquet"]
+    path = import_split(tmp_path / "gallery.parquet", sources, ColumnNames(new="old"), True, False)
+    assert read_table(path).id.tolist() == [1, 3]
+    assert sorted(imported(path)["left_out"].values()) == [1, 1]
+
+
 def test_broken_rows_can_be_left_out(tmp_path: Path) -> None:
     write_broken(tmp_path / "a.parquet")
     path = import_split(tmp_path / "gallery.parquet", [f"{tmp_path}/a.parquet"], PLAIN, True, False)

@@ -159,7 +159,7 @@ def test_hashes_differ_where_rows_do() -> None:
     assert len(np.unique(_hashes(half, ["old"]))) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_large_gallery_is_compared_in_seconds() -> None:
     n, rng = 200_000, np.random.default_rng(0)
     vectors: dict[str, Any] = {m: rng.normal(size=(n, 128)).astype(np.float32) for m in ("old", "new")}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_backfill.core.errors import InputError
@@ -13,7 +13,6 @@ from ray_backfill.drill.plan import NEW, NOWHERE, OLD, make_plan, read_plan, wri
 from ray_backfill.drill.settings import ChurnSettings
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     n=st.integers(12, 80), points=st.integers(2, 12), part=st.integers(1, 30), inserts=st.integers(0, 5),
     deletes=st.integers(0, 5), rollback=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 99),

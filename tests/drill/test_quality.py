@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -83,7 +83,6 @@ def worlds(draw: st.DrawFn) -> tuple[UpgradePair, list[list[int]], list[list[int
     return random_pair(rng, n_queries, n_items), positives, ignored, state
 
 
-@settings(max_examples=60, deadline=None)
 @given(world=worlds(), is_mapped=st.booleans())
 def test_exact_and_live_quality_are_those_of_a_full_sort(world: Any, is_mapped: bool) -> None:
     """Equal to the last bit; with exact answers of the depth ``depth``, live quality equals exact quality."""
@@ -100,7 +99,6 @@ def test_exact_and_live_quality_are_those_of_a_full_sort(world: Any, is_mapped: 
         np.testing.assert_equal(live, {metric: expected[metric] for metric in metrics})
 
 
-@settings(max_examples=60, deadline=None)
 @given(world=worlds(), is_weighted=st.booleans())
 def test_live_quality_is_exact_for_every_metric_with_grades_and_weights(world: Any, is_weighted: bool) -> None:
     """Equal to the last bit; and up to rounding to plain loops over full sorts."""

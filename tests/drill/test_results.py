@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_backfill.core.schema import arrow_table
@@ -120,7 +120,6 @@ ROWS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=50, deadline=None)
 @given(rows=ROWS)
 def test_every_request_is_counted_in_one_segment(rows: list[tuple[Any, ...]]) -> None:
     """The consecutive stretches of a drill, as its tables have them."""
@@ -137,7 +136,6 @@ def test_every_request_is_counted_in_one_segment(rows: list[tuple[Any, ...]]) ->
     assert sum(f.violations for f in found) == sum(row[6] for row in rows)
 
 
-@settings(max_examples=30, deadline=None)
 @given(rows=ROWS)
 def test_the_table_of_seconds_is_a_plain_loop(rows: list[tuple[Any, ...]]) -> None:
     table = timeline(ENTRIES, events_of(rows))

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
@@ -40,7 +40,6 @@ def distances(pair: rb.UpgradePair, distance: str = "cosine") -> tuple[np.ndarra
     return backward, forward
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     knots=st.lists(st.floats(-10, 10), min_size=1, max_size=6, unique=True),
     rises=st.lists(st.sampled_from([0.0, 0.1, 1.0, 1e-300, 1e6]), min_size=6, max_size=6),

@@ -116,7 +116,6 @@ def test_no_number_of_moments_loses_a_fall_to_the_last_one_or_from_one_to_the_ne
             assert fall - 0.02 < low <= fall <= high < fall + 0.02 or (not fall and low == 0 and high < 0.02), points
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fall", [0.0, 0.2])
 def test_the_limits_of_the_largest_fall_keep_their_word(fall: float) -> None:
     """The limits contain the true largest fall in 95 % of 200 samples of 150 queries; and they tell a real fall."""

@@ -31,6 +31,7 @@ class Gallery:
     def pair(self) -> UpgradePair:
         return UpgradePair(self.old, self.new)
 
+    @cache  # noqa: B019 (galleries live as long as the process)
     def exact(self) -> Curve:
         return replay(self.pair, self.truth, self.order, points=POINTS, metrics=METRICS)
 

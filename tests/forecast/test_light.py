@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import ray_backfill as rb
 from ray_backfill.forecast.report import read_forecast
 from tests.compare.test_light import without
 
 
+@pytest.mark.full
 def test_a_sample_and_its_forecast(tmp_path: Path) -> None:
     rng, label = np.random.default_rng(0), np.arange(400) % 40
     centres = rng.normal(size=(40, 6))

@@ -143,6 +143,7 @@ def test_a_full_disk_is_no_matter_of_the_network(
         (tar({"other/a": b""}), "has no folder thing: remove it"),
         (b"no tar file at all", "cannot unpack"),
     ],
+    ids=["outside", "link", "other", "none"],
 )
 def test_archives_of_another_kind_leave_nothing(server: Server, tmp_path: Path, content: bytes, problem: str) -> None:
     server.content = content

@@ -157,7 +157,7 @@ def large_tree(path: Path) -> Iterator[Iterator[Entry]]:
         yield (Entry(f"n0{i:02d}", True) for i in range(50))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_listing_holds_no_object_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """100,000 files: their names' bytes and some numbers, not 100,000 objects; nor while they are listed."""
     monkeypatch.setattr(os, "scandir", large_tree)

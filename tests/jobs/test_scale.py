@@ -17,7 +17,7 @@ SMALL = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_drawn_gallery_ends_in_the_same_table_and_says_that_it_is_invented(tmp_path: Path) -> None:
     first = run_here("simulate_gldv2.py", *SMALL, "--out", str(tmp_path))
     assert first.returncode == 0, first.stderr

@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 
 from tests.compare.report.folder import write_results
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 

@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "from_arrays.ipynb"
 

@@ -66,7 +66,7 @@ def test_a_method_that_did_not_learn_is_marked_and_a_good_one_is_not(data: Path,
     assert areas["drift_low_rank"] < areas["rm_naive"] < areas["least_squares_gallery"], "the gallery agrees"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_training_that_learned_nothing_is_marked(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("ray.init", None)

@@ -79,7 +79,7 @@ def test_every_claim_has_its_two_worlds() -> None:
     assert {claim.text for claim in CLAIMS} == {*WORLDS, TAU, GAP_CLAIM}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("text", WORLDS)
 def test_holds_where_true_and_not_where_reversed(tmp_path: Path, text: str) -> None:
     true, reverse = WORLDS[text]

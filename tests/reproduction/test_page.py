@@ -21,7 +21,7 @@ from reproduction.page import PageInput, write_page
 from reproduction.runs import Case, SeedRun, read_runs
 from tests.reproduction.folder import ORDER, Made, T, flat, runs_of, write_seed
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 FINDINGS = "## Findings\n\nBy hand: {{ no template }} | <b>as it is</b>."
 

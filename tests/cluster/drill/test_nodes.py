@@ -25,7 +25,6 @@ main()
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_the_node_of_the_traffic_dies(tmp_path: Path) -> None:
     data, out = write_folder(tmp_path / "data"), tmp_path / "out"
     arguments = shlex.split(f"""drill

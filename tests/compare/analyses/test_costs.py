@@ -37,7 +37,6 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, objec
     return {method.name: vars(cost_of(method, DIMS, maps, BACKBONES)) for method in methods}
 
 
-@pytest.mark.slow
 def test_heads_cost_what_the_paper_says(costs: dict[str, dict[str, object]]) -> None:
     """Rank merge, B.3: 132.8K parameters and multiply-accumulates for psi and rho of 128 dimensions."""
     rm = costs["rm"]

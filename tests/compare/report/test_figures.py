@@ -18,8 +18,6 @@ from ray_backfill.compare.report import figures, html, read_results, write_repor
 from ray_backfill.page.drawing import to_png
 from tests.compare.report.folder import METHODS, many_methods, write_results
 
-pytestmark = pytest.mark.slow
-
 
 def test_curves_png_is_a_picture_of_plausible_size(tmp_path: Path) -> None:
     write_report(write_results(tmp_path))

@@ -125,7 +125,6 @@ def test_no_path_of_a_machine_is_told(tmp_path: Path) -> None:
     assert "no train.parquet" in text
 
 
-@pytest.mark.slow
 @pytest.mark.drawn
 def test_the_page_needs_nothing_else_and_runs_one_script_only(tmp_path: Path) -> None:
     write_report(write_results(tmp_path))

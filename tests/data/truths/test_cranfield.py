@@ -24,7 +24,7 @@ EXAMPLE = ROOT / "examples" / "text" / "cranfield.py"
 METRICS = {"nDCG@10": nDCG @ 10, "recall@100": R @ 100, "MRR@10": RR @ 10, "mAP": AP}
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.skipif(not REAL.is_dir(), reason="the Cranfield collection is not on this machine"),
 ]
 

@@ -44,7 +44,6 @@ def test_live_dots_lie_on_the_replayed_line(tmp_path: Path) -> None:
     assert gaps == [0] * 4 + [1.0] + [0] * 6
 
 
-@pytest.mark.slow
 def test_curves_png_is_the_first_figure(tmp_path: Path) -> None:
     before = {p.name for p in write_drill(tmp_path).iterdir()}
     write_live_report(tmp_path)
@@ -96,7 +95,6 @@ def test_long_drills_are_told_in_minutes(tmp_path: Path) -> None:
     assert (chart.x_unit, chart.place, chart.x_range) == ("minutes since the drill began", "minutes", (0.0, 10.0))
 
 
-@pytest.mark.slow
 def test_no_timeline_no_chart(tmp_path: Path) -> None:
     write_drill(tmp_path)
     pd.read_parquet(tmp_path / "timeline.parquet").iloc[:0].to_parquet(tmp_path / "timeline.parquet")

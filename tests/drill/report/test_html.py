@@ -75,7 +75,6 @@ def test_an_alarm_is_loud(tmp_path: Path) -> None:
     assert any("violations" in row for row in cells.rows)
 
 
-@pytest.mark.slow
 @pytest.mark.drawn
 def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     write_live_report(write_drill(tmp_path, is_exact=False, rollback_at=5))

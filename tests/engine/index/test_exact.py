@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_backfill.core.errors import InputError
@@ -50,7 +50,6 @@ def draw(rng: np.random.Generator, rows: int, d: int, how: str) -> np.ndarray:
     return 1e18 * rng.normal(size=(rows, d))
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     how=st.sampled_from(["random", "duplicates", "near duplicates", "of all lengths", "denormal", "huge"]),
@@ -93,7 +92,6 @@ def test_finds_what_brute_force_finds(
     np.testing.assert_array_equal(partition.vectors(position[~gone]), vectors[~gone].astype(np.float32))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_a_system_of_realistic_size_needs_no_second_pass(distance: str) -> None:
     rng = np.random.default_rng(0)
@@ -152,7 +150,6 @@ def test_versions_never_change(distance: str) -> None:
         assert_found(partition.search(query, 12), brute_force(query, vectors[position], position, 12, distance))
 
 
-@pytest.mark.slow
 def test_threads_search_while_one_updates() -> None:
     """Every result equals brute force over the version that was searched."""
     rng = np.random.default_rng(2)

@@ -74,7 +74,6 @@ def test_rows_one_batch_at_a_time_are_as_good_as_all_at_once(kind: str) -> None:
     assert not len(grown.compacted()._fresh.rows)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Flat", "IVF16,Flat", "IVF16,PQ8x4", "PQ8x4", "PCA12,IVF16,PQ6x4"])
 @pytest.mark.parametrize("most_nearest", [0, 1 << 40, 64])
 def test_all_ways_to_skip_dead_rows_agree(kind: str, most_nearest: int) -> None:
@@ -137,7 +136,7 @@ def test_a_graph_takes_its_share_of_the_effort() -> None:
         assert parameters.efSearch == effort
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["Flat", "IVF16,Flat", "HNSW8", "PQ8x4"])
 def test_threads_search_while_one_updates(kind: str) -> None:
     alive: dict[int, np.ndarray] = {}
@@ -272,7 +271,7 @@ def test_the_cpu_searches_if_the_gpu_cannot(kind: str) -> None:
         assert gpu.searches - before == searches  # for 40, 80, ... 1280 rows
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_searches_work_with_the_torch_interface_of_faiss() -> None:
     """Some libraries import it; it replaces ``search`` by one without selectors."""
     code = """

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 import ray_backfill as rb
+from ray_backfill.engine.systems import Filter
 
 METRICS = ("mAP", "mAP@3", "mAP@100", "CMC@1", "CMC@2", "recall@3", "MRR", "MRR@2", "nDCG", "nDCG@3")
 CUT_METRICS = ("CMC@1", "mAP@3", "CMC@2", "recall@3", "MRR@2", "nDCG@3")
@@ -38,6 +39,14 @@ def random_truth(
     if graded:
         truth = replace(truth, grades=rng.integers(1, 4, len(truth.positives)).astype(np.float64))
     return truth.with_weights(rng.integers(1, 4, n_queries)) if weighted else truth
+
+
+def random_parts(rng: np.random.Generator, truth: rb.GroundTruth, number: int) -> Filter:
+    """Part 1 has no queries, and the last part no items; the first query finds the first item."""
+    of_query = rng.choice(np.setdiff1d(np.arange(number + 1), [1]), truth.n_queries)
+    of_item = rng.integers(0, number, truth.n_gallery)
+    of_query[0] = of_item[0] = 0
+    return Filter(of_query, of_item)
 
 
 def gains_of(truth: rb.GroundTruth) -> np.ndarray:

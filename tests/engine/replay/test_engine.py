@@ -1,34 +1,56 @@
 """The replay engine against brute force."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ray_backfill as rb
 from ray_backfill.engine.distances import exact_distances
+from ray_backfill.engine.replay import Served, replay_pairs
+from ray_backfill.engine.systems import Switch
 from tests import reference
-from tests.engine.replay.cases import CUT_METRICS, METRICS, gains_of, random_pair, random_truth, weights_of
-from tests.engine.replay.sharded import prepare_pair, replay_sharded
+from tests.engine.replay.cases import (
+    CUT_METRICS,
+    METRICS,
+    gains_of,
+    random_pair,
+    random_parts,
+    random_truth,
+    weights_of,
+)
+from tests.engine.replay.sharded import replay_sharded, served_of
 
 prepare = importlib.import_module("ray_backfill.engine.replay.prepare")
 nearest_module = importlib.import_module("ray_backfill.engine.replay.nearest")
 
 
-def brute_force(
-    pair: rb.UpgradePair, truth: rb.GroundTruth, order: np.ndarray, points: int, metrics: Sequence[str], distance: str
-) -> dict[str, list[float]]:
-    forward, backward = (reference.distances(s.query, s.gallery, distance) for s in (pair.forward, pair.backward))
-    return reference.curves(forward, backward, gains_of(truth), weights_of(truth), order, points, metrics)
+def assert_as_defined(
+    curve: rb.Curve, systems: tuple[rb.RetrievalSystem, rb.RetrievalSystem], truth: rb.GroundTruth, order: np.ndarray,
+    distance: str, switch: str = "progressively", recalls: int = 0, measure: Callable[..., Any] = reference.distances,
+) -> None:  # fmt: skip
+    """Each query's values at each point, the means, and what a cascade embeds, against brute force."""
+    old, new = (measure(system.query, system.gallery, distance) for system in systems)
+    gains = gains_of(truth)
+    if truth.filter is not None:
+        gains[truth.filter.of_query[:, None] != truth.filter.of_item] = np.nan
+    expected, embedded = reference.curves(new, old, gains, order, len(curve.t), list(curve.per_query), switch, recalls)
+    scored = np.flatnonzero(np.nansum(gains, axis=1))
+    assert curve.scored.tolist() == scored.tolist()
+    for metric, values in expected.items():
+        np.testing.assert_allclose(curve.per_query[metric], values[scored], rtol=0, atol=1e-9, err_msg=metric)
+        mean = np.average(values[scored], axis=0, weights=weights_of(truth)[scored])
+        np.testing.assert_allclose(curve.values(metric), mean, rtol=0, atol=1e-9, err_msg=metric)
+    if recalls:
+        np.testing.assert_array_equal(curve.embedded, embedded[scored])
 
 
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     n_queries=st.integers(1, 6),
@@ -43,34 +65,62 @@ def brute_force(
     least_room=st.sampled_from([2, 1024]),
     graded=st.booleans(),
     weighted=st.booleans(),
+    switch=st.sampled_from(["progressively", "at_end", "only_backfilled"]),
+    recalls=st.sampled_from([0, 1, 3, 10, 90]),
+    n_parts=st.sampled_from([1, 1, 2, 4]),
 )
 def test_equals_brute_force(
     seed: int, n_queries: int, n_gallery: int, points: int, tied: bool, same_space: bool, dtype: type,
     distance: str, metrics: tuple[str, ...], n_shards: int, least_room: int, graded: bool, weighted: bool,
+    switch: Switch, recalls: int, n_parts: int,
 ) -> None:  # fmt: skip
-    """Both families of metrics, any shards, any ties and any ground truth; also with room for few candidates."""
+    """Both families of metrics, every kind of service, any shards, ties, filter and truth; also with little room."""
     rng = np.random.default_rng(seed)
     pair = random_pair(rng, n_queries, n_gallery, tied, dtype)
     if same_space:  # then items of the two systems also tie with each other
         pair = rb.UpgradePair(rb.RetrievalSystem(pair.forward.query, pair.forward.gallery), pair.forward)
+    systems = [pair.backward, pair.forward]
     truth = random_truth(rng, n_queries, n_gallery, graded, weighted)
+    if n_parts > 1:
+        truth = truth.with_filter(random_parts(rng, truth, n_parts))
     orders = {"a": rng.permutation(n_gallery), "b": rng.permutation(n_gallery)}
-    n_shards = min(n_shards, n_gallery)
+    n_shards, recalls = min(n_shards, n_gallery), recalls if switch == "at_end" else 0
     cuts = sorted(rng.choice(np.arange(1, n_gallery), n_shards - 1, replace=False).tolist()) if n_shards > 1 else []
+    served = Served(0, 1, orders, switch, recalls=recalls)
     with (
         patch.object(prepare, "_ITEMS_PER_CANDIDATE", 0),
         patch.object(nearest_module, "_LEAST_ROOM", least_room),
     ):
-        results = [
-            rb.replay(pair, truth, orders, points=points, metrics=metrics, distance=distance),
-            replay_sharded(pair, truth, orders, points, metrics, distance, cuts),
-            replay_sharded(pair, truth, orders, points, metrics, distance, cuts, torch_device="cpu"),
-        ]
-    for name, order in orders.items():
-        expected = brute_force(pair, truth, order, points, metrics, distance)
-        for metric in metrics:
-            for curves in results:
-                np.testing.assert_allclose(curves[name].values(metric), expected[metric], rtol=0, atol=1e-9)
+        results = [replay_pairs(systems, [served], truth, points, metrics, distance)]
+        if n_parts == 1:  # shards of a gallery with a filter are those of its parts
+            for device in (None, "cpu"):
+                results.append(replay_sharded(systems, [served], truth, points, metrics, distance, cuts, device))
+    for (curves,) in results:
+        for name, order in orders.items():
+            assert_as_defined(curves[name], (systems[0], systems[1]), truth, order, distance, switch, recalls)
+
+
+@pytest.mark.parametrize("switch", ["progressively", "at_end", "only_backfilled", "cascade"])
+def test_a_gallery_of_usual_size_equals_brute_force(switch: str) -> None:
+    """Candidates are used where they are cheaper than counts, and lists have their usual room."""
+    rng = np.random.default_rng(6)
+    pair, truth = random_pair(rng, 9, 900, tied=True), random_truth(rng, 9, 900, graded=True)
+    truth, order = truth.with_filter(random_parts(rng, truth, 3)), rng.permutation(900)
+    recalls = 40 if switch == "cascade" else 0
+    kind: Any = "at_end" if recalls else switch
+    served = Served(0, 1, {"": order}, kind, recalls=recalls)
+    (curves,) = replay_pairs([pair.backward, pair.forward], [served], truth, 4, CUT_METRICS, "l2")
+    assert_as_defined(curves[""], (pair.backward, pair.forward), truth, order, "l2", kind, recalls)
+
+
+def test_cascades_are_replayed_apart() -> None:
+    pair, truth = (
+        random_pair(np.random.default_rng(0), 3, 60, tied=False),
+        rb.GroundTruth.from_positives([[1]] * 3, n_gallery=60),
+    )
+    served = [Served(0, 1, {"a": np.arange(60)}), Served(0, 1, {"a": np.arange(60)}, "at_end", recalls=5)]
+    with pytest.raises(rb.InputError, match="a pass of their own"):
+        replay_pairs([pair.backward, pair.forward], served, truth, 3)
 
 
 def test_top_1_and_cut_metrics_are_the_same_by_counts_and_by_candidates() -> None:
@@ -79,7 +129,7 @@ def test_top_1_and_cut_metrics_are_the_same_by_counts_and_by_candidates() -> Non
     truth = rb.GroundTruth.from_labels(rng.integers(0, 9, 30), rng.integers(0, 9, 500))
     truth = replace(truth, grades=rng.uniform(0.1, 5, len(truth.positives)))
     order = rng.permutation(500)
-    assert prepare_pair(pair, truth, {"": order}, 11, CUT_METRICS)[1].nearest == 3
+    assert prepare.prepare_replay(truth, served_of(pair, {"": order})[1], 11, CUT_METRICS).nearest == 3
     whole = rb.replay(pair, truth, order, metrics=METRICS)
     near = rb.replay(pair, truth, order, metrics=CUT_METRICS[:1])
     deeper = rb.replay(pair, truth, order, metrics=CUT_METRICS)
@@ -189,19 +239,14 @@ def test_vectors_at_the_ends_of_float32(distance: str, size: float, metrics: tup
     order = rng.permutation(30)
     with patch.object(prepare, "_ITEMS_PER_CANDIDATE", 0), patch.object(nearest_module, "_LEAST_ROOM", 2):
         curve = rb.replay(pair, truth, order, 4, metrics, distance)
-    exact = [exact_distances(s.query, s.gallery, distance) for s in (pair.forward, pair.backward)]
-    expected = reference.curves(exact[0], exact[1], gains_of(truth), weights_of(truth), order, 4, metrics)
-    for metric in metrics:
-        np.testing.assert_allclose(curve.values(metric), expected[metric], rtol=0, atol=1e-9)
+    assert_as_defined(curve, (pair.backward, pair.forward), truth, order, distance, measure=exact_distances)
 
 
-@pytest.mark.slow
 def test_many_ignored_items_of_one_query_do_not_lengthen_lists() -> None:
     rng = np.random.default_rng(13)
     pair = random_pair(rng, 20, 5000, tied=False)
     ignored = [np.arange(2500) if q == 3 else np.empty(0, np.int64) for q in range(20)]
     truth = rb.GroundTruth.from_positives([[4000 + q] for q in range(20)], ignored, n_gallery=5000)
-    assert prepare_pair(pair, truth, {"a": np.arange(5000)}, 11, ("mAP@100",))[1].nearest is None
+    assert prepare.prepare_replay(truth, served_of(pair, {"": np.arange(5000)})[1], 11, ("mAP@100",)).nearest is None
     curve = rb.replay(pair, truth, np.arange(5000), points=3, metrics=("mAP@100",))
-    expected = brute_force(pair, truth, np.arange(5000), 3, ("mAP@100",), "cosine")
-    np.testing.assert_allclose(curve.values("mAP@100"), expected["mAP@100"], atol=1e-9)
+    assert_as_defined(curve, (pair.backward, pair.forward), truth, np.arange(5000), "cosine")

@@ -14,7 +14,7 @@ import ray_backfill as rb
 from ray_backfill.engine.replay.engine import measure_prepared
 from ray_backfill.engine.replay.shard import GalleryShard, LocalShards, make_forms
 from tests.engine.replay.cases import CUT_METRICS, METRICS, random_pair
-from tests.engine.replay.sharded import prepare_pair
+from tests.engine.replay.sharded import served_of
 
 prepare = importlib.import_module("ray_backfill.engine.replay.prepare")
 engine = importlib.import_module("ray_backfill.engine.replay.engine")
@@ -65,7 +65,8 @@ def test_ctrl_c_and_errors_end_a_replay_at_once() -> None:
     rng = np.random.default_rng(11)
     pair = random_pair(rng, 8, 4000, tied=False)
     truth = rb.GroundTruth.from_labels(rng.integers(0, 5, 8), rng.integers(0, 5, 4000))
-    systems, prepared = prepare_pair(pair, truth, {"a": np.arange(4000)}, 3, METRICS)
+    systems, served = served_of(pair, {"a": np.arange(4000)})
+    prepared = prepare.prepare_replay(truth, served, 3, METRICS)
     main = threading.main_thread().ident
     assert main is not None
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

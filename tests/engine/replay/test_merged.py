@@ -9,14 +9,14 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ray_backfill as rb
 from ray_backfill.engine.merges import RAW, Merge, ScoreMap
 from tests import reference
 from tests.engine.replay.cases import gains_of, random_truth, weights_of
-from tests.engine.replay.sharded import replay_sharded
+from tests.engine.replay.sharded import replay_sharded, served_of
 
 WHOLE = ("mAP", "mAP@3", "CMC@1", "CMC@2", "recall@4", "MRR", "nDCG", "nDCG@4")
 CUT = ("CMC@1", "mAP@3", "recall@2", "MRR@2", "nDCG@3")
@@ -111,8 +111,6 @@ def random_pair(rng: np.random.Generator, n_queries: int, n_gallery: int, tied: 
     return rb.UpgradePair(rb.RetrievalSystem(draw(n_queries, 3), draw(n_gallery, 3)), forward)
 
 
-@pytest.mark.slow
-@settings(max_examples=120, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     n_queries=st.integers(1, 4),
@@ -140,7 +138,7 @@ def test_merged_replays_equal_brute_force(
     orders = {"a": rng.permutation(n_gallery), "b": rng.permutation(n_gallery)}
     n_shards = min(n_shards, n_gallery)
     cuts = sorted(rng.choice(np.arange(1, n_gallery), n_shards - 1, replace=False).tolist()) if n_shards > 1 else []
-    metrics = CUT if is_cut else WHOLE
+    metrics, served = CUT if is_cut else WHOLE, served_of(pair, orders, merge)
     with (
         patch.object(prepare_module, "_ITEMS_PER_CANDIDATE", 0),
         patch.object(nearest_module, "_LEAST_ROOM", least_room),
@@ -148,8 +146,8 @@ def test_merged_replays_equal_brute_force(
     ):
         results = [
             rb.replay(pair, truth, orders, points, metrics, distance, merge=merge),
-            replay_sharded(pair, truth, orders, points, metrics, distance, cuts, merge),
-            replay_sharded(pair, truth, orders, points, metrics, distance, cuts, merge, torch_device="cpu"),
+            *replay_sharded(*served, truth, points, metrics, distance, cuts),
+            *replay_sharded(*served, truth, points, metrics, distance, cuts, torch_device="cpu"),
         ]
     for name, order in orders.items():
         expected = literal_curves(pair, truth, order, points, metrics, distance, merge)
@@ -166,7 +164,6 @@ def scores_on_knots(rng: np.random.Generator, n_gallery: int) -> tuple[rb.Upgrad
     return rb.UpgradePair(a, b), Merge("steps", map_a, map_b)
 
 
-@pytest.mark.slow
 def test_equal_scores_go_to_the_smaller_distance_then_the_earlier_position() -> None:
     """Items of the two systems share scores and distances; checked with counts and with candidates."""
     rng = np.random.default_rng(0)

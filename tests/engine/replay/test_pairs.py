@@ -1,21 +1,18 @@
 """Several pairs at once give what each gives alone, to the last bit, and search a shared system once."""
 
 import importlib
-from itertools import pairwise
 from unittest.mock import patch
 
 import numpy as np
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ray_backfill as rb
 from ray_backfill.engine.merges import RAW, Merge, ScoreMap
 from ray_backfill.engine.replay import replay_pairs
-from ray_backfill.engine.replay.engine import measure_prepared
 from ray_backfill.engine.replay.prepare import Served, prepare_replay
-from ray_backfill.engine.replay.shard import GalleryShard, LocalShards, make_forms
 from tests.engine.replay.cases import CUT_METRICS, METRICS, random_truth
+from tests.engine.replay.sharded import replay_sharded
 
 RRF = Merge("rrf", by_rank=True)
 prepare_module = importlib.import_module("ray_backfill.engine.replay.prepare")
@@ -51,8 +48,6 @@ def random_served(rng: np.random.Generator, n_gallery: int, by_rank: bool) -> li
     ]
 
 
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1), tied=st.booleans(), points=st.integers(2, 6),
     metrics=st.sampled_from([METRICS, CUT_METRICS]), distance=st.sampled_from(["cosine", "l2", "inner_product"]),
@@ -69,11 +64,8 @@ def test_pairs_together_equal_pairs_alone(
         found = replay_pairs(systems, served, truth, points, metrics, distance)
         prepared = prepare_replay(truth, served, points, metrics)
         assert (prepared.nearest is None) == (metrics is METRICS)
-        shards = []
-        for first, last in pairwise([0, *sorted({n_gallery // 3, n_gallery // 2} - {0}), n_gallery]):
-            own = [rb.RetrievalSystem(system.query, system.gallery[first:last]) for system in systems]
-            shards.append(GalleryShard(make_forms(own, prepared, distance), first, prepared))
-        sharded = measure_prepared(prepared, truth, LocalShards(shards), threads=2)
+        cuts = sorted({n_gallery // 3, n_gallery // 2} - {0})
+        sharded = replay_sharded(systems, served, truth, points, metrics, distance, cuts)
         for each, together, in_shards in zip(served, found, sharded, strict=True):
             pair = rb.UpgradePair(systems[each.backward], systems[each.forward], each.switch)
             alone = rb.replay(pair, truth, each.orders, points, metrics, distance, merge=each.merge)

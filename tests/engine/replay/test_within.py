@@ -9,8 +9,7 @@ import ray_backfill as rb
 from ray_backfill.engine.replay import count_within, segment_of_item, within
 from ray_backfill.engine.systems import RetrievalSystem
 from tests.engine.replay.cases import gains_of, random_pair, random_truth, weights_of
-from tests.engine.replay.test_cascade import invented
-from tests.engine.replay.test_filtered import ignoring_others, parts
+from tests.engine.replay.test_filtered import ignoring_others, invented
 from tests.reference import distances
 
 POINTS = 5
@@ -97,9 +96,8 @@ def test_moments_after_each_other_give_equal_sums_to_the_last_bit() -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_filter_counts_pairs_of_one_part_only(weighted: bool) -> None:
     rng = np.random.default_rng(2)
-    old, _, truth = invented(2, 90)
+    old, _, truth, found = invented(2)
     truth = truth.with_weights(rng.uniform(1, 3, truth.n_queries)) if weighted else truth
-    found = parts(rng, truth, 3)
     segments = rng.integers(0, 4, (2, 90)).astype(np.uint16)
     cutoffs = np.array([1, 4, 9], np.float32)
     filtered, wanted = (

@@ -64,7 +64,6 @@ def test_photographs_beside_class_folders_are_refused(tmp_path: Path) -> None:
 
 
 @needs_the_images
-@pytest.mark.slow
 def test_the_real_photographs() -> None:
     source = open_images(Settings(str(REAL)))
     assert np.bincount(source.items("train").labels_N).tolist() == [150] * 200

@@ -188,7 +188,7 @@ def _two_workers(rank: int, folder: str) -> None:
     leave_together(rank, folder)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_workers_count_the_images_outside_together(tmp_path: Path) -> None:
     spawn(_two_workers, (str(tmp_path),), nprocs=2)
     for found, expected in zip(

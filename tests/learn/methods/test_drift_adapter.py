@@ -82,7 +82,6 @@ def test_the_mlp_is_the_formula(input_dim: int, output_dim: int, unit: bool) -> 
             assert mapped[j] == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.slow
 def test_the_mlp_learns_a_rotation_with_a_scaling() -> None:
     x = RNG.normal(size=(400, 6)).astype(np.float32)
     y = (x @ np.linalg.qr(RNG.normal(size=(6, 6)))[0] * np.array([1, 2, 0.5, 1, 1, 3])).astype(np.float32)

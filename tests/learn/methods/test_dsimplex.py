@@ -81,7 +81,6 @@ def test_the_pair_is_of_both_models_as_they_are() -> None:
     assert pair.forward.gallery is gallery["dsimplex"]
 
 
-@pytest.mark.slow
 def test_two_models_that_never_met_agree_about_classes() -> None:
     """Old knows labels 0 and 1, new knows 0, 1 and 2: new embeddings find old ones of their class."""
     source = open_images(landmarks.Settings(image_size=16, landmarks=3, train_images=192, gallery_images=16, queries=4))

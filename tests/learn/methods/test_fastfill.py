@@ -41,7 +41,6 @@ def probabilities(classifier: Classifier, x: Array) -> Array:
     return np.asarray(powers / powers.sum(1, keepdims=True))
 
 
-@pytest.mark.slow
 def test_it_is_as_certain_as_it_is_right() -> None:
     """A regression on 20 items of each class alone is 12 points surer than it is right."""
     x, label = blobs(25, noise=1.2, seed=0)
@@ -52,7 +51,6 @@ def test_it_is_as_certain_as_it_is_right() -> None:
     assert certainty == pytest.approx(accuracy, abs=0.05)
 
 
-@pytest.mark.slow
 def test_classes_learnt_by_heart_do_not_make_it_boundless() -> None:
     """Embeddings of length 28 whose classes are points, as of an over-fitted model: class means gave logits of 1e5."""
     x, label = blobs(12, noise=0.01, seed=0)
@@ -64,7 +62,6 @@ def test_classes_learnt_by_heart_do_not_make_it_boundless() -> None:
         assert np.ptp(logits, axis=1).max() < most
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("settings", [ClassificationSettings(), ClassificationSettings(classification="arcface")])
 def test_a_scale_of_the_embeddings_is_one_of_its_weights(settings: ClassificationSettings) -> None:
     x, label = blobs(6, noise=0.5, seed=0)
@@ -95,7 +92,6 @@ def train_set(scale: float, new: Array, label: NDArray[np.int64], known: Classif
     return TrainSet({"old": scale * old, "new": scale * new}, label, fitting)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_known", [True, False])
 def test_fastfill_is_the_same_on_embeddings_of_any_scale(is_known: bool) -> None:
     new, label = blobs(10, noise=0.5, seed=0)
@@ -122,7 +118,7 @@ def right_at_1(network: torch.nn.Module, old: Array, new: Array, label: NDArray[
     return float((label[similar.argmax(1)] == label).mean())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("length", [28.0, 1.0])
 def test_without_a_classifier_fastfill_is_no_worse_than_fct(length: float) -> None:
     """The train split was learnt by heart: its items lie closer to their class means than those of the gallery."""

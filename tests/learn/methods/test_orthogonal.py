@@ -124,7 +124,6 @@ def trained(name: str, data: TrainSet, epochs: int = 30, **orthogonal: float) ->
     return network
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("labels", [True, False])
 def test_a_strict_b_is_a_rotation_that_aligns(labels: bool) -> None:
     data = train_set(labels)
@@ -199,7 +198,7 @@ def _two_workers(rank: int, folder: str) -> None:
     leave_together(rank, folder)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_workers_learn_what_one_learns(tmp_path: Path) -> None:
     spawn(_two_workers, (str(tmp_path),), nprocs=2)
     for name, found in zip(_NAMES, torch.load(tmp_path / "found.pt", weights_only=True), strict=True):

@@ -274,7 +274,7 @@ def _two_workers(rank: int, folder: str) -> None:
     leave_together(rank, folder)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_workers_give_loss_and_gradient_of_one_with_the_doubled_batch(tmp_path: Path) -> None:
     spawn(_two_workers, (str(tmp_path),), nprocs=2)
     results, trained, transform = torch.load(tmp_path / "results.pt", weights_only=True)

@@ -22,7 +22,6 @@ from ray_backfill.learn.papers.rank_merge import Heads
 from ray_backfill.learn.training.settings import BackboneSettings
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "channels", "size"), [("convnet", 1, 28), ("convnet", 3, 32), ("resnet18", 3, 64), ("vit_b_32", 3, 64)]
 )
@@ -33,7 +32,6 @@ def test_backbones_embed_and_classify(arch: str, channels: int, size: int) -> No
     assert logits.shape == (2, 7)
 
 
-@pytest.mark.slow
 def test_resnets_have_the_published_size() -> None:
     """torchvision's ResNet-18 and -50 without their classifiers: 11,176,512 and 23,508,032 parameters."""
     for arch, parameters in [("resnet18", 11_176_512), ("resnet50", 23_508_032)]:
@@ -121,7 +119,6 @@ def test_a_checkpoint_imports_models_of_transformers_only(tmp_path: Path) -> Non
         Backbone(BackboneSettings("hf:x"), 3, 32, 2, config)
 
 
-@pytest.mark.slow
 def test_images_that_do_not_fit_are_named() -> None:
     with pytest.raises(InputError, match="vit_b_32 does not accept images of 28 x 28 x 1"):
         check_arch(BackboneSettings("vit_b_32"), 1, 28)
@@ -178,7 +175,6 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         load_network(tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "size", "parameters"),
     # ml-fct's networks with 128 dimensions, counted from its layers: the last block has 512 -> 128 -> 128 or
@@ -205,7 +201,6 @@ def test_as_published_the_embedding_is_the_mean_of_the_last_relu(arch: str, size
     assert parameters in (None, sum(p.numel() for p in model.trunk.parameters()))
 
 
-@pytest.mark.slow
 def test_as_published_a_vit_has_no_pooler() -> None:
     model = Backbone(BackboneSettings("vit_b_32", dim=16, last_layer="relu"), 3, 32, 2).eval()
     assert not any("pooler" in name for name, _ in model.named_parameters())

@@ -29,8 +29,6 @@ from ray_backfill.learn.training.objective import Classification, OldModel, free
 from ray_backfill.learn.training.settings import Augmentation, BackboneSettings, BackboneTraining
 from tests.learn.training._workers import leave_together
 
-pytestmark = pytest.mark.slow
-
 SOURCE = open_images(landmarks.Settings(image_size=16, landmarks=4, train_images=96, gallery_images=16, queries=4))
 INFO = BackboneInfo(BackboneSettings(dim=8, width=4), channels=3, image_size=16, classes=[0, 1, 3])
 LABELS = SOURCE.items("train").labels_N
@@ -167,6 +165,7 @@ def _train_on_two(rank: int, folder: str) -> None:
     leave_together(rank, folder)
 
 
+@pytest.mark.full
 def test_two_workers_share_the_images_and_keep_one_network(tmp_path: Path) -> None:
     spawn(_train_on_two, (str(tmp_path),), nprocs=2)
     (first, first_rows, first_loss, flops), (second, second_rows, second_loss, _) = (

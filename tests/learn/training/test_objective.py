@@ -141,7 +141,6 @@ def _two_workers(rank: int, folder: str) -> None:
     leave_together(rank, folder)
 
 
-@pytest.mark.slow
 def test_two_workers_find_what_one_finds(tmp_path: Path) -> None:
     spawn(_two_workers, (str(tmp_path),), nprocs=2)
     alone = measured()

@@ -16,7 +16,6 @@ from tests.jobs.conftest import TINY, run_here
 from tests.recipes.planning.test_plan import small_recipe
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "shown", "hidden"),
     [
@@ -47,7 +46,7 @@ def test_a_dry_run_prints_the_plan_and_does_nothing(
     assert not out.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_published_recipe_is_planned_without_its_data(tmp_path: Path) -> None:
     result = run_here("simulate.py", "--recipe", "market1501", "--dry-run", "--planning.utilisation", "0.2")
     assert result.returncode == 0, result.stderr

@@ -30,8 +30,6 @@ from ray_backfill.recipes import EmbedSettings, ModelRecipe, PlanningSettings, R
 from ray_backfill.recipes.run.plan import Counts, ModelCounts, Plan, count_images, describe_plan, plan_upgrade
 from ray_backfill.workers.settings import EmbedActors, Workers
 
-pytestmark = pytest.mark.slow
-
 COUNTS = Counts(
     train=1000,
     gallery=300,
