@@ -22,17 +22,19 @@ def run(arguments: list[str], folder: Path) -> str:
     return result.stdout
 
 
-def simulate_of(text: str) -> list[str]:
-    """The arguments of the command of a page that compares methods on my_embeddings."""
-    command = re.search(r"^    (?:\.venv/bin/)?ray-backfill (simulate --data my_embeddings .*)$", text, re.MULTILINE)
+def simulate_of(text: str, option: str) -> list[str]:
+    """The arguments of the command of a page that compares methods on my_embeddings with this option."""
+    command = re.search(
+        rf"^    (?:\.venv/bin/)?ray-backfill (simulate --data my_embeddings .*{option}.*)$", text, re.MULTILINE
+    )
     assert command is not None
     return command[1].split()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     run(["-c", code_of(ROOT / "README.md")], tmp_path)
-    printed = run(["-m", "ray_backfill", *simulate_of(README)], tmp_path)
+    printed = run(["-m", "ray_backfill", *simulate_of(README, "--methods")], tmp_path)
     assert "RM naive" in printed
     assert "ridge, gallery" in printed
     assert "Now training" not in printed, "a wheel without extras runs it"
@@ -42,7 +44,7 @@ def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
 @pytest.mark.cluster  # it trains
 def test_the_methods_of_a_folder_are_shown_in_two_steps(tmp_path: Path) -> None:
     run(["-c", code_of(ROOT / "README.md")], tmp_path)
-    command = simulate_of((ROOT / "docs" / "embeddings.md").read_text())
+    command = simulate_of((ROOT / "docs" / "embeddings.md").read_text(), "--metrics")
     few_epochs = ["--transforms.epochs", "2", "--heads.epochs", "2"]  # the rest of a minute would train the same
     printed = run(["-m", "ray_backfill", *command, *few_epochs], tmp_path)
     first, last = printed.split("These methods need no training. Now training: {rho, rho}, rho alone, FCT, full RM.")

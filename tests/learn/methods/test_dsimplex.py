@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from ray_backfill.core import stages
 from ray_backfill.core.errors import InputError
 from ray_backfill.images.datasets import landmarks, open_images
 from ray_backfill.learn.methods import Embeddings, all_backbones, all_methods
@@ -16,7 +17,7 @@ from ray_backfill.learn.models.backbones import BackboneInfo, pixels_to_float
 from ray_backfill.learn.papers.dsimplex import FixedSimplex, simplex
 from ray_backfill.learn.training.backbone_loop import train_backbone, training_rows
 from ray_backfill.learn.training.settings import BackboneSettings, BackboneTraining, ObjectiveSettings
-from ray_backfill.recipes import load_recipe, run
+from ray_backfill.recipes import load_recipe
 from ray_backfill.recipes.run import pipeline
 from ray_backfill.workers.settings import Context
 
@@ -113,7 +114,7 @@ def test_its_backbones_have_one_dimension_less_than_there_are_labels(
         return folder
 
     monkeypatch.setattr(pipeline, "train_backbone_stage", record)
-    monkeypatch.setattr(run, "note_facts", lambda *_: None)
+    monkeypatch.setattr(stages, "note_facts", lambda *_: None)
     for role, like in (("dsimplex", recipe.new), ("dsimplex_old", recipe.old)):
         pipeline.train_recipe_backbone(recipe, role, Context(tmp_path))
         assert jobs[-1].backbone == replace(like.backbone, dim=8)
