@@ -13,7 +13,7 @@ pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "contributing").glob("*.md"))
-KINDS = {"analysis", "backbone", "dataset", "merge", "method", "order", "recipe"}
+KINDS = {"analysis", "backbone", "dataset", "merge", "method", "order", "recipe", "sources"}
 # Name of the example's row -> the contract that finds it by itself.
 ROWS = {
     "matched_means": "test_methods.py",
