@@ -16,8 +16,8 @@ from rich.table import Table
 from ray_backfill.compare.resolve import find_left_out
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.printable import printable
-from ray_backfill.data.columns import MODELS
-from ray_backfill.data.doctor import Finding, SplitScan, VectorColumn, cosines_of, find, has_truth, scan_split, unknown
+from ray_backfill.data.columns import MODELS, unknown
+from ray_backfill.data.doctor import Finding, SplitScan, VectorColumn, cosines_of, find, has_truth, scan_split
 from ray_backfill.data.folder import read_folder
 from ray_backfill.data.truth import find_truth
 from ray_backfill.data.vectors import FINE

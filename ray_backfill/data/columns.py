@@ -73,6 +73,11 @@ def kind_of(values: NDArray[Any]) -> str:
     return "text" if values.dtype.kind == "U" else "numbers"
 
 
+def unknown(labels: NDArray[Any]) -> NDArray[np.bool_]:
+    """(N,) whether a label is -1, which means unknown."""
+    return labels == -1 if labels.dtype.kind == "i" else np.zeros(len(labels), bool)
+
+
 def some(rows: NDArray[Any]) -> str:
     """List the first three offending rows or ids, for a message."""
     return ", ".join(str(row) for row in rows[:3]) + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
 from ray_backfill.core.schema import open_checked, reading
-from ray_backfill.data.columns import COLUMNS, MODELS, part_files
+from ray_backfill.data.columns import COLUMNS, MODELS, part_files, unknown
 from ray_backfill.data.vectors import FINE, MISSING, PROBLEMS, ZERO, decode, hash_rows, may_be_vectors
 from ray_backfill.engine.distances import Band, band_of, do_compare
 
@@ -290,11 +290,6 @@ def _of_labels(scans: Mapping[str, SplitScan]) -> Iterator[Finding]:
             level, "label", f"{without:,} of {len(labels[1]):,} queries have no right answer in the gallery",
             "compare the labels of both files" if level == "error" else "they are skipped and listed",
         )  # fmt: skip
-
-
-def unknown(labels: NDArray[Any]) -> NDArray[np.bool_]:
-    """(N,) whether a label is -1, which means unknown."""
-    return labels == -1 if labels.dtype.kind == "i" else np.zeros(len(labels), bool)
 
 
 def few_items_per_dimension(items: int, dims: int) -> str:

@@ -2,20 +2,27 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ray_backfill.core.errors import InputError, unknown_name
-from ray_backfill.core.plugins import own_rows, rows_from_outside
-from ray_backfill.data import truths
-from ray_backfill.data.columns import kind_of
+from ray_backfill.core.errors import InputError, local_path, unknown_name
+from ray_backfill.core.plugins import rows_from_outside
+from ray_backfill.core.progress import step
+from ray_backfill.data.columns import kind_of, unknown
 from ray_backfill.data.folder import EmbeddingFolder, EmbeddingTable
 from ray_backfill.data.leakage import own_items
+from ray_backfill.data.sources import open_source
+from ray_backfill.engine.index import IndexSettings, make_partition
 from ray_backfill.engine.systems import Filter, GroundTruth, IntArray
+
+_QRELS = ["query", "iteration", "item", "grade"]
+# Queries that search together for what the new model finds.
+_QUERIES = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +68,8 @@ class TruthKind:
 
 
 def _given(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
-    """Positives if the queries have any, labels otherwise."""
     has_positives = (folder.queries or folder.gallery).positives is not None
-    return all_truths()["positives" if has_positives else "labels"].make(folder, request)
+    return _from_positives(folder, request) if has_positives else _from_labels(folder, request)
 
 
 GIVEN = TruthKind("given", "", "Positives if the queries have them, labels otherwise.", _given)
@@ -71,7 +77,7 @@ GIVEN = TruthKind("given", "", "Positives if the queries have them, labels other
 
 def all_truths() -> dict[str, TruthKind]:
     """Every kind by name."""
-    return {kind.name: kind for kind in own_rows(truths, "TRUTHS") + rows_from_outside("TRUTHS")}
+    return {kind.name: kind for kind in (*TRUTHS, *rows_from_outside("TRUTHS"))}
 
 
 def parse_truth(words: Sequence[str]) -> tuple[TruthKind, int, str]:
@@ -184,14 +190,6 @@ def usual_answers(truth: GroundTruth) -> float:
     return float(np.median(numbers[numbers > 0]))
 
 
-def positions_of(ids: Sequence[Any] | NDArray[Any], gallery_ids: NDArray[Any]) -> IntArray:
-    """(n,) gallery positions of ids, -1 for those that the gallery lacks. Ids are compared as text."""
-    if not len(ids):
-        return np.empty(0, np.int64)
-    at = pd.Index(gallery_ids.astype(str)).get_indexer(pd.Index(np.asarray(ids).astype(str)))
-    return at.astype(np.int64)
-
-
 def from_pairs(
     folder: EmbeddingFolder, where: str, queries: NDArray[Any], items: NDArray[Any], grades: NDArray[np.float64]
 ) -> tuple[GroundTruth, tuple[str, ...]]:
@@ -203,7 +201,10 @@ def from_pairs(
         InputError: No pair has both its ids in the folder, or a pair comes twice.
     """
     table = folder.queries or folder.gallery
-    query_n, item_n = positions_of(queries, table.id), positions_of(items, folder.gallery.id)
+    query_n, item_n = (  # ids are compared as text
+        pd.Index(known.astype(str)).get_indexer(pd.Index(named.astype(str)))
+        for known, named in ((table.id, queries), (folder.gallery.id, items))
+    )
     both = (query_n >= 0) & (item_n >= 0)
     if not both.any():
         raise InputError(
@@ -230,3 +231,234 @@ def from_pairs(
             "recall would be lower."
         )
     return ground, tuple(notes)
+
+
+def _from_positives(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
+    queries = folder.queries or folder.gallery
+    if queries.positives is None:
+        raise InputError(f"{queries.path} has no column 'positives'; add it, or choose another --truth")
+    return Truth(_truth_from_ids(folder.gallery, queries, folder.queries is None, request.refuse_unknown_ids))
+
+
+def _from_labels(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
+    """Items with the label of a query are its right answers. Cameras count if both sides have them.
+
+    The label -1 means that the class is unknown: such items are positives of no query, not even of each other.
+    """
+    gallery, queries = folder.gallery, folder.queries or folder.gallery
+    if queries.grades is not None and queries.positives is None:
+        raise InputError(f"{queries.path} has a column 'grades' without a column 'positives'; add that, or rename it")
+    if (gallery.camera is None) != (queries.camera is None):
+        raise InputError(f"column 'camera' is in only one of {gallery.path} and {queries.path}; give both, or neither")
+    for table in (gallery, queries):
+        if table.label is None:
+            raise InputError(
+                f"{table.path} has no column 'label'; add it, or give the queries a column 'positives', or say by "
+                "--truth what else is right (new-top1 needs nothing)"
+            )
+    return Truth(_of_labels(gallery, queries, folder.queries is None))
+
+
+def _known_item(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
+    """Items with the same value in a column belong together: chunks of a document, crops of an image."""
+    gallery, queries = (
+        replace(table, label=table.texts(request.argument), camera=None)
+        for table in (folder.gallery, folder.queries or folder.gallery)
+    )
+    return Truth(_of_labels(gallery, queries, folder.queries is None), {"column": request.argument})
+
+
+def _of_labels(gallery: EmbeddingTable, queries: EmbeddingTable, exclude_self: bool) -> GroundTruth:
+    assert gallery.label is not None
+    assert queries.label is not None
+    if gallery.label.dtype.kind != queries.label.dtype.kind:
+        raise InputError(
+            f"labels are {kind_of(gallery.label)} in {gallery.path} but {kind_of(queries.label)} in {queries.path}; "
+            "use one type"
+        )
+    names = np.unique(np.concatenate([gallery.label, queries.label]))
+    gallery_N = query_Q = _numbers(gallery.label, names, len(names))
+    if not exclude_self:
+        query_Q = _numbers(queries.label, names, len(names) + len(gallery))
+    return GroundTruth.from_labels(
+        query_Q, gallery_N, exclude_self=exclude_self, query_cameras=queries.camera, gallery_cameras=gallery.camera
+    )
+
+
+def _numbers(labels_N: NDArray[Any], names: NDArray[Any], first_free: int) -> IntArray:
+    """The number of each label among ``names``; each item with the label -1 gets its own number."""
+    own_N = first_free + np.arange(len(labels_N))
+    return np.where(unknown(labels_N), own_N, np.searchsorted(names, labels_N)).astype(np.int64)
+
+
+def _truth_from_ids(
+    gallery: EmbeddingTable, queries: EmbeddingTable, exclude_self: bool, refuse_unknown: bool
+) -> GroundTruth:
+    index, left_out = pd.Index(gallery.id), gallery.left_out_ids()
+
+    def positions(column: str, rows: Sequence[NDArray[Any]] | None) -> list[IntArray]:
+        """The gallery position of each query's ids, -1 for those that the gallery lacks."""
+        lengths = [len(ids) for ids in rows or ()]
+        if rows is None or not sum(lengths):
+            return [np.empty(0, np.int64)] * len(queries)
+        ids = np.concatenate([ids for ids in rows if len(ids)])
+        if ids.dtype.kind != gallery.id.dtype.kind:
+            raise InputError(
+                f"{queries.path}, column {column!r} holds {kind_of(ids)}, but the ids of {gallery.path} are "
+                f"{kind_of(gallery.id)}; use one type"
+            )
+        at = index.get_indexer(pd.Index(ids)).astype(np.int64)
+        lacking = np.flatnonzero(at < 0)
+        lacking = lacking[~np.isin(ids[lacking].astype(str), left_out)]
+        if refuse_unknown and len(lacking):
+            query, missing = np.repeat(np.arange(len(rows)), lengths)[lacking[0]], ids[lacking[0]]
+            raise InputError(f"{queries.path}, column {column!r}, row {query}: the gallery has no id {missing!s}")
+        return np.split(at, np.cumsum(lengths)[:-1])
+
+    positives, ignored = positions("positives", queries.positives), positions("ignored", queries.ignored)
+    grades = queries.grades
+    if grades is not None:
+        unequal = [len(own) != len(given) for own, given in zip(grades, positives, strict=True)]
+        if any(unequal):
+            raise InputError(
+                f"{queries.path}, column 'grades', row {unequal.index(True)}: as many numbers as the row has positives "
+                "are needed"
+            )
+        grades = [own[at >= 0] for own, at in zip(grades, positives, strict=True)]
+    positives, ignored = ([at[at >= 0] for at in rows] for rows in (positives, ignored))
+    if exclude_self:
+        ignored = [np.append(row, query) for query, row in enumerate(ignored)]
+    return GroundTruth.from_positives(positives, ignored, n_gallery=len(gallery), grades=grades)
+
+
+def _qrels(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
+    """Judgements: query, iteration, item and grade in each line. A grade above 0 is a right answer."""
+    path = local_path(request.argument)
+    lines = _read_qrels(path)
+    grades = pd.to_numeric(lines["grade"], errors="coerce").to_numpy(np.float64)
+    if not np.isfinite(grades).all():
+        wrong = int((~np.isfinite(grades)).argmax())
+        found = lines["grade"].iloc[wrong]
+        raise InputError(f"{path}, line {lines.index[wrong] + 1}: the grade must be a finite number, not {found!r}")
+    if not (grades > 0).any():
+        raise InputError(f"{path} has no grade above 0, so nothing is a right answer")
+    right = grades > 0
+    ground, notes = from_pairs(
+        folder, str(path), lines["query"].to_numpy()[right], lines["item"].to_numpy()[right], grades[right]
+    )
+    facts = {"path": str(path), "judgements": len(lines), "right_answers": int(right.sum())}
+    return Truth(ground, facts, notes)
+
+
+def _read_qrels(path: Path) -> pd.DataFrame:
+    """The lines with their four words as text. The index counts lines of the file, blank ones included, from 0."""
+    why = ""
+    try:
+        # An id may be "null" or "NA".
+        plain: Any = {"header": None, "dtype": str, "quoting": 3, "keep_default_na": False}
+        lines = pd.read_csv(path, sep=r"\s+", skip_blank_lines=False, **plain).fillna("")
+        lines = lines[(lines != "").any(axis=1)]
+    except pd.errors.EmptyDataError as error:
+        raise InputError(f"{path} is empty") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        lines, why = pd.DataFrame(), f": {' '.join(str(error).split())}"
+    if lines.shape[1] != len(_QRELS) or (lines == "").to_numpy().any():
+        raise InputError(f"{path} must have four words in each line (query, iteration, item, grade){why}")
+    return lines.set_axis(_QRELS, axis=1)
+
+
+def _clicks(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
+    """Clicks: a table with the columns query, item and, if there are several, clicks.
+
+    An item's clicks are its grade, and all clicks of a query are its weight: what is asked often counts more.
+    """
+    source = open_source(request.argument)
+    source.need(("query", "item"))
+    names = [name for name in ("query", "item", "clicks") if name in source.columns]
+    frames = [batch.to_pandas() for batch in source.read(names, 0)]
+    if not frames:
+        raise InputError(f"{source.name} has no rows")
+    lines = pd.concat(frames, ignore_index=True)
+    for name in ("query", "item"):
+        if pd.api.types.is_float_dtype(lines[name]) and (lines[name] % 1 == 0).all():
+            lines[name] = lines[name].astype(np.int64)
+    counts = lines.get("clicks", pd.Series(1.0, index=lines.index))
+    if not pd.api.types.is_numeric_dtype(counts) or not (np.isfinite(counts) & (counts > 0)).all():
+        raise InputError(f"{source.name}, column 'clicks' must hold finite numbers above 0")
+    pairs = lines.assign(clicks=counts).groupby(["query", "item"], as_index=False)["clicks"].sum()
+    clicks = pairs["clicks"].to_numpy(np.float64)
+    ground, notes = from_pairs(folder, source.name, pairs["query"].to_numpy(), pairs["item"].to_numpy(), clicks)
+    table = folder.queries or folder.gallery
+    of_query = pairs.groupby(pairs["query"].astype(str))["clicks"].sum()
+    # A query without clicks has no right answer, so its weight counts nowhere.
+    weights = of_query.reindex(table.id.astype(str)).fillna(1.0).to_numpy()
+    return Truth(
+        ground.with_weights(weights),
+        {"path": source.name, "clicks": float(clicks.sum()), "weighted_by": "clicks"},
+        notes,
+    )
+
+
+def _new_top(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
+    """The k items that {new, new} finds first are a query's right answers.
+
+    A query that is a gallery item does not find itself. Cost: a search of the new gallery.
+    """
+    gallery, queries = folder.gallery, folder.queries or folder.gallery
+    is_self = folder.queries is None
+    everything = [(np.arange(len(queries)), np.arange(len(gallery)))]
+    parts = request.filter.parts() if request.filter else everything
+    most = max(len(items) for _, items in parts) - is_self
+    if request.k >= most:
+        smaller = f"; use a smaller number, such as new-top{max(1, most // 10)}" if most > 1 else ""
+        raise InputError(
+            f"--truth new-top{request.k}: a query can find {most:,} items, so all of them would be right, and every "
+            f"method would be at 100 %{smaller}"
+        )
+    found: list[IntArray] = [np.empty(0, np.int64)] * len(queries)
+    with step("find what the new model finds", len(queries), "queries") as bar:
+        for rows, items in parts:
+            partition = make_partition(IndexSettings(), request.distance, gallery.new.shape[1], None)
+            partition = partition.with_rows(gallery.new[items], items)
+            k = min(request.k, len(items) - is_self)
+            for first in range(0, len(rows), _QUERIES):
+                some = rows[first : first + _QUERIES]
+                position = partition.search(queries.new[some], k + is_self).position
+                if is_self:
+                    own = position == some[:, None]
+                    own[~own.any(axis=1), -1] = True  # it may be hidden behind its copies
+                    position = position[~own].reshape(len(some), -1)
+                for query, right in zip(some.tolist(), position, strict=True):
+                    found[query] = right
+                bar.advance(len(some))
+    ignored = [[query] for query in range(len(queries))] if is_self else None
+    ground = GroundTruth.from_positives(found, ignored, n_gallery=len(gallery))
+    return Truth(replace(ground, weights=None), {"k": request.k})
+
+
+TRUTHS = (
+    TruthKind("labels", "", "Items with the label of the query are right.", _from_labels),
+    TruthKind("positives", "", "The ids in the queries' column 'positives' are right.", _from_positives),
+    TruthKind(
+        "known-item",
+        "COLUMN",
+        "Items with the query's value in this column are right: chunks of one document, crops of one image.",
+        _known_item,
+    ),
+    TruthKind("qrels", "FILE", "Judgements in TREC's format, with grades.", _qrels),
+    TruthKind(
+        "clicks",
+        "SOURCE",
+        "A table with the columns query, item and clicks; frequent queries weigh more.",
+        _clicks,
+    ),
+    TruthKind(
+        "new-topK",
+        "",
+        "The K items that the finished upgrade finds first are right: how much of the new model's answer users get.",
+        _new_top,
+        is_retention=True,
+    ),
+)
