@@ -1,6 +1,6 @@
 """Vectors from other stores, batch by batch, as Arrow columns. Knows nothing of the data contract.
 
-One module for each kind of store, found by name; ``SOURCES`` of a module are the kinds that it reads.
+``SOURCES`` of a module are the kinds of stores that it reads; modules are found by name.
 """
 
 import re
@@ -92,9 +92,13 @@ def skipping(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Record
         rows = 0
 
 
-def missing_client(what: str, packages: str, error: ImportError) -> InputError:
-    """The error for an optional client that is not installed. packages: as pip calls them."""
-    return InputError(f"{what} needs the Python package {error.name}: pip install {packages}")
+@contextmanager
+def client_of(what: str, packages: str) -> Iterator[None]:
+    """For the import of an optional client: if it is lacking, says what ``what`` needs. packages: as pip calls them."""
+    try:
+        yield
+    except ImportError as error:
+        raise InputError(f"{what} needs the Python package {error.name}: pip install {packages}") from error
 
 
 def all_kinds() -> list[SourceKind]:
