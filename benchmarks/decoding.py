@@ -10,7 +10,7 @@ from PIL import Image
 
 from benchmarks.galleries import header, row
 from benchmarks.timing import cpu_s
-from ray_backfill.images.datasets.landmarks.render import render
+from ray_backfill.images.datasets.landmarks import render
 from ray_backfill.images.decode import decode
 
 SIDE = 224

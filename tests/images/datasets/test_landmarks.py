@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from ray_backfill.core.errors import InputError
-from ray_backfill.images.datasets.landmarks import Settings, open_images
-from ray_backfill.images.datasets.landmarks.render import render
+from ray_backfill.images.datasets.landmarks import Settings, open_images, render
 from ray_backfill.images.source import SPLITS, ImageSource
 from tests.images.datasets import _landmark_numpy
 
