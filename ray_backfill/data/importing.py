@@ -190,11 +190,6 @@ class Matched:
     partner: NDArray[np.int64] | None
     left_out: tuple[tuple[str, str], ...]
 
-    @property
-    def is_aligned(self) -> bool:
-        """Whether the rows of both sources are in the same order, none missing."""
-        return self.partner is not None and np.array_equal(self.partner, np.arange(len(self.partner)))
-
 
 def match(sources: Sequence[Source], id_column: str, drop_broken: bool) -> Matched:
     """Read the ids of one or two sources. Cost: memory for the ids.
@@ -205,9 +200,7 @@ def match(sources: Sequence[Source], id_column: str, drop_broken: bool) -> Match
         InputError: Ids are missing or repeated, of different types, or no id is in both sources.
     """
     found = [_ids(source, id_column) for source in sources]
-    for source, ids in zip(sources, found, strict=True):
-        _check(source, ids, id_column, drop_broken)
-    stays = _first_of_each(found[0])
+    stays, *_ = [_firsts(source, ids, id_column, drop_broken) for source, ids in zip(sources, found, strict=True)]
     left_out = _without(found[0], ~stays)
     if len(sources) == 1:
         return Matched(stays, None, tuple(left_out))
@@ -246,25 +239,20 @@ def plain_ids(pieces: Sequence[pa.Array], source: Source, column: str) -> pa.Arr
     return pa.chunked_array(chunks, wanted).combine_chunks()
 
 
-def _first_of_each(ids: pa.Array) -> NDArray[np.bool_]:
-    """Whether an id has not come before; False for a missing one. Codes are given in the order of appearance."""
-    codes = ids.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    if not len(codes):
-        return np.zeros(0, bool)
-    before = np.concatenate([[-1], np.maximum.accumulate(codes)[:-1]])
-    return np.asarray(codes > before)
-
-
-def _check(source: Source, ids: pa.Array, column: str, drop_broken: bool) -> None:
+def _firsts(source: Source, ids: pa.Array, column: str, drop_broken: bool) -> NDArray[np.bool_]:
+    """Whether an id has not come before; False for a missing one. Raises InputError for such ids, or without rows."""
     if not len(ids):
         raise InputError(f"{source.name} has no rows")
-    wrong = np.flatnonzero(~_first_of_each(ids))
+    codes = ids.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)  # in order of appearance
+    firsts = np.asarray(codes > np.concatenate([[-1], np.maximum.accumulate(codes)[:-1]]))
+    wrong = np.flatnonzero(~firsts)
     if len(wrong) and not drop_broken:
         row = int(wrong[0])
         what = f"row {row} has no id" if not ids[row].is_valid else f"row {row}: duplicate id {ids[row]}"
         raise InputError(
             f"{source.name}, column {column!r}: {what} ({len(wrong):,} such rows); give --drop-broken to leave them out"
         )
+    return firsts
 
 
 def _without(ids: pa.Array, rows: NDArray[np.bool_], reason: str = "") -> list[tuple[str, str]]:
@@ -310,8 +298,9 @@ class _Import:
             for number in range(len(self.sources))
         ]
         streams = [_in_order(self.sources[0], of_each[0], skip)]
-        if len(self.sources) > 1:
-            read = _in_order if self.matched.is_aligned else partial(_by_partner, self.matched)
+        if (partner := self.matched.partner) is not None:
+            is_aligned = np.array_equal(partner, np.arange(len(partner)))  # the same order, none missing
+            read = _in_order if is_aligned else partial(_by_partner, partner)
             streams.append(read(self.sources[1], of_each[1], skip))
         for found in zip(*streams, strict=False):
             yield {ours: column for batch in found for ours, column in batch.items()}
@@ -378,15 +367,14 @@ def _in_order(source: Source, wanted: dict[str, str], skip: int) -> Iterator[_Ba
         yield {ours: batch.column(theirs) for ours, theirs in wanted.items()}
 
 
-def _by_partner(matched: Matched, source: Source, wanted: dict[str, str], skip: int) -> Iterator[_Batch]:
+def _by_partner(partner: NDArray[np.int64], source: Source, wanted: dict[str, str], skip: int) -> Iterator[_Batch]:
     """Columns of the second source in the order of the first. Its vectors pass through a temporary file if large."""
-    assert matched.partner is not None
-    n_rows = len(matched.partner)
+    n_rows = len(partner)
     vectors: dict[str, Decoded] = {}
     others: dict[str, list[Any]] = {ours: [None] * n_rows for ours in wanted if ours not in MODELS}
-    row_of = np.full(int(matched.partner.max(initial=0)) + 1, -1)
-    has = np.flatnonzero(matched.partner >= 0)
-    row_of[matched.partner[has]] = has
+    row_of = np.full(int(partner.max(initial=0)) + 1, -1)
+    has = np.flatnonzero(partner >= 0)
+    row_of[partner[has]] = has
     at = 0
     for batch in source.read(list(dict.fromkeys(wanted.values())), 0):
         rows = row_of[at : at + len(batch)]
