@@ -6,7 +6,7 @@ Shapes: N rows, d dimensions.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -159,13 +159,9 @@ class Finding:
 def find(scans: Mapping[str, SplitScan]) -> list[Finding]:
     """All findings, errors first. scans: split -> its scan; the gallery is there."""
     found = [each for name, scan in scans.items() for each in _of_split(name, scan)]
-    found += _of_widths(scans)
-    found += _of_twins(scans)
-    found += _of_labels(scans)
-    found += _of_train(scans)
-    found += _of_bands(scans["gallery"])
-    rank = {"error": 0, "warning": 1, "note": 2}
-    return sorted(found, key=lambda each: rank[each.level])
+    for of_all in (_of_widths, _of_twins, _of_labels, _of_train, _of_bands):
+        found += of_all(scans)
+    return sorted(found, key=lambda each: get_args(Level).index(each.level))
 
 
 def _of_split(name: str, scan: SplitScan) -> Iterator[Finding]:
@@ -209,8 +205,7 @@ def _of_vectors(where: str, column: VectorColumn) -> Iterator[Finding]:
             "warning", where, f"{equal:,} of {len(hashes):,} vectors equal an earlier one",
             "look for items that are stored twice, or for a failed embedding of many items",
         )  # fmt: skip
-    mixed = find_mixed(column)
-    if mixed:
+    if mixed := _two_lengths(column) or _jump(column):
         yield Finding(
             "warning", where, f"there may be several models in this column: {mixed}",
             "embed all items by one model; distances between models mean nothing",
@@ -248,8 +243,9 @@ def cosines_of(column: VectorColumn) -> Band | None:
     return band_of(fine) if len(fine) > 1 else None
 
 
-def _of_bands(gallery: SplitScan) -> Iterator[Finding]:
-    bands = [cosines_of(gallery.vectors[model]) for model in MODELS if model in gallery.vectors]
+def _of_bands(scans: Mapping[str, SplitScan]) -> Iterator[Finding]:
+    vectors = scans["gallery"].vectors
+    bands = [cosines_of(vectors[model]) for model in MODELS if model in vectors]
     old, new = bands if len(bands) == len(MODELS) else (None, None)
     if old is not None and new is not None and not do_compare(old, new):
         yield Finding(
@@ -299,14 +295,9 @@ def few_items_per_dimension(items: int, dims: int) -> str:
     return f"{items:,} train items, {items / dims:.3g} per dimension of the embeddings ({dims:,})"
 
 
-def find_mixed(column: VectorColumn) -> str:
-    """Say why a column seems to hold embeddings of several models; "" if it does not.
-
-    Embeddings of one model have a common mean, which is far from that of another model, and usually a common length.
-    So the lengths fall into two groups with nothing between, or the mean jumps once in the file. In a file that is
-    sorted by class the mean changes all the time, which is no sign.
-    """
-    return _two_lengths(column) or _jump(column)
+# Embeddings of one model have a common mean, which is far from that of another model, and usually a common length. So
+# those of several models fall into two groups of lengths with nothing between, or their mean jumps once in the file. In
+# a file that is sorted by class the mean changes all the time, which is no sign.
 
 
 def _two_lengths(column: VectorColumn) -> str:

@@ -3,7 +3,7 @@
 Shapes: N items of a split.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -143,24 +143,17 @@ def hold_out(whole: ImageSource, protocol: Protocol) -> ImageSource:
     return HeldOut(whole, held_N, facts) if held_N.any() else whole
 
 
-@dataclass
 class HeldOut:
     """``source`` with two splits instead of its train split.
 
     held_N: (N,) rows that are held out, at least one. facts: how they were chosen, for the fingerprint.
     """
 
-    source: ImageSource
-    held_N: NDArray[np.bool_]
-    facts: dict[str, Any]
-    splits: tuple[str, ...] = field(init=False)
-    image_size: int = field(init=False)
-    channels: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.splits = (*self.source.splits, VALIDATION)
-        self.image_size, self.channels = self.source.image_size, self.source.channels
-        self._rows = {"train": np.flatnonzero(~self.held_N), VALIDATION: np.flatnonzero(self.held_N)}
+    def __init__(self, source: ImageSource, held_N: NDArray[np.bool_], facts: dict[str, Any]) -> None:
+        self.source, self.facts = source, facts
+        self.splits = (*source.splits, VALIDATION)
+        self.image_size, self.channels = source.image_size, source.channels
+        self._rows = {"train": np.flatnonzero(~held_N), VALIDATION: np.flatnonzero(held_N)}
 
     def items(self, split: str) -> Items:
         whole = self.source.items("train" if split in self._rows else split)
