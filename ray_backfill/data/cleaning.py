@@ -63,7 +63,6 @@ def cleaned(data: Path, out: Path, overwrite: bool) -> Path:
 
 
 def _remove_others(out: Path, names: set[str]) -> None:
-    """Remove what an earlier copy had and the folder lacks now."""
     for name in (*(f"{split}.parquet" for split in _SPLITS), *_OTHERS):
         if name not in names:
             shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink(missing_ok=True)

@@ -233,18 +233,8 @@ def from_pairs(
     return ground, tuple(notes)
 
 
-def _from_positives(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
-    queries = folder.queries or folder.gallery
-    if queries.positives is None:
-        raise InputError(f"{queries.path} has no column 'positives'; add it, or choose another --truth")
-    return Truth(_truth_from_ids(folder.gallery, queries, folder.queries is None, request.refuse_unknown_ids))
-
-
 def _from_labels(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
-    """Items with the label of a query are its right answers. Cameras count if both sides have them.
-
-    The label -1 means that the class is unknown: such items are positives of no query, not even of each other.
-    """
+    """Cameras count if both sides have them. Items with the label -1, an unknown class, are positives of no query."""
     gallery, queries = folder.gallery, folder.queries or folder.gallery
     if queries.grades is not None and queries.positives is None:
         raise InputError(f"{queries.path} has a column 'grades' without a column 'positives'; add that, or rename it")
@@ -260,7 +250,6 @@ def _from_labels(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
 
 
 def _known_item(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
-    """Items with the same value in a column belong together: chunks of a document, crops of an image."""
     gallery, queries = (
         replace(table, label=table.texts(request.argument), camera=None)
         for table in (folder.gallery, folder.queries or folder.gallery)
@@ -291,9 +280,10 @@ def _numbers(labels_N: NDArray[Any], names: NDArray[Any], first_free: int) -> In
     return np.where(unknown(labels_N), own_N, np.searchsorted(names, labels_N)).astype(np.int64)
 
 
-def _truth_from_ids(
-    gallery: EmbeddingTable, queries: EmbeddingTable, exclude_self: bool, refuse_unknown: bool
-) -> GroundTruth:
+def _from_positives(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
+    gallery, queries = folder.gallery, folder.queries or folder.gallery
+    if queries.positives is None:
+        raise InputError(f"{queries.path} has no column 'positives'; add it, or choose another --truth")
     index, left_out = pd.Index(gallery.id), gallery.left_out_ids()
 
     def positions(column: str, rows: Sequence[NDArray[Any]] | None) -> list[IntArray]:
@@ -310,7 +300,7 @@ def _truth_from_ids(
         at = index.get_indexer(pd.Index(ids)).astype(np.int64)
         lacking = np.flatnonzero(at < 0)
         lacking = lacking[~np.isin(ids[lacking].astype(str), left_out)]
-        if refuse_unknown and len(lacking):
+        if request.refuse_unknown_ids and len(lacking):
             query, missing = np.repeat(np.arange(len(rows)), lengths)[lacking[0]], ids[lacking[0]]
             raise InputError(f"{queries.path}, column {column!r}, row {query}: the gallery has no id {missing!s}")
         return np.split(at, np.cumsum(lengths)[:-1])
@@ -326,9 +316,9 @@ def _truth_from_ids(
             )
         grades = [own[at >= 0] for own, at in zip(grades, positives, strict=True)]
     positives, ignored = ([at[at >= 0] for at in rows] for rows in (positives, ignored))
-    if exclude_self:
+    if folder.queries is None:
         ignored = [np.append(row, query) for query, row in enumerate(ignored)]
-    return GroundTruth.from_positives(positives, ignored, n_gallery=len(gallery), grades=grades)
+    return Truth(GroundTruth.from_positives(positives, ignored, n_gallery=len(gallery), grades=grades))
 
 
 def _qrels(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
@@ -370,10 +360,7 @@ def _read_qrels(path: Path) -> pd.DataFrame:
 
 
 def _clicks(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
-    """Clicks: a table with the columns query, item and, if there are several, clicks.
-
-    An item's clicks are its grade, and all clicks of a query are its weight: what is asked often counts more.
-    """
+    """An item's clicks (1 without that column) are its grade; all clicks of a query are its weight."""
     source = open_source(request.argument)
     source.need(("query", "item"))
     names = [name for name in ("query", "item", "clicks") if name in source.columns]
@@ -402,10 +389,7 @@ def _clicks(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
 
 
 def _new_top(folder: EmbeddingFolder, request: TruthRequest) -> Truth:
-    """The k items that {new, new} finds first are a query's right answers.
-
-    A query that is a gallery item does not find itself. Cost: a search of the new gallery.
-    """
+    """A query that is a gallery item does not find itself. Cost: a search of the new gallery."""
     gallery, queries = folder.gallery, folder.queries or folder.gallery
     is_self = folder.queries is None
     everything = [(np.arange(len(queries)), np.arange(len(gallery)))]

@@ -256,7 +256,6 @@ def _suffix(path: str) -> str:
 
 @contextmanager
 def _problems(text: str) -> Iterator[None]:
-    """Unreadable files as one line."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:

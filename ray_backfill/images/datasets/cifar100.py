@@ -57,13 +57,11 @@ class _Cifar:
         return Items(np.arange(len(records_N)) + first_id, records_N[:, 1].astype(np.int64))
 
     def records(self, split: str) -> NDArray[np.uint8]:
-        """(N, 3074) the raw records, memory-mapped."""
         if split not in self.files:
             raise InputError(f"cifar100 has no split {split!r}; it has: {', '.join(self.splits)}")
         return np.memmap(self.files[split], np.uint8, "r").reshape(-1, _RECORD)
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Pixels:
-        """Copy the rows, resized unless the image size is 32; no image is ever broken."""
         pixels_B = self.records(split)[rows, 2:].reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
         size = self.image_size
         if size == _SIDE:

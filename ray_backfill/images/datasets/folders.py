@@ -40,11 +40,7 @@ def _list(settings: PublishedSettings, folders: Sequence[str], top: str) -> List
 
 
 def _by_class(dataset: str, listing: Listing, top_of: dict[str, str]) -> tuple[list[str], dict[str, Items]]:
-    """See ``class_folders``; labels are ranks of the sorted classes of train.
-
-    Raises:
-        InputError: an image is in no class folder, or a class is missing from train.
-    """
+    """See ``class_folders``. Raises InputError also if train lacks a class, so labels are ranks of its classes."""
     names, splits = class_folders(listing, top_of, dataset)
     known = set(splits["train"].labels_N.tolist())
     for split, items in splits.items():
@@ -54,7 +50,6 @@ def _by_class(dataset: str, listing: Listing, top_of: dict[str, str]) -> tuple[l
 
 
 def _refuse_unknown(dataset: str, what: str, unknown: list[str]) -> None:
-    """Raises InputError for classes of ``what`` that are missing from train, if there are any."""
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise InputError(

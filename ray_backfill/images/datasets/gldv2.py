@@ -67,7 +67,6 @@ def open_images(settings: Settings) -> ImageSource:
 
 
 def _train(settings: Settings) -> tuple[pa.Array, NDArray[np.int64]]:
-    """Ids and labels."""
     path = _need(settings, "train_clean.csv", "train.csv")
     if path.name == "train_clean.csv":
         lists = _read(path, {"landmark_id": pa.int64(), "images": pa.string()})
@@ -130,7 +129,6 @@ def _find(settings: Settings, name: str) -> Path | None:
 
 
 def _need(settings: Settings, *names: str) -> Path:
-    """The first of these tables that exists."""
     for name in names:
         if (path := _find(settings, name)) is not None:
             return path
@@ -138,7 +136,6 @@ def _need(settings: Settings, *names: str) -> Path:
 
 
 def _read(path: Path, columns: dict[str, pa.DataType]) -> dict[str, pa.Array]:
-    """Read columns of a table and refuse missing values."""
     options = csv.ConvertOptions(column_types=columns, include_columns=list(columns))
     try:
         table = csv.read_csv(path, csv.ReadOptions(block_size=_BLOCK_BYTES), convert_options=options)
@@ -180,7 +177,6 @@ def _paths(ids: pa.Array, folder: str) -> pa.Array:
 
 
 def _published(settings: Settings) -> Published:
-    """Size of the whole data set, with the selected queries."""
     return Published(train=1_580_470, classes=81_313, gallery=761_757, queries=_N_QUERIES[settings.queries])
 
 

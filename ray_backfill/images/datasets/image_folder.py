@@ -65,7 +65,6 @@ def open_images(settings: Settings) -> ImageSource:
 
 
 def _own_splits(listing: Listing) -> dict[str, str]:
-    """The top folder of each split, if the tree has splits of its own."""
     tops = {folder.split("/", 1)[0] for folder in listing.folders}
     found = {"train": "train"} if "train" in tops else {}
     for split, folders in _FOLDERS.items():

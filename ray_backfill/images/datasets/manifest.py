@@ -111,7 +111,6 @@ class _Table:
         return cls(root, paths, ids_N, {name: column.combine_chunks() for name, column in coded.items()})
 
     def row(self, row: int) -> str:
-        """Describes a row, for messages."""
         return f"row {row + 1} of {self.root} ({self.paths[row].as_py()!r})"
 
 
@@ -218,7 +217,6 @@ def _first_repeated(keys_N: NDArray[np.int64]) -> tuple[int, int] | None:
 
 
 def _are_integers(values: list[str]) -> bool:
-    """Whether all are 64-bit integers."""
     return all(
         len(value) <= 19 and value.removeprefix("-").isdecimal() and abs(int(value)) < 1 << 63 for value in values
     )

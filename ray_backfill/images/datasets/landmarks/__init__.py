@@ -208,7 +208,6 @@ def _to_world(x_SS: Array, y_SS: Array, screen_x_SS: Array, screen_y_SS: Array, 
 
 @kernel
 def _backdrop(planes: Array, x_SS: Array, y_SS: Array, view: Array, pixel: np.float32) -> None:
-    """Sky, clouds and ground."""
     size = len(x_SS)
     cloud_S, on_ground_S, shade_S = (np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32))
     shift_x, shift_y, strength = view[_CLOUDS], view[_CLOUDS + 1], view[_CLOUDS + 2]
