@@ -19,13 +19,11 @@ from numpy.typing import NDArray
 
 from ray_backfill.core.errors import InputError
 from ray_backfill.core.progress import step
-from ray_backfill.images.source import Files, Items
+from ray_backfill.images.source import NAMES_OF, Files, Items
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 # Number of names held as Python objects at a time.
 CHUNK = 65_536
-# Names of splits: a zip file whose only top folder is one of these keeps it.
-_SPLIT_FOLDERS = ("train", "gallery", "val", "test", "queries", "query")
 
 
 @dataclass(eq=False)
@@ -295,8 +293,9 @@ def _top_folder(names: set[str]) -> str:
     """The single top folder of all names, with "/", if it only wraps the class folders; otherwise ""."""
     tops = {name.split("/", 1)[0] for name in names}
     top = tops.pop() if len(tops) == 1 else ""
+    is_split = any(top in known for known in NAMES_OF.values())
     # If a zip file has a single class folder, its top folder is the class.
-    wraps = top not in _SPLIT_FOLDERS and all(name.count("/") >= 2 for name in names)
+    wraps = not is_split and all(name.count("/") >= 2 for name in names)
     return f"{top}/" if top and wraps else ""
 
 

@@ -20,6 +20,8 @@ from ray_backfill.core.progress import track
 from ray_backfill.images.decode import decode
 
 SPLITS = ("train", "gallery", "queries")
+# What users call a split: their folders, and words in their manifests.
+NAMES_OF = {"gallery": ("gallery", "val", "test"), "train": ("train",), "queries": ("queries", "query")}
 # Part of every fingerprint: increase it whenever a change to the decoder changes pixels.
 _DECODER_VERSION = 2
 # Remote files fetched concurrently: each takes a round trip of tens of milliseconds and almost no work.

@@ -16,10 +16,9 @@ from ray_backfill.core.errors import InputError
 from ray_backfill.images.datasets import DataSet, check_own_images
 from ray_backfill.images.draws import divide
 from ray_backfill.images.listing import Listing, class_folders, list_images
-from ray_backfill.images.source import FileSource, ImageSource
+from ray_backfill.images.source import NAMES_OF, SPLITS, FileSource, ImageSource
 
 _LISTS = (".csv", ".tsv", ".txt", ".parquet", ".json", ".jsonl")
-_FOLDERS = {"gallery": ("gallery", "val", "test"), "queries": ("queries", "query")}
 
 
 @dataclass(frozen=True)
@@ -66,12 +65,8 @@ def open_images(settings: Settings) -> ImageSource:
 
 def _own_splits(listing: Listing) -> dict[str, str]:
     tops = {folder.split("/", 1)[0] for folder in listing.folders}
-    found = {"train": "train"} if "train" in tops else {}
-    for split, folders in _FOLDERS.items():
-        there = [folder for folder in folders if folder in tops]
-        if there:
-            found[split] = there[0]
-    return found if "train" in found and "gallery" in found else {}
+    found = {split: there[0] for split in SPLITS if (there := [name for name in NAMES_OF[split] if name in tops])}
+    return found if {"train", "gallery"} <= found.keys() else {}
 
 
 DATASETS = (DataSet("image_folder", Settings, open_images),)

@@ -28,14 +28,11 @@ from ray_backfill.core.progress import step
 from ray_backfill.images.datasets import DataSet, check_own_images
 from ray_backfill.images.draws import divide
 from ray_backfill.images.paths import Paths
-from ray_backfill.images.source import SPLITS, FileSource, ImageSource, Items, digest_items
+from ray_backfill.images.source import NAMES_OF, SPLITS, FileSource, ImageSource, Items, digest_items
 
 _NEEDED, _OPTIONAL = ("path", "label"), ("split", "group", "camera", "id")
-_SPLIT_OF = dict.fromkeys(("gallery", "val", "test", "index"), "gallery") | {
-    "train": "train",
-    "queries": "queries",
-    "query": "queries",
-}
+_NAMES_OF = NAMES_OF | {"gallery": (*NAMES_OF["gallery"], "index")}
+_SPLIT_OF = {name: split for split, names in _NAMES_OF.items() for name in names}
 _UNKNOWN = ("", "-1", "-1.0", "nan")  # pandas writes the last two for a numeric column with gaps
 _BATCH = 65_536
 
