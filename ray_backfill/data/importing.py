@@ -261,15 +261,15 @@ def _without(ids: pa.Array, rows: NDArray[np.bool_], reason: str = "") -> list[t
     return [(str(id_), reason or "duplicate id") if id_.is_valid else ("", reason or "no id") for id_ in found]
 
 
-def even(batches: Iterator[pa.RecordBatch], rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of exactly ``rows``, but for the last."""
+def _even(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of exactly ``BATCH_ROWS``, but for the last."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
-        while sum(map(len, held)) >= rows:
+        while sum(map(len, held)) >= BATCH_ROWS:
             table = pa.Table.from_batches(held)
-            yield _one(table.slice(0, rows))
-            held = table.slice(rows).to_batches()
+            yield _one(table.slice(0, BATCH_ROWS))
+            held = table.slice(BATCH_ROWS).to_batches()
     if any(map(len, held)):
         yield _one(pa.Table.from_batches(held))
 
@@ -363,7 +363,7 @@ def _plain(ids: pa.Array) -> pa.Array:
 
 
 def _in_order(source: Source, wanted: dict[str, str], skip: int) -> Iterator[_Batch]:
-    for batch in even(source.read(list(dict.fromkeys(wanted.values())), skip)):
+    for batch in _even(source.read(list(dict.fromkeys(wanted.values())), skip)):
         yield {ours: batch.column(theirs) for ours, theirs in wanted.items()}
 
 

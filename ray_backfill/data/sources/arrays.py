@@ -27,7 +27,6 @@ class _Column(NamedTuple):
     rows: int
     of: Callable[[int, int], NDArray[Any]]
     width: int
-    dtype: np.dtype[Any]
 
 
 def _open(text: str) -> Source:
@@ -51,10 +50,10 @@ def _open(text: str) -> Source:
     if not columns:
         raise InputError(f"{text} holds no array")
     rows = {name: column.rows for name, column in columns.items()}
-    if len(set(rows.values())) > 1:
+    total, *others = set(rows.values())
+    if others:
         raise InputError(f"{text}: columns of different lengths ({rows}); give one value for each item")
     mark = blake2b("\n".join(f"{p} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files).encode(), digest_size=12)
-    total = next(iter(rows.values()))
 
     def read(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
         for first in range(skip, total, BATCH_ROWS):
@@ -72,8 +71,8 @@ def _columns_of(path: Path, notes: list[str]) -> dict[str, _Column]:
         stored = stored_vectors(path)
         notes.extend([stored.note] if stored.note else [])
         return {
-            "id": _Column(stored.rows, lambda first, last: stored.ids[first:last], 0, np.dtype(np.int64)),
-            "vector": _Column(stored.rows, stored.vectors, stored.dim, np.dtype(np.float32)),
+            "id": _Column(stored.rows, lambda first, last: stored.ids[first:last], 0),
+            "vector": _Column(stored.rows, stored.vectors, stored.dim),
         }
     try:
         if path.suffix == ".npz":
@@ -91,7 +90,7 @@ def _of_array(array: NDArray[Any], where: str) -> _Column:
     if array.ndim not in (1, 2) or array.dtype.kind not in "iufU" or array.shape[1:] == (0,):
         raise InputError(f"{where}: shape {array.shape} of {array.dtype}; give (N,) or (N, d) numbers, or (N,) text")
     width = array.shape[1] if array.ndim == 2 else 0
-    return _Column(len(array), lambda first, last: np.asarray(array[first:last]), width, array.dtype)
+    return _Column(len(array), lambda first, last: np.asarray(array[first:last]), width)
 
 
 def _arrow(column: _Column, first: int, last: int) -> pa.Array:
